@@ -1,0 +1,129 @@
+"""The values the Raft core and the log store speak in. No entry bodies: positions, terms, ranges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import NamedTuple
+
+
+class Role(Enum):
+    """Raft role of a node (DLedger's MemberState.Role)."""
+
+    UNKNOWN = "UNKNOWN"
+    CANDIDATE = "CANDIDATE"
+    FOLLOWER = "FOLLOWER"
+    LEADER = "LEADER"
+
+
+class FlushMode(Enum):
+    """When an append may be answered. Part of a cluster's identity: all nodes of a cluster agree on it."""
+
+    SYNC_FLUSH = "SYNC_FLUSH"  # durable (fdatasync returned) on a majority
+    ASYNC_FLUSH = "ASYNC_FLUSH"  # written, not flushed, on a majority; weaker by name
+
+
+class TermRun(NamedTuple):
+    """Entries of one term are contiguous: `first_index` is the first entry stored with `term`."""
+
+    term: int
+    first_index: int
+
+
+class Base(NamedTuple):
+    """The last purged entry: where a log begins. The empty log begins at NO_BASE."""
+
+    index: int  # index of the last purged entry, -1 when nothing was purged
+    term: int  # its term, -1 likewise
+    pos: int  # position of the first byte that is kept
+    chain_crc: int  # its chain checksum, 0 likewise
+
+
+NO_BASE = Base(-1, -1, 0, 0)
+
+
+class Tail(NamedTuple):
+    """The end of a log: everything that is needed to append to it."""
+
+    index: int  # ledger_end_index, -1 when empty
+    term: int  # ledger_end_term: the stored term of that entry, -1 when empty
+    pos: int  # byte position after its last byte
+    chain_crc: int  # its chain checksum, 0 when empty
+
+
+EMPTY_TAIL = Tail(-1, -1, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class HardState:
+    """What must be durable before any message that depends on it leaves (design rule 2)."""
+
+    term: int = 0
+    voted_for: str | None = None
+    incarnation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A configuration value: who votes. Quorums are always computed from one of these, never from a number."""
+
+    voters: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        assert self.voters, "a cluster has at least one voter"
+        assert len(set(self.voters)) == len(self.voters), f"duplicate member in {self.voters}"
+
+    @property
+    def majority(self) -> int:
+        return len(self.voters) // 2 + 1
+
+    def others(self, node_id: str) -> tuple[str, ...]:
+        return tuple(v for v in self.voters if v != node_id)
+
+
+class VoteResult(IntEnum):
+    """DLedger's vote answers, as far as a Raft with pre-vote has them."""
+
+    ACCEPT = 0
+    REJECT_EXPIRED_LEDGER_TERM = 1  # my last entry has a higher term
+    REJECT_SMALL_LEDGER_END_INDEX = 2  # same last term, but my log is longer
+    REJECT_EXPIRED_VOTE_TERM = 3  # my term is higher
+    REJECT_ALREADY_VOTED = 4
+    REJECT_ALREADY_HAS_LEADER = 5  # stickiness: I heard from a live leader
+    REJECT_UNKNOWN_MEMBER = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Durations in milliseconds of monotonic time."""
+
+    heartbeat_ms: int = 150
+    election_min_ms: int = 1000
+    election_max_ms: int = 2000
+    transfer_timeout_ms: int = 1000
+    preferred_check_ms: int = 1000
+    # The shortcut of design rule 5, for a follower whose stream from the leader broke without GOODBYE.
+    shortcut_max_wait_ms: int = 100
+    shortcut_retry_min_ms: int = 20
+    shortcut_retry_max_ms: int = 60
+    shortcut_retries: int = 3
+
+    def __post_init__(self) -> None:
+        assert 0 < self.heartbeat_ms * 2 <= self.election_min_ms < self.election_max_ms
+
+
+@dataclass(frozen=True, slots=True)
+class CoreConfig:
+    """What a core needs to know of its node and cluster."""
+
+    node_id: str
+    membership: Membership
+    timing: Timing = field(default_factory=Timing)
+    flush_mode: FlushMode = FlushMode.SYNC_FLUSH
+    preferred_leaders: tuple[str, ...] = ()
+    max_inflight_bytes: int = 16 << 20  # pushed and unanswered, per follower
+    max_push_bytes: int = 1 << 20
+    max_transfer_lag: int = 1000  # entries: a transfer to a peer further behind is refused (DLedger's number)
+
+    def __post_init__(self) -> None:
+        assert self.node_id in self.membership.voters, f"{self.node_id} is no member of {self.membership}"
