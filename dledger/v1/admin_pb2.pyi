@@ -1,0 +1,165 @@
+from dledger.v1 import log_pb2 as _log_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("status", "node")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    status: _log_pb2.Status
+    node: NodeStatus
+    def __init__(self, status: _Optional[_Union[_log_pb2.Status, _Mapping]] = ..., node: _Optional[_Union[NodeStatus, _Mapping]] = ...) -> None: ...
+
+class MemberAddress(_message.Message):
+    __slots__ = ("node_id", "address", "http_address")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    address: str
+    http_address: str
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ...) -> None: ...
+
+class NodeStatus(_message.Message):
+    __slots__ = ("cluster_id", "group", "node_id", "pid", "version", "address", "http_address", "role", "term", "role_epoch", "incarnation", "leader_id", "leader_address", "leader_since_unix_ms", "ledger_begin_index", "ledger_end_index", "ledger_end_term", "durable_index", "verified_index", "committed_index", "applied_index", "ledger_end_pos", "committed_pos", "flush_mode", "pending_bytes", "disk_used_bytes", "disk_free_bytes", "uptime_ms", "members", "followers", "elections", "limits_hit", "health", "transferring_to", "sessions")
+    class LimitsHitEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ROLE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEADER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEADER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LEADER_SINCE_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_BEGIN_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_END_TERM_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_INDEX_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_INDEX_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_END_POS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_POS_FIELD_NUMBER: _ClassVar[int]
+    FLUSH_MODE_FIELD_NUMBER: _ClassVar[int]
+    PENDING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_MS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWERS_FIELD_NUMBER: _ClassVar[int]
+    ELECTIONS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_HIT_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERRING_TO_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    group: str
+    node_id: str
+    pid: int
+    version: str
+    address: str
+    http_address: str
+    role: str
+    term: int
+    role_epoch: int
+    incarnation: int
+    leader_id: str
+    leader_address: str
+    leader_since_unix_ms: int
+    ledger_begin_index: int
+    ledger_end_index: int
+    ledger_end_term: int
+    durable_index: int
+    verified_index: int
+    committed_index: int
+    applied_index: int
+    ledger_end_pos: int
+    committed_pos: int
+    flush_mode: str
+    pending_bytes: int
+    disk_used_bytes: int
+    disk_free_bytes: int
+    uptime_ms: int
+    members: _containers.RepeatedCompositeFieldContainer[MemberAddress]
+    followers: _containers.RepeatedCompositeFieldContainer[FollowerStatus]
+    elections: _containers.RepeatedCompositeFieldContainer[ElectionEvent]
+    limits_hit: _containers.ScalarMap[str, int]
+    health: str
+    transferring_to: str
+    sessions: int
+    def __init__(self, cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., pid: _Optional[int] = ..., version: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., role_epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., leader_since_unix_ms: _Optional[int] = ..., ledger_begin_index: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., durable_index: _Optional[int] = ..., verified_index: _Optional[int] = ..., committed_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., ledger_end_pos: _Optional[int] = ..., committed_pos: _Optional[int] = ..., flush_mode: _Optional[str] = ..., pending_bytes: _Optional[int] = ..., disk_used_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberAddress, _Mapping]]] = ..., followers: _Optional[_Iterable[_Union[FollowerStatus, _Mapping]]] = ..., elections: _Optional[_Iterable[_Union[ElectionEvent, _Mapping]]] = ..., limits_hit: _Optional[_Mapping[str, int]] = ..., health: _Optional[str] = ..., transferring_to: _Optional[str] = ..., sessions: _Optional[int] = ...) -> None: ...
+
+class FollowerStatus(_message.Message):
+    __slots__ = ("node_id", "connected", "push_state", "match_index", "lag_entries", "lag_bytes", "inflight_bytes", "last_contact_ms")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    PUSH_STATE_FIELD_NUMBER: _ClassVar[int]
+    MATCH_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LAG_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    LAG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INFLIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAST_CONTACT_MS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    connected: bool
+    push_state: str
+    match_index: int
+    lag_entries: int
+    lag_bytes: int
+    inflight_bytes: int
+    last_contact_ms: int
+    def __init__(self, node_id: _Optional[str] = ..., connected: _Optional[bool] = ..., push_state: _Optional[str] = ..., match_index: _Optional[int] = ..., lag_entries: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., inflight_bytes: _Optional[int] = ..., last_contact_ms: _Optional[int] = ...) -> None: ...
+
+class ElectionEvent(_message.Message):
+    __slots__ = ("unix_ms", "term", "role", "leader_id", "cause")
+    UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    LEADER_ID_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    unix_ms: int
+    term: int
+    role: str
+    leader_id: str
+    cause: str
+    def __init__(self, unix_ms: _Optional[int] = ..., term: _Optional[int] = ..., role: _Optional[str] = ..., leader_id: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
+
+class TransferLeadershipRequest(_message.Message):
+    __slots__ = ("group", "to")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    to: str
+    def __init__(self, group: _Optional[str] = ..., to: _Optional[str] = ...) -> None: ...
+
+class TransferLeadershipResponse(_message.Message):
+    __slots__ = ("status", "term", "leader_id")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    LEADER_ID_FIELD_NUMBER: _ClassVar[int]
+    status: _log_pb2.Status
+    term: int
+    leader_id: str
+    def __init__(self, status: _Optional[_Union[_log_pb2.Status, _Mapping]] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,200 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Envelope(_message.Message):
+    __slots__ = ("version", "cluster_id", "group", "local_id", "remote_id", "incarnation")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_ID_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    cluster_id: str
+    group: str
+    local_id: str
+    remote_id: str
+    incarnation: int
+    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., local_id: _Optional[str] = ..., remote_id: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("code", "message")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    message: str
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class VoteRequest(_message.Message):
+    __slots__ = ("envelope", "term", "ledger_end_index", "ledger_end_term", "pre_vote", "transfer", "round")
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_END_TERM_FIELD_NUMBER: _ClassVar[int]
+    PRE_VOTE_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    envelope: Envelope
+    term: int
+    ledger_end_index: int
+    ledger_end_term: int
+    pre_vote: bool
+    transfer: bool
+    round: int
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., pre_vote: _Optional[bool] = ..., transfer: _Optional[bool] = ..., round: _Optional[int] = ...) -> None: ...
+
+class VoteResponse(_message.Message):
+    __slots__ = ("refusal", "term", "vote_result", "pre_vote", "round", "incarnation")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    VOTE_RESULT_FIELD_NUMBER: _ClassVar[int]
+    PRE_VOTE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    refusal: Refusal
+    term: int
+    vote_result: int
+    pre_vote: bool
+    round: int
+    incarnation: int
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., vote_result: _Optional[int] = ..., pre_vote: _Optional[bool] = ..., round: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("envelope", "term", "round", "committed_index")
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_INDEX_FIELD_NUMBER: _ClassVar[int]
+    envelope: Envelope
+    term: int
+    round: int
+    committed_index: int
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., committed_index: _Optional[int] = ...) -> None: ...
+
+class HeartbeatResponse(_message.Message):
+    __slots__ = ("refusal", "term", "round", "success", "incarnation")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    SUCCESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    refusal: Refusal
+    term: int
+    round: int
+    success: bool
+    incarnation: int
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., success: _Optional[bool] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class PushRequest(_message.Message):
+    __slots__ = ("envelope", "term", "stream_id", "committed_index", "compare", "truncate", "append", "commit", "goodbye")
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_INDEX_FIELD_NUMBER: _ClassVar[int]
+    COMPARE_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    APPEND_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    envelope: Envelope
+    term: int
+    stream_id: int
+    committed_index: int
+    compare: Compare
+    truncate: Truncate
+    append: Append
+    commit: Commit
+    goodbye: Goodbye
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., committed_index: _Optional[int] = ..., compare: _Optional[_Union[Compare, _Mapping]] = ..., truncate: _Optional[_Union[Truncate, _Mapping]] = ..., append: _Optional[_Union[Append, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+
+class Compare(_message.Message):
+    __slots__ = ("index", "index_term", "chain_crc")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    INDEX_TERM_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_CRC_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    index_term: int
+    chain_crc: int
+    def __init__(self, index: _Optional[int] = ..., index_term: _Optional[int] = ..., chain_crc: _Optional[int] = ...) -> None: ...
+
+class Truncate(_message.Message):
+    __slots__ = ("index", "index_term")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    INDEX_TERM_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    index_term: int
+    def __init__(self, index: _Optional[int] = ..., index_term: _Optional[int] = ...) -> None: ...
+
+class Append(_message.Message):
+    __slots__ = ("prev_index", "prev_term", "first_index", "last_index", "frames")
+    PREV_INDEX_FIELD_NUMBER: _ClassVar[int]
+    PREV_TERM_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LAST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    prev_index: int
+    prev_term: int
+    first_index: int
+    last_index: int
+    frames: bytes
+    def __init__(self, prev_index: _Optional[int] = ..., prev_term: _Optional[int] = ..., first_index: _Optional[int] = ..., last_index: _Optional[int] = ..., frames: _Optional[bytes] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class PushResponse(_message.Message):
+    __slots__ = ("refusal", "incarnation", "term", "stream_id", "code", "type", "index", "ledger_begin_index", "ledger_end_index", "conflict_term", "conflict_index")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_BEGIN_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    CONFLICT_TERM_FIELD_NUMBER: _ClassVar[int]
+    CONFLICT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    refusal: Refusal
+    incarnation: int
+    term: int
+    stream_id: int
+    code: int
+    type: int
+    index: int
+    ledger_begin_index: int
+    ledger_end_index: int
+    conflict_term: int
+    conflict_index: int
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., incarnation: _Optional[int] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., code: _Optional[int] = ..., type: _Optional[int] = ..., index: _Optional[int] = ..., ledger_begin_index: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., conflict_term: _Optional[int] = ..., conflict_index: _Optional[int] = ...) -> None: ...
+
+class TakeLeadershipRequest(_message.Message):
+    __slots__ = ("envelope", "term", "take_leadership_index")
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    TAKE_LEADERSHIP_INDEX_FIELD_NUMBER: _ClassVar[int]
+    envelope: Envelope
+    term: int
+    take_leadership_index: int
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., take_leadership_index: _Optional[int] = ...) -> None: ...
+
+class TakeLeadershipResponse(_message.Message):
+    __slots__ = ("refusal", "term", "code")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    refusal: Refusal
+    term: int
+    code: int
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., code: _Optional[int] = ...) -> None: ...
