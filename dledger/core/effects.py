@@ -1,0 +1,122 @@
+"""Everything a Raft core can ask for. The closed set of outputs of `RaftCore.step`, to be executed in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dledger.core.messages import Append, Message
+from dledger.core.values import HardState, Role
+from dledger.errors import Code
+
+
+@dataclass(frozen=True, slots=True)
+class PersistHardState:
+    """Make this durable. No Send or Push effect that comes after it may leave the node before that."""
+
+    hard_state: HardState
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send to `peer`, in order with other sends to it. A COMPARE gets its chain_crc filled in."""
+
+    peer: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class PushRange:
+    """Read whole batches from first_index on, at least one, at most max_bytes, none past last_index; send
+    them as an Append on the stream, and report the range with a Pushed event."""
+
+    peer: str
+    stream_id: int
+    first_index: int
+    last_index: int
+    max_bytes: int
+    prev_term: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendNoop:
+    """A new leader: put an empty internal entry of this term after the end of the log, as a group of its
+    own, at once, and report it with an Appended event."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreEntries:
+    """Follower: write the entries of `message` from first_index on (all before it are here already)."""
+
+    message: Append
+    first_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateLog:
+    """Delete everything above `last_index`. Completions of writes of older generations are void."""
+
+    last_index: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitAdvanced:
+    committed_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChanged:
+    """Role, term or known leader changed. role_epoch grows with every change of role (not of leader)."""
+
+    role: Role
+    term: int
+    role_epoch: int
+    leader_id: str | None
+    cause: str  # start, timeout, stream-lost, transfer, higher-term, quorum-lost, leader-seen, won
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReady:
+    """The read may be served once this node's committed index has reached read_index."""
+
+    request_id: int
+    read_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRefused:
+    request_id: int
+    code: Code
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEnded:
+    request_id: int
+    code: Code  # SUCCESS: `to` leads; otherwise why not
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fatal:
+    """A safety rule would have been broken. The node must stop, loudly, and change nothing more."""
+
+    code: Code
+    reason: str
+
+
+Effect = (
+    PersistHardState
+    | Send
+    | PushRange
+    | AppendNoop
+    | StoreEntries
+    | TruncateLog
+    | CommitAdvanced
+    | RoleChanged
+    | ReadReady
+    | ReadRefused
+    | TransferEnded
+    | Fatal
+)

@@ -1,0 +1,175 @@
+"""Messages between the nodes of a group, as values.
+
+Entry bytes are not here: an Append names a range, and whoever carries the message attaches the bytes of that
+range. `term` is always the sender's current term, except in a pre-vote request, where it is the term that the
+sender would campaign in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from dledger.core.values import TermRun, VoteResult
+from dledger.errors import Code
+
+
+class PushType(IntEnum):
+    """Kinds of leader-to-follower messages, in DLedger's words (GOODBYE is ours)."""
+
+    APPEND = 1
+    COMMIT = 2
+    COMPARE = 3
+    TRUNCATE = 4
+    INSTALL_BASE = 5
+    GOODBYE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class VoteRequest:
+    term: int
+    candidate_id: str
+    ledger_end_index: int
+    ledger_end_term: int
+    pre_vote: bool
+    transfer: bool  # the leader asked for this candidacy (TakeLeadership): stickiness does not apply
+    round: int  # of the candidate, returned: answers to older rounds are dropped
+
+
+@dataclass(frozen=True, slots=True)
+class VoteResponse:
+    term: int
+    voter_id: str
+    result: VoteResult
+    pre_vote: bool
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    term: int
+    leader_id: str
+    round: int  # grows with every round of this leader; confirms reads that were asked for before it
+    committed_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatResponse:
+    term: int
+    node_id: str
+    round: int
+    success: bool  # False: the sender's term is higher, or the message was not from its leader
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """Does your log hold (index, index_term), and with this chain? index -1 always matches."""
+
+    term: int
+    leader_id: str
+    stream_id: int
+    committed_index: int
+    index: int
+    index_term: int
+    chain_crc: int = 0  # filled in from the log by whoever sends it
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """Delete from `index` on, if and only if the entry there has another term than `index_term`."""
+
+    term: int
+    leader_id: str
+    stream_id: int
+    committed_index: int
+    index: int
+    index_term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Entries first_index..last_index follow (prev_index, prev_term). `runs`: their terms, never empty."""
+
+    term: int
+    leader_id: str
+    stream_id: int
+    committed_index: int
+    prev_index: int
+    prev_term: int
+    first_index: int
+    last_index: int
+    runs: tuple[TermRun, ...]
+
+    def __post_init__(self) -> None:
+        assert self.prev_index + 1 == self.first_index <= self.last_index
+        assert self.runs and self.runs[0].first_index == self.first_index
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    term: int
+    leader_id: str
+    stream_id: int
+    committed_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The leader ends this push stream on purpose: its end is no sign that the leader died."""
+
+    term: int
+    leader_id: str
+    stream_id: int
+    committed_index: int
+    reason: str
+
+
+PushMessage = Compare | Truncate | Append | Commit | Goodbye
+
+
+@dataclass(frozen=True, slots=True)
+class PushResponse:
+    """Answer on a push stream.
+
+    SUCCESS: `index` matches (COMPARE, TRUNCATE) or is durable and verified (APPEND).
+    INCONSISTENT_STATE: `index` is the probe that failed; `conflict_term` is the term of the follower's entry
+    there (-1: it has none), `conflict_index` the first index it holds of that term (or its end + 1).
+    EXPIRED_TERM: `term` is higher than the leader's.
+    """
+
+    term: int
+    node_id: str
+    stream_id: int
+    code: Code
+    type: PushType
+    index: int
+    ledger_begin_index: int
+    ledger_end_index: int
+    conflict_term: int = -1
+    conflict_index: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TakeLeadership:
+    term: int
+    leader_id: str
+    take_leadership_index: int  # the leader's ledger_end_index
+
+
+@dataclass(frozen=True, slots=True)
+class TakeLeadershipResponse:
+    term: int
+    node_id: str
+    code: Code
+
+
+Message = (
+    VoteRequest
+    | VoteResponse
+    | Heartbeat
+    | HeartbeatResponse
+    | PushMessage
+    | PushResponse
+    | TakeLeadership
+    | TakeLeadershipResponse
+)

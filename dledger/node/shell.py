@@ -1,0 +1,97 @@
+"""What a replica asks of the world around it. Two shells exist: the asyncio node and the simulator.
+
+A shell never calls back into the replica from inside one of these methods; it queues, and calls later. That
+keeps every step of a replica whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dledger.core.messages import Message
+from dledger.core.values import HardState, Role
+from dledger.errors import DLedgerError
+from dledger.store.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class AppendOutcome:
+    """A committed append. index, term, pos are those of the first body's entry; -1 when forgotten."""
+
+    index: int
+    count: int
+    term: int
+    pos: int
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WriteJob:
+    """Disk: append these batches, make them durable (SYNC_FLUSH), write their index records; then report
+    `replica.stored(generation, last_index, term)`. A shell may make several queued jobs durable at once."""
+
+    generation: int
+    batches: Sequence[Batch]
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateJob:
+    """Disk: store.truncate_after(last_index). No completion is reported; later jobs queue behind it."""
+
+    generation: int
+    last_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class HardStateJob:
+    """Disk: store.save_hard_state; then report `replica.hard_state_saved(number)`."""
+
+    number: int
+    hard_state: HardState
+
+
+DiskJob = WriteJob | TruncateJob | HardStateJob
+
+
+@dataclass(frozen=True, slots=True)
+class RoleNotice:
+    """Role, term or known leader of this node changed. `cause` as in core.effects.RoleChanged."""
+
+    role: Role
+    term: int
+    role_epoch: int
+    leader_id: str | None
+    cause: str
+
+
+class Shell(Protocol):
+    """Outputs of a replica."""
+
+    def send(self, peer: str, message: Message, payload: bytes | None) -> None:
+        """Send to a peer; lost or late is allowed. Push messages (COMPARE, TRUNCATE, APPEND with its
+        payload of whole batches, COMMIT, GOODBYE) go on the push stream named by their stream_id, in order,
+        or nowhere if that stream is gone; a PushResponse goes back on the stream that it answers."""
+
+    def submit(self, job: DiskJob) -> None:
+        """Queue for the one disk thread, first in first out."""
+
+    def load_push(self, peer: str, stream_id: int, first_index: int, last_index: int, max_bytes: int) -> None:
+        """Read whole batches from the store off the loop, then `replica.push_loaded(...)`."""
+
+    def answer_append(self, token: object, outcome: AppendOutcome | DLedgerError) -> None: ...
+
+    def answer_read(self, token: object, outcome: int | DLedgerError) -> None: ...
+
+    def answer_transfer(self, token: object, outcome: None | DLedgerError) -> None: ...
+
+    def role_changed(self, notice: RoleNotice) -> None:
+        """Becoming LEADER: open a push stream to every other member, and keep one open (with a new,
+        higher stream_id each time) until the next notice; otherwise close them all after what was sent."""
+
+    def committed(self, committed_index: int) -> None:
+        """committed_index grew: wake readers."""
+
+    def fatal(self, error: DLedgerError) -> None:
+        """Stop the process: a safety rule would have been broken, or the disk cannot be believed."""
