@@ -1,0 +1,82 @@
+"""The facts that every form of the status API shows (gRPC, HTTP/JSON, metrics, page): one model for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class MemberAddress:
+    node_id: str
+    address: str  # gRPC, host:port
+    http_address: str = ""  # status page and metrics; empty: not known
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerStatus:
+    """What the leader knows of one follower."""
+
+    node_id: str
+    connected: bool
+    push_state: str  # COMPARE, APPEND, or DISCONNECTED
+    match_index: int
+    lag_entries: int
+    lag_bytes: int
+    inflight_bytes: int
+    last_contact_ms: int  # since its last answer; -1: never
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionEvent:
+    """A change of role, term or leader as this node saw it. unix_ms is wall clock, for people."""
+
+    unix_ms: int
+    term: int
+    role: str
+    leader_id: str
+    cause: str  # start, timeout, stream-lost, transfer, higher-term, quorum-lost, leader-seen, won
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """Field names and meanings are those of NodeStatus in proto/dledger/v1/admin.proto."""
+
+    cluster_id: str
+    group: str
+    node_id: str
+    pid: int
+    version: str
+    address: str
+    http_address: str
+    role: str
+    term: int
+    role_epoch: int
+    incarnation: int
+    leader_id: str
+    leader_address: str
+    leader_since_unix_ms: int
+    ledger_begin_index: int
+    ledger_end_index: int
+    ledger_end_term: int
+    durable_index: int
+    verified_index: int
+    committed_index: int
+    applied_index: int
+    ledger_end_pos: int
+    committed_pos: int
+    flush_mode: str
+    pending_bytes: int
+    disk_used_bytes: int
+    disk_free_bytes: int
+    uptime_ms: int
+    members: tuple[MemberAddress, ...] = ()
+    followers: tuple[FollowerStatus, ...] = ()
+    elections: tuple[ElectionEvent, ...] = ()
+    limits_hit: dict[str, int] = field(default_factory=dict)
+    health: str = "ok"
+    transferring_to: str = ""
+    sessions: int = 0
+
+    @property
+    def is_leader(self) -> bool:
+        return self.role == "LEADER"
