@@ -1,0 +1,83 @@
+"""gRPC channel and server options shared by clients, peers and servers.
+
+gRPC's defaults are made for services behind balancers: a channel whose peer died waits up to two minutes
+before it connects again, a call may be retried behind the caller's back, and channels to one address share
+a connection. A consensus group wants none of these.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import grpc
+import grpc.aio
+
+Options: TypeAlias = list[tuple[str, str | int]]
+
+#: Greatest payload of one message: bodies of a batch, frames of a push or of a read (bytes).
+MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
+#: Greatest gRPC message: the payload and room for the fields around it (bytes).
+MAX_MESSAGE_BYTES = MAX_PAYLOAD_BYTES + 256 * 1024
+
+#: A peer that came back is tried again this soon (milliseconds); gRPC's own defaults are 1 s to 120 s.
+RECONNECT_INITIAL_MS = 50
+RECONNECT_MAX_MS = 200
+#: Bounds one attempt to connect, despite its name in gRPC ("min_reconnect_backoff"): a busy peer needs more
+#: than the pause between attempts, a black hole must not hold the channel for gRPC's 20 s.
+CONNECT_TIMEOUT_MS = 1_000
+
+#: A connection with calls on it is pinged after this much silence, and given up when no answer comes in time.
+#: This is how a paused or cut-off peer is noticed on a stream that has nothing to say.
+KEEPALIVE_TIME_MS = 2_000
+KEEPALIVE_TIMEOUT_MS = 2_000
+
+
+def channel_options() -> Options:
+    """Options of every channel that this project opens."""
+    return [
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.initial_reconnect_backoff_ms", RECONNECT_INITIAL_MS),
+        ("grpc.max_reconnect_backoff_ms", RECONNECT_MAX_MS),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
+        # A name that did not resolve (its container is not up yet) is asked for again soon, not after 30 s.
+        ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+        ("grpc.service_config_disable_resolution", 1),
+        # A retry inside gRPC would store an append twice.
+        ("grpc.enable_retries", 0),
+        # Channels to the same address must break independently: one connection per channel.
+        ("grpc.use_local_subchannel_pool", 1),
+        # Cluster traffic never goes through the proxy of the environment.
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 0),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def server_options() -> Options:
+    """Options of every server that this project starts."""
+    return [
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        # Two servers on one port must be an error, not a lottery.
+        ("grpc.so_reuseport", 0),
+        # Our own clients ping often (see KEEPALIVE_TIME_MS); gRPC would call that abuse and hang up.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 4),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.keepalive_time_ms", 5 * KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_timeout_ms", 5 * KEEPALIVE_TIMEOUT_MS),
+    ]
+
+
+def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+    """A channel to `address` ("host:port"), in plain text or with TLS. It connects when first used."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=channel_options())
+    return grpc.aio.secure_channel(address, credentials, options=channel_options())
+
+
+def new_server() -> grpc.aio.Server:
+    """A server with this project's options; the caller adds servicers and ports."""
+    return grpc.aio.server(options=server_options())
