@@ -1,0 +1,94 @@
+# Two commands matter: `make demo` and `make test`. `make help` lists the rest.
+# Everything runs from .venv, which is made here and brought up to date whenever pyproject.toml changes.
+
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+RUNTIME := $(VENV)/.runtime-installed
+DEV := $(VENV)/.dev-installed
+
+# What a run may be told, e.g. `make demo INPUT=access.log` or `make sim SEEDS=500`.
+INPUT ?=
+SEEDS ?= 200
+JOBS ?= 2
+ARGS ?=
+TESTS ?= tests
+
+PROTO_FILES := $(wildcard proto/dledger/v1/*.proto)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format proto sim bench bench-peers soak clean
+
+help: ## This list
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# The first Python that is new enough and can make virtual environments. Each name is run, not only looked
+# up: shims and stubs exist that do nothing but fail.
+define FIND_PYTHON
+for name in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 python; do \
+  if "$$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+    found=$$name; break; \
+  fi; \
+done; \
+if [ -z "$$found" ]; then \
+  echo "error: no Python >= 3.11 with the venv module was found on PATH." >&2; \
+  echo "       Install one (Debian, Ubuntu: apt-get install python3 python3-venv)" >&2; \
+  echo "       or name it: make PYTHON=/path/to/python3.12 ..." >&2; \
+  exit 1; \
+fi
+endef
+
+$(BIN)/python:
+	@$(FIND_PYTHON); \
+	echo "making $(VENV) with $$("$$found" --version)"; \
+	"$$found" -m venv $(VENV)
+
+# `touch` comes last, so that an installation that broke off is started again.
+$(RUNTIME): pyproject.toml | $(BIN)/python
+	@echo "installing dledger into $(VENV)"
+	@$(PIP) install --quiet --editable .
+	@touch $@
+
+$(DEV): pyproject.toml | $(BIN)/python
+	@echo "installing dledger and the development tools into $(VENV)"
+	@$(PIP) install --quiet --editable '.[dev]'
+	@touch $@ $(RUNTIME)
+
+install: $(RUNTIME) ## Make .venv with the dledger command in it (under a minute)
+
+demo: $(RUNTIME) ## Three nodes, a real file, two killed leaders, and the proof (under a minute; INPUT=path)
+	@$(BIN)/dledger demo $(if $(INPUT),--input "$(INPUT)") $(ARGS)
+
+# Tests that start server processes share one xdist group each (see their marks), so at most one cluster per
+# worker runs at a time and a slow machine is not made slower.
+test: $(DEV) lint ## Lint, types and all tests (minutes; ARGS="-k name", TESTS=path, JOBS=2)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS) $(TESTS)
+
+lint: $(DEV) ## ruff check, ruff format --check, mypy --strict (seconds)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(DEV) ## Format the code and sort its imports (seconds)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+proto: $(DEV) ## Generate dledger/v1 from proto/ (seconds)
+	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO_FILES)
+
+sim: $(DEV) ## Simulated clusters under faults, one per seed (about a second per seed; SEEDS=200)
+	@$(BIN)/python -m dledger.testing --seeds $(SEEDS) $(ARGS)
+
+bench: $(DEV) ## Throughput and latency of a local cluster (about 5 minutes)
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-peers: $(DEV) ## The same load on other replicated logs, for comparison (about 15 minutes)
+	@$(BIN)/python -m benchmarks.peers $(ARGS)
+
+soak: $(DEV) ## Real processes under kills and pauses for a long time (30 minutes; ARGS="--minutes 5")
+	@$(BIN)/python -m benchmarks.soak $(ARGS)
+
+clean: ## Remove .venv, caches and what demo and bench wrote (seconds)
+	@rm -rf $(VENV) build dist ./*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-data bench-results
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,180 @@
+"""The code stays readable: sizes, swallowed errors, sleeping tests, unfinished work, missing types.
+
+Each rule is a function from source to findings, so that each can be shown to find what it is for.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PRODUCT = ("dledger", "broker_adapter", "chaos")
+GENERATED = ROOT / "dledger" / "v1"
+MAX_FUNCTION_LINES = 80
+MAX_FILE_LINES = 650
+# Spelled in pieces, so that this file does not find itself.
+UNFINISHED = ("TO" + "DO", "FIX" + "ME")
+
+Rule = Callable[[str], list[str]]
+
+
+def python_files(*folders: str) -> list[Path]:
+    found = (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
+    return [path for path in found if not path.is_relative_to(GENERATED)]
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def long_functions(source: str) -> list[str]:
+    return [
+        f"line {f.lineno}: {f.name} has {length} lines, more than {MAX_FUNCTION_LINES}"
+        for f in functions(ast.parse(source))
+        if (length := (f.end_lineno or f.lineno) - f.lineno + 1) > MAX_FUNCTION_LINES
+    ]
+
+
+def long_file(source: str) -> list[str]:
+    lines = source.count("\n")
+    return [f"{lines} lines, more than {MAX_FILE_LINES}"] if lines > MAX_FILE_LINES else []
+
+
+def swallowed_errors(source: str) -> list[str]:
+    """`except:`, `except Exception:` or `except BaseException:` with nothing but `pass` or `...`."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        broad = node.type is None or (
+            isinstance(node.type, ast.Name) and node.type.id in {"Exception", "BaseException"}
+        )
+        empty = all(
+            isinstance(s, ast.Pass) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))
+            for s in node.body
+        )
+        if broad and empty:
+            found.append(f"line {node.lineno}: a broad except that says nothing")
+    return found
+
+
+def sleeps(source: str) -> list[str]:
+    """Real sleeps. `asyncio.sleep(0)` only lets others run, so it is allowed."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module in {"time", "asyncio"}:
+            if any(alias.name == "sleep" for alias in node.names):
+                found.append(f"line {node.lineno}: imports sleep by name")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = node.func.value
+            if node.func.attr != "sleep" or not isinstance(owner, ast.Name):
+                continue
+            zero = bool(node.args) and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
+            if owner.id == "time" or (owner.id == "asyncio" and not zero):
+                found.append(f"line {node.lineno}: {owner.id}.sleep")
+    return found
+
+
+def unfinished(source: str) -> list[str]:
+    """Marks of unfinished work in comments, and functions that only raise NotImplementedError."""
+    found = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and any(mark in token.string for mark in UNFINISHED):
+            found.append(f"line {token.start[0]}: {token.string}")
+    for node in ast.walk(ast.parse(source)):
+        raised = node.exc if isinstance(node, ast.Raise) else None
+        name = raised.func if isinstance(raised, ast.Call) else raised
+        if isinstance(name, ast.Name) and name.id == "NotImplementedError":
+            found.append(f"line {node.lineno}: NotImplementedError")
+    return found
+
+
+def untyped_public_functions(source: str) -> list[str]:
+    found = []
+    for f in functions(ast.parse(source)):
+        if f.name.startswith("_") and not (f.name.startswith("__") and f.name.endswith("__")):
+            continue
+        arguments = [*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs, f.args.vararg, f.args.kwarg]
+        untyped = [
+            a.arg
+            for a in arguments
+            if a is not None and a.annotation is None and a.arg not in {"self", "cls"}
+        ]
+        if f.returns is None:
+            untyped.append("return")
+        if untyped:
+            found.append(f"line {f.lineno}: {f.name}: no type for {', '.join(untyped)}")
+    return found
+
+
+ON_PRODUCT: list[Rule] = [
+    long_functions,
+    long_file,
+    swallowed_errors,
+    unfinished,
+    untyped_public_functions,
+]
+ON_TESTS: list[Rule] = [sleeps, swallowed_errors, unfinished]
+
+
+def report(rule: Rule, files: list[Path]) -> str:
+    return "\n".join(
+        f"{path.relative_to(ROOT)}: {finding}" for path in files for finding in rule(path.read_text())
+    )
+
+
+@pytest.mark.parametrize("rule", ON_PRODUCT)
+def test_product(rule: Rule) -> None:
+    files = python_files(*PRODUCT)
+    assert len(files) > 10
+    assert not (findings := report(rule, files)), findings
+
+
+@pytest.mark.parametrize("rule", ON_TESTS)
+def test_tests(rule: Rule) -> None:
+    files = python_files("tests")
+    assert Path(__file__).resolve() in files
+    assert not (findings := report(rule, files)), findings
+
+
+PLANTED: list[tuple[Rule, str, str]] = [
+    (
+        long_functions,
+        "def f() -> None:\n" + "    x = 1\n" * MAX_FUNCTION_LINES,
+        "def f() -> None:\n" + "    x = 1\n" * (MAX_FUNCTION_LINES - 1),
+    ),
+    (long_file, "x = 1\n" * (MAX_FILE_LINES + 1), "x = 1\n" * MAX_FILE_LINES),
+    (
+        swallowed_errors,
+        "try:\n    f()\nexcept Exception:\n    pass\n",
+        "try:\n    f()\nexcept OSError:\n    pass\n",
+    ),
+    (swallowed_errors, "try:\n    f()\nexcept:\n    ...\n", "try:\n    f()\nexcept:\n    g()\n    raise\n"),
+    (sleeps, "import time\ntime.sleep(1)\n", "import asyncio\nasync def f():\n    await asyncio.sleep(0)\n"),
+    (sleeps, "async def f():\n    await asyncio.sleep(0.1)\n", "clock.sleep(3)\n"),
+    (sleeps, "from time import sleep\n", "from time import monotonic\n"),
+    (unfinished, f"x = 1  # {UNFINISHED[0]}: later\n", "x = 1  # done\n"),
+    (unfinished, "def f():\n    raise NotImplementedError\n", "def f():\n    raise ValueError\n"),
+    (unfinished, "def f():\n    raise NotImplementedError('x')\n", "def f():\n    raise ValueError('x')\n"),
+    (untyped_public_functions, "def f(x) -> None: ...\n", "def f(x: int) -> None: ...\n"),
+    (untyped_public_functions, "def f(x: int): ...\n", "def _f(x): ...\n"),
+    (
+        untyped_public_functions,
+        "class A:\n    def f(self, *a): ...\n",
+        "class A:\n    def f(self, *a: int) -> None: ...\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "bad", "good"), PLANTED)
+def test_rules_find_what_is_planted(rule: Rule, bad: str, good: str) -> None:
+    assert rule(bad)
+    assert not rule(good)
