@@ -1,0 +1,198 @@
+"""One view of the whole cluster, put together from what each node says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dledger.status.encoding import node_status_to_json
+from dledger.status.model import ElectionEvent, MemberAddress, NodeStatus
+
+# What one node said, or why it said nothing.
+Answer = NodeStatus | str
+
+CACHE_SECONDS = 0.5
+ASK_SECONDS = 3.0
+TERMS_SHOWN = 12
+
+# Causes that begin an election, in the order in which they explain it best.
+_TRIGGERS = ("transfer", "stream-lost", "timeout", "quorum-lost", "start")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """The answers of all nodes at one moment. `unix_ms` is when they were asked."""
+
+    asked: NodeStatus
+    answers: Mapping[str, Answer]
+    unix_ms: int
+
+    @property
+    def statuses(self) -> list[NodeStatus]:
+        return [answer for answer in self.answers.values() if isinstance(answer, NodeStatus)]
+
+    @property
+    def leader(self) -> NodeStatus | None:
+        """The node that says it leads, in the highest term: a deposed leader may not know yet."""
+        return max((s for s in self.statuses if s.is_leader), key=lambda s: s.term, default=None)
+
+    @property
+    def term(self) -> int:
+        return max(s.term for s in self.statuses)
+
+    def lag_of(self, node_id: str) -> tuple[int, int] | None:
+        """(entries, bytes) that a node is behind the leader, by the leader's word; None: nobody can say."""
+        leader = self.leader
+        if leader is None:
+            return None
+        if leader.node_id == node_id:
+            return 0, 0
+        for follower in leader.followers:
+            if follower.node_id == node_id and follower.match_index >= 0:
+                return follower.lag_entries, follower.lag_bytes
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        leader = self.leader
+        return {
+            "cluster_id": self.asked.cluster_id,
+            "group": self.asked.group,
+            "asked_node_id": self.asked.node_id,
+            "unix_ms": self.unix_ms,
+            "term": self.term,
+            "leader": None if leader is None else _leader_json(leader),
+            "committed_index": max(s.committed_index for s in self.statuses),
+            "committed_pos": max(s.committed_pos for s in self.statuses),
+            "nodes": [self._node_json(member) for member in self._members()],
+            "elections": elections_by_term(self.statuses),
+        }
+
+    def _members(self) -> list[MemberAddress]:
+        members = {m.node_id: m for m in self.asked.members}
+        for status in self.statuses:
+            members.setdefault(
+                status.node_id, MemberAddress(status.node_id, status.address, status.http_address)
+            )
+        for node_id in self.answers:
+            members.setdefault(node_id, MemberAddress(node_id, ""))
+        return [members[node_id] for node_id in sorted(members)]
+
+    def _node_json(self, member: MemberAddress) -> dict[str, Any]:
+        answer = self.answers.get(member.node_id, "not asked")
+        status = answer if isinstance(answer, NodeStatus) else None
+        lag = self.lag_of(member.node_id)
+        leader = self.leader
+        push = None
+        if leader is not None:
+            push = next((f for f in leader.followers if f.node_id == member.node_id), None)
+        return {
+            "node_id": member.node_id,
+            "address": member.address,
+            "http_address": member.http_address
+            if status is None
+            else status.http_address or member.http_address,
+            "reachable": status is not None,
+            "error": answer if isinstance(answer, str) else "",
+            "lag_entries": None if lag is None else lag[0],
+            "lag_bytes": None if lag is None else lag[1],
+            "push_state": "" if push is None else push.push_state,
+            "last_contact_ms": None if push is None else push.last_contact_ms,
+            "status": None if status is None else node_status_to_json(status),
+        }
+
+
+def _leader_json(leader: NodeStatus) -> dict[str, Any]:
+    return {
+        "node_id": leader.node_id,
+        "term": leader.term,
+        "since_unix_ms": leader.leader_since_unix_ms,
+        "address": leader.address,
+        "http_address": leader.http_address,
+        "transferring_to": leader.transferring_to,
+    }
+
+
+def elections_by_term(statuses: list[NodeStatus]) -> list[dict[str, Any]]:
+    """What all nodes saw, one item per term, the newest term first.
+
+    Nodes see the same election at different times and from different sides; side by side under its term
+    that is an explanation, as one flat list it is noise.
+    """
+    by_term: dict[int, list[tuple[str, ElectionEvent]]] = {}
+    for status in statuses:
+        for event in status.elections:
+            by_term.setdefault(event.term, []).append((status.node_id, event))
+    newest = sorted(by_term, reverse=True)[:TERMS_SHOWN]
+    return [_term_json(term, sorted(by_term[term], key=lambda seen: seen[1].unix_ms)) for term in newest]
+
+
+def _term_json(term: int, seen: list[tuple[str, ElectionEvent]]) -> dict[str, Any]:
+    won = next((e for _, e in seen if e.cause == "won"), None)
+    leader_id = won.leader_id if won else next((e.leader_id for _, e in seen if e.leader_id), "")
+    trigger = min(
+        (item for item in seen if item[1].cause in _TRIGGERS),
+        key=lambda item: _TRIGGERS.index(item[1].cause),
+        default=None,
+    )
+    return {
+        "term": term,
+        "leader_id": leader_id,
+        "unix_ms": (won or seen[0][1]).unix_ms,
+        "cause": "" if trigger is None else trigger[1].cause,
+        "cause_node_id": "" if trigger is None else trigger[0],
+        "events": [
+            {
+                "node_id": node_id,
+                "unix_ms": e.unix_ms,
+                "role": e.role,
+                "leader_id": e.leader_id,
+                "cause": e.cause,
+            }
+            for node_id, e in seen
+        ],
+    }
+
+
+class ClusterCache:
+    """Asks the cluster at most once per CACHE_SECONDS however many callers want to know.
+
+    The question runs as a task of its own: a caller that goes away does not cancel it for the others.
+    """
+
+    def __init__(
+        self,
+        node_status: Callable[[], NodeStatus],
+        cluster_status: Callable[[], Awaitable[dict[str, Answer]]],
+    ) -> None:
+        self._node_status = node_status
+        self._cluster_status = cluster_status
+        self._asking: asyncio.Task[ClusterView] | None = None
+        self._view: ClusterView | None = None
+        self._fresh_until = 0.0
+
+    async def view(self) -> ClusterView:
+        """The latest view. TimeoutError when the source does not keep its own deadline."""
+        if self._view is not None and asyncio.get_running_loop().time() < self._fresh_until:
+            return self._view
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
+        return await asyncio.shield(self._asking)
+
+    async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+
+    async def _ask(self) -> ClusterView:
+        unix_ms = time.time_ns() // 1_000_000
+        async with asyncio.timeout(ASK_SECONDS):
+            answers = dict(await self._cluster_status())
+        # What a node knows of itself is always newer than what came by way of others.
+        own = self._node_status()
+        answers[own.node_id] = own
+        self._view = ClusterView(own, answers, unix_ms)
+        self._fresh_until = asyncio.get_running_loop().time() + CACHE_SECONDS
+        return self._view

@@ -1,0 +1,225 @@
+"""The status as Prometheus metrics: built from NodeStatus at each scrape, no global state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from dledger.status.model import NodeStatus
+
+# The text format every Prometheus reads; names and labels here need nothing of the newer ones.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+ROLES = ("UNKNOWN", "CANDIDATE", "FOLLOWER", "LEADER")
+
+
+class Histogram(Protocol):
+    """Observations sorted into buckets.
+
+    `buckets` are the upper bounds in ascending order, without +Inf. `counts` holds one number per bucket, not
+    cumulative, and a last one for what was above all bounds.
+    """
+
+    @property
+    def buckets(self) -> Sequence[float]: ...
+    @property
+    def counts(self) -> Sequence[int]: ...
+    @property
+    def sum(self) -> float: ...
+
+
+class NodeMetricsSource(Protocol):
+    """What a node counts by itself, beyond what NodeStatus tells."""
+
+    @property
+    def append_latency(self) -> Histogram: ...
+    @property
+    def fsync_latency(self) -> Histogram: ...
+    @property
+    def elections_by_cause(self) -> Mapping[str, int]: ...
+
+
+# name, help text, value. The order is the order of the output.
+_GAUGES: tuple[tuple[str, str, Callable[[NodeStatus], float]], ...] = (
+    ("dledger_term", "Current term of the node.", lambda s: s.term),
+    ("dledger_role_epoch", "Grows at every change of role, also over restarts.", lambda s: s.role_epoch),
+    ("dledger_incarnation", "How often this node has been started on its data.", lambda s: s.incarnation),
+    ("dledger_has_leader", "1 if this node knows a leader, else 0.", lambda s: bool(s.leader_id)),
+    ("dledger_healthy", "1 if the node says it is ok, else 0.", lambda s: s.health == "ok"),
+    (
+        "dledger_leader_since_timestamp_seconds",
+        "Unix time since which this node knows its present leader; 0: none known.",
+        lambda s: s.leader_since_unix_ms / 1000,
+    ),
+    (
+        "dledger_ledger_begin_index",
+        "First index stored here; -1: the ledger is empty.",
+        lambda s: s.ledger_begin_index,
+    ),
+    (
+        "dledger_ledger_end_index",
+        "Last index stored here; -1: the ledger is empty.",
+        lambda s: s.ledger_end_index,
+    ),
+    ("dledger_ledger_end_term", "Term of the last entry stored here.", lambda s: s.ledger_end_term),
+    ("dledger_durable_index", "Highest index covered by an fsync here.", lambda s: s.durable_index),
+    (
+        "dledger_verified_index",
+        "Highest index known to equal the log of the current leader.",
+        lambda s: s.verified_index,
+    ),
+    ("dledger_committed_index", "Highest index known to be committed.", lambda s: s.committed_index),
+    (
+        "dledger_applied_index",
+        "Highest index handed to the state machine.",
+        lambda s: s.applied_index,
+    ),
+    (
+        "dledger_ledger_end_position_bytes",
+        "Byte position of the end of the ledger.",
+        lambda s: s.ledger_end_pos,
+    ),
+    (
+        "dledger_committed_position_bytes",
+        "Byte position up to which the ledger is committed.",
+        lambda s: s.committed_pos,
+    ),
+    ("dledger_pending_bytes", "Bytes appended here and not yet committed.", lambda s: s.pending_bytes),
+    ("dledger_disk_used_bytes", "Bytes on disk used by this node's data.", lambda s: s.disk_used_bytes),
+    ("dledger_disk_free_bytes", "Bytes free on the disk of the data.", lambda s: s.disk_free_bytes),
+    ("dledger_sessions", "Append sessions held by the log.", lambda s: s.sessions),
+    ("dledger_uptime_seconds", "Time since the node started.", lambda s: s.uptime_ms / 1000),
+)
+
+
+class StatusExporter:
+    """Writes a node's metrics as text. One per node; it keeps a registry of its own."""
+
+    def __init__(self, status: Callable[[], NodeStatus], metrics: NodeMetricsSource) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_NodeCollector(status, metrics))
+        ProcessCollector(registry=self._registry)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class _NodeCollector(Collector):
+    def __init__(self, status: Callable[[], NodeStatus], metrics: NodeMetricsSource) -> None:
+        self._status = status
+        self._metrics = metrics
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: else the registry would collect at registration, when the node is not up yet."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        status = self._status()
+        yield _info(status)
+        yield _role(status)
+        for name, text, value in _GAUGES:
+            yield GaugeMetricFamily(name, text, value=float(value(status)))
+        yield from _followers(status)
+        yield _counter(
+            "dledger_elections",
+            "Changes of role, term or leader that this node saw, by cause.",
+            "cause",
+            self._metrics.elections_by_cause,
+        )
+        yield _counter(
+            "dledger_limits_hit",
+            "How often a limit made this node refuse or delay something.",
+            "limit",
+            status.limits_hit,
+        )
+        yield _histogram(
+            "dledger_append_latency_seconds",
+            "From the receipt of an append on the leader to its commit.",
+            self._metrics.append_latency,
+        )
+        yield _histogram(
+            "dledger_fsync_latency_seconds",
+            "Duration of one fdatasync of the ledger.",
+            self._metrics.fsync_latency,
+        )
+
+
+def _info(status: NodeStatus) -> InfoMetricFamily:
+    labels = {
+        "cluster_id": status.cluster_id,
+        "group": status.group,
+        "node_id": status.node_id,
+        "version": status.version,
+        "flush_mode": status.flush_mode,
+    }
+    return InfoMetricFamily("dledger_node", "Who this node is.", value=labels)
+
+
+def _role(status: NodeStatus) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(
+        "dledger_role", "1 for the role of the node, 0 for the others.", labels=["role"]
+    )
+    for role in ROLES:
+        family.add_metric([role], float(status.role == role))
+    return family
+
+
+def _followers(status: NodeStatus) -> Iterable[Metric]:
+    entries = GaugeMetricFamily(
+        "dledger_follower_lag_entries",
+        "Entries by which a follower is behind. Only the leader knows.",
+        labels=["follower"],
+    )
+    size = GaugeMetricFamily(
+        "dledger_follower_lag_bytes",
+        "Bytes by which a follower is behind. Only the leader knows.",
+        labels=["follower"],
+    )
+    inflight = GaugeMetricFamily(
+        "dledger_follower_inflight_bytes",
+        "Bytes sent to a follower and not yet acknowledged.",
+        labels=["follower"],
+    )
+    connected = GaugeMetricFamily(
+        "dledger_follower_connected",
+        "1 if the leader has a stream to the follower, else 0.",
+        labels=["follower"],
+    )
+    contact = GaugeMetricFamily(
+        "dledger_follower_last_contact_seconds",
+        "Time since the last answer of a follower; absent if it never answered.",
+        labels=["follower"],
+    )
+    for f in status.followers:
+        entries.add_metric([f.node_id], f.lag_entries)
+        size.add_metric([f.node_id], f.lag_bytes)
+        inflight.add_metric([f.node_id], f.inflight_bytes)
+        connected.add_metric([f.node_id], float(f.connected))
+        if f.last_contact_ms >= 0:
+            contact.add_metric([f.node_id], f.last_contact_ms / 1000)
+    return entries, size, inflight, connected, contact
+
+
+def _counter(name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for key in sorted(counts):
+        family.add_metric([key], counts[key])
+    return family
+
+
+def _histogram(name: str, text: str, histogram: Histogram) -> HistogramMetricFamily:
+    bounds = [str(float(bound)) for bound in histogram.buckets] + ["+Inf"]
+    cumulative = [float(total) for total in accumulate(histogram.counts)]
+    buckets = list(zip(bounds, cumulative, strict=True))
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=histogram.sum)

@@ -1,0 +1,210 @@
+// Puts one answer of /cluster into the document. Everything goes through textContent: node ids are not trusted.
+
+import * as words from "./words.js";
+
+const $ = (id) => document.getElementById(id);
+const HOST_PORT = /^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$/;
+const SVG_HEIGHT = 28;
+const SVG_WIDTH = 120;
+
+// Touch the document only where something changed: selections, focus and screen readers stay undisturbed.
+function setText(element, text) {
+  const wanted = String(text);
+  if (element.textContent !== wanted) element.textContent = wanted;
+}
+
+export function show(cluster, nowMs) {
+  document.title = cluster.leader
+    ? `${cluster.cluster_id}: ${cluster.leader.node_id} leads`
+    : `${cluster.cluster_id}: no leader`;
+  setText($("cluster"), cluster.cluster_id);
+  setText($("group"), `group ${cluster.group}`);
+  setText($("asked"), cluster.asked_node_id);
+  showLeader(cluster, nowMs);
+  setText($("term"), words.count(cluster.term));
+  setText($("committed"), words.index(cluster.committed_index));
+  setText($("committed-pos"), `${words.bytes(cluster.committed_pos)} in all`);
+  showQuorum(cluster.nodes);
+  showNodes(cluster);
+  showLimits(cluster.nodes);
+  showElections(cluster.elections, nowMs);
+}
+
+function showLeader(cluster, nowMs) {
+  const leader = cluster.leader;
+  $("leader-card").classList.toggle("none", leader === null);
+  if (leader === null) {
+    setText($("leader"), "No leader");
+    setText($("leader-since"), "Appends are refused until a majority of the nodes has elected one.");
+    return;
+  }
+  setText($("leader"), leader.node_id);
+  const since = leader.since_unix_ms
+    ? `since ${words.clock(leader.since_unix_ms, nowMs)}, for ${words.duration(nowMs - leader.since_unix_ms)}`
+    : "";
+  const moving = leader.transferring_to ? `, handing over to ${leader.transferring_to}` : "";
+  setText($("leader-since"), since + moving);
+}
+
+function showQuorum(nodes) {
+  const up = nodes.filter((node) => node.reachable).length;
+  const majority = Math.floor(nodes.length / 2) + 1;
+  const spare = up - majority;
+  let meaning = "no majority";
+  if (spare === 0) meaning = "none more may fail";
+  if (spare > 0) meaning = `${spare} more may fail`;
+  setText($("quorum"), `${up} of ${nodes.length} nodes answer, ${meaning}`);
+  $("quorum").classList.toggle("alarm", spare <= 0 && up < nodes.length);
+}
+
+function showNodes(cluster) {
+  const body = $("nodes");
+  const rows = new Map([...body.children].map((row) => [row.dataset.node, row]));
+  for (const node of cluster.nodes) {
+    let row = rows.get(node.node_id);
+    if (!row) {
+      row = $("node-row").content.firstElementChild.cloneNode(true);
+      row.dataset.node = node.node_id;
+      body.append(row);
+    }
+    rows.delete(node.node_id);
+    fillRow(row, node, cluster);
+  }
+  for (const gone of rows.values()) gone.remove();
+}
+
+function fillRow(row, node, cluster) {
+  const status = node.status;
+  const leads = cluster.leader !== null && cluster.leader.node_id === node.node_id;
+  row.classList.toggle("leads", leads);
+  row.classList.toggle("down", !node.reachable);
+  showNodeName(row.querySelector(".node"), node, cluster.asked_node_id);
+  const role = row.querySelector(".role");
+  setText(role, status ? status.role.toLowerCase() : "unreachable");
+  role.dataset.role = status ? status.role : "DOWN";
+  const healthy = status !== null && status.health === "ok";
+  row.querySelector(".health").dataset.level = healthy ? "ok" : "bad";
+  setText(row.querySelector(".health .text"), status ? status.health : node.error);
+  showLag(row.querySelector("td.lag"), node, leads);
+  setText(row.querySelector(".end"), status ? words.index(status.ledger_end_index) : "—");
+  setText(row.querySelector(".committed"), status ? words.index(status.committed_index) : "—");
+  setText(row.querySelector(".applied"), status ? words.index(status.applied_index) : "—");
+  const disk = row.querySelector(".disk");
+  setText(disk, status ? words.bytes(status.disk_used_bytes) : "—");
+  disk.title = status ? `${words.bytes(status.disk_free_bytes)} free` : "";
+  setText(row.querySelector(".contact"), contactText(node, leads));
+}
+
+function contactText(node, leads) {
+  if (leads) return "leads";
+  if (node.last_contact_ms === null) return "—";
+  return node.last_contact_ms < 0 ? "never" : words.contact(node.last_contact_ms);
+}
+
+function showNodeName(cell, node, askedId) {
+  const linked = HOST_PORT.test(node.http_address) && node.node_id !== askedId;
+  let id = cell.querySelector(".id");
+  if (linked !== (id.tagName === "A")) {
+    const fresh = document.createElement(linked ? "a" : "span");
+    fresh.className = "id";
+    id.replaceWith(fresh);
+    id = fresh;
+  }
+  if (linked) {
+    id.href = `${location.protocol}//${node.http_address}/`;
+    id.title = "Open this node's own page";
+  }
+  setText(id, node.node_id);
+  setText(cell.querySelector(".addr"), node.node_id === askedId ? `${node.address} · this page` : node.address);
+}
+
+function showLag(cell, node, leads) {
+  const known = node.lag_bytes !== null;
+  setText(cell.querySelector(".text"), leads ? "—" : words.lag(node.lag_entries, node.lag_bytes));
+  cell.classList.toggle("unknown", leads || !known);
+  cell.querySelector(".fill").style.width = known ? `${(100 * words.lagShare(node.lag_bytes)).toFixed(1)}%` : "0";
+  cell.dataset.level = known ? words.lagLevel(node.lag_bytes) : "ok";
+  cell.title = node.push_state && !leads ? `replication: ${node.push_state.toLowerCase()}` : "";
+}
+
+function showLimits(nodes) {
+  const texts = [];
+  for (const node of nodes) {
+    for (const [limit, hits] of Object.entries(node.status ? node.status.limits_hit : {})) {
+      if (hits > 0) texts.push(`${node.node_id}: ${limit} × ${words.count(hits)}`);
+    }
+  }
+  $("limits-card").hidden = texts.length === 0;
+  const list = $("limits");
+  if (list.children.length !== texts.length) {
+    list.replaceChildren(...texts.map(() => document.createElement("li")));
+  }
+  texts.forEach((text, i) => setText(list.children[i], text));
+}
+
+function showElections(elections, nowMs) {
+  const list = $("elections");
+  $("no-elections").hidden = elections.length > 0;
+  const items = new Map([...list.children].map((item) => [item.dataset.term, item]));
+  const wanted = elections.map((election) => {
+    let item = items.get(String(election.term));
+    if (!item) {
+      item = $("election-item").content.firstElementChild.cloneNode(true);
+      item.dataset.term = election.term;
+    }
+    fillElection(item, election, nowMs);
+    return item;
+  });
+  const same = wanted.length === list.children.length && wanted.every((item, i) => list.children[i] === item);
+  if (!same) list.replaceChildren(...wanted);
+}
+
+function fillElection(item, election, nowMs) {
+  setText(item.querySelector(".term"), `Term ${election.term}`);
+  setText(item.querySelector(".who"), election.leader_id ? `${election.leader_id} elected` : "no leader came of it");
+  const time = item.querySelector("time");
+  time.dateTime = new Date(election.unix_ms).toISOString();
+  setText(time, `${words.clock(election.unix_ms, nowMs)} · ${words.duration(nowMs - election.unix_ms)} ago`);
+  setText(item.querySelector(".why"), words.why(election.cause, election.cause_node_id));
+  const lines = election.events.map((e) => `${words.clock(e.unix_ms, nowMs)}  ${e.node_id} ${words.saw(e)}`);
+  const list = item.querySelector("ul");
+  if (list.children.length !== lines.length) {
+    list.replaceChildren(...lines.map(() => document.createElement("li")));
+  }
+  lines.forEach((line, i) => setText(list.children[i], line));
+}
+
+// `rates` are entries per second, oldest first, one per poll.
+export function showThroughput(rates, bytesPerSecond) {
+  const last = rates.length ? rates[rates.length - 1] : null;
+  setText($("rate"), last === null ? "—" : words.count(last < 10 ? Math.round(last * 10) / 10 : Math.round(last)));
+  setText($("rate-bytes"), last === null ? "measuring…" : `${words.bytes(bytesPerSecond)}/s, last minute:`);
+  const [area, line] = $("spark").children;
+  if (rates.length < 2) {
+    area.setAttribute("d", "");
+    line.setAttribute("d", "");
+    return;
+  }
+  const top = Math.max(...rates, 1);
+  const step = SVG_WIDTH / (rates.length - 1);
+  const points = rates.map((r, i) => `${(i * step).toFixed(1)} ${(SVG_HEIGHT - 1 - (r / top) * (SVG_HEIGHT - 3)).toFixed(1)}`);
+  line.setAttribute("d", `M${points.join("L")}`);
+  area.setAttribute("d", `M0 ${SVG_HEIGHT}L${points.join("L")}L${SVG_WIDTH} ${SVG_HEIGHT}Z`);
+}
+
+export function showFresh(text) {
+  document.body.dataset.state = "live";
+  $("stale").hidden = true;
+  setText($("freshness"), text);
+}
+
+export function showStale(text) {
+  document.body.dataset.state = "stale";
+  $("stale").hidden = false;
+  setText($("stale"), text);
+  setText($("freshness"), "not updating");
+}
+
+export function announce(text) {
+  setText($("announce"), text);
+}
