@@ -1,4 +1,4 @@
-"""Everything a Raft core can ask for. The closed set of outputs of `RaftCore.step`, to be executed in order."""
+"""Everything a Raft core can ask for: the closed set of outputs of `RaftCore.step`, executed in order."""
 
 from __future__ import annotations
 

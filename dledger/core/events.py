@@ -91,6 +91,12 @@ class TransferRequest:
     to: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Leader: all that a commit released has been appended and pushed. Followers that nothing was pushed to
+    are told the committed index now."""
+
+
 Event = (
     Tick
     | Receive
@@ -102,4 +108,5 @@ Event = (
     | Pushed
     | ReadIndexRequest
     | TransferRequest
+    | Settled
 )

@@ -33,7 +33,7 @@ class TermRun(NamedTuple):
 class Base(NamedTuple):
     """The last purged entry: where a log begins. The empty log begins at NO_BASE."""
 
-    index: int  # index of the last purged entry, -1 when nothing was purged
+    index: int  # type: ignore[assignment]  # index of the last purged entry, -1 when nothing was purged
     term: int  # its term, -1 likewise
     pos: int  # position of the first byte that is kept
     chain_crc: int  # its chain checksum, 0 likewise
@@ -45,7 +45,7 @@ NO_BASE = Base(-1, -1, 0, 0)
 class Tail(NamedTuple):
     """The end of a log: everything that is needed to append to it."""
 
-    index: int  # ledger_end_index, -1 when empty
+    index: int  # type: ignore[assignment]  # ledger_end_index, -1 when empty
     term: int  # ledger_end_term: the stored term of that entry, -1 when empty
     pos: int  # byte position after its last byte
     chain_crc: int  # its chain checksum, 0 when empty
@@ -65,7 +65,7 @@ class HardState:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A configuration value: who votes. Quorums are always computed from one of these, never from a number."""
+    """A configuration value: who votes. Quorums are computed from one of these, never from a number."""
 
     voters: tuple[str, ...]
 

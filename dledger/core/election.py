@@ -1,0 +1,64 @@
+"""Candidacies: who asked, who answered, and how a vote request is judged (design rules 3 and 5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dledger.core.log_view import LogView
+from dledger.core.messages import VoteRequest
+from dledger.core.quorum import can_still_win, is_majority
+from dledger.core.values import Membership, VoteResult
+
+
+@dataclass(slots=True)
+class Candidacy:
+    """One round of asking. A pre-vote asks for term + 1 without taking it."""
+
+    membership: Membership
+    pre_vote: bool
+    transfer: bool
+    term: int  # the term campaigned in
+    round: int
+    cause: str
+    deadline_ms: int
+    granted: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
+    leader_alive: bool = False  # some voter refused because it hears a live leader
+
+    @property
+    def won(self) -> bool:
+        return is_majority(self.membership, self.granted)
+
+    @property
+    def lost(self) -> bool:
+        return not can_still_win(self.membership, self.refused)
+
+    def count(self, voter_id: str, result: VoteResult) -> None:
+        """An answer to this round. Repeated answers of one voter count once."""
+        if result is VoteResult.ACCEPT:
+            self.granted.add(voter_id)
+        else:
+            self.refused.add(voter_id)
+            self.leader_alive |= result is VoteResult.REJECT_ALREADY_HAS_LEADER
+
+
+@dataclass(slots=True)
+class Shortcut:
+    """A follower whose stream from the leader broke without GOODBYE asks early (design rule 5)."""
+
+    leader_id: str
+    next_ms: int  # when to ask
+    asked: int = 0  # how often it has asked
+
+
+def compare_logs(request: VoteRequest, log: LogView) -> VoteResult:
+    """May a voter with `log` elect this candidate? Lexicographic by (ledger_end_term, ledger_end_index).
+
+    ledger_end_term is the stored term of the last entry; taking the node's current term in its place lost
+    data in DLedger (issues 52, 53).
+    """
+    if request.ledger_end_term < log.end_term:
+        return VoteResult.REJECT_EXPIRED_LEDGER_TERM
+    if request.ledger_end_term == log.end_term and request.ledger_end_index < log.end_index:
+        return VoteResult.REJECT_SMALL_LEDGER_END_INDEX
+    return VoteResult.ACCEPT

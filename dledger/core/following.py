@@ -1,0 +1,241 @@
+"""What a follower does with a leader's pushes (design rules 6, 7 and 8).
+
+Every push is judged here, when it is executed: by term and leader first, then by push stream. Nothing that
+was judged earlier is kept for later, so a message of a deposed leader can change nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dledger.core.effects import StoreEntries, TruncateLog
+from dledger.core.messages import (
+    Append,
+    Commit,
+    Compare,
+    Goodbye,
+    PushMessage,
+    PushResponse,
+    PushType,
+    Truncate,
+)
+from dledger.core.values import TermRun
+from dledger.errors import Code
+
+if TYPE_CHECKING:
+    from dledger.core.raft import RaftCore
+
+NO_STREAM = -1
+
+_TYPES: dict[type, PushType] = {
+    Append: PushType.APPEND,
+    Compare: PushType.COMPARE,
+    Truncate: PushType.TRUNCATE,
+    Commit: PushType.COMMIT,
+    Goodbye: PushType.GOODBYE,
+}
+
+
+class Following:
+    """The follower's end of the current leader's push stream."""
+
+    def __init__(self, core: RaftCore) -> None:
+        self.core = core
+        self.stream_id = NO_STREAM
+        self.acked_index = -1  # last index acknowledged on this stream
+        self.said_goodbye = False
+
+    def forget_stream(self) -> None:
+        """The role or the leader changed: acknowledge nothing more on the old stream."""
+        self.stream_id = NO_STREAM
+        self.acked_index = -1
+        self.said_goodbye = False
+
+    def is_current_stream(self, stream_id: int) -> bool:
+        return stream_id == self.stream_id and not self.said_goodbye
+
+    def on_push(self, peer: str, message: PushMessage, chain_matches: bool | None) -> None:
+        core = self.core
+        if not core.hear_leader(peer, message.term):
+            if core.stopped is None:
+                self._answer(peer, message, Code.EXPIRED_TERM, -1)
+            return
+        if message.stream_id < self.stream_id:
+            return
+        if message.stream_id > self.stream_id:
+            self.forget_stream()
+            self.stream_id = message.stream_id
+        match message:
+            case Append():
+                self._append(peer, message)
+            case Compare():
+                self._compare(peer, message, chain_matches)
+            case Truncate():
+                self._truncate(peer, message)
+            case Goodbye():
+                self.said_goodbye = True
+            case Commit():
+                pass
+        if core.stopped is None:
+            self.learn_committed(message.committed_index)
+
+    def learn_committed(self, leader_committed: int) -> None:
+        """Only what is known to equal the leader's log may be called committed (rule 8)."""
+        self.core.commit_to(
+            max(self.core.committed_index, min(leader_committed, self.core.log.verified_index))
+        )
+
+    def acknowledge(self, *, even_if_known: bool = False) -> None:
+        """Tell the leader how far its log is durable here."""
+        core = self.core
+        if self.stream_id == NO_STREAM or core.leader_id is None:
+            return
+        index = min(core.log.durable_index, core.log.verified_index)
+        if index > self.acked_index or even_if_known:
+            self.acked_index = index
+            self._respond(core.leader_id, self.stream_id, Code.SUCCESS, PushType.APPEND, index)
+
+    # -- the pushes ---------------------------------------------------------------------------------------
+
+    def _compare(self, peer: str, message: Compare, chain_matches: bool | None) -> None:
+        core, log = self.core, self.core.log
+        if message.index < log.base.index:
+            self._answer(peer, message, Code.INDEX_LESS_THAN_LOCAL_BEGIN, message.index)
+            return
+        if not log.holds(message.index, message.index_term):
+            self._conflict(peer, message, message.index)
+            return
+        if chain_matches is False:
+            core.fatal(
+                Code.DATA_DAMAGED,
+                f"entry {message.index} of term {message.index_term} is here and at leader {peer},"
+                " but with different histories: the logs have diverged",
+            )
+            return
+        log.verified_index = max(log.verified_index, message.index)
+        self._answer(peer, message, Code.SUCCESS, message.index)
+        self.acked_index = -1
+        self.acknowledge()
+
+    def _truncate(self, peer: str, message: Truncate) -> None:
+        log = self.core.log
+        held = log.begin_index <= message.index <= log.end_index
+        if held and log.term_at(message.index) != message.index_term:
+            if self._cut(message.index, peer):
+                self._answer(peer, message, Code.SUCCESS, message.index - 1)
+            return
+        # The same entry, or none: a delayed or repeated message. Say where the logs are known to match.
+        self._answer(peer, message, Code.SUCCESS, log.verified_index)
+
+    def _append(self, peer: str, message: Append) -> None:
+        log = self.core.log
+        if message.prev_index < log.base.index:
+            self._answer(peer, message, Code.INDEX_LESS_THAN_LOCAL_BEGIN, message.prev_index)
+            return
+        if not log.holds(message.prev_index, message.prev_term):
+            self._conflict(peer, message, message.prev_index)
+            return
+        fresh = self._first_difference(message)
+        if fresh <= message.last_index:
+            if fresh <= log.end_index and not self._cut(fresh, peer):
+                return
+            log.append(_runs_from(message.runs, fresh), message.last_index)
+            self.core.emit(StoreEntries(message, fresh))
+        log.verified_index = max(log.verified_index, message.last_index)
+        self.acknowledge(even_if_known=fresh > message.last_index)
+
+    def _first_difference(self, message: Append) -> int:
+        """First index of the message that is not in the log with the same term; last_index + 1 if all are."""
+        log = self.core.log
+        shared_end = min(message.last_index, log.end_index)
+        for position, run in enumerate(message.runs):
+            following = message.runs[position + 1 : position + 2]
+            run_end = min(following[0].first_index - 1 if following else message.last_index, shared_end)
+            if run.first_index > run_end:
+                break
+            for held in log.runs_between(run.first_index, run_end):
+                if held.term != run.term:
+                    return held.first_index
+        return shared_end + 1
+
+    def _cut(self, index: int, peer: str) -> bool:
+        """Delete from `index` on, where the leader has another term. False: refused, fatally."""
+        core = self.core
+        if index <= core.committed_index:
+            core.fatal(
+                Code.INCONSISTENT_INDEX,
+                f"leader {peer} of term {core.term} would truncate at {index}, but {core.committed_index} is"
+                " committed here: a committed entry is missing from the leader's log",
+            )
+            return False
+        core.log.truncate_after(index - 1)
+        core.emit(TruncateLog(index - 1, core.log.generation))
+        return True
+
+    # -- answers ------------------------------------------------------------------------------------------
+
+    def _conflict(self, peer: str, message: Compare | Append, index: int) -> None:
+        """Not the same entry at `index`: name the conflicting term and its first index (rule 7)."""
+        core, log = self.core, self.core.log
+        if index <= core.committed_index:
+            core.fatal(
+                Code.INCONSISTENT_INDEX,
+                f"leader {peer} of term {core.term} has another entry at {index}, which is committed here",
+            )
+            return
+        if index > log.end_index:
+            self._answer(peer, message, Code.INCONSISTENT_STATE, index, -1, log.end_index + 1)
+        else:
+            first = log.first_index_of_term_at(index)
+            self._answer(peer, message, Code.INCONSISTENT_STATE, index, log.term_at(index), first)
+
+    def _answer(
+        self,
+        peer: str,
+        message: PushMessage,
+        code: Code,
+        index: int,
+        conflict_term: int = -1,
+        conflict_index: int = -1,
+    ) -> None:
+        type_ = _TYPES[type(message)]
+        self._respond(peer, message.stream_id, code, type_, index, conflict_term, conflict_index)
+
+    def _respond(
+        self,
+        peer: str,
+        stream_id: int,
+        code: Code,
+        type_: PushType,
+        index: int,
+        conflict_term: int = -1,
+        conflict_index: int = -1,
+    ) -> None:
+        core = self.core
+        core.send(
+            peer,
+            PushResponse(
+                core.term,
+                core.node_id,
+                stream_id,
+                code,
+                type_,
+                index,
+                core.log.begin_index,
+                core.log.end_index,
+                conflict_term,
+                conflict_index,
+            ),
+        )
+
+
+def _runs_from(runs: tuple[TermRun, ...], first_index: int) -> list[TermRun]:
+    """The runs from first_index on, the first one cut to begin there."""
+    cut: list[TermRun] = []
+    for run in runs:
+        if run.first_index <= first_index:
+            cut = [TermRun(run.term, first_index)]
+        else:
+            cut.append(run)
+    assert cut
+    return cut

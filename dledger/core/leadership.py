@@ -1,0 +1,371 @@
+"""What a leader does: push its log, commit, confirm reads, hand over (design rules 4, 5 and 7).
+
+A Leadership lives for one term of one node and is thrown away with it, so nothing of an old one can linger.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dledger.core.effects import (
+    AppendNoop,
+    PushRange,
+    ReadReady,
+    ReadRefused,
+    TransferEnded,
+)
+from dledger.core.events import Appended, Pushed, StreamDown, StreamUp
+from dledger.core.messages import (
+    Commit,
+    Compare,
+    Goodbye,
+    Heartbeat,
+    HeartbeatResponse,
+    PushResponse,
+    PushType,
+    TakeLeadership,
+    TakeLeadershipResponse,
+    Truncate,
+)
+from dledger.core.progress import Progress, PushState
+from dledger.core.quorum import committed_by, is_majority
+from dledger.core.read_index import ReadIndexQueue
+from dledger.core.values import TermRun
+from dledger.errors import Code
+
+if TYPE_CHECKING:
+    from dledger.core.raft import RaftCore
+
+NOBODY_ASKED = -1  # request_id of a transfer to a preferred leader
+
+
+@dataclass(slots=True)
+class Handover:
+    """A transfer under way. While it lasts, appends are refused with LEADER_TRANSFERRING."""
+
+    request_id: int
+    to: str
+    deadline_ms: int
+    asked: bool = False  # TakeLeadership was sent
+
+
+class Leadership:
+    def __init__(self, core: RaftCore) -> None:
+        self.core = core
+        self.term = core.term
+        self.noop_index: int | None = None
+        self.progress = {p: Progress(p, core.now_ms) for p in core.membership.others(core.node_id)}
+        self.round = 0
+        self.next_heartbeat_ms = core.now_ms
+        self.next_preferred_check_ms = core.now_ms + core.timing.preferred_check_ms
+        self.reads = ReadIndexQueue()
+        self.handover: Handover | None = None
+
+    @property
+    def transferring_to(self) -> str | None:
+        return self.handover.to if self.handover else None
+
+    def begin(self) -> None:
+        """Rule 4: a no-op at once, always, so that what older terms left is committed on an idle cluster."""
+        self.core.emit(AppendNoop(self.term))
+        self._heartbeat()
+
+    def end(self, reason: str) -> None:
+        core = self.core
+        for p in self.progress.values():
+            if p.state is not PushState.DISCONNECTED:
+                core.send(p.peer, Goodbye(self.term, core.node_id, p.stream_id, core.committed_index, reason))
+        for request_id in self.reads.drain():
+            core.emit(ReadRefused(request_id, Code.NOT_LEADER))
+        handover, self.handover = self.handover, None
+        if handover and handover.request_id != NOBODY_ASKED:
+            if handover.asked:
+                core.await_successor(handover)
+            else:
+                core.emit(TransferEnded(handover.request_id, Code.TAKE_LEADERSHIP_FAILED, reason))
+
+    def on_event(self, event: Appended | StreamUp | StreamDown | Pushed) -> None:
+        match event:
+            case Appended():
+                self._appended(event)
+            case Pushed():
+                self._pushed(event)
+            case StreamUp():
+                p = self.progress[event.peer]
+                p.stream_up(event.stream_id, event.incarnation)
+                p.last_contact_ms = self.core.now_ms
+                self._probe(p, self.core.log.end_index)
+            case StreamDown():
+                p = self.progress[event.peer]
+                if event.stream_id == p.stream_id:
+                    p.stream_down()
+
+    # -- appending and pushing ----------------------------------------------------------------------------
+
+    def _appended(self, event: Appended) -> None:
+        log = self.core.log
+        assert event.term == self.term and event.first_index == log.end_index + 1, (event, log)
+        log.append([TermRun(event.term, event.first_index)], event.last_index)
+        log.verified_index = event.last_index
+        if self.noop_index is None:
+            assert event.first_index == event.last_index, "the first entry of a term is its no-op, alone"
+            self.noop_index = event.first_index
+        for p in self.progress.values():
+            self._push(p)
+
+    def _pushed(self, event: Pushed) -> None:
+        p = self.progress[event.peer]
+        if event.stream_id != p.stream_id or not p.loading:
+            return  # of a stream, or of a pipeline, that is over
+        p.loading = False
+        if event.last_index < event.first_index:
+            self._probe(p, min(p.next_index - 1, self.core.log.end_index))
+            return
+        assert event.first_index == p.next_index
+        p.pushed(event.last_index, event.byte_size)
+        p.committed_sent = self.core.committed_index
+        self._push(p)
+
+    def _push(self, p: Progress) -> None:
+        core, log = self.core, self.core.log
+        if p.state is not PushState.APPEND or p.loading or p.next_index > log.end_index:
+            return
+        if p.inflight_bytes >= core.config.max_inflight_bytes:
+            return
+        p.loading = True
+        core.emit(
+            PushRange(
+                p.peer,
+                p.stream_id,
+                p.next_index,
+                log.end_index,
+                core.config.max_push_bytes,
+                log.term_at(p.next_index - 1),
+            )
+        )
+
+    def _probe(self, p: Progress, index: int) -> None:
+        core, log = self.core, self.core.log
+        assert log.base.index <= index <= log.end_index, (index, log)
+        p.probe_again()
+        p.probe_index = index
+        term = log.term_at(index)
+        core.send(p.peer, Compare(self.term, core.node_id, p.stream_id, core.committed_index, index, term))
+
+    def on_response(self, peer: str, response: HeartbeatResponse | PushResponse) -> None:
+        p = self.progress.get(peer)
+        if p is None or response.node_id != peer or response.term != self.term:
+            return
+        if isinstance(response, HeartbeatResponse):
+            if response.success:
+                p.last_contact_ms = self.core.now_ms
+                p.acked_round = max(p.acked_round, response.round)
+                self._confirm_reads()
+            return
+        if response.stream_id != p.stream_id or p.state is PushState.DISCONNECTED:
+            return  # rule 6: the answer belongs to an older stream
+        p.last_contact_ms = self.core.now_ms
+        self._push_response(p, response)
+
+    def _push_response(self, p: Progress, response: PushResponse) -> None:
+        log = self.core.log
+        if response.code is Code.SUCCESS:
+            if response.index > log.end_index:
+                return  # nobody can hold more of our log than we do: not a answer to believe
+            if response.type is PushType.APPEND:
+                if p.acknowledged(response.index):
+                    self.advance_commit()
+                    self._advance_handover()
+                self._push(p)
+            elif response.type is PushType.COMPARE and p.is_answer_to_probe(response.index):
+                self._matched(p, response)
+        elif response.type in (PushType.COMPARE, PushType.APPEND):
+            expected = PushState.COMPARE if response.type is PushType.COMPARE else PushState.APPEND
+            if p.state is expected:
+                self._back_up(p, response)
+
+    def _matched(self, p: Progress, response: PushResponse) -> None:
+        core, log = self.core, self.core.log
+        p.matched(response.index)
+        cut = response.index + 1
+        if response.ledger_end_index >= cut and cut <= log.end_index:
+            # More is there than matched. The follower cuts only what has another term than ours (rule 6).
+            core.send(
+                p.peer,
+                Truncate(self.term, core.node_id, p.stream_id, core.committed_index, cut, log.term_at(cut)),
+            )
+        self._push(p)
+        if p.next_index > log.end_index:
+            self._send_commit(p)
+
+    def _back_up(self, p: Progress, response: PushResponse) -> None:
+        """One step per conflicting term (rule 7), always to a lower index than the one that failed."""
+        log = self.core.log
+        failed = min(response.index, log.end_index + 1)
+        if response.code is not Code.INCONSISTENT_STATE:
+            probe = min(p.next_index, log.end_index + 1) - 1 if response.type is PushType.APPEND else failed
+            if response.code is Code.INDEX_LESS_THAN_LOCAL_BEGIN:
+                probe = response.ledger_begin_index - 1
+            self._probe(p, max(log.base.index, min(probe, log.end_index)))
+            return
+        probe = response.conflict_index - 1
+        if response.conflict_term >= 0:
+            last = log.last_index_of_term(response.conflict_term)
+            if last is not None and last >= response.conflict_index:
+                probe = last
+        self._probe(p, max(log.base.index, min(probe, failed - 1)))
+
+    # -- committing ---------------------------------------------------------------------------------------
+
+    def advance_commit(self) -> None:
+        core, log = self.core, self.core.log
+        match = {peer: p.match_index for peer, p in self.progress.items()}
+        match[core.node_id] = log.durable_index
+        index = committed_by(core.membership, match)
+        # Rule 4: only entries of our own term are committed by counting (Raft paper 5.4.2, Figure 8).
+        if index > core.committed_index and log.term_at(index) == self.term:
+            core.commit_to(index)
+            if self.reads.before_noop and self.noop_is_committed:
+                for request_id in self.reads.before_noop:
+                    self.reads.add(request_id, core.committed_index, self.round)
+                self.reads.before_noop.clear()
+                self._confirm_reads()
+
+    @property
+    def noop_is_committed(self) -> bool:
+        return self.noop_index is not None and self.core.committed_index >= self.noop_index
+
+    def announce_commit(self) -> None:
+        """Tell followers that have nothing more to be pushed what is committed, at once."""
+        for p in self.progress.values():
+            if p.state is PushState.APPEND and p.next_index > self.core.log.end_index:
+                self._send_commit(p)
+
+    def _send_commit(self, p: Progress) -> None:
+        core = self.core
+        if p.committed_sent < core.committed_index:
+            p.committed_sent = core.committed_index
+            core.send(p.peer, Commit(self.term, core.node_id, p.stream_id, core.committed_index))
+
+    # -- heartbeats and reads -----------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        core = self.core
+        if not self._has_quorum():
+            core.step_down("quorum-lost")
+            return
+        if core.now_ms >= self.next_heartbeat_ms:
+            self._heartbeat()
+        if self.handover and core.now_ms >= self.handover.deadline_ms:
+            self._fail_handover(Code.TAKE_LEADERSHIP_FAILED, f"{self.handover.to} did not take over in time")
+        if core.now_ms >= self.next_preferred_check_ms:
+            self.next_preferred_check_ms = core.now_ms + core.timing.preferred_check_ms
+            self._seek_preferred()
+
+    def _has_quorum(self) -> bool:
+        """Check-quorum: has a majority answered within the least election time-out?"""
+        return is_majority(self.core.membership, {self.core.node_id, *self._in_contact()})
+
+    def _in_contact(self) -> list[str]:
+        oldest = self.core.now_ms - self.core.timing.election_min_ms
+        return [peer for peer, p in self.progress.items() if p.last_contact_ms > oldest]
+
+    def _heartbeat(self) -> None:
+        core = self.core
+        self.round += 1
+        self.next_heartbeat_ms = core.now_ms + core.timing.heartbeat_ms
+        for peer in self.progress:
+            core.send(peer, Heartbeat(self.term, core.node_id, self.round, core.committed_index))
+
+    def read_index(self, request_id: int) -> None:
+        if not self.noop_is_committed:
+            self.reads.before_noop.append(request_id)
+            return
+        self.reads.add(request_id, self.core.committed_index, self.round)
+        self._confirm_reads()
+
+    def _confirm_reads(self) -> None:
+        core = self.core
+        if not self.reads.waiting:
+            return
+        if self.reads.needs_round(self.round):
+            self._heartbeat()
+        rounds = {peer: p.acked_round for peer, p in self.progress.items()}
+        rounds[core.node_id] = self.round
+        for read in self.reads.confirmed(committed_by(core.membership, rounds)):
+            core.emit(ReadReady(read.request_id, read.read_index))
+        if self.reads.needs_round(self.round):
+            self._heartbeat()
+
+    # -- handing over -------------------------------------------------------------------------------------
+
+    def transfer(self, request_id: int, to: str | None) -> None:
+        core = self.core
+        target = to if to is not None else self._best_peer()
+        problem = self._why_not(target)
+        if target == core.node_id:
+            core.emit(TransferEnded(request_id, Code.SUCCESS, "already leads"))
+        elif problem:
+            core.emit(TransferEnded(request_id, *problem))
+        else:
+            assert target is not None
+            self.handover = Handover(request_id, target, core.now_ms + core.timing.transfer_timeout_ms)
+            self._advance_handover()
+
+    def _why_not(self, target: str | None) -> tuple[Code, str] | None:
+        core = self.core
+        if self.handover:
+            return Code.LEADER_TRANSFERRING, f"a transfer to {self.handover.to} is under way"
+        if target is None:
+            return Code.TAKE_LEADERSHIP_FAILED, "no other member is connected"
+        if target not in core.membership.voters:
+            return Code.UNKNOWN_MEMBER, f"{target} is no member; members: {', '.join(core.membership.voters)}"
+        if target == core.node_id:
+            return None
+        p = self.progress[target]
+        if p.state is not PushState.APPEND or target not in self._in_contact():
+            return Code.FALL_BEHIND_TOO_MUCH, f"{target} is not connected, or has not been compared yet"
+        lag = core.log.end_index - p.match_index
+        if lag > core.config.max_transfer_lag:
+            return Code.FALL_BEHIND_TOO_MUCH, f"{target} is {lag} entries behind, more than max_transfer_lag"
+        return None
+
+    def _best_peer(self) -> str | None:
+        contact = self._in_contact()
+        able = [p for p in self.progress.values() if p.state is PushState.APPEND and p.peer in contact]
+        if not able:
+            return None
+        preferred = self.core.config.preferred_leaders
+        return max(able, key=lambda p: (p.match_index, p.peer in preferred)).peer
+
+    def _advance_handover(self) -> None:
+        handover, core = self.handover, self.core
+        if handover is None or handover.asked:
+            return
+        if self.progress[handover.to].match_index == core.log.end_index:
+            handover.asked = True
+            core.send(handover.to, TakeLeadership(self.term, core.node_id, core.log.end_index))
+
+    def on_take_leadership_response(self, peer: str, response: TakeLeadershipResponse) -> None:
+        handover = self.handover
+        if handover and handover.to == peer and handover.asked and response.code is not Code.SUCCESS:
+            self._fail_handover(Code.TAKE_LEADERSHIP_FAILED, f"{peer} answered {response.code.name}")
+
+    def _fail_handover(self, code: Code, message: str) -> None:
+        handover, self.handover = self.handover, None
+        assert handover is not None
+        # Give a preferred peer that failed time to recover before it is tried again.
+        self.next_preferred_check_ms = self.core.now_ms + 10 * self.core.timing.preferred_check_ms
+        if handover.request_id != NOBODY_ASKED:
+            self.core.emit(TransferEnded(handover.request_id, code, message))
+
+    def _seek_preferred(self) -> None:
+        core = self.core
+        preferred = core.config.preferred_leaders
+        if not preferred or core.node_id in preferred or self.handover or not self.noop_is_committed:
+            return
+        for peer in preferred:
+            if peer in self.progress and self._why_not(peer) is None:
+                self.transfer(NOBODY_ASKED, peer)
+                return

@@ -1,0 +1,121 @@
+"""What the Raft core knows of its own log: ends, terms and how much of it is durable. No bytes."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from dledger.core.values import Base, TermRun
+
+
+class LogView:
+    """Positions of one node's log.
+
+    Entries of one term are contiguous, so the terms of a log of any length are a short list of runs; looking
+    one up costs O(log number of terms).
+    """
+
+    def __init__(self, base: Base, runs: Sequence[TermRun], end_index: int) -> None:
+        self.base = base
+        self.end_index = end_index  # ledger_end_index
+        self.durable_index = end_index  # recovery ends with an fdatasync of all it accepted (rule 1)
+        self.verified_index = base.index  # known to equal the current leader's log, in this term
+        self.generation = 0  # grows with each truncation; completions of older writes are void
+        self._runs: list[TermRun] = list(runs)
+        self._starts: list[int] = [run.first_index for run in runs]
+        self._check()
+
+    @property
+    def begin_index(self) -> int:
+        return self.base.index + 1
+
+    @property
+    def end_term(self) -> int:
+        """ledger_end_term: the stored term of the last entry, -1 when the log never held one."""
+        return self._runs[-1].term if self.end_index > self.base.index else self.base.term
+
+    @property
+    def runs(self) -> tuple[TermRun, ...]:
+        return tuple(self._runs)
+
+    def term_at(self, index: int) -> int:
+        """Term of the entry at `index`, which must lie in base.index..end_index; -1 at index -1."""
+        assert self.base.index <= index <= self.end_index, f"no term at {index}: {self!r}"
+        if index == self.base.index:
+            return self.base.term
+        return self._runs[bisect_right(self._starts, index) - 1].term
+
+    def holds(self, index: int, term: int) -> bool:
+        """Is an entry with this index and term here? Index -1 (before everything) is in every log."""
+        if index == -1:
+            return True
+        return self.base.index <= index <= self.end_index and self.term_at(index) == term
+
+    def first_index_of_term_at(self, index: int) -> int:
+        """First index held here of the term of the entry at `index`."""
+        assert self.begin_index <= index <= self.end_index
+        return max(self._starts[bisect_right(self._starts, index) - 1], self.begin_index)
+
+    def last_index_of_term(self, term: int) -> int | None:
+        """Last index held here of `term`, None if there is none."""
+        for position in range(len(self._runs) - 1, -1, -1):
+            if self._runs[position].term == term:
+                follows = position + 1 < len(self._runs)
+                return self._starts[position + 1] - 1 if follows else self.end_index
+            if self._runs[position].term < term:
+                break
+        return self.base.index if self.base.term == term else None
+
+    def runs_between(self, first_index: int, last_index: int) -> tuple[TermRun, ...]:
+        """The term runs of first_index..last_index, the first one cut to begin at first_index."""
+        assert self.begin_index <= first_index <= last_index <= self.end_index
+        low = bisect_right(self._starts, first_index) - 1
+        high = bisect_right(self._starts, last_index)
+        return tuple(TermRun(run.term, max(run.first_index, first_index)) for run in self._runs[low:high])
+
+    def append(self, runs: Sequence[TermRun], last_index: int) -> None:
+        """Put runs[0].first_index..last_index after the end. Terms never fall along a log."""
+        assert runs and runs[0].first_index == self.end_index + 1 <= last_index, (runs, last_index, self)
+        for run in runs:
+            assert run.term >= self.end_term, f"term falls from {self.end_term} to {run} in {self!r}"
+            if run.term != self.end_term or not self._runs:
+                self._runs.append(run)
+                self._starts.append(run.first_index)
+            self.end_index = max(self.end_index, run.first_index)
+        self.end_index = last_index
+        self._check()
+
+    def truncate_after(self, last_index: int) -> None:
+        """Delete everything above last_index and begin a new generation."""
+        assert self.base.index <= last_index < self.end_index
+        while self._starts and self._starts[-1] > last_index:
+            self._starts.pop()
+            self._runs.pop()
+        self.end_index = last_index
+        self.durable_index = min(self.durable_index, last_index)
+        self.verified_index = min(self.verified_index, last_index)
+        self.generation += 1
+        self._check()
+
+    def stored(self, last_index: int, term: int, generation: int) -> bool:
+        """A write has become durable. False if it is void: of an older generation, or gone."""
+        if generation != self.generation or last_index > self.end_index:
+            return False
+        if last_index <= self.base.index or self.term_at(last_index) != term:
+            return False
+        if last_index > self.durable_index:
+            self.durable_index = last_index
+            return True
+        return False
+
+    def _check(self) -> None:
+        assert self.base.index <= self.durable_index <= self.end_index
+        assert self.base.index <= self.verified_index <= self.end_index
+        assert bool(self._runs) == (self.end_index > self.base.index), repr(self)
+        assert not self._runs or self._starts[0] <= self.begin_index
+
+    def __repr__(self) -> str:
+        return (
+            f"LogView({self.begin_index}..{self.end_index}, end_term={self.end_term},"
+            f" durable={self.durable_index}, verified={self.verified_index}, generation={self.generation})"
+        )

@@ -1,0 +1,96 @@
+"""What a leader knows of one follower, and the flow control of the push stream to it."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+
+class PushState(Enum):
+    DISCONNECTED = "DISCONNECTED"  # no push stream
+    COMPARE = "COMPARE"  # looking for the last entry both logs hold; one probe at a time
+    APPEND = "APPEND"  # pipelined pushes from next_index on
+
+
+class Progress:
+    """One follower, as seen by the leader of the current term."""
+
+    __slots__ = (
+        "acked_round",
+        "committed_sent",
+        "incarnation",
+        "inflight",
+        "inflight_bytes",
+        "last_contact_ms",
+        "loading",
+        "match_index",
+        "next_index",
+        "peer",
+        "probe_index",
+        "state",
+        "stream_id",
+    )
+
+    def __init__(self, peer: str, now_ms: int) -> None:
+        self.peer = peer
+        self.state = PushState.DISCONNECTED
+        self.stream_id = -1  # of the newest stream; answers of older ones are dropped
+        self.incarnation = -1
+        self.match_index = -1  # durable there and equal to our log
+        self.next_index = 0  # first index not yet pushed on this stream
+        self.probe_index = -1
+        self.loading = False  # a PushRange is out and its Pushed has not come back
+        self.inflight: deque[tuple[int, int]] = deque()  # (last_index, bytes) of pushes not acknowledged
+        self.inflight_bytes = 0
+        self.committed_sent = -1
+        self.acked_round = -1  # highest heartbeat round it has answered
+        self.last_contact_ms = now_ms
+
+    def stream_up(self, stream_id: int, incarnation: int) -> None:
+        """A new stream starts from a COMPARE. What a former life of the follower acknowledged is forgotten:
+        it may have lost it (design rule 11)."""
+        assert stream_id > self.stream_id, f"stream id {stream_id} after {self.stream_id}"
+        if incarnation != self.incarnation:
+            self.match_index = -1
+            self.incarnation = incarnation
+        self.stream_id = stream_id
+        self._reset(PushState.COMPARE)
+
+    def stream_down(self) -> None:
+        self._reset(PushState.DISCONNECTED)
+
+    def probe_again(self) -> None:
+        assert self.state is not PushState.DISCONNECTED
+        self._reset(PushState.COMPARE)
+
+    def _reset(self, state: PushState) -> None:
+        self.state = state
+        self.loading = False
+        self.inflight.clear()
+        self.inflight_bytes = 0
+        self.committed_sent = -1
+
+    def is_answer_to_probe(self, index: int) -> bool:
+        return self.state is PushState.COMPARE and index == self.probe_index
+
+    def matched(self, index: int) -> None:
+        """The probe at `index` matched: push from there on."""
+        assert self.state is PushState.COMPARE
+        self.state = PushState.APPEND
+        self.next_index = index + 1
+
+    def pushed(self, last_index: int, byte_size: int) -> None:
+        assert self.state is PushState.APPEND and last_index >= self.next_index
+        self.next_index = last_index + 1
+        self.inflight.append((last_index, byte_size))
+        self.inflight_bytes += byte_size
+
+    def acknowledged(self, index: int) -> bool:
+        """Durable and verified up to `index`. Returns whether that is news."""
+        while self.inflight and self.inflight[0][0] <= index:
+            self.inflight_bytes -= self.inflight.popleft()[1]
+        assert self.inflight_bytes >= 0
+        if index <= self.match_index:
+            return False
+        self.match_index = index
+        return True

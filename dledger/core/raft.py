@@ -1,0 +1,525 @@
+"""The Raft core of one node: values in, values out.
+
+`RaftCore.step(event, now_ms)` returns the effects of one event, to be executed in order. The core touches no
+clock, disk, network or random source: `now_ms` is monotonic milliseconds, `random_ms(low, high)` is given.
+
+What is where: this file holds the node's own state, terms, roles, votes and timers; `leadership.py` what a
+leader does; `following.py` what a follower does with pushes. The rules named in comments are those of the
+design (docs/guarantees.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from dledger.core.effects import (
+    CommitAdvanced,
+    Effect,
+    Fatal,
+    PersistHardState,
+    ReadRefused,
+    RoleChanged,
+    Send,
+    TransferEnded,
+)
+from dledger.core.election import Candidacy, Shortcut, compare_logs
+from dledger.core.events import (
+    Appended,
+    Event,
+    LeaderStreamLost,
+    Pushed,
+    ReadIndexRequest,
+    Receive,
+    Settled,
+    Stored,
+    StreamDown,
+    StreamUp,
+    Tick,
+    TransferRequest,
+)
+from dledger.core.following import Following
+from dledger.core.invariants import check_core
+from dledger.core.leadership import Handover, Leadership
+from dledger.core.log_view import LogView
+from dledger.core.messages import (
+    Append,
+    Commit,
+    Compare,
+    Goodbye,
+    Heartbeat,
+    HeartbeatResponse,
+    Message,
+    PushResponse,
+    TakeLeadership,
+    TakeLeadershipResponse,
+    Truncate,
+    VoteRequest,
+    VoteResponse,
+)
+from dledger.core.values import CoreConfig, HardState, Role, VoteResult
+from dledger.errors import Code
+
+ROLE_EPOCHS_PER_INCARNATION = 1 << 32
+LONG_AGO_MS = -(1 << 60)
+
+
+class RaftCore:
+    """One node of a group. See `step`."""
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        hard_state: HardState,
+        log: LogView,
+        committed_index: int,
+        random_ms: Callable[[int, int], int],
+    ) -> None:
+        """committed_index is the one of the checkpoint; it is bounded by what the log holds (rule 8)."""
+        self.config = config
+        self.node_id = config.node_id
+        self.membership = config.membership
+        self.timing = config.timing
+        self.random_ms = random_ms
+        self.hard_state = hard_state
+        self.log = log
+        self.committed_index = max(log.base.index, min(committed_index, log.end_index))
+        self.role = Role.FOLLOWER
+        self.leader_id: str | None = None
+        self.role_epoch = hard_state.incarnation * ROLE_EPOCHS_PER_INCARNATION
+        self.now_ms = 0
+        self.last_leader_contact_ms = LONG_AGO_MS
+        self.stickiness_dropped = False
+        self.election_deadline_ms = 0
+        self.vote_round = 0
+        self.candidacy: Candidacy | None = None
+        self.shortcut: Shortcut | None = None
+        self.leadership: Leadership | None = None
+        self.following = Following(self)
+        self.successor_awaited: Handover | None = None
+        self._announced: tuple[Role, int, str | None] | None = None
+        self.stopped: Fatal | None = None
+        self._effects: list[Effect] = []
+        log.verified_index = self.committed_index
+
+    # -- what others may ask ------------------------------------------------------------------------------
+
+    @property
+    def term(self) -> int:
+        return self.hard_state.term
+
+    @property
+    def transferring_to(self) -> str | None:
+        return self.leadership.transferring_to if self.leadership else None
+
+    @property
+    def barrier_index(self) -> int | None:
+        """Index of the no-op of this leadership; None while not leading or before it was appended."""
+        return self.leadership.noop_index if self.leadership else None
+
+    # -- the one way in -----------------------------------------------------------------------------------
+
+    def start(self, now_ms: int) -> list[Effect]:
+        """Once, before any step. The first time-out is short; pre-vote keeps that harmless if a leader lives."""
+        self.now_ms = now_ms
+        lowest = max(1, self.timing.election_min_ms // 10)
+        self.election_deadline_ms = now_ms + self.random_ms(lowest, self.timing.election_min_ms // 2)
+        self._announce("start")
+        return self._take_effects()
+
+    def step(self, event: Event, now_ms: int) -> list[Effect]:
+        """Let one event happen. After a Fatal effect every further step does nothing."""
+        if self.stopped is not None:
+            return []
+        self.now_ms = max(self.now_ms, now_ms)
+        match event:
+            case Receive():
+                self._receive(event)
+            case Tick():
+                self._tick()
+            case Stored():
+                self._stored(event)
+            case Settled():
+                if self.leadership:
+                    self.leadership.announce_commit()
+            case LeaderStreamLost():
+                self._leader_stream_lost(event)
+            case ReadIndexRequest():
+                if self.leadership:
+                    self.leadership.read_index(event.request_id)
+                else:
+                    self.emit(ReadRefused(event.request_id, Code.NOT_LEADER))
+            case TransferRequest():
+                if self.leadership:
+                    self.leadership.transfer(event.request_id, event.to)
+                else:
+                    self.emit(TransferEnded(event.request_id, Code.NOT_LEADER, "this node does not lead"))
+            case Appended() | StreamUp() | StreamDown() | Pushed():
+                # Late reports to a node that no longer leads are about a leadership that is over.
+                if self.leadership:
+                    self.leadership.on_event(event)
+        check_core(self)
+        return self._take_effects()
+
+    def emit(self, effect: Effect) -> None:
+        self._effects.append(effect)
+
+    def _take_effects(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+    def fatal(self, code: Code, reason: str) -> None:
+        """A safety rule would be broken: stop, and drop what else this step wanted to do."""
+        self.stopped = Fatal(code, reason)
+        self._effects = [self.stopped]
+
+    def send(self, peer: str, message: Message) -> None:
+        self.emit(Send(peer, message))
+
+    # -- messages -----------------------------------------------------------------------------------------
+
+    def _receive(self, event: Receive) -> None:
+        peer, message = event.peer, event.message
+        if peer not in self.membership.voters or peer == self.node_id:
+            return
+        match message:
+            case VoteRequest():
+                self._vote_request(peer, message)
+            case VoteResponse():
+                self._vote_response(peer, message)
+            case Heartbeat():
+                self._heartbeat(peer, message)
+            case HeartbeatResponse() | PushResponse():
+                if not self._higher_term(message.term) and self.leadership:
+                    self.leadership.on_response(peer, message)
+            case Compare() | Truncate() | Append() | Commit() | Goodbye():
+                if message.leader_id == peer:
+                    self.following.on_push(peer, message, event.chain_matches)
+            case TakeLeadership():
+                self._take_leadership(peer, message)
+            case TakeLeadershipResponse():
+                if not self._higher_term(message.term) and self.leadership:
+                    self.leadership.on_take_leadership_response(peer, message)
+
+    def _higher_term(self, term: int) -> bool:
+        """Rule 5: every higher term in an answer is acted on."""
+        if term <= self.term:
+            return False
+        self.adopt_term(term, None, "higher-term")
+        return True
+
+    def _heartbeat(self, peer: str, message: Heartbeat) -> None:
+        accepted = message.leader_id == peer and self.hear_leader(peer, message.term)
+        if self.stopped is None:
+            self.send(peer, HeartbeatResponse(self.term, self.node_id, message.round, accepted))
+            if accepted:
+                self.following.learn_committed(message.committed_index)
+
+    def hear_leader(self, leader_id: str, term: int) -> bool:
+        """A message of a leader of `term` has come. True if it is our leader now, and current."""
+        if term < self.term:
+            return False
+        if term == self.term and self.role is Role.LEADER:
+            self.fatal(
+                Code.INCONSISTENT_LEADER, f"{leader_id} also leads term {term}: two leaders in one term"
+            )
+            return False
+        if term == self.term and self.leader_id not in (None, leader_id):
+            self.fatal(
+                Code.INCONSISTENT_LEADER,
+                f"{leader_id} and {self.leader_id} both claim to lead term {term}",
+            )
+            return False
+        if term > self.term:
+            self.adopt_term(term, leader_id, "leader-seen")
+        elif self.leader_id is None or self.role is not Role.FOLLOWER:
+            self._become_follower(leader_id, "leader-seen")
+        self.last_leader_contact_ms = self.now_ms
+        self.stickiness_dropped = False
+        self.shortcut = None
+        self.candidacy = None
+        self._reset_election_deadline()
+        return True
+
+    # -- votes --------------------------------------------------------------------------------------------
+
+    def _hears_live_leader(self) -> bool:
+        """Stickiness: a leader is known and was heard within the least election time-out."""
+        if self.role is Role.LEADER:
+            return True
+        if self.leader_id is None or self.stickiness_dropped:
+            return False
+        return self.now_ms - self.last_leader_contact_ms < self.timing.election_min_ms
+
+    def _vote_request(self, peer: str, request: VoteRequest) -> None:
+        if request.candidate_id != peer:
+            return
+        result = self._judge(request)
+        self.send(peer, VoteResponse(self.term, self.node_id, result, request.pre_vote, request.round))
+
+    def _judge(self, request: VoteRequest) -> VoteResult:
+        if self._hears_live_leader() and not request.transfer:
+            # Rule 5: a vote request refused by stickiness leaves no trace, not even its term.
+            return VoteResult.REJECT_ALREADY_HAS_LEADER
+        if request.pre_vote:
+            if request.term <= self.term:
+                return VoteResult.REJECT_EXPIRED_VOTE_TERM
+            result = compare_logs(request, self.log)
+            if result is VoteResult.ACCEPT and self.shortcut:
+                # Let the one that asked first finish; two at once would split the vote.
+                wait = self.random_ms(self.timing.shortcut_retry_min_ms, self.timing.shortcut_retry_max_ms)
+                self.shortcut.next_ms = max(self.shortcut.next_ms, self.now_ms + wait)
+            return result
+        if request.term > self.term:
+            self.adopt_term(request.term, None, "higher-term")
+        if request.term < self.term:
+            return VoteResult.REJECT_EXPIRED_VOTE_TERM
+        if self.leader_id is not None:
+            return VoteResult.REJECT_ALREADY_HAS_LEADER
+        if self.hard_state.voted_for not in (None, request.candidate_id):
+            return VoteResult.REJECT_ALREADY_VOTED
+        result = compare_logs(request, self.log)
+        if result is VoteResult.ACCEPT:
+            self._persist(replace(self.hard_state, voted_for=request.candidate_id))
+            self._reset_election_deadline()
+            self.shortcut = None
+        return result
+
+    def _vote_response(self, peer: str, response: VoteResponse) -> None:
+        if self._higher_term(response.term):
+            return
+        candidacy = self.candidacy
+        if (
+            candidacy is None
+            or response.voter_id != peer
+            or response.round != candidacy.round
+            or response.pre_vote != candidacy.pre_vote
+        ):
+            return  # an answer to an older round, or to nothing
+        candidacy.count(peer, response.result)
+        if candidacy.won:
+            self._won(candidacy)
+        elif candidacy.lost:
+            self._lost(candidacy)
+
+    def _won(self, candidacy: Candidacy) -> None:
+        self.candidacy = None
+        if candidacy.pre_vote:
+            self.campaign(candidacy.cause, transfer=False)
+        else:
+            assert candidacy.term == self.term and self.hard_state.voted_for == self.node_id
+            self._become_leader()
+
+    def _lost(self, candidacy: Candidacy) -> None:
+        """A majority is against: do not wait for the dead (rule 5), but do not ask at once again either."""
+        self.candidacy = None
+        if self.shortcut:
+            low, high = self.timing.shortcut_retry_min_ms, self.timing.shortcut_retry_max_ms
+            self.shortcut.next_ms = self.now_ms + self.random_ms(low, high)
+        else:
+            self.election_deadline_ms = self.now_ms + self._round_ms()
+
+    def _round_ms(self) -> int:
+        """How long a candidate waits for a round, and before the next."""
+        least = self.timing.election_min_ms
+        return self.random_ms(max(1, least // 8), max(2, least // 2))
+
+    def _ask_pre_vote(self, cause: str) -> None:
+        """Would a majority elect me? Changes no term anywhere. A follower on the shortcut stays FOLLOWER."""
+        self.vote_round += 1
+        self.candidacy = Candidacy(
+            self.membership,
+            True,
+            False,
+            self.term + 1,
+            self.vote_round,
+            cause,
+            self.now_ms + self._round_ms(),
+        )
+        self._ask()
+
+    def campaign(self, cause: str, *, transfer: bool) -> None:
+        """Stand for election in a term higher than any this node has stored (rule 3)."""
+        new = HardState(self.term + 1, self.node_id, self.hard_state.incarnation)
+        assert new.term > self.hard_state.term
+        self.shortcut = None
+        self._leave_leadership(f"campaigning in term {new.term}")
+        self._persist(new)
+        self.log.verified_index = self.committed_index
+        self.following.forget_stream()
+        self._set_role(Role.CANDIDATE, None, cause)
+        self.vote_round += 1
+        self.candidacy = Candidacy(
+            self.membership, False, transfer, new.term, self.vote_round, cause, self.now_ms + self._round_ms()
+        )
+        self._ask()
+
+    def _ask(self) -> None:
+        candidacy = self.candidacy
+        assert candidacy is not None
+        candidacy.count(self.node_id, VoteResult.ACCEPT)
+        request = VoteRequest(
+            candidacy.term,
+            self.node_id,
+            self.log.end_index,
+            self.log.end_term,
+            candidacy.pre_vote,
+            candidacy.transfer,
+            candidacy.round,
+        )
+        for peer in self.membership.others(self.node_id):
+            self.send(peer, request)
+        if candidacy.won:  # a cluster of one
+            self._won(candidacy)
+
+    def _take_leadership(self, peer: str, message: TakeLeadership) -> None:
+        if self._higher_term(message.term):
+            pass  # the leader of a newer term: it will push first, then ask again
+        code = Code.SUCCESS
+        if message.term < self.term:
+            code = Code.EXPIRED_TERM
+        elif self.role is not Role.FOLLOWER or self.leader_id != peer:
+            code = Code.NOT_FOLLOWER
+        elif self.log.end_index < message.take_leadership_index:
+            code = Code.FALL_BEHIND_TOO_MUCH
+        self.send(peer, TakeLeadershipResponse(self.term, self.node_id, code))
+        if code is Code.SUCCESS:
+            self.campaign("transfer", transfer=True)
+
+    # -- time ---------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        awaited = self.successor_awaited
+        if awaited and self.now_ms >= awaited.deadline_ms + self.timing.election_max_ms:
+            self.successor_awaited = None
+            message = f"{awaited.to} campaigned, but no leader is known yet"
+            self.emit(TransferEnded(awaited.request_id, Code.TAKE_LEADERSHIP_FAILED, message))
+        if self.leadership:
+            self.leadership.tick()
+        elif self.shortcut:
+            self._tick_shortcut(self.shortcut)
+        elif self.candidacy:
+            if self.now_ms >= self.candidacy.deadline_ms:
+                self._ask_pre_vote(self.candidacy.cause)
+        elif self.now_ms >= self.election_deadline_ms:
+            self._set_role(Role.CANDIDATE, None, "timeout")
+            self._ask_pre_vote("timeout")
+
+    def _leader_stream_lost(self, event: LeaderStreamLost) -> None:
+        """Rule 5: the process of the leader has probably died. Ask early, stay FOLLOWER until elected."""
+        if self.role is not Role.FOLLOWER or event.leader_id != self.leader_id or self.shortcut:
+            return
+        if not self.following.is_current_stream(event.stream_id):
+            return  # an older stream, or one that said GOODBYE
+        self.stickiness_dropped = True
+        wait = self.random_ms(0, self.timing.shortcut_max_wait_ms)
+        self.shortcut = Shortcut(event.leader_id, self.now_ms + wait)
+
+    def _tick_shortcut(self, shortcut: Shortcut) -> None:
+        if self.now_ms < shortcut.next_ms:
+            return
+        if shortcut.asked > self.timing.shortcut_retries:
+            self.shortcut = None  # back to the normal time-out, which has been running all along
+            self.candidacy = None
+            return
+        shortcut.asked += 1
+        high = self.timing.shortcut_retry_max_ms
+        shortcut.next_ms = self.now_ms + high  # also the bound on waiting for the dead
+        self._ask_pre_vote("stream-lost")
+
+    def _reset_election_deadline(self) -> None:
+        low, high = self.timing.election_min_ms, self.timing.election_max_ms
+        self.election_deadline_ms = self.now_ms + self.random_ms(low, high)
+
+    # -- roles --------------------------------------------------------------------------------------------
+
+    def adopt_term(self, term: int, leader_id: str | None, cause: str) -> None:
+        """A higher term: forget the vote and what was verified of the old leader's log, and follow."""
+        assert term > self.term
+        self._leave_leadership(f"term {term} has begun")
+        self._persist(HardState(term, None, self.hard_state.incarnation))
+        self.candidacy = None
+        self.shortcut = None
+        self.log.verified_index = self.committed_index
+        self._become_follower(leader_id, cause)
+
+    def _become_follower(self, leader_id: str | None, cause: str) -> None:
+        self._leave_leadership("no longer leader")
+        self._reset_election_deadline()
+        self.following.forget_stream()
+        self._set_role(Role.FOLLOWER, leader_id, cause)
+
+    def step_down(self, cause: str) -> None:
+        """Give up leadership in the same term. It can be taken again only in a higher one."""
+        assert self.role is Role.LEADER
+        self._become_follower(None, cause)
+
+    def _become_leader(self) -> None:
+        assert self.role is Role.CANDIDATE and self.leadership is None
+        self.log.verified_index = self.log.end_index
+        self.leadership = Leadership(self)
+        self._set_role(Role.LEADER, self.node_id, "won")
+        self.leadership.begin()
+
+    def _leave_leadership(self, reason: str) -> None:
+        if self.leadership:
+            self.leadership.end(reason)
+            self.leadership = None
+            self.log.verified_index = min(self.committed_index, self.log.end_index)
+
+    def _set_role(self, role: Role, leader_id: str | None, cause: str) -> None:
+        if role is not self.role:
+            self.role = role
+            self.role_epoch += 1
+        self.leader_id = leader_id
+        self.stickiness_dropped = False
+        if leader_id is None:
+            self.last_leader_contact_ms = LONG_AGO_MS
+        self._announce(cause)
+
+    def _announce(self, cause: str) -> None:
+        state = (self.role, self.term, self.leader_id)
+        if state != self._announced:
+            self._announced = state
+            self.emit(RoleChanged(self.role, self.term, self.role_epoch, self.leader_id, cause))
+        if self.leader_id is not None:
+            self._successor_known(self.leader_id)
+
+    def await_successor(self, handover: Handover) -> None:
+        """The transfer took our leadership; whether it gave it to the right node shows when one leads."""
+        self.successor_awaited = handover
+
+    def _successor_known(self, leader_id: str) -> None:
+        awaited, self.successor_awaited = self.successor_awaited, None
+        if awaited is None:
+            return
+        if leader_id == awaited.to:
+            self.emit(TransferEnded(awaited.request_id, Code.SUCCESS, f"{leader_id} leads term {self.term}"))
+        else:
+            message = f"{leader_id} was elected in place of {awaited.to}"
+            self.emit(TransferEnded(awaited.request_id, Code.TAKE_LEADERSHIP_FAILED, message))
+
+    def _persist(self, hard_state: HardState) -> None:
+        old = self.hard_state
+        assert hard_state.term >= old.term and hard_state.incarnation == old.incarnation
+        if hard_state.term == old.term:
+            assert old.voted_for in (None, hard_state.voted_for), "a vote is never changed within a term"
+        if hard_state != old:
+            self.hard_state = hard_state
+            self.emit(PersistHardState(hard_state))
+
+    # -- log ----------------------------------------------------------------------------------------------
+
+    def _stored(self, event: Stored) -> None:
+        if not self.log.stored(event.last_index, event.term, event.generation):
+            return
+        if self.leadership:
+            self.leadership.advance_commit()
+        else:
+            self.following.acknowledge()
+
+    def commit_to(self, index: int) -> None:
+        assert self.log.base.index <= index <= self.log.end_index
+        if index > self.committed_index:
+            self.committed_index = index
+            self.emit(CommitAdvanced(index))
