@@ -18,8 +18,8 @@ CACHE_SECONDS = 0.5
 ASK_SECONDS = 3.0
 TERMS_SHOWN = 12
 
-# Causes that begin an election, in the order in which they explain it best.
-_TRIGGERS = ("transfer", "stream-lost", "timeout", "quorum-lost", "start")
+# Causes that begin an election.
+_TRIGGERS = frozenset({"transfer", "stream-lost", "timeout", "start"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +130,17 @@ def elections_by_term(statuses: list[NodeStatus]) -> list[dict[str, Any]]:
 
 
 def _term_json(term: int, seen: list[tuple[str, ElectionEvent]]) -> dict[str, Any]:
-    won = next((e for _, e in seen if e.cause == "won"), None)
-    leader_id = won.leader_id if won else next((e.leader_id for _, e in seen if e.leader_id), "")
-    trigger = min(
-        (item for item in seen if item[1].cause in _TRIGGERS),
-        key=lambda item: _TRIGGERS.index(item[1].cause),
-        default=None,
-    )
+    won = next((item for item in seen if item[1].cause == "won"), None)
+    lost_by = next((node_id for node_id, event in seen if event.cause == "quorum-lost"), "")
+    leader_id = won[0] if won else next((e.leader_id for _, e in seen if e.leader_id), lost_by)
+    trigger = _trigger(seen, won)
     return {
         "term": term,
         "leader_id": leader_id,
-        "unix_ms": (won or seen[0][1]).unix_ms,
+        "unix_ms": (won or seen[0])[1].unix_ms,
         "cause": "" if trigger is None else trigger[1].cause,
         "cause_node_id": "" if trigger is None else trigger[0],
+        "lost_by": lost_by,
         "events": [
             {
                 "node_id": node_id,
@@ -154,6 +152,22 @@ def _term_json(term: int, seen: list[tuple[str, ElectionEvent]]) -> dict[str, An
             for node_id, e in seen
         ],
     }
+
+
+def _trigger(
+    seen: list[tuple[str, ElectionEvent]], won: tuple[str, ElectionEvent] | None
+) -> tuple[str, ElectionEvent] | None:
+    """Why the term began: the winner's last reason before it won.
+
+    Only the winner's, because clocks of two nodes do not compare, and another node's time-out in this term
+    may be about the end of the term. Where no winner answers, the first reason of any node must do.
+    """
+    if won is None:
+        return next((item for item in seen if item[1].cause in _TRIGGERS), None)
+    own = [
+        e for node_id, e in seen if node_id == won[0] and e.cause in _TRIGGERS and e.unix_ms <= won[1].unix_ms
+    ]
+    return (won[0], own[-1]) if own else None
 
 
 class ClusterCache:

@@ -35,6 +35,7 @@ function showLeader(cluster, nowMs) {
   $("leader-card").classList.toggle("none", leader === null);
   if (leader === null) {
     setText($("leader"), "No leader");
+    setText($("leader-address"), "");
     setText($("leader-since"), "Appends are refused until a majority of the nodes has elected one.");
     return;
   }
@@ -44,16 +45,18 @@ function showLeader(cluster, nowMs) {
     : "";
   const moving = leader.transferring_to ? `, handing over to ${leader.transferring_to}` : "";
   setText($("leader-since"), since + moving);
+  setText($("leader-address"), leader.address);
 }
 
 function showQuorum(nodes) {
   const up = nodes.filter((node) => node.reachable).length;
   const majority = Math.floor(nodes.length / 2) + 1;
   const spare = up - majority;
-  let meaning = "no majority";
-  if (spare === 0) meaning = "none more may fail";
+  let meaning = "too few for a majority";
+  if (spare === 0) meaning = "a majority, but none more may fail";
   if (spare > 0) meaning = `${spare} more may fail`;
-  setText($("quorum"), `${up} of ${nodes.length} nodes answer, ${meaning}`);
+  setText($("up"), `${up} of ${nodes.length}`);
+  setText($("quorum"), meaning);
   $("quorum").classList.toggle("alarm", spare <= 0 && up < nodes.length);
 }
 
@@ -160,12 +163,13 @@ function showElections(elections, nowMs) {
 }
 
 function fillElection(item, election, nowMs) {
-  setText(item.querySelector(".term"), `Term ${election.term}`);
+  setText(item.querySelector(".chip"), `Term ${election.term}`);
   setText(item.querySelector(".who"), election.leader_id ? `${election.leader_id} elected` : "no leader came of it");
   const time = item.querySelector("time");
+  time.title = new Date(election.unix_ms).toString();
   time.dateTime = new Date(election.unix_ms).toISOString();
   setText(time, `${words.clock(election.unix_ms, nowMs)} · ${words.duration(nowMs - election.unix_ms)} ago`);
-  setText(item.querySelector(".why"), words.why(election.cause, election.cause_node_id));
+  setText(item.querySelector(".why"), words.story(election));
   const lines = election.events.map((e) => `${words.clock(e.unix_ms, nowMs)}  ${e.node_id} ${words.saw(e)}`);
   const list = item.querySelector("ul");
   if (list.children.length !== lines.length) {

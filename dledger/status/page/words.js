@@ -3,6 +3,7 @@
 const NUMBER = new Intl.NumberFormat("en");
 const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
 const FULL_LAG_BYTES = 256e6;
+const LAG_GRAIN_BYTES = 4096;
 
 export const count = (n) => NUMBER.format(n);
 
@@ -44,8 +45,9 @@ export function lag(entries, size) {
   return `${count(entries)} ${entries === 1 ? "entry" : "entries"}, ${bytes(size)}`;
 }
 
-// 0..1. Logarithmic: one lost batch must show, and a day of lost batches must still fit.
-export const lagShare = (size) => Math.min(1, Math.log1p(Math.max(0, size)) / Math.log1p(FULL_LAG_BYTES));
+// 0..1. Logarithmic: what is on its way under load stays small, and a day of missed entries still fits.
+export const lagShare = (size) =>
+  Math.min(1, Math.log1p(Math.max(0, size) / LAG_GRAIN_BYTES) / Math.log1p(FULL_LAG_BYTES / LAG_GRAIN_BYTES));
 
 export function lagLevel(size) {
   if (size < 1e6) return "ok";
@@ -58,10 +60,14 @@ const WHY = {
   timeout: (who) => `${who} had not heard from a leader in time.`,
   "stream-lost": (who) => `${who} lost its connection to the leader: the leader's process went away.`,
   transfer: (who) => `Leadership was handed over on request (${who}).`,
-  "quorum-lost": (who) => `${who} could not reach a majority and stepped down.`,
 };
 
-export const why = (cause, who) => (Object.hasOwn(WHY, cause) ? WHY[cause](who) : "");
+export function story(election) {
+  const parts = [];
+  if (Object.hasOwn(WHY, election.cause)) parts.push(WHY[election.cause](election.cause_node_id));
+  if (election.lost_by) parts.push(`${election.lost_by} later could not reach a majority and stepped down.`);
+  return parts.join(" ");
+}
 
 const SAW = {
   start: "started",
