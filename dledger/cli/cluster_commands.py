@@ -1,0 +1,239 @@
+"""`dledger cluster`: a cluster of real processes on this machine."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import click
+
+from dledger.cli.cluster_plan import DEFAULT_BASE_PORT, MAX_NODES
+from dledger.cli.exits import Exit
+from dledger.cli.local_cluster import ClusterError, LocalCluster, LocalNode
+from dledger.cli.output import print_json, print_table
+from dledger.cli.supervise import supervise
+
+_LEADER_SECONDS = 20.0
+_SIGNALS = {
+    "KILL": signal.SIGKILL,
+    "STOP": signal.SIGSTOP,
+    "CONT": signal.SIGCONT,
+    "TERM": signal.SIGTERM,
+}
+
+_dir_option = click.option(
+    "--dir",
+    "directory",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory of the local cluster.",
+)
+
+
+@click.group()
+def cluster() -> None:
+    """Run, watch and hurt a cluster of real processes on this machine.
+
+    \b
+    Examples:
+      dledger cluster up --dir /tmp/log                 in the foreground, Ctrl-C stops it
+      dledger cluster up --dir /tmp/log --detach        in the background
+      dledger cluster status --dir /tmp/log
+      dledger cluster kill --dir /tmp/log leader        SIGKILL the leader
+      dledger cluster restart-node --dir /tmp/log n1
+      dledger cluster down --dir /tmp/log
+    """
+
+
+@cluster.command()
+@_dir_option
+@click.option(
+    "--nodes", type=click.IntRange(1, MAX_NODES), help="How many, in a new directory.  [default: 3]"
+)
+@click.option(
+    "--base-port",
+    type=int,
+    help=f"First port, in a new directory; 0 takes free ones.  [default: {DEFAULT_BASE_PORT}]",
+)
+@click.option("--detach", is_flag=True, help="Return when a leader is there; the nodes go on running.")
+@click.option("--timeout", type=float, default=_LEADER_SECONDS, show_default=True, help="Seconds to wait.")
+def up(directory: Path, nodes: int | None, base_port: int | None, detach: bool, timeout: float) -> None:
+    """Start a local cluster: a new one, or the one in --dir again.
+
+    A new directory gets configs, identities and cluster.json; an existing one is never initialised again,
+    so its log is there. Nodes that are down are started. In the foreground it prints what happens until
+    Ctrl-C, then stops the nodes.
+
+    \b
+    Examples:
+      dledger cluster up --dir /tmp/log
+      dledger cluster up --dir /tmp/log5 --nodes 5 --base-port 23000 --detach
+    """
+    local = _open_or_create(directory, nodes, base_port)
+    if running := local.running():
+        raise ClusterError(
+            f"{', '.join(running)} of {local.directory} run already: see `dledger cluster status`, "
+            "end them with `dledger cluster down`, or start one node with `dledger cluster restart-node`"
+        )
+    started = local.start()
+    click.echo(f"started {', '.join(started)}; waiting for a leader", err=True)
+    try:
+        leader = local.wait_for_leader(timeout)
+    except BaseException:
+        # Half a cluster in the background would be in the way of the next try.
+        local.stop()
+        raise
+    click.echo(f"{leader.node_id} leads in term {leader.term}", err=True)
+    _print_nodes(local.status())
+    click.echo(f"\nexport DLEDGER_SERVERS={','.join(local.addresses)}")
+    if not detach:
+        supervise(local)
+
+
+def _open_or_create(directory: Path, nodes: int | None, base_port: int | None) -> LocalCluster:
+    if not LocalCluster.exists(directory):
+        return LocalCluster.create(
+            directory,
+            nodes=3 if nodes is None else nodes,
+            base_port=DEFAULT_BASE_PORT if base_port is None else base_port,
+        )
+    local = LocalCluster(directory)
+    if nodes is not None and nodes != len(local.node_ids):
+        raise click.UsageError(f"{directory} has {len(local.node_ids)} nodes; --nodes cannot change that")
+    if base_port and not local.addresses[0].endswith(f":{base_port}"):
+        raise click.UsageError(f"{directory} begins at {local.addresses[0]}; --base-port cannot change that")
+    return local
+
+
+@cluster.command()
+@_dir_option
+@click.option("--json", "as_json", is_flag=True, help="All facts, for programs.")
+def status(directory: Path, as_json: bool) -> None:
+    """Show every node: process, addresses, role, term, indexes, and why it is down if it is.
+
+    Exits with 0 when a leader is there, else with 1.
+
+    \b
+    Examples:
+      dledger cluster status --dir /tmp/log
+      dledger cluster status --dir /tmp/log --json | jq '.nodes[] | select(.role == "LEADER")'
+    """
+    local = LocalCluster(directory)
+    nodes = local.status()
+    if as_json:
+        print_json(
+            {
+                "cluster_id": local.plan.cluster_id,
+                "group": local.plan.group,
+                "directory": str(local.directory),
+                "nodes": [node.to_json() for node in nodes],
+            }
+        )
+    else:
+        _print_nodes(nodes)
+    if not any(node.role == "LEADER" for node in nodes):
+        raise click.exceptions.Exit(Exit.FAILED)
+
+
+@cluster.command()
+@_dir_option
+@click.option("--timeout", type=float, default=10.0, show_default=True, help="Seconds before SIGKILL.")
+def down(directory: Path, timeout: float) -> None:
+    """Stop all nodes of a local cluster. Its log stays.
+
+    \b
+    Example:
+      dledger cluster down --dir /tmp/log
+    """
+    ended = LocalCluster(directory).stop(seconds=timeout)
+    if not ended:
+        click.echo("no node was running", err=True)
+    for node_id, by_itself in ended.items():
+        how = "stopped" if by_itself else f"killed: it did not stop in {timeout:g} s"
+        click.echo(f"{node_id} {how}", err=True)
+    if not all(ended.values()):
+        raise click.exceptions.Exit(Exit.FAILED)
+
+
+@cluster.command()
+@_dir_option
+@click.argument("node")
+@click.option(
+    "--signal",
+    "name",
+    type=click.Choice(list(_SIGNALS), case_sensitive=False),
+    default="KILL",
+    show_default=True,
+    help="KILL: dies at once. STOP: freezes. CONT: goes on. TERM: stops gracefully.",
+)
+def kill(directory: Path, node: str, name: str) -> None:
+    """Send a signal to NODE (n1, n2, ..., or `leader`).
+
+    \b
+    Examples:
+      dledger cluster kill --dir /tmp/log leader
+      dledger cluster kill --dir /tmp/log n2 --signal STOP
+      dledger cluster kill --dir /tmp/log n2 --signal CONT
+    """
+    local = LocalCluster(directory)
+    node_id = _resolve(local, node)
+    if name.upper() == "KILL":
+        pid = local.kill(node_id)
+    else:
+        pid = local.send_signal(node_id, _SIGNALS[name.upper()])
+    click.echo(f"SIG{name.upper()} to {node_id} (pid {pid})")
+
+
+@cluster.command("restart-node")
+@_dir_option
+@click.argument("node")
+@click.option("--timeout", type=float, default=10.0, show_default=True, help="Seconds before SIGKILL.")
+def restart_node(directory: Path, node: str, timeout: float) -> None:
+    """Stop NODE (n1, n2, ..., or `leader`) if it runs, and start it.
+
+    \b
+    Example:
+      dledger cluster restart-node --dir /tmp/log n1
+    """
+    local = LocalCluster(directory)
+    node_id = _resolve(local, node)
+    pid = local.restart_node(node_id, seconds=timeout)
+    click.echo(f"{node_id} started (pid {pid})")
+
+
+def _resolve(local: LocalCluster, node: str) -> str:
+    if node != "leader":
+        return local.plan.node(node).node_id
+    leader = local.leader()
+    if leader is None:
+        raise ClusterError("no node leads now; see `dledger cluster status`")
+    return leader.node_id
+
+
+def _print_nodes(nodes: list[LocalNode]) -> None:
+    print_table(
+        ("node", "state", "pid", "address", "http", "role", "term", "leader", "begin", "end", "committed"),
+        [
+            (
+                n.node_id,
+                n.state,
+                n.pid,
+                n.address,
+                f"http://{n.http_address}",
+                n.role if n.state == "running" else "",
+                *(
+                    (n.term, n.leader_id, n.ledger_begin_index, n.ledger_end_index, n.committed_index)
+                    if n.state == "running"
+                    else ("",) * 5
+                ),
+            )
+            for n in nodes
+        ],
+    )
+    for n in nodes:
+        if n.state == "down":
+            click.echo(f"{n.node_id} is down: {n.why}")
+            for line in n.last_log_lines:
+                click.echo(f"    {line}")
+        elif n.health not in ("", "ok"):
+            click.echo(f"{n.node_id}: {n.health}")

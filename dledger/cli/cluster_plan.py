@@ -1,0 +1,164 @@
+"""Where the nodes of a local cluster live and listen: `cluster.json`, the node configs, the ports.
+
+::
+
+    D/cluster.json    this plan; other programs may read it
+    D/n1/node.toml    configuration of the server
+    D/n1/store/       the node's directory (made by `dledger init`)
+    D/n1/server.log   what it said
+    D/n1/pid, exit    of the last run
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dledger.errors import Code, ConfigError
+
+PLAN_FILE = "cluster.json"
+PLAN_VERSION = 1
+DEFAULT_GROUP = "default"
+DEFAULT_BASE_PORT = 20911
+HOST = "127.0.0.1"
+#: HTTP ports follow the gRPC ports at this distance.
+HTTP_PORT_OFFSET = 100
+MAX_NODES = 9
+# Below the range from which systems lend ports to outgoing connections: a node that is down for a while
+# must find its port free when it comes back.
+_FREE_PORTS = range(21_500, 32_000)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    node_id: str
+    address: str
+    http_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    cluster_id: str
+    group: str
+    nodes: tuple[NodePlan, ...]
+
+    def node(self, node_id: str) -> NodePlan:
+        for node in self.nodes:
+            if node.node_id == node_id:
+                return node
+        known = ", ".join(n.node_id for n in self.nodes)
+        raise ConfigError(f"there is no node {node_id!r} in this cluster; it has {known}")
+
+    @property
+    def addresses(self) -> list[str]:
+        return [node.address for node in self.nodes]
+
+
+def plan_cluster(cluster_id: str, group: str, nodes: int, base_port: int) -> ClusterPlan:
+    """`nodes` nodes n1, n2, ... from `base_port` on; base_port 0 takes ports that are free now."""
+    if not 1 <= nodes <= MAX_NODES:
+        raise ConfigError(f"a local cluster has 1 to {MAX_NODES} nodes, not {nodes}")
+    if base_port == 0:
+        ports = free_ports(2 * nodes)
+        pairs = list(zip(ports[:nodes], ports[nodes:], strict=True))
+    elif 1024 <= base_port <= 65535 - HTTP_PORT_OFFSET - nodes:
+        pairs = [(base_port + i, base_port + HTTP_PORT_OFFSET + i) for i in range(nodes)]
+    else:
+        raise ConfigError(
+            f"base port {base_port} is not in 1024..{65535 - HTTP_PORT_OFFSET - nodes}; 0 takes free ports"
+        )
+    return ClusterPlan(
+        cluster_id,
+        group,
+        tuple(
+            NodePlan(f"n{i}", f"{HOST}:{grpc_port}", f"{HOST}:{http_port}")
+            for i, (grpc_port, http_port) in enumerate(pairs, start=1)
+        ),
+    )
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on now. Drawn at random, so that two callers seldom draw the same."""
+    found: list[int] = []
+    for port in random.sample(_FREE_PORTS, len(_FREE_PORTS)):
+        if not port_in_use(HOST, port):
+            found.append(port)
+            if len(found) == count:
+                return found
+    raise ConfigError("no free ports are left on this machine", code=Code.PORT_IN_USE)
+
+
+def port_in_use(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        # As servers do: a port in TIME_WAIT is free for them.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return True
+    return False
+
+
+def ports_in_use(addresses: Iterable[str]) -> list[str]:
+    busy = []
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if port_in_use(host, int(port)):
+            busy.append(address)
+    return busy
+
+
+def save_plan(directory: Path, plan: ClusterPlan) -> None:
+    """Written whole and last: a directory with this file in it is a complete cluster."""
+    content = {"version": PLAN_VERSION, **asdict(plan)}
+    partial = directory / f"{PLAN_FILE}.new"
+    with partial.open("w") as file:
+        json.dump(content, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(directory / PLAN_FILE)
+
+
+def load_plan(directory: Path) -> ClusterPlan:
+    path = directory / PLAN_FILE
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{directory} holds no local cluster (no {PLAN_FILE}): make one with "
+            f"`dledger cluster up --dir {directory}`"
+        ) from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error
+    try:
+        if content["version"] != PLAN_VERSION:
+            raise ConfigError(f"{path} has version {content['version']}; this program knows {PLAN_VERSION}")
+        nodes = tuple(
+            NodePlan(str(n["node_id"]), str(n["address"]), str(n["http_address"])) for n in content["nodes"]
+        )
+        return ClusterPlan(str(content["cluster_id"]), str(content["group"]), nodes)
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: missing or wrong field {error}") from error
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """The small part of TOML that node configs need: scalars, lists of scalars, tables of tables."""
+    return "\n".join(_toml_lines(values, ())) + "\n"
+
+
+def _toml_lines(values: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[str]:
+    tables = {key: value for key, value in values.items() if isinstance(value, Mapping)}
+    for key, value in values.items():
+        if key not in tables:
+            yield f"{key} = {json.dumps(value, ensure_ascii=False)}"
+    for key, table in tables.items():
+        yield ""
+        yield f"[{'.'.join((*path, key))}]"
+        yield from _toml_lines(table, (*path, key))

@@ -1,0 +1,355 @@
+"""A cluster of real server processes on this machine: made, started, hurt and watched.
+
+Used by `dledger cluster`, the demo, the process tests and the benchmarks::
+
+    with LocalCluster.create(tmp_path, nodes=3, base_port=0) as cluster:
+        cluster.start()
+        leader = cluster.wait_for_leader()
+        cluster.kill(leader.node_id)
+        cluster.wait_for_leader(other_than=leader.node_id)
+        cluster.start_node(leader.node_id)
+
+Everything about the cluster is in its directory, so any process may open it again with `LocalCluster(dir)`.
+Methods block; from asyncio call them in a thread.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import http.client
+import json
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dledger.cli.cluster_plan import (
+    DEFAULT_BASE_PORT,
+    DEFAULT_GROUP,
+    PLAN_FILE,
+    ClusterPlan,
+    NodePlan,
+    load_plan,
+    plan_cluster,
+    ports_in_use,
+    save_plan,
+    to_toml,
+)
+from dledger.cli.node_process import NodeProcess, tail_of
+from dledger.core.values import FlushMode
+from dledger.errors import Code, ConfigError, DLedgerError
+from dledger.status.encoding import node_status_from_json
+from dledger.status.model import NodeStatus
+from dledger.store.identity import Identity, init_directory
+
+#: Smaller than a server's default: a laptop's disk should not be taken by a demo.
+LOCAL_DATA_FILE_SIZE = 64 << 20
+_POLL_SECONDS = 0.02
+_ASK_SECONDS = 1.0
+
+
+class ClusterError(DLedgerError):
+    """The local cluster is not in a state in which that can be done, or did not get there in time."""
+
+    default_code = Code.ILLEGAL_MEMBER_STATE
+
+
+@dataclass(frozen=True, slots=True)
+class LocalNode:
+    """One node as seen from outside and by itself. Numbers are -1 when the node does not say."""
+
+    node_id: str
+    state: str  # running, paused, silent (runs, but does not answer), down
+    pid: int | None
+    address: str
+    http_address: str
+    role: str = "UNKNOWN"
+    term: int = -1
+    leader_id: str = ""
+    ledger_begin_index: int = -1
+    ledger_end_index: int = -1
+    committed_index: int = -1
+    health: str = ""
+    why: str = ""  # why it is down
+    last_log_lines: tuple[str, ...] = ()  # of its log, if it is down after a failure
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class LocalCluster:
+    """The cluster in `directory`. ConfigError if there is none."""
+
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory).resolve()
+        self.plan: ClusterPlan = load_plan(self.directory)
+        self._processes = {
+            node.node_id: NodeProcess(self.folder(node.node_id), self.folder(node.node_id) / "node.toml")
+            for node in self.plan.nodes
+        }
+
+    @classmethod
+    def exists(cls, directory: Path | str) -> bool:
+        return (Path(directory) / PLAN_FILE).exists()
+
+    @classmethod
+    def create(
+        cls,
+        directory: Path | str,
+        *,
+        nodes: int = 3,
+        base_port: int = DEFAULT_BASE_PORT,
+        group: str = DEFAULT_GROUP,
+        data_file_size: int = LOCAL_DATA_FILE_SIZE,
+        flush_mode: FlushMode = FlushMode.SYNC_FLUSH,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Write plan, configs and identities into an empty or absent directory. Starts nothing.
+
+        base_port 0 takes free ports. `settings` are further keys of every node's config.
+        """
+        root = Path(directory).resolve()
+        if root.exists() and any(root.iterdir()):
+            raise ConfigError(f"{root} is not empty and holds no complete cluster: choose another --dir")
+        plan = plan_cluster(uuid.uuid4().hex, group, nodes, base_port)
+        root.mkdir(parents=True, exist_ok=True)
+        for node in plan.nodes:
+            folder = root / node.node_id
+            folder.mkdir()
+            (folder / "node.toml").write_text(_node_config(plan, node, folder, settings or {}))
+            init_directory(
+                folder / "store",
+                Identity(plan.cluster_id, group, node.node_id, data_file_size, flush_mode),
+            )
+        save_plan(root, plan)
+        return cls(root)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # -- facts
+
+    @property
+    def node_ids(self) -> list[str]:
+        return [node.node_id for node in self.plan.nodes]
+
+    @property
+    def addresses(self) -> list[str]:
+        """gRPC addresses of all nodes: what a client takes as servers."""
+        return self.plan.addresses
+
+    def folder(self, node_id: str) -> Path:
+        return self.directory / self.plan.node(node_id).node_id
+
+    def store_directory(self, node_id: str) -> Path:
+        return self.folder(node_id) / "store"
+
+    def process(self, node_id: str) -> NodeProcess:
+        return self._processes[self.plan.node(node_id).node_id]
+
+    def running(self) -> list[str]:
+        return [node_id for node_id, process in self._processes.items() if process.is_alive]
+
+    def log_tail(self, node_id: str, lines: int = 20) -> list[str]:
+        return tail_of(self.process(node_id).log, lines)
+
+    def node_status(self, node_id: str) -> NodeStatus | None:
+        """All that a node says of itself; None if it does not answer."""
+        process = self.process(node_id)
+        if not process.is_alive or process.is_paused:
+            return None
+        return _ask_status(self.plan.node(node_id).http_address)
+
+    def status(self) -> list[LocalNode]:
+        """All nodes, asked at the same time: a slow one costs no more than its own deadline."""
+        with ThreadPoolExecutor(len(self.plan.nodes)) as pool:
+            return list(pool.map(self._local_node, self.plan.nodes))
+
+    def leader(self) -> LocalNode | None:
+        """The node that says it leads, in the highest term, if any does."""
+        return max((n for n in self.status() if n.role == "LEADER"), key=lambda n: n.term, default=None)
+
+    # -- start and stop
+
+    def start(self, environment: Mapping[str, str] | None = None) -> list[str]:
+        """Start all nodes that are down and return their ids. Refused if a port is taken."""
+        with self._exclusive():
+            down = [node for node in self.plan.nodes if not self.process(node.node_id).is_alive]
+            busy = ports_in_use(a for node in down for a in (node.address, node.http_address))
+            if busy:
+                raise ConfigError(
+                    f"in use by another process: {', '.join(busy)}; stop it, or choose another --base-port "
+                    "for a new --dir",
+                    code=Code.PORT_IN_USE,
+                )
+            for node in down:
+                self.process(node.node_id).start(environment)
+            return [node.node_id for node in down]
+
+    def start_node(self, node_id: str, environment: Mapping[str, str] | None = None) -> int:
+        """Start one node that is down; returns its pid."""
+        with self._exclusive():
+            process = self.process(node_id)
+            if process.is_alive:
+                raise ClusterError(f"{node_id} runs already (pid {process.pid})")
+            return process.start(environment)
+
+    def restart_node(self, node_id: str, *, seconds: float = 10.0) -> int:
+        """Stop one node gracefully, if it runs, and start it again."""
+        self.stop_node(node_id, seconds=seconds)
+        return self.start_node(node_id)
+
+    def stop(self, *, seconds: float = 10.0) -> dict[str, bool]:
+        """Stop all that run, at once. node_id -> True: ended by itself, False: had to be killed."""
+        running = self.running()
+        if not running:
+            return {}
+        with ThreadPoolExecutor(len(running)) as pool:
+            ended = pool.map(lambda node_id: self.process(node_id).stop(seconds), running)
+            return dict(zip(running, ended, strict=True))
+
+    def stop_node(self, node_id: str, *, seconds: float = 10.0) -> bool:
+        """True: it ended by itself or was down. False: it had to be killed."""
+        process = self.process(node_id)
+        return process.stop(seconds) if process.is_alive else True
+
+    # -- faults
+
+    def kill(self, node_id: str) -> int:
+        """SIGKILL; returns the pid that died. The process is gone when this returns."""
+        pid = self._pid_of_running(node_id)
+        self.process(node_id).kill()
+        return pid
+
+    def pause(self, node_id: str) -> int:
+        return self.send_signal(node_id, signal.SIGSTOP)
+
+    def resume(self, node_id: str) -> int:
+        return self.send_signal(node_id, signal.SIGCONT)
+
+    def send_signal(self, node_id: str, number: signal.Signals) -> int:
+        """Returns the pid it was sent to. Does not wait for what comes of it."""
+        pid = self._pid_of_running(node_id)
+        self.process(node_id).send_signal(number)
+        return pid
+
+    # -- waiting
+
+    def wait_for_leader(self, seconds: float = 20.0, *, other_than: str | None = None) -> LocalNode:
+        """Wait until a node (not `other_than`) leads. ClusterError at the deadline or when none is left."""
+
+        def found(nodes: Sequence[LocalNode]) -> LocalNode | None:
+            leading = [n for n in nodes if n.role == "LEADER" and n.node_id != other_than]
+            return max(leading, key=lambda n: n.term, default=None)
+
+        return self.wait_until(found, seconds, "a leader")
+
+    def wait_until(
+        self, found: Callable[[Sequence[LocalNode]], LocalNode | None], seconds: float, what: str
+    ) -> LocalNode:
+        """Ask all nodes again and again until `found` returns one of them."""
+        deadline = time.monotonic() + seconds
+        while True:
+            nodes = self.status()
+            if (node := found(nodes)) is not None:
+                return node
+            if all(node.state == "down" for node in nodes):
+                raise ClusterError(f"no {what.removeprefix('a ')}: no node runs. {describe_down(nodes)}")
+            if time.monotonic() > deadline:
+                raise ClusterError(f"no {what.removeprefix('a ')} after {seconds:g} s. {describe(nodes)}")
+            time.sleep(_POLL_SECONDS)
+
+    # -- inside
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Two commands must not start the same node twice at the same moment."""
+        with (self.directory / ".starting").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _pid_of_running(self, node_id: str) -> int:
+        process = self.process(node_id)
+        pid = process.pid
+        if pid is None or not process.is_alive:
+            raise ClusterError(f"{node_id} does not run: {process.why_down() or 'never started'}")
+        return pid
+
+    def _local_node(self, plan: NodePlan) -> LocalNode:
+        process = self.process(plan.node_id)
+        pid = process.pid
+        if not process.is_alive:
+            why = process.why_down() or "never started"
+            failed = why.startswith("failed")
+            lines = tuple(process.last_errors()) if failed else ()
+            return LocalNode(
+                plan.node_id, "down", pid, plan.address, plan.http_address, why=why, last_log_lines=lines
+            )
+        if process.is_paused:
+            return LocalNode(plan.node_id, "paused", pid, plan.address, plan.http_address)
+        status = _ask_status(plan.http_address)
+        if status is None:
+            return LocalNode(plan.node_id, "silent", pid, plan.address, plan.http_address)
+        return LocalNode(
+            node_id=plan.node_id,
+            state="running",
+            pid=pid,
+            address=plan.address,
+            http_address=plan.http_address,
+            role=status.role,
+            term=status.term,
+            leader_id=status.leader_id,
+            ledger_begin_index=status.ledger_begin_index,
+            ledger_end_index=status.ledger_end_index,
+            committed_index=status.committed_index,
+            health=status.health,
+        )
+
+
+def describe(nodes: Sequence[LocalNode]) -> str:
+    return "; ".join(
+        f"{n.node_id}: {n.why}" if n.state == "down" else f"{n.node_id}: {n.state}, {n.role}, term {n.term}"
+        for n in nodes
+    )
+
+
+def describe_down(nodes: Sequence[LocalNode]) -> str:
+    return "; ".join(f"{n.node_id}: {' | '.join((n.why, *n.last_log_lines))}" for n in nodes)
+
+
+def _node_config(plan: ClusterPlan, node: NodePlan, folder: Path, settings: Mapping[str, Any]) -> str:
+    values: dict[str, Any] = {
+        "node_id": node.node_id,
+        "cluster_id": plan.cluster_id,
+        "group": plan.group,
+        "directory": str(folder / "store"),
+        "members": {n.node_id: n.address for n in plan.nodes},
+        "listen": node.address,
+        "http_listen": node.http_address,
+    }
+    return to_toml({**values, **settings})
+
+
+def _ask_status(http_address: str) -> NodeStatus | None:
+    connection = http.client.HTTPConnection(http_address, timeout=_ASK_SECONDS)
+    try:
+        connection.request("GET", "/status")
+        response = connection.getresponse()
+        if response.status != 200:
+            return None
+        return node_status_from_json(json.loads(response.read()))
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()

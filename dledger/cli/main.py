@@ -1,0 +1,105 @@
+"""The `dledger` command: the root of all commands, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib import metadata
+from typing import Any
+
+import click
+
+from dledger.cli.exits import EXIT_CODES_HELP, Exit, exit_code_of, print_error
+from dledger.errors import DLedgerError
+
+# command -> module:attribute. Loaded when used: a server must not pay for what only the demo needs.
+_COMMANDS = {
+    "init": "dledger.cli.server_commands:init",
+    "server": "dledger.cli.server_commands:server",
+    "cluster": "dledger.cli.cluster_commands:cluster",
+    "append": "dledger.cli.append_command:append",
+    "read": "dledger.cli.read_command:read",
+    "status": "dledger.cli.status_command:status",
+    "transfer": "dledger.cli.status_command:transfer",
+    "inspect": "dledger.cli.inspect_command:inspect",
+    "demo": "dledger.cli.demo_command:demo",
+}
+
+
+class RootGroup(click.Group):
+    """Loads commands when they are asked for, and turns errors into one line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[cmd_name].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DLedgerError as error:
+            if ctx.params.get("debug"):
+                raise
+            print_error(error)
+            ctx.exit(exit_code_of(error))
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(Exit.INTERRUPTED)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if ctx.params.get("debug"):
+                raise
+            click.echo(
+                f"error 500 INTERNAL_ERROR: {type(error).__name__}: {error}; "
+                "this should not happen: `dledger --debug ...` shows where",
+                err=True,
+            )
+            ctx.exit(Exit.FAILED)
+
+
+def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        try:
+            version = metadata.version("dledger")
+        except metadata.PackageNotFoundError:
+            version = "(not installed)"
+        click.echo(f"dledger {version}, Python {sys.version.split()[0]}")
+        ctx.exit()
+
+
+@click.group(
+    cls=RootGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=EXIT_CODES_HELP,
+)
+@click.option("--debug", is_flag=True, help="Show a traceback where an error would be one line.")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version."
+)
+def cli(debug: bool) -> None:
+    """A replicated, durable commit log.
+
+    \b
+    Try it on this machine, with three nodes:
+      dledger cluster up --dir /tmp/log --detach
+      export DLEDGER_SERVERS=127.0.0.1:20911,127.0.0.1:20912,127.0.0.1:20913
+      echo hello | dledger append
+      dledger read
+      dledger cluster kill --dir /tmp/log leader
+      echo again | dledger append
+      dledger status
+      dledger cluster down --dir /tmp/log
+
+    Each command has examples in its own help: `dledger append --help`.
+    """
+
+
+def main() -> None:
+    cli()
