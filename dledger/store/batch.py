@@ -313,6 +313,52 @@ def _check_slowly(data: bytes, at: int, expected: Header, previous: bytes, *, is
     raise DamagedBatch("chain_crc does not match the header and the entry before", index=index, pos=pos)
 
 
+class Run(NamedTuple):
+    """How far a verified run of entries goes, and how far its whole batches go."""
+
+    last_index: int
+    size: int
+    whole_last_index: int  # one before the first entry if no batch ends in the run
+    whole_size: int
+
+
+def verify_run(data: bytes, first_index: int, first_pos: int, previous_chain: int, last_index: int) -> Run:
+    """Verify entries of a log from anywhere in it, up to `last_index` or as far as whole ones go in `data`.
+
+    Checks index, position, sizes, body_crc, and the chain from the predecessor. Raises DamagedBatch.
+    """
+    end, index, at = len(data), first_index, 0
+    whole_index, whole_size = first_index - 1, 0
+    previous = _pack_crc(previous_chain)
+    while index <= last_index and at + HEADER_SIZE <= end:
+        magic, size, index_, _, pos, channel, chain, body_crc, body_size = _unpack_header(data, at)
+        if magic == MAGIC_BLANK:
+            break
+        body_at = at + HEADER_SIZE
+        body_end = body_at + body_size
+        if index_ != index or pos != first_pos + at or size != body_size + HEADER_SIZE or body_size < 0:
+            what = f"the header says index {index_}, position {pos}, size {size}, body size {body_size}"
+            raise DamagedBatch(what, index=index, pos=first_pos + at)
+        if body_end > end:
+            break
+        if (
+            crc32(data[body_at:body_end]) != body_crc
+            or (crc32(data[at : at + 36] + data[at + 40 : at + 48] + previous) or 1) != chain
+            or (magic != MAGIC_NORMAL and magic != MAGIC_INTERNAL)
+        ):
+            fault = _entry_fault(
+                unpack_header(data, at), data[body_at:body_end], index, int.from_bytes(previous)
+            )
+            if fault is not None:
+                raise DamagedBatch(fault, index=index, pos=first_pos + at)
+        previous = data[body_at - 12 : body_at - 8]
+        at = body_end
+        if channel == 0:
+            whole_index, whole_size = index, at
+        index += 1
+    return Run(index - 1, at, whole_index, whole_size)
+
+
 def decode_entries(data: bytes | memoryview) -> list[Entry]:
     """The entries of whole batches that were verified before, by a cheap walk along the headers."""
     run = data if isinstance(data, bytes) else bytes(data)

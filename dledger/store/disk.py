@@ -1,0 +1,205 @@
+"""The only door to the file system: what the store needs of a disk, and the real one.
+
+Everything goes through `Disk`, so that tests can put a disk below the store that fails, tears and crashes.
+Errors are OSError; the store turns them into StorageError.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+IOV_MAX = 1024  # the kernel takes no more buffers in one pwritev
+
+
+class Disk(Protocol):
+    """Primitive operations on files. Handles are integers; reads may come from any thread."""
+
+    def open(self, path: Path, *, create: bool = False, write: bool = True) -> int:
+        """A handle of a file. FileNotFoundError unless it exists or `create` is given."""
+
+    def close(self, handle: int) -> None: ...
+
+    def pread(self, handle: int, size: int, offset: int) -> bytes:
+        """Up to `size` bytes; fewer only at the end of the file."""
+
+    def pwritev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
+        """Write at most IOV_MAX buffers, one after the other. Returns the bytes written: may be fewer."""
+
+    def fdatasync(self, handle: int) -> None:
+        """Contents and size of the file are durable when this returns. Its name in a directory is not."""
+
+    def sync_directory(self, path: Path) -> None:
+        """Names in this directory (created, renamed, removed) are durable when this returns."""
+
+    def truncate(self, handle: int, size: int) -> None: ...
+
+    def allocate(self, handle: int, offset: int, size: int) -> None:
+        """Reserve space: what was not written before reads as zeros."""
+
+    def size(self, handle: int) -> int: ...
+
+    def links(self, handle: int) -> int:
+        """How many names the file has: 0 after it was removed."""
+
+    def next_data(self, handle: int, offset: int) -> int | None:
+        """A position at or after `offset` before which there are only zeros; None: only zeros to the end."""
+
+    def drop_cache(self, handle: int) -> None:
+        """Forget clean pages, so that the next read sees what the disk holds. Advice, best effort."""
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Atomically give `old` the name `new`, replacing what had it."""
+
+    def unlink(self, path: Path) -> None: ...
+
+    def listdir(self, path: Path) -> list[str]: ...
+
+    def mkdir(self, path: Path) -> None: ...
+
+    def exists(self, path: Path) -> bool: ...
+
+    def lock(self, handle: int) -> bool:
+        """Take the exclusive advisory lock of an open file until it is closed. False: another has it."""
+
+    def free_bytes(self, path: Path) -> int:
+        """Bytes that an unprivileged process can still write to the file system of `path`."""
+
+
+class OsDisk:
+    """The operating system's files (Linux)."""
+
+    def open(self, path: Path, *, create: bool = False, write: bool = True) -> int:
+        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC
+        return os.open(path, flags | (os.O_CREAT if create else 0), 0o644)
+
+    def close(self, handle: int) -> None:
+        os.close(handle)
+
+    def pread(self, handle: int, size: int, offset: int) -> bytes:
+        data = os.pread(handle, size, offset)
+        if len(data) == size or not data:
+            return data
+        # A signal or the kernel's 2 GiB limit can cut a read short before the end of the file.
+        parts = [data]
+        missing = size - len(data)
+        while missing:
+            more = os.pread(handle, missing, offset + size - missing)
+            if not more:
+                break
+            parts.append(more)
+            missing -= len(more)
+        return b"".join(parts)
+
+    def pwritev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
+        return os.pwritev(handle, buffers, offset)
+
+    def fdatasync(self, handle: int) -> None:
+        os.fdatasync(handle)
+
+    def sync_directory(self, path: Path) -> None:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def truncate(self, handle: int, size: int) -> None:
+        os.ftruncate(handle, size)
+
+    def allocate(self, handle: int, offset: int, size: int) -> None:
+        os.posix_fallocate(handle, offset, size)
+
+    def size(self, handle: int) -> int:
+        return os.fstat(handle).st_size
+
+    def links(self, handle: int) -> int:
+        return os.fstat(handle).st_nlink
+
+    def next_data(self, handle: int, offset: int) -> int | None:
+        try:
+            return os.lseek(handle, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return None
+            if error.errno in (errno.EINVAL, errno.ENOTSUP):  # this file system cannot tell
+                return offset
+            raise
+
+    def drop_cache(self, handle: int) -> None:
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def rename(self, old: Path, new: Path) -> None:
+        old.rename(new)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def listdir(self, path: Path) -> list[str]:
+        return sorted(entry.name for entry in path.iterdir())
+
+    def mkdir(self, path: Path) -> None:
+        path.mkdir()
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def lock(self, handle: int) -> bool:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def free_bytes(self, path: Path) -> int:
+        info = os.statvfs(path)
+        return info.f_bavail * info.f_frsize
+
+
+def write_all(disk: Disk, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
+    """Write all buffers at `offset`, whatever the limits of one call. Returns the bytes written."""
+    written = 0
+    queue = [memoryview(b) for b in buffers if len(b)]
+    first = 0
+    while first < len(queue):
+        done = disk.pwritev(handle, queue[first : first + IOV_MAX], offset + written)
+        if done <= 0:
+            raise OSError(errno.EIO, "pwritev wrote nothing")
+        written += done
+        while done:
+            size = len(queue[first])
+            if done < size:
+                queue[first] = queue[first][done:]
+                break
+            done -= size
+            first += 1
+    return written
+
+
+def read_file(disk: Disk, path: Path) -> bytes:
+    """The content of a small file. FileNotFoundError if there is none."""
+    handle = disk.open(path, write=False)
+    try:
+        return disk.pread(handle, disk.size(handle), 0)
+    finally:
+        disk.close(handle)
+
+
+def replace_file(disk: Disk, path: Path, content: bytes) -> None:
+    """Replace a small file atomically and durably: after a crash it has the old content or the new."""
+    temporary = path.with_name(path.name + ".tmp")
+    handle = disk.open(temporary, create=True)
+    try:
+        disk.truncate(handle, 0)
+        write_all(disk, handle, [content], 0)
+        disk.fdatasync(handle)
+    finally:
+        disk.close(handle)
+    disk.rename(temporary, path)
+    disk.sync_directory(path.parent)

@@ -1,0 +1,193 @@
+"""A stream of bytes cut into preallocated files of equal size: the data of the log, and its index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dledger.errors import Code, StorageError
+from dledger.store.disk import Buffer, Disk, write_all
+from dledger.store.layout import file_name, start_of
+
+_ZERO_PROBE = 1 << 20  # bytes looked at in one go when searching for anything that is not zero
+
+
+class FileSequence:
+    """The files of one directory, consecutive, each of `file_size` bytes and named by its first position.
+
+    Errors of the disk are OSError here. Only one thread may change anything; `read` may run meanwhile. Files
+    that were removed stay open until `close_removed`, which must be called while no read runs.
+    """
+
+    def __init__(self, disk: Disk, directory: Path, file_size: int, *, write: bool = True) -> None:
+        self.directory = directory
+        self.file_size = file_size
+        self._disk = disk
+        self._write = write
+        self._handles: dict[int, int] = {}  # first position -> handle
+        self._dirty: set[int] = set()
+        self._removed: list[int] = []
+
+    # -- the set of files
+
+    def load(self) -> None:
+        """Open the files that are there. StorageError FOREIGN_DIRECTORY if anything else is."""
+        for name in self._disk.listdir(self.directory):
+            start = start_of(name)
+            if start is None or start % self.file_size:
+                raise StorageError(
+                    f"{self.directory / name} is no file of this log", code=Code.FOREIGN_DIRECTORY
+                )
+            self._handles[start] = self._disk.open(self.directory / name, write=self._write)
+
+    @property
+    def starts(self) -> list[int]:
+        """The first positions of the files, ascending."""
+        return sorted(self._handles)
+
+    @property
+    def end(self) -> int:
+        """The position after the last file; 0 if there is none."""
+        return max(self._handles) + self.file_size if self._handles else 0
+
+    def path_of(self, pos: int) -> Path:
+        """The file that holds this position."""
+        return self.directory / file_name(self.start_of(pos))
+
+    def start_of(self, pos: int) -> int:
+        """The first position of the file that holds this position."""
+        return pos - pos % self.file_size
+
+    def where(self, pos: int) -> str:
+        """File and offset of a position, for messages."""
+        return f"file {self.path_of(pos)}, offset {pos % self.file_size}"
+
+    def length(self, start: int) -> int:
+        """Bytes of the file that begins at `start`; less than file_size after some crashes."""
+        return self._disk.size(self._handles[start])
+
+    def ensure(self, pos: int) -> None:
+        """Make sure that the file which holds this position exists, its space reserved and its name durable.
+
+        ENOSPC leaves nothing behind.
+        """
+        start = self.start_of(pos)
+        if start in self._handles:
+            return
+        path = self.path_of(pos)
+        handle = self._disk.open(path, create=True)
+        try:
+            self._disk.allocate(handle, 0, self.file_size)
+            self._disk.fdatasync(handle)
+            self._disk.sync_directory(self.directory)
+        except OSError:
+            self._disk.close(handle)
+            self._disk.unlink(path)
+            raise
+        self._handles[start] = handle
+
+    def extend(self, start: int) -> None:
+        """Give a file that a crash left short its full size again; the new part reads as zeros."""
+        handle = self._handles[start]
+        try:
+            self._disk.allocate(handle, 0, self.file_size)
+        except OSError:
+            # The space was given away meanwhile. A sparse file is no less correct; only a later write may
+            # then find the disk full, which appending has to cope with anyhow.
+            self._disk.truncate(handle, self.file_size)
+        self._dirty.add(start)
+
+    # -- contents
+
+    def read(self, pos: int, size: int) -> bytes:
+        """Up to `size` bytes from `pos` on, not beyond the end of the file that holds it."""
+        start = self.start_of(pos)
+        handle = self._handles.get(start)
+        if handle is None:
+            return b""
+        return self._disk.pread(handle, min(size, start + self.file_size - pos), pos - start)
+
+    def write(self, pos: int, buffers: Sequence[Buffer], *, size: int) -> None:
+        """Write `size` bytes at `pos`, all within one file, which must exist."""
+        start = self.start_of(pos)
+        assert pos + size <= start + self.file_size, f"{size} bytes at {pos} reach over the end of a file"
+        self._dirty.add(start)
+        written = write_all(self._disk, self._handles[start], buffers, pos - start)
+        assert written == size, f"{written} bytes written, {size} announced"
+
+    def sync(self) -> None:
+        """Make all that was written durable. StorageError if a file was removed under us."""
+        for start in sorted(self._dirty):
+            handle = self._handles[start]
+            self._disk.fdatasync(handle)
+            if self._disk.links(handle) == 0:
+                raise StorageError(f"{self.path_of(start)} was removed while in use")
+            self._dirty.discard(start)
+
+    def sync_file(self, start: int) -> None:
+        """Make the file that begins at `start` durable, whoever wrote to it."""
+        self._disk.fdatasync(self._handles[start])
+        self._dirty.discard(start)
+
+    def sync_directory(self) -> None:
+        """Make the names of the files durable."""
+        self._disk.sync_directory(self.directory)
+
+    def drop_cache(self) -> None:
+        """Read from the disk again, not from what the system remembers."""
+        for handle in self._handles.values():
+            self._disk.drop_cache(handle)
+
+    def next_data(self, pos: int) -> int | None:
+        """The first position from `pos` on, in any file, where there is a byte other than zero."""
+        for start in self.starts:
+            if start + self.file_size > pos:
+                found = self._next_data_in(start, max(pos - start, 0))
+                if found is not None:
+                    return start + found
+        return None
+
+    def _next_data_in(self, start: int, offset: int) -> int | None:
+        handle = self._handles[start]
+        at = self._disk.next_data(handle, offset)
+        while at is not None:
+            chunk = self._disk.pread(handle, _ZERO_PROBE, at)
+            if not chunk:
+                return None
+            rest = chunk.lstrip(b"\0")
+            if rest:
+                return at + len(chunk) - len(rest)
+            at = self._disk.next_data(handle, at + len(chunk))
+        return None
+
+    def cut(self, pos: int) -> None:
+        """Remove, durably, everything from `pos` on: later files first, then the rest of its own file.
+
+        The rest then reads as zeros: no old byte can pass for good. Each name is removed durably before the
+        next, so that a crash leaves no gap between files.
+        """
+        keep_last = self.start_of(pos - 1) if pos else 0
+        for start in reversed(self.starts):
+            if start <= keep_last:
+                break
+            self._removed.append(self._handles.pop(start))
+            self._dirty.discard(start)
+            self._disk.unlink(self.path_of(start))
+            self._disk.sync_directory(self.directory)
+        handle = self._handles.get(keep_last)
+        if handle is not None and pos - keep_last < self.file_size:
+            self._disk.truncate(handle, pos - keep_last)
+            self.extend(keep_last)
+            self.sync_file(keep_last)
+
+    def close_removed(self) -> None:
+        """Give up the handles of files that `cut` removed."""
+        while self._removed:
+            self._disk.close(self._removed.pop())
+
+    def close(self) -> None:
+        """Give up all handles, without making anything durable."""
+        self.close_removed()
+        for handle in self._handles.values():
+            self._disk.close(handle)
+        self._handles.clear()

@@ -1,0 +1,160 @@
+"""Whose directory this is: written once by `init_directory`, checked at every start (design rule 11)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from dledger.core.values import FlushMode, HardState
+from dledger.errors import Code, ConfigError, StorageError
+from dledger.store.disk import Disk, OsDisk, read_file, replace_file
+from dledger.store.layout import (
+    DATA,
+    DEFAULT_DATA_FILE_SIZE,
+    HARD_STATE,
+    IDENTITY,
+    INDEX,
+    MIN_DATA_FILE_SIZE,
+    NOTICE,
+    NOTICE_TEXT,
+    NodePaths,
+)
+from dledger.store.state_files import write_hard_state
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a directory was made for. All but node_id is the same on all nodes of a cluster."""
+
+    cluster_id: str
+    group: str
+    node_id: str
+    data_file_size: int = DEFAULT_DATA_FILE_SIZE  # bytes
+    flush_mode: FlushMode = FlushMode.SYNC_FLUSH
+    format_version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        for name in ("cluster_id", "group", "node_id"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value or not value.isprintable() or "\\" in value:
+                raise ConfigError(
+                    f"{name} must be a printable, non-empty text without backslashes: {value!r}"
+                )
+        size = self.data_file_size
+        if not isinstance(size, int) or not MIN_DATA_FILE_SIZE <= size < 1 << 31:
+            raise ConfigError(f"data_file_size must be {MIN_DATA_FILE_SIZE}..{(1 << 31) - 1} bytes: {size!r}")
+
+
+def init_directory(directory: Path | str, identity: Identity, *, disk: Disk | None = None) -> None:
+    """Make an empty or absent directory that of a new node.
+
+    StorageError ALREADY_INITIALIZED if there is anything in it, except for the remains of an init that a
+    crash had cut short. The identity is written last: without it the directory counts as not initialised.
+    """
+    disk = disk or OsDisk()
+    paths = NodePaths(Path(directory))
+    try:
+        _make_directories(disk, paths.root)
+        _require_empty(disk, paths)
+        for path in (paths.data, paths.index_files):
+            if not disk.exists(path):
+                disk.mkdir(path)
+        replace_file(disk, paths.notice, NOTICE_TEXT.encode())
+        write_hard_state(disk, paths.hard_state, HardState())
+        replace_file(disk, paths.identity, _encode(identity))
+    except OSError as error:
+        raise StorageError(f"cannot initialise {paths.root}: {error}") from error
+
+
+def load_identity(
+    directory: Path | str,
+    *,
+    disk: Disk | None = None,
+    cluster_id: str | None = None,
+    group: str | None = None,
+    node_id: str | None = None,
+) -> Identity:
+    """The identity of a directory, checked against what is expected of it, as far as given.
+
+    StorageError NOT_INITIALIZED if there is none, FOREIGN_DIRECTORY if it is another's or of a format that
+    this version does not know, STATE_DAMAGED if it cannot be read.
+    """
+    disk = disk or OsDisk()
+    path = NodePaths(Path(directory)).identity
+    try:
+        content = read_file(disk, path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise StorageError(
+            f"{directory} is no initialised node directory: run init first, or rejoin if it was lost",
+            code=Code.NOT_INITIALIZED,
+        ) from None
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error}") from error
+    identity = _decode(path, content)
+    for name, expected in (("cluster_id", cluster_id), ("group", group), ("node_id", node_id)):
+        found = getattr(identity, name)
+        if expected is not None and found != expected:
+            raise StorageError(
+                f"{directory} belongs to {name} {found!r}, not {expected!r}", code=Code.FOREIGN_DIRECTORY
+            )
+    return identity
+
+
+def _make_directories(disk: Disk, path: Path) -> None:
+    """The directory and its parents, each name durable, also if an earlier attempt had only created it."""
+    missing = []
+    at = path
+    while not disk.exists(at):
+        missing.append(at)
+        at = at.parent
+    for made in reversed(missing):
+        disk.mkdir(made)
+    for parent in {made.parent for made in (*missing, path)}:
+        disk.sync_directory(parent)
+
+
+def _require_empty(disk: Disk, paths: NodePaths) -> None:
+    remains = {DATA, INDEX, NOTICE, HARD_STATE} | {f"{name}.tmp" for name in (NOTICE, HARD_STATE, IDENTITY)}
+    found = set(disk.listdir(paths.root))
+    files = [p for p in (paths.data, paths.index_files) if p.name in found]
+    if found - remains or any(disk.listdir(path) for path in files) or _has_voted(disk, paths, found):
+        raise StorageError(f"{paths.root} is not empty", code=Code.ALREADY_INITIALIZED)
+
+
+def _has_voted(disk: Disk, paths: NodePaths, found: set[str]) -> bool:
+    """A currterm that is not the one of an unfinished init is some node's memory, not to be overwritten."""
+    if HARD_STATE not in found:
+        return False
+    content = read_file(disk, paths.hard_state)
+    return b"currTerm=0\n" not in content or b"incarnation=0\n" not in content
+
+
+def _encode(identity: Identity) -> bytes:
+    fields: dict[str, Any] = asdict(identity) | {"flush_mode": identity.flush_mode.value}
+    fields["crc"] = f"{_crc(fields):08x}"
+    return (json.dumps(fields, indent=2) + "\n").encode()
+
+
+def _crc(fields: dict[str, Any]) -> int:
+    return crc32(json.dumps(fields, sort_keys=True).encode())
+
+
+def _decode(path: Path, content: bytes) -> Identity:
+    try:
+        fields = json.loads(content)
+        stored = int(fields.pop("crc"), 16)
+        if stored != _crc(fields):
+            raise ValueError("its crc does not match")
+        if fields["format_version"] != FORMAT_VERSION:
+            raise StorageError(
+                f"{path} has format version {fields['format_version']}; this version reads {FORMAT_VERSION}",
+                code=Code.FOREIGN_DIRECTORY,
+            )
+        return Identity(**fields | {"flush_mode": FlushMode(fields["flush_mode"])})
+    except (ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
+        raise StorageError(f"{path} is damaged: {error}", code=Code.STATE_DAMAGED) from error

@@ -1,0 +1,219 @@
+"""Reading a log forward with full verification, and judging the place where that ends. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import NamedTuple
+from zlib import crc32
+
+from dledger.core.values import Tail
+from dledger.store.batch import (
+    BLANK_SIZE,
+    HEADER_SIZE,
+    Batch,
+    DamagedBatch,
+    Fault,
+    encode_blank,
+    parse_batch,
+    unpack_header,
+)
+from dledger.store.files import FileSequence
+from dledger.store.layout import INDEX_RECORD_SIZE, unpack_record
+
+_WINDOW = 4 << 20  # bytes read at once
+_SEARCH_WINDOW = 1 << 20
+_SECTOR = 512  # bytes that a disk writes whole or not at all
+_MAGICS = (b"\x00\x00\x00\x01", b"\x00\x00\x00\x02")
+
+
+class LogScanner:
+    """Walks along the batches that follow a tail; then `tail` and `fault` say where and why it ended."""
+
+    def __init__(self, data: FileSequence, tail: Tail) -> None:
+        self.tail = tail
+        self.fault: DamagedBatch | None = None
+        self.broken_blanks: list[int] = []  # positions where a file's blank is missing or wrong
+        self._data = data
+        self._window = b""
+        self._window_pos = tail.pos
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches, verified, each whole."""
+        while True:
+            batch = self._next_in_file()
+            if batch is None:
+                batch = self._first_of_next_file()
+            if batch is None:
+                return
+            self.fault = None
+            self.tail = batch.tail
+            yield batch
+
+    def _next_in_file(self) -> Batch | None:
+        while True:
+            offset = self.tail.pos - self._window_pos
+            rest = len(self._window) - offset
+            fault: DamagedBatch | None = None
+            if rest >= HEADER_SIZE:
+                try:
+                    return self._parse(offset)
+                except DamagedBatch as found:
+                    fault = found
+            if fault is None or fault.fault is Fault.INCOMPLETE:
+                # The window may end inside the batch: go on with one that begins with it, larger if need be.
+                self._load(self.tail.pos, max(_WINDOW, rest * 4 if offset == 0 else 0))
+                if len(self._window) > rest:
+                    continue
+            try:
+                return self._parse(self.tail.pos - self._window_pos)
+            except DamagedBatch as found:
+                self.fault = found
+                return None
+
+    def _parse(self, offset: int) -> Batch:
+        return parse_batch(self._window, offset, self.tail, data_file_size=self._data.file_size)
+
+    def _load(self, pos: int, size: int) -> None:
+        self._window = self._data.read(pos, size)
+        self._window_pos = pos
+
+    def _first_of_next_file(self) -> Batch | None:
+        """The batch at the next file border, if it follows the tail: its chain then proves that it does."""
+        size = self._data.file_size
+        border = self._data.start_of(self.tail.pos) + size
+        if border >= self._data.end:
+            return None
+        blank = self._data.read(self.tail.pos, BLANK_SIZE)
+        want = _WINDOW
+        while True:
+            self._load(border, want)
+            try:
+                batch = self._parse(0)
+            except DamagedBatch as fault:
+                if fault.fault is Fault.INCOMPLETE and want < size:
+                    want *= 4
+                    continue
+                # The fault before the border is the one to report, unless that is a proper end of the file.
+                if blank == encode_blank(border - self.tail.pos) and fault.fault is not Fault.EMPTY:
+                    self.fault = fault
+                self._load(self.tail.pos, HEADER_SIZE)
+                return None
+            if blank != encode_blank(border - self.tail.pos):
+                self.broken_blanks.append(self.tail.pos)
+            return batch
+
+
+class Verdict(Enum):
+    """What the end of a log looks like (design rule 10)."""
+
+    CLEAN = "clean"  # only zeros follow
+    TORN = "torn"  # remains of a write that was never acknowledged follow
+    DAMAGED = "damaged"  # entries that were durable cannot be read
+
+
+class Judgement(NamedTuple):
+    """The verdict on the end of a log, and why."""
+
+    verdict: Verdict
+    reason: str
+
+
+def judge_end(
+    data: FileSequence, index: FileSequence, tail: Tail, fault: DamagedBatch | None, known_end: int
+) -> Judgement:
+    """Whether what follows `tail` was ever durable. `known_end`: an index that surely was (-1 if none)."""
+    what = fault.what if fault is not None else "the log ends"
+    at = f"entry {tail.index + 1}, {data.where(tail.pos)}: {what}"
+    if known_end > tail.index:
+        return Judgement(Verdict.DAMAGED, f"{at}, but the checkpoint covers index {known_end}")
+    indexed = _indexed_after(index, tail.index)
+    if indexed is not None:
+        return Judgement(Verdict.DAMAGED, f"{at}, but there is an index record of entry {indexed}")
+    if data.next_data(tail.pos) is None:
+        return Judgement(Verdict.CLEAN, at)
+    found = find_entry(data, tail.pos + 1, tail.index)
+    if found is not None and not _has_hole(data, tail.pos, found):
+        return Judgement(Verdict.DAMAGED, f"{at}, but a valid entry follows at {data.where(found)}")
+    return Judgement(Verdict.TORN, at)
+
+
+def _indexed_after(index: FileSequence, end_index: int) -> int | None:
+    """An index after `end_index` that has an index record: its entry was durable once."""
+    pos = (end_index + 1) * INDEX_RECORD_SIZE
+    while True:
+        found = index.next_data(pos)
+        if found is None:
+            return None
+        number = found // INDEX_RECORD_SIZE
+        record = index.read(number * INDEX_RECORD_SIZE, INDEX_RECORD_SIZE)
+        if len(record) == INDEX_RECORD_SIZE and unpack_record(record).is_plausible(number):
+            return number
+        pos = (number + 1) * INDEX_RECORD_SIZE
+
+
+def find_entry(data: FileSequence, pos: int, after_index: int) -> int | None:
+    """The first position from `pos` on where an entry above `after_index` is that agrees with itself."""
+    while True:
+        start = data.next_data(pos)
+        if start is None:
+            return None
+        # The magic begins with three zeros, which next_data may have skipped.
+        start = max(pos, start - 3, data.start_of(start))
+        window = data.read(start, _SEARCH_WINDOW)
+        for offset in _magic_offsets(window):
+            if _is_entry(data, start + offset, after_index):
+                return start + offset
+        at_file_end = (start + len(window)) % data.file_size == 0 or len(window) < _SEARCH_WINDOW
+        pos = data.start_of(start) + data.file_size if at_file_end else start + len(window) - 3
+
+
+def _magic_offsets(window: bytes) -> list[int]:
+    offsets = []
+    for magic in _MAGICS:
+        at = window.find(magic)
+        while at >= 0:
+            offsets.append(at)
+            at = window.find(magic, at + 1)
+    return sorted(offsets)
+
+
+def _is_entry(data: FileSequence, pos: int, after_index: int) -> bool:
+    begin = data.read(pos, HEADER_SIZE)
+    if len(begin) < HEADER_SIZE:
+        return False
+    header = unpack_header(begin)
+    if header.pos != pos or header.index <= after_index or header.size != header.body_size + HEADER_SIZE:
+        return False
+    if header.body_size < 0 or header.term < 0 or header.channel < 0:
+        return False
+    body = data.read(pos + HEADER_SIZE, header.body_size)
+    return len(body) == header.body_size and crc32(body) == header.body_crc
+
+
+def _has_hole(data: FileSequence, begin: int, end: int) -> bool:
+    """Whether a write between these positions may have been lost: a sector's part of it is all zeros.
+
+    Unsynced writes reach the disk in any order, so that a valid entry after a bad one proves nothing by
+    itself. But a write that was lost leaves whole sectors as they were: zeros, since every file is reserved
+    and cut that way. Bytes that went bad later do not look like that.
+    """
+    while begin < end:
+        border = data.start_of(begin) + data.file_size
+        content = data.read(begin, min(end, border) - begin)
+        if end >= border:  # the rest of this file has to be a blank
+            blank = content.rfind(b"\xff\xff\xff\xff")
+            if blank < 0 or content[blank : blank + BLANK_SIZE] != encode_blank(
+                max(len(content) - blank, BLANK_SIZE)
+            ):
+                return True
+            content = content[:blank]
+        offset = begin % data.file_size
+        at = 0
+        while at < len(content):
+            sector_end = at + _SECTOR - (offset + at) % _SECTOR
+            if not content[at:sector_end].strip(b"\0"):
+                return True
+            at = sector_end
+        begin = border
+    return False

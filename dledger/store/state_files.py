@@ -1,0 +1,133 @@
+"""The small files beside the log: term and vote, checkpoint, session table.
+
+`currterm` and `checkpoint` keep DLedger's keys, so that its tools can read them, and have more of ours. Every
+one is replaced atomically and durably. Only `currterm` is irreplaceable.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+from dledger.core.values import NO_BASE, Base, HardState, Tail, TermRun
+from dledger.errors import Code, StorageError
+from dledger.store.disk import Disk, read_file, replace_file
+from dledger.store.properties import format_properties, is_intact, parse_properties
+
+_HARD_STATE_KEYS = ("incarnation", "crc")
+_SESSIONS = struct.Struct(">4sqII")
+_SESSIONS_MAGIC = b"DLS1"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Up to `tail` the log is durable and indexed, durably. Recovery starts there."""
+
+    tail: Tail
+    committed_index: int
+    base: Base
+    term_runs: tuple[TermRun, ...]
+
+
+EMPTY_CHECKPOINT = Checkpoint(Tail(-1, -1, 0, 0), -1, NO_BASE, ())
+
+
+def write_hard_state(disk: Disk, path: Path, state: HardState) -> None:
+    """Durable on return. OSError: the vote is in doubt."""
+    assert state.term >= 0 and state.incarnation >= 0, state
+    values: dict[str, str | int] = {
+        "currTerm": state.term,
+        "voteLeader": state.voted_for or "",
+        "incarnation": state.incarnation,
+    }
+    replace_file(disk, path, format_properties(values))
+
+
+def read_hard_state(disk: Disk, path: Path) -> HardState:
+    """StorageError FOREIGN_DIRECTORY if original DLedger wrote it, STATE_DAMAGED if missing or broken."""
+    try:
+        content = read_file(disk, path)
+    except FileNotFoundError:
+        raise StorageError(
+            f"{path} is missing: without its vote the node could vote twice; rejoin it instead",
+            code=Code.STATE_DAMAGED,
+        ) from None
+    values = parse_properties(content)
+    if "currTerm" in values and not any(key in values for key in _HARD_STATE_KEYS):
+        raise StorageError(
+            f"{path} was written by an original DLedger, which must not open this directory",
+            code=Code.FOREIGN_DIRECTORY,
+        )
+    try:
+        if not is_intact(content):
+            raise ValueError("its crc does not match")
+        return HardState(int(values["currTerm"]), values["voteLeader"] or None, int(values["incarnation"]))
+    except (ValueError, KeyError) as error:
+        raise StorageError(f"{path} is damaged: {error}", code=Code.STATE_DAMAGED) from error
+
+
+def write_checkpoint(disk: Disk, path: Path, checkpoint: Checkpoint) -> None:
+    """Durable on return."""
+    tail, base = checkpoint.tail, checkpoint.base
+    assert base.index <= tail.index and checkpoint.committed_index <= tail.index, checkpoint
+    values: dict[str, str | int] = {
+        "endIndex": tail.index,
+        "committedIndex": checkpoint.committed_index,
+        "endTerm": tail.term,
+        "endPos": tail.pos,
+        "endChainCrc": tail.chain_crc,
+        "beginIndex": base.index + 1,
+        "baseTerm": base.term,
+        "basePos": base.pos,
+        "baseChainCrc": base.chain_crc,
+        "termRuns": ",".join(f"{run.term}:{run.first_index}" for run in checkpoint.term_runs),
+    }
+    replace_file(disk, path, format_properties(values))
+
+
+def read_checkpoint(disk: Disk, path: Path) -> Checkpoint | None:
+    """None if missing or broken: the log tells everything. FOREIGN_DIRECTORY if an original wrote it."""
+    try:
+        content = read_file(disk, path)
+    except FileNotFoundError:
+        return None
+    values = parse_properties(content)
+    if set(values) == {"endIndex", "committedIndex"}:
+        raise StorageError(
+            f"{path} was written by an original DLedger, which must not open this directory",
+            code=Code.FOREIGN_DIRECTORY,
+        )
+    if not is_intact(content):
+        return None
+    number = {key: int(value) for key, value in values.items() if key not in ("termRuns", "crc")}
+    return Checkpoint(
+        Tail(number["endIndex"], number["endTerm"], number["endPos"], number["endChainCrc"]),
+        number["committedIndex"],
+        Base(number["beginIndex"] - 1, number["baseTerm"], number["basePos"], number["baseChainCrc"]),
+        tuple(TermRun(*map(int, run.split(":"))) for run in values["termRuns"].split(",") if run),
+    )
+
+
+def write_sessions(disk: Disk, path: Path, index: int, blob: bytes) -> None:
+    """Durable on return."""
+    crc = crc32(blob, crc32(_SESSIONS.pack(_SESSIONS_MAGIC, index, len(blob), 0)))
+    replace_file(disk, path, _SESSIONS.pack(_SESSIONS_MAGIC, index, len(blob), crc) + blob)
+
+
+def read_sessions(disk: Disk, path: Path) -> tuple[int, bytes] | None:
+    """The index that the table covers, and the table. None if missing or broken: the log has it too."""
+    try:
+        content = read_file(disk, path)
+    except FileNotFoundError:
+        return None
+    if len(content) < _SESSIONS.size:
+        return None
+    magic, index, size, crc = _SESSIONS.unpack_from(content)
+    blob = content[_SESSIONS.size :]
+    if magic != _SESSIONS_MAGIC or size != len(blob):
+        return None
+    if crc32(blob, crc32(_SESSIONS.pack(magic, index, size, 0))) != crc:
+        return None
+    return index, blob

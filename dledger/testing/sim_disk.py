@@ -1,0 +1,450 @@
+"""A disk in memory that fails, tears and crashes on demand, and always in the same way.
+
+It keeps two states of everything: what a running system sees (the page cache), and what has reached the
+disk. Data that was not fdatasync'ed, and names whose directory was not fsync'ed, are only in the first. A
+crash of the process keeps the page cache; a loss of power keeps what is durable and, by chance, parts of what
+is not::
+
+    disk = SimDisk()
+    ...                                     # run a store on it
+    disk.crash(CrashKind.POWER, random.Random(7))
+    ...                                     # open the store again: this is what the disk holds now
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from random import Random
+
+from dledger.store.disk import IOV_MAX, Buffer
+
+SECTOR = 512  # a disk writes a sector whole or not at all
+
+
+class CrashKind(Enum):
+    """How a node goes down."""
+
+    PROCESS = "process"  # the page cache survives
+    POWER = "power"  # what was not synced is lost, torn, or kept
+
+
+class CrashPoint(Enum):
+    """Where in an operation the machine goes down."""
+
+    BEFORE = "before"
+    DURING = "during"  # half of a write was done; as BEFORE for other operations
+    AFTER = "after"
+
+
+class SimulatedCrash(BaseException):  # not an Exception: the machine is gone
+    """Raised by the operation at which the scheduled crash happens, and by each one after it."""
+
+
+@dataclass(slots=True)
+class _Change:
+    """An unsynced change of a file: data written at an offset, or (data None) a new size."""
+
+    offset: int
+    data: bytes | None
+    size: int = 0
+    number: int = 0  # its place in the order of all unsynced changes of the disk
+
+    def apply(self, content: bytearray) -> None:
+        if self.data is None:
+            _resize(content, self.size)
+            return
+        end = self.offset + len(self.data)
+        if len(content) < end:
+            _resize(content, end)
+        content[self.offset : end] = self.data
+
+
+@dataclass(slots=True, eq=False)
+class _File:
+    cache: bytearray = field(default_factory=bytearray)
+    durable: bytearray = field(default_factory=bytearray)
+    changes: list[_Change] = field(default_factory=list)
+
+    def sync(self) -> None:
+        for change in self.changes:
+            change.apply(self.durable)
+        self.changes.clear()
+
+
+@dataclass(slots=True)
+class _Handle:
+    file: _File
+    path: Path
+    write: bool
+
+
+_Names = dict[Path, _File | None]  # None: a directory
+
+
+@dataclass(slots=True)
+class _NameChange:
+    """An unsynced change of one directory: a name that lost its file, a name that got one."""
+
+    directory: Path
+    removed: Path | None = None
+    added: Path | None = None
+    file: _File | None = None
+    number: int = 0
+
+    def apply(self, names: _Names) -> None:
+        if self.removed is not None:
+            names.pop(self.removed, None)
+        if self.added is not None:
+            names[self.added] = self.file
+
+
+class SimDisk:
+    """See the module. Not for use from several threads at once."""
+
+    def __init__(self, *, capacity: int = 1 << 40) -> None:
+        self.capacity = capacity  # bytes that all files together may have; more is ENOSPC
+        self.operations: list[
+            str
+        ] = []  # the operations so far that change something, for counting and messages
+        self._names: _Names = {Path("/"): None}
+        self._durable_names: _Names = dict(self._names)
+        self._name_changes: list[_NameChange] = []
+        self._handles: dict[int, _Handle] = {}
+        self._next_handle = 1000
+        self._numbered = 0
+        self._locks: dict[int, _File] = {}
+        self._crash_at: tuple[int, CrashPoint] | None = None
+        self._crashed = False
+        self._faults: dict[tuple[str, int], int] = {}
+        self._shorts: dict[int, int] = {}
+        self._calls: dict[str, int] = {}
+
+    # -- what tests do to it
+
+    def schedule_crash(self, operation: int, point: CrashPoint) -> None:
+        """Raise SimulatedCrash at the operation with this number (1 is the first this disk ever did)."""
+        self._crash_at = (operation, point)
+
+    def fail(self, operation: str, error: int = errno.EIO, *, nth: int = 1) -> None:
+        """Let the nth call from now of an operation (the name of its method) fail with this errno."""
+        self._faults[operation, self._calls.get(operation, 0) + nth] = error
+
+    def shorten_write(self, size: int, *, nth: int = 1) -> None:
+        """Let the nth pwritev from now write only its first `size` bytes."""
+        self._shorts[self._calls.get("pwritev", 0) + nth] = size
+
+    def flip(self, path: Path, offset: int, mask: int = 0x01) -> None:
+        """Invert bits of one byte of a file, on the disk and in the cache."""
+        file = self._file(path)
+        file.cache[offset] ^= mask
+        if offset < len(file.durable):
+            file.durable[offset] ^= mask
+
+    def content(self, path: Path) -> bytes:
+        """What a running system sees of a file."""
+        return bytes(self._file(path).cache)
+
+    def set_content(self, path: Path, content: bytes) -> None:
+        """Replace a file, durably, as a fault from outside would."""
+        file = _File(bytearray(content), bytearray(content))
+        self._names[path] = self._durable_names[path] = file
+
+    def files(self) -> list[Path]:
+        """The paths of all files, sorted."""
+        return sorted(path for path, file in self._names.items() if file is not None)
+
+    def copy(self) -> SimDisk:
+        """A disk with the same durable and cached content; no handles, faults or locks."""
+        twin = SimDisk(capacity=self.capacity)
+        twins: dict[int, _File] = {}
+
+        def of(file: _File | None) -> _File | None:
+            if file is None:
+                return None
+            if id(file) not in twins:
+                twins[id(file)] = _File(bytearray(file.cache), bytearray(file.durable), list(file.changes))
+            return twins[id(file)]
+
+        twin._names = {path: of(file) for path, file in self._names.items()}
+        twin._durable_names = {path: of(file) for path, file in self._durable_names.items()}
+        twin._name_changes = [
+            _NameChange(c.directory, c.removed, c.added, of(c.file), c.number) for c in self._name_changes
+        ]
+        return twin
+
+    def crash(self, kind: CrashKind, rng: Random, *, reorder: bool = False) -> None:
+        """Go down and come up again: handles and locks are gone, and with POWER what was not synced may be.
+
+        Unsynced changes survive up to a point in their order, where a write is torn at any byte. With
+        `reorder` each sector of each file survives up to a point of its own.
+        """
+        self._handles.clear()
+        self._locks.clear()
+        self._crash_at = None
+        self._crashed = False
+        if kind is CrashKind.PROCESS:
+            return
+        found = (*self._names.values(), *self._durable_names.values(), *(c.file for c in self._name_changes))
+        files = list({id(file): file for file in found if file is not None}.values())
+        unsynced = sorted(
+            [c.number for c in self._name_changes] + [c.number for file in files for c in file.changes]
+        )
+        # The number of the first change that is lost, or torn.
+        lost = rng.choice([*unsynced, self._numbered + 1])
+        for file in files:
+            if reorder:
+                _keep_sectors(file, rng)
+            else:
+                _keep_until(file, lost, rng)
+        if reorder:
+            lost = rng.choice([*(c.number for c in self._name_changes), self._numbered + 1])
+        for change in self._name_changes:
+            if change.number < lost:
+                change.apply(self._durable_names)
+        self._name_changes.clear()
+        self._names = dict(self._durable_names)
+
+    # -- Disk
+
+    def open(self, path: Path, *, create: bool = False, write: bool = True) -> int:
+        if self._crashed:
+            raise SimulatedCrash
+        if path not in self._names:
+            if not create:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            self._directory(path.parent)
+            self._begin("open", path)
+            self._rename(_NameChange(path.parent, added=path, file=_File()))
+            self._end()
+        self._next_handle += 1
+        self._handles[self._next_handle] = _Handle(self._file(path), path, write)
+        return self._next_handle
+
+    def close(self, handle: int) -> None:
+        self._handles.pop(handle, None)
+        self._locks.pop(handle, None)
+
+    def pread(self, handle: int, size: int, offset: int) -> bytes:
+        found = self._handle(handle)
+        self._count("pread", found.path)
+        return bytes(found.file.cache[offset : offset + size])
+
+    def pwritev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
+        if len(buffers) > IOV_MAX:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        found = self._handle(handle)
+        assert found.write, f"{found.path} was opened for reading"
+        self._begin("pwritev", found.path)
+        data = b"".join(bytes(b) for b in buffers)
+        data = data[: self._shorts.pop(self._calls["pwritev"], len(data))]
+        self._need(offset + len(data) - len(found.file.cache))
+        if self._crash_at == (len(self.operations), CrashPoint.DURING):
+            self._change(found.file, _Change(offset, data[: len(data) // 2]))
+            self._go_down()
+        self._change(found.file, _Change(offset, data))
+        self._end()
+        return len(data)
+
+    def fdatasync(self, handle: int) -> None:
+        found = self._handle(handle)
+        try:
+            self._begin("fdatasync", found.path)
+        except OSError:
+            found.file.changes.clear()  # as the kernel does: the pages count as clean, but were never written
+            raise
+        found.file.sync()
+        self._end()
+
+    def sync_directory(self, path: Path) -> None:
+        self._directory(path)
+        self._begin("sync_directory", path)
+        for change in self._name_changes:
+            if change.directory == path:
+                change.apply(self._durable_names)
+        self._name_changes = [c for c in self._name_changes if c.directory != path]
+        self._end()
+
+    def truncate(self, handle: int, size: int) -> None:
+        found = self._handle(handle)
+        self._begin("truncate", found.path)
+        self._change(found.file, _Change(0, None, size))
+        self._end()
+
+    def allocate(self, handle: int, offset: int, size: int) -> None:
+        found = self._handle(handle)
+        self._begin("allocate", found.path)
+        self._need(offset + size - len(found.file.cache))
+        if offset + size > len(found.file.cache):
+            self._change(found.file, _Change(0, None, offset + size))
+        self._end()
+
+    def size(self, handle: int) -> int:
+        return len(self._handle(handle).file.cache)
+
+    def links(self, handle: int) -> int:
+        file = self._handle(handle).file
+        return sum(1 for named in self._names.values() if named is file)
+
+    def next_data(self, handle: int, offset: int) -> int | None:
+        rest = self._handle(handle).file.cache[offset:]
+        zeros = len(rest) - len(rest.lstrip(b"\0"))
+        return offset + zeros if zeros < len(rest) else None
+
+    def drop_cache(self, handle: int) -> None:
+        file = self._handle(handle).file
+        file.cache = bytearray(file.durable)
+        for change in file.changes:
+            change.apply(file.cache)
+
+    def rename(self, old: Path, new: Path) -> None:
+        file = self._file(old)
+        assert old.parent == new.parent, "renames between directories are not modelled"
+        self._begin("rename", new)
+        self._rename(_NameChange(new.parent, removed=old, added=new, file=file))
+        self._end()
+
+    def unlink(self, path: Path) -> None:
+        self._file(path)
+        self._begin("unlink", path)
+        self._rename(_NameChange(path.parent, removed=path))
+        self._end()
+
+    def listdir(self, path: Path) -> list[str]:
+        self._directory(path)
+        return sorted(name.name for name in self._names if name.parent == path and name != path)
+
+    def mkdir(self, path: Path) -> None:
+        if path in self._names:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        self._directory(path.parent)
+        self._begin("mkdir", path)
+        self._rename(_NameChange(path.parent, added=path))
+        self._end()
+
+    def exists(self, path: Path) -> bool:
+        return path in self._names
+
+    def lock(self, handle: int) -> bool:
+        file = self._handle(handle).file
+        if any(locked is file for other, locked in self._locks.items() if other != handle):
+            return False
+        self._locks[handle] = file
+        return True
+
+    def free_bytes(self, path: Path) -> int:
+        return max(0, self.capacity - self._used())
+
+    # -- inside
+
+    def _begin(self, name: str, path: Path) -> None:
+        """An operation that changes something: the scheduled crash or fault may come instead."""
+        if self._crashed:
+            raise SimulatedCrash
+        self.operations.append(f"{name} {path}")
+        number = len(self.operations)
+        during = (number, CrashPoint.DURING)
+        if self._crash_at == (number, CrashPoint.BEFORE) or (self._crash_at == during and name != "pwritev"):
+            self._go_down()
+        self._count(name, path)
+
+    def _count(self, name: str, path: Path) -> None:
+        if self._crashed:
+            raise SimulatedCrash
+        self._calls[name] = self._calls.get(name, 0) + 1
+        error = self._faults.pop((name, self._calls[name]), None)
+        if error is not None:
+            raise OSError(error, os.strerror(error), str(path))
+
+    def _end(self) -> None:
+        if self._crash_at == (len(self.operations), CrashPoint.AFTER):
+            self._go_down()
+
+    def _go_down(self) -> None:
+        self._crashed = True
+        raise SimulatedCrash
+
+    def _need(self, growth: int) -> None:
+        if growth > 0 and self._used() + growth > self.capacity:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _used(self) -> int:
+        return sum(len(file.cache) for file in self._names.values() if file is not None)
+
+    def _change(self, file: _File, change: _Change) -> None:
+        change.number = self._next_number()
+        change.apply(file.cache)
+        file.changes.append(change)
+
+    def _next_number(self) -> int:
+        self._numbered += 1
+        return self._numbered
+
+    def _rename(self, change: _NameChange) -> None:
+        change.number = self._next_number()
+        change.apply(self._names)
+        self._name_changes.append(change)
+
+    def _handle(self, handle: int) -> _Handle:
+        if self._crashed:
+            raise SimulatedCrash
+        found = self._handles.get(handle)
+        if found is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return found
+
+    def _file(self, path: Path) -> _File:
+        if self._crashed:
+            raise SimulatedCrash
+        file = self._names.get(path)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return file
+
+    def _directory(self, path: Path) -> None:
+        if self._crashed:
+            raise SimulatedCrash
+        if path not in self._names or self._names[path] is not None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+def _resize(content: bytearray, size: int) -> None:
+    if size < len(content):
+        del content[size:]
+    else:
+        content.extend(bytes(size - len(content)))
+
+
+def _keep_until(file: _File, lost: int, rng: Random) -> None:
+    for change in file.changes:
+        if change.number < lost:
+            change.apply(file.durable)
+        elif change.number == lost and change.data:
+            _Change(change.offset, change.data[: rng.randrange(len(change.data))]).apply(file.durable)
+    file.changes.clear()
+    file.cache = bytearray(file.durable)
+
+
+def _keep_sectors(file: _File, rng: Random) -> None:
+    """Sizes change in order (a journal sees to that); data of what sizes survive, sector by sector."""
+    resizes = [at for at, change in enumerate(file.changes) if change.data is None]
+    kept = rng.choice([0, *(at + 1 for at in resizes)])
+    for change in file.changes[:kept]:
+        change.apply(file.durable)
+    until = next((at for at in resizes if at >= kept), len(file.changes))
+    writes = [(change.offset, change.data) for change in file.changes[kept:until] if change.data]
+    sectors = {
+        s for offset, data in writes for s in range(offset // SECTOR, (offset + len(data) - 1) // SECTOR + 1)
+    }
+    for sector in sorted(sectors):
+        begin, end = sector * SECTOR, sector * SECTOR + SECTOR
+        touching = [(o, d) for o, d in writes if o < end and o + len(d) > begin]
+        for offset, data in touching[: rng.randint(0, len(touching))]:
+            low, high = max(offset, begin), min(offset + len(data), end)
+            _Change(low, data[low - offset : high - offset]).apply(file.durable)
+    file.changes.clear()
+    file.cache = bytearray(file.durable)
