@@ -1,0 +1,225 @@
+"""LogService.Append and AppendStream: requests in, validated; answers out, in order of completion.
+
+The stream is the hot path: one loop reads, one task writes, and an append in between is a slotted object,
+not a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import perf_counter
+from typing import Any, TypeAlias
+
+import grpc.aio
+
+from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest, Overloaded
+from dledger.rpc.convert_log import AppendResult, append_response
+from dledger.rpc.handlers import malformed
+from dledger.rpc.outbox import Outbox
+from dledger.rpc.ports import LogPort, ServiceLimits
+from dledger.v1 import log_pb2 as pb
+
+_Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+_HEADER_SIZE = 48  # of an entry, see dledger.store.batch
+
+
+class AppendService:
+    """The appending half of LogService."""
+
+    def __init__(self, port: LogPort) -> None:
+        self._port = port
+        self._streams: set[_AppendStream] = set()
+        self._calls: set[_Call] = set()
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._streams)
+
+    def stop(self) -> None:
+        """Answer everything that waits: the node stops, and cannot say what becomes of it."""
+        error = Indeterminate("the node is stopping", code=Code.INTERNAL_ERROR)
+        for call in list(self._calls):
+            call.answer(error)
+        for stream in list(self._streams):
+            stream.stop(error)
+
+    async def append(self, request: pb.AppendRequest | None, context: _Context) -> pb.AppendResponse:
+        if request is None:
+            return append_response(0, malformed())
+        call = _Call(self._port)
+        self._calls.add(call)
+        try:
+            submit(self._port, call, request)
+            outcome = await call.future
+        finally:
+            self._calls.discard(call)
+        return append_response(request.request_id, outcome)
+
+    async def append_stream(self, _: object, context: _Context) -> None:
+        limits = self._port.limits
+        if len(self._streams) >= limits.max_append_streams:
+            self._port.limit_hit("max_append_streams")
+            await _refuse_stream(context, limits)
+            return
+        stream = _AppendStream(self._port)
+        self._streams.add(stream)
+        writer = asyncio.ensure_future(stream.outbox.run(context.write))
+        try:
+            await stream.read_all(context)
+            await writer
+        finally:
+            self._streams.discard(stream)
+            stream.closed = True
+            writer.cancel()
+
+
+async def _refuse_stream(context: _Context, limits: ServiceLimits) -> None:
+    """The first request is answered, so that the client sees a number; the stream's end answers the rest."""
+    request = await context.read()
+    error = Overloaded(f"{limits.max_append_streams} append streams are open", code=Code.TOO_MANY_CONNECTIONS)
+    request_id = request.request_id if isinstance(request, pb.AppendRequest) else 0
+    await context.write(append_response(request_id, error))
+
+
+def submit(port: LogPort, token: _Call | _Pending, request: pb.AppendRequest) -> None:
+    """Check a request and hand it to the node; what is wrong with it is answered at once."""
+    limits = port.limits
+    bodies = list(request.bodies)
+    error = check_append(request, bodies, port.group, limits)
+    if error is not None:
+        token.answer(error)
+        return
+    session = None
+    if request.HasField("session"):
+        session = (request.session.session_id, request.session.seq)
+    timeout_ms = min(request.timeout_ms or limits.append_timeout_ms, limits.max_append_timeout_ms)
+    port.append(token, bodies, session, request.open_session, timeout_ms)
+
+
+def check_append(
+    request: pb.AppendRequest, bodies: list[bytes], group: str, limits: ServiceLimits
+) -> InvalidRequest | None:
+    """Why this can be no append here, or None."""
+    if request.group != group:
+        return InvalidRequest(f"group {request.group!r}; this node serves {group!r}", code=Code.UNKNOWN_GROUP)
+    if request.open_session:
+        if bodies or request.HasField("session"):
+            return InvalidRequest("open_session goes without bodies and without a session")
+        return None
+    if not bodies:
+        return InvalidRequest("an append without bodies", code=Code.REQUEST_WITH_EMPTY_BODYS)
+    if len(bodies) > limits.max_batch_entries:
+        return InvalidRequest(
+            f"{len(bodies)} bodies; a batch holds at most {limits.max_batch_entries}",
+            code=Code.BATCH_TOO_LARGE,
+        )
+    largest = max(map(len, bodies))
+    if largest > limits.max_body_bytes:
+        return InvalidRequest(
+            f"a body of {largest} bytes; at most {limits.max_body_bytes}", code=Code.BODY_TOO_LARGE
+        )
+    size = sum(map(len, bodies)) + _HEADER_SIZE * len(bodies)
+    if size > limits.max_batch_bytes:
+        return InvalidRequest(
+            f"a batch of {size} bytes with headers; at most {limits.max_batch_bytes}",
+            code=Code.BATCH_TOO_LARGE,
+        )
+    if request.HasField("session") and (request.session.session_id < 0 or request.session.seq < 1):
+        return InvalidRequest(
+            f"session ({request.session.session_id}, {request.session.seq}): ids start at 0, seq at 1"
+        )
+    return None
+
+
+class _Call:
+    """One unary append."""
+
+    __slots__ = ("_port", "_started", "future")
+
+    def __init__(self, port: LogPort) -> None:
+        self._port = port
+        self._started = perf_counter()
+        self.future: asyncio.Future[AppendResult | DLedgerError] = asyncio.get_running_loop().create_future()
+
+    def answer(self, outcome: AppendResult | DLedgerError) -> None:
+        if self.future.done():  # the caller went away, or the node stops
+            return
+        if not isinstance(outcome, DLedgerError):
+            self._port.observe_append(perf_counter() - self._started)
+        self.future.set_result(outcome)
+
+
+class _Pending:
+    """One append of a stream."""
+
+    __slots__ = ("request_id", "started", "stream")
+
+    def __init__(self, stream: _AppendStream, request_id: int) -> None:
+        self.stream = stream
+        self.request_id = request_id
+        self.started = perf_counter()
+
+    def answer(self, outcome: AppendResult | DLedgerError) -> None:
+        self.stream.answered(self, outcome)
+
+
+class _AppendStream:
+    """One client's stream of appends."""
+
+    def __init__(self, port: LogPort) -> None:
+        self._port = port
+        self._unanswered: set[_Pending] = set()
+        self._ended = False  # the client sends no more
+        self.outbox: Outbox[pb.AppendResponse] = Outbox()
+        self.closed = False
+
+    async def read_all(self, context: _Context) -> None:
+        """Read until the client ends the stream or the node stops; then let the writer finish."""
+        port, limits, unanswered = self._port, self._port.limits, self._unanswered
+        most = limits.max_unanswered_per_stream
+        while not self._ended:
+            request = await context.read()
+            if request is grpc.aio.EOF:
+                self._end()
+                return
+            if request is None:
+                self.outbox.put(append_response(0, malformed()))
+                self._end()
+                return
+            pending = _Pending(self, request.request_id)
+            if self._ended or len(unanswered) + len(self.outbox) >= most:
+                self._refuse(pending, most)
+                # Answers the client does not fetch pile up here: nothing more is read until it does.
+                if len(self.outbox) >= 2 * most:
+                    await self.outbox.drained()
+                continue
+            unanswered.add(pending)
+            submit(port, pending, request)
+
+    def answered(self, pending: _Pending, outcome: AppendResult | DLedgerError) -> None:
+        if pending not in self._unanswered:  # answered by `stop` before
+            return
+        self._unanswered.discard(pending)
+        if self.closed:
+            return
+        if not isinstance(outcome, DLedgerError):
+            self._port.observe_append(perf_counter() - pending.started)
+        self.outbox.put(append_response(pending.request_id, outcome))
+        if self._ended and not self._unanswered:
+            self.outbox.finish()
+
+    def stop(self, error: DLedgerError) -> None:
+        for pending in list(self._unanswered):
+            self.answered(pending, error)
+        self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        if not self._unanswered:
+            self.outbox.finish()
+
+    def _refuse(self, pending: _Pending, most: int) -> None:
+        self._port.limit_hit("max_unanswered_per_stream")
+        error = Overloaded(f"{most} appends of this stream are unanswered")
+        self.outbox.put(append_response(pending.request_id, error))

@@ -1,0 +1,356 @@
+"""Peer messages: protobuf on the wire, core values inside. Everything off the wire is validated here.
+
+A ValueError never leaves this module: what cannot be a message of the protocol is an InvalidRequest, with a
+number, so that a broken or foreign peer costs one answer and never the node.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from dledger.core.messages import (
+    Append,
+    Commit,
+    Compare,
+    Goodbye,
+    Heartbeat,
+    HeartbeatResponse,
+    PushMessage,
+    PushResponse,
+    PushType,
+    TakeLeadership,
+    TakeLeadershipResponse,
+    Truncate,
+    VoteRequest,
+    VoteResponse,
+)
+from dledger.core.values import TermRun, VoteResult
+from dledger.errors import Code, InvalidRequest
+from dledger.v1 import peer_pb2 as pb
+
+# Only what the terms of a push are peeked from: size, index and term of a stored entry. The replica verifies
+# the whole batch later; the layout is that of dledger.store.batch.
+_PEEK = struct.Struct(">4xiqq")
+_HEADER_SIZE = 48
+
+
+def _least(name: str, value: int, least: int) -> int:
+    if value < least:
+        raise InvalidRequest(f"{name} is {value}, below {least}")
+    return value
+
+
+# ---------------------------------------------------------------------------------------------- votes
+
+
+def vote_request_to_pb(message: VoteRequest, envelope: pb.Envelope) -> pb.VoteRequest:
+    return pb.VoteRequest(
+        envelope=envelope,
+        term=message.term,
+        ledger_end_index=message.ledger_end_index,
+        ledger_end_term=message.ledger_end_term,
+        pre_vote=message.pre_vote,
+        transfer=message.transfer,
+        round=message.round,
+    )
+
+
+def vote_request_from_pb(request: pb.VoteRequest) -> VoteRequest:
+    """InvalidRequest if a number is out of its range."""
+    return VoteRequest(
+        term=_least("term", request.term, 0),
+        candidate_id=request.envelope.local_id,
+        ledger_end_index=_least("ledger_end_index", request.ledger_end_index, -1),
+        ledger_end_term=_least("ledger_end_term", request.ledger_end_term, -1),
+        pre_vote=request.pre_vote,
+        transfer=request.transfer,
+        round=request.round,
+    )
+
+
+def vote_response_to_pb(message: VoteResponse, incarnation: int) -> pb.VoteResponse:
+    return pb.VoteResponse(
+        term=message.term,
+        vote_result=int(message.result),
+        pre_vote=message.pre_vote,
+        round=message.round,
+        incarnation=incarnation,
+    )
+
+
+def vote_response_from_pb(response: pb.VoteResponse, peer: str) -> VoteResponse:
+    """InvalidRequest if the peer refused the envelope or answered with something unknown."""
+    _raise_refusal(response.refusal, peer)
+    try:
+        result = VoteResult(response.vote_result)
+    except ValueError:
+        raise InvalidRequest(f"vote_result {response.vote_result} of {peer} is unknown") from None
+    return VoteResponse(
+        term=_least("term", response.term, 0),
+        voter_id=peer,
+        result=result,
+        pre_vote=response.pre_vote,
+        round=response.round,
+    )
+
+
+# ----------------------------------------------------------------------------------------- heartbeats
+
+
+def heartbeat_to_pb(message: Heartbeat, envelope: pb.Envelope) -> pb.HeartbeatRequest:
+    return pb.HeartbeatRequest(
+        envelope=envelope,
+        term=message.term,
+        round=message.round,
+        committed_index=message.committed_index,
+    )
+
+
+def heartbeat_from_pb(request: pb.HeartbeatRequest) -> Heartbeat:
+    """InvalidRequest if a number is out of its range."""
+    return Heartbeat(
+        term=_least("term", request.term, 0),
+        leader_id=request.envelope.local_id,
+        round=_least("round", request.round, 0),
+        committed_index=_least("committed_index", request.committed_index, -1),
+    )
+
+
+def heartbeat_response_to_pb(message: HeartbeatResponse, incarnation: int) -> pb.HeartbeatResponse:
+    return pb.HeartbeatResponse(
+        term=message.term, round=message.round, success=message.success, incarnation=incarnation
+    )
+
+
+def heartbeat_response_from_pb(response: pb.HeartbeatResponse, peer: str) -> HeartbeatResponse:
+    """InvalidRequest if the peer refused the envelope."""
+    _raise_refusal(response.refusal, peer)
+    return HeartbeatResponse(
+        term=_least("term", response.term, 0),
+        node_id=peer,
+        round=response.round,
+        success=response.success,
+    )
+
+
+# ------------------------------------------------------------------------------------ take leadership
+
+
+def take_leadership_to_pb(message: TakeLeadership, envelope: pb.Envelope) -> pb.TakeLeadershipRequest:
+    return pb.TakeLeadershipRequest(
+        envelope=envelope, term=message.term, take_leadership_index=message.take_leadership_index
+    )
+
+
+def take_leadership_from_pb(request: pb.TakeLeadershipRequest) -> TakeLeadership:
+    """InvalidRequest if a number is out of its range."""
+    return TakeLeadership(
+        term=_least("term", request.term, 0),
+        leader_id=request.envelope.local_id,
+        take_leadership_index=_least("take_leadership_index", request.take_leadership_index, -1),
+    )
+
+
+def take_leadership_response_to_pb(message: TakeLeadershipResponse) -> pb.TakeLeadershipResponse:
+    return pb.TakeLeadershipResponse(term=message.term, code=int(message.code))
+
+
+def take_leadership_response_from_pb(
+    response: pb.TakeLeadershipResponse, peer: str
+) -> TakeLeadershipResponse:
+    """InvalidRequest if the peer refused the envelope."""
+    _raise_refusal(response.refusal, peer)
+    return TakeLeadershipResponse(
+        term=_least("term", response.term, 0), node_id=peer, code=_code(response.code)
+    )
+
+
+# ---------------------------------------------------------------------------------------- push stream
+
+
+def push_to_pb(message: PushMessage, payload: bytes | None) -> pb.PushRequest:
+    """A message of a push stream; `payload` holds the whole batches of an APPEND."""
+    request = pb.PushRequest(
+        term=message.term, stream_id=message.stream_id, committed_index=message.committed_index
+    )
+    match message:
+        case Append():
+            assert payload, "an Append travels with its frames"
+            append = request.append
+            append.prev_index = message.prev_index
+            append.prev_term = message.prev_term
+            append.first_index = message.first_index
+            append.last_index = message.last_index
+            append.frames = payload
+        case Commit():
+            request.commit.SetInParent()
+        case Compare():
+            request.compare.index = message.index
+            request.compare.index_term = message.index_term
+            request.compare.chain_crc = message.chain_crc
+            request.compare.SetInParent()
+        case Truncate():
+            request.truncate.index = message.index
+            request.truncate.index_term = message.index_term
+            request.truncate.SetInParent()
+        case Goodbye():
+            request.goodbye.reason = message.reason
+            request.goodbye.SetInParent()
+    return request
+
+
+def push_from_pb(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage, bytes | None]:
+    """The message and, for an APPEND, its frames. InvalidRequest names what is wrong with it."""
+    kind = request.WhichOneof("push")
+    read = _PUSH_READERS.get(kind) if kind is not None else None
+    if read is None:
+        raise InvalidRequest("a push message without COMPARE, TRUNCATE, APPEND, COMMIT or GOODBYE")
+    _least("term", request.term, 0)
+    _least("stream_id", request.stream_id, 0)
+    _least("committed_index", request.committed_index, -1)
+    return read(request, leader_id)
+
+
+def _read_append(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage, bytes]:
+    append = request.append
+    first_index, last_index = append.first_index, append.last_index
+    frames = append.frames
+    if append.prev_index < -1 or first_index != append.prev_index + 1 or last_index < first_index:
+        raise InvalidRequest(
+            f"an Append of {first_index}..{last_index} after {append.prev_index} is no range that follows"
+        )
+    _least("prev_term", append.prev_term, -1)
+    message = Append(
+        term=request.term,
+        leader_id=leader_id,
+        stream_id=request.stream_id,
+        committed_index=request.committed_index,
+        prev_index=append.prev_index,
+        prev_term=append.prev_term,
+        first_index=first_index,
+        last_index=last_index,
+        runs=term_runs(frames, first_index, last_index, request.term),
+    )
+    return message, frames
+
+
+def _read_compare(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage, None]:
+    compare = request.compare
+    message = Compare(
+        term=request.term,
+        leader_id=leader_id,
+        stream_id=request.stream_id,
+        committed_index=request.committed_index,
+        index=_least("index", compare.index, -1),
+        index_term=_least("index_term", compare.index_term, -1),
+        chain_crc=compare.chain_crc,
+    )
+    return message, None
+
+
+def _read_truncate(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage, None]:
+    message = Truncate(
+        term=request.term,
+        leader_id=leader_id,
+        stream_id=request.stream_id,
+        committed_index=request.committed_index,
+        index=_least("index", request.truncate.index, 0),
+        index_term=_least("index_term", request.truncate.index_term, -1),
+    )
+    return message, None
+
+
+def _read_commit(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage, None]:
+    return Commit(request.term, leader_id, request.stream_id, request.committed_index), None
+
+
+def _read_goodbye(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage, None]:
+    reason = request.goodbye.reason
+    return Goodbye(request.term, leader_id, request.stream_id, request.committed_index, reason), None
+
+
+_PUSH_READERS: dict[str, Callable[[pb.PushRequest, str], tuple[PushMessage, bytes | None]]] = {
+    "append": _read_append,
+    "commit": _read_commit,
+    "compare": _read_compare,
+    "truncate": _read_truncate,
+    "goodbye": _read_goodbye,
+}
+
+
+def term_runs(frames: bytes, first_index: int, last_index: int, leader_term: int) -> tuple[TermRun, ...]:
+    """The terms in `frames`, peeked from the entry headers. InvalidRequest if they cannot be such entries.
+
+    Terms never fall along a log and never exceed the leader's, so a first entry of the leader's own term
+    settles it: in the steady state one header is looked at, not each.
+    """
+    if len(frames) < _HEADER_SIZE:
+        raise InvalidRequest(f"an Append with {len(frames)} bytes of frames holds no entry")
+    size, index, term = _PEEK.unpack_from(frames, 0)
+    if index != first_index or not 0 <= term <= leader_term or size < _HEADER_SIZE:
+        raise InvalidRequest(f"frames begin with entry ({index}, {term}), not with {first_index}")
+    runs = [TermRun(term, first_index)]
+    at, expected, end = size, first_index + 1, len(frames)
+    while term != leader_term and at < end:
+        if at + _HEADER_SIZE > end:
+            raise InvalidRequest(f"frames are cut at entry {expected}")
+        size, index, found = _PEEK.unpack_from(frames, at)
+        if index != expected or not term <= found <= leader_term or size < _HEADER_SIZE:
+            raise InvalidRequest(f"frames hold entry ({index}, {found}) after ({expected - 1}, {term})")
+        if found != term:
+            term = found
+            runs.append(TermRun(term, index))
+        at += size
+        expected += 1
+    if runs[-1].first_index > last_index:
+        raise InvalidRequest(f"frames reach beyond entry {last_index}")
+    return tuple(runs)
+
+
+def push_response_to_pb(message: PushResponse) -> pb.PushResponse:
+    return pb.PushResponse(
+        term=message.term,
+        stream_id=message.stream_id,
+        code=int(message.code),
+        type=int(message.type),
+        index=message.index,
+        ledger_begin_index=message.ledger_begin_index,
+        ledger_end_index=message.ledger_end_index,
+        conflict_term=message.conflict_term,
+        conflict_index=message.conflict_index,
+    )
+
+
+def push_response_from_pb(response: pb.PushResponse, peer: str) -> PushResponse:
+    """InvalidRequest if the answer is a refusal or makes no sense."""
+    _raise_refusal(response.refusal, peer)
+    try:
+        kind = PushType(response.type)
+    except ValueError:
+        raise InvalidRequest(f"an answer of {peer} to push type {response.type}, which is unknown") from None
+    return PushResponse(
+        term=_least("term", response.term, 0),
+        node_id=peer,
+        stream_id=_least("stream_id", response.stream_id, 0),
+        code=_code(response.code),
+        type=kind,
+        index=_least("index", response.index, -1),
+        ledger_begin_index=_least("ledger_begin_index", response.ledger_begin_index, -1),
+        ledger_end_index=_least("ledger_end_index", response.ledger_end_index, -1),
+        conflict_term=_least("conflict_term", response.conflict_term, -1),
+        conflict_index=_least("conflict_index", response.conflict_index, -1),
+    )
+
+
+def _code(number: int) -> Code:
+    """Numbers of a newer version become UNKNOWN: never a success, never an exception."""
+    try:
+        return Code(number)
+    except ValueError:
+        return Code.UNKNOWN
+
+
+def _raise_refusal(refusal: pb.Refusal, peer: str) -> None:
+    if refusal.code:
+        raise InvalidRequest(f"{peer} refuses: {refusal.message}", code=_code(refusal.code))

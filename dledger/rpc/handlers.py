@@ -1,0 +1,59 @@
+"""Method handlers whose deserializers do not throw.
+
+gRPC answers bytes that are no protobuf with a bare UNKNOWN and a stack trace in the log. Here the servicer
+gets None instead of a message, and answers with a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from dledger.errors import Code, InvalidRequest
+
+M = TypeVar("M", bound=Message)
+
+Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
+
+#: Why a stream or call ends that was not answered with a number: the client sees this as gRPC details.
+MALFORMED: Final = "the bytes are no message of this protocol"
+
+
+def malformed() -> InvalidRequest:
+    return InvalidRequest(MALFORMED, code=Code.UNEXPECTED_ARGUMENT)
+
+
+def parser(message_type: type[M]) -> Callable[[bytes], M | None]:
+    """Bytes to a message, or None."""
+    from_string = message_type.FromString
+
+    def parse(data: bytes) -> M | None:
+        try:
+            return from_string(data)
+        except DecodeError:
+            return None
+
+    return parse
+
+
+def serialize(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+def unary(behavior: Callable[..., Any], request_type: type[Message]) -> Handler:
+    return grpc.unary_unary_rpc_method_handler(behavior, parser(request_type), serialize)
+
+
+def server_stream(behavior: Callable[..., Any], request_type: type[Message]) -> Handler:
+    return grpc.unary_stream_rpc_method_handler(behavior, parser(request_type), serialize)
+
+
+def both_stream(behavior: Callable[..., Any], request_type: type[Message]) -> Handler:
+    return grpc.stream_stream_rpc_method_handler(behavior, parser(request_type), serialize)
+
+
+def service(name: str, methods: Mapping[str, Handler]) -> grpc.GenericRpcHandler:
+    return grpc.method_handlers_generic_handler(name, dict(methods))

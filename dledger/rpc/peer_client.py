@@ -1,0 +1,135 @@
+"""The client side to another member: short calls, and the push stream of a leader."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from dledger.core.messages import (
+    Heartbeat,
+    HeartbeatResponse,
+    PushMessage,
+    PushResponse,
+    TakeLeadership,
+    TakeLeadershipResponse,
+    VoteRequest,
+    VoteResponse,
+)
+from dledger.errors import InvalidRequest, error_for
+from dledger.rpc import convert_peer as convert
+from dledger.rpc.channels import open_channel
+from dledger.rpc.envelope import Identity
+from dledger.rpc.outbox import Outbox
+from dledger.v1 import peer_pb2 as pb
+from dledger.v1 import peer_pb2_grpc
+
+Question = VoteRequest | Heartbeat | TakeLeadership
+Answer = VoteResponse | HeartbeatResponse | TakeLeadershipResponse
+
+
+class PeerUnreachable(Exception):  # noqa: N818 - a fact of life, not an error
+    """No answer: no connection, a deadline, a broken stream. Says nothing of what the peer did."""
+
+
+class PeerClient:
+    """One channel to one member, used for everything that this node asks of it."""
+
+    def __init__(self, peer: str, address: str, identity: Identity) -> None:
+        self.peer = peer
+        self._identity = identity
+        self._channel = open_channel(address)
+        self._stub: Any = peer_pb2_grpc.PeerServiceStub(self._channel)
+
+    def connect(self) -> None:
+        """Begin to connect, so that the first message need not wait for it."""
+        self._channel.get_state(try_to_connect=True)
+
+    async def ask(self, message: Question, timeout_s: float) -> Answer:
+        """PeerUnreachable without an answer, InvalidRequest if the peer refuses to talk to us."""
+        stub, envelope = self._stub, self._identity.envelope(self.peer)
+        try:
+            match message:
+                case VoteRequest():
+                    vote = await stub.Vote(convert.vote_request_to_pb(message, envelope), timeout=timeout_s)
+                    return convert.vote_response_from_pb(vote, self.peer)
+                case Heartbeat():
+                    beat = await stub.Heartbeat(convert.heartbeat_to_pb(message, envelope), timeout=timeout_s)
+                    return convert.heartbeat_response_from_pb(beat, self.peer)
+                case TakeLeadership():
+                    request = convert.take_leadership_to_pb(message, envelope)
+                    taken = await stub.TakeLeadership(request, timeout=timeout_s)
+                    return convert.take_leadership_response_from_pb(taken, self.peer)
+        except grpc.aio.AioRpcError as error:
+            raise PeerUnreachable(f"{self.peer}: {error.code().name}") from None
+
+    def open_push(self, stream_id: int) -> PushClient:
+        # wait_for_ready: the stream opens in the moment in which the peer can be reached.
+        call = self._stub.Push(wait_for_ready=True)
+        return PushClient(self.peer, stream_id, self._identity.envelope(self.peer), call)
+
+    async def close(self) -> None:
+        await self._channel.close(0)
+
+
+class PushClient:
+    """The leader's end of one push stream. Never opened again: a new stream is a new object."""
+
+    def __init__(self, peer: str, stream_id: int, envelope: pb.Envelope, call: Any) -> None:
+        self.peer = peer
+        self.stream_id = stream_id
+        self.is_up = False
+        self._envelope = envelope
+        self._call = call
+        self._outbox: Outbox[pb.PushRequest] = Outbox()
+
+    def put(self, message: PushMessage, payload: bytes | None) -> None:
+        """Queue a message. How much may wait is bounded by the core, in bytes in flight."""
+        self._outbox.put(convert.push_to_pb(message, payload))
+
+    def finish(self) -> None:
+        """End the stream after what was put."""
+        self._outbox.finish()
+
+    async def run(self, on_up: Callable[[int], None], on_response: Callable[[PushResponse], None]) -> None:
+        """Serve the stream until it ends. PeerUnreachable, or InvalidRequest if the peer refuses it."""
+        try:
+            await self._shake_hands(on_up)
+            writer = asyncio.ensure_future(self._write_all())
+            try:
+                while (response := await self._call.read()) is not grpc.aio.EOF:
+                    on_response(convert.push_response_from_pb(response, self.peer))
+            finally:
+                writer.cancel()
+            code = await self._call.code()
+            if code is not grpc.StatusCode.OK:
+                raise PeerUnreachable(f"{self.peer}: {code.name}")
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError) as error:
+            raise PeerUnreachable(f"{self.peer}: {error}") from None
+        finally:
+            self._call.cancel()
+
+    async def _shake_hands(self, on_up: Callable[[int], None]) -> None:
+        await self._call.write(pb.PushRequest(envelope=self._envelope, stream_id=self.stream_id))
+        answer = await self._call.read()
+        if answer is grpc.aio.EOF:
+            raise PeerUnreachable(f"{self.peer} ended the stream at once")
+        if answer.refusal.code:
+            raise _refused(answer.refusal)
+        self.is_up = True
+        on_up(answer.incarnation)
+
+    async def _write_all(self) -> None:
+        # The reading side learns of the same end, and reports it.
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+            await self._outbox.run(self._call.write)
+            await self._call.done_writing()
+
+
+def _refused(refusal: pb.Refusal) -> InvalidRequest:
+    error = error_for(refusal.code, refusal.message)
+    return InvalidRequest(f"the peer refuses: {refusal.message}", code=error.code)

@@ -1,0 +1,134 @@
+"""PeerService: what the other members send. Checks who speaks and who is meant, converts, hands over."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeAlias
+
+import grpc.aio
+
+from dledger.core.messages import (
+    Goodbye,
+    HeartbeatResponse,
+    PushResponse,
+    TakeLeadershipResponse,
+    VoteResponse,
+)
+from dledger.errors import Code, DLedgerError, InvalidRequest
+from dledger.rpc import convert_peer as convert
+from dledger.rpc.envelope import refusal
+from dledger.rpc.handlers import malformed
+from dledger.rpc.outbox import Outbox
+from dledger.rpc.ports import PeerPort
+from dledger.v1 import peer_pb2 as pb
+
+_Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+
+def _as_refusal(error: DLedgerError | TimeoutError) -> pb.Refusal:
+    if isinstance(error, DLedgerError):
+        return pb.Refusal(code=int(error.code), message=error.message)
+    return pb.Refusal(code=int(Code.TIMEOUT), message="the node did not answer in time")
+
+
+class PeerService:
+    """Votes, heartbeats, pushes and hand-overs of leadership, as a server."""
+
+    def __init__(self, port: PeerPort) -> None:
+        self._port = port
+
+    async def vote(self, request: pb.VoteRequest | None, context: _Context) -> pb.VoteResponse:
+        try:
+            if request is None:
+                raise malformed()
+            peer = self._port.identity.check(request.envelope)
+            answer = await self._port.ask(peer, convert.vote_request_from_pb(request))
+        except (DLedgerError, TimeoutError) as error:
+            return pb.VoteResponse(refusal=_as_refusal(error))
+        assert isinstance(answer, VoteResponse)
+        return convert.vote_response_to_pb(answer, self._port.identity.incarnation)
+
+    async def heartbeat(self, request: pb.HeartbeatRequest | None, context: _Context) -> pb.HeartbeatResponse:
+        try:
+            if request is None:
+                raise malformed()
+            peer = self._port.identity.check(request.envelope)
+            answer = await self._port.ask(peer, convert.heartbeat_from_pb(request))
+        except (DLedgerError, TimeoutError) as error:
+            return pb.HeartbeatResponse(refusal=_as_refusal(error))
+        assert isinstance(answer, HeartbeatResponse)
+        return convert.heartbeat_response_to_pb(answer, self._port.identity.incarnation)
+
+    async def take_leadership(
+        self, request: pb.TakeLeadershipRequest | None, context: _Context
+    ) -> pb.TakeLeadershipResponse:
+        try:
+            if request is None:
+                raise malformed()
+            peer = self._port.identity.check(request.envelope)
+            answer = await self._port.ask(peer, convert.take_leadership_from_pb(request))
+        except (DLedgerError, TimeoutError) as error:
+            return pb.TakeLeadershipResponse(refusal=_as_refusal(error))
+        assert isinstance(answer, TakeLeadershipResponse)
+        return convert.take_leadership_response_to_pb(answer)
+
+    async def push(self, _: object, context: _Context) -> None:
+        try:
+            hello = await context.read()
+            if not isinstance(hello, pb.PushRequest):
+                raise malformed()
+            peer = self._port.identity.check(hello.envelope)
+            if hello.stream_id < 0:
+                raise InvalidRequest(f"stream_id {hello.stream_id}")
+        except InvalidRequest as error:
+            await context.write(pb.PushResponse(refusal=refusal(error)))
+            return
+        incarnation = self._port.identity.incarnation
+        await context.write(pb.PushResponse(incarnation=incarnation, stream_id=hello.stream_id))
+        stream = _PushStream(peer, hello.stream_id)
+        await stream.serve(self._port, context)
+
+
+class _PushStream:
+    """One leader's push stream, from the follower's side."""
+
+    def __init__(self, peer: str, stream_id: int) -> None:
+        self.peer = peer
+        self.stream_id = stream_id
+        self._outbox: Outbox[pb.PushResponse] = Outbox()
+        self._replaced = False
+        self._said_goodbye = False
+
+    def respond(self, response: PushResponse) -> None:
+        self._outbox.put(convert.push_response_to_pb(response))
+
+    def replace(self) -> None:
+        self._replaced = True
+        self._outbox.finish()
+
+    async def serve(self, port: PeerPort, context: _Context) -> None:
+        writer = asyncio.ensure_future(self._outbox.run(context.write))
+        try:
+            port.push_opened(self)
+            await self._read_all(port, context)
+        except InvalidRequest as error:
+            # What is broken is the stream, not the node: say so and let the leader open a new one.
+            await context.write(pb.PushResponse(refusal=refusal(error), stream_id=self.stream_id))
+        finally:
+            writer.cancel()
+            if not self._replaced and not self._said_goodbye:
+                port.push_closed(self)
+
+    async def _read_all(self, port: PeerPort, context: _Context) -> None:
+        while not self._replaced:
+            request = await context.read()
+            if request is grpc.aio.EOF or self._replaced:
+                return
+            if request is None:
+                raise malformed()
+            message, payload = convert.push_from_pb(request, self.peer)
+            if message.stream_id != self.stream_id:
+                raise InvalidRequest(f"a message of stream {message.stream_id} on stream {self.stream_id}")
+            if isinstance(message, Goodbye):
+                self._said_goodbye = True
+            port.push_received(self, message, payload)

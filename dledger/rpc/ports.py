@@ -1,0 +1,129 @@
+"""What the servicers need of a node. The node implements these; nothing here knows how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from dledger.core.messages import Message, PushMessage, PushResponse
+from dledger.errors import DLedgerError
+from dledger.rpc.convert_log import AppendResult
+from dledger.rpc.envelope import Identity
+from dledger.status.model import NodeStatus
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLimits:
+    """What one node accepts from its clients. Past each: a numbered refusal."""
+
+    max_body_bytes: int = 1 << 20
+    max_batch_bytes: int = 1 << 20  # bodies and the 48-byte header of each
+    max_batch_entries: int = 4096
+    max_append_streams: int = 1024
+    max_read_streams: int = 256
+    max_unanswered_per_stream: int = 1024
+    append_timeout_ms: int = 5_000  # when the client names none
+    max_append_timeout_ms: int = 60_000
+    read_chunk_bytes: int = 512 << 10
+
+
+class AppendToken(Protocol):
+    """Stands for one append until it is answered, once."""
+
+    def answer(self, outcome: AppendResult | DLedgerError) -> None: ...
+
+
+class Chunk(NamedTuple):
+    """Consecutive committed entries; `entries` are (index, term, pos, magic, body)."""
+
+    last_index: int
+    data: bytes
+    entries: Sequence[tuple[int, int, int, int, bytes]]
+    user_entries: int
+
+
+class LogPort(Protocol):
+    """A node as its clients see it. All methods are called on the event loop."""
+
+    @property
+    def group(self) -> str: ...
+
+    @property
+    def limits(self) -> ServiceLimits: ...
+
+    @property
+    def begin_index(self) -> int:
+        """The first index that can be read; 0 for a log that has never held an entry."""
+
+    @property
+    def readable_index(self) -> int:
+        """The last index that may be read here: committed, and stored on this node."""
+
+    def append(
+        self,
+        token: AppendToken,
+        bodies: Sequence[bytes],
+        session: tuple[int, int] | None,
+        open_session: bool,
+        timeout_ms: int,
+    ) -> None:
+        """Answered through `token`, perhaps before this returns."""
+
+    async def read_index(self) -> int:
+        """A linearizable read point, from the leader. ReadFailed or Overloaded if there is none to be had."""
+
+    async def wait_readable(self, index: int, *, timeout_ms: int | None) -> None:
+        """Until readable_index >= index. ReadFailed when the time is over or the node stops."""
+
+    async def load(self, first_index: int, last_index: int, max_bytes: int, *, decode: bool) -> Chunk:
+        """Entries from first_index on, at least one. ReadFailed, StorageError."""
+
+    def observe_append(self, seconds: float) -> None:
+        """How long a committed append took."""
+
+    def limit_hit(self, name: str) -> None: ...
+
+
+class PushPeer(Protocol):
+    """The receiving end of a push stream, as the node uses it."""
+
+    @property
+    def peer(self) -> str: ...
+
+    @property
+    def stream_id(self) -> int: ...
+
+    def respond(self, response: PushResponse) -> None: ...
+
+    def replace(self) -> None:
+        """A newer stream from the same leader has come: this one ends, quietly."""
+
+
+class PeerPort(Protocol):
+    """A node as the other members see it. All methods are called on the event loop."""
+
+    @property
+    def identity(self) -> Identity: ...
+
+    async def ask(self, peer: str, message: Message) -> Message:
+        """Hand over a question and wait for its answer. TimeoutError, DLedgerError."""
+
+    def push_opened(self, stream: PushPeer) -> None: ...
+
+    def push_received(self, stream: PushPeer, message: PushMessage, payload: bytes | None) -> None: ...
+
+    def push_closed(self, stream: PushPeer) -> None:
+        """The stream has ended without GOODBYE, and no newer one has replaced it."""
+
+
+class AdminPort(Protocol):
+    """A node as its operator sees it."""
+
+    @property
+    def group(self) -> str: ...
+
+    def node_status(self) -> NodeStatus: ...
+
+    async def transfer(self, to: str | None) -> None:
+        """Returns when leadership was handed over; DLedgerError says why not."""

@@ -1,0 +1,80 @@
+"""One gRPC server with everything a node offers: log, peers, admin, health and reflection."""
+
+from __future__ import annotations
+
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from dledger.errors import Code, ConfigError
+from dledger.rpc.admin_service import AdminService
+from dledger.rpc.append_service import AppendService
+from dledger.rpc.channels import new_server
+from dledger.rpc.handlers import both_stream, server_stream, service, unary
+from dledger.rpc.peer_service import PeerService
+from dledger.rpc.ports import AdminPort, LogPort, PeerPort
+from dledger.rpc.read_service import ReadService
+from dledger.v1 import admin_pb2, log_pb2, peer_pb2
+
+LOG_SERVICE = "dledger.v1.LogService"
+PEER_SERVICE = "dledger.v1.PeerService"
+ADMIN_SERVICE = "dledger.v1.AdminService"
+_SERVICES = (LOG_SERVICE, PEER_SERVICE, ADMIN_SERVICE)
+
+
+class NodeGrpc:
+    """The gRPC face of a node. `address` is host:port, with the port that was really bound."""
+
+    def __init__(self, log: LogPort, peers: PeerPort, admin: AdminPort) -> None:
+        self.appends = AppendService(log)
+        self.reads = ReadService(log)
+        self.address = ""
+        self._peers = PeerService(peers)
+        self._admin = AdminService(admin)
+        self._server = new_server()
+        self._health = health.aio.HealthServicer()
+
+    async def start(self, listen: str) -> None:
+        """Bind and serve. ConfigError PORT_IN_USE names the address if it cannot be had."""
+        self._add_services()
+        try:
+            port = self._server.add_insecure_port(listen)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise ConfigError(
+                f"cannot listen on {listen}: the port is in use by another process, or not ours to bind",
+                code=Code.PORT_IN_USE,
+            )
+        self.address = f"{listen.rpartition(':')[0]}:{port}"
+        await self._server.start()
+        for name in ("", *_SERVICES):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls, answer those that wait, cut what is left after `grace_s` seconds."""
+        self.appends.stop()
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+    def _add_services(self) -> None:
+        log = {
+            "Append": unary(self.appends.append, log_pb2.AppendRequest),
+            "AppendStream": both_stream(self.appends.append_stream, log_pb2.AppendRequest),
+            "ReadStream": server_stream(self.reads.read_stream, log_pb2.ReadRequest),
+            "ReadIndex": unary(self.reads.read_index, log_pb2.ReadIndexRequest),
+        }
+        peer = {
+            "Vote": unary(self._peers.vote, peer_pb2.VoteRequest),
+            "Heartbeat": unary(self._peers.heartbeat, peer_pb2.HeartbeatRequest),
+            "Push": both_stream(self._peers.push, peer_pb2.PushRequest),
+            "TakeLeadership": unary(self._peers.take_leadership, peer_pb2.TakeLeadershipRequest),
+        }
+        admin = {
+            "GetStatus": unary(self._admin.get_status, admin_pb2.GetStatusRequest),
+            "TransferLeadership": unary(self._admin.transfer_leadership, admin_pb2.TransferLeadershipRequest),
+        }
+        handlers = (service(LOG_SERVICE, log), service(PEER_SERVICE, peer), service(ADMIN_SERVICE, admin))
+        self._server.add_generic_rpc_handlers(handlers)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
