@@ -1,0 +1,1 @@
+"""Entries on disk: segments, index, identity, term and vote, checkpoint, recovery."""

@@ -10,12 +10,20 @@ import errno
 import fcntl
 import os
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
 
 IOV_MAX = 1024  # the kernel takes no more buffers in one pwritev
+
+
+class CrashKind(Enum):
+    """How a node goes down, and so what of its files survives."""
+
+    PROCESS = "process"  # all that was written survives, in the page cache
+    POWER = "power"  # what was not synced is lost, torn, or kept
 
 
 class Disk(Protocol):

@@ -21,16 +21,11 @@ from enum import Enum
 from pathlib import Path
 from random import Random
 
-from dledger.store.disk import IOV_MAX, Buffer
+from dledger.store.disk import IOV_MAX, Buffer, CrashKind
+
+__all__ = ["SECTOR", "CrashKind", "CrashPoint", "SimDisk", "SimulatedCrash"]
 
 SECTOR = 512  # a disk writes a sector whole or not at all
-
-
-class CrashKind(Enum):
-    """How a node goes down."""
-
-    PROCESS = "process"  # the page cache survives
-    POWER = "power"  # what was not synced is lost, torn, or kept
 
 
 class CrashPoint(Enum):

@@ -1,0 +1,211 @@
+"""The log store in memory: the fast twin for the simulator. It models what is written and what is durable.
+
+Term and vote, checkpoint and sessions are durable as soon as they are saved, as they are on disk.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from random import Random
+
+from dledger.core.values import NO_BASE, Base, HardState, Tail, TermRun
+from dledger.errors import Code, StorageError
+from dledger.store.api import BatchHead, EntryHeader, Frames, check_range
+from dledger.store.batch import Batch, place, unpack_header
+from dledger.store.disk import CrashKind
+from dledger.store.identity import Identity
+
+
+class MemoryLogStore:
+    """`LogStore` without a disk. `crash` gives the store that the node finds when it starts again."""
+
+    def __init__(self, identity: Identity, *, capacity: int = 1 << 40) -> None:
+        self.identity = identity
+        self.data_file_size = identity.data_file_size
+        self.capacity = capacity  # bytes of the log; an append beyond is refused with DISK_FULL
+        self._batches: list[Batch] = []
+        self._ends: list[int] = []  # last_index of each batch, for bisect
+        self._base = NO_BASE
+        self._durable_index = -1
+        self._hard_state = HardState()
+        self._committed = -1
+        self._sessions: tuple[int, bytes] | None = None
+        self._generation = 0
+        self._closed = False
+
+    # -- what it is
+
+    @property
+    def base(self) -> Base:
+        return self._base
+
+    @property
+    def begin_index(self) -> int:
+        return self._base.index + 1
+
+    @property
+    def end_index(self) -> int:
+        return self._ends[-1] if self._ends else self._base.index
+
+    @property
+    def tail(self) -> Tail:
+        base = self._base
+        return (
+            self._batches[-1].tail if self._batches else Tail(base.index, base.term, base.pos, base.chain_crc)
+        )
+
+    @property
+    def durable_index(self) -> int:
+        return self._durable_index
+
+    @property
+    def hard_state(self) -> HardState:
+        return self._hard_state
+
+    @property
+    def term_runs(self) -> list[TermRun]:
+        runs: list[TermRun] = []
+        for batch in self._batches:
+            if not runs or runs[-1].term != batch.term:
+                runs.append(TermRun(batch.term, batch.first_index))
+        return runs
+
+    @property
+    def committed_checkpoint(self) -> int:
+        return self._committed
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    def free_bytes(self) -> int:
+        return max(0, self.capacity - self.tail.pos)
+
+    # -- writing
+
+    def append(self, batches: Sequence[Batch]) -> None:
+        assert not self._closed
+        tail = self.tail
+        for batch in batches:
+            assert batch.first_index == tail.index + 1, f"batch {batch.first_index} after {tail}"
+            assert batch.term >= tail.term, f"batch of term {batch.term} after {tail}"
+            assert batch.pos == place(tail.pos, batch.size, self.data_file_size), f"{batch.pos} after {tail}"
+            assert batch.size == len(batch.data)
+            tail = batch.tail
+        if tail.pos > self.capacity:
+            raise StorageError(f"no room for {tail.pos} bytes", code=Code.DISK_FULL)
+        self._batches.extend(batches)
+        self._ends.extend(batch.last_index for batch in batches)
+
+    def sync(self) -> int:
+        assert not self._closed
+        self._durable_index = self.end_index
+        return self._durable_index
+
+    def truncate_after(self, index: int) -> None:
+        assert self._base.index <= index <= self.end_index, f"truncate after {index}, end {self.end_index}"
+        if index == self.end_index:
+            return
+        keep = bisect_left(self._ends, index) + 1 if index > self._base.index else 0
+        assert keep == 0 or self._ends[keep - 1] == index, f"entry {index} does not end a batch"
+        del self._batches[keep:], self._ends[keep:]
+        self._generation += 1
+        self._durable_index = min(self._durable_index, index)
+        self._committed = min(self._committed, self._durable_index)
+
+    def save_hard_state(self, state: HardState) -> None:
+        assert state.term >= self._hard_state.term, f"{state} after {self._hard_state}"
+        assert state.incarnation >= self._hard_state.incarnation, f"{state} after {self._hard_state}"
+        self._hard_state = state
+
+    def save_checkpoint(self, committed_index: int, sessions: tuple[int, bytes] | None) -> None:
+        assert sessions is None or sessions[0] <= committed_index, "a session table that may be undone"
+        self._committed = max(self._committed, min(committed_index, self._durable_index))
+        self._sessions = sessions or self._sessions
+
+    def load_sessions(self) -> tuple[int, bytes] | None:
+        found = self._sessions
+        return found if found is not None and found[0] <= self.end_index else None
+
+    def close(self) -> None:
+        if not self._closed:
+            self.sync()
+            self._closed = True
+
+    def crash(self, kind: CrashKind, rng: Random) -> MemoryLogStore:
+        """The store that the node finds after a crash; this one is not to be used any more.
+
+        PROCESS keeps all that was written. POWER keeps what is durable, and by chance some of the batches
+        after it, in order. What is kept is durable: recovery sees to that.
+        """
+        self._closed = True
+        after = MemoryLogStore(self.identity, capacity=self.capacity)
+        durable = bisect_right(self._ends, self._durable_index)
+        kept = len(self._batches) if kind is CrashKind.PROCESS else rng.randint(durable, len(self._batches))
+        after._batches = self._batches[:kept]
+        after._ends = self._ends[:kept]
+        after._base = self._base
+        after._durable_index = after.end_index
+        after._hard_state = self._hard_state
+        after._committed = self._committed
+        after._sessions = self._sessions
+        return after
+
+    # -- reading
+
+    def entry(self, index: int) -> EntryHeader:
+        check_range(index, self.begin_index, self.end_index)
+        batch, offset = self._locate(index)
+        h = unpack_header(batch.data, offset)
+        return EntryHeader(index, h.term, h.pos, h.size, h.channel, h.chain_crc, h.magic)
+
+    def tail_at(self, index: int) -> Tail:
+        base = self._base
+        if index == base.index:
+            return Tail(base.index, base.term, base.pos, base.chain_crc)
+        return self.entry(index).tail
+
+    def read(self, first_index: int, last_index: int, max_bytes: int, *, whole_batches: bool) -> Frames:
+        assert last_index >= first_index, f"read of {first_index}..{last_index}"
+        check_range(first_index, self.begin_index, self.end_index)
+        at = bisect_left(self._ends, first_index)
+        batch, offset = self._locate(first_index)
+        assert offset == 0 or not whole_batches, f"entry {first_index} does not begin a batch"
+        parts, size, end_pos = [bytes(batch.data)[offset:]], batch.size - offset, batch.end_pos
+        for batch in self._batches[at + 1 :]:
+            # As with files, a read does not go over the border of one.
+            if batch.first_index > last_index or size >= max_bytes or batch.pos != end_pos:
+                break
+            parts.append(bytes(batch.data))
+            size, end_pos = size + batch.size, batch.end_pos
+        return _cut(b"".join(parts), first_index, last_index, max_bytes, whole_batches)
+
+    def iter_heads(self, from_index: int) -> Iterator[BatchHead]:
+        for batch in self._batches[bisect_left(self._ends, from_index) :]:
+            if batch.head is not None and batch.first_index >= from_index:
+                yield BatchHead(batch.first_index, batch.last_index, batch.term, batch.pos, batch.head)
+
+    def _locate(self, index: int) -> tuple[Batch, int]:
+        """The batch of an entry, and the entry's offset in its data."""
+        batch = self._batches[bisect_left(self._ends, index)]
+        offset = 0
+        for _ in range(index - batch.first_index):
+            offset += unpack_header(batch.data, offset).size
+        return batch, offset
+
+
+def _cut(data: bytes, first_index: int, last_index: int, max_bytes: int, whole_batches: bool) -> Frames:
+    """The longest run of entries, or of whole batches, within the limits; but at least one."""
+    end, length, at = first_index - 1, 0, 0
+    while at < len(data):
+        header = unpack_header(data, at)
+        at += header.size
+        if end >= first_index and at > max_bytes:
+            break
+        if not whole_batches and header.index > last_index:
+            break
+        if header.channel == 0 or not whole_batches:
+            end, length = header.index, at
+    assert end >= first_index
+    return Frames(first_index, end, data[:length])
