@@ -120,7 +120,7 @@ class RaftCore:
     # -- the one way in -----------------------------------------------------------------------------------
 
     def start(self, now_ms: int) -> list[Effect]:
-        """Once, before any step. The first time-out is short; pre-vote keeps that harmless if a leader lives."""
+        """Once, before any step. The first time-out is short: pre-vote keeps that harmless."""
         self.now_ms = now_ms
         lowest = max(1, self.timing.election_min_ms // 10)
         self.election_deadline_ms = now_ms + self.random_ms(lowest, self.timing.election_min_ms // 2)

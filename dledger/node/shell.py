@@ -38,10 +38,12 @@ class WriteJob:
 
 @dataclass(frozen=True, slots=True)
 class TruncateJob:
-    """Disk: store.truncate_after(last_index). No completion is reported; later jobs queue behind it."""
+    """Disk: store.truncate_after(last_index), then store.sync(), so that what is left is durable even though
+    completions of earlier writes are void now; then report `replica.stored(generation, last_index, term)`."""
 
     generation: int
     last_index: int
+    term: int  # of the entry at last_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Shell(Protocol):
 
     def answer_read(self, token: object, outcome: int | DLedgerError) -> None: ...
 
-    def answer_transfer(self, token: object, outcome: None | DLedgerError) -> None: ...
+    def answer_transfer(self, token: object, outcome: DLedgerError | None) -> None: ...
 
     def role_changed(self, notice: RoleNotice) -> None:
         """Becoming LEADER: open a push stream to every other member, and keep one open (with a new,

@@ -1,0 +1,304 @@
+"""Appends on their way into the log: limits, sessions, encoding, and who waits for which index.
+
+An append is judged, given its index and encoded in one step. Batches gather here until the replica writes
+them as a group; until then nothing has left this object, and giving up leadership undoes it without a trace.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dledger.core.sessions import MAX_SESSIONS, Judgement, Result, SessionTable
+from dledger.core.values import Tail
+from dledger.errors import (
+    Code,
+    DLedgerError,
+    Indeterminate,
+    InvalidRequest,
+    NotLeader,
+    Overloaded,
+    Refused,
+    SessionExpired,
+)
+from dledger.node.shell import AppendOutcome
+from dledger.store.api import LogStore
+from dledger.store.batch import HEADER_SIZE, Batch, encode_batch, max_batch_size
+from dledger.store.internal import (
+    SessionBatch,
+    SessionOpen,
+    bodies_crc,
+    decode_internal,
+    encode_internal,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AppendLimits:
+    """Bounds on appends, in bytes and counts (design rule 13)."""
+
+    max_body_bytes: int = 1 << 20
+    max_batch_bytes: int = 1 << 20  # encoded: bodies and 48 bytes for each entry
+    max_batch_entries: int = 65_536
+    max_pending_bytes: int = 64 << 20  # accepted and not yet committed
+    max_sessions: int = MAX_SESSIONS
+    group_bytes: int = 64 << 10  # so many gathered bytes are written without waiting for the group before
+
+
+@dataclass(slots=True)
+class Waiter:
+    """Somebody waits for last_index to be committed. `token` is None once that was answered."""
+
+    token: object | None
+    last_index: int
+    first_index: int  # of the batch
+    byte_size: int
+    deadline_ms: int
+    outcome: AppendOutcome
+
+
+_SESSION_OPEN = encode_internal(SessionOpen())
+_OVERHEAD_OF_SESSION_ENTRY = HEADER_SIZE + len(encode_internal(SessionBatch(0, 0, 0, 0)))
+
+_REFUSALS: dict[Judgement, tuple[type[DLedgerError], Code, str]] = {
+    Judgement.GAP: (Refused, Code.SESSION_GAP, "batch {seq} of session {id} came before batch {seq} - 1"),
+    Judgement.EXPIRED: (SessionExpired, Code.SESSION_EXPIRED, "session {id} is not known (any more)"),
+    Judgement.CONFLICT: (
+        InvalidRequest,
+        Code.SESSION_CONFLICT,
+        "batch {seq} of session {id} was stored with other bodies: two writers share the session",
+    ),
+    Judgement.WINDOW_FULL: (
+        Refused,
+        Code.SESSION_WINDOW_FULL,
+        "session {id} has as many uncommitted batches as a session may have; wait for answers",
+    ),
+}
+
+
+class Admission:
+    def __init__(self, limits: AppendLimits, data_file_size: int) -> None:
+        largest = max_batch_size(data_file_size)
+        assert limits.max_batch_bytes <= largest, f"max_batch_bytes is above {largest}, what a file can hold"
+        self.limits = limits
+        self.data_file_size = data_file_size
+        self.sessions = SessionTable(max_sessions=limits.max_sessions)
+        self.tail = Tail(-1, -1, 0, 0)  # the end of the log, gathered batches included
+        self.gathered_bytes = 0
+        self.pending_bytes = 0  # of all waiters
+        self.limits_hit: dict[str, int] = {}
+        self._gathered: list[Batch] = []
+        self._waiters: deque[Waiter] = deque()  # by index
+        self._repeats: list[Waiter] = []  # retries that wait for their first try
+        self._next_deadline_ms: float = float("inf")
+
+    def rebuild_sessions(self, store: LogStore, committed_index: int) -> None:
+        """At start: the stored table, then what the log holds after it, to its end."""
+        self.tail = store.tail
+        covered = store.base.index
+        stored = store.load_sessions()
+        if stored is not None and store.base.index <= stored[0] <= store.end_index:
+            self.sessions.load(stored[1])
+            covered = stored[0]
+        for batch in store.iter_heads(covered + 1):
+            self._note_head(batch.head, batch.first_index, batch.last_index, batch.term, batch.pos)
+        self.sessions.committed(committed_index)
+
+    # -- leading ------------------------------------------------------------------------------------------
+
+    def admit(
+        self,
+        token: object,
+        bodies: Sequence[bytes],
+        *,
+        session: tuple[int, int] | None,
+        open_session: bool,
+        deadline_ms: int,
+        term: int,
+        committed_index: int,
+    ) -> AppendOutcome | DLedgerError | None:
+        """Take one append. An answer known at once is returned; None: it will come with the commit."""
+        problem = self._check_limits(bodies, session, open_session)
+        if problem is not None:
+            return problem
+        head: bytes | None = None
+        if open_session:
+            head = _SESSION_OPEN
+        elif session is not None:
+            session_id, seq = session
+            crc = bodies_crc(bodies)
+            judgement, first_try = self.sessions.judge(session_id, seq, len(bodies), crc, committed_index)
+            if judgement is not Judgement.NEW:
+                return self._judged(
+                    token, judgement, first_try, session_id, seq, len(bodies), deadline_ms, committed_index
+                )
+            head = encode_internal(SessionBatch(session_id, seq, len(bodies), crc))
+        batch = encode_batch(self.tail, term, bodies, data_file_size=self.data_file_size, head=head)
+        self._gather(token, batch, len(bodies), deadline_ms)
+        return None
+
+    def _gather(self, token: object, batch: Batch, count: int, deadline_ms: int) -> None:
+        self.tail = batch.tail
+        self._gathered.append(batch)
+        self.gathered_bytes += batch.size
+        self.pending_bytes += batch.size
+        index, pos = batch.first_index, batch.pos
+        if batch.head is not None:
+            self._note_head(batch.head, index, batch.last_index, batch.term, pos)
+            if count:
+                index, pos = index + 1, pos + HEADER_SIZE + len(batch.head)
+        outcome = AppendOutcome(index, count, batch.term, pos)
+        self._waiters.append(
+            Waiter(token, batch.last_index, batch.first_index, batch.size, deadline_ms, outcome)
+        )
+        self._next_deadline_ms = min(self._next_deadline_ms, deadline_ms)
+
+    def take_group(self) -> list[Batch]:
+        """The gathered batches, to be written now."""
+        batches, self._gathered = self._gathered, []
+        self.gathered_bytes = 0
+        assert batches
+        return batches
+
+    def _check_limits(
+        self, bodies: Sequence[bytes], session: tuple[int, int] | None, open_session: bool
+    ) -> DLedgerError | None:
+        limits = self.limits
+        if not bodies and not open_session:
+            return InvalidRequest("a batch has at least one body", code=Code.REQUEST_WITH_EMPTY_BODYS)
+        if open_session and (bodies or session is not None):
+            return InvalidRequest("open_session goes without bodies and without a session")
+        if session is not None and (session[0] < 0 or session[1] < 1):
+            return InvalidRequest(f"session_id {session[0]}, seq {session[1]}: ids begin at 0, seqs at 1")
+        count = len(bodies)
+        size = sum(map(len, bodies)) + HEADER_SIZE * count
+        if size > limits.max_body_bytes and max(map(len, bodies)) > limits.max_body_bytes:
+            self.count_limit("max_body_bytes")
+            text = f"a body of {max(map(len, bodies))} bytes; max_body_bytes is {limits.max_body_bytes}"
+            return InvalidRequest(text, code=Code.BODY_TOO_LARGE)
+        if session is not None:
+            size += _OVERHEAD_OF_SESSION_ENTRY
+        if size > limits.max_batch_bytes or count > limits.max_batch_entries:
+            self.count_limit("max_batch_bytes")
+            text = (
+                f"a batch of {count} entries and {size} bytes with headers; max_batch_bytes is"
+                f" {limits.max_batch_bytes}, max_batch_entries {limits.max_batch_entries}"
+            )
+            return InvalidRequest(text, code=Code.BATCH_TOO_LARGE)
+        if self.pending_bytes + size > limits.max_pending_bytes:
+            self.count_limit("max_pending_bytes")
+            text = f"{self.pending_bytes} bytes wait to be committed; try again later"
+            return Overloaded(text, code=Code.LEADER_PENDING_FULL)
+        return None
+
+    def _judged(
+        self,
+        token: object,
+        judgement: Judgement,
+        first_try: Result | None,
+        session_id: int,
+        seq: int,
+        count: int,
+        deadline_ms: int,
+        committed_index: int,
+    ) -> AppendOutcome | DLedgerError | None:
+        if judgement is Judgement.FORGOTTEN:
+            return AppendOutcome(-1, count, -1, -1, duplicate=True)
+        if judgement is not Judgement.REPEAT:
+            cls, code, text = _REFUSALS[judgement]
+            if judgement is Judgement.WINDOW_FULL:
+                self.count_limit("session_window")
+            return cls(text.format(id=session_id, seq=seq), code=code)
+        assert first_try is not None
+        outcome = AppendOutcome(first_try.first_index, count, first_try.term, first_try.pos, duplicate=True)
+        if first_try.last_index <= committed_index:
+            return outcome
+        self._repeats.append(
+            Waiter(token, first_try.last_index, first_try.first_index, 0, deadline_ms, outcome)
+        )
+        self._next_deadline_ms = min(self._next_deadline_ms, deadline_ms)
+        return None
+
+    # -- what happens to the log --------------------------------------------------------------------------
+
+    def follow(self, batches: Iterable[Batch]) -> None:
+        """Batches of a leader were put after the end."""
+        for batch in batches:
+            if batch.head is not None:
+                self._note_head(batch.head, batch.first_index, batch.last_index, batch.term, batch.pos)
+            self.tail = batch.tail
+
+    def _note_head(self, head: bytes, first_index: int, last_index: int, term: int, pos: int) -> None:
+        match decode_internal(head):
+            case SessionOpen():
+                self.sessions.opened(first_index)
+            case SessionBatch(session_id, seq, count, crc):
+                first_body = pos + HEADER_SIZE + len(head)
+                result = Result(first_index + 1, count, crc, term, first_body, last_index)
+                self.sessions.appended(session_id, seq, result)
+            case _:
+                pass
+
+    def truncate_after(self, tail: Tail) -> None:
+        """The log ends at `tail` now. Only a follower truncates, and it has nobody waiting."""
+        assert not self._waiters and not self._gathered
+        self.tail = tail
+        self.sessions.truncate_after(tail.index)
+
+    def committed(self, committed_index: int) -> list[tuple[object, AppendOutcome]]:
+        """Who can be answered now."""
+        self.sessions.committed(committed_index)
+        answers: list[tuple[object, AppendOutcome]] = []
+        waiters = self._waiters
+        while waiters and waiters[0].last_index <= committed_index:
+            waiter = waiters.popleft()
+            self.pending_bytes -= waiter.byte_size
+            if waiter.token is not None:
+                answers.append((waiter.token, waiter.outcome))
+        if self._repeats:
+            ready = [w for w in self._repeats if w.last_index <= committed_index]
+            self._repeats = [w for w in self._repeats if w.last_index > committed_index]
+            answers += [(w.token, w.outcome) for w in ready if w.token is not None]
+        return answers
+
+    def expire(self, now_ms: int) -> list[tuple[object, DLedgerError]]:
+        """Callers whose time is up. Their entries stay in the log, and may be committed later."""
+        if now_ms < self._next_deadline_ms:
+            return []
+        expired: list[tuple[object, DLedgerError]] = []
+        self._next_deadline_ms = float("inf")
+        for waiter in [*self._waiters, *self._repeats]:
+            if waiter.token is None:
+                continue
+            if waiter.deadline_ms <= now_ms:
+                text = "no majority has stored the entry in time; it may still be committed later"
+                expired.append((waiter.token, Indeterminate(text, code=Code.WAIT_QUORUM_ACK_TIMEOUT)))
+                waiter.token = None
+            else:
+                self._next_deadline_ms = min(self._next_deadline_ms, waiter.deadline_ms)
+        self._repeats = [waiter for waiter in self._repeats if waiter.token is not None]
+        return expired
+
+    def abandon(self, log_tail: Tail, refused: NotLeader) -> list[tuple[object, DLedgerError]]:
+        """Leadership is over. What was only gathered never existed; what was written may yet be committed."""
+        answers: list[tuple[object, DLedgerError]] = []
+        for waiter in [*self._waiters, *self._repeats]:
+            if waiter.token is None:
+                continue
+            if waiter.first_index > log_tail.index:
+                answers.append((waiter.token, refused))
+            else:
+                text = "leadership was lost before the entry was committed; it may still be, or not"
+                answers.append((waiter.token, Indeterminate(text, code=Code.TERM_CHANGED)))
+        self._waiters.clear()
+        self._repeats.clear()
+        self._gathered.clear()
+        self._next_deadline_ms = float("inf")
+        self.gathered_bytes = self.pending_bytes = 0
+        self.tail = log_tail
+        self.sessions.truncate_after(log_tail.index)
+        return answers
+
+    def count_limit(self, name: str) -> None:
+        self.limits_hit[name] = self.limits_hit.get(name, 0) + 1

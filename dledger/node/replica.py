@@ -1,0 +1,511 @@
+"""One replica of the log: the Raft core, the log's bytes and its sessions, without any I/O of its own.
+
+The replica turns client appends into batches, carries out the core's effects, and answers callers. What has
+to happen outside (sending, disk jobs, answers) goes through a `Shell`; the asyncio node and the simulator are
+two shells around the same replica. All methods are to be called from one thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from dledger.core.effects import (
+    AppendNoop,
+    CommitAdvanced,
+    Effect,
+    Fatal,
+    PersistHardState,
+    PushRange,
+    ReadReady,
+    ReadRefused,
+    RoleChanged,
+    Send,
+    StoreEntries,
+    TransferEnded,
+    TruncateLog,
+)
+from dledger.core.events import (
+    Appended,
+    Event,
+    LeaderStreamLost,
+    Pushed,
+    ReadIndexRequest,
+    Receive,
+    Settled,
+    Stored,
+    StreamDown,
+    StreamUp,
+    Tick,
+    TransferRequest,
+)
+from dledger.core.log_view import LogView
+from dledger.core.messages import Append, Compare, Message, PushResponse, PushType
+from dledger.core.raft import RaftCore
+from dledger.core.values import CoreConfig, Role, Tail, TermRun
+from dledger.errors import Code, DLedgerError, NotLeader, Overloaded, StorageError, error_for
+from dledger.node.admission import Admission, AppendLimits
+from dledger.node.shell import (
+    HardStateJob,
+    RoleNotice,
+    Shell,
+    TruncateJob,
+    WriteJob,
+)
+from dledger.node.tail_cache import TailCache
+from dledger.store.api import Frames, LogStore
+from dledger.store.batch import Batch, DamagedBatch, encode_batch, parse_batches
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaConfig:
+    core: CoreConfig
+    limits: AppendLimits = field(default_factory=AppendLimits)
+    cache_bytes: int = 16 << 20  # newest batches kept in memory
+    max_waiting_reads: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerView:
+    """What the leader knows of one follower; bytes are of the data stream."""
+
+    node_id: str
+    push_state: str
+    match_index: int
+    lag_entries: int
+    lag_bytes: int
+    inflight_bytes: int
+    last_contact_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    role: Role
+    term: int
+    role_epoch: int
+    incarnation: int
+    leader_id: str | None
+    ledger_begin_index: int
+    ledger_end_index: int
+    ledger_end_term: int
+    durable_index: int
+    verified_index: int
+    committed_index: int
+    ledger_end_pos: int
+    committed_pos: int
+    pending_bytes: int
+    sessions: int
+    transferring_to: str | None
+    followers: tuple[FollowerView, ...]
+    limits_hit: dict[str, int]
+
+
+class Replica:
+    """See the module. Construct on an opened store whose incarnation is already the new one; then `start`."""
+
+    def __init__(
+        self,
+        config: ReplicaConfig,
+        store: LogStore,
+        shell: Shell,
+        *,
+        random_ms: Callable[[int, int], int],
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.shell = shell
+        log = LogView(store.base, store.term_runs, store.end_index)
+        self.core = RaftCore(config.core, store.hard_state, log, store.committed_checkpoint, random_ms)
+        self.cache = TailCache(config.cache_bytes)
+        self.log_tail = store.tail  # the end of what was handed to the disk thread
+        self.committed_pos = self._tail_at(self.core.committed_index).pos
+        self.admission = Admission(config.limits, store.data_file_size)
+        self.admission.rebuild_sessions(store, self.core.committed_index)
+        self._effects: deque[Effect] = deque()
+        self._incoming: list[Batch] = []  # batches of the Append that is being received
+        self._hard_states_submitted = 0
+        self._hard_states_saved = 0
+        self._held: deque[tuple[int, str, Message, bytes | None]] = deque()
+        self._requests: dict[int, object] = {}  # reads and transfers: request id -> token
+        self._next_request = 0
+        self._leading = False
+        self._commit_moved = False
+
+    def start(self, now_ms: int) -> None:
+        """Once, before anything else."""
+        self._effects.extend(self.core.start(now_ms))
+        self._settle(now_ms)
+
+    # -- from the outside world ---------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """Time has passed: call about every 20 ms."""
+        self._step(Tick(), now_ms)
+        for token, error in self.admission.expire(now_ms):
+            self.shell.answer_append(token, error)
+
+    def receive(self, now_ms: int, peer: str, message: Message, payload: bytes | None = None) -> None:
+        """A message from a peer; `payload` holds the batches of an Append."""
+        chain_matches: bool | None = None
+        try:
+            if isinstance(message, Compare):
+                chain_matches = self._chain_matches(message)
+            elif isinstance(message, Append):
+                self._incoming = self._parse(message, payload)
+        except DamagedBatch as error:
+            self._refuse_push(peer, message, error)
+            return
+        except StorageError as error:
+            self.shell.fatal(error)
+            return
+        self._step(Receive(peer, message, chain_matches), now_ms)
+        self._incoming = []
+
+    def append(
+        self,
+        now_ms: int,
+        token: object,
+        bodies: Sequence[bytes],
+        *,
+        session: tuple[int, int] | None,
+        open_session: bool,
+        timeout_ms: int,
+    ) -> None:
+        """Append one batch, or open a session. Answered through shell.answer_append, now or later; the batch
+        is written with the next `flush`."""
+        problem = self._why_no_append()
+        if problem is not None:
+            self.shell.answer_append(token, problem)
+            return
+        answer = self.admission.admit(
+            token,
+            bodies,
+            session=session,
+            open_session=open_session,
+            deadline_ms=now_ms + timeout_ms,
+            term=self.core.term,
+            committed_index=self.core.committed_index,
+        )
+        if answer is not None:
+            self.shell.answer_append(token, answer)
+
+    def flush(self, now_ms: int) -> None:
+        """The end of a turn in which appends came. Groups are self-clocked (design 3.2): while a group is
+        uncommitted, appends gather into the next one, unless enough bytes wait to be worth their own."""
+        gathered = self.admission.gathered_bytes
+        if not gathered or not self._leading:
+            return
+        idle = self.core.committed_index == self.core.log.end_index
+        if idle or gathered >= self.config.limits.group_bytes:
+            self._write_group(self.admission.take_group(), now_ms)
+            self._settle(now_ms)
+
+    def stored(self, now_ms: int, generation: int, last_index: int, term: int) -> None:
+        """The disk thread reports: durable up to last_index."""
+        self._step(Stored(last_index, term, generation), now_ms)
+        self.cache.evict(self.core.log.durable_index)
+
+    def hard_state_saved(self, now_ms: int, number: int) -> None:
+        """The disk thread reports: HardStateJob `number` is durable. What waited may leave (rule 2)."""
+        self._hard_states_saved = number
+        while self._held and self._held[0][0] <= number:
+            _, peer, message, payload = self._held.popleft()
+            self.shell.send(peer, message, payload)
+
+    def push_loaded(self, now_ms: int, peer: str, stream_id: int, first: int, frames: Frames | None) -> None:
+        """What shell.load_push(peer, stream_id, first, ...) asked for; None if it could not be read."""
+        if frames is None:
+            self._step(Pushed(peer, stream_id, first, first - 1, 0), now_ms)
+        elif self._leading and frames.last_index <= self.core.log.end_index:
+            self._push(peer, stream_id, frames.first_index, frames.last_index, frames.data, now_ms)
+            self._settle(now_ms)
+
+    def stream_up(self, now_ms: int, peer: str, stream_id: int, incarnation: int) -> None:
+        self._step(StreamUp(peer, stream_id, incarnation), now_ms)
+
+    def stream_down(self, now_ms: int, peer: str, stream_id: int) -> None:
+        self._step(StreamDown(peer, stream_id), now_ms)
+
+    def leader_stream_lost(self, now_ms: int, leader_id: str, stream_id: int) -> None:
+        self._step(LeaderStreamLost(leader_id, stream_id), now_ms)
+
+    def read_index(self, now_ms: int, token: object) -> None:
+        """A linearizable read point, on the leader. Answered through shell.answer_read."""
+        if len(self._requests) >= self.config.max_waiting_reads:
+            self.admission.count_limit("max_waiting_reads")
+            text = f"{self.config.max_waiting_reads} reads are waiting already; try again later"
+            self.shell.answer_read(token, Overloaded(text, code=Code.TOO_MANY_WAITING_READS))
+            return
+        self._step(ReadIndexRequest(self._remember(token)), now_ms)
+
+    def transfer(self, now_ms: int, token: object, to: str | None) -> None:
+        """Hand leadership over; to=None: to the best peer. Answered through shell.answer_transfer."""
+        self._step(TransferRequest(self._remember(token), to), now_ms)
+
+    def checkpoint(self) -> tuple[int, tuple[int, bytes] | None]:
+        """(committed_index, (index, session table)) for store.save_checkpoint."""
+        committed = self.core.committed_index
+        if committed > self.core.log.durable_index:
+            return committed, None
+        return committed, (committed, self.admission.sessions.encode_committed())
+
+    def status(self) -> ReplicaStatus:
+        core = self.core
+        return ReplicaStatus(
+            role=core.role,
+            term=core.term,
+            role_epoch=core.role_epoch,
+            incarnation=core.hard_state.incarnation,
+            leader_id=core.leader_id,
+            ledger_begin_index=core.log.begin_index,
+            ledger_end_index=core.log.end_index,
+            ledger_end_term=core.log.end_term,
+            durable_index=core.log.durable_index,
+            verified_index=core.log.verified_index,
+            committed_index=core.committed_index,
+            ledger_end_pos=self.log_tail.pos,
+            committed_pos=self.committed_pos,
+            pending_bytes=self.admission.pending_bytes,
+            sessions=len(self.admission.sessions),
+            transferring_to=core.transferring_to,
+            followers=self._follower_views(),
+            limits_hit=dict(self.admission.limits_hit),
+        )
+
+    def _follower_views(self) -> tuple[FollowerView, ...]:
+        leadership = self.core.leadership
+        if leadership is None:
+            return ()
+        end = self.core.log.end_index
+        return tuple(
+            FollowerView(
+                node_id=p.peer,
+                push_state=p.state.value,
+                match_index=p.match_index,
+                lag_entries=end - p.match_index,
+                lag_bytes=self.log_tail.pos - self._pos_after(p.match_index),
+                inflight_bytes=p.inflight_bytes,
+                last_contact_ms=self.core.now_ms - p.last_contact_ms,
+            )
+            for p in leadership.progress.values()
+        )
+
+    def _pos_after(self, index: int) -> int:
+        """Position after an entry that is the last of a batch here; 0 if nothing is known of it."""
+        return self._tail_at(index).pos if index >= self.core.log.base.index else 0
+
+    # -- carrying out effects -----------------------------------------------------------------------------
+
+    def _step(self, event: Event, now_ms: int) -> None:
+        self._effects.extend(self.core.step(event, now_ms))
+        self._settle(now_ms)
+
+    def _settle(self, now_ms: int) -> None:
+        """Carry out effects until there are none. A commit lets the next group go first, so that followers
+        learn of the commit with its push, and only those that get none are told by themselves."""
+        effects = self._effects
+        while True:
+            while effects:
+                self._execute(effects.popleft(), now_ms)
+            if not self._commit_moved:
+                return
+            self._commit_moved = False
+            if self._leading:
+                if self.admission.gathered_bytes:
+                    self._write_group(self.admission.take_group(), now_ms)
+                effects.extend(self.core.step(Settled(), now_ms))
+
+    def _execute(self, effect: Effect, now_ms: int) -> None:
+        match effect:
+            case PushRange():
+                self._push_range(effect, now_ms)
+            case Send(peer, message):
+                self._send(peer, message, None)
+            case CommitAdvanced(committed_index):
+                self._committed(committed_index)
+            case StoreEntries(_, first_index):
+                self._store_entries(first_index)
+            case TruncateLog(last_index, generation):
+                self._truncate(last_index, generation)
+            case PersistHardState(hard_state):
+                self._hard_states_submitted += 1
+                self.shell.submit(HardStateJob(self._hard_states_submitted, hard_state))
+            case RoleChanged():
+                self._role_changed(effect)
+            case AppendNoop(term):
+                noop = encode_batch(
+                    self.log_tail, term, [], data_file_size=self.store.data_file_size, head=b""
+                )
+                self._write_group([noop], now_ms)
+                self.admission.tail = self.log_tail
+            case ReadReady(request_id, read_index):
+                self.shell.answer_read(self._requests.pop(request_id), read_index)
+            case ReadRefused(request_id, code):
+                error = self._not_leader() if code is Code.NOT_LEADER else error_for(code, "read refused")
+                self.shell.answer_read(self._requests.pop(request_id), error)
+            case TransferEnded(request_id, code, message):
+                outcome = None if code is Code.SUCCESS else error_for(code, message)
+                self.shell.answer_transfer(self._requests.pop(request_id), outcome)
+            case Fatal(code, reason):
+                self._effects.clear()
+                self.shell.fatal(StorageError(reason, code=code))
+
+    def _send(self, peer: str, message: Message, payload: bytes | None) -> None:
+        """Rule 2: nothing leaves while a term or vote that it may depend on is not durable."""
+        if isinstance(message, Compare):
+            message = replace(message, chain_crc=self._tail_at(message.index).chain_crc)
+        if self._hard_states_saved < self._hard_states_submitted:
+            self._held.append((self._hard_states_submitted, peer, message, payload))
+        else:
+            self.shell.send(peer, message, payload)
+
+    def _role_changed(self, effect: RoleChanged) -> None:
+        leads = effect.role is Role.LEADER
+        if self._leading and not leads:
+            refused = self._not_leader()
+            for token, error in self.admission.abandon(self.log_tail, refused):
+                self.shell.answer_append(token, error)
+        self._leading = leads
+        self.shell.role_changed(
+            RoleNotice(effect.role, effect.term, effect.role_epoch, effect.leader_id, effect.cause)
+        )
+
+    def _committed(self, committed_index: int) -> None:
+        self._commit_moved = True
+        self.committed_pos = self._tail_at(committed_index).pos
+        for token, outcome in self.admission.committed(committed_index):
+            self.shell.answer_append(token, outcome)
+        self.shell.committed(committed_index)
+
+    # -- the log's bytes ----------------------------------------------------------------------------------
+
+    def _tail_at(self, index: int) -> Tail:
+        """The end of the log as if `index` were its last entry. What is not cached is in the store."""
+        if index == self.log_tail.index:
+            return self.log_tail
+        return self.cache.tail_at(index) or self.store.tail_at(index)
+
+    def _write_group(self, batches: list[Batch], now_ms: int) -> None:
+        """Leader: the disk write and the pushes of a group start together (design 3.2)."""
+        first, last = batches[0], batches[-1]
+        assert first.first_index == self.log_tail.index + 1 and last.term == self.core.term
+        self._hand_to_disk(batches)
+        size = last.end_pos - first.pos
+        event = Appended(first.first_index, last.last_index, last.term, size)
+        self._effects.extend(self.core.step(event, now_ms))
+
+    def _hand_to_disk(self, batches: list[Batch]) -> None:
+        self.shell.submit(WriteJob(self.core.log.generation, batches))
+        for batch in batches:
+            self.cache.append(batch)
+        self.log_tail = batches[-1].tail
+
+    def _store_entries(self, first_index: int) -> None:
+        """Follower: the core has taken the entries from first_index on of the Append in hand."""
+        fresh = [batch for batch in self._incoming if batch.first_index >= first_index]
+        assert fresh and fresh[0].first_index == first_index, "logs part and meet at ends of batches only"
+        self._hand_to_disk(fresh)
+        self.admission.follow(fresh)
+
+    def _truncate(self, last_index: int, generation: int) -> None:
+        tail = self._tail_at(last_index)
+        self.cache.truncate_after(last_index)
+        self.log_tail = tail
+        self.admission.truncate_after(tail)
+        self.shell.submit(TruncateJob(generation, last_index, tail.term))
+
+    def _push_range(self, effect: PushRange, now_ms: int) -> None:
+        cached = self.cache.read(effect.first_index, effect.last_index, effect.max_bytes)
+        if cached is not None:
+            last_index, data = cached
+            self._push(effect.peer, effect.stream_id, effect.first_index, last_index, data, now_ms)
+        else:
+            last_index = effect.last_index
+            if self.cache.first_index is not None:
+                last_index = min(last_index, self.cache.first_index - 1)
+            self.shell.load_push(
+                effect.peer, effect.stream_id, effect.first_index, last_index, effect.max_bytes
+            )
+
+    def _push(self, peer: str, stream_id: int, first: int, last: int, data: bytes, now_ms: int) -> None:
+        core = self.core
+        prev_term = core.log.term_at(first - 1)
+        runs = core.log.runs_between(first, last)
+        message = Append(
+            core.term,
+            core.node_id,
+            stream_id,
+            core.committed_index,
+            first - 1,
+            prev_term,
+            first,
+            last,
+            runs,
+        )
+        self._send(peer, message, data)
+        self._effects.extend(core.step(Pushed(peer, stream_id, first, last, len(data)), now_ms))
+
+    def _parse(self, message: Append, payload: bytes | None) -> list[Batch]:
+        """Verify the bytes of an Append, if the core is going to look at them at all."""
+        log = self.core.log
+        if message.term < self.core.term or not log.holds(message.prev_index, message.prev_term):
+            return []  # an old leader, or a conflict: the core answers without the bytes
+        if message.prev_index < log.base.index:
+            return []
+        tail = self._tail_at(message.prev_index)
+        batches = parse_batches(payload or b"", tail, data_file_size=self.store.data_file_size)
+        if not batches or batches[-1].last_index != message.last_index:
+            raise DamagedBatch("the batches are not those announced", index=message.first_index, pos=tail.pos)
+        runs: list[TermRun] = []
+        for batch in batches:
+            if not runs or runs[-1].term != batch.term:
+                runs.append(TermRun(batch.term, batch.first_index))
+        if tuple(runs) != message.runs:
+            raise DamagedBatch("the terms are not those announced", index=message.first_index, pos=tail.pos)
+        return batches
+
+    def _chain_matches(self, message: Compare) -> bool | None:
+        """Rule 6: two logs that hold the same (index, term) must have the same history up to there."""
+        log = self.core.log
+        if message.index <= log.base.index or not log.holds(message.index, message.index_term):
+            return None
+        return self._tail_at(message.index).chain_crc == message.chain_crc
+
+    def _refuse_push(self, peer: str, message: Message, error: DamagedBatch) -> None:
+        """Bytes that do not check out change nothing; the leader compares again and sends them anew."""
+        assert isinstance(message, Append)
+        self.admission.count_limit("damaged_push")
+        log = self.core.log
+        response = PushResponse(
+            self.core.term,
+            self.core.node_id,
+            message.stream_id,
+            error.code,
+            PushType.APPEND,
+            message.prev_index,
+            log.begin_index,
+            log.end_index,
+        )
+        self._send(peer, response, None)
+
+    # -- callers ------------------------------------------------------------------------------------------
+
+    def _why_no_append(self) -> DLedgerError | None:
+        if not self._leading:
+            return self._not_leader()
+        to = self.core.transferring_to
+        if to is not None:
+            text = f"leadership is being handed to {to}; try again there in a moment"
+            return NotLeader(text, code=Code.LEADER_TRANSFERRING, leader_id=to)
+        return None
+
+    def _not_leader(self) -> NotLeader:
+        leader = self.core.leader_id
+        text = f"the leader is {leader}" if leader else "no leader is known at the moment; try again"
+        return NotLeader(f"{self.core.node_id} does not lead: {text}", leader_id=leader)
+
+    def _remember(self, token: object) -> int:
+        self._next_request += 1
+        self._requests[self._next_request] = token
+        return self._next_request

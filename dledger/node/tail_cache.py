@@ -1,0 +1,90 @@
+"""The newest batches of a log in memory, so that pushing them does not read the disk."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+from dledger.core.values import Tail
+from dledger.store.batch import Batch
+
+_TRIM_BATCHES = 1024
+_TRIM_BYTES = 1 << 20
+
+
+class TailCache:
+    """Consecutive batches up to the end of the log. What is not durable yet is never evicted."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._evicted_bytes = 0
+        self._batches: list[Batch] = []
+        self._lasts: list[int] = []  # last_index of each
+        self._start = 0  # batches before this position are evicted
+        self._joined: tuple[int, int, bytes] = (-1, -1, b"")
+
+    @property
+    def first_index(self) -> int | None:
+        return self._batches[self._start].first_index if self._start < len(self._batches) else None
+
+    @property
+    def byte_size(self) -> int:
+        return self._bytes
+
+    def append(self, batch: Batch) -> None:
+        assert not self._batches or batch.first_index == self._batches[-1].last_index + 1
+        self._batches.append(batch)
+        self._lasts.append(batch.last_index)
+        self._bytes += batch.size
+
+    def evict(self, durable_index: int) -> None:
+        """Let go of the oldest durable batches until the cache is within its limit."""
+        while self._bytes > self._max_bytes and self._start < len(self._batches):
+            oldest = self._batches[self._start]
+            if oldest.last_index > durable_index:
+                break
+            self._bytes -= oldest.size
+            self._evicted_bytes += oldest.size
+            self._start += 1
+        if self._start >= _TRIM_BATCHES or self._evicted_bytes >= _TRIM_BYTES:
+            # Moving the lists costs their length, so it is done for many batches at once.
+            del self._batches[: self._start], self._lasts[: self._start]
+            self._start = self._evicted_bytes = 0
+
+    def truncate_after(self, last_index: int) -> None:
+        keep = bisect_right(self._lasts, last_index, self._start)
+        self._bytes -= sum(batch.size for batch in self._batches[keep:])
+        del self._batches[keep:], self._lasts[keep:]
+        self._joined = (-1, -1, b"")
+
+    def tail_at(self, index: int) -> Tail | None:
+        """The end of the log as if `index`, the last of a batch, were its last entry; None if not cached."""
+        position = bisect_left(self._lasts, index, self._start)
+        if position < len(self._batches) and self._lasts[position] == index:
+            return self._batches[position].tail
+        return None
+
+    def read(self, first_index: int, last_index: int, max_bytes: int) -> tuple[int, bytes] | None:
+        """Whole batches from first_index on: (last index, bytes), at least one batch, then up to max_bytes
+        and not past last_index. None if first_index does not begin a cached batch."""
+        position = bisect_left(self._lasts, first_index, self._start)
+        if position >= len(self._batches) or self._batches[position].first_index != first_index:
+            return None
+        size, taken = 0, position
+        while taken < len(self._batches):
+            batch = self._batches[taken]
+            if batch.last_index > last_index or (taken > position and size + batch.size > max_bytes):
+                break
+            size += batch.size
+            taken += 1
+        if taken == position:
+            return None
+        last = self._batches[taken - 1].last_index
+        if self._joined[:2] != (first_index, last):
+            # Every follower is sent the same bytes: join them once.
+            if taken - position == 1:
+                data = bytes(self._batches[position].data)
+            else:
+                data = b"".join([batch.data for batch in self._batches[position:taken]])
+            self._joined = (first_index, last, data)
+        return last, self._joined[2]
