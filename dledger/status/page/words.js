@@ -58,7 +58,7 @@ export function lagLevel(size) {
 const WHY = {
   start: (who) => `${who} started.`,
   timeout: (who) => `${who} had not heard from a leader in time.`,
-  "stream-lost": (who) => `${who} lost its connection to the leader: the leader's process went away.`,
+  "stream-lost": (who) => `${who} lost its connection to the leader.`,
   transfer: (who) => `Leadership was handed over on request (${who}).`,
 };
 
