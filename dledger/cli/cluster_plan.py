@@ -157,7 +157,9 @@ def _toml_lines(values: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[st
     tables = {key: value for key, value in values.items() if isinstance(value, Mapping)}
     for key, value in values.items():
         if key not in tables:
-            yield f"{key} = {json.dumps(value, ensure_ascii=False)}"
+            # JSON's strings are TOML's, but for DEL, which TOML wants escaped.
+            written = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+            yield f"{key} = {written}"
     for key, table in tables.items():
         yield ""
         yield f"[{'.'.join((*path, key))}]"
