@@ -124,6 +124,10 @@ class FileSequence:
                 raise StorageError(f"{self.path_of(start)} was removed while in use")
             self._dirty.discard(start)
 
+    def mark_unsynced(self, pos: int) -> None:
+        """What another process wrote from `pos` on may be in the page cache only: the next sync covers it."""
+        self._dirty.update(start for start in self._handles if start + self.file_size > pos)
+
     def sync_file(self, start: int) -> None:
         """Make the file that begins at `start` durable, whoever wrote to it."""
         self._disk.fdatasync(self._handles[start])

@@ -56,6 +56,7 @@ class _Recovery:
         tail = self._start(index_is_whole)
         scanner = LogScanner(self._data, tail)
         self._records_from = tail.index + 1
+        self._index.mark_unsynced(self._records_from * INDEX_RECORD_SIZE)
         file_start = self._data.start_of(tail.pos)
         for batch in scanner.batches():
             batch_start = self._data.start_of(batch.pos)

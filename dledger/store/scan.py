@@ -123,8 +123,9 @@ def judge_end(
     data: FileSequence, index: FileSequence, tail: Tail, fault: DamagedBatch | None, known_end: int
 ) -> Judgement:
     """Whether what follows `tail` was ever durable. `known_end`: an index that surely was (-1 if none)."""
-    what = fault.what if fault is not None else "the log ends"
-    at = f"entry {tail.index + 1}, {data.where(tail.pos)}: {what}"
+    if fault is None:
+        fault = DamagedBatch("the log ends", index=tail.index + 1, pos=tail.pos, fault=Fault.EMPTY)
+    at = f"entry {fault.index}, {data.where(fault.pos)}: {fault.what}"
     if known_end > tail.index:
         return Judgement(Verdict.DAMAGED, f"{at}, but the checkpoint covers index {known_end}")
     indexed = _indexed_after(index, tail.index)
@@ -132,8 +133,9 @@ def judge_end(
         return Judgement(Verdict.DAMAGED, f"{at}, but there is an index record of entry {indexed}")
     if data.next_data(tail.pos) is None:
         return Judgement(Verdict.CLEAN, at)
-    found = find_entry(data, tail.pos + 1, tail.index)
-    if found is not None and not _has_hole(data, tail.pos, found):
+    # Good entries of the bad batch itself, before the place where it goes bad, prove nothing.
+    found = find_entry(data, fault.pos + 1, tail.index)
+    if found is not None and not _has_hole(data, fault.pos, found):
         return Judgement(Verdict.DAMAGED, f"{at}, but a valid entry follows at {data.where(found)}")
     return Judgement(Verdict.TORN, at)
 
