@@ -12,7 +12,16 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 #: What the pure core may use besides itself: nothing that waits, draws lots, tells the time or does I/O.
-CORE_OUTSIDE = {"bisect", "dataclasses", "enum", "typing", "collections", "collections.abc", "__future__"}
+CORE_OUTSIDE = {
+    "bisect",
+    "struct",
+    "dataclasses",
+    "enum",
+    "typing",
+    "collections",
+    "collections.abc",
+    "__future__",
+}
 
 #: The generated protocol modules; everything outside `dledger.rpc` sees our own types.
 GENERATED = "dledger.v1"
