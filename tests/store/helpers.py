@@ -7,6 +7,7 @@ from random import Random
 from zlib import crc32
 
 from dledger.core.values import EMPTY_TAIL, HardState, Tail
+from dledger.store.api import LogStore
 from dledger.store.batch import Batch, encode_batch
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import Identity, init_directory
@@ -46,7 +47,7 @@ def new_sim_store(identity: Identity = IDENTITY) -> tuple[SimDisk, DiskLogStore]
     return disk, DiskLogStore.open(ROOT, disk=disk)
 
 
-def read_all(store: DiskLogStore, *, max_bytes: int = 700) -> bytes:
+def read_all(store: LogStore, *, max_bytes: int = 700) -> bytes:
     """All entries of a log, through verified reads."""
     parts = []
     index = store.begin_index

@@ -23,8 +23,8 @@ class Witness:
     durable: list[Batch] = field(default_factory=list)  # covered by a sync that returned
     written: list[Batch] = field(default_factory=list)
     histories: list[list[Batch]] = field(default_factory=list)  # every log that may be found
-    hard_state: HardState = HardState()
-    hard_state_asked: HardState = HardState()
+    hard_state: HardState = field(default_factory=HardState)
+    hard_state_asked: HardState = field(default_factory=HardState)
     committed: int = -1
     initialised: bool = False
 
