@@ -52,8 +52,11 @@ class TailCache:
             self._start = self._evicted_bytes = 0
 
     def truncate_after(self, last_index: int) -> None:
-        keep = bisect_right(self._lasts, last_index, self._start)
-        self._bytes -= sum(batch.size for batch in self._batches[keep:])
+        keep = bisect_right(self._lasts, last_index)
+        self._bytes -= sum(batch.size for batch in self._batches[max(keep, self._start) :])
+        if keep < self._start:  # also evicted ones are cut: they are in the lists until the next trimming
+            self._evicted_bytes -= sum(batch.size for batch in self._batches[keep : self._start])
+            self._start = keep
         del self._batches[keep:], self._lasts[keep:]
         self._joined = (-1, -1, b"")
 
