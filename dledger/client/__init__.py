@@ -1,0 +1,8 @@
+"""The client of a replicated log: `AsyncClient`, and `Client` for programs without asyncio."""
+
+from dledger.client.async_client import AsyncClient
+from dledger.client.batching import Limits
+from dledger.client.session import Appender, Session
+from dledger.client.values import AppendResult, Entry
+
+__all__ = ["AppendResult", "Appender", "AsyncClient", "Entry", "Limits", "Session"]

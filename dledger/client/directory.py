@@ -1,0 +1,207 @@
+"""Which servers there are, and which of them leads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+
+import grpc
+import tenacity
+
+from dledger.errors import DLedgerError
+from dledger.rpc.log_client import LogClient
+from dledger.status.model import NodeStatus
+
+#: A server that does not say within this time how it is counts as silent, in seconds.
+PROBE_TIMEOUT = 0.25
+#: Pause between two questions to one server, in seconds. An election takes some 200 ms: asking more often
+#: costs the electing nodes more than it gains, asking less often shows in the fail-over time.
+PROBE_PAUSE = tenacity.wait_random(0.02, 0.05)
+#: ... after the first seconds without a leader.
+PROBE_PAUSE_LATER = tenacity.wait_random(0.05, 0.1)
+_EAGER_PROBES = 60
+#: So many redirections without a success in between are a circle; then ask everybody.
+MAX_REDIRECTIONS = 2
+
+
+class Directory:
+    """Channels by address, and the leader as far as it is known. Belongs to one event loop."""
+
+    def __init__(
+        self, servers: Iterable[str], group: str, credentials: grpc.ChannelCredentials | None
+    ) -> None:
+        self.addresses = tuple(dict.fromkeys(servers))
+        if not self.addresses:
+            raise ValueError("at least one server address is needed")
+        self._group = group
+        self._credentials = credentials
+        self._clients: dict[str, LogClient] = {}
+        self._leader: str | None = None
+        self._search: asyncio.Task[str] | None = None
+        self._redirections = 0
+        self.closed = False
+        # Leaders that servers named and nobody configured: a client may be given one server of many.
+        self._learned: dict[str, None] = {}
+        #: The highest term in which anything was heard; a leader of a later term is believed at once.
+        self.term = -1
+
+    def client(self, address: str) -> LogClient:
+        """The client of one server; also of one that was not configured but named by another."""
+        if (client := self._clients.get(address)) is None:
+            client = self._clients[address] = LogClient(address, self._group, self._credentials)
+        return client
+
+    @property
+    def leader_address(self) -> str | None:
+        """The leader as last known; None: not known."""
+        return self._leader
+
+    async def leader(self) -> LogClient:
+        """The leader: as remembered, else searched for until one is found. Give it a deadline."""
+        if self._leader is None:
+            if self._search is None or self._search.done():
+                self._search = asyncio.create_task(self._find())
+            # Shielded: other waiters want the result of the same search when this one gives up.
+            self._leader = await asyncio.shield(self._search)
+        return self.client(self._leader)
+
+    def confirmed(self, term: int) -> None:
+        """The leader did what a leader does, in `term`."""
+        self._redirections = 0
+        if term > self.term:
+            self.term = term
+
+    def lost(self, address: str) -> None:
+        """`address` does not lead or does not answer. Forgets the leader if it is this one."""
+        if self._leader == address:
+            self._leader = None
+
+    def redirected(self, address: str, to: str | None) -> None:
+        """`address` says that it does not lead, and that `to` does, if anyone."""
+        if self._leader not in (None, address):
+            return  # something newer is known already
+        self._leader = None
+        if to and to != address and self._redirections < MAX_REDIRECTIONS:
+            self._redirections += 1
+            self._leader = to
+        else:
+            self._redirections = 0
+
+    def appoint(self, address: str, term: int) -> None:
+        """`address` said itself that it leads, in `term`."""
+        self._leader = address
+        self.confirmed(term)
+
+    async def statuses(self, timeout: float) -> dict[str, NodeStatus | DLedgerError]:
+        """What every configured server says of itself, asked at once."""
+
+        async def ask(address: str) -> NodeStatus | DLedgerError:
+            try:
+                return await self.client(address).get_status(timeout)
+            except DLedgerError as error:
+                return error
+
+        answers = await asyncio.gather(*map(ask, self.addresses))
+        return dict(zip(self.addresses, answers, strict=True))
+
+    async def other_leader(self, address: str) -> bool:
+        """Whether a server other than `address` leads in a later term; then it is the leader from now on."""
+        answers = await self.statuses(PROBE_TIMEOUT)
+        found = [
+            (status.term, other)
+            for other, status in answers.items()
+            if isinstance(status, NodeStatus) and status.is_leader
+        ]
+        if not found:
+            return False
+        term, other = max(found)
+        if other == address or term <= self.term:
+            return False
+        self.appoint(other, term)
+        return True
+
+    async def _find(self) -> str:
+        """Ask all servers, each in its own rhythm, until one can be believed to lead."""
+        search = _Search(self)
+        for address in (*self.addresses, *self._learned):
+            search.start(address)
+        try:
+            await search.found.wait()
+        finally:
+            await search.stop()
+        assert search.best is not None
+        self.term = max(self.term, search.best[0])
+        return search.best[1]
+
+    def learn(self, address: str) -> bool:
+        """Note a server that another one names. True if it is new."""
+        if address in self.addresses or address in self._learned:
+            return False
+        self._learned[address] = None
+        return True
+
+    async def close(self) -> None:
+        self.closed = True
+        if self._search is not None:
+            self._search.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._search
+        await asyncio.gather(*(client.close() for client in self._clients.values()))
+
+
+class _Search:
+    """The state of one search for a leader."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
+        self._answered: set[str] = set()
+        self._probes: list[asyncio.Task[None]] = []
+        self._highest_term = -1
+        self.best: tuple[int, str] | None = None
+        self.found = asyncio.Event()
+
+    def start(self, address: str) -> None:
+        self._probes.append(asyncio.create_task(self._probe(address)))
+
+    async def stop(self) -> None:
+        for probe in self._probes:
+            probe.cancel()
+        await asyncio.gather(*self._probes, return_exceptions=True)
+
+    async def _probe(self, address: str) -> None:
+        """Ask one server until the search is over. A server that is down costs the others nothing."""
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_not_result(bool) | tenacity.retry_if_exception_type(DLedgerError),
+            wait=tenacity.wait_chain(*[PROBE_PAUSE] * _EAGER_PROBES, PROBE_PAUSE_LATER),
+        )
+        await retrying(self._ask, address)
+
+    async def _ask(self, address: str) -> bool:
+        status = await self._directory.client(address).get_status(PROBE_TIMEOUT)
+        if address in self._directory.addresses:
+            self._answered.add(address)
+        if status.leader_address and self._directory.learn(status.leader_address):
+            self.start(status.leader_address)
+        self._highest_term = max(self._highest_term, status.term)
+        if status.is_leader and (self.best is None or status.term > self.best[0]):
+            self.best = (status.term, address)
+        elif self.best is not None and self.best[1] == address and not status.is_leader:
+            self.best = None
+        if self._is_believable():
+            self.found.set()
+        return self.found.is_set()
+
+    def _is_believable(self) -> bool:
+        """A deposed leader that has not heard of it also says that it leads, in an old term.
+
+        So a leader is believed at once only in a later term than any heard of before; otherwise when a
+        majority has answered and nobody knows a later term.
+        """
+        if self.best is None:
+            return False
+        term, _ = self.best
+        majority = len(self._directory.addresses) // 2 + 1
+        return term > self._directory.term >= 0 or (
+            term >= self._highest_term and len(self._answered) >= majority
+        )

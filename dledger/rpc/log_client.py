@@ -1,0 +1,237 @@
+"""A client's side of LogService and AdminService: one server, one channel, own types in and out.
+
+gRPC's failures come out as NetworkFailure, answers with a code as the error of that code. Nothing is retried
+here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import grpc
+import grpc.aio
+
+from dledger.errors import Code, DLedgerError, error_for
+from dledger.rpc.channels import open_channel
+from dledger.rpc.convert_admin import node_status_from_pb
+from dledger.status.model import NodeStatus
+from dledger.v1 import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc
+
+T = TypeVar("T")
+
+_GOOD = (0, int(Code.SUCCESS))
+
+
+class NetworkFailure(DLedgerError):  # noqa: N818 - named like the rest of dledger.errors
+    """No answer: no connection, a broken stream, a deadline. Says nothing of what the server did."""
+
+    default_code = Code.NETWORK_ERROR
+
+
+class SessionMark(NamedTuple):
+    """What makes a batch unique: it is stored once per (session_id, seq)."""
+
+    session_id: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendAnswer:
+    """The answer to one batch. `error` is None on success; the other fields count only then."""
+
+    request_id: int
+    error: DLedgerError | None
+    index: int = -1
+    count: int = 0
+    term: int = -1
+    pos: int = -1
+    duplicate: bool = False
+    position_forgotten: bool = False
+
+
+class ReadChunk(NamedTuple):
+    """One message of a read: whole entries as they are on disk, and where to go on."""
+
+    frames: bytes
+    next_index: int
+    committed_index: int
+    ledger_begin_index: int
+
+
+def _error_of(status: Any) -> DLedgerError | None:
+    if status.code in _GOOD:
+        return None
+    return error_for(
+        status.code,
+        status.message,
+        leader_id=status.leader_id or None,
+        leader_address=status.leader_address or None,
+    )
+
+
+def _raise_bad(status: Any) -> None:
+    if (error := _error_of(status)) is not None:
+        raise error
+
+
+async def _answer_of(
+    address: str, call: Callable[[], Awaitable[T]], cancelled: Callable[[], bool] | None = None
+) -> T:
+    """Await a gRPC operation. A call that was cancelled under the waiter is a failure, not a cancellation.
+
+    gRPC raises CancelledError for both "this task is cancelled" and "somebody cancelled the call (or closed
+    the channel)"; only the first may pass as such.
+    """
+    try:
+        return await call()
+    except grpc.aio.AioRpcError as error:
+        raise NetworkFailure(f"{address}: {error.code().name}: {error.details()}") from None
+    except grpc.aio.UsageError as error:
+        raise NetworkFailure(f"{address}: {error}") from None
+    except asyncio.InvalidStateError as error:
+        raise NetworkFailure(f"{address}: the stream has ended: {error}") from None
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if (task is not None and task.cancelling()) or (cancelled is not None and not cancelled()):
+            raise
+        raise NetworkFailure(f"{address}: the call was cancelled") from None
+
+
+class AppendStream:
+    """One AppendStream call. One task may send while another receives."""
+
+    def __init__(self, address: str, group: str, call: Any) -> None:
+        self.address = address
+        self._group = group
+        self._call = call
+
+    async def send(
+        self, request_id: int, bodies: Sequence[bytes], mark: SessionMark | None, timeout_ms: int
+    ) -> None:
+        """Hand one batch to gRPC; returns when flow control let it go. Raises NetworkFailure."""
+        request = log_pb2.AppendRequest(
+            group=self._group, request_id=request_id, bodies=bodies, timeout_ms=timeout_ms
+        )
+        if mark is not None:
+            request.session.session_id = mark.session_id
+            request.session.seq = mark.seq
+        await _answer_of(self.address, lambda: self._call.write(request), self._call.cancelled)
+
+    async def receive(self) -> AppendAnswer:
+        """The next answer. Raises NetworkFailure when the stream ends, however it ends."""
+        message = await _answer_of(self.address, self._call.read, self._call.cancelled)
+        if message is grpc.aio.EOF:
+            raise NetworkFailure(f"{self.address}: the server ended the stream")
+        if message.HasField("status") and (error := _error_of(message.status)) is not None:
+            return AppendAnswer(message.request_id, error)
+        return AppendAnswer(
+            message.request_id,
+            None,
+            message.index,
+            message.count,
+            message.term,
+            message.pos,
+            message.duplicate,
+            message.position_forgotten,
+        )
+
+    def cancel(self) -> None:
+        """End the call at once; whoever sends or receives gets NetworkFailure."""
+        self._call.cancel()
+
+
+class LogClient:
+    """One server. Connects when first used; `close` ends every call with NetworkFailure."""
+
+    def __init__(self, address: str, group: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+        self.address = address
+        self._group = group
+        self._channel = open_channel(address, credentials)
+        self._log: Any = log_pb2_grpc.LogServiceStub(self._channel)
+        self._admin: Any = admin_pb2_grpc.AdminServiceStub(self._channel)
+
+    async def connect(self, timeout: float) -> None:
+        """Wait until the channel is connected, `timeout` seconds at most. Raises NetworkFailure.
+
+        A failure before this returned is a definite one: nothing was sent.
+        """
+        ready = grpc.ChannelConnectivity.READY
+        broken = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
+        try:
+            async with asyncio.timeout(timeout):
+                state = self._channel.get_state(try_to_connect=True)
+                while state is not ready:
+                    if state in broken:
+                        raise NetworkFailure(f"{self.address}: cannot connect")
+                    await self._channel.wait_for_state_change(state)
+                    state = self._channel.get_state(try_to_connect=True)
+        except TimeoutError:
+            raise NetworkFailure(f"{self.address}: not connected within {timeout:g} s") from None
+        except grpc.aio.UsageError as error:
+            raise NetworkFailure(f"{self.address}: {error}") from None
+
+    def open_append_stream(self) -> AppendStream:
+        return AppendStream(self.address, self._group, self._log.AppendStream())
+
+    async def open_session(self, timeout: float) -> int:
+        """The id of a new session. Raises NetworkFailure (it may have been opened) and coded errors."""
+        request = log_pb2.AppendRequest(
+            group=self._group, open_session=True, timeout_ms=max(1, int(timeout * 1000))
+        )
+        answer = await _answer_of(self.address, lambda: self._log.Append(request, timeout=timeout))
+        if answer.HasField("status"):
+            _raise_bad(answer.status)
+        return int(answer.index)
+
+    async def read(
+        self, from_index: int, count: int, *, follow: bool, linearizable: bool, include_internal: bool
+    ) -> AsyncGenerator[ReadChunk, None]:
+        """Chunks of committed entries, in order. `count` 0: no limit. Raises NetworkFailure, ReadFailed."""
+        modes = log_pb2.ReadMode
+        call = self._log.ReadStream(
+            log_pb2.ReadRequest(
+                group=self._group,
+                from_index=from_index,
+                count=count,
+                follow=follow,
+                mode=modes.READ_MODE_LINEARIZABLE if linearizable else modes.READ_MODE_LOCAL,
+                format=log_pb2.ReadFormat.READ_FORMAT_FRAMES,
+                include_internal=include_internal,
+            )
+        )
+        try:
+            while (m := await _answer_of(self.address, call.read, call.cancelled)) is not grpc.aio.EOF:
+                if m.HasField("status"):
+                    _raise_bad(m.status)
+                yield ReadChunk(m.frames, m.next_index, m.committed_index, m.ledger_begin_index)
+        finally:
+            call.cancel()
+
+    async def read_index(self, timeout: float) -> int:
+        """The linearizable read point. Raises NetworkFailure and coded errors."""
+        request = log_pb2.ReadIndexRequest(group=self._group)
+        answer = await _answer_of(self.address, lambda: self._log.ReadIndex(request, timeout=timeout))
+        _raise_bad(answer.status)
+        return int(answer.read_index)
+
+    async def get_status(self, timeout: float) -> NodeStatus:
+        """What the server says of itself. Raises NetworkFailure and coded errors."""
+        request = admin_pb2.GetStatusRequest(group=self._group)
+        answer = await _answer_of(self.address, lambda: self._admin.GetStatus(request, timeout=timeout))
+        _raise_bad(answer.status)
+        return node_status_from_pb(answer.node)
+
+    async def transfer_leadership(self, to: str, timeout: float) -> tuple[int, str]:
+        """(term, node id) of the new leader. Raises NetworkFailure and coded errors."""
+        request = admin_pb2.TransferLeadershipRequest(group=self._group, to=to)
+        answer = await _answer_of(
+            self.address, lambda: self._admin.TransferLeadership(request, timeout=timeout)
+        )
+        _raise_bad(answer.status)
+        return int(answer.term), str(answer.leader_id)
+
+    async def close(self) -> None:
+        await self._channel.close()
