@@ -16,7 +16,7 @@ from dledger.errors import Code, InvalidRequest
 
 M = TypeVar("M", bound=Message)
 
-Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 #: Why a stream or call ends that was not answered with a number: the client sees this as gRPC details.
 MALFORMED: Final = "the bytes are no message of this protocol"

@@ -35,7 +35,8 @@ class AppendToken(Protocol):
 
 
 class Chunk(NamedTuple):
-    """Consecutive committed entries; `entries` are (index, term, pos, magic, body)."""
+    """Consecutive committed entries as bytes. Only if decoded: `entries` as (index, term, pos, magic, body),
+    and how many of them are of users."""
 
     last_index: int
     data: bytes
@@ -77,7 +78,7 @@ class LogPort(Protocol):
         """Until readable_index >= index. ReadFailed when the time is over or the node stops."""
 
     async def load(self, first_index: int, last_index: int, max_bytes: int, *, decode: bool) -> Chunk:
-        """Entries from first_index on, at least one. ReadFailed, StorageError."""
+        """Entries from first_index on, at least one and not above last_index. ReadFailed, StorageError."""
 
     def observe_append(self, seconds: float) -> None:
         """How long a committed append took."""

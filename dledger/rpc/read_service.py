@@ -69,6 +69,8 @@ class ReadService:
             await port.wait_readable(await port.read_index(), timeout_ms=_CATCH_UP_MS)
         elif request.mode != pb.READ_MODE_LOCAL:
             raise InvalidRequest(f"read mode {request.mode} is unknown")
+        if request.format not in (pb.READ_FORMAT_ENTRIES, pb.READ_FORMAT_FRAMES):
+            raise InvalidRequest(f"read format {request.format} is unknown")
         at = request.from_index if request.from_index >= 0 else port.begin_index
         self._check_range(at)
         left = request.count
@@ -95,14 +97,13 @@ class ReadService:
         last = port.readable_index
         if left:  # at least one more entry than wanted may be internal: the loop comes back for the rest
             last = min(last, at + left - 1)
-        decode = request.format == pb.READ_FORMAT_ENTRIES
-        if not decode and request.format != pb.READ_FORMAT_FRAMES:
-            raise InvalidRequest(f"read format {request.format} is unknown")
+        as_entries = request.format == pb.READ_FORMAT_ENTRIES
         if at < port.begin_index:  # purged while we read
             self._check_range(at)
+        decode = as_entries or left > 0  # to count users' entries, they have to be told apart
         chunk = await port.load(at, last, port.limits.read_chunk_bytes, decode=decode)
         response = self._response(chunk.last_index + 1)
-        if decode:
+        if as_entries:
             internal = request.include_internal
             response.entries.extend(
                 pb.Entry(index=index, term=term, pos=pos, body=body, magic=magic)

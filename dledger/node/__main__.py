@@ -1,0 +1,26 @@
+"""python -m dledger.node --config node.toml"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from dledger.errors import ConfigError
+from dledger.node.config import load_config
+from dledger.node.run import EXIT_CONFIG, run_node
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m dledger.node", description="Run one node.")
+    parser.add_argument("--config", required=True, metavar="FILE", help="configuration of the node (TOML)")
+    arguments = parser.parse_args()
+    try:
+        config = load_config(arguments.config)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return EXIT_CONFIG
+    return run_node(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,272 @@
+"""The asyncio shell of a replica: time, disk thread, reader threads, peers and callers around one event loop.
+
+Everything that enters the replica goes through here. An exception out of it means that a rule was broken
+half-way through a step, so it is fatal: the node stops rather than go on with a state nobody vouches for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
+
+from dledger.core.messages import (
+    Append,
+    Commit,
+    Compare,
+    Goodbye,
+    Heartbeat,
+    Message,
+    PushResponse,
+    TakeLeadership,
+    Truncate,
+    VoteRequest,
+)
+from dledger.core.values import Role
+from dledger.errors import Code, DLedgerError, ReadFailed, StorageError
+from dledger.node.disk_worker import CheckpointJob, DiskWorker, HardStateReport, Report, StoredReport
+from dledger.node.inbound import Inbound
+from dledger.node.logs import get_logger
+from dledger.node.peers import PeerLink
+from dledger.node.readable import ReadableLog
+from dledger.node.replica import Replica
+from dledger.node.shell import AppendOutcome, DiskJob, RoleNotice, TruncateJob
+from dledger.rpc.ports import AppendToken
+from dledger.store.api import Frames, LogStore
+
+_log = get_logger("node")
+
+
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class AsyncShell:
+    """Implements dledger.node.shell.Shell, and the events of peers and disk. Wired once, before use."""
+
+    def __init__(
+        self,
+        store: LogStore,
+        addresses: Mapping[str, str],
+        readable: ReadableLog,
+        readers: Executor,
+        *,
+        on_role: Callable[[RoleNotice], None],
+        on_fatal: Callable[[DLedgerError], None],
+    ) -> None:
+        self._store = store
+        self._addresses = addresses
+        self._readable = readable
+        self._readers = readers
+        self._on_role = on_role
+        self._on_fatal = on_fatal
+        self._loop = asyncio.get_running_loop()
+        self._flush_scheduled = False
+        self._leading_epoch: int | None = None
+        self._last_checkpoint: tuple[int, tuple[int, bytes] | None] | None = None
+        self._dead = False
+
+    def wire(
+        self, replica: Replica, worker: DiskWorker, inbound: Inbound, links: Mapping[str, PeerLink]
+    ) -> None:
+        self._replica = replica
+        self._worker = worker
+        self._inbound = inbound
+        self._links = links
+
+    # -- into the replica ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._step(self._replica.start)
+
+    def tick(self) -> None:
+        self._step(self._replica.tick)
+
+    def append(
+        self,
+        token: AppendToken,
+        bodies: Sequence[bytes],
+        session: tuple[int, int] | None,
+        open_session: bool,
+        timeout_ms: int,
+    ) -> None:
+        if self._dead:
+            return
+        try:
+            self._replica.append(
+                monotonic_ms(),
+                token,
+                bodies,
+                session=session,
+                open_session=open_session,
+                timeout_ms=timeout_ms,
+            )
+        except Exception as error:
+            self._broken(error)
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def read_index(self) -> asyncio.Future[int]:
+        """The read point of this node as leader; the future fails with NotLeader if it is none."""
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._step(self._replica.read_index, future)
+        return future
+
+    def transfer(self, to: str | None) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._step(self._replica.transfer, future, to)
+        return future
+
+    def receive(self, peer: str, message: Message, payload: bytes | None) -> None:
+        self._step(self._replica.receive, peer, message, payload)
+
+    def peer_answered(self, peer: str, message: Message) -> None:
+        self._step(self._replica.receive, peer, message)
+
+    def stream_up(self, peer: str, stream_id: int, incarnation: int) -> None:
+        self._step(self._replica.stream_up, peer, stream_id, incarnation)
+
+    def stream_down(self, peer: str, stream_id: int) -> None:
+        self._step(self._replica.stream_down, peer, stream_id)
+
+    def leader_stream_lost(self, leader_id: str, stream_id: int) -> None:
+        self._step(self._replica.leader_stream_lost, leader_id, stream_id)
+
+    def checkpoint(self) -> None:
+        """Queue a checkpoint, if anything changed since the last one."""
+        if self._dead:
+            return
+        found = self._replica.checkpoint()
+        if found != self._last_checkpoint:
+            self._last_checkpoint = found
+            self._worker.submit(CheckpointJob(*found))
+
+    def disk_reported(self, report: Report) -> None:
+        """On the disk thread."""
+        self._loop.call_soon_threadsafe(self._on_report, report)
+
+    def _on_report(self, report: Report) -> None:
+        match report:
+            case StoredReport(generation, last_index, term):
+                self._readable.stored(generation, last_index)
+                self._step(self._replica.stored, generation, last_index, term)
+            case HardStateReport(number):
+                self._step(self._replica.hard_state_saved, number)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        self._step(self._replica.flush)
+
+    def _step(self, work: Callable[..., None], *arguments: object) -> None:
+        if self._dead:
+            return
+        try:
+            work(monotonic_ms(), *arguments)
+        except Exception as error:
+            self._broken(error)
+
+    def _broken(self, error: Exception) -> None:
+        _log.error("the replica failed", exc_info=error)
+        fatal = (
+            error
+            if isinstance(error, DLedgerError)
+            else StorageError(f"a rule was broken: {type(error).__name__}: {error}", code=Code.INTERNAL_ERROR)
+        )
+        self.fatal(fatal)
+
+    # -- Shell: out of the replica ------------------------------------------------------------------------
+
+    def send(self, peer: str, message: Message, payload: bytes | None) -> None:
+        match message:
+            case Append() | Commit() | Compare() | Truncate() | Goodbye():
+                self._links[peer].push(message, payload)
+            case PushResponse():
+                self._inbound.respond(peer, message)
+            case Heartbeat() | VoteRequest() | TakeLeadership():
+                self._links[peer].ask(message)
+            case _:
+                self._inbound.answer(peer, message)
+
+    def submit(self, job: DiskJob) -> None:
+        if isinstance(job, TruncateJob):
+            self._readable.truncating(job.generation, job.last_index)
+        self._worker.submit(job)
+
+    def load_push(self, peer: str, stream_id: int, first_index: int, last_index: int, max_bytes: int) -> None:
+        last = min(last_index, self._readable.stored_index)
+        if last < first_index:
+            self._loop.call_soon(self._push_loaded, peer, stream_id, first_index, None)
+            return
+        work = partial(self._read_frames, first_index, last, max_bytes)
+        future = self._loop.run_in_executor(self._readers, work)
+        future.add_done_callback(
+            lambda done: self._push_loaded(
+                peer, stream_id, first_index, None if done.cancelled() else done.result()
+            )
+        )
+
+    def answer_append(self, token: object, outcome: AppendOutcome | DLedgerError) -> None:
+        if isinstance(outcome, DLedgerError):
+            self._name_leader(outcome)
+        token.answer(outcome)  # type: ignore[attr-defined]  # every token given to `append` is an AppendToken
+
+    def answer_read(self, token: object, outcome: int | DLedgerError) -> None:
+        assert isinstance(token, asyncio.Future)
+        if token.done():
+            return
+        if isinstance(outcome, DLedgerError):
+            self._name_leader(outcome)
+            token.set_exception(outcome)
+        else:
+            token.set_result(outcome)
+
+    def answer_transfer(self, token: object, outcome: DLedgerError | None) -> None:
+        assert isinstance(token, asyncio.Future)
+        if token.done():
+            return
+        if outcome is None:
+            token.set_result(None)
+        else:
+            self._name_leader(outcome)
+            token.set_exception(outcome)
+
+    def role_changed(self, notice: RoleNotice) -> None:
+        leading = notice.role_epoch if notice.role is Role.LEADER else None
+        if leading != self._leading_epoch:
+            self._leading_epoch = leading
+            for link in self._links.values():
+                if leading is None:
+                    link.follow()
+                else:
+                    link.lead()
+        self._on_role(notice)
+
+    def committed(self, committed_index: int) -> None:
+        self._readable.committed(committed_index)
+
+    def fatal(self, error: DLedgerError) -> None:
+        self._dead = True
+        self._on_fatal(error)
+
+    # -- helpers ------------------------------------------------------------------------------------------
+
+    def _name_leader(self, error: DLedgerError) -> None:
+        """Clients need an address; the replica only knows ids."""
+        if error.leader_id is not None:
+            error.leader_address = self._addresses.get(error.leader_id)
+
+    def _read_frames(self, first_index: int, last_index: int, max_bytes: int) -> Frames | None:
+        """On a reader thread."""
+        try:
+            return self._store.read(first_index, last_index, max_bytes, whole_batches=True)
+        except ReadFailed:
+            return None
+        except StorageError as error:
+            _log.error("cannot read what a follower needs", first_index=first_index, reason=str(error))
+            return None
+
+    def _push_loaded(self, peer: str, stream_id: int, first_index: int, frames: Frames | None) -> None:
+        self._step(self._replica.push_loaded, peer, stream_id, first_index, frames)

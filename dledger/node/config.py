@@ -1,0 +1,210 @@
+"""Configuration of one node: a TOML file, validated key by key.
+
+Every error names the key, says what is wrong, and what would be right. Identity that must never change
+(flush mode, data file size) is in the node's directory, not here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from dledger.core.values import Timing
+from dledger.errors import Code, ConfigError
+from dledger.rpc.channels import MAX_PAYLOAD_BYTES
+from dledger.rpc.ports import ServiceLimits
+
+Positive = Annotated[int, Field(gt=0)]
+Name = Annotated[str, Field(min_length=1, max_length=255)]
+Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]*):\d{1,5}$")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class TimingConfig(_Section):
+    """Milliseconds. Elections time out at random between the two bounds; heartbeats are well below."""
+
+    heartbeat_ms: Positive = 150
+    election_min_ms: Positive = 1000
+    election_max_ms: Positive = 2000
+    transfer_timeout_ms: Positive = 1000
+    preferred_check_ms: Positive = 1000
+    tick_ms: Positive = 20
+    checkpoint_ms: Positive = 3000
+    flush_interval_ms: Positive = 500  # ASYNC_FLUSH only
+
+    @model_validator(mode="after")
+    def _ordered(self) -> TimingConfig:
+        if self.heartbeat_ms * 2 > self.election_min_ms:
+            raise ValueError("election_min_ms must be at least two heartbeat_ms")
+        if self.election_min_ms >= self.election_max_ms:
+            raise ValueError("election_max_ms must be greater than election_min_ms")
+        return self
+
+    def core(self) -> Timing:
+        return Timing(
+            heartbeat_ms=self.heartbeat_ms,
+            election_min_ms=self.election_min_ms,
+            election_max_ms=self.election_max_ms,
+            transfer_timeout_ms=self.transfer_timeout_ms,
+            preferred_check_ms=self.preferred_check_ms,
+        )
+
+
+class LimitsConfig(_Section):
+    """Past each of these a request is refused with a numbered error, or waits its turn."""
+
+    max_body_bytes: Positive = 1 << 20
+    max_batch_bytes: Annotated[int, Field(gt=0, le=MAX_PAYLOAD_BYTES)] = 1 << 20
+    max_batch_entries: Positive = 4096
+    max_append_streams: Positive = 1024
+    max_read_streams: Positive = 256
+    max_waiting_reads: Positive = 4096
+    max_unanswered_per_stream: Positive = 1024
+    max_pending_bytes: Positive = 64 << 20
+    max_push_bytes: Annotated[int, Field(gt=0, le=MAX_PAYLOAD_BYTES)] = 1 << 20
+    max_inflight_bytes: Positive = 16 << 20
+    tail_cache_bytes: Positive = 64 << 20
+    append_timeout_ms: Positive = 5000
+    max_append_timeout_ms: Positive = 60_000
+    read_timeout_ms: Positive = 5000
+    read_chunk_bytes: Annotated[int, Field(gt=0, le=MAX_PAYLOAD_BYTES)] = 512 << 10
+
+    @model_validator(mode="after")
+    def _consistent(self) -> LimitsConfig:
+        if self.max_batch_bytes > self.max_push_bytes:
+            raise ValueError("max_push_bytes must be at least max_batch_bytes: a batch travels in one push")
+        return self
+
+    def service(self) -> ServiceLimits:
+        return ServiceLimits(
+            max_body_bytes=self.max_body_bytes,
+            max_batch_bytes=self.max_batch_bytes,
+            max_batch_entries=self.max_batch_entries,
+            max_append_streams=self.max_append_streams,
+            max_read_streams=self.max_read_streams,
+            max_unanswered_per_stream=self.max_unanswered_per_stream,
+            append_timeout_ms=self.append_timeout_ms,
+            max_append_timeout_ms=self.max_append_timeout_ms,
+            read_chunk_bytes=self.read_chunk_bytes,
+        )
+
+
+class LogConfig(_Section):
+    """How the node writes its own log lines (on stderr)."""
+
+    format: Literal["text", "json"] = "text"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class NodeConfig(_Section):
+    """One node. `listen` and `http_listen` are host:port; empty `http_listen`: no status page."""
+
+    directory: Path
+    node_id: Name
+    cluster_id: Name
+    group: Name = "default"
+    members: dict[Name, Address] = Field(min_length=1)
+    http_members: dict[Name, Address] = Field(default_factory=dict)
+    listen: Address | Literal[""] = ""  # "": this node's address in members
+    http_listen: Address | Literal[""] = ""
+    preferred_leaders: tuple[Name, ...] = ()
+    timing: TimingConfig = TimingConfig()
+    limits: LimitsConfig = LimitsConfig()
+    log: LogConfig = LogConfig()
+
+    @field_validator("directory", mode="before")
+    @classmethod
+    def _to_path(cls, value: object) -> object:
+        return Path(value) if isinstance(value, str) and value else value
+
+    @field_validator("preferred_leaders", mode="before")
+    @classmethod
+    def _to_tuple(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _members_agree(self) -> NodeConfig:
+        known = ", ".join(sorted(self.members))
+        if self.node_id not in self.members:
+            raise ValueError(f"node_id {self.node_id!r} is not one of the members: {known}")
+        for key, names in (
+            ("preferred_leaders", self.preferred_leaders),
+            ("http_members", tuple(self.http_members)),
+        ):
+            for name in names:
+                if name not in self.members:
+                    raise ValueError(f"{key} names {name!r}, which is not one of the members: {known}")
+        addresses = list(self.members.values())
+        if len(set(addresses)) != len(addresses):
+            raise ValueError("two members have the same address")
+        return self
+
+    @property
+    def address(self) -> str:
+        """Where others reach this node."""
+        return self.members[self.node_id]
+
+    @property
+    def listen_address(self) -> str:
+        return self.listen or self.address
+
+
+def load_config(path: Path | str) -> NodeConfig:
+    """The configuration in a TOML file. ConfigError names the file, the key and what is valid."""
+    path = Path(path)
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from None
+    config = parse_config(content, where=str(path))
+    if not config.directory.is_absolute():  # relative to the file, not to wherever the node was started
+        config = config.model_copy(update={"directory": path.parent / config.directory})
+    return config
+
+
+def parse_config(content: Mapping[str, Any], where: str = "configuration") -> NodeConfig:
+    """The configuration in a mapping. ConfigError names each wrong key and what is valid."""
+    try:
+        return NodeConfig.model_validate(content)
+    except ValidationError as error:
+        faults = "; ".join(_faults(error, content))
+        raise ConfigError(f"{where}: {faults}", code=Code.CONFIG_INVALID) from None
+
+
+def _faults(error: ValidationError, content: Mapping[str, Any]) -> Iterator[str]:
+    for fault in error.errors():
+        place = [str(part) for part in fault["loc"] if not str(part).startswith(("function-", "literal"))]
+        key = ".".join(place)
+        if fault["type"] == "extra_forbidden":
+            yield _unknown_key(place)
+        elif fault["type"] == "missing":
+            yield f"{key} is missing"
+        else:
+            message = fault["msg"].removeprefix("Value error, ")
+            message = message[0].lower() + message[1:]
+            found = fault["input"]
+            shown = "" if isinstance(found, Mapping | BaseModel) or not place else f" (it is {found!r})"
+            yield f"{key}: {message}{shown}" if key else message
+
+
+def _unknown_key(place: list[str]) -> str:
+    section: type[BaseModel] = NodeConfig
+    for part in place[:-1]:
+        inner = section.model_fields[part].annotation if part in section.model_fields else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            break
+        section = inner
+    valid = list(section.model_fields)
+    close = difflib.get_close_matches(place[-1], valid, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"unknown key {'.'.join(place)}: {hint}valid keys are {', '.join(valid)}"

@@ -1,0 +1,174 @@
+"""The one thread that writes: jobs in order, one fdatasync for all writes that wait, completions in bulk.
+
+Reads do not come here; they have threads of their own, so that they never wait behind an fdatasync.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from time import monotonic, perf_counter
+from typing import Protocol
+
+from dledger.core.values import FlushMode, HardState
+from dledger.errors import DLedgerError, StorageError
+from dledger.node.metrics import NodeMetrics
+from dledger.node.shell import DiskJob, HardStateJob, TruncateJob, WriteJob
+from dledger.store.batch import Batch
+
+
+class WritableStore(Protocol):
+    """The writing half of a LogStore."""
+
+    def append(self, batches: Sequence[Batch]) -> None: ...
+    def sync(self) -> int: ...
+    def truncate_after(self, index: int) -> None: ...
+    def save_hard_state(self, state: HardState) -> None: ...
+    def save_checkpoint(self, committed_index: int, sessions: tuple[int, bytes] | None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointJob:
+    """Disk: note how far the log is committed, and the session table there. No completion is reported."""
+
+    committed_index: int
+    sessions: tuple[int, bytes] | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReport:
+    generation: int
+    last_index: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class HardStateReport:
+    number: int
+
+
+Report = StoredReport | HardStateReport
+Job = DiskJob | CheckpointJob
+
+
+class DiskWorker:
+    """Owns the writing side of a store from `start` until `stop` has returned True."""
+
+    def __init__(
+        self,
+        store: WritableStore,
+        flush_mode: FlushMode,
+        *,
+        deliver: Callable[[Report], None],
+        on_fatal: Callable[[DLedgerError], None],
+        metrics: NodeMetrics,
+        flush_interval_ms: int = 500,
+    ) -> None:
+        """`deliver` and `on_fatal` are called on the disk thread: they must only hand over."""
+        self._store = store
+        self._sync_each = flush_mode is FlushMode.SYNC_FLUSH
+        self._deliver = deliver
+        self._on_fatal = on_fatal
+        self._metrics = metrics
+        self._flush_interval_s = flush_interval_ms / 1000
+        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._sync_due: float | None = None  # ASYNC_FLUSH: when the unsynced writes are to be synced
+        self._busy_since: float | None = None
+        # A daemon: a process that ends never waits for a thread that is stuck in the kernel.
+        self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
+
+    @property
+    def busy_seconds(self) -> float:
+        """For how long the sync that is under way has taken; 0 if there is none."""
+        since = self._busy_since
+        return 0.0 if since is None else monotonic() - since
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        self._queue.put(job)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Finish what is queued. False: the thread is stuck, and the store must not be touched."""
+        self._queue.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while self._take_turn():
+                pass
+            if self._sync_due is not None:
+                self._sync()
+        except StorageError as error:
+            self._on_fatal(error)
+        except Exception as error:  # whatever it is, what is on the disk is in doubt now
+            self._on_fatal(StorageError(f"the disk thread failed: {type(error).__name__}: {error}"))
+
+    def _take_turn(self) -> bool:
+        """Do all jobs that wait. False after the stop."""
+        jobs: list[Job] = []
+        going = self._collect(jobs)
+        writes: list[WriteJob] = []
+        for job in jobs:
+            if isinstance(job, WriteJob):
+                writes.append(job)
+                continue
+            if writes:
+                self._write(writes)
+                writes = []
+            self._do(job)
+        if writes:
+            self._write(writes)
+        if self._sync_due is not None and monotonic() >= self._sync_due:
+            self._sync()
+        return going
+
+    def _collect(self, jobs: list[Job]) -> bool:
+        get = self._queue.get
+        try:
+            timeout = None if self._sync_due is None else max(0.0, self._sync_due - monotonic())
+            job = get(timeout=timeout)
+            while job is not None:
+                jobs.append(job)
+                job = get(block=False)
+        except Empty:
+            return True
+        return False
+
+    def _write(self, jobs: list[WriteJob]) -> None:
+        if len(jobs) == 1:
+            self._store.append(jobs[0].batches)
+        else:
+            self._store.append([batch for job in jobs for batch in job.batches])
+        if self._sync_each:
+            self._sync()
+        elif self._sync_due is None:
+            self._sync_due = monotonic() + self._flush_interval_s
+        last = jobs[-1].batches[-1]
+        # Only a truncation starts a generation, and it separates runs: the last write speaks for all.
+        self._deliver(StoredReport(jobs[-1].generation, last.last_index, last.term))
+
+    def _do(self, job: TruncateJob | HardStateJob | CheckpointJob) -> None:
+        match job:
+            case TruncateJob(generation, last_index, term):
+                self._store.truncate_after(last_index)
+                self._sync()
+                self._deliver(StoredReport(generation, last_index, term))
+            case HardStateJob(number, hard_state):
+                self._store.save_hard_state(hard_state)
+                self._deliver(HardStateReport(number))
+            case CheckpointJob(committed_index, sessions):
+                self._store.save_checkpoint(committed_index, sessions)
+
+    def _sync(self) -> None:
+        started = perf_counter()
+        self._busy_since = monotonic()
+        self._store.sync()
+        self._busy_since = None
+        self._sync_due = None
+        self._metrics.fsync_latency.observe(perf_counter() - started)

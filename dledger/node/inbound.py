@@ -1,0 +1,115 @@
+"""What the other members ask of this node: questions wait for the replica's answer, pushes go straight in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+from dledger.core.messages import (
+    Heartbeat,
+    HeartbeatResponse,
+    Message,
+    PushMessage,
+    PushResponse,
+    TakeLeadership,
+    TakeLeadershipResponse,
+    VoteRequest,
+    VoteResponse,
+)
+from dledger.errors import Overloaded
+from dledger.rpc.envelope import Identity
+from dledger.rpc.ports import PushPeer
+
+_ANSWER_WITHIN_S = 5.0
+_MAX_WAITING = 64
+
+_Key = tuple[str, str, int, bool]
+
+
+class InboundEvents(Protocol):
+    """The replica, as far as inbound messages go."""
+
+    def receive(self, peer: str, message: Message, payload: bytes | None) -> None: ...
+    def leader_stream_lost(self, leader_id: str, stream_id: int) -> None: ...
+
+
+def _key_of(peer: str, message: Message) -> _Key:
+    """What a question and its answer have in common."""
+    match message:
+        case VoteRequest() | VoteResponse():
+            return peer, "vote", message.round, message.pre_vote
+        case Heartbeat() | HeartbeatResponse():
+            return peer, "heartbeat", message.round, False
+        case TakeLeadership() | TakeLeadershipResponse():
+            return peer, "take", 0, False
+    raise AssertionError(f"{message} is neither question nor answer")
+
+
+class Inbound:
+    """Implements dledger.rpc.ports.PeerPort."""
+
+    def __init__(self, identity: Identity, events: InboundEvents) -> None:
+        self._identity = identity
+        self._events = events
+        self._waiting: dict[_Key, deque[asyncio.Future[Message]]] = {}
+        self._waiting_count = 0
+        self._streams: dict[str, PushPeer] = {}
+
+    @property
+    def identity(self) -> Identity:
+        return self._identity
+
+    async def ask(self, peer: str, message: Message) -> Message:
+        """TimeoutError if the replica does not answer, Overloaded if too much waits already."""
+        if self._waiting_count >= _MAX_WAITING:
+            raise Overloaded(f"{_MAX_WAITING} questions of members are unanswered")
+        key = _key_of(peer, message)
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        queue = self._waiting.setdefault(key, deque())
+        queue.append(future)
+        self._waiting_count += 1
+        try:
+            self._events.receive(peer, message, None)
+            async with asyncio.timeout(_ANSWER_WITHIN_S):
+                return await future
+        finally:
+            self._waiting_count -= 1
+            if future in queue:
+                queue.remove(future)
+            if not queue:
+                self._waiting.pop(key, None)
+
+    def answer(self, peer: str, message: Message) -> None:
+        """An answer of the replica; dropped if nobody waits for it any more."""
+        queue = self._waiting.get(_key_of(peer, message))
+        while queue:
+            future = queue.popleft()
+            if not future.done():
+                future.set_result(message)
+                return
+
+    def respond(self, peer: str, response: PushResponse) -> None:
+        """An answer on the push stream it belongs to, or nowhere if that is gone."""
+        stream = self._streams.get(peer)
+        if stream is not None and stream.stream_id == response.stream_id:
+            stream.respond(response)
+
+    # -- PeerPort: push streams ---------------------------------------------------------------------------
+
+    def push_opened(self, stream: PushPeer) -> None:
+        older = self._streams.get(stream.peer)
+        if older is not None and older.stream_id > stream.stream_id:
+            stream.replace()  # it was overtaken on its way here
+            return
+        if older is not None:
+            older.replace()
+        self._streams[stream.peer] = stream
+
+    def push_received(self, stream: PushPeer, message: PushMessage, payload: bytes | None) -> None:
+        self._events.receive(stream.peer, message, payload)
+
+    def push_closed(self, stream: PushPeer) -> None:
+        if self._streams.get(stream.peer) is stream:
+            del self._streams[stream.peer]
+            self._events.leader_stream_lost(stream.peer, stream.stream_id)

@@ -1,0 +1,111 @@
+"""The log of a node as its clients use it (dledger.rpc.ports.LogPort)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+
+from dledger.errors import Code, NotLeader, ReadFailed
+from dledger.node.async_shell import AsyncShell
+from dledger.node.metrics import NodeMetrics
+from dledger.node.read_points import ReadPoints
+from dledger.node.readable import ReadableLog
+from dledger.rpc.log_client import LogClient, NetworkFailure
+from dledger.rpc.ports import AppendToken, Chunk, ServiceLimits
+from dledger.store.api import LogStore
+from dledger.store.batch import MAGIC_NORMAL, decode_entries
+
+
+class NodeLog:
+    """Appends through the replica; reads from the store, as far as they may go, on threads of their own."""
+
+    def __init__(
+        self,
+        group: str,
+        limits: ServiceLimits,
+        store: LogStore,
+        shell: AsyncShell,
+        readable: ReadableLog,
+        readers: Executor,
+        metrics: NodeMetrics,
+        *,
+        leader: Callable[[], LogClient | None],
+        leads: Callable[[], bool],
+        max_waiting_reads: int,
+        read_timeout_ms: int,
+    ) -> None:
+        """`leader` gives a client of the node that is believed to lead, None if there is none."""
+        self._group = group
+        self._limits = limits
+        self._store = store
+        self._shell = shell
+        self._readable = readable
+        self._readers = readers
+        self._metrics = metrics
+        self._leader = leader
+        self._leads = leads
+        self._forward_timeout_s = read_timeout_ms / 1000
+        self._points = ReadPoints(self._confirm, max_waiting_reads, read_timeout_ms)
+        self.append = shell.append  # the hot path: no hop in between
+
+    append: Callable[[AppendToken, Sequence[bytes], tuple[int, int] | None, bool, int], None]
+
+    @property
+    def group(self) -> str:
+        return self._group
+
+    @property
+    def limits(self) -> ServiceLimits:
+        return self._limits
+
+    @property
+    def begin_index(self) -> int:
+        return self._store.base.index + 1
+
+    @property
+    def readable_index(self) -> int:
+        return self._readable.index
+
+    async def read_index(self) -> int:
+        return await self._points.get()
+
+    async def wait_readable(self, index: int, *, timeout_ms: int | None) -> None:
+        await self._readable.wait(index, timeout_ms)
+
+    async def load(self, first_index: int, last_index: int, max_bytes: int, *, decode: bool) -> Chunk:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._readers, self._load, first_index, last_index, max_bytes, decode
+        )
+
+    def observe_append(self, seconds: float) -> None:
+        self._metrics.append_latency.observe(seconds)
+
+    def limit_hit(self, name: str) -> None:
+        self._metrics.limit_hit(name)
+
+    async def stop(self) -> None:
+        """Whoever waits is told that the node stops."""
+        self._readable.close(ReadFailed("the node is stopping", code=Code.READ_NOT_CONFIRMED))
+        await self._points.stop()
+
+    def _load(self, first_index: int, last_index: int, max_bytes: int, decode: bool) -> Chunk:
+        """On a reader thread."""
+        frames = self._store.read(first_index, last_index, max_bytes, whole_batches=False)
+        entries = decode_entries(frames.data) if decode else []
+        users = sum(entry.magic == MAGIC_NORMAL for entry in entries)
+        return Chunk(frames.last_index, frames.data, entries, users)
+
+    async def _confirm(self) -> int:
+        if self._leads():
+            return await self._shell.read_index()
+        leader = self._leader()
+        if leader is None:
+            raise ReadFailed("no leader is known at the moment", code=Code.READ_NOT_CONFIRMED)
+        try:
+            return await leader.read_index(self._forward_timeout_s)
+        except (NetworkFailure, NotLeader) as error:
+            raise ReadFailed(
+                f"the leader did not confirm the read: {error}", code=Code.READ_NOT_CONFIRMED
+            ) from None

@@ -1,0 +1,166 @@
+"""This node's way to each other member: short calls at any time, a push stream while it leads.
+
+A peer that does not answer costs nobody else anything: calls have deadlines, only a few are under way at
+once, and what does not fit is dropped. The core repeats what matters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from dledger.core.messages import Heartbeat, Message, PushMessage, PushResponse, TakeLeadership, VoteRequest
+from dledger.errors import InvalidRequest
+from dledger.node.logs import get_logger
+from dledger.rpc.envelope import Identity
+from dledger.rpc.peer_client import PeerClient, PeerUnreachable, PushClient, Question
+
+_log = get_logger("peers")
+
+_MAX_CALLS = {Heartbeat: 8, VoteRequest: 4, TakeLeadership: 1}
+_BACKOFF_MIN_S = 0.05
+_BACKOFF_MAX_S = 0.5
+#: A stream that lived for so long was a good one: it is opened again at once.
+_GOOD_LIFE_S = 1.0
+_DRAIN_S = 1.0
+
+
+class PeerEvents(Protocol):
+    """Where what a peer says goes."""
+
+    def peer_answered(self, peer: str, message: Message) -> None: ...
+    def stream_up(self, peer: str, stream_id: int, incarnation: int) -> None: ...
+    def stream_down(self, peer: str, stream_id: int) -> None: ...
+
+
+class PeerLink:
+    """One other member."""
+
+    def __init__(
+        self,
+        peer: str,
+        address: str,
+        identity: Identity,
+        events: PeerEvents,
+        *,
+        next_stream_id: Callable[[], int],
+        call_timeout_ms: int,
+    ) -> None:
+        self.peer = peer
+        self.address = address
+        self._client = PeerClient(peer, address, identity)
+        self._events = events
+        self._next_stream_id = next_stream_id
+        self._timeout_s = call_timeout_ms / 1000
+        self._calls: dict[type, int] = dict.fromkeys(_MAX_CALLS, 0)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._keeper: asyncio.Task[None] | None = None
+        self._stream: PushClient | None = None
+        self._last_refusal = ""
+
+    @property
+    def is_connected(self) -> bool:
+        """While this node leads: the push stream is open."""
+        return self._stream is not None and self._stream.is_up
+
+    def connect(self) -> None:
+        self._client.connect()
+
+    def ask(self, message: Question) -> None:
+        """Send a question; the answer comes as an event, or never."""
+        kind = type(message)
+        if self._calls[kind] < _MAX_CALLS[kind]:
+            self._calls[kind] += 1
+            self._spawn(self._ask(message))
+
+    def push(self, message: PushMessage, payload: bytes | None) -> None:
+        """Put a message on the stream it names, or nowhere if that is gone."""
+        stream = self._stream
+        if stream is not None and stream.stream_id == message.stream_id:
+            stream.put(message, payload)
+
+    def lead(self) -> None:
+        """Keep a push stream open from now on. A new leadership gets a new stream."""
+        self.follow()
+        self._keeper = self._spawn(self._keep_stream())
+
+    def follow(self) -> None:
+        """End the push stream after what was put on it."""
+        keeper, stream = self._keeper, self._stream
+        self._keeper = self._stream = None
+        if keeper is None:
+            return
+        if stream is None or not stream.is_up:
+            keeper.cancel()
+        else:
+            stream.finish()
+            asyncio.get_running_loop().call_later(_DRAIN_S, keeper.cancel)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._client.close()
+
+    async def _ask(self, message: Question) -> None:
+        try:
+            answer = await self._client.ask(message, self._timeout_s)
+        except PeerUnreachable:
+            return
+        except InvalidRequest as error:
+            self._note_refusal(error)
+            return
+        finally:
+            self._calls[type(message)] -= 1
+        self._events.peer_answered(self.peer, answer)
+
+    async def _keep_stream(self) -> None:
+        me = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        pause = _BACKOFF_MIN_S
+        while True:
+            opened_at = loop.time()
+            await self._run_stream(self._client.open_push(self._next_stream_id()))
+            if self._keeper is not me:
+                return
+            if loop.time() - opened_at > _GOOD_LIFE_S:
+                pause = _BACKOFF_MIN_S
+                continue  # the next one opens as soon as the peer can be reached again
+            await asyncio.sleep(random.uniform(_BACKOFF_MIN_S, pause))
+            pause = min(pause * 2, _BACKOFF_MAX_S)
+
+    async def _run_stream(self, stream: PushClient) -> None:
+        self._stream = stream
+
+        def on_up(incarnation: int) -> None:
+            self._last_refusal = ""
+            self._events.stream_up(self.peer, stream.stream_id, incarnation)
+
+        def on_response(response: PushResponse) -> None:
+            self._events.peer_answered(self.peer, response)
+
+        try:
+            await stream.run(on_up, on_response)
+        except PeerUnreachable as error:
+            _log.debug("push stream ended", peer=self.peer, reason=str(error))
+        except InvalidRequest as error:
+            self._note_refusal(error)
+        finally:
+            if self._stream is stream:
+                self._stream = None
+            if stream.is_up:
+                stream.is_up = False
+                self._events.stream_down(self.peer, stream.stream_id)
+
+    def _note_refusal(self, error: InvalidRequest) -> None:
+        if self._last_refusal != error.message:  # once, not with every heartbeat
+            self._last_refusal = error.message
+            _log.warning("peer refuses to talk", peer=self.peer, address=self.address, reason=str(error))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

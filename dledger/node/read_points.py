@@ -1,0 +1,76 @@
+"""Linearizable read points for all who ask: one round under way, one waiting, however many readers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from dledger.errors import Code, DLedgerError, Overloaded, ReadFailed
+
+Waiter = asyncio.Future[int]
+
+
+class ReadPoints:
+    """Joins concurrent requests into rounds.
+
+    A request never joins the round that is under way: that one's read point may be older than the request.
+    """
+
+    def __init__(self, confirm: Callable[[], Awaitable[int]], max_waiting: int, timeout_ms: int) -> None:
+        """`confirm` obtains one read point, from this node or from the leader."""
+        self._confirm = confirm
+        self._max_waiting = max_waiting
+        self._timeout_s = timeout_ms / 1000
+        self._next: list[Waiter] = []
+        self._round: asyncio.Task[None] | None = None
+
+    async def get(self) -> int:
+        """ReadFailed READ_NOT_CONFIRMED, NotLeader, or Overloaded TOO_MANY_WAITING_READS."""
+        if len(self._next) >= self._max_waiting:
+            raise Overloaded(f"{self._max_waiting} reads are waiting", code=Code.TOO_MANY_WAITING_READS)
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        self._next.append(waiter)
+        if self._round is None:
+            self._round = asyncio.ensure_future(self._run())
+        return await waiter
+
+    async def stop(self) -> None:
+        if self._round is not None:
+            self._round.cancel()
+            await asyncio.gather(self._round, return_exceptions=True)
+
+    async def _run(self) -> None:
+        served: list[Waiter] = []
+        try:
+            while self._next:
+                served, self._next = self._next, []
+                outcome = await self._one_round()
+                for waiter in served:
+                    _settle(waiter, outcome)
+        except asyncio.CancelledError:
+            stopped = ReadFailed("the node is stopping", code=Code.READ_NOT_CONFIRMED)
+            for waiter in (*served, *self._next):
+                _settle(waiter, stopped)
+            raise
+        finally:
+            self._round = None
+
+    async def _one_round(self) -> int | DLedgerError:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._confirm()
+        except TimeoutError:
+            return ReadFailed(
+                f"no majority confirmed the leader within {self._timeout_s:g} s", code=Code.READ_NOT_CONFIRMED
+            )
+        except DLedgerError as error:
+            return error
+
+
+def _settle(waiter: Waiter, outcome: int | DLedgerError) -> None:
+    if waiter.done():
+        return
+    if isinstance(outcome, DLedgerError):
+        waiter.set_exception(outcome)
+    else:
+        waiter.set_result(outcome)

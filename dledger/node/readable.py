@@ -1,0 +1,94 @@
+"""How far this node's log may be read, and who waits for more of it."""
+
+from __future__ import annotations
+
+import asyncio
+from heapq import heappop, heappush
+from itertools import count
+
+from dledger.errors import Code, DLedgerError, Overloaded, ReadFailed
+
+
+class ReadableLog:
+    """readable_index = min(committed_index, stored_index), never falling; waiters are woken by its rise.
+
+    stored_index is what the disk thread has reported, not what is in its queue: until a truncation has been
+    carried out, the store still holds the entries that it is about to lose.
+    """
+
+    def __init__(self, committed_index: int, stored_index: int, max_waiters: int) -> None:
+        self._committed = committed_index
+        self._stored = stored_index
+        self._generation = -1
+        self._max_waiters = max_waiters
+        self._order = count()
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._closed: DLedgerError | None = None
+
+    @property
+    def index(self) -> int:
+        return min(self._committed, self._stored)
+
+    @property
+    def stored_index(self) -> int:
+        return self._stored
+
+    def committed(self, committed_index: int) -> None:
+        assert committed_index >= self._committed, f"committed fell from {self._committed}"
+        self._committed = committed_index
+        self._wake()
+
+    def truncating(self, generation: int, last_index: int) -> None:
+        """A truncation was queued: what is beyond it does not count any more, nor do older completions."""
+        self._generation = max(self._generation, generation)
+        self._stored = min(self._stored, last_index)
+
+    def stored(self, generation: int, last_index: int) -> None:
+        if generation >= self._generation and last_index > self._stored:
+            self._stored = last_index
+            self._wake()
+
+    async def wait(self, index: int, timeout_ms: int | None) -> None:
+        """Until `index` can be read. ReadFailed after `timeout_ms`, or when the node stops; Overloaded."""
+        if index <= self.index:
+            return
+        if self._closed is not None:
+            raise self._closed
+        if len(self._waiting) >= self._max_waiters:
+            raise Overloaded(f"{self._max_waiters} reads are waiting", code=Code.TOO_MANY_WAITING_READS)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (index, next(self._order), future)
+        heappush(self._waiting, entry)
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                await future
+        except TimeoutError:
+            raise ReadFailed(
+                f"this node has not caught up with index {index} in {timeout_ms} ms; it is at {self.index}",
+                code=Code.READ_NOT_CONFIRMED,
+            ) from None
+        finally:
+            if not future.done() or future.cancelled():
+                self._drop(entry)
+
+    def close(self, error: DLedgerError) -> None:
+        """Nobody waits any longer."""
+        self._closed = error
+        for _, _, future in self._waiting:
+            if not future.done():
+                future.set_exception(error)
+        self._waiting.clear()
+
+    def _wake(self) -> None:
+        reached = min(self._committed, self._stored)
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= reached:
+            future = heappop(waiting)[2]
+            if not future.done():
+                future.set_result(None)
+
+    def _drop(self, entry: tuple[int, int, asyncio.Future[None]]) -> None:
+        if entry in self._waiting:
+            self._waiting.remove(entry)
+            # A heap with a hole is no heap; the list is as short as the number of waiting reads.
+            self._waiting.sort(key=lambda waiter: waiter[:2])

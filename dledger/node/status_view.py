@@ -1,0 +1,184 @@
+"""What a node knows of itself and of its cluster, for operators: gRPC, HTTP and metrics read it from here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+
+from dledger.core.values import FlushMode, Role
+from dledger.errors import DLedgerError
+from dledger.node.config import NodeConfig
+from dledger.node.disk_worker import DiskWorker
+from dledger.node.metrics import NodeMetrics
+from dledger.node.peers import PeerLink
+from dledger.node.readable import ReadableLog
+from dledger.node.replica import Replica
+from dledger.node.shell import RoleNotice
+from dledger.rpc.log_client import LogClient
+from dledger.status.cluster import Answer
+from dledger.status.metrics import StatusExporter
+from dledger.status.model import ElectionEvent, FollowerStatus, MemberAddress, NodeStatus
+
+_ELECTIONS_KEPT = 64
+_ASK_TIMEOUT_S = 1.0
+#: An fdatasync that has taken longer is reported as a fault of this node.
+_SLOW_FSYNC_S = 1.0
+
+
+class StatusView:
+    """Implements dledger.status.http.StatusSource. Answers from memory: never waits for disk or replica."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        flush_mode: FlushMode,
+        replica: Replica,
+        worker: DiskWorker,
+        readable: ReadableLog,
+        links: Mapping[str, PeerLink],
+        metrics: NodeMetrics,
+        client_of: Callable[[str], LogClient],
+    ) -> None:
+        self._config = config
+        self._flush_mode = flush_mode
+        self._replica = replica
+        self._worker = worker
+        self._readable = readable
+        self._links = links
+        self._metrics = metrics
+        self._client_of = client_of
+        self._exporter = StatusExporter(self.node_status, metrics)
+        self._started = time.monotonic()
+        self._elections: deque[ElectionEvent] = deque(maxlen=_ELECTIONS_KEPT)
+        self._leader: str | None = None
+        self._leader_since_ms = 0
+        self._disk_used = 0
+        self._disk_free = 0
+        self.http_address = config.http_members.get(config.node_id, "")
+
+    def note_role(self, notice: RoleNotice) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        if notice.leader_id != self._leader:
+            self._leader = notice.leader_id
+            self._leader_since_ms = now_ms if notice.leader_id else 0
+        self._elections.append(
+            ElectionEvent(now_ms, notice.term, notice.role.value, notice.leader_id or "", notice.cause)
+        )
+
+    def measure_disk(self) -> None:
+        """Reads the file system; on any thread but the loop's."""
+        directory = self._config.directory
+        used = 0
+        for path in directory.rglob("*"):
+            used += _allocated(path)
+        self._disk_used = used
+        self._disk_free = self._replica.store.free_bytes()
+
+    def node_status(self) -> NodeStatus:
+        config, found = self._config, self._replica.status()
+        leader_id = found.leader_id or ""
+        return NodeStatus(
+            cluster_id=config.cluster_id,
+            group=config.group,
+            node_id=config.node_id,
+            pid=os.getpid(),
+            version=_version(),
+            address=config.address,
+            http_address=self.http_address,
+            role=found.role.value,
+            term=found.term,
+            role_epoch=found.role_epoch,
+            incarnation=found.incarnation,
+            leader_id=leader_id,
+            leader_address=config.members.get(leader_id, ""),
+            leader_since_unix_ms=self._leader_since_ms,
+            ledger_begin_index=found.ledger_begin_index,
+            ledger_end_index=found.ledger_end_index,
+            ledger_end_term=found.ledger_end_term,
+            durable_index=found.durable_index,
+            verified_index=found.verified_index,
+            committed_index=found.committed_index,
+            applied_index=self._readable.index,
+            ledger_end_pos=found.ledger_end_pos,
+            committed_pos=found.committed_pos,
+            flush_mode=self._flush_mode.value,
+            pending_bytes=found.pending_bytes,
+            disk_used_bytes=self._disk_used,
+            disk_free_bytes=self._disk_free,
+            uptime_ms=int((time.monotonic() - self._started) * 1000),
+            members=self._members(),
+            followers=self._followers(),
+            elections=tuple(self._elections),
+            limits_hit=self._limits_hit(found.limits_hit),
+            health=self._health(),
+            transferring_to=found.transferring_to or "",
+            sessions=found.sessions,
+        )
+
+    async def cluster_status(self) -> dict[str, Answer]:
+        others = [node_id for node_id in self._config.members if node_id != self._config.node_id]
+        answers = await asyncio.gather(*(self._ask(node_id) for node_id in others))
+        return {self._config.node_id: self.node_status(), **dict(zip(others, answers, strict=True))}
+
+    def metrics_text(self) -> bytes:
+        return self._exporter.text()
+
+    async def _ask(self, node_id: str) -> Answer:
+        try:
+            return await self._client_of(node_id).get_status(_ASK_TIMEOUT_S)
+        except DLedgerError as error:
+            return error.message
+
+    def _members(self) -> tuple[MemberAddress, ...]:
+        http = {**self._config.http_members, self._config.node_id: self.http_address}
+        return tuple(
+            MemberAddress(node_id, address, http.get(node_id, ""))
+            for node_id, address in self._config.members.items()
+        )
+
+    def _followers(self) -> tuple[FollowerStatus, ...]:
+        return tuple(
+            FollowerStatus(
+                node_id=f.node_id,
+                connected=self._links[f.node_id].is_connected,
+                push_state=f.push_state,
+                match_index=f.match_index,
+                lag_entries=f.lag_entries,
+                lag_bytes=f.lag_bytes,
+                inflight_bytes=f.inflight_bytes,
+                last_contact_ms=f.last_contact_ms,
+            )
+            for f in self._replica.status().followers
+        )
+
+    def _limits_hit(self, of_replica: Mapping[str, int]) -> dict[str, int]:
+        return {**of_replica, **self._metrics.limits_hit}
+
+    def _health(self) -> str:
+        busy = self._worker.busy_seconds
+        if busy > _SLOW_FSYNC_S:
+            return f"disk: an fdatasync has taken {busy:.1f} s so far"
+        if self._replica.core.role is not Role.LEADER and self._leader is None:
+            return "no leader"
+        return "ok"
+
+
+@lru_cache
+def _version() -> str:
+    try:
+        return metadata.version("dledger")
+    except metadata.PackageNotFoundError:  # run from a checkout
+        return "0+checkout"
+
+
+def _allocated(path: Path) -> int:
+    try:
+        return path.stat().st_blocks * 512
+    except OSError:  # removed meanwhile
+        return 0
