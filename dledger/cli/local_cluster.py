@@ -334,9 +334,9 @@ def _node_config(plan: ClusterPlan, node: NodePlan, folder: Path, settings: Mapp
         "cluster_id": plan.cluster_id,
         "group": plan.group,
         "directory": str(folder / "store"),
-        "members": {n.node_id: n.address for n in plan.nodes},
-        "listen": node.address,
         "http_listen": node.http_address,
+        "members": {n.node_id: n.address for n in plan.nodes},
+        "http_members": {n.node_id: n.http_address for n in plan.nodes},
     }
     return to_toml({**values, **settings})
 

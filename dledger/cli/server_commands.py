@@ -1,0 +1,207 @@
+"""`dledger init` and `dledger server`: one node."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dledger.core.values import FlushMode
+from dledger.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dledger.node.config import NodeConfig
+
+_config_option = click.option(
+    "--config",
+    "path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The node's TOML file. Options given here override it.",
+)
+_directory_option = click.option(
+    "--directory", type=click.Path(file_okay=False, path_type=Path), help="The node's directory."
+)
+_node_id_option = click.option("--node-id", help="This node, one of the members.")
+_cluster_id_option = click.option("--cluster-id", help="The same on all nodes of the cluster.")
+_group_option = click.option("--group", help="Name of the log.  [default: default]")
+
+
+@click.command()
+@_config_option
+@_directory_option
+@_node_id_option
+@_cluster_id_option
+@_group_option
+@click.option("--data-file-size", type=int, help="Bytes per data file, fixed for ever.  [default: 1 GiB]")
+@click.option(
+    "--flush-mode",
+    type=click.Choice([mode.value for mode in FlushMode], case_sensitive=False),
+    default=FlushMode.SYNC_FLUSH.value,
+    show_default=True,
+    help="SYNC_FLUSH: acknowledged means on the disks of a majority. ASYNC_FLUSH: written, not flushed.",
+)
+def init(
+    path: Path | None,
+    directory: Path | None,
+    node_id: str | None,
+    cluster_id: str | None,
+    group: str | None,
+    data_file_size: int | None,
+    flush_mode: str,
+) -> None:
+    """Make an empty directory that of a new node.
+
+    Once per node, before its first start; a server refuses a directory without it. Never do this for a
+    node that lost its directory: it has forgotten how it voted.
+
+    All nodes of a cluster need the same cluster id, group, data file size and flush mode.
+
+    \b
+    Examples:
+      dledger init --config n1.toml
+      dledger init --directory /var/lib/log --cluster-id orders --node-id n1
+    """
+    from dledger.store.identity import Identity, init_directory
+
+    values = _read_toml(path) if path is not None else {}
+    if path is not None and directory is None and "directory" in values:
+        # Relative to the file, as the server takes it.
+        directory = path.parent / str(values["directory"])
+    node_id = node_id or values.get("node_id")
+    cluster_id = cluster_id or values.get("cluster_id")
+    needed = {"--directory": directory, "--node-id": node_id, "--cluster-id": cluster_id}
+    if missing := [name for name, value in needed.items() if not value]:
+        raise click.UsageError(f"{', '.join(missing)} must be given, here or in --config")
+    assert directory is not None
+    assert node_id is not None
+    assert cluster_id is not None
+    sizes = {} if data_file_size is None else {"data_file_size": data_file_size}
+    identity = Identity(
+        cluster_id=cluster_id,
+        group=group or values.get("group", "default"),
+        node_id=node_id,
+        flush_mode=FlushMode(flush_mode.upper()),
+        **sizes,
+    )
+    init_directory(directory, identity)
+    click.echo(f"{directory} belongs to {node_id} of cluster {cluster_id} now")
+
+
+@click.command()
+@_config_option
+@_directory_option
+@_node_id_option
+@_cluster_id_option
+@_group_option
+@click.option("--member", "members", multiple=True, metavar="ID=HOST:PORT", help="A member; repeat it.")
+@click.option("--listen", help="host:port to serve on.  [default: this node's address in members]")
+@click.option("--http-listen", help="host:port of status page and metrics; empty: none.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
+@click.option("--log-format", type=click.Choice(["text", "json"]))
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key, e.g. timing.heartbeat_ms=50."
+)
+def server(
+    path: Path | None,
+    directory: Path | None,
+    node_id: str | None,
+    cluster_id: str | None,
+    group: str | None,
+    members: Sequence[str],
+    listen: str | None,
+    http_listen: str | None,
+    log_level: str | None,
+    log_format: str | None,
+    settings: Sequence[str],
+) -> None:
+    """Run one node until SIGTERM or Ctrl-C. It logs to stderr.
+
+    A node of three needs this much in its file:
+
+    \b
+      node_id = "n1"
+      cluster_id = "orders"
+      directory = "/var/lib/log"
+      http_listen = "10.0.0.1:20980"
+      [members]
+      n1 = "10.0.0.1:20911"
+      n2 = "10.0.0.2:20911"
+      n3 = "10.0.0.3:20911"
+
+    \b
+    Examples:
+      dledger init --config n1.toml && dledger server --config n1.toml
+      dledger server --config n1.toml --log-level debug --set timing.election_min_ms=2000
+    """
+    from dledger.node.server import run_node
+
+    overrides: dict[str, Any] = {}
+    for text in settings:
+        _set(overrides, text)
+    given = {
+        "directory": None if directory is None else directory.resolve(),
+        "node_id": node_id,
+        "cluster_id": cluster_id,
+        "group": group,
+        "listen": listen,
+        "http_listen": http_listen,
+        "members": dict(_member(text) for text in members) or None,
+    }
+    overrides |= {key: value for key, value in given.items() if value is not None}
+    for key, level in (("level", log_level), ("format", log_format)):
+        if level is not None:
+            overrides.setdefault("log", {})[key] = level
+    raise click.exceptions.Exit(run_node(node_config(path, overrides)))
+
+
+def node_config(path: Path | None, overrides: Mapping[str, Any]) -> NodeConfig:
+    """The configuration of a file, with single keys of its tables replaced."""
+    from dledger.node.config import load_config, parse_config
+
+    if path is None:
+        return parse_config(overrides, where="command line")
+    config = load_config(path)
+    if not overrides:
+        return config
+    content = config.model_dump(exclude_unset=True)
+    for key, value in overrides.items():
+        # Members are replaced as a whole: a left-over member would change what a majority is.
+        if isinstance(value, Mapping) and key != "members":
+            content[key] = {**content.get(key, {}), **value}
+        else:
+            content[key] = value
+    return parse_config(content, where=f"{path} and command line")
+
+
+def _set(overrides: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise click.UsageError(f"--set {text!r}: expected KEY=VALUE")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value  # text may go without TOML's quotes
+    *sections, name = key.split(".")
+    target = overrides
+    for section in sections:
+        target = target.setdefault(section, {})
+        if not isinstance(target, dict):
+            raise click.UsageError(f"--set {text!r}: {section} has a value already")
+    target[name] = parsed
+
+
+def _member(text: str) -> tuple[str, str]:
+    node_id, equals, address = text.partition("=")
+    if not equals:
+        raise click.UsageError(f"--member {text!r}: expected ID=HOST:PORT")
+    return node_id, address
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from None

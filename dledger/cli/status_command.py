@@ -1,0 +1,136 @@
+"""`dledger status` and `dledger transfer`: what the nodes say, and who is to lead."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from dledger.cli.client_options import client_options
+from dledger.cli.exits import Exit
+from dledger.cli.output import is_terminal, print_json, print_table
+from dledger.client import AsyncClient
+from dledger.errors import DLedgerError
+from dledger.status.encoding import node_status_to_json
+from dledger.status.model import NodeStatus
+
+Answers = Mapping[str, NodeStatus | DLedgerError]
+
+_COLUMNS = ("node", "address", "role", "term", "leader", "begin", "end", "committed", "lag", "health")
+
+
+@click.command()
+@client_options
+@click.option("--watch", is_flag=True, help="Look again and again until Ctrl-C.")
+@click.option(
+    "--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds, for --watch."
+)
+@click.option("--json", "as_json", is_flag=True, help="All facts; with --watch one object per line.")
+@click.option("--timeout", type=float, default=2.0, show_default=True, help="Seconds to wait for a node.")
+def status(
+    servers: list[str], group: str, watch: bool, interval: float, as_json: bool, timeout: float
+) -> None:
+    """Show what every node says of itself: role, term, indexes, and how far it is behind.
+
+    Exits with 0 if a leader was found, else with 1. `lag` is in entries, by the leader's word.
+
+    \b
+    Examples:
+      dledger status --servers 127.0.0.1:20911,127.0.0.1:20912,127.0.0.1:20913
+      dledger status --watch
+      dledger status --json | jq '.nodes[].committed_index'
+    """
+    found = asyncio.run(_status(servers, group, interval if watch else None, as_json, timeout))
+    if not found:
+        raise click.exceptions.Exit(Exit.FAILED)
+
+
+async def _status(
+    servers: list[str], group: str, interval: float | None, as_json: bool, timeout: float
+) -> bool:
+    """Whether a leader was found at the last look. With an interval it goes on until interrupted."""
+    async with AsyncClient(servers, group=group, session=False) as client:
+        while True:
+            answers = await client.status(timeout=timeout)
+            if interval is not None and is_terminal() and not as_json:
+                click.clear()
+                click.echo(time.strftime("%H:%M:%S"))
+            _print(answers, as_json=as_json, one_line=interval is not None)
+            if interval is None:
+                return leader_of(answers) is not None
+            await asyncio.sleep(interval)
+
+
+def leader_of(answers: Answers) -> NodeStatus | None:
+    """The node that says it leads, in the highest term: a deposed leader may not have heard of it yet."""
+    leaders = [a for a in answers.values() if isinstance(a, NodeStatus) and a.is_leader]
+    return max(leaders, key=lambda node: node.term, default=None)
+
+
+def _print(answers: Answers, *, as_json: bool, one_line: bool) -> None:
+    if not as_json:
+        print_table(_COLUMNS, table_rows(answers))
+    elif one_line:
+        click.echo(json.dumps(to_json(answers), ensure_ascii=False))
+    else:
+        print_json(to_json(answers))
+
+
+def to_json(answers: Answers) -> dict[str, Any]:
+    leader = leader_of(answers)
+    nodes = []
+    for address, answer in answers.items():
+        if isinstance(answer, NodeStatus):
+            nodes.append({**node_status_to_json(answer), "asked_address": address, "error": None})
+        else:
+            nodes.append({"asked_address": address, "error": str(answer)})
+    return {"leader_id": None if leader is None else leader.node_id, "nodes": nodes}
+
+
+def table_rows(answers: Answers) -> list[tuple[object, ...]]:
+    leader = leader_of(answers)
+    lags = {} if leader is None else {f.node_id: f.lag_entries for f in leader.followers}
+    rows: list[tuple[object, ...]] = []
+    for address, answer in answers.items():
+        if isinstance(answer, DLedgerError):
+            rows.append(("", address, "down", *[""] * 6, str(answer)))
+            continue
+        rows.append(
+            (
+                answer.node_id,
+                address,
+                answer.role,
+                answer.term,
+                answer.leader_id,
+                answer.ledger_begin_index,
+                answer.ledger_end_index,
+                answer.committed_index,
+                0 if answer.is_leader else lags.get(answer.node_id),
+                answer.health,
+            )
+        )
+    return rows
+
+
+@click.command()
+@client_options
+@click.option("--to", required=True, metavar="NODE", help="Id of the node that shall lead, e.g. n1.")
+@click.option("--timeout", type=float, default=10.0, show_default=True, help="Seconds.")
+def transfer(servers: list[str], group: str, to: str, timeout: float) -> None:
+    """Hand leadership over to another node, without losing or refusing more than a moment's appends.
+
+    \b
+    Example:
+      dledger transfer --servers 127.0.0.1:20911,127.0.0.1:20912,127.0.0.1:20913 --to n2
+    """
+    term, leader_id = asyncio.run(_transfer(servers, group, to, timeout))
+    click.echo(f"{leader_id} leads in term {term}")
+
+
+async def _transfer(servers: list[str], group: str, to: str, timeout: float) -> tuple[int, str]:
+    async with AsyncClient(servers, group=group, session=False) as client:
+        return await client.transfer_leadership(to, timeout=timeout)
