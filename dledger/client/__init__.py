@@ -2,7 +2,18 @@
 
 from dledger.client.async_client import AsyncClient
 from dledger.client.batching import Limits
+from dledger.client.blocking import BlockingAppender, BlockingSession, Client
 from dledger.client.session import Appender, Session
 from dledger.client.values import AppendResult, Entry
 
-__all__ = ["AppendResult", "Appender", "AsyncClient", "Entry", "Limits", "Session"]
+__all__ = [
+    "AppendResult",
+    "Appender",
+    "AsyncClient",
+    "BlockingAppender",
+    "BlockingSession",
+    "Client",
+    "Entry",
+    "Limits",
+    "Session",
+]

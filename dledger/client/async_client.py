@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -131,7 +132,7 @@ class AsyncClient:
         mode: ReadMode = "linearizable",
         server: str | None = None,
         timeout: float | None = None,
-    ) -> AsyncIterator[Entry]:
+    ) -> AsyncGenerator[Entry, None]:
         """Committed entries from `from_index` (-1: the first that is kept) on, `count` at most.
 
         "linearizable" sees every append acknowledged before the call; "local" what the server knows. `server`
@@ -139,21 +140,25 @@ class AsyncClient:
 
         Raises ReadFailed: the index is beyond the end or below the beginning, or no server could confirm.
         """
-        async for entries in self.read_chunks(from_index, count, mode=mode, server=server, timeout=timeout):
-            for entry in entries:
-                yield entry
+        chunks = self.read_chunks(from_index, count, mode=mode, server=server, timeout=timeout)
+        async with aclosing(chunks):
+            async for entries in chunks:
+                for entry in entries:
+                    yield entry
 
     async def follow(
         self, from_index: int = -1, *, mode: ReadMode = "linearizable", server: str | None = None
-    ) -> AsyncIterator[Entry]:
+    ) -> AsyncGenerator[Entry, None]:
         """Committed entries from `from_index` on, without end: waits for new ones.
 
         Survives changes of leader and deaths of nodes without a gap or a repeat. Ends when the client is
         closed. Raises ReadFailed when `from_index` has been purged: nothing is skipped silently.
         """
-        async for entries in self.read_chunks(from_index, follow=True, mode=mode, server=server):
-            for entry in entries:
-                yield entry
+        chunks = self.read_chunks(from_index, follow=True, mode=mode, server=server)
+        async with aclosing(chunks):
+            async for entries in chunks:
+                for entry in entries:
+                    yield entry
 
     async def read_chunks(
         self,
@@ -164,7 +169,7 @@ class AsyncClient:
         mode: ReadMode = "linearizable",
         server: str | None = None,
         timeout: float | None = None,
-    ) -> AsyncIterator[list[Entry]]:
+    ) -> AsyncGenerator[list[Entry], None]:
         """Like `read` and `follow`, in lists as they arrive: cheaper for bulk."""
         self._check_open()
         reader = Reader(
@@ -178,8 +183,9 @@ class AsyncClient:
             stall_timeout=self._stall_timeout,
         )
         try:
-            async for entries in reader.chunks():
-                yield entries
+            async with aclosing(reader.chunks()) as chunks:
+                async for entries in chunks:
+                    yield entries
         except ReadFailed:
             if not (self._closed and follow):
                 raise

@@ -72,10 +72,19 @@ class Appender:
         check(body)
         future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
         self.submit_to(future, body, timeout)
-        pipeline = self._ready()
-        if not pipeline.has_room:
-            await pipeline.room()
+        if not self.has_room:
+            await self.room()
         return future
+
+    @property
+    def has_room(self) -> bool:
+        """Whether no more than `max_pending_bytes` are queued or in flight."""
+        return self._pipeline is None or self._pipeline.has_room
+
+    async def room(self) -> None:
+        """Wait until `has_room`."""
+        if self._pipeline is not None:
+            await self._pipeline.room()
 
     def submit_to(self, future: FutureLike, body: bytes, timeout: float | None) -> None:
         """Queue one checked entry; any kind of future gets the outcome. Call it in the event loop."""
@@ -109,7 +118,7 @@ class Appender:
 class Session(Appender):
     """Appends that are stored exactly once, in call order, through retries and changes of leader.
 
-    A call whose `timeout` passes raises Indeterminate, but once sent its batch is sent again until the cluster
+    A call whose `timeout` passes raises Indeterminate, but a batch once sent is sent again until the cluster
     answers: the session's order has no holes. When the cluster has forgotten the session, everything
     unanswered and every later append raises SessionExpired: only its user can decide what to do then.
     """

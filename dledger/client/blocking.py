@@ -1,0 +1,269 @@
+"""The client for programs without asyncio: the same calls, which wait."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from itertools import count
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from dledger.client.async_client import DEFAULT_STALL_TIMEOUT, AsyncClient
+from dledger.client.batching import Limits, check
+from dledger.client.reader import ReadMode
+from dledger.client.session import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, Appender, Session
+from dledger.client.values import AppendResult, Entry
+from dledger.errors import DLedgerError
+from dledger.status.model import NodeStatus
+
+if TYPE_CHECKING:
+    import grpc
+
+T = TypeVar("T")
+
+SUBMITS_PER_MEETING = 64
+
+
+class _LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="dledger-client", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+            left = asyncio.all_tasks(self.loop)  # a follow() of another thread, that must not wait for ever
+            for task in left:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        finally:
+            self.loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` in the loop and wait for it. An interrupt of the waiting thread cancels it."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("a blocking call inside the client's own event loop would wait for itself")
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+
+
+class BlockingAppender:
+    """Blocking appends; the outcomes are those of `Appender`. Any number of threads may call."""
+
+    def __init__(self, thread: _LoopThread, appender: Callable[[], Appender]) -> None:
+        self._thread = thread
+        self._appender = appender
+        self._submitted = count(1)
+
+    def append(self, body: bytes, *, timeout: float | None = None) -> AppendResult:
+        """Append one entry and wait until it is committed. See `Appender.append`."""
+        return self._submit(body, timeout).result()
+
+    def append_many(self, bodies: Sequence[bytes], *, timeout: float | None = None) -> list[AppendResult]:
+        """Append entries as one atomic batch if they fit one. See `Appender.append_many`."""
+        return self._thread.run(self._appender().append_many(bodies, timeout=timeout))
+
+    def submit(self, body: bytes, *, timeout: float | None = None) -> Future[AppendResult]:
+        """Queue one entry and return its future; waits while too much is under way. See `Appender.submit`."""
+        appender = self._appender()
+        future = self._submit(body, timeout)
+        # The loop counts what it has taken; meet it now and then, or a fast thread would run ahead of it.
+        if not appender.has_room or next(self._submitted) % SUBMITS_PER_MEETING == 0:
+            self._thread.run(appender.room())
+        return future
+
+    def _submit(self, body: bytes, timeout: float | None) -> Future[AppendResult]:
+        # No coroutine and no task per append: the loop gets the call, the future goes to the caller.
+        check(body)
+        appender = self._appender()
+        future: Future[AppendResult] = Future()
+        future.set_running_or_notify_cancel()  # an append cannot be taken back
+        self._thread.loop.call_soon_threadsafe(appender.submit_to, future, body, timeout)
+        return future
+
+
+class BlockingSession(BlockingAppender):
+    """Blocking face of `Session`."""
+
+    def __init__(self, thread: _LoopThread, session: Session) -> None:
+        super().__init__(thread, lambda: session)
+        self._session = session
+
+    @property
+    def session_id(self) -> int | None:
+        """The index of the session's OPEN entry; None: not opened yet."""
+        return self._session.session_id
+
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """Wait `timeout` seconds for appends under way, then end them."""
+        self._thread.run(self._session.close(timeout))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Client(BlockingAppender):
+    """A blocking client of one replicated log. Use it with `with`, from any number of threads.
+
+    Arguments, errors and meanings are those of `AsyncClient`. Each client has a thread of its own.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[str] | str,
+        *,
+        group: str = "default",
+        session: bool = True,
+        timeout: float = DEFAULT_TIMEOUT,
+        stall_timeout: float = DEFAULT_STALL_TIMEOUT,
+        limits: Limits | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self._client = AsyncClient(
+            servers,
+            group=group,
+            session=session,
+            timeout=timeout,
+            stall_timeout=stall_timeout,
+            limits=limits,
+            credentials=credentials,
+        )
+        self._closed = False
+        self._close_lock = threading.Lock()
+        super().__init__(_LoopThread(), self._current_appender)
+
+    def _current_appender(self) -> Appender:
+        return self._client.appender
+
+    # -- sessions
+
+    def session(self) -> BlockingSession:
+        """A session of its own, opened by its first append: `with client.session() as s`."""
+        return BlockingSession(self._thread, self._client.session())
+
+    def open_session(self, *, timeout: float | None = None) -> BlockingSession:
+        """A session of its own, open already. Raises Indeterminate when that takes too long."""
+        return BlockingSession(self._thread, self._run(self._client.open_session(timeout=timeout)))
+
+    def new_session(self, *, timeout: float | None = None) -> None:
+        """Give this client's own appends a new session, as is needed after SessionExpired."""
+        self._run(self._client.new_session(timeout=timeout))
+
+    # -- reading
+
+    def read(
+        self,
+        from_index: int = -1,
+        count: int | None = None,
+        *,
+        mode: ReadMode = "linearizable",
+        server: str | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[Entry]:
+        """Committed entries from `from_index` on, `count` at most. See `AsyncClient.read`."""
+        return self._iterate(
+            self._client.read_chunks(from_index, count, mode=mode, server=server, timeout=timeout)
+        )
+
+    def follow(
+        self, from_index: int = -1, *, mode: ReadMode = "linearizable", server: str | None = None
+    ) -> Iterator[Entry]:
+        """Committed entries from `from_index` on, without end. See `AsyncClient.follow`."""
+        return self._iterate(self._client.read_chunks(from_index, follow=True, mode=mode, server=server))
+
+    def _iterate(self, chunks: AsyncGenerator[list[Entry], None]) -> Iterator[Entry]:
+        """One hop to the loop per chunk; the next chunk is fetched while this one is used."""
+
+        async def fetch() -> list[Entry] | None:
+            return await anext(chunks, None)
+
+        coming = asyncio.run_coroutine_threadsafe(fetch(), self._thread.loop)
+        try:
+            while (entries := _ended_by_close(coming)) is not None:
+                coming = asyncio.run_coroutine_threadsafe(fetch(), self._thread.loop)
+                yield from entries
+        finally:
+            coming.cancel()
+            if not self._closed:
+                self._thread.run(_finish(chunks))
+
+    def read_index(self, *, timeout: float | None = None) -> int:
+        """The linearizable read point. See `AsyncClient.read_index`."""
+        return self._run(self._client.read_index(timeout=timeout))
+
+    # -- the cluster
+
+    def status(self, *, timeout: float = 1.0) -> dict[str, NodeStatus | DLedgerError]:
+        """What each configured server says of itself, or its error. See `AsyncClient.status`."""
+        return self._run(self._client.status(timeout=timeout))
+
+    def leader(self, *, timeout: float | None = None) -> NodeStatus:
+        """The status of the leader. See `AsyncClient.leader`."""
+        return self._run(self._client.leader(timeout=timeout))
+
+    def transfer_leadership(self, to: str, *, timeout: float | None = None) -> tuple[int, str]:
+        """Hand leadership to node `to`. See `AsyncClient.transfer_leadership`."""
+        return self._run(self._client.transfer_leadership(to, timeout=timeout))
+
+    # -- life
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._closed:
+            work.close()
+            raise RuntimeError("the client is closed")
+        return self._thread.run(work)
+
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """Wait `timeout` seconds for appends under way, end the others and every follow(), disconnect."""
+        with self._close_lock:
+            if self._closed:
+                return
+            self._thread.run(self._client.close(timeout))
+            self._closed = True
+            self._thread.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _ended_by_close(coming: Future[list[Entry] | None]) -> list[Entry] | None:
+    try:
+        return coming.result()
+    except CancelledError:  # the client was closed meanwhile
+        return None
+
+
+async def _finish(chunks: AsyncGenerator[list[Entry], None]) -> None:
+    """Close a generator whose last step may just be being cancelled."""
+    while True:
+        try:
+            await chunks.aclose()
+            return
+        except RuntimeError:  # still running: let the cancellation arrive
+            await asyncio.sleep(0)
