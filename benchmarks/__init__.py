@@ -1,0 +1,1 @@
+"""Benchmarks of a cluster of real processes on this machine, with yardsticks and peers in the same run."""

@@ -1,0 +1,270 @@
+"""What all figures share: closed loops of load, statistics, folders, child processes, tables and JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import math
+import os
+import platform
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+BODY_SIZE = 1024
+#: Fixed, so that every system and every run gets the same bytes; not compressible.
+BODY = random.Random(20).randbytes(BODY_SIZE)
+RESULTS = Path("bench-results")
+WARM_UP_SECONDS = 1.0
+
+console = Console(stderr=True)
+
+Operation = Callable[[], Awaitable[int]]
+
+
+class BenchError(Exception):
+    """The bench cannot go on; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Measured by closed loops: how many entries in how many seconds, and how long each operation took."""
+
+    entries: int
+    seconds: float
+    latencies: tuple[float, ...]  # seconds, one for each operation
+
+    @property
+    def rate(self) -> float:
+        return self.entries / self.seconds if self.seconds else 0.0
+
+    def latency_ms(self, quantile: float) -> float:
+        return 1000 * percentile(self.latencies, quantile)
+
+    @staticmethod
+    def joined(loads: Sequence[Load]) -> Load:
+        """Several rounds of the same load as one."""
+        return Load(
+            sum(load.entries for load in loads),
+            sum(load.seconds for load in loads),
+            tuple(latency for load in loads for latency in load.latencies),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. `ok` None: shown without a verdict."""
+
+    figure: str
+    measured: str
+    target: str = ""
+    ok: bool | None = None
+    detail: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)  # for JSON: plain numbers and lists
+
+
+def percentile(values: Sequence[float], quantile: float) -> float:
+    """The smallest value that at least `quantile` of all do not exceed; nan of nothing."""
+    if not values:
+        return math.nan
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(quantile * len(ordered)) - 1)]
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """Of the straight line that fits (x, y) best; 0 for fewer than two points."""
+    n = len(points)
+    mean_x = sum(x for x, _ in points) / max(1, n)
+    mean_y = sum(y for _, y in points) / max(1, n)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+
+
+# -- load
+
+
+async def closed_loops(operation: Operation, concurrency: int, seconds: float) -> Load:
+    """Run `concurrency` loops of `operation`, which answers how many entries it stored, for `seconds`.
+
+    What ends after the time is up counts neither as entries nor as time.
+    """
+    gc.collect()
+    latencies: list[float] = []
+    entries = 0
+    started = time.perf_counter()
+    until = started + seconds
+
+    async def loop() -> None:
+        nonlocal entries
+        before = time.perf_counter()
+        while before < until:
+            done = await operation()
+            after = time.perf_counter()
+            if after <= until:
+                entries += done
+                latencies.append(after - before)
+            before = after
+
+    await asyncio.gather(*(loop() for _ in range(concurrency)))
+    return Load(entries, seconds, tuple(latencies))
+
+
+async def warm(operation: Operation, concurrency: int, seconds: float = WARM_UP_SECONDS) -> None:
+    await closed_loops(operation, concurrency, seconds)
+
+
+async def interleaved(
+    operations: Mapping[str, tuple[Operation, int]], seconds: float, rounds: int
+) -> dict[str, list[Load]]:
+    """Measure several (operation, concurrency) in turns, `seconds` each in all: what changes on the machine
+    meanwhile hits all alike. Each is warmed up first; every other round runs backwards."""
+    for operation, concurrency in operations.values():
+        await warm(operation, concurrency)
+    loads: dict[str, list[Load]] = {name: [] for name in operations}
+    for number in range(rounds):
+        names = list(operations) if number % 2 == 0 else list(reversed(operations))
+        for name in names:
+            operation, concurrency = operations[name]
+            loads[name].append(await closed_loops(operation, concurrency, seconds / rounds))
+    return loads
+
+
+def rounds_for(seconds: float) -> int:
+    """Turns of about two seconds, at least three."""
+    return max(3, round(seconds / 2))
+
+
+# -- folders and processes
+
+
+@contextmanager
+def scratch(name: str) -> Iterator[Path]:
+    """A folder on the disk that is measured, gone afterwards, whatever happens."""
+    RESULTS.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=RESULTS)).resolve()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def child(command: Sequence[str], log: Path | None = None, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process in a session of its own (Ctrl-C reaches it through us), ended afterwards."""
+    with (log or Path(os.devnull)).open("a") as output:
+        process: subprocess.Popen[str] = subprocess.Popen(
+            command, stderr=output, stdin=subprocess.DEVNULL, text=True, start_new_session=True,
+            **{"stdout": output, **options},
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time that a process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def end_on_signals() -> None:
+    """SIGTERM and SIGHUP end the bench as Ctrl-C does: with everything cleaned up."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+
+
+# -- output
+
+
+def say(text: str) -> None:
+    """Progress, on stderr."""
+    console.print(f"[dim]{text}[/dim]", highlight=False)
+
+
+def machine() -> dict[str, Any]:
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    return {
+        "cpus": os.cpu_count(),
+        "model": model,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "grpcio": version("grpcio"),
+        "load_average": list(os.getloadavg()),
+    }
+
+
+def show(title: str, rows: Sequence[Row]) -> None:
+    """The table, on stdout."""
+    table = Table(title=title, title_justify="left")
+    for heading in ("figure", "measured", "target", "", "detail"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        verdict = {None: "", True: "[green]ok[/green]", False: "[red]misses[/red]"}[row.ok]
+        table.add_row(row.figure, row.measured, row.target, verdict, row.detail)
+    # Piped into a file it keeps the width that it needs.
+    Console(width=None if os.isatty(1) else 150).print(table)
+
+
+def write_json(path: Path, rows: Sequence[Row]) -> None:
+    content = {
+        "machine": machine(),
+        "body_size": BODY_SIZE,
+        "rows": [
+            {
+                "figure": row.figure,
+                "measured": row.measured,
+                "target": row.target,
+                "ok": row.ok,
+                "detail": row.detail,
+                **row.values,
+            }
+            for row in rows
+        ],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + "\n")

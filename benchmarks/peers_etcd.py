@@ -1,0 +1,137 @@
+"""Three etcd nodes and a client for them: single puts, and transactions of 128 puts as its bulk.
+
+The client is grpc.aio on the part of etcd's interface in `etcd_kv.proto`, compiled when it is needed. It
+talks to the leader, spares what it can (requests are cut from templates, answers are not parsed), and spreads
+calls over several connections, which is faster than one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from benchmarks.common import BODY, BenchError, Operation, child, free_ports, say
+from dledger.rpc.channels import channel_options
+
+NAME = "etcd"
+APT_PACKAGES = ("etcd-server", "etcd-client")
+BULK_PUTS = 128  # etcd's limit of operations in one transaction
+_START_SECONDS = 30.0
+_NODES = 3
+_CHANNELS = 4
+
+
+def missing() -> bool:
+    return shutil.which("etcd") is None
+
+
+class EtcdClient:
+    """Puts of distinct keys, on several connections in turn."""
+
+    def __init__(self, address: str) -> None:
+        # etcd_kv.proto becomes a module here and now; grpcio-tools does it.
+        self._messages: Any = grpc.protos("benchmarks/etcd_kv.proto")
+        # A connection each: the default would share one among all channels to an address.
+        self._channels = [
+            grpc.aio.insecure_channel(address, options=channel_options()) for _ in range(_CHANNELS)
+        ]
+        self._puts = itertools.cycle([c.unary_unary("/etcdserverpb.KV/Put") for c in self._channels])
+        self._txns = itertools.cycle([c.unary_unary("/etcdserverpb.KV/Txn") for c in self._channels])
+        self._numbers = itertools.count()
+
+    def _put_request(self) -> Any:
+        return self._messages.PutRequest(key=b"%020d" % next(self._numbers), value=BODY)
+
+    async def put(self) -> int:
+        request: Any = self._put_request().SerializeToString()
+        await next(self._puts)(request)
+        return 1
+
+    async def bulk(self) -> int:
+        ops = [self._messages.RequestOp(request_put=self._put_request()) for _ in range(BULK_PUTS)]
+        request: Any = self._messages.TxnRequest(success=ops).SerializeToString()
+        await next(self._txns)(request)
+        return BULK_PUTS
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close()
+
+
+class Etcd:
+    """The running cluster, as a system under test."""
+
+    def __init__(self, client: EtcdClient, pids: list[int]) -> None:
+        self.pids = pids
+        self.append: Operation = client.put
+        self.bulk: Operation = client.bulk
+
+
+@asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[Etcd]:
+    """Start three nodes in `folder`; all ends with the context."""
+    if missing():
+        raise BenchError(f"etcd is not installed: apt-get install {' '.join(APT_PACKAGES)}")
+    ports = free_ports(2 * _NODES)
+    clients = {f"e{i}": f"http://127.0.0.1:{ports[i]}" for i in range(_NODES)}
+    peers = {f"e{i}": f"http://127.0.0.1:{ports[_NODES + i]}" for i in range(_NODES)}
+    with ExitStack() as stack:
+        pids = []
+        for name in clients:
+            command = _command(name, folder, clients, peers)
+            process = stack.enter_context(child(command, folder / f"{name}.log"))
+            pids.append(process.pid)
+        leader = await asyncio.to_thread(_wait_for_leader, list(clients.values()))
+        say(f"etcd serves, leader at {leader}")
+        client = EtcdClient(leader.removeprefix("http://"))
+        try:
+            yield Etcd(client, pids)
+        finally:
+            await client.close()
+
+
+def _command(name: str, folder: Path, clients: Mapping[str, str], peers: Mapping[str, str]) -> list[str]:
+    """Defaults of etcd but for the quota, which a bench reaches, and the chatter of its log."""
+    options = {
+        "name": name,
+        "data-dir": str(folder / name),
+        "listen-client-urls": clients[name],
+        "advertise-client-urls": clients[name],
+        "listen-peer-urls": peers[name],
+        "initial-advertise-peer-urls": peers[name],
+        "initial-cluster": ",".join(f"{other}={url}" for other, url in peers.items()),
+        "initial-cluster-state": "new",
+        "quota-backend-bytes": str(8 << 30),
+        "logger": "zap",
+        "log-level": "error",
+    }
+    return ["etcd", *(f"--{key}={value}" for key, value in options.items())]
+
+
+def _wait_for_leader(urls: list[str]) -> str:
+    """The client address of the leader, asked through etcd's JSON gateway."""
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        for url in urls:
+            try:
+                request = urllib.request.Request(f"{url}/v3/maintenance/status", b"{}")
+                with urllib.request.urlopen(request, timeout=1) as response:
+                    status = json.load(response)
+            except (OSError, urllib.error.URLError, ValueError):
+                continue
+            if status.get("leader") and status["leader"] == status["header"]["member_id"]:
+                return url
+        time.sleep(0.05)
+    raise BenchError(f"etcd has no leader after {_START_SECONDS:g} s")

@@ -1,0 +1,117 @@
+"""Three NATS servers with JetStream and a client: a stream of three replicas on disk.
+
+JetStream 2.9 answers when a majority has written a message; it does not sync it to the disk first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import BODY, BenchError, Operation, child, free_ports, say
+
+NAME = "NATS"
+APT_PACKAGES = ("nats-server",)
+BATCH = 256
+_START_SECONDS = 30.0
+_NODES = 3
+_STREAM = "bench"
+_SUBJECT = "bench.entries"
+
+
+def missing() -> bool:
+    return shutil.which("nats-server") is None
+
+
+class Nats:
+    """The running cluster, as a system under test."""
+
+    def __init__(self, stream: Any, pids: list[int]) -> None:
+        self.pids = pids
+        self._stream = stream
+
+    @property
+    def append(self) -> Operation:
+        return self._publish
+
+    @property
+    def bulk(self) -> Operation:
+        return self._publish_batch
+
+    async def _publish(self) -> int:
+        await self._stream.publish(_SUBJECT, BODY)
+        return 1
+
+    async def _publish_batch(self) -> int:
+        """JetStream 2.9 has no batches: as many publishes at once, all answered."""
+        answers = [await self._stream.publish_async(_SUBJECT, BODY) for _ in range(BATCH)]
+        await asyncio.gather(*answers)
+        return BATCH
+
+
+@asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[Nats]:
+    """Start three servers in `folder`; all ends with the context."""
+    if missing():
+        raise BenchError(f"NATS is not installed: apt-get install {' '.join(APT_PACKAGES)}")
+    import nats
+
+    ports = free_ports(2 * _NODES)
+    routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports[_NODES:])
+    with ExitStack() as stack:
+        pids = []
+        for i in range(_NODES):
+            config = folder / f"n{i}.conf"
+            config.write_text(_config(f"n{i}", folder, ports[i], ports[_NODES + i], routes))
+            process = stack.enter_context(child(["nats-server", "-c", str(config)], folder / f"n{i}.log"))
+            pids.append(process.pid)
+        servers = [f"nats://127.0.0.1:{port}" for port in ports[:_NODES]]
+        leader = await _make_stream(servers)
+        say(f"NATS serves, leader of the stream at {servers[int(leader[1:])]}")
+        client = await nats.connect(servers[int(leader[1:])], pending_size=64 << 20)
+        try:
+            yield Nats(client.jetstream(timeout=30, publish_async_max_pending=16_384), pids)
+        finally:
+            await client.close()
+
+
+def _config(name: str, folder: Path, port: int, cluster_port: int, routes: str) -> str:
+    return f"""
+server_name: {name}
+listen: "127.0.0.1:{port}"
+jetstream {{ store_dir: "{folder / name}", max_file_store: 64G, max_memory_store: 1G }}
+cluster {{ name: bench, listen: "127.0.0.1:{cluster_port}", routes: [{routes}] }}
+"""
+
+
+async def _make_stream(servers: list[str]) -> str:
+    """Make the stream as soon as the cluster can; the name of the server that leads it."""
+    import nats
+    from nats.js.api import StorageType
+
+    deadline = time.monotonic() + _START_SECONDS
+    reason: Exception | None = None
+    while time.monotonic() < deadline:
+        try:
+            client = await nats.connect(servers, max_reconnect_attempts=1, allow_reconnect=False)
+        except (OSError, nats.errors.Error) as error:
+            reason = error
+            await asyncio.sleep(0.1)
+            continue
+        try:
+            info = await client.jetstream(timeout=5).add_stream(
+                name=_STREAM, subjects=[_SUBJECT], storage=StorageType.FILE, num_replicas=_NODES
+            )
+            if info.cluster is not None and info.cluster.leader:
+                return info.cluster.leader
+        except nats.errors.Error as error:
+            reason = error
+            await asyncio.sleep(0.2)
+        finally:
+            await client.close()
+    raise BenchError(f"NATS has no stream after {_START_SECONDS:g} s: {reason}")
