@@ -1,0 +1,107 @@
+"""The one disk thread of a simulated node: jobs first in first out, each taking virtual time.
+
+A write goes through the page cache: it is written when the job starts and durable when it ends, so that a
+crash in between finds it in every state a real one could.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TYPE_CHECKING
+
+from dledger.node.shell import DiskJob, HardStateJob, TruncateJob, WriteJob
+
+if TYPE_CHECKING:
+    from dledger.testing.process import SimProcess
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointJob:
+    """Store how far the log is committed, and the session table at an index."""
+
+    committed_index: int
+    sessions: tuple[int, bytes] | None
+
+
+Job = DiskJob | CheckpointJob
+
+
+class DiskThread:
+    """Executes the jobs of one process on its store, and reports back in turns of the process."""
+
+    def __init__(self, process: SimProcess, rng: Random) -> None:
+        self._process = process
+        self._rng = rng
+        self._queue: deque[Job] = deque()
+        self._is_busy = False
+        self._last_report_ms = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._queue and not self._is_busy
+
+    def submit(self, job: Job) -> None:
+        self._queue.append(job)
+        if not self._is_busy:
+            self._start()
+
+    def _start(self) -> None:
+        if not self._queue:
+            self._is_busy = False
+            return
+        self._is_busy = True
+        job = self._queue.popleft()
+        group = [job]
+        # Several queued writes may share one fdatasync, as a real shell's group commit does.
+        while isinstance(job, WriteJob) and self._queue and isinstance(self._queue[0], WriteJob):
+            if self._rng.random() < 0.3:
+                break
+            group.append(self._queue.popleft())
+        process = self._process
+        if isinstance(job, WriteJob):
+            writes = [j for j in group if isinstance(j, WriteJob)]
+            process.on_disk(lambda: self._write(writes))
+        process.after_disk_time(lambda: self._finish(group))
+
+    def _write(self, jobs: list[WriteJob]) -> None:
+        process = self._process
+        for job in jobs:
+            for batch in job.batches:
+                process.sim.invariants.written(process.node_id, batch)
+            # Copies: the replica lets go of the bytes of its batches when it no longer caches them.
+            process.store.append([replace(batch) for batch in job.batches])
+
+    def _finish(self, group: list[Job]) -> None:
+        process = self._process
+        job = group[-1]
+        match job:
+            case WriteJob():
+                process.store.sync()
+                process.sim.counts["fsyncs"] += 1
+                process.sim.invariants.synced(process.node_id)
+                last = job.batches[-1]
+                generation, last_index, term = job.generation, last.last_index, last.term
+                self._report(lambda: process.replica.stored(process.now_ms(), generation, last_index, term))
+            case TruncateJob():
+                process.sim.invariants.truncating(process.node_id, job.last_index)
+                process.store.truncate_after(job.last_index)
+                process.sim.invariants.truncated(process.node_id, job.last_index)
+            case HardStateJob():
+                process.sim.invariants.hard_state_starts(process.node_id, job.hard_state)
+                process.store.save_hard_state(job.hard_state)
+                process.sim.invariants.hard_state_saved(process.node_id, job.hard_state)
+                number = job.number
+                self._report(lambda: process.replica.hard_state_saved(process.now_ms(), number))
+            case CheckpointJob():
+                process.sim.counts["checkpoints"] += 1
+                process.store.save_checkpoint(job.committed_index, job.sessions)
+        self._start()
+
+    def _report(self, action: Callable[[], None]) -> None:
+        """The completion crosses to the loop, in order; the loop may be busy for a moment."""
+        now_ms = self._process.sim.clock.now_ms
+        self._last_report_ms = max(self._last_report_ms, now_ms + self._rng.choice((0, 0, 0, 1)))
+        self._process.after(self._last_report_ms - now_ms, action)

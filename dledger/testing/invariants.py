@@ -1,0 +1,321 @@
+"""What must hold after every step of every node: the Raft paper's properties and the design's own rules.
+
+Everything is incremental. A chain checksum stands for all that is before it, so that comparing two logs up to
+a batch is comparing two numbers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dledger.core.messages import Heartbeat, Message, VoteRequest, VoteResponse
+from dledger.core.values import HardState, Role, VoteResult
+from dledger.node.shell import DiskJob, HardStateJob, RoleNotice, TruncateJob, WriteJob
+from dledger.store.batch import Batch
+from dledger.testing.mirror import BatchLog, NodeMirror
+from dledger.testing.violation import Violation
+
+if TYPE_CHECKING:
+    from dledger.testing.process import SimProcess
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A process as it was after its last step, for what may not go backwards."""
+
+    term: int
+    voted_for: str | None
+    committed_index: int
+    role_epoch: int
+
+
+class Invariants:
+    """All rules that concern more than one moment or more than one node."""
+
+    def __init__(
+        self, node_ids: tuple[str, ...], counts: Counter[str], on_commit: Callable[[Batch], None]
+    ) -> None:
+        self.majority = len(node_ids) // 2 + 1
+        self.mirrors = {node_id: NodeMirror(node_id) for node_id in node_ids}
+        self.counts = counts
+        self.committed = BatchLog()  # the one log, as far as any node has said that it is committed
+        self.leaders: dict[int, str] = {}  # term -> who has led it
+        self._on_commit = on_commit
+        self._votes: dict[int, dict[str, str]] = {}  # term -> voter -> candidate
+        self._chains: dict[
+            tuple[int, int], tuple[int, int]
+        ] = {}  # (index, term) -> (chain, end of its batch)
+        self._known: dict[tuple[int, int], Batch] = {}  # (last index, chain) -> batch
+        self._seen: dict[tuple[str, int], _Seen] = {}  # by node and incarnation
+
+    def committed_batch(self, index: int) -> Batch | None:
+        """The committed batch that holds `index`."""
+        return self.committed.holding(index)
+
+    # -- what a replica asks of its disk: its log as it believes it to be
+
+    def submitted(self, process: SimProcess, job: DiskJob) -> None:
+        mirror = self.mirrors[process.node_id]
+        match job:
+            case WriteJob():
+                for batch in job.batches:
+                    self._appended(mirror, batch)
+            case TruncateJob():
+                self._truncated(process, mirror, job.last_index)
+            case HardStateJob():
+                self.saving_hard_state(mirror.node_id, job.hard_state)
+
+    def _appended(self, mirror: NodeMirror, batch: Batch) -> None:
+        view = mirror.view
+        if batch.first_index != view.end_index + 1:
+            raise Violation("no gaps", f"{mirror.node_id} writes {batch.first_index} after {view.end_index}")
+        if batch.term < view.end_term:
+            raise Violation("terms rise", f"{mirror.node_id} writes term {batch.term} after {view.end_term}")
+        known = (batch.chain_crc, batch.last_index)
+        for index in range(batch.first_index, batch.last_index + 1):
+            found = self._chains.setdefault((index, batch.term), known)
+            if found != known:
+                raise Violation(
+                    "log matching",
+                    f"{mirror.node_id} has another entry {index} of term {batch.term}:"
+                    f" batch to {known[1]}#{known[0]:08x}, elsewhere {found[1]}#{found[0]:08x}",
+                )
+        view.append(self._remember(batch))
+
+    def _remember(self, batch: Batch) -> Batch:
+        """One copy of each batch for all logs: those of a replica let go of their bytes when it is done."""
+        key = (batch.last_index, batch.chain_crc)
+        if key not in self._known:
+            self._known[key] = replace(batch, data=bytes(batch.data))
+        return self._known[key]
+
+    def _truncated(self, process: SimProcess, mirror: NodeMirror, last_index: int) -> None:
+        self.counts["truncations"] += 1
+        if process.replica.core.role is Role.LEADER:
+            raise Violation("leader append-only", f"{mirror.node_id} truncates while it leads")
+        if last_index < process.replica.core.committed_index:
+            raise Violation(
+                "committed is forever",
+                f"{mirror.node_id} truncates after {last_index},"
+                f" committed {process.replica.core.committed_index}",
+            )
+        if last_index >= 0 and mirror.view.ending_at(last_index) is None:
+            raise Violation(
+                "batches are atomic", f"{mirror.node_id} truncates after {last_index}, inside a batch"
+            )
+        cut = mirror.view.truncate_after(last_index)
+        for batch in cut:
+            self.counts["entries truncated"] += batch.count
+            if self.committed.holds(batch):
+                # Not yet known to be committed here, but it is: the majority that holds it shrinks.
+                raise Violation("committed is forever", f"{mirror.node_id} cuts committed {batch.last_index}")
+
+    def saving_hard_state(self, node_id: str, new: HardState) -> None:
+        """A node has decided to store a term, a vote, or the incarnation of a new life."""
+        mirror = self.mirrors[node_id]
+        old = mirror.hard_state_wanted
+        if new.term < old.term or new.incarnation < old.incarnation:
+            raise Violation("hard state", f"{mirror.node_id} goes back from {old} to {new}")
+        if new.term == old.term and old.voted_for not in (None, new.voted_for):
+            raise Violation("one vote per term", f"{mirror.node_id} changes its vote from {old} to {new}")
+        mirror.hard_state_wanted = new
+
+    # -- what a node says
+
+    def sent(self, process: SimProcess, peer: str, message: Message) -> None:
+        """Rule 2: nothing leaves that depends on a term or a vote which is not durable."""
+        mirror = self.mirrors[process.node_id]
+        durable = mirror.hard_state
+        if isinstance(message, VoteRequest) and message.pre_vote:
+            return
+        if message.term > durable.term:
+            raise Violation("durable term", f"{process.node_id} sends {message}, durable: {durable}")
+        candidate: str | None = None
+        if isinstance(message, VoteRequest):
+            candidate = message.candidate_id
+        elif (
+            isinstance(message, VoteResponse) and message.result is VoteResult.ACCEPT and not message.pre_vote
+        ):
+            candidate = peer
+        if candidate is not None:
+            self._voted(process, message.term, candidate, durable)
+        if isinstance(message, Heartbeat):
+            self._check_leads(message.term, process.node_id)
+
+    def _voted(self, process: SimProcess, term: int, candidate: str, durable: HardState) -> None:
+        votes = self._votes.setdefault(term, {})
+        if votes.setdefault(process.node_id, candidate) != candidate:
+            raise Violation(
+                "one vote per term",
+                f"{process.node_id} votes for {candidate} in term {term}, not for {votes[process.node_id]}",
+            )
+        if durable.term == term and durable.voted_for != candidate:
+            raise Violation("durable vote", f"{process.node_id} votes for {candidate}, durable: {durable}")
+
+    def _check_leads(self, term: int, node_id: str) -> None:
+        if self.leaders.get(term) != node_id:
+            raise Violation(
+                "election safety",
+                f"{node_id} sends as leader of term {term}, which {self.leaders.get(term)} led",
+            )
+
+    # -- roles
+
+    def role_changed(self, process: SimProcess, notice: RoleNotice) -> None:
+        mirror = self.mirrors[process.node_id]
+        if notice.role_epoch < mirror.role_epoch:
+            raise Violation("role_epoch", f"{process.node_id}: {notice.role_epoch} after {mirror.role_epoch}")
+        if notice.role is Role.LEADER and notice.role_epoch > mirror.role_epoch:
+            self._elected(process, notice)
+        elif notice.role is Role.CANDIDATE and notice.role_epoch > mirror.role_epoch:
+            self.counts[f"candidacies: {notice.cause}"] += 1
+        mirror.role_epoch = notice.role_epoch
+
+    def _elected(self, process: SimProcess, notice: RoleNotice) -> None:
+        self.counts["elections won"] += 1
+        if notice.term in self.leaders:
+            raise Violation(
+                "election safety",
+                f"{process.node_id} is elected in term {notice.term}, led by {self.leaders[notice.term]}",
+            )
+        self.leaders[notice.term] = process.node_id
+        last = self.committed.batches[-1] if self.committed.batches else None
+        if last is not None and not self.mirrors[process.node_id].view.holds(last):
+            raise Violation(
+                "leader completeness",
+                f"{process.node_id} leads term {notice.term} without the committed entry {last.last_index}",
+            )
+
+    # -- commits
+
+    def advanced(self, process: SimProcess, index: int) -> None:
+        """A node says that it is committed up to `index`."""
+        mirror = self.mirrors[process.node_id]
+        here = mirror.view.ending_at(index)
+        if here is None:
+            raise Violation(
+                "batches are atomic",
+                f"{process.node_id} commits {index}: no end of a batch in a log to {mirror.view.end_index}",
+            )
+        for batch in mirror.view.ending_in(self.committed.end_index, index):
+            self._check_majority(process, batch)
+            self.committed.append(batch)
+            self._on_commit(batch)
+        if not self.committed.holds(here):
+            raise Violation("state-machine safety", f"{process.node_id} commits another entry {index}")
+
+    def _check_majority(self, process: SimProcess, batch: Batch) -> None:
+        holders = [m.node_id for m in self.mirrors.values() if m.is_durable(batch)]
+        if len(holders) < self.majority:
+            raise Violation(
+                "durable on a majority",
+                f"{process.node_id} commits {batch.last_index} of term {batch.term}, durable on {holders}",
+            )
+        if self.committed.batches and batch.first_index != self.committed.end_index + 1:
+            raise Violation("state-machine safety", f"{batch.first_index} after {self.committed.end_index}")
+
+    def acknowledged(self, process: SimProcess, last_index: int) -> None:
+        """Rule 1, at the moment of the answer. A replica may answer before it announces the commit."""
+        if self.committed.end_index < last_index <= process.replica.core.committed_index:
+            self.advanced(process, process.replica.core.committed_index)
+        batch = self.committed_batch(last_index)
+        if batch is None:
+            raise Violation(
+                "acknowledged", f"{process.node_id} answers {last_index}, which is committed nowhere"
+            )
+        # A batch that was committed before may have holders that are truncating nothing but crashed: their
+        # disks still count. So the majority is there at every acknowledgement, the first and any later one.
+        if sum(m.is_durable(batch) for m in self.mirrors.values()) < self.majority:
+            raise Violation("durable on a majority", f"{process.node_id} acknowledges {last_index} too early")
+
+    # -- after each step of a process
+
+    def after_step(self, process: SimProcess) -> None:
+        core = process.replica.core
+        new = _Seen(core.term, core.hard_state.voted_for, core.committed_index, core.role_epoch)
+        life = (process.node_id, process.incarnation)
+        old = self._seen.get(life)
+        self._seen[life] = new
+        if old is not None:
+            self._check_backwards(process.node_id, old, new)
+        view = self.mirrors[process.node_id].view
+        if not -1 <= core.committed_index <= max(view.end_index, core.log.end_index):
+            raise Violation(
+                "committed <= end", f"{process.node_id}: {core.committed_index} of {view.end_index}"
+            )
+        if core.log.durable_index > self.mirrors[process.node_id].durable_index:
+            raise Violation(
+                "durable_index",
+                f"{process.node_id} believes {core.log.durable_index} durable,"
+                f" it is {self.mirrors[process.node_id].durable_index}",
+            )
+        for index in (core.log.durable_index, core.log.verified_index):
+            if 0 <= index <= view.end_index and view.ending_at(index) is None:
+                raise Violation("batches are atomic", f"{process.node_id}: {index} is inside a batch")
+
+    def _check_backwards(self, node_id: str, old: _Seen, new: _Seen) -> None:
+        if new.term < old.term:
+            raise Violation("nothing goes back", f"term of {node_id} from {old.term} to {new.term}")
+        if new.committed_index < old.committed_index:
+            raise Violation(
+                "nothing goes back",
+                f"committed_index of {node_id} from {old.committed_index} to {new.committed_index}",
+            )
+        if new.role_epoch < old.role_epoch:
+            raise Violation("nothing goes back", f"role_epoch of {node_id} to {new.role_epoch}")
+        if new.term == old.term and old.voted_for not in (None, new.voted_for):
+            raise Violation("one vote per term", f"{node_id} from {old.voted_for} to {new.voted_for}")
+
+    # -- what the disk did
+
+    def written(self, node_id: str, batch: Batch) -> None:
+        self.mirrors[node_id].written.append(self._remember(batch))
+
+    def synced(self, node_id: str) -> None:
+        mirror = self.mirrors[node_id]
+        mirror.durable_index = mirror.written.end_index
+
+    def truncating(self, node_id: str, last_index: int) -> None:
+        self.mirrors[node_id].truncating_after = last_index
+
+    def truncated(self, node_id: str, last_index: int) -> None:
+        mirror = self.mirrors[node_id]
+        mirror.written.truncate_after(last_index)
+        mirror.durable_index = min(mirror.durable_index, last_index)
+        mirror.truncating_after = None
+
+    def hard_state_starts(self, node_id: str, state: HardState) -> None:
+        self.mirrors[node_id].hard_state_under_way = state
+
+    def hard_state_saved(self, node_id: str, state: HardState) -> None:
+        self.mirrors[node_id].hard_state = state
+
+    def recovered(self, node_id: str, ends: list[tuple[int, int, int]], hard_state: HardState) -> None:
+        """A node has opened its store after a crash: (last index, term, chain) of each batch found."""
+        mirror = self.mirrors[node_id]
+        batches = []
+        for last_index, term, chain in ends:
+            batch = self._known.get((last_index, chain))
+            if batch is None or batch.term != term:
+                raise Violation("recovery", f"{node_id} finds an entry {last_index}@{term} that nobody wrote")
+            batches.append(batch)
+        found = BatchLog(batches)
+        promised = mirror.durable_index
+        if mirror.truncating_after is not None:
+            promised = min(promised, mirror.truncating_after)
+        last = mirror.written.ending_at(promised)
+        if promised >= 0 and (last is None or not found.holds(last)):
+            raise Violation(
+                "recovery", f"{node_id} had {promised} durable and comes back with {found.end_index}"
+            )
+        if hard_state not in (mirror.hard_state, mirror.hard_state_under_way):
+            raise Violation("recovery", f"{node_id} had {mirror.hard_state} and comes back with {hard_state}")
+        mirror.hard_state = mirror.hard_state_wanted = hard_state
+        mirror.hard_state_under_way = None
+        mirror.truncating_after = None
+        mirror.written = found
+        mirror.durable_index = found.end_index
+        mirror.view = BatchLog(batches)

@@ -1,0 +1,79 @@
+"""What the checker knows of one node's log, gathered from what the node asked its disk to do.
+
+Three logs of a node are told apart: the one its replica believes in (jobs submitted), the one that is
+written, and the one that is durable. The last two can be behind, and are what a crash leaves.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dledger.core.values import HardState
+from dledger.store.batch import Batch
+
+
+class BatchLog:
+    """Batches in order, by the index of their last entries."""
+
+    def __init__(self, batches: Sequence[Batch] = ()) -> None:
+        self.batches: list[Batch] = list(batches)
+        self._lasts: list[int] = [b.last_index for b in self.batches]
+
+    @property
+    def end_index(self) -> int:
+        return self._lasts[-1] if self._lasts else -1
+
+    @property
+    def end_term(self) -> int:
+        return self.batches[-1].term if self.batches else -1
+
+    def append(self, batch: Batch) -> None:
+        self.batches.append(batch)
+        self._lasts.append(batch.last_index)
+
+    def truncate_after(self, index: int) -> list[Batch]:
+        """Cut, and return what was cut."""
+        keep = bisect_left(self._lasts, index + 1)
+        cut = self.batches[keep:]
+        del self.batches[keep:], self._lasts[keep:]
+        return cut
+
+    def ending_at(self, index: int) -> Batch | None:
+        """The batch whose last entry is `index`; None if no batch ends there."""
+        at = bisect_left(self._lasts, index)
+        return self.batches[at] if at < len(self._lasts) and self._lasts[at] == index else None
+
+    def holding(self, index: int) -> Batch | None:
+        """The batch that holds the entry `index`."""
+        at = bisect_left(self._lasts, index)
+        found = self.batches[at] if at < len(self.batches) else None
+        return found if found is not None and found.first_index <= index else None
+
+    def ending_in(self, after: int, upto: int) -> list[Batch]:
+        """The batches that end above `after` and not above `upto`."""
+        return self.batches[bisect_left(self._lasts, after + 1) : bisect_left(self._lasts, upto + 1)]
+
+    def holds(self, batch: Batch) -> bool:
+        """Is exactly this batch, after exactly the same log, in here?"""
+        found = self.ending_at(batch.last_index)
+        return found is not None and found.chain_crc == batch.chain_crc and found.term == batch.term
+
+
+@dataclass(slots=True)
+class NodeMirror:
+    """One node, over all its lives."""
+
+    node_id: str
+    view: BatchLog = field(default_factory=BatchLog)  # of the running replica
+    written: BatchLog = field(default_factory=BatchLog)  # in the page cache or on the disk
+    durable_index: int = -1  # of `written`
+    hard_state: HardState = field(default_factory=HardState)  # durable
+    hard_state_wanted: HardState = field(default_factory=HardState)  # the last that the replica decided on
+    hard_state_under_way: HardState | None = None  # the last that the disk began to store
+    truncating_after: int | None = None  # a truncation that has begun and not returned
+    role_epoch: int = -1
+
+    def is_durable(self, batch: Batch) -> bool:
+        return batch.last_index <= self.durable_index and self.written.holds(batch)

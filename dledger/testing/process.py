@@ -1,0 +1,308 @@
+"""One life of a simulated node: a Replica, and the shell that connects it to virtual disks and networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+from dledger.core.messages import Append, Commit, Compare, Goodbye, Message, PushResponse, Truncate
+from dledger.core.values import Role
+from dledger.errors import DLedgerError
+from dledger.node.shell import AppendOutcome, DiskJob, RoleNotice
+from dledger.store.api import Frames, LogStore
+from dledger.testing.disk_thread import CheckpointJob, DiskThread
+from dledger.testing.network import PushStream
+from dledger.testing.violation import Violation
+
+if TYPE_CHECKING:
+    from dledger.testing.simulator import Simulation, StateMachine
+
+STREAM_IDS_PER_LIFE = 1 << 20
+AnswerAppend = Callable[[AppendOutcome | DLedgerError], None]
+AnswerRead = Callable[[int | DLedgerError], None]
+AnswerTransfer = Callable[[DLedgerError | None], None]
+
+
+class SimProcess:
+    """Implements `dledger.node.shell.Shell` for one replica. Once it is not `alive`, nothing happens any more.
+
+    All that happens to the replica happens in a turn (`post`), and the invariants are checked after each.
+    """
+
+    def __init__(self, sim: Simulation, node_id: str, store: LogStore, rng: Random) -> None:
+        self.sim = sim
+        self.node_id = node_id
+        self.store = store
+        self.alive = True
+        self.is_paused = False
+        self.disk_factor = 1  # slow disks: every job takes so many times longer
+        self.disk_stuck_until_ms = 0
+        self.inbound: dict[tuple[str, int], PushStream] = {}
+        self._outbound: dict[str, PushStream] = {}
+        self._opening: dict[str, int] = {}  # peer -> id of the newest stream, or attempt at one
+        self._rng = rng
+        self._rate = 1 + rng.uniform(-sim.profile.skew, sim.profile.skew)
+        self._clock_offset_ms = rng.randint(0, 1_000_000)
+        self._started_ms = sim.clock.now_ms
+        self._inbox: list[Callable[[], None]] = []  # what a paused process has not seen yet
+        self._disk = DiskThread(self, rng)
+        self._in_turn = False
+        self._flush_asked = False
+        self._leads = False
+        self._streams_opened = 0
+        self._applied_index = -1
+        self._machine = sim.new_state_machine()
+        state = replace(store.hard_state, incarnation=store.hard_state.incarnation + 1)
+        sim.invariants.saving_hard_state(node_id, state)
+        sim.invariants.hard_state_starts(node_id, state)
+        store.save_hard_state(state)
+        sim.invariants.hard_state_saved(node_id, state)
+        self.incarnation = state.incarnation
+        self._in_turn = True
+        self.replica = sim.new_replica(self, store)
+        self.replica.start(self.now_ms())
+        self._in_turn = False
+        self.sim.invariants.after_step(self)
+        self._tick()
+        self._checkpoint()
+
+    # -- time and turns
+
+    def now_ms(self) -> int:
+        """Monotonic milliseconds of this process's own clock."""
+        return self._clock_offset_ms + int((self.sim.clock.now_ms - self._started_ms) * self._rate)
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Run in a turn of this process: now, or when it is no longer paused, or never if it has died."""
+        if not self.alive:
+            return
+        if self.is_paused:
+            self._inbox.append(action)
+            return
+        assert not self._in_turn, "a shell never calls back into its replica"
+        self._in_turn = True
+        try:
+            action()
+        finally:
+            self._in_turn = False
+        if self.alive:
+            self.sim.invariants.after_step(self)
+
+    def after(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self.sim.clock.after(delay_ms, lambda: self.post(action))
+
+    def resume(self) -> None:
+        """SIGCONT: all that has come meanwhile, at once and in order; overdue timers first or last."""
+        self.is_paused = False
+        inbox, self._inbox = self._inbox, []
+        if self._rng.random() < 0.5:
+            inbox.insert(0, self._tick_replica)
+        for action in inbox:
+            self.post(action)
+
+    def _tick(self) -> None:
+        if not self.alive:
+            return
+        if not self.is_paused:
+            self.post(self._tick_replica)
+        self.sim.clock.after(self.sim.profile.tick_ms, self._tick)
+
+    def _tick_replica(self) -> None:
+        self.replica.tick(self.now_ms())
+
+    def _checkpoint(self) -> None:
+        self.after(self.sim.profile.checkpoint_every_ms, self._store_checkpoint)
+
+    def _store_checkpoint(self) -> None:
+        self._disk.submit(CheckpointJob(*self.replica.checkpoint()))
+        self._checkpoint()
+
+    # -- requests of clients
+
+    def append(
+        self,
+        bodies: list[bytes],
+        answer: AnswerAppend,
+        *,
+        session: tuple[int, int] | None = None,
+        open_session: bool = False,
+        timeout_ms: int,
+    ) -> None:
+        """To be called in a turn. `answer` is called in some turn, at the moment of the answer."""
+        self.replica.append(
+            self.now_ms(), answer, bodies, session=session, open_session=open_session, timeout_ms=timeout_ms
+        )
+        if not self._flush_asked:
+            self._flush_asked = True
+            self.after(0, self._flush)
+
+    def _flush(self) -> None:
+        self._flush_asked = False
+        self.replica.flush(self.now_ms())
+
+    def read_index(self, answer: AnswerRead) -> None:
+        self.replica.read_index(self.now_ms(), answer)
+
+    def transfer(self, to: str | None, answer: AnswerTransfer) -> None:
+        self.replica.transfer(self.now_ms(), answer, to)
+
+    # -- the network calls these
+
+    def deliver(self, peer: str, message: Message, payload: bytes | None) -> None:
+        self.post(lambda: self.receive(peer, message, payload))
+
+    def receive(self, peer: str, message: Message, payload: bytes | None) -> None:
+        """In a turn."""
+        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "<-", peer, message)
+        self.replica.receive(self.now_ms(), peer, message, payload)
+
+    def stream_opened(self, stream: PushStream) -> None:
+        peer = stream.follower.node_id
+        if not self._leads or self._opening.get(peer) != stream.stream_id:
+            stream.finish()
+            return
+        stream.is_up = True
+        self._outbound[peer] = stream
+        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, f"stream {stream.stream_id} up to", peer)
+        self.replica.stream_up(self.now_ms(), peer, stream.stream_id, stream.follower.incarnation)
+
+    def stream_failed(self, peer: str, stream_id: int) -> None:
+        if self._leads and self._opening.get(peer) == stream_id:
+            self.after(self._rng.randint(10, 60), lambda: self._open_stream(peer, stream_id))
+
+    def stream_ended(self, stream: PushStream) -> None:
+        """The leader's end has noticed that the stream broke."""
+        peer = stream.follower.node_id
+        if not stream.is_up or self._outbound.get(peer) is not stream:
+            return
+        del self._outbound[peer]
+        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, f"stream {stream.stream_id} down to", peer)
+        self.replica.stream_down(self.now_ms(), peer, stream.stream_id)
+        self.after(self._rng.randint(0, 60), lambda: self._open_stream(peer, stream.stream_id))
+
+    def leader_stream_lost(self, leader_id: str, stream_id: int) -> None:
+        self.sim.counts["leader streams lost"] += 1
+        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, f"stream {stream_id} lost from", leader_id)
+        self.replica.leader_stream_lost(self.now_ms(), leader_id, stream_id)
+
+    # -- Shell
+
+    def send(self, peer: str, message: Message, payload: bytes | None) -> None:
+        if not self.alive:
+            return
+        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "->", peer, message)
+        self.sim.invariants.sent(self, peer, message)
+        match message:
+            case Compare() | Truncate() | Append() | Commit() | Goodbye():
+                stream = self._outbound.get(peer)
+                if stream is not None and stream.stream_id == message.stream_id:
+                    stream.push(message, payload)
+            case PushResponse():
+                inbound = self.inbound.get((peer, message.stream_id))
+                if inbound is not None:
+                    inbound.answer(message)
+            case _:
+                self.sim.network.send(self.node_id, peer, message)
+
+    def submit(self, job: DiskJob) -> None:
+        if not self.alive:
+            return
+        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "disk", job)
+        self.sim.invariants.submitted(self, job)
+        self._disk.submit(job)
+
+    def load_push(self, peer: str, stream_id: int, first_index: int, last_index: int, max_bytes: int) -> None:
+        self.sim.counts["pushes loaded from disk"] += 1
+
+        def load() -> None:
+            frames: Frames | None = None
+            try:
+                frames = self.store.read(first_index, last_index, max_bytes, whole_batches=True)
+            except DLedgerError as error:
+                self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "cannot load", error)
+            self.replica.push_loaded(self.now_ms(), peer, stream_id, first_index, frames)
+
+        self.after(self._rng.randint(0, 5), load)
+
+    def answer_append(self, token: object, outcome: AppendOutcome | DLedgerError) -> None:
+        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "append answered:", outcome)
+        if isinstance(outcome, AppendOutcome) and outcome.index >= 0:
+            self.sim.invariants.acknowledged(self, outcome.index + max(outcome.count, 1) - 1)
+        assert callable(token)
+        token(outcome)
+
+    def answer_read(self, token: object, outcome: int | DLedgerError) -> None:
+        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "read answered:", outcome)
+        assert callable(token)
+        token(outcome)
+
+    def answer_transfer(self, token: object, outcome: DLedgerError | None) -> None:
+        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "transfer answered:", outcome)
+        assert callable(token)
+        token(outcome)
+
+    def role_changed(self, notice: RoleNotice) -> None:
+        self.sim.trace.add(
+            self.sim.clock.now_ms,
+            self.node_id,
+            f"{notice.role.value} term={notice.term} epoch={notice.role_epoch & 0xFFFFFFFF}"
+            f" leader={notice.leader_id} ({notice.cause})",
+        )
+        self.sim.invariants.role_changed(self, notice)
+        self.sim.roles.append((self.sim.clock.now_ms, self.node_id, notice))
+        self._leads = notice.role is Role.LEADER
+        streams, self._outbound = self._outbound, {}
+        self._opening = {}
+        for stream in streams.values():
+            stream.finish()
+        if self._leads:
+            for peer in self.sim.profile.node_ids:
+                if peer != self.node_id:
+                    self._opening[peer] = -1
+                    self._open_stream(peer, -1)
+
+    def committed(self, committed_index: int) -> None:
+        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, f"committed {committed_index}")
+        self.sim.invariants.advanced(self, committed_index)
+        self._apply(committed_index)
+        self.sim.wake_readers(self)
+
+    def fatal(self, error: DLedgerError) -> None:
+        raise Violation("fatal", f"{self.node_id} stops: {error}")
+
+    # -- inside
+
+    def _open_stream(self, peer: str, instead_of: int) -> None:
+        """Ask for a new stream with a higher id, unless another attempt has been made meanwhile."""
+        if not self._leads or self._opening.get(peer) != instead_of:
+            return
+        self._streams_opened += 1
+        stream_id = self.incarnation * STREAM_IDS_PER_LIFE + self._streams_opened
+        self._opening[peer] = stream_id
+        self.sim.network.open_stream(self, peer, stream_id)
+
+    def _apply(self, committed_index: int) -> None:
+        if self._machine is not None:
+            for index in range(self._applied_index + 1, committed_index + 1):
+                self.sim.apply(self._machine, index)
+        self._applied_index = committed_index
+
+    @property
+    def machine(self) -> StateMachine | None:
+        """The state machine of this life, if the simulation has any."""
+        return self._machine
+
+    # -- the disk thread calls these
+
+    def on_disk(self, action: Callable[[], None]) -> None:
+        """Now, on the disk thread: outside of turns, and not after death."""
+        if self.alive:
+            self.sim.guarded_disk(self, action)
+
+    def after_disk_time(self, action: Callable[[], None]) -> None:
+        profile, clock = self.sim.profile, self.sim.clock
+        cost_ms = self._rng.randint(profile.fsync_min_ms, profile.fsync_max_ms) * self.disk_factor
+        wait_ms = max(0, self.disk_stuck_until_ms - clock.now_ms) + cost_ms
+        clock.after(wait_ms, lambda: self.on_disk(action))

@@ -1,0 +1,141 @@
+"""One seed, from start to verdict: faults and clients, then healing, then the checks of the end."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import TextIO
+
+from dledger.node.replica import Replica
+from dledger.testing.clients import PlainClient, Reader, SessionClient
+from dledger.testing.nemesis import Nemesis
+from dledger.testing.profile import Profile, draw_profile
+from dledger.testing.simulator import Simulation, StateMachine
+from dledger.testing.violation import Violation
+
+TRACE_LINES = 60
+#: After healing, in election time-outs: the bound of a leader, of progress for every client, of equal logs.
+SETTLE_TIMEOUTS = 40
+
+
+@dataclass
+class RunResult:
+    """What a run did, and `failure`, the text of what went wrong, if anything did."""
+
+    seed: int
+    profile: Profile
+    virtual_ms: int = 0
+    steps: int = 0
+    heal_ms: int = 0  # from the end of the faults until all logs were equal
+    counts: Counter[str] = field(default_factory=Counter)
+    failure: str | None = None
+    rule: str | None = None  # of the violation
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What may be overruled of what a seed decides."""
+
+    nodes: int | None = None
+    on_disk: bool | None = None
+    profile: Profile | None = None
+    replica_type: type[Replica] = Replica
+    state_machine: Callable[[], StateMachine] | None = None
+
+
+_DEFAULTS = RunOptions()
+
+
+def run_seed(seed: int, options: RunOptions = _DEFAULTS, *, sink: TextIO | None = None) -> RunResult:
+    """Run one seed to its verdict. Never raises for what the run finds: that is in `failure`."""
+    profile = options.profile or draw_profile(Random(f"profile {seed}"), options.nodes, options.on_disk)
+    simulation = Simulation(
+        profile,
+        seed=seed,
+        sink=sink,
+        replica_type=options.replica_type,
+        state_machine=options.state_machine,
+    )
+    result = RunResult(seed, profile)
+    try:
+        _drive(simulation, result)
+    except Exception as error:  # whatever a replica raises is a finding about this seed
+        result.rule = error.rule if isinstance(error, Violation) else type(error).__name__
+        result.failure = _report(simulation, options, error)
+    result.virtual_ms = simulation.clock.now_ms
+    result.steps = simulation.clock.steps
+    result.counts = simulation.counts
+    result.counts["batches indeterminate"] = simulation.oracle.indeterminate
+    result.counts["batches acknowledged"] = len(simulation.oracle.acknowledged)
+    return result
+
+
+def _drive(sim: Simulation, result: RunResult) -> None:
+    profile = sim.profile
+    writers: list[PlainClient | SessionClient] = [
+        PlainClient(sim, f"p{i}", sim.seeds.take(f"plain {i}")) for i in range(profile.plain_clients)
+    ]
+    sessions = [
+        SessionClient(sim, f"s{i}", sim.seeds.take(f"session {i}")) for i in range(profile.session_clients)
+    ]
+    writers += sessions
+    readers = [Reader(sim, f"r{i}", sim.seeds.take(f"reader {i}")) for i in range(profile.readers)]
+    nemesis = Nemesis(sim, sim.seeds.take("nemesis"))
+    sim.start()
+    for client in (*writers, *readers):
+        client.start()
+    nemesis.start()
+    sim.run_for(profile.fault_phase_ms)
+    nemesis.is_stopped = True
+    sim.trace.add(sim.clock.now_ms, "--", "healing")
+    healed_ms = sim.clock.now_ms
+    sim.heal()
+    limit_ms = SETTLE_TIMEOUTS * profile.timing.election_max_ms
+    before = {client: client.completed for client in (*writers, *readers)}
+    sim.run_until(lambda: all(c.completed > n for c, n in before.items()), limit_ms=limit_ms)
+    for client in (*writers, *readers):
+        client.is_stopped = True
+    sim.run_until(
+        lambda: sim.is_settled() and all(s.is_settled for s in sessions),
+        limit_ms=limit_ms,
+    )
+    result.heal_ms = sim.clock.now_ms - healed_ms
+    check_end(sim)
+
+
+def check_end(sim: Simulation) -> None:
+    """All logs equal, and every acknowledged entry present where it was acknowledged, in order."""
+    logs = [mirror.view for mirror in sim.invariants.mirrors.values()]
+    reference = sim.invariants.committed
+    for mirror in sim.invariants.mirrors.values():
+        ends = [(b.last_index, b.term, b.chain_crc) for b in mirror.view.batches]
+        if ends != [(b.last_index, b.term, b.chain_crc) for b in reference.batches]:
+            raise Violation(
+                "all logs equal", f"{mirror.node_id} ends at {mirror.view.end_index}: {sim.summary()}"
+            )
+    assert all(log.end_index == reference.end_index for log in logs)
+    sim.oracle.check_final()
+    digests = [p.machine.digest() for p in sim.processes() if p.machine is not None]
+    if any(digest != digests[0] for digest in digests):
+        raise Violation("state machines equal", f"digests after the same log: {digests}")
+
+
+def _report(sim: Simulation, options: RunOptions, error: Exception) -> str:
+    command = f"python -m dledger.testing --seeds 1 --first {sim.seed}"
+    if options.nodes is not None:
+        command += f" --nodes {options.nodes}"
+    return "\n".join(
+        [
+            f"seed {sim.seed} failed at {sim.clock.now_ms} ms: {type(error).__name__}: {error}",
+            *(() if isinstance(error, Violation) else traceback.format_exception(error)[-4:]),
+            f"profile: {sim.profile}",
+            f"nodes: {sim.summary()}",
+            f"the last {TRACE_LINES} events:",
+            *sim.trace.tail(TRACE_LINES),
+            f"seed {sim.seed}: {error}",
+            f"again with: {command} --trace trace.txt",
+        ]
+    )

@@ -1,0 +1,425 @@
+"""A whole cluster in one thread and in virtual time, from one seed.
+
+The replicas are the real ones, with real core and store; network, disks, clocks and clients are simulated::
+
+    simulation = Simulation(Profile(nodes=3), seed=7)
+    simulation.start()
+    simulation.run_until(lambda: simulation.leader() is not None, limit_ms=5_000)
+    simulation.crash("n0", CrashKind.POWER)
+
+Every step is checked against `Invariants`; a broken promise raises `Violation`. `run.run_seed` drives a whole
+random run with faults, clients, healing and the checks at the end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol, TextIO
+
+from dledger.core.values import CoreConfig, Membership, Role
+from dledger.errors import DLedgerError
+from dledger.node.admission import AppendLimits
+from dledger.node.replica import Replica, ReplicaConfig
+from dledger.node.shell import AppendOutcome, RoleNotice
+from dledger.store.api import LogStore
+from dledger.store.batch import MAGIC_NORMAL, Batch, decode_entries
+from dledger.store.disk import CrashKind
+from dledger.store.identity import Identity
+from dledger.testing.clients import submit
+from dledger.testing.clock import VirtualClock
+from dledger.testing.invariants import Invariants
+from dledger.testing.network import Network, PushStream
+from dledger.testing.oracle import Append, Oracle
+from dledger.testing.process import SimProcess
+from dledger.testing.profile import Profile
+from dledger.testing.sim_disk import SimulatedCrash
+from dledger.testing.stores import DiskHost, MemoryHost, StoreHost, batch_ends
+from dledger.testing.trace import Trace
+from dledger.testing.violation import Violation
+
+
+class StateMachine(Protocol):
+    """What a user of the log may put under test: one per life of a node, fed with committed entries."""
+
+    def apply(self, index: int, body: bytes) -> None: ...
+
+    def digest(self) -> object:
+        """Equal on all nodes that have applied the same entries."""
+
+
+@dataclass(slots=True)
+class SimNode:
+    """A machine: what outlives the processes on it."""
+
+    node_id: str
+    host: StoreHost
+    rng: Random
+    process: SimProcess | None = None
+    lives: int = 0
+    disk_factor: int = 1
+    crash_kind: CrashKind = CrashKind.POWER  # of a crash inside a disk operation
+    restart_after_ms: int | None = None  # after a crash inside a disk operation
+
+
+@dataclass(slots=True)
+class Attempt:
+    """An append that a test made by hand; `answer` is there once the node has given it."""
+
+    append: Append
+    answer: AppendOutcome | DLedgerError | None = None
+
+    @property
+    def is_acknowledged(self) -> bool:
+        return isinstance(self.answer, AppendOutcome)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    process: SimProcess
+    index: int
+    action: Callable[[], None]
+
+
+@dataclass(slots=True)
+class _Seeds:
+    """One random source per part, so that a change in one part does not reshuffle all others."""
+
+    root: Random
+    taken: list[str] = field(default_factory=list)
+
+    def take(self, name: str) -> Random:
+        self.taken.append(name)
+        return Random(f"{self.root.random()}/{name}")
+
+
+class Simulation:
+    """See the module."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        seed: int = 0,
+        sink: TextIO | None = None,
+        replica_type: type[Replica] = Replica,
+        state_machine: Callable[[], StateMachine] | None = None,
+    ) -> None:
+        self.profile = profile
+        self.seed = seed
+        self.seeds = _Seeds(Random(seed))
+        self.clock = VirtualClock()
+        self.trace = Trace(sink=sink)
+        self.counts: Counter[str] = Counter()
+        self.roles: list[tuple[int, str, RoleNotice]] = []
+        self.invariants = Invariants(profile.node_ids, self.counts, self._entry_committed)
+        self.oracle = Oracle(self.invariants.committed_batch)
+        self.network = Network(
+            self.clock,
+            self.seeds.take("network"),
+            profile,
+            self.trace,
+            self.counts,
+            lambda node_id: self.nodes[node_id].process,
+        )
+        self.nodes = {node_id: self._new_node(node_id) for node_id in profile.node_ids}
+        self._replica_type = replica_type
+        self._state_machine = state_machine
+        self._waiting: list[_Waiting] = []
+        self._bodies: list[bytes | None] = []  # committed bodies by index; None for internal entries
+
+    def _new_node(self, node_id: str) -> SimNode:
+        identity = Identity("sim", "sim", node_id, data_file_size=self.profile.data_file_size)
+        host: StoreHost = DiskHost(identity) if self.profile.on_disk else MemoryHost(identity)
+        return SimNode(node_id, host, self.seeds.take(node_id))
+
+    # -- time
+
+    def start(self) -> None:
+        for node_id in self.nodes:
+            self.boot(node_id)
+
+    def run_for(self, duration_ms: int) -> None:
+        self.clock.run_until(self.clock.now_ms + duration_ms)
+
+    def run_until(self, condition: Callable[[], bool], *, limit_ms: int) -> int:
+        """Run until the condition holds, looked at after every event. Returns how long it took, in virtual
+        milliseconds; a Violation if it takes longer than the limit."""
+        begin_ms = self.clock.now_ms
+        while not condition():
+            if self.clock.now_ms - begin_ms > limit_ms or not self.clock.step():
+                raise Violation("liveness", f"not within {limit_ms} ms: {self.summary()}")
+        return self.clock.now_ms - begin_ms
+
+    # -- what can be seen
+
+    def processes(self) -> list[SimProcess]:
+        """All that run, paused ones included."""
+        return [node.process for node in self.nodes.values() if node.process is not None]
+
+    def process(self, node_id: str) -> SimProcess:
+        process = self.nodes[node_id].process
+        assert process is not None, f"{node_id} is down"
+        return process
+
+    def leader(self) -> str | None:
+        """The node that leads the highest term, if one does. It may not know yet that it was deposed."""
+        leaders = [p for p in self.processes() if p.replica.core.role is Role.LEADER]
+        return max(leaders, key=lambda p: p.replica.core.term).node_id if leaders else None
+
+    def is_settled(self) -> bool:
+        """One leader that all follow, and all logs equal, committed and durable to their end."""
+        processes = self.processes()
+        if len(processes) < self.profile.nodes:
+            return False
+        leader = self.leader()
+        cores = [p.replica.core for p in processes]
+        first = cores[0]
+        return leader is not None and all(
+            core.leader_id == leader
+            and core.term == first.term
+            and core.log.end_index == first.log.end_index
+            and core.committed_index == core.log.end_index == core.log.durable_index
+            for core in cores
+        )
+
+    def summary(self) -> str:
+        """One line on every node, for messages."""
+        parts = []
+        for node in self.nodes.values():
+            if node.process is None:
+                parts.append(f"{node.node_id} down")
+                continue
+            core = node.process.replica.core
+            paused = " paused" if node.process.is_paused else ""
+            parts.append(
+                f"{node.node_id} {core.role.value} t{core.term} leader={core.leader_id}"
+                f" end={core.log.end_index}@{core.log.end_term} durable={core.log.durable_index}"
+                f" committed={core.committed_index}{paused}"
+            )
+        return "; ".join(parts)
+
+    # -- machines and processes
+
+    def boot(self, node_id: str) -> None:
+        """Start the process of a node: recovery, a new incarnation, a new replica."""
+        node = self.nodes[node_id]
+        assert node.process is None, f"{node_id} is up"
+        node.lives += 1
+        try:
+            store = node.host.open()
+            self.invariants.recovered(node_id, batch_ends(store), store.hard_state)
+            process = SimProcess(self, node_id, store, self.seeds.take(f"{node_id}.{node.lives}"))
+        except SimulatedCrash:
+            self._crashed_within(node)
+            return
+        process.disk_factor = node.disk_factor
+        node.process = process
+        self.trace.add(self.clock.now_ms, node_id, f"up, incarnation {process.incarnation}")
+
+    def crash(self, node_id: str, kind: CrashKind) -> None:
+        """SIGKILL the process, or take the power from its machine."""
+        node = self.nodes[node_id]
+        process = node.process
+        if process is None:
+            return
+        self.counts[f"crashes: {kind.value}"] += 1
+        self.trace.add(self.clock.now_ms, node_id, f"crash: {kind.value}")
+        self._kill(process)
+        for stream in self.network.streams_of(node_id):
+            self._tear(stream, process, kind)
+        node.host.crash(kind, node.rng)
+
+    def _tear(self, stream: PushStream, dead: SimProcess, kind: CrashKind) -> None:
+        """A killed process's kernel says so at once, if it is heard; a machine without power says nothing."""
+        rng, network = self.network.rng, self.network
+        ends = (stream.leader.node_id, stream.follower.node_id)
+        is_heard = not network.is_cut(*ends) and not network.is_cut(*reversed(ends))
+        keepalive_ms = self.profile.keepalive_ms
+        quick = kind is CrashKind.PROCESS and is_heard
+        delay_ms = rng.randint(0, 5) if quick else rng.randint(keepalive_ms // 2, keepalive_ms)
+        if stream.leader is dead:
+            stream.break_off(None, delay_ms)
+        else:
+            stream.break_off(delay_ms, None)
+
+    def _kill(self, process: SimProcess) -> None:
+        process.alive = False
+        self.nodes[process.node_id].process = None
+        self._waiting = [w for w in self._waiting if w.process is not process]
+
+    def pause(self, node_id: str) -> None:
+        """SIGSTOP."""
+        process = self.process(node_id)
+        if process.is_paused:
+            return
+        self.counts["pauses"] += 1
+        self.trace.add(self.clock.now_ms, node_id, "paused")
+        process.is_paused = True
+
+        def give_up() -> None:
+            # Nobody answers the keep-alive of a stopped process... but its own side learns when it goes on.
+            if process.alive and process.is_paused:
+                for stream in self.network.streams_of(node_id):
+                    stream.break_off(0, 0)
+
+        self.clock.after(self.profile.keepalive_ms, give_up)
+
+    def resume(self, node_id: str) -> None:
+        """SIGCONT."""
+        process = self.nodes[node_id].process
+        if process is not None and process.is_paused:
+            self.trace.add(self.clock.now_ms, node_id, "resumed")
+            process.resume()
+
+    def stop(self, node_id: str, done: Callable[[], None] | None = None) -> None:
+        """A graceful stop: hand leadership over if there is any, then close the store."""
+
+        def close(_: object = None) -> None:
+            # Outside of the turn in which the transfer was answered.
+            self.clock.after(0, finish)
+
+        def finish() -> None:
+            if not process.alive:
+                return
+            self.counts["graceful stops"] += 1
+            self.trace.add(self.clock.now_ms, node_id, "stopped")
+            self._kill(process)
+            for stream in self.network.streams_of(node_id):
+                self._tear(stream, process, CrashKind.PROCESS)
+            process.store.close()
+            self.nodes[node_id].host.crash(CrashKind.PROCESS, self.nodes[node_id].rng)
+            if done is not None:
+                done()
+
+        process = self.process(node_id)
+        if process.replica.core.role is Role.LEADER:
+            process.post(lambda: process.transfer(None, close))
+        else:
+            close()
+
+    def guarded_disk(self, process: SimProcess, action: Callable[[], None]) -> None:
+        """Run something on a disk; the machine may go down inside it."""
+        try:
+            action()
+        except SimulatedCrash:
+            self._crashed_within(self.nodes[process.node_id])
+
+    def _crashed_within(self, node: SimNode) -> None:
+        self.counts["crashes: inside a disk operation"] += 1
+        self.trace.add(
+            self.clock.now_ms, node.node_id, f"down inside a disk operation: {node.crash_kind.value}"
+        )
+        if node.process is None:
+            node.host.crash(node.crash_kind, node.rng)
+        else:
+            self.crash(node.node_id, node.crash_kind)
+        if node.restart_after_ms is not None:
+            self.clock.after(node.restart_after_ms, lambda: self.boot_if_down(node.node_id))
+
+    def boot_if_down(self, node_id: str) -> None:
+        if self.nodes[node_id].process is None:
+            self.boot(node_id)
+
+    # -- links
+
+    def isolate(self, node_id: str) -> None:
+        """Cut a node off from all others, both ways."""
+        for other in self.nodes:
+            self.network.cut(node_id, other)
+            self.network.cut(other, node_id)
+
+    def split(self, group: set[str]) -> None:
+        """Cut all links between a group of nodes and the others."""
+        for one in self.nodes:
+            for other in self.nodes:
+                if (one in group) != (other in group):
+                    self.network.cut(one, other)
+
+    def heal(self) -> None:
+        """Everything works from now on: network, disks, processes."""
+        self.network.heal_all()
+        for node in self.nodes.values():
+            node.disk_factor = 1
+            if node.process is None:
+                self.boot(node.node_id)
+            if node.process is not None:
+                node.process.disk_factor = 1
+                node.process.disk_stuck_until_ms = 0
+                self.resume(node.node_id)
+
+    # -- requests by hand
+
+    def append(
+        self,
+        node_id: str,
+        *bodies: bytes,
+        session: tuple[int, int] | None = None,
+        again: Append | None = None,
+        open_session: bool = False,
+    ) -> Attempt:
+        """Append a batch on a node now. Bodies are unique in a run; `again` repeats an earlier batch."""
+        append = again or Append(bodies, session, opens_session=open_session)
+        attempt = Attempt(append)
+        self.oracle.tried_again(append)
+        self.oracle.begin(append)
+
+        def reply(answer: object) -> None:
+            assert isinstance(answer, AppendOutcome | DLedgerError)
+            attempt.answer = answer
+
+        process = self.process(node_id)
+        process.post(lambda: submit(self, process, append, reply))
+        return attempt
+
+    def wait_committed(self, process: SimProcess, index: int, action: Callable[[], None]) -> None:
+        """Run the action when a process has committed so far, or never if it dies first."""
+        if process.alive and process.replica.core.committed_index >= index:
+            action()
+        elif process.alive:
+            self._waiting.append(_Waiting(process, index, action))
+
+    def wake_readers(self, process: SimProcess) -> None:
+        committed = process.replica.core.committed_index
+        ready = [w for w in self._waiting if w.process is process and w.index <= committed]
+        if ready:
+            self._waiting = [w for w in self._waiting if w not in ready]
+            for waiting in ready:
+                waiting.action()
+
+    # -- the processes call these
+
+    def new_replica(self, process: SimProcess, store: LogStore) -> Replica:
+        profile = self.profile
+        core = CoreConfig(
+            process.node_id,
+            Membership(profile.node_ids),
+            profile.timing,
+            preferred_leaders=profile.preferred_leaders,
+            max_inflight_bytes=profile.max_inflight_bytes,
+            max_push_bytes=profile.max_push_bytes,
+            max_transfer_lag=profile.max_transfer_lag,
+        )
+        limits = AppendLimits(
+            max_body_bytes=1000, max_batch_bytes=2000, group_bytes=profile.group_bytes, max_sessions=50
+        )
+        config = ReplicaConfig(core, limits, cache_bytes=profile.cache_bytes)
+        rng = self.seeds.take(f"{process.node_id} core")
+        return self._replica_type(config, store, process, random_ms=rng.randint)
+
+    def new_state_machine(self) -> StateMachine | None:
+        return self._state_machine() if self._state_machine is not None else None
+
+    def apply(self, machine: StateMachine, index: int) -> None:
+        body = self._bodies[index]
+        if body is not None:
+            machine.apply(index, body)
+
+    def _entry_committed(self, batch: Batch) -> None:
+        self.counts["entries committed"] += batch.count
+        self.oracle.committed(batch)
+        if self._state_machine is not None:
+            for entry in decode_entries(batch.data):
+                self._bodies.append(entry.body if entry.magic == MAGIC_NORMAL else None)
