@@ -1,0 +1,227 @@
+"""A cluster of real processes, for tests that send real signals.
+
+Waiting is always for a condition, with a deadline. Between two looks at it the helper waits for "a process
+has ended": nothing here sleeps, and a node that died by itself is noticed at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dledger.errors import DLedgerError
+from dledger.rpc.log_client import LogClient
+from dledger.status.model import NodeStatus
+from dledger.store.batch import Entry, decode_entries
+from dledger.store.disk_store import DiskLogStore
+from dledger.store.identity import Identity, init_directory
+
+T = TypeVar("T")
+
+CLUSTER, GROUP = "test-cluster", "test-group"
+_LOOK_EVERY_S = 0.02
+_REPO = Path(__file__).resolve().parents[2]
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def toml_of(values: Mapping[str, Any], table: str = "") -> str:
+    """Scalars, lists and tables: JSON's spelling of the first two is TOML's."""
+    lines = [f"{k} = {json.dumps(v)}" for k, v in values.items() if not isinstance(v, Mapping)]
+    for key, inner in values.items():
+        if isinstance(inner, Mapping):
+            name = f"{table}.{key}" if table else key
+            lines += [f"[{name}]", toml_of(inner, name)]
+    return "\n".join(lines)
+
+
+class ProcessCluster:
+    """`async with ProcessCluster(folder) as cluster:` starts the nodes and kills them at the end."""
+
+    def __init__(
+        self,
+        folder: Path,
+        size: int = 3,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        data_file_size: int = 16 << 20,
+    ) -> None:
+        self.folder = folder
+        ports = free_ports(size)
+        self.members = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(ports, 1)}
+        self.processes: dict[str, asyncio.subprocess.Process] = {}
+        self._ends: dict[str, asyncio.Task[int]] = {}
+        self._expected_down: set[str] = set()
+        self._clients = {node: LogClient(address, GROUP) for node, address in self.members.items()}
+        for node in self.members:
+            directory = folder / node
+            init_directory(directory, Identity(CLUSTER, GROUP, node, data_file_size=data_file_size))
+            config = {
+                "directory": str(directory),
+                "node_id": node,
+                "cluster_id": CLUSTER,
+                "group": GROUP,
+                "members": self.members,
+                **(settings or {}),
+            }
+            (folder / f"{node}.toml").write_text(toml_of(config))
+
+    @property
+    def addresses(self) -> list[str]:
+        return list(self.members.values())
+
+    async def __aenter__(self) -> ProcessCluster:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for node, process in self.processes.items():
+            if process.returncode is None:
+                self.signal(node, signal.SIGKILL)
+        await asyncio.gather(*self._ends.values())
+        for client in self._clients.values():
+            await client.close()
+
+    # -- processes ----------------------------------------------------------------------------------------
+
+    async def start(self, nodes: Sequence[str] | None = None) -> None:
+        for node in nodes or self.members:
+            with (self.folder / f"{node}.log").open("ab") as log:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "dledger.node",
+                    "--config",
+                    str(self.folder / f"{node}.toml"),
+                    cwd=_REPO,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+            self.processes[node] = process
+            self._expected_down.discard(node)
+            self._ends[node] = asyncio.create_task(process.wait())
+
+    def signal(self, node: str, number: signal.Signals) -> None:
+        if number in (signal.SIGKILL, signal.SIGTERM):
+            self._expected_down.add(node)
+        self.processes[node].send_signal(number)
+
+    async def kill(self, *nodes: str) -> None:
+        """SIGKILL all of them at once, and wait for their ends."""
+        for node in nodes:
+            self.signal(node, signal.SIGKILL)
+        await asyncio.gather(*(self._ends[node] for node in nodes))
+
+    async def stop(self, node: str, within_s: float = 10.0) -> int:
+        """SIGTERM; the exit code."""
+        self.signal(node, signal.SIGTERM)
+        async with asyncio.timeout(within_s):
+            return await asyncio.shield(self._ends[node])
+
+    def log_of(self, node: str) -> str:
+        return (self.folder / f"{node}.log").read_text()
+
+    # -- states -------------------------------------------------------------------------------------------
+
+    async def status(self, node: str) -> NodeStatus | None:
+        try:
+            return await self._clients[node].get_status(0.5)
+        except DLedgerError:
+            return None
+
+    async def wait_for(
+        self,
+        condition: Callable[[dict[str, NodeStatus]], T | None],
+        *,
+        nodes: Sequence[str] | None = None,
+        within_s: float = 20.0,
+    ) -> T:
+        """The first true result of `condition(statuses of the nodes that answer)`."""
+        seen: dict[str, NodeStatus] = {}
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    asked = list(nodes or self.members)
+                    answers = await asyncio.gather(*(self.status(node) for node in asked))
+                    seen = {n: s for n, s in zip(asked, answers, strict=True) if s is not None}
+                    if result := condition(seen):
+                        return result
+                    await self._pause()
+        except TimeoutError:
+            raise AssertionError(f"not reached within {within_s} s; last seen: {seen}") from None
+
+    async def leader(self, *, nodes: Sequence[str] | None = None, within_s: float = 20.0) -> str:
+        """The node that leads in the highest term known, followed by a majority."""
+        need = len(self.members) // 2 + 1
+
+        def agreed(seen: dict[str, NodeStatus]) -> str | None:
+            for node, status in seen.items():
+                followers = [s for s in seen.values() if s.leader_id == node and s.term == status.term]
+                if status.role == "LEADER" and len(followers) >= need:
+                    return node
+            return None
+
+        return await self.wait_for(agreed, nodes=nodes, within_s=within_s)
+
+    async def settle(self, within_s: float = 20.0) -> int:
+        """Until all nodes hold and have committed the same log. Its last index."""
+
+        def equal(seen: dict[str, NodeStatus]) -> NodeStatus | None:
+            ends = {(s.ledger_end_index, s.ledger_end_term, s.committed_index) for s in seen.values()}
+            first = next(iter(seen.values()), None)
+            if len(seen) < len(self.members) or len(ends) != 1 or first is None:
+                return None
+            return first if first.committed_index == first.ledger_end_index else None
+
+        return (await self.wait_for(equal, within_s=within_s)).ledger_end_index
+
+    async def _pause(self) -> None:
+        running = {task for node, task in self._ends.items() if node not in self._expected_down}
+        if not running:
+            running = {asyncio.create_task(asyncio.Event().wait())}
+        done, _ = await asyncio.wait(running, timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+        dead = [n for n, t in self._ends.items() if t in done and n not in self._expected_down]
+        assert not dead, f"{dead[0]} ended by itself:\n{self.log_of(dead[0])[-2000:]}"
+
+    # -- afterwards, with all nodes stopped ---------------------------------------------------------------
+
+    def stored_entries(self, node: str) -> list[Entry]:
+        """All entries of a stopped node, opened the way the node would."""
+        store = DiskLogStore.open(self.folder / node)
+        try:
+            entries: list[Entry] = []
+            at = store.base.index + 1
+            while at <= store.end_index:
+                frames = store.read(at, store.end_index, 1 << 20, whole_batches=False)
+                entries += decode_entries(frames.data)
+                at = frames.last_index + 1
+            return entries
+        finally:
+            store.close()
+
+    def data_bytes(self, node: str, first_pos: int, end_pos: int) -> bytes:
+        """The data stream of a stopped node, read from its files without the store."""
+        parts = []
+        for path in sorted((self.folder / node / "data").iterdir()):
+            start = int(path.name)
+            content = path.read_bytes()
+            low, high = max(first_pos - start, 0), min(end_pos - start, len(content))
+            if low < high:
+                parts.append(content[low:high])
+        return b"".join(parts)
