@@ -27,7 +27,7 @@ Say = Callable[[str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Failover:
-    """One killed leader. The silence is from the last acknowledgement before to the first one after."""
+    """One killed leader, and how long no line was acknowledged because of it."""
 
     node_id: str
     pid: int
@@ -111,6 +111,7 @@ class Demo:
     async def _kill_leader(self, load: DemoLoad, killed: Callable[[], None]) -> str | None:
         """The id of the leader that was killed; None: no later leader has acknowledged anything."""
         leader = await asyncio.to_thread(self._cluster.wait_for_leader)
+        at = time.monotonic()
         pid = self._cluster.send_signal(leader.node_id, signal.SIGKILL)
         acknowledged = len(load.acknowledged)
         killed()
@@ -120,10 +121,9 @@ class Demo:
             f"with {acknowledged} lines acknowledged",
         )
         after = await load.until_acknowledged_after(leader.term)
-        before = load.last_ack_until(leader.term)
-        if after is None or before is None:
+        if after is None:
             return None
-        silence_ms = (after.at - before.at) * 1000
+        silence_ms = load.longest_silence(at, after.at) * 1000
         new = await asyncio.to_thread(self._cluster.wait_for_leader, other_than=leader.node_id)
         self.failovers.append(
             Failover(leader.node_id, pid, leader.term, acknowledged, silence_ms, new.node_id, after.term)
@@ -131,7 +131,7 @@ class Demo:
         self._say(
             "failover",
             f"{new.node_id} leads in term {after.term}; {silence_ms:.0f} ms from the last acknowledgement "
-            "before to the first after",
+            "before to the next one",
         )
         return leader.node_id
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from dledger.cli.append_run import Appender
 from dledger.cli.log_check import Acknowledged
@@ -107,8 +108,15 @@ class DemoLoad:
             await self._changed.wait_for(lambda: first() is not None or self._is_over)
         return first()
 
-    def last_ack_until(self, term: int) -> Ack | None:
-        return next((ack for ack in reversed(self.acks) if ack.term <= term), None)
+    def longest_silence(self, since: float, until: float) -> float:
+        """Seconds between two acknowledgements in a row, the first of them the last one before `since`.
+
+        Answers that a dying leader had sent arrive a moment after its death, and its successor may first
+        answer for what the dead one stored: the pause in service is the longest gap, wherever it is.
+        """
+        before = max((ack.at for ack in self.acks if ack.at <= since), default=since)
+        times = [before, *(ack.at for ack in self.acks if before < ack.at <= until)]
+        return max((b - a for a, b in pairwise(times)), default=0.0)
 
     @property
     def _is_over(self) -> bool:

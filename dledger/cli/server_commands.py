@@ -136,7 +136,7 @@ def server(
       dledger init --config n1.toml && dledger server --config n1.toml
       dledger server --config n1.toml --log-level debug --set timing.election_min_ms=2000
     """
-    from dledger.node.server import run_node
+    from dledger.node.run import run_node
 
     overrides: dict[str, Any] = {}
     for text in settings:
