@@ -55,7 +55,7 @@ class LogStore(Protocol):
 
     Everything that writes is called from one thread at a time; reads may come from any thread meanwhile.
     After a StorageError from something that writes, only `close` may still be called: the process is to stop.
-    The exception is DISK_FULL from `append`, which has changed nothing.
+    The exception is DISK_FULL from `append` and `save_checkpoint`, which then have changed nothing.
     """
 
     @property
@@ -140,7 +140,8 @@ class LogStore(Protocol):
         """Note how far the log is known to be good and committed; with it, the session table at an index.
 
         A committed_index above the durable index is stored as that. The index of `sessions` must not be
-        above committed_index: a table that may be undone must not be stored.
+        above committed_index: a table that may be undone must not be stored. StorageError DISK_FULL: the
+        earlier checkpoint stays; the store can be used on.
         """
 
     def load_sessions(self) -> tuple[int, bytes] | None:

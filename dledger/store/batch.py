@@ -306,8 +306,8 @@ def _check_slowly(data: bytes, at: int, expected: Header, previous: bytes, *, is
     end = at + found.size
     if end > len(data):
         raise DamagedBatch("cut in a body", index=index, pos=pos, fault=Fault.INCOMPLETE)
-    if not (found.chain_crc or found.body_crc or found.channel or any(previous)):
-        return  # original DLedger's, which leaves both sums 0; only ever a prefix of the log
+    if _is_originals(found, int.from_bytes(previous)):
+        return
     if crc32(data[at + HEADER_SIZE : end]) != found.body_crc:
         raise DamagedBatch("body_crc does not match the body", index=index, pos=pos)
     raise DamagedBatch("chain_crc does not match the header and the entry before", index=index, pos=pos)
@@ -359,6 +359,16 @@ def verify_run(data: bytes, first_index: int, first_pos: int, previous_chain: in
     return Run(index - 1, at, whole_index, whole_size)
 
 
+def _is_originals(header: Header, previous_chain: int) -> bool:
+    """Whether original DLedger wrote it, which leaves both sums 0: only ever a prefix of the log.
+
+    It must have a body: the first no-op of a log of ours, torn in its header, could pass for one without.
+    """
+    return header.body_size > 0 and not (
+        header.chain_crc or header.body_crc or header.channel or previous_chain
+    )
+
+
 def decode_entries(data: bytes | memoryview) -> list[Entry]:
     """The entries of whole batches that were verified before, by a cheap walk along the headers."""
     run = data if isinstance(data, bytes) else bytes(data)
@@ -407,8 +417,8 @@ def _entry_fault(header: Header, body: bytes, index: int, previous_chain: int | 
         return f"magic {header.magic}"
     if len(body) != header.body_size:
         return "cut in a body"
-    if not (header.chain_crc or header.body_crc or header.channel or previous_chain):
-        return None  # original DLedger's
+    if _is_originals(header, previous_chain or 0):
+        return None
     if crc32(body) != header.body_crc:
         return "body_crc does not match the body"
     if previous_chain is not None and chain_of(header, previous_chain) != header.chain_crc:

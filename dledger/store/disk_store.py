@@ -163,8 +163,7 @@ class DiskLogStore:
     # -- writing
 
     def append(self, batches: Sequence[Batch]) -> None:
-        if not batches:
-            return
+        self._require_usable()
         size = self.data_file_size
         runs: list[tuple[int, list[Buffer], int]] = []  # position, buffers, bytes: each within one file
         tail = self._tail
@@ -177,7 +176,8 @@ class DiskLogStore:
                 _add(runs, tail.pos, encode_blank(batch.pos - tail.pos), size)
             _add(runs, batch.pos, batch.data, size)
             tail = batch.tail
-        self._require_usable()
+        if not runs:
+            return
         self._reserve(runs, tail)
         with self._writing("append"):
             for pos, buffers, length in runs:
@@ -225,8 +225,16 @@ class DiskLogStore:
         covered = self._checkpoint_tail.pos if self._checkpoint_tail is not None else 0
         new_file = self._data.start_of(tail.pos) != self._data.start_of(covered)
         if new_file or tail.pos - covered >= _AUTO_CHECKPOINT_BYTES:
-            self.save_checkpoint(self._committed, None)
+            self._checkpoint_if_room()
         return self._durable.index
+
+    def _checkpoint_if_room(self) -> None:
+        try:
+            self.save_checkpoint(self._committed, None)
+        except StorageError as error:
+            # It only spares the next start some work; the entries themselves are safe.
+            if error.code is not Code.DISK_FULL:
+                raise
 
     def truncate_after(self, index: int) -> None:
         assert self._base.index <= index <= self._tail.index, (
@@ -267,13 +275,25 @@ class DiskLogStore:
         assert sessions is None or sessions[0] <= committed_index, "a session table that may be undone"
         with self._writing("checkpoint"):
             self._committed = max(self._committed, min(committed_index, self._durable.index))
-            self._write_checkpoint()
-            if sessions is not None:
-                write_sessions(self._disk, self._paths.sessions, *sessions)
+            try:
+                self._write_checkpoint()
+                if sessions is not None:
+                    write_sessions(self._disk, self._paths.sessions, *sessions)
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                full = error  # the files that are there stay as they are: nothing is lost but time
+            else:
+                return
+        raise StorageError(f"no room for a checkpoint: {full}", code=Code.DISK_FULL) from full
 
     def _write_checkpoint(self) -> None:
         """The index records that it counts on are made durable before it."""
-        self._index.sync()
+        try:
+            self._index.sync()
+        except OSError as error:
+            self._leave_marker()
+            raise StorageError(f"fdatasync of the index failed: {error}", code=Code.FSYNC_FAILED) from error
         tail = self._durable
         runs = tuple(run for run in self._term_runs if run.first_index <= tail.index)
         checkpoint = Checkpoint(tail, self._committed, self._base, runs)
@@ -294,7 +314,7 @@ class DiskLogStore:
         try:
             if self._failed is None:
                 self.sync()
-                self.save_checkpoint(self._committed, None)
+                self._checkpoint_if_room()
         finally:
             self._data.close()
             self._index.close()

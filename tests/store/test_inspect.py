@@ -1,0 +1,78 @@
+"""Offline inspection: right about good, torn and damaged logs, and without any change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+from dledger.core.values import HardState
+from dledger.store.disk_store import DiskLogStore
+from dledger.store.identity import init_directory
+from dledger.store.inspect import inspect_directory, list_entries
+from dledger.store.layout import file_name
+from dledger.store.scan import Verdict
+from dledger.testing.sim_disk import CrashKind
+from tests.store.helpers import IDENTITY, ROOT, make_batches, new_sim_store
+
+
+def test_a_running_servers_directory_is_reported_and_not_changed() -> None:
+    disk, store = new_sim_store()
+    batches = make_batches(12, seed=1)
+    store.save_hard_state(HardState(4, "n2", 1))
+    store.append(batches[:10])
+    store.sync()
+    store.append(batches[10:])
+    operations = len(disk.operations)
+    report = inspect_directory(ROOT, disk=disk)
+    assert len(disk.operations) == operations
+    assert report.identity == IDENTITY and report.hard_state == HardState(4, "n2", 1)
+    assert (report.begin_index, report.end_index) == (0, batches[-1].last_index)
+    assert report.entry_count == batches[-1].last_index + 1 and report.batch_count == 12
+    assert report.unindexed_count == sum(batch.count for batch in batches[10:])
+    assert report.verdict is Verdict.CLEAN and report.problems == []
+    assert [f.start for f in report.data_files] == sorted({b.pos - b.pos % 1024 for b in batches})
+    entries = list(list_entries(ROOT, disk=disk))
+    assert [e.index for e in entries] == list(range(report.entry_count))
+    assert all(e.body_crc_ok and e.chain_crc_ok for e in entries)
+    assert [e.index for e in list_entries(ROOT, 5, 9, disk=disk)] == [5, 6, 7, 8, 9]
+    store.append(make_batches(1, tail=store.tail))
+
+
+def test_damage_is_named_and_entries_beyond_it_are_listed() -> None:
+    disk, store = new_sim_store()
+    batches = make_batches(8, seed=2)
+    store.append(batches)
+    store.close()
+    bad = batches[3]
+    disk.flip(ROOT / "data" / file_name(bad.pos - bad.pos % 1024), bad.pos % 1024 + 50)
+    report = inspect_directory(ROOT, disk=disk)
+    assert report.verdict is Verdict.DAMAGED and report.end_index == batches[2].last_index
+    assert f"entry {bad.first_index}," in report.verdict_reason
+    entries = list(list_entries(ROOT, disk=disk))
+    assert len(entries) == batches[-1].last_index + 1
+    assert [e.index for e in entries if not e.body_crc_ok] == [bad.first_index]
+
+
+def test_a_torn_end_is_told_from_damage() -> None:
+    disk, store = new_sim_store()
+    batches = make_batches(3, seed=2, max_body=60)
+    store.append(batches[:2])
+    store.sync()
+    store.append(batches[2:])
+    disk.crash(CrashKind.PROCESS, Random(0))
+    disk.flip(ROOT / "data" / file_name(0), batches[2].end_pos - 1)
+    report = inspect_directory(ROOT, disk=disk)
+    assert report.verdict is Verdict.TORN and report.end_index == batches[1].last_index
+
+
+def test_nothing_is_an_answer_too(tmp_path: Path) -> None:
+    report = inspect_directory(tmp_path / "absent")
+    assert report.identity is None and report.entry_count == 0 and report.problems
+
+
+def test_a_damaged_vote_is_named(tmp_path: Path) -> None:
+    init_directory(tmp_path / "n0", IDENTITY)
+    DiskLogStore.open(tmp_path / "n0").close()
+    (tmp_path / "n0" / "currterm").write_bytes(b"currTerm=7\nvoteLeader=\nincarnation=1\ncrc=00000000\n")
+    report = inspect_directory(tmp_path / "n0")
+    assert report.hard_state is None and any("currterm" in problem for problem in report.problems)

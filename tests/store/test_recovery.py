@@ -1,0 +1,260 @@
+"""What opening a log makes of cut, torn, flipped and missing bytes (design rule 10)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from dledger.core.values import EMPTY_TAIL
+from dledger.errors import Code, StorageError
+from dledger.store.batch import Batch, encode_batch
+from dledger.store.disk_store import DiskLogStore
+from dledger.store.layout import file_name, index_file_size
+from dledger.testing.sim_disk import CrashKind, SimDisk
+from tests.store.helpers import ROOT, SIZE, join, make_batches, new_sim_store, read_all
+
+DATA, INDEX = ROOT / "data", ROOT / "index"
+INDEX_SIZE = index_file_size(SIZE)
+
+
+def written_log(count: int = 8, *, seed: int = 3, checkpoint: bool = True) -> tuple[SimDisk, list[Batch]]:
+    """A log of several files, synced, its process killed; with the last checkpoint as rolling left it."""
+    disk, store = new_sim_store()
+    batches = make_batches(count, seed=seed)
+    for batch in batches:
+        store.append([batch])
+        store.sync()
+    if not checkpoint and disk.exists(ROOT / "checkpoint"):
+        disk.unlink(ROOT / "checkpoint")
+    disk.crash(CrashKind.PROCESS, Random(0))
+    return disk, batches
+
+
+def forget_index(disk: SimDisk, from_index: int) -> None:
+    """Take away index records, as a power loss may: they are not synced with their entries."""
+    for number, path in enumerate(p for p in disk.files() if p.parent == INDEX):
+        content = bytearray(disk.content(path))
+        begin = max(from_index * 32 - number * INDEX_SIZE, 0)
+        content[begin:] = bytes(len(content[begin:]))
+        disk.set_content(path, bytes(content))
+
+
+def test_rule_10_a_log_cut_at_any_byte_keeps_the_whole_batches_before_the_cut() -> None:
+    disk, batches = written_log(checkpoint=False)
+    forget_index(disk, 0)
+    end = batches[-1].end_pos
+    for cut in range(end):
+        twin = disk.copy()
+        for path in [p for p in twin.files() if p.parent == DATA]:
+            start = int(path.name)
+            if start >= cut and start:
+                twin.unlink(path)
+            elif start + SIZE > cut:
+                content = twin.content(path)
+                twin.set_content(path, content[: cut - start] + bytes(SIZE - max(cut - start, 0)))
+        store = DiskLogStore.open(ROOT, disk=twin)
+        kept = [batch for batch in batches if batch.end_pos <= cut]
+        assert read_all(store) == join(kept), f"cut at {cut}"
+
+
+def test_rule_10_a_cut_below_an_index_record_is_damage() -> None:
+    disk, batches = written_log(checkpoint=False)
+    last = batches[-1]
+    path = DATA / file_name(last.pos - last.pos % SIZE)
+    for cut in range(last.pos, last.end_pos - 1):
+        twin = disk.copy()
+        content = twin.content(path)
+        offset = cut - int(path.name)
+        if not content[offset : last.end_pos - int(path.name)].strip(b"\0"):
+            continue
+        twin.set_content(path, content[:offset] + bytes(SIZE - offset))
+        with pytest.raises(StorageError, match="index record") as error:
+            DiskLogStore.open(ROOT, disk=twin)
+        assert error.value.code is Code.DATA_DAMAGED
+
+
+@pytest.mark.parametrize("checkpoint", [True, False], ids=["checkpoint", "no checkpoint"])
+def test_rule_10_no_flipped_byte_loses_an_acknowledged_entry_in_silence(checkpoint: bool) -> None:
+    disk, batches = written_log(6, checkpoint=checkpoint)
+    whole = join(batches)
+    outcomes = {"intact": 0, "refused": 0, "read fails": 0}
+    for path in disk.files():
+        if path.name in ("lock", "DO-NOT-OPEN-WITH-ORIGINAL-DLEDGER.txt"):
+            continue
+        for offset in range(len(disk.content(path))):
+            twin = disk.copy()
+            twin.flip(path, offset, 1 << (offset % 8))
+            where = f"{path} {offset}"
+            try:
+                store = DiskLogStore.open(ROOT, disk=twin)
+                assert store.end_index == batches[-1].last_index, where
+                assert read_all(store) == whole, where
+                outcomes["intact"] += 1
+            except StorageError as error:
+                assert error.code in (Code.DATA_DAMAGED, Code.STATE_DAMAGED, Code.FOREIGN_DIRECTORY), where
+                outcomes["refused"] += 1
+    assert all(outcomes[kind] for kind in ("intact", "refused"))
+
+
+def test_rule_10_a_flip_in_what_was_never_indexed_is_cut_only_at_the_end() -> None:
+    disk, store = new_sim_store()
+    batches = make_batches(3, seed=9, max_body=40)
+    store.append(batches[:1])
+    store.sync()
+    store.append(batches[1:])
+    disk.crash(CrashKind.PROCESS, Random(0))
+    twin = disk.copy()
+    twin.flip(DATA / file_name(0), batches[2].end_pos - 1)
+    assert read_all(DiskLogStore.open(ROOT, disk=twin)) == join(batches[:2])
+    disk.flip(DATA / file_name(0), batches[1].pos + 50)
+    with pytest.raises(StorageError, match="a valid entry follows"):
+        DiskLogStore.open(ROOT, disk=disk)
+
+
+def test_rule_10_a_lost_sector_among_unsynced_writes_is_torn_and_not_damaged() -> None:
+    disk, store = new_sim_store()
+    first = encode_batch(EMPTY_TAIL, 1, [b"a" * 100], data_file_size=SIZE)
+    lost = encode_batch(first.tail, 1, [b"b" * 340], data_file_size=SIZE)
+    kept = encode_batch(lost.tail, 1, [b"c" * 100], data_file_size=SIZE)
+    assert lost.pos < 512 <= kept.pos
+    store.append([first])
+    store.sync()
+    store.append([lost, kept])
+    disk.crash(CrashKind.PROCESS, Random(0))
+    content = disk.content(DATA / file_name(0))
+    zeroed = content[: lost.pos] + bytes(512 - lost.pos) + content[512:]
+    disk.set_content(DATA / file_name(0), zeroed)
+    store = DiskLogStore.open(ROOT, disk=disk)
+    assert read_all(store) == bytes(first.data)
+    assert any("torn" in repair for repair in store.repairs)
+    # Nothing of the batch that was kept may come to life again behind an equal one.
+    store.append([lost])
+    store.sync()
+    disk.crash(CrashKind.PROCESS, Random(0))
+    assert read_all(DiskLogStore.open(ROOT, disk=disk)) == join([first, lost])
+
+
+def test_a_truncated_entry_never_comes_back() -> None:
+    disk, store = new_sim_store()
+    batches = make_batches(12, seed=5)
+    store.append(batches)
+    store.sync()
+    store.truncate_after(batches[3].last_index)
+    store.append([batches[4]])
+    store.sync()
+    for path in [p for p in disk.files() if p.parent == INDEX]:
+        disk.unlink(path)
+    disk.unlink(ROOT / "checkpoint")
+    disk.crash(CrashKind.PROCESS, Random(0))
+    assert read_all(DiskLogStore.open(ROOT, disk=disk)) == join(batches[:5])
+
+
+@pytest.mark.parametrize("name", ["index", "checkpoint", "both"])
+def test_index_and_checkpoint_are_rebuilt_from_the_log(name: str) -> None:
+    disk, batches = written_log(20)
+    if name in ("index", "both"):
+        for path in [p for p in disk.files() if p.parent == INDEX]:
+            disk.unlink(path)
+    if name in ("checkpoint", "both"):
+        disk.set_content(ROOT / "checkpoint", b"endIndex=5\nnonsense=1\n")
+    store = DiskLogStore.open(ROOT, disk=disk)
+    assert read_all(store) == join(batches)
+    assert store.repairs
+    assert [run.term for run in store.term_runs] == sorted({batch.term for batch in batches})
+    store.close()
+    assert DiskLogStore.open(ROOT, disk=disk).repairs == ()
+
+
+def test_recovery_starts_at_the_checkpoint() -> None:
+    """Damage below the checkpoint does not stop the start, and is found by the read that meets it."""
+    disk, batches = written_log(20)
+    disk.flip(DATA / file_name(0), batches[0].pos + 50)
+    store = DiskLogStore.open(ROOT, disk=disk)
+    assert store.tail == batches[-1].tail
+    with pytest.raises(StorageError, match=r"entry 0, file /node/data/0+, offset 0: ") as error:
+        store.read(0, 0, 100, whole_batches=False)
+    assert error.value.code is Code.DATA_DAMAGED
+    assert store.read(batches[1].first_index, 5, 100, whole_batches=False).data
+
+
+def test_a_missing_blank_is_written_again() -> None:
+    disk, batches = written_log(checkpoint=False)
+    rolled = next(b for a, b in pairwise(batches) if a.end_pos != b.pos)
+    before = batches[batches.index(rolled) - 1]
+    disk.flip(DATA / file_name(0), before.end_pos + 7, 0x10)
+    store = DiskLogStore.open(ROOT, disk=disk)
+    assert read_all(store) == join(batches)
+    assert disk.content(DATA / file_name(0))[before.end_pos :][:4] == b"\xff\xff\xff\xff"
+    assert any("blank" in repair for repair in store.repairs)
+
+
+@pytest.mark.parametrize("last", [True, False], ids=["last", "not last"])
+def test_only_the_last_file_may_be_short(last: bool) -> None:
+    disk, batches = written_log(12, checkpoint=False)
+    files = [p for p in disk.files() if p.parent == DATA]
+    path = files[-1] if last else files[0]
+    used = batches[-1].end_pos - int(path.name) if last else SIZE - 20
+    disk.set_content(path, disk.content(path)[:used])
+    if last:
+        store = DiskLogStore.open(ROOT, disk=disk)
+        assert read_all(store) == join(batches)
+        assert len(disk.content(path)) == SIZE
+    else:
+        with pytest.raises(StorageError, match="1004 bytes") as error:
+            DiskLogStore.open(ROOT, disk=disk)
+        assert error.value.code is Code.DATA_DAMAGED
+
+
+def test_a_missing_data_file_is_damage() -> None:
+    disk, _ = written_log(20)
+    files = [p for p in disk.files() if p.parent == DATA]
+    for path in (files[1], files[-1]):
+        twin = disk.copy()
+        twin.unlink(path)
+        with pytest.raises(StorageError) as error:
+            DiskLogStore.open(ROOT, disk=twin)
+        assert error.value.code is Code.DATA_DAMAGED
+
+
+def test_a_log_that_ends_below_its_checkpoint_is_damaged() -> None:
+    disk, batches = written_log(6)
+    store = DiskLogStore.open(ROOT, disk=disk)
+    store.close()
+    forget_index(disk, 0)
+    content = disk.content(DATA / file_name(0))
+    disk.set_content(DATA / file_name(0), bytes(len(content)))
+    for path in [p for p in disk.files() if p.parent == DATA][1:]:
+        disk.unlink(path)
+    with pytest.raises(StorageError, match=f"checkpoint covers index {batches[-1].last_index}"):
+        DiskLogStore.open(ROOT, disk=disk)
+
+
+def test_rule_1_what_the_page_cache_held_is_durable_after_opening() -> None:
+    disk, store = new_sim_store()
+    batches = make_batches(10, seed=8)
+    store.append(batches)
+    disk.crash(CrashKind.PROCESS, Random(0))
+    store = DiskLogStore.open(ROOT, disk=disk)
+    assert store.durable_index == batches[-1].last_index
+    disk.crash(CrashKind.POWER, Random(1))
+    assert read_all(DiskLogStore.open(ROOT, disk=disk)) == join(batches)
+
+
+def test_index_records_as_an_original_leader_writes_them_are_corrected() -> None:
+    disk, store = new_sim_store()
+    store.append([encode_batch(EMPTY_TAIL, 1, [b"x"], data_file_size=SIZE, head=b"")])
+    store.sync()
+    disk.crash(CrashKind.PROCESS, Random(0))
+    disk.flip(INDEX / file_name(0), 3, 3)  # INTERNAL becomes NORMAL
+    store = DiskLogStore.open(ROOT, disk=disk)
+    assert [head.first_index for head in store.iter_heads(0)] == [0]
+
+
+def test_a_foreign_file_among_the_data_is_refused() -> None:
+    disk, _ = written_log(3)
+    disk.set_content(DATA / "notes.txt", b"hello")
+    with pytest.raises(StorageError) as error:
+        DiskLogStore.open(ROOT, disk=disk)
+    assert error.value.code is Code.FOREIGN_DIRECTORY
