@@ -9,7 +9,7 @@ from contextlib import suppress
 import grpc
 import tenacity
 
-from dledger.errors import DLedgerError
+from dledger.errors import DLedgerError, NotLeader
 from dledger.rpc.log_client import LogClient
 from dledger.status.model import NodeStatus
 
@@ -107,19 +107,26 @@ class Directory:
 
     async def other_leader(self, address: str) -> bool:
         """Whether a server other than `address` leads in a later term; then it is the leader from now on."""
-        answers = await self.statuses(PROBE_TIMEOUT)
-        found = [
-            (status.term, other)
-            for other, status in answers.items()
-            if isinstance(status, NodeStatus) and status.is_leader
-        ]
-        if not found:
+
+        async def ask(other: str) -> tuple[int, str]:
+            status = await self.client(other).get_status(PROBE_TIMEOUT)
+            if not status.is_leader or status.term <= self.term:
+                raise NotLeader(f"{other} does not lead in a later term")
+            return status.term, other
+
+        # As they come: the silent one itself is among the addresses, under this name or another.
+        asked = [asyncio.create_task(ask(a)) for a in (*self.addresses, *self._learned) if a != address]
+        try:
+            for answer in asyncio.as_completed(asked):
+                with suppress(DLedgerError):
+                    term, other = await answer
+                    self.appoint(other, term)
+                    return True
             return False
-        term, other = max(found)
-        if other == address or term <= self.term:
-            return False
-        self.appoint(other, term)
-        return True
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
 
     async def _find(self) -> str:
         """Ask all servers, each in its own rhythm, until one can be believed to lead."""

@@ -58,6 +58,7 @@ class Pipeline:
         self._inflight_bytes = 0
         self._to_resend: list[Batch] = []  # those that the present stream has not carried yet, last first
         self._set_aside: list[Batch] = []  # answered "not stored", until the stream is drained
+        self._drain_reason: DLedgerError | None = None  # why they were, for the last of them
         self._stream_over: DLedgerError | None = None  # why the present stream is of no more use
         self._next_seq = 1
         self.session_id: int | None = None
@@ -65,7 +66,7 @@ class Pipeline:
         self.is_closed = False
         self._answered = 0  # batches: tells an attempt that got somewhere from one that did not
         self._last_progress = 0.0
-        self._last_error: DLedgerError = NotLeader("no leader was found")
+        self._last_error: DLedgerError | None = None  # since the last success
         self._sender: asyncio.Future[None] | None = None
         self._watchers: list[asyncio.Future[None]] = []
         self._runner: asyncio.Task[None] | None = None
@@ -195,9 +196,11 @@ class Pipeline:
         """For a call that was not stored, and whose time is up. In order of sending, so definite."""
         if isinstance(self._last_error, Refused):
             return renewed(self._last_error)
+        if self._last_error is not None:
+            return NotLeader(f"no leader took it in time; last: {self._last_error.message}")
         if self._inflight:
             return Overloaded("its turn did not come in time", code=Code.LEADER_PENDING_FULL)
-        return NotLeader(f"no leader took it in time; last: {self._last_error.message}")
+        return NotLeader("no leader was found in time")
 
     def _silence(self) -> DLedgerError:
         where = " (in a session it stays queued and may still be stored)" if self._in_session else ""
@@ -360,6 +363,7 @@ class Pipeline:
         if answer.error is None:
             self._forget(batch)
             self._answered += 1
+            self._last_error = None
             self._directory.confirmed(answer.term)
             batch.succeed(answer)
         else:
@@ -394,11 +398,13 @@ class Pipeline:
         else:
             self._forget(batch)
             self._set_aside.append(batch)
+            self._drain_reason = error
             if verdict is Verdict.REJECT:
                 self._reject(batch, error)
 
     def _reject(self, batch: Batch, error: DLedgerError) -> None:
         """One call of the batch is wrong; which one shows when each is sent alone."""
+        self._answered += 1
         live = [call for call in batch.calls if not call.future.done()]
         for call in live:
             if len(live) == 1:
@@ -411,8 +417,7 @@ class Pipeline:
         if self._in_session:
             self._next_seq = min(batch.seq for batch in self._set_aside)
         self._requeue_set_aside()
-        self._answered += isinstance(self._last_error, InvalidRequest)
-        self._stream_over = self._last_error
+        self._stream_over = self._drain_reason
 
     def _requeue_set_aside(self) -> None:
         batches = sorted(self._set_aside, key=lambda batch: batch.seq)
