@@ -1,0 +1,172 @@
+"""The disk thread: order, one sync for many writes, completions, and what it does when the disk fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
+from threading import Event
+
+import pytest
+
+from dledger.core.values import EMPTY_TAIL, FlushMode, HardState
+from dledger.errors import Code, DLedgerError, StorageError
+from dledger.node.disk_worker import CheckpointJob, DiskWorker, HardStateReport, Report, StoredReport
+from dledger.node.metrics import NodeMetrics
+from dledger.node.shell import HardStateJob, TruncateJob, WriteJob
+from dledger.store.batch import Batch, encode_batch
+
+WAIT_S = 5.0
+
+
+class FakeStore:
+    """Notes what is asked of it; `hold` keeps the first sync waiting; `fail` names what raises."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.hold: Event | None = None
+        self.syncing = Event()
+        self.fail = ""
+
+    def _do(self, what: str) -> None:
+        if self.fail and what.startswith(self.fail):
+            raise StorageError(f"{what} fails", code=Code.FSYNC_FAILED)
+        self.done.append(what)
+
+    def append(self, batches: Sequence[Batch]) -> None:
+        self._do(f"append {batches[0].first_index}..{batches[-1].last_index}")
+
+    def sync(self) -> int:
+        self.syncing.set()
+        if self.hold is not None:
+            assert self.hold.wait(WAIT_S)
+        self._do("sync")
+        return 0
+
+    def truncate_after(self, index: int) -> None:
+        self._do(f"truncate {index}")
+
+    def save_hard_state(self, state: HardState) -> None:
+        self._do(f"state {state.term}")
+
+    def save_checkpoint(self, committed_index: int, sessions: tuple[int, bytes] | None) -> None:
+        self._do(f"checkpoint {committed_index}")
+
+
+class Rig:
+    def __init__(self, mode: FlushMode = FlushMode.SYNC_FLUSH, flush_interval_ms: int = 500) -> None:
+        self.store = FakeStore()
+        self.reports: SimpleQueue[Report] = SimpleQueue()
+        self.fatals: SimpleQueue[DLedgerError] = SimpleQueue()
+        self.metrics = NodeMetrics()
+        self.worker = DiskWorker(
+            self.store,
+            mode,
+            deliver=self.reports.put,
+            on_fatal=self.fatals.put,
+            metrics=self.metrics,
+            flush_interval_ms=flush_interval_ms,
+        )
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    assert rig.worker.stop(WAIT_S)
+
+
+def write_jobs(count: int, generation: int = 0) -> list[WriteJob]:
+    jobs = []
+    tail = EMPTY_TAIL
+    for _ in range(count):
+        batch = encode_batch(tail, 3, [b"body"], data_file_size=1 << 20)
+        jobs.append(WriteJob(generation, [batch]))
+        tail = batch.tail
+    return jobs
+
+
+def test_writes_that_wait_share_one_sync(rig: Rig) -> None:
+    rig.store.hold = Event()
+    first, *others = write_jobs(4)
+    rig.worker.start()
+    rig.worker.submit(first)
+    assert rig.store.syncing.wait(WAIT_S)
+    for job in others:  # these arrive while the first is being synced
+        rig.worker.submit(job)
+    rig.store.hold.set()
+    assert rig.reports.get(timeout=WAIT_S) == StoredReport(0, 0, 3)
+    assert rig.reports.get(timeout=WAIT_S) == StoredReport(0, 3, 3)
+    assert rig.store.done == ["append 0..0", "sync", "append 1..3", "sync"]
+    assert sum(rig.metrics.fsync_latency.counts) == 2
+
+
+def test_jobs_keep_their_order(rig: Rig) -> None:
+    one, two = write_jobs(2)
+    rig.worker.submit(one)
+    rig.worker.submit(HardStateJob(7, HardState(term=5)))
+    rig.worker.submit(two)
+    rig.worker.submit(TruncateJob(1, 0, 3))
+    rig.worker.submit(CheckpointJob(0, None))
+    rig.worker.start()
+    got = [rig.reports.get(timeout=WAIT_S) for _ in range(4)]
+    assert got == [
+        StoredReport(0, 0, 3),
+        HardStateReport(7),
+        StoredReport(0, 1, 3),
+        StoredReport(1, 0, 3),
+    ]
+    assert rig.worker.stop(WAIT_S)
+    assert rig.store.done == [
+        "append 0..0", "sync", "state 5", "append 1..1", "sync", "truncate 0", "sync", "checkpoint 0",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["append", "sync", "truncate", "state", "checkpoint"])
+def test_a_failing_disk_is_fatal_and_nothing_is_reported_after_it(rig: Rig, what: str) -> None:
+    rig.store.fail = what
+    for job in (
+        write_jobs(1)[0],
+        TruncateJob(1, -1, -1),
+        HardStateJob(1, HardState()),
+        CheckpointJob(0, None),
+    ):
+        rig.worker.submit(job)
+    rig.worker.start()
+    assert rig.fatals.get(timeout=WAIT_S).code is Code.FSYNC_FAILED
+    assert rig.worker.stop(WAIT_S)
+    reports = [rig.reports.get() for _ in range(rig.reports.qsize())]
+    expected = {"append": 0, "sync": 0, "truncate": 1, "state": 2, "checkpoint": 3}
+    assert len(reports) == expected[what]
+
+
+def test_async_flush_reports_before_the_sync_and_syncs_on_its_own() -> None:
+    rig = Rig(FlushMode.ASYNC_FLUSH, flush_interval_ms=30)
+    rig.store.hold = Event()
+    rig.worker.start()
+    rig.worker.submit(write_jobs(1)[0])
+    assert rig.reports.get(timeout=WAIT_S) == StoredReport(0, 0, 3)
+    assert "sync" not in rig.store.done
+    assert rig.store.syncing.wait(WAIT_S)  # by the timer
+    rig.store.hold.set()
+    assert rig.worker.stop(WAIT_S)
+    assert rig.store.done == ["append 0..0", "sync"]
+
+
+def test_async_flush_syncs_at_the_end() -> None:
+    rig = Rig(FlushMode.ASYNC_FLUSH, flush_interval_ms=60_000)
+    rig.worker.submit(write_jobs(1)[0])
+    rig.worker.start()
+    assert rig.worker.stop(WAIT_S)
+    assert rig.store.done == ["append 0..0", "sync"]
+
+
+def test_a_stuck_disk_is_not_waited_for() -> None:
+    rig = Rig()
+    rig.store.hold = Event()
+    rig.worker.start()
+    rig.worker.submit(write_jobs(1)[0])
+    assert rig.store.syncing.wait(WAIT_S)
+    assert not rig.worker.stop(0.01)
+    assert rig.worker.busy_seconds > 0
+    rig.store.hold.set()
+    assert rig.worker.stop(WAIT_S)

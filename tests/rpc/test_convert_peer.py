@@ -1,0 +1,229 @@
+"""Peer messages survive the wire unchanged, and nothing off the wire raises anything but a numbered error."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dledger.core.messages import (
+    Append,
+    Commit,
+    Compare,
+    Goodbye,
+    Heartbeat,
+    HeartbeatResponse,
+    PushMessage,
+    PushResponse,
+    PushType,
+    TakeLeadership,
+    TakeLeadershipResponse,
+    Truncate,
+    VoteRequest,
+    VoteResponse,
+)
+from dledger.core.values import EMPTY_TAIL, Tail, TermRun, VoteResult
+from dledger.errors import Code, InvalidRequest
+from dledger.rpc import convert_peer as convert
+from dledger.rpc.envelope import Identity
+from dledger.store.batch import encode_batch
+from dledger.v1 import peer_pb2 as pb
+
+_IDENTITY = Identity("c", "g", "n1", ("n1", "n2"), incarnation=3)
+_ENVELOPE = _IDENTITY.envelope("n2")
+
+terms = st.integers(0, 2**62)
+indexes = st.integers(-1, 2**62)
+counts = st.integers(0, 2**62)
+nodes = st.sampled_from(["n1", "n2", "node-3"])
+
+push_fields = {"term": terms, "leader_id": st.just("n1"), "stream_id": counts, "committed_index": indexes}
+pushes = st.one_of(
+    st.builds(Commit, **push_fields),
+    st.builds(Goodbye, **push_fields, reason=st.text()),
+    st.builds(Truncate, **push_fields, index=counts, index_term=indexes),
+    st.builds(Compare, **push_fields, index=indexes, index_term=indexes, chain_crc=st.integers(0, 2**32 - 1)),
+)
+
+
+@given(pushes)
+def test_push_messages_round_trip(message: PushMessage) -> None:
+    wire = convert.push_to_pb(message, None).SerializeToString()
+    assert convert.push_from_pb(pb.PushRequest.FromString(wire), "n1") == (message, None)
+
+
+def frames_of(first_index: int, terms_of_batches: list[int]) -> bytes:
+    tail = EMPTY_TAIL if first_index == 0 else Tail(first_index - 1, 0, 1000, 7)
+    data = b""
+    for term in terms_of_batches:
+        batch = encode_batch(tail, term, [b"a", b"bb"], data_file_size=1 << 20)
+        data += bytes(batch.data)
+        tail = batch.tail
+    return data
+
+
+@given(
+    first_index=st.integers(0, 10**6),
+    batch_terms=st.lists(st.integers(1, 5), min_size=1, max_size=6).map(sorted),
+    ahead=st.integers(0, 2),
+)
+def test_appends_round_trip_with_their_terms(first_index: int, batch_terms: list[int], ahead: int) -> None:
+    frames = frames_of(first_index, batch_terms)
+    runs: list[TermRun] = []
+    for number, term in enumerate(batch_terms):
+        if not runs or runs[-1].term != term:
+            runs.append(TermRun(term, first_index + 2 * number))
+    message = Append(
+        term=batch_terms[-1] + ahead,
+        leader_id="n1",
+        stream_id=9,
+        committed_index=4,
+        prev_index=first_index - 1,
+        prev_term=batch_terms[0] - 1,
+        first_index=first_index,
+        last_index=first_index + 2 * len(batch_terms) - 1,
+        runs=tuple(runs),
+    )
+    wire = convert.push_to_pb(message, frames).SerializeToString()
+    assert convert.push_from_pb(pb.PushRequest.FromString(wire), "n1") == (message, frames)
+
+
+@given(
+    st.builds(
+        VoteRequest,
+        term=terms,
+        candidate_id=st.just("n1"),
+        ledger_end_index=indexes,
+        ledger_end_term=indexes,
+        pre_vote=st.booleans(),
+        transfer=st.booleans(),
+        round=counts,
+    )
+)
+def test_vote_requests_round_trip(message: VoteRequest) -> None:
+    wire = convert.vote_request_to_pb(message, _ENVELOPE).SerializeToString()
+    assert convert.vote_request_from_pb(pb.VoteRequest.FromString(wire)) == message
+
+
+@given(
+    st.builds(
+        VoteResponse,
+        term=terms,
+        voter_id=nodes,
+        result=st.sampled_from(VoteResult),
+        pre_vote=st.booleans(),
+        round=counts,
+    )
+)
+def test_vote_responses_round_trip(message: VoteResponse) -> None:
+    wire = convert.vote_response_to_pb(message, 1).SerializeToString()
+    assert convert.vote_response_from_pb(pb.VoteResponse.FromString(wire), message.voter_id) == message
+
+
+@given(st.builds(Heartbeat, term=terms, leader_id=st.just("n1"), round=counts, committed_index=indexes))
+def test_heartbeats_round_trip(message: Heartbeat) -> None:
+    wire = convert.heartbeat_to_pb(message, _ENVELOPE).SerializeToString()
+    assert convert.heartbeat_from_pb(pb.HeartbeatRequest.FromString(wire)) == message
+
+
+@given(st.builds(HeartbeatResponse, term=terms, node_id=nodes, round=counts, success=st.booleans()))
+def test_heartbeat_responses_round_trip(message: HeartbeatResponse) -> None:
+    wire = convert.heartbeat_response_to_pb(message, 1).SerializeToString()
+    parsed = pb.HeartbeatResponse.FromString(wire)
+    assert convert.heartbeat_response_from_pb(parsed, message.node_id) == message
+
+
+@given(
+    st.builds(TakeLeadership, term=terms, leader_id=st.just("n1"), take_leadership_index=indexes),
+    st.builds(TakeLeadershipResponse, term=terms, node_id=nodes, code=st.sampled_from(Code)),
+)
+def test_take_leadership_round_trips(question: TakeLeadership, answer: TakeLeadershipResponse) -> None:
+    wire = convert.take_leadership_to_pb(question, _ENVELOPE).SerializeToString()
+    assert convert.take_leadership_from_pb(pb.TakeLeadershipRequest.FromString(wire)) == question
+    wire = convert.take_leadership_response_to_pb(answer).SerializeToString()
+    parsed = pb.TakeLeadershipResponse.FromString(wire)
+    assert convert.take_leadership_response_from_pb(parsed, answer.node_id) == answer
+
+
+@given(
+    st.builds(
+        PushResponse,
+        term=terms,
+        node_id=nodes,
+        stream_id=counts,
+        code=st.sampled_from(Code),
+        type=st.sampled_from(PushType),
+        index=indexes,
+        ledger_begin_index=indexes,
+        ledger_end_index=indexes,
+        conflict_term=indexes,
+        conflict_index=indexes,
+    )
+)
+def test_push_responses_round_trip(message: PushResponse) -> None:
+    wire = convert.push_response_to_pb(message).SerializeToString()
+    assert convert.push_response_from_pb(pb.PushResponse.FromString(wire), message.node_id) == message
+
+
+int64s = st.integers(-(2**63), 2**63 - 1)
+push_parts = st.one_of(
+    st.builds(dict),
+    st.builds(lambda i, t: {"compare": pb.Compare(index=i, index_term=t)}, int64s, int64s),
+    st.builds(lambda i, t: {"truncate": pb.Truncate(index=i, index_term=t)}, int64s, int64s),
+    st.builds(
+        lambda p, t, f, n, d: {
+            "append": pb.Append(prev_index=p, prev_term=t, first_index=f, last_index=n, frames=d)
+        },
+        st.integers(-2, 3),
+        st.integers(-2, 3),
+        st.integers(-2, 3),
+        st.integers(-2, 5),
+        st.one_of(st.binary(max_size=200), st.binary(max_size=50).map(lambda b: frames_of(0, [1, 2]) + b)),
+    ),
+)
+
+
+@given(int64s, int64s, int64s, push_parts)
+def test_any_push_is_a_message_or_a_numbered_error(
+    term: int, stream: int, committed: int, part: dict[str, object]
+) -> None:
+    request = pb.PushRequest(term=term, stream_id=stream, committed_index=committed, **part)  # type: ignore[arg-type]
+    try:
+        message, _ = convert.push_from_pb(request, "n2")
+    except InvalidRequest as error:
+        assert error.code is Code.UNEXPECTED_ARGUMENT
+    else:
+        assert message.term >= 0 and message.stream_id >= 0 and message.committed_index >= -1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "code"),
+    [
+        ("version", 2, Code.UNSUPPORTED_VERSION),
+        ("cluster_id", "other", Code.UNKNOWN_CLUSTER),
+        ("group", "other", Code.UNKNOWN_GROUP),
+        ("local_id", "stranger", Code.UNKNOWN_MEMBER),
+        ("local_id", "n2", Code.UNKNOWN_MEMBER),  # our own id
+        ("remote_id", "n3", Code.UNEXPECTED_MEMBER),
+    ],
+)
+def test_envelopes_not_meant_for_us_are_refused(field: str, value: object, code: Code) -> None:
+    receiver = Identity("c", "g", "n2", ("n1", "n2"), incarnation=1)
+    envelope = _IDENTITY.envelope("n2")
+    assert receiver.check(envelope) == "n1"
+    setattr(envelope, field, value)
+    with pytest.raises(InvalidRequest) as caught:
+        receiver.check(envelope)
+    assert caught.value.code is code
+
+
+def test_a_refusal_is_raised_with_its_number() -> None:
+    refused = pb.VoteResponse(refusal=pb.Refusal(code=int(Code.UNKNOWN_CLUSTER), message="no"))
+    with pytest.raises(InvalidRequest) as caught:
+        convert.vote_response_from_pb(refused, "n2")
+    assert caught.value.code is Code.UNKNOWN_CLUSTER
+
+
+def test_codes_of_a_newer_version_are_no_success() -> None:
+    answer = convert.take_leadership_response_from_pb(pb.TakeLeadershipResponse(term=1, code=9999), "n2")
+    assert answer.code is Code.UNKNOWN
