@@ -56,8 +56,8 @@ class Disk(Protocol):
     def links(self, handle: int) -> int:
         """How many names the file has: 0 after it was removed."""
 
-    def next_data(self, handle: int, offset: int) -> int | None:
-        """A position at or after `offset` before which there are only zeros; None: only zeros to the end."""
+    def data_ranges(self, handle: int) -> list[tuple[int, int]]:
+        """Ranges (begin, end) outside of which there are only zeros. Ask before reading: it adds some."""
 
     def drop_cache(self, handle: int) -> None:
         """Forget clean pages, so that the next read sees what the disk holds. Advice, best effort."""
@@ -130,15 +130,20 @@ class OsDisk:
     def links(self, handle: int) -> int:
         return os.fstat(handle).st_nlink
 
-    def next_data(self, handle: int, offset: int) -> int | None:
+    def data_ranges(self, handle: int) -> list[tuple[int, int]]:
+        ranges: list[tuple[int, int]] = []
+        end = 0
         try:
-            return os.lseek(handle, offset, os.SEEK_DATA)
+            while True:
+                begin = os.lseek(handle, end, os.SEEK_DATA)
+                end = os.lseek(handle, begin, os.SEEK_HOLE)
+                ranges.append((begin, end))
         except OSError as error:
-            if error.errno == errno.ENXIO:
-                return None
             if error.errno in (errno.EINVAL, errno.ENOTSUP):  # this file system cannot tell
-                return offset
-            raise
+                return [(0, self.size(handle))]
+            if error.errno != errno.ENXIO:  # no data from there to the end
+                raise
+        return ranges
 
     def drop_cache(self, handle: int) -> None:
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -10,6 +10,7 @@ from dledger.store.disk import Buffer, Disk, write_all
 from dledger.store.layout import file_name, start_of
 
 _ZERO_PROBE = 1 << 20  # bytes looked at in one go when searching for anything that is not zero
+_ZEROS = bytes(_ZERO_PROBE)
 
 
 class FileSequence:
@@ -25,6 +26,7 @@ class FileSequence:
         self._disk = disk
         self._write = write
         self._handles: dict[int, int] = {}  # first position -> handle
+        self._ranges: dict[int, list[tuple[int, int]]] = {}  # where a file can have other bytes than zeros
         self._dirty: set[int] = set()
         self._removed: list[int] = []
 
@@ -38,7 +40,10 @@ class FileSequence:
                 raise StorageError(
                     f"{self.directory / name} is no file of this log", code=Code.FOREIGN_DIRECTORY
                 )
-            self._handles[start] = self._disk.open(self.directory / name, write=self._write)
+            handle = self._handles[start] = self._disk.open(self.directory / name, write=self._write)
+            # Before anything is read: pages that were read count as data from then on, even if they are
+            # part of a hole, and looking for data in a reserved file would mean to read all of it.
+            self._ranges[start] = self._disk.data_ranges(handle)
 
     @property
     def starts(self) -> list[int]:
@@ -143,7 +148,7 @@ class FileSequence:
             self._disk.drop_cache(handle)
 
     def next_data(self, pos: int) -> int | None:
-        """The first position from `pos` on, in any file, where there is a byte other than zero."""
+        """The first position from `pos` on, in any file, where there was a byte other than zero at `load`."""
         for start in self.starts:
             if start + self.file_size > pos:
                 found = self._next_data_in(start, max(pos - start, 0))
@@ -153,15 +158,15 @@ class FileSequence:
 
     def _next_data_in(self, start: int, offset: int) -> int | None:
         handle = self._handles[start]
-        at = self._disk.next_data(handle, offset)
-        while at is not None:
-            chunk = self._disk.pread(handle, _ZERO_PROBE, at)
-            if not chunk:
-                return None
-            rest = chunk.lstrip(b"\0")
-            if rest:
-                return at + len(chunk) - len(rest)
-            at = self._disk.next_data(handle, at + len(chunk))
+        for begin, end in self._ranges.get(start, [(0, self.file_size)]):
+            at = max(begin, offset)
+            while at < end:
+                chunk = self._disk.pread(handle, min(_ZERO_PROBE, end - at), at)
+                if not chunk:
+                    break
+                if chunk != _ZEROS[: len(chunk)]:
+                    return at + len(chunk) - len(chunk.lstrip(b"\0"))
+                at += len(chunk)
         return None
 
     def cut(self, pos: int) -> None:

@@ -285,10 +285,8 @@ class SimDisk:
         file = self._handle(handle).file
         return sum(1 for named in self._names.values() if named is file)
 
-    def next_data(self, handle: int, offset: int) -> int | None:
-        rest = self._handle(handle).file.cache[offset:]
-        zeros = len(rest) - len(rest.lstrip(b"\0"))
-        return offset + zeros if zeros < len(rest) else None
+    def data_ranges(self, handle: int) -> list[tuple[int, int]]:
+        return [(0, len(self._handle(handle).file.cache))]
 
     def drop_cache(self, handle: int) -> None:
         file = self._handle(handle).file
