@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 from zlib import crc32
 
-from dledger.core.values import EMPTY_TAIL, HardState, Tail
+from dledger.core.values import EMPTY_TAIL, Tail
 from dledger.store.api import LogStore
 from dledger.store.batch import Batch, encode_batch
 from dledger.store.disk_store import DiskLogStore
@@ -61,12 +61,6 @@ def read_all(store: LogStore, *, max_bytes: int = 700) -> bytes:
 
 def join(batches: list[Batch]) -> bytes:
     return b"".join(bytes(batch.data) for batch in batches)
-
-
-def raise_term(store: DiskLogStore, term: int, vote: str | None = None) -> HardState:
-    state = HardState(term, vote, store.hard_state.incarnation)
-    store.save_hard_state(state)
-    return state
 
 
 # -- the oracle
