@@ -92,7 +92,7 @@ def _summary(
         ordered = sorted(heal_ms)
         p99 = ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
         print(
-            f"  ms from healing to equal logs: median {ordered[len(ordered) // 2]}, p99 {p99}, max {ordered[-1]}"
+            f"  healing to equal logs, ms: median {ordered[len(ordered) // 2]}, p99 {p99}, max {ordered[-1]}"
         )
     if failures:
         by_rule = Counter(result.rule for result in failures)

@@ -58,7 +58,7 @@ class _Client:
     def _request(
         self, ask: Callable[[SimProcess, Callable[[object], None]], None], answered: Callable[[object], None]
     ) -> None:
-        """Let `ask` run on the chosen node after a while; `answered` gets the answer, None after a time-out."""
+        """Let `ask` run on the chosen node after a while; `answered` gets the answer, or None: time-out."""
         sim, is_done = self.sim, [False]
 
         def finish(answer: object) -> None:

@@ -200,6 +200,12 @@ class Invariants:
                 "batches are atomic",
                 f"{process.node_id} commits {index}: no end of a batch in a log to {mirror.view.end_index}",
             )
+        core = process.replica.core
+        if core.role is Role.LEADER and here.term != core.term:
+            raise Violation(
+                "own term only",
+                f"{process.node_id} leads term {core.term}, counts {index} of term {here.term}",
+            )
         for batch in mirror.view.ending_in(self.committed.end_index, index):
             self._check_majority(process, batch)
             self.committed.append(batch)

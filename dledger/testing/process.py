@@ -26,7 +26,7 @@ AnswerTransfer = Callable[[DLedgerError | None], None]
 
 
 class SimProcess:
-    """Implements `dledger.node.shell.Shell` for one replica. Once it is not `alive`, nothing happens any more.
+    """Implements `dledger.node.shell.Shell` for one replica. Once not `alive`, nothing happens any more.
 
     All that happens to the replica happens in a turn (`post`), and the invariants are checked after each.
     """

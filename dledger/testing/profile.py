@@ -79,6 +79,7 @@ class Profile:
     max_batch: int = 5
     body_max_bytes: int = 60
     window: int = 4  # batches in flight per session
+    max_sessions: int = 50
     request_timeout_ms: int = 500
 
     @property
@@ -104,6 +105,7 @@ def draw_profile(rng: Random, nodes: int | None = None, on_disk: bool | None = N
     drawn_nodes = 5 if rng.random() < 0.35 else 3
     drawn_disk = rng.random() < 0.25
     count = nodes or drawn_nodes
+    sessions = rng.randint(1, 3)
     enabled = tuple(f for f in FAULTS if rng.random() < 0.6) or ("crash_process",)
     preferred = (f"n{rng.randrange(count)}",) if rng.random() < 0.3 else ()
     return Profile(
@@ -129,7 +131,10 @@ def draw_profile(rng: Random, nodes: int | None = None, on_disk: bool | None = N
         cache_bytes=rng.choice((0, 1500, 8000)),
         think_max_ms=rng.choice((5, 30, 100)),
         plain_clients=rng.randint(1, 2),
-        session_clients=rng.randint(1, 3),
+        session_clients=sessions,
         readers=rng.randint(1, 2),
         max_batch=rng.randint(1, 5),
+        window=rng.choice((1, 4, 10)),
+        # Fewer than there are clients, and their sessions would evict each other for ever.
+        max_sessions=rng.choice((sessions + 1, 50)),
     )

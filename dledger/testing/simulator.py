@@ -289,7 +289,11 @@ class Simulation:
             self._kill(process)
             for stream in self.network.streams_of(node_id):
                 self._tear(stream, process, CrashKind.PROCESS)
-            process.store.close()
+            try:
+                process.store.close()
+            except SimulatedCrash:
+                self._crashed_within(self.nodes[node_id])
+                return
             self.nodes[node_id].host.crash(CrashKind.PROCESS, self.nodes[node_id].rng)
             if done is not None:
                 done()
@@ -403,7 +407,7 @@ class Simulation:
             max_transfer_lag=profile.max_transfer_lag,
         )
         limits = AppendLimits(
-            max_body_bytes=1000, max_batch_bytes=2000, group_bytes=profile.group_bytes, max_sessions=50
+            max_body_bytes=1000, max_batch_bytes=2000, group_bytes=profile.group_bytes, max_sessions=profile.max_sessions
         )
         config = ReplicaConfig(core, limits, cache_bytes=profile.cache_bytes)
         rng = self.seeds.take(f"{process.node_id} core")

@@ -1,0 +1,390 @@
+"""Classic mistakes of Raft implementations, one function each: it changes the classes of this process.
+
+The product has no switches for them: they are planted from outside, and undone by the `monkeypatch` that they
+are planted with. What each would do in production is in its docstring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dledger.core import leadership as leadership_module
+from dledger.core import raft as raft_module
+from dledger.core.effects import PersistHardState, ReadReady, Send
+from dledger.core.following import Following
+from dledger.core.leadership import Leadership
+from dledger.core.log_view import LogView
+from dledger.core.messages import Append, HeartbeatResponse, PushResponse, Truncate, VoteRequest
+from dledger.core.progress import Progress
+from dledger.core.quorum import committed_by
+from dledger.core.raft import RaftCore
+from dledger.core.read_index import ReadIndexQueue, WaitingRead
+from dledger.core.sessions import SessionTable
+from dledger.core.values import HardState, Membership, Role
+from dledger.errors import Code, DLedgerError, NotLeader
+from dledger.node.admission import Admission
+from dledger.node.replica import Replica
+from dledger.node.shell import AppendOutcome, WriteJob
+from dledger.store.batch import Batch
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def _drop_persist(patch: pytest.MonkeyPatch, is_dropped: Callable[[HardState, HardState], bool]) -> None:
+    """Hard state changes in memory, but is not always sent to the disk."""
+    original = RaftCore._persist
+
+    def persist(core: RaftCore, hard_state: HardState) -> None:
+        old = core.hard_state
+        count = len(core._effects)
+        original(core, hard_state)
+        if is_dropped(old, hard_state):
+            core._effects[count:] = [e for e in core._effects[count:] if not isinstance(e, PersistHardState)]
+
+    patch.setattr(RaftCore, "_persist", persist)
+
+
+def vote_not_persisted(patch: pytest.MonkeyPatch) -> None:
+    """A voter that restarts votes again in the same term: two leaders."""
+    _drop_persist(patch, lambda old, new: old.term == new.term)
+
+
+def term_not_persisted(patch: pytest.MonkeyPatch) -> None:
+    """A node that restarts comes back in an old term and accepts a deposed leader."""
+    _drop_persist(patch, lambda old, new: new.voted_for is None)
+
+
+def message_before_hard_state(patch: pytest.MonkeyPatch) -> None:
+    """A vote leaves before it is durable."""
+
+    def send(replica: Replica, peer: str, message: Any, payload: bytes | None) -> None:
+        replica._hard_states_saved = replica._hard_states_submitted
+        original(replica, peer, message, payload)
+
+    original = Replica._send
+    patch.setattr(Replica, "_send", send)
+
+
+def old_term_committed_by_counting(patch: pytest.MonkeyPatch) -> None:
+    """Figure 8 of the Raft paper: an entry of an older term is called committed, and then overwritten."""
+
+    def advance_commit(leadership: Leadership) -> None:
+        core = leadership.core
+        match = {peer: p.match_index for peer, p in leadership.progress.items()}
+        match[core.node_id] = core.log.durable_index
+        index = committed_by(core.membership, match)
+        if index > core.committed_index:
+            core.commit_to(index)
+
+    patch.setattr(Leadership, "advance_commit", advance_commit)
+
+
+def leader_counts_itself_before_durable(patch: pytest.MonkeyPatch) -> None:
+    """One durable copy less than promised: lost when that one machine loses power."""
+
+    def advance_commit(leadership: Leadership) -> None:
+        core = leadership.core
+        match = {peer: p.match_index for peer, p in leadership.progress.items()}
+        match[core.node_id] = core.log.end_index
+        index = committed_by(core.membership, match)
+        if index > core.committed_index and core.log.term_at(index) == leadership.term:
+            core.commit_to(index)
+
+    patch.setattr(Leadership, "advance_commit", advance_commit)
+
+
+def follower_acknowledges_before_durable(patch: pytest.MonkeyPatch) -> None:
+    """What DLedger does: an answer to a push before the disk has it."""
+    original = Following.acknowledge
+
+    def acknowledge(following: Following, **options: Any) -> None:
+        log = following.core.log
+        durable, log.durable_index = log.durable_index, log.end_index
+        try:
+            original(following, **options)
+        finally:
+            log.durable_index = durable
+
+    patch.setattr(Following, "acknowledge", acknowledge)
+
+
+def blind_truncate(patch: pytest.MonkeyPatch) -> None:
+    """TRUNCATE is carried out without looking whether the entry there is really another one."""
+
+    def truncate(following: Following, peer: str, message: Truncate) -> None:
+        log = following.core.log
+        held = log.begin_index <= message.index <= log.end_index
+        if held and not following._cut(message.index, peer):
+            return
+        following._answer(peer, message, Code.SUCCESS, message.index - 1)
+
+    patch.setattr(Following, "_truncate", truncate)
+
+
+def next_index_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    """After a conflict the leader goes on one entry too far."""
+    original = Progress.matched
+
+    def matched(progress: Progress, index: int) -> None:
+        original(progress, index)
+        if index >= 0:
+            progress.next_index = index + 2
+
+    patch.setattr(Progress, "matched", matched)
+
+
+def previous_term_not_compared(patch: pytest.MonkeyPatch) -> None:
+    """A follower appends after an entry with the right index, whatever its term is."""
+
+    def holds(log: LogView, index: int, term: int) -> bool:
+        return index <= log.end_index
+
+    patch.setattr(LogView, "holds", holds)
+
+
+def read_before_noop(patch: pytest.MonkeyPatch) -> None:
+    """A new leader serves reads at a committed index that it has not brought up to date."""
+    patch.setattr(Leadership, "noop_is_committed", True)
+
+
+def read_without_round(patch: pytest.MonkeyPatch) -> None:
+    """A deposed leader serves reads: it never asks whether it still leads."""
+
+    def read_index(leadership: Leadership, request_id: int) -> None:
+        if leadership.noop_is_committed:
+            leadership.core.emit(ReadReady(request_id, leadership.core.committed_index))
+        else:
+            original(leadership, request_id)
+
+    original = Leadership.read_index
+    patch.setattr(Leadership, "read_index", read_index)
+
+
+def read_counts_older_round(patch: pytest.MonkeyPatch) -> None:
+    """Answers to a heartbeat round from before the request confirm the read."""
+
+    def add(queue: ReadIndexQueue, request_id: int, committed_index: int, last_round: int) -> None:
+        queue.waiting.append(WaitingRead(request_id, committed_index, last_round))
+
+    patch.setattr(ReadIndexQueue, "add", add)
+
+
+def stale_push_answer(patch: pytest.MonkeyPatch) -> None:
+    """Answers of older push streams, and of older terms of the same leader, are counted."""
+    original = Leadership.on_response
+
+    def on_response(leadership: Leadership, peer: str, response: HeartbeatResponse | PushResponse) -> None:
+        if isinstance(response, PushResponse):
+            stream_id = leadership.progress[peer].stream_id
+            response = replace(response, stream_id=stream_id, term=leadership.term)
+        original(leadership, peer, response)
+
+    patch.setattr(Leadership, "on_response", on_response)
+
+
+def stale_vote_answer(patch: pytest.MonkeyPatch) -> None:
+    """Answers to older rounds are counted, those to pre-votes among them."""
+    original = RaftCore._vote_response
+
+    def vote_response(core: RaftCore, peer: str, response: Any) -> None:
+        if core.candidacy is not None:
+            response = replace(response, round=core.candidacy.round, pre_vote=core.candidacy.pre_vote)
+        original(core, peer, response)
+
+    patch.setattr(RaftCore, "_vote_response", vote_response)
+
+
+def sessions_not_undone(patch: pytest.MonkeyPatch) -> None:
+    """The session table remembers batches that were truncated: a retry is answered, but nothing is stored."""
+
+    def nothing(table: SessionTable, last_index: int) -> None: ...
+
+    patch.setattr(SessionTable, "truncate_after", nothing)
+
+
+def sessions_without_tail(patch: pytest.MonkeyPatch) -> None:
+    """A new leader knows nothing of session batches that are in its log but not committed: stored twice."""
+
+    def follow(admission: Admission, batches: Iterable[Batch]) -> None:
+        for batch in batches:
+            late.setdefault(id(admission), []).append(batch)
+            admission.tail = batch.tail
+
+    def truncated(admission: Admission, tail: Any) -> None:
+        kept = [b for b in late.get(id(admission), []) if b.last_index <= tail.index]
+        late[id(admission)] = kept
+        original_truncate(admission, tail)
+
+    def committed(admission: Admission, index: int) -> list[tuple[object, AppendOutcome]]:
+        waiting = late.get(id(admission), [])
+        while waiting and waiting[0].last_index <= index:
+            batch = waiting.pop(0)
+            if batch.head is not None:
+                admission._note_head(batch.head, batch.first_index, batch.last_index, batch.term, batch.pos)
+        return original_committed(admission, index)
+
+    late: dict[int, list[Batch]] = {}
+    original_truncate, original_committed = Admission.truncate_after, Admission.committed
+    patch.setattr(Admission, "follow", follow)
+    patch.setattr(Admission, "truncate_after", truncated)
+    patch.setattr(Admission, "committed", committed)
+
+
+def vote_by_current_term(patch: pytest.MonkeyPatch) -> None:
+    """DLedger issues 52 and 53: the candidate's current term passes for the term of its last entry."""
+    original = RaftCore.send
+
+    def send(core: RaftCore, peer: str, message: Any) -> None:
+        if isinstance(message, VoteRequest):
+            message = replace(message, ledger_end_term=core.term)
+        original(core, peer, message)
+
+    patch.setattr(RaftCore, "send", send)
+
+
+def repeated_push_written_again(patch: pytest.MonkeyPatch) -> None:
+    """Entries that are here already are cut and written again when they are pushed again."""
+
+    def first_difference(following: Following, message: Append) -> int:
+        return message.first_index
+
+    patch.setattr(Following, "_first_difference", first_difference)
+
+
+def older_generation_counted(patch: pytest.MonkeyPatch) -> None:
+    """A completion from before a truncation makes entries durable that were never written."""
+
+    def stored(log: LogView, last_index: int, term: int, generation: int) -> bool:
+        last_index = min(last_index, log.end_index)
+        if last_index > log.durable_index:
+            log.durable_index = last_index
+            return True
+        return False
+
+    patch.setattr(LogView, "stored", stored)
+
+
+def commit_not_clamped(patch: pytest.MonkeyPatch) -> None:
+    """A follower believes the leader's committed index for entries it has not compared with the leader's."""
+
+    def learn_committed(following: Following, leader_committed: int) -> None:
+        core = following.core
+        core.commit_to(max(core.committed_index, min(leader_committed, core.log.end_index)))
+
+    patch.setattr(Following, "learn_committed", learn_committed)
+    patch.setattr(raft_module, "check_core", lambda core: None)  # it would notice at once, in this process
+
+
+def leader_again_in_its_own_term(patch: pytest.MonkeyPatch) -> None:
+    """A node that voted for itself campaigns again in the same term after a restart."""
+    original = RaftCore.campaign
+
+    def campaign(core: RaftCore, cause: str, *, transfer: bool) -> None:
+        state = core.hard_state
+        if state.voted_for == core.node_id:
+            core.hard_state = replace(state, term=state.term - 1, voted_for=None)
+        original(core, cause, transfer=transfer)
+
+    patch.setattr(RaftCore, "campaign", campaign)
+
+
+def acknowledged_when_written(patch: pytest.MonkeyPatch) -> None:
+    """The client is answered as soon as the leader has written the batch."""
+    original = Replica._write_group
+
+    def write_group(replica: Replica, batches: list[Batch], now_ms: int) -> None:
+        original(replica, batches, now_ms)
+        for waiter in replica.admission._waiters:
+            if waiter.token is not None:
+                replica.shell.answer_append(waiter.token, waiter.outcome)
+                waiter.token = None
+
+    patch.setattr(Replica, "_write_group", write_group)
+
+
+def unknown_reported_as_failed(patch: pytest.MonkeyPatch) -> None:
+    """A leader that is deposed tells its callers that nothing was stored, and some of it is."""
+    original = Admission.abandon
+
+    def abandon(admission: Admission, tail: Any, refused: NotLeader) -> list[tuple[object, DLedgerError]]:
+        return [(token, refused) for token, _ in original(admission, tail, refused)]
+
+    patch.setattr(Admission, "abandon", abandon)
+
+
+def higher_term_ignored(patch: pytest.MonkeyPatch) -> None:
+    """DLedger issue 325: a leader ignores the higher term of an answer; that node is orphaned for ever."""
+    patch.setattr(RaftCore, "_higher_term", lambda core, term: term > core.term)
+
+
+def half_is_a_majority(patch: pytest.MonkeyPatch) -> None:
+    """Elections are won with one vote too few."""
+
+    def is_majority(membership: Membership, nodes: Any) -> bool:
+        return sum(voter in nodes for voter in membership.voters) >= membership.majority - 1
+
+    patch.setattr("dledger.core.election.is_majority", is_majority)
+
+
+def commit_by_minority(patch: pytest.MonkeyPatch) -> None:
+    """The canary: whatever any one node holds is committed."""
+
+    def highest(membership: Membership, match: Mapping[str, int]) -> int:
+        return max(match.values())
+
+    patch.setattr(leadership_module, "committed_by", highest)
+
+
+def truncation_not_written(patch: pytest.MonkeyPatch) -> None:
+    """A truncation happens in memory only; the disk still has the old entries, and goes on after them."""
+
+    def truncate(replica: Replica, last_index: int, generation: int) -> None:
+        original(replica, last_index, generation)
+
+    original = Replica._truncate
+    patch.setattr(Replica, "_truncate", truncate)
+    submit = "dledger.testing.process.SimProcess.submit"
+    from dledger.testing.process import SimProcess
+
+    real_submit = SimProcess.submit
+
+    def only_writes(process: SimProcess, job: Any) -> None:
+        if isinstance(job, WriteJob) or hasattr(job, "number"):
+            real_submit(process, job)
+
+    patch.setattr(submit, only_writes)
+
+
+def leader_truncates_itself(patch: pytest.MonkeyPatch) -> None:
+    """A leader cuts its own uncommitted tail when it is elected."""
+    original = Leadership.begin
+
+    def begin(leadership: Leadership) -> None:
+        core = leadership.core
+        if core.log.end_index > core.committed_index >= 0 and core.role is Role.LEADER:
+            from dledger.core.effects import TruncateLog
+
+            core.log.truncate_after(core.committed_index)
+            core.emit(TruncateLog(core.committed_index, core.log.generation))
+        original(leadership)
+
+    patch.setattr(Leadership, "begin", begin)
+
+
+def goodbye_to_nobody(patch: pytest.MonkeyPatch) -> None:
+    """Votes are granted to several candidates of one term."""
+    original = RaftCore._judge
+
+    def judge(core: RaftCore, request: VoteRequest) -> Any:
+        if not request.pre_vote and request.term == core.term and core.leader_id is None:
+            core.hard_state = replace(core.hard_state, voted_for=None)
+        return original(core, request)
+
+    patch.setattr(RaftCore, "_judge", judge)
+
+
+_ = Send
