@@ -1,0 +1,72 @@
+"""Nodes inside the test's own process, over real sockets and disks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from dledger.errors import DLedgerError
+from dledger.node.config import parse_config
+from dledger.node.server import NodeServer
+from dledger.store.identity import Identity, init_directory
+from tests.process.cluster import free_ports
+
+CLUSTER, GROUP = "c", "g"
+
+
+def make_server(
+    folder: Path, node: str, members: Mapping[str, str], settings: Mapping[str, Any] | None = None
+) -> NodeServer:
+    """A node that is not started; its directory is made if there is none."""
+    directory = folder / node
+    if not directory.exists():
+        init_directory(directory, Identity(CLUSTER, GROUP, node, data_file_size=4 << 20))
+
+    def fail(error: DLedgerError) -> None:
+        raise AssertionError(f"{node} would have ended its process: {error}")
+
+    content = {
+        "directory": str(directory),
+        "node_id": node,
+        "cluster_id": CLUSTER,
+        "group": GROUP,
+        "members": dict(members),
+        "timing": {"heartbeat_ms": 40, "election_min_ms": 200, "election_max_ms": 400},
+        **(settings or {}),
+    }
+    return NodeServer(parse_config(content), on_fatal=fail)
+
+
+@asynccontextmanager
+async def running_nodes(
+    folder: Path, count: int = 1, settings: Mapping[str, Any] | None = None
+) -> AsyncIterator[list[NodeServer]]:
+    """`count` started nodes, one of which leads; stopped at the end."""
+    members = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(free_ports(count), 1)}
+    servers = [make_server(folder, node, members, settings) for node in members]
+    try:
+        for server in servers:
+            await server.start()
+        await until(lambda: any(s.node_status().is_leader for s in servers))
+        yield servers
+    finally:
+        for server in servers:
+            await server.stop()
+
+
+async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+    """Look again after each turn of the event loop: what is waited for happens on the same loop."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within_s
+    while not condition():
+        assert loop.time() < deadline, "not reached in time"
+        turn = loop.create_future()
+        loop.call_later(0.005, turn.set_result, None)
+        await turn
+
+
+def leader_of(servers: list[NodeServer]) -> NodeServer:
+    return max(servers, key=lambda s: (s.node_status().is_leader, s.node_status().term))
