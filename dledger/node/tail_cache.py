@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 from dledger.core.values import Tail
-from dledger.store.batch import Batch
+from dledger.store.batch import Batch, unpack_header
 
 _TRIM_BATCHES = 1024
 _TRIM_BYTES = 1 << 20
@@ -61,11 +61,22 @@ class TailCache:
         self._joined = (-1, -1, b"")
 
     def tail_at(self, index: int) -> Tail | None:
-        """The end of the log as if `index`, the last of a batch, were its last entry; None if not cached."""
+        """The end of the log as if `index` were its last entry; None if not cached.
+
+        Mostly `index` ends a batch. A probe for a follower whose log is shorter can fall inside one, which the
+        store may not have yet.
+        """
         position = bisect_left(self._lasts, index, self._start)
-        if position < len(self._batches) and self._lasts[position] == index:
-            return self._batches[position].tail
-        return None
+        if position == len(self._batches) or self._batches[position].first_index > index:
+            return None
+        batch = self._batches[position]
+        if batch.last_index == index:
+            return batch.tail
+        offset = 0
+        for _ in range(index - batch.first_index):
+            offset += unpack_header(batch.data, offset).size
+        header = unpack_header(batch.data, offset)
+        return Tail(index, header.term, header.pos + header.size, header.chain_crc)
 
     def read(self, first_index: int, last_index: int, max_bytes: int) -> tuple[int, bytes] | None:
         """Whole batches from first_index on: (last index, bytes), at least one batch, then up to max_bytes
