@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import cast
 
 import click
 from rich.console import Console
@@ -88,15 +88,14 @@ def append(
       tail -f access.log | dledger append
       echo hello | dledger append --quiet
     """
-    source = cast("BinaryIO", sys.stdin.buffer) if path == "-" else Path(path).open("rb")  # noqa: SIM115
     size = 0 if path == "-" else Path(path).stat().st_size
     batches = LineBatches(
-        cast("ByteSource", source),
+        open_source(path),
         batch_bytes=batch_bytes,
         batch_entries=_MAX_BATCH_ENTRIES,
         max_line_bytes=max_line_bytes,
     )
-    with source, _ProgressLine(size, batches, quiet) as progress:
+    with _ProgressLine(size, batches, quiet) as progress:
         open_client = partial(
             AsyncClient,
             servers,
@@ -107,6 +106,13 @@ def append(
         )
         tally = asyncio.run(_append(open_client, batches, in_flight, progress))
     _finish(tally, quiet)
+
+
+def open_source(path: str) -> ByteSource:
+    """Unbuffered, as LineBatches wants it. Left open: the program ends soon, and a thread may be reading."""
+    if path != "-":
+        return Path(path).open("rb", buffering=0)
+    return cast("ByteSource", getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
 
 
 async def _append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -46,11 +46,11 @@ def inspect(directory: Path, entries: bool, from_index: int, count: int | None, 
       dledger inspect /var/lib/log --json | jq .verdict
     """
     report = inspect_directory(directory)
-    listed = islice(list_entries(directory, from_index), count) if entries or as_json else iter(())
+    listed = islice(list_entries(directory, from_index), count)
     if as_json:
         shown = _json(report)
         if entries:
-            shown["entries"] = [_entry_json(entry) for entry in listed]
+            shown["entries"] = [entry._asdict() for entry in listed]
         print_json(shown)
     else:
         _print_report(report)
@@ -82,7 +82,7 @@ def _print_report(report: DirectoryReport) -> None:
     facts += [
         ("files", f"{_files(report.data_files)} of data, {_files(report.index_files)} of index"),
         ("log", _log_line(report)),
-        ("verdict", " ".join(filter(None, (report.verdict.name, report.verdict_reason)))),
+        ("verdict", _verdict_line(report)),
     ]
     facts += [("problem", problem) for problem in report.problems]
     for name, text in facts:
@@ -99,6 +99,12 @@ def _log_line(report: DirectoryReport) -> str:
     if report.unindexed_count:
         text += f"; {report.unindexed_count} without an index record"
     return text
+
+
+def _verdict_line(report: DirectoryReport) -> str:
+    if report.verdict is Verdict.CLEAN or not report.verdict_reason:
+        return report.verdict.value
+    return f"{report.verdict.value}: {report.verdict_reason}"
 
 
 def _files(files: Sequence[FileReport]) -> str:
@@ -125,26 +131,18 @@ def _print_entries(entries: Iterator[EntryReport]) -> None:
     )
 
 
-def _entry_json(entry: EntryReport) -> dict[str, Any]:
-    return entry._asdict()
-
-
 def _json(value: Any) -> Any:
     """Dataclasses, named tuples, enums and paths as plain values."""
     if is_dataclass(value) and not isinstance(value, type):
-        return _plain(asdict(value))
-    return _plain(value)
-
-
-def _plain(value: Any) -> Any:
+        return {f.name: _json(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Enum):
-        return value.name
+        return value.value
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _json(item) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {key: _plain(item) for key, item in value._asdict().items()}
+        return {key: _json(item) for key, item in value._asdict().items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_json(item) for item in value]
     return value

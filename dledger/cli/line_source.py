@@ -19,9 +19,13 @@ _CHUNKS_AHEAD = 16
 
 
 class ByteSource(Protocol):
-    """A binary stream that returns what is there, like a buffered stdin."""
+    """A binary stream that returns what is there: an unbuffered file or pipe.
 
-    def read1(self, size: int, /) -> bytes: ...
+    Not a buffered one: its lock would be held by the thread that waits for a silent pipe, and Python cannot
+    close it, nor end, until the pipe speaks.
+    """
+
+    def read(self, size: int, /) -> bytes | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +148,11 @@ class LineBatches:
         try:
             while not self._closed.is_set():
                 try:
-                    chunk: bytes | Exception = self._source.read1(_CHUNK_BYTES)
+                    chunk: bytes | Exception = self._source.read(_CHUNK_BYTES) or b""
                 except (OSError, ValueError) as error:
                     chunk = error
+                if self._closed.is_set():
+                    return
                 asyncio.run_coroutine_threadsafe(self._chunks.put(chunk), loop).result()
                 if not chunk or isinstance(chunk, Exception):
                     return

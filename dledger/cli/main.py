@@ -102,4 +102,4 @@ def cli(debug: bool) -> None:
 
 
 def main() -> None:
-    cli()
+    cli(prog_name="dledger")

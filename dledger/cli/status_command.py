@@ -97,7 +97,9 @@ def table_rows(answers: Answers) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for address, answer in answers.items():
         if isinstance(answer, DLedgerError):
-            rows.append(("", address, "down", *[""] * 6, str(answer)))
+            # gRPC tells the story from outside in; what a person wants stands at its end.
+            cause = answer.message.rpartition(": ")[2]
+            rows.append(("", address, "down", *[""] * 6, f"{answer.code.name}: {cause}"))
             continue
         rows.append(
             (

@@ -23,9 +23,10 @@ def supervise(cluster: LocalCluster) -> None:
         ended.set()
 
     previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    _say("Ctrl-C stops the cluster")
     try:
+        # First the look, then the word: what happens after the word is told.
         before = cluster.status()
+        _say("Ctrl-C stops the cluster")
         while not ended.wait(_LOOK_SECONDS):
             now = cluster.status()
             for event in events_between(before, now):

@@ -100,7 +100,7 @@ async def test_a_line_over_the_limit_is_named() -> None:
 
 async def test_a_failure_does_not_wait_for_a_silent_pipe() -> None:
     read_end, write_end = os.pipe()
-    with os.fdopen(read_end, "rb") as pipe:
+    with os.fdopen(read_end, "rb", buffering=0) as pipe:
         os.write(write_end, b"one\n")
         batches = LineBatches(pipe, batch_bytes=100, batch_entries=10, max_line_bytes=100)
         tally = await AppendRun(FakeLog({0: Refused("no")}), batches, in_flight=2).run()

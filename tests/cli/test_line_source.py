@@ -102,7 +102,7 @@ async def test_a_line_over_the_limit_is_named_after_the_lines_before_it() -> Non
 async def test_a_slow_pipe_is_not_waited_for() -> None:
     """The first line comes out while the pipe stays open."""
     read_end, write_end = os.pipe()
-    with os.fdopen(read_end, "rb") as pipe:
+    with os.fdopen(read_end, "rb", buffering=0) as pipe:
         batches = LineBatches(pipe, batch_bytes=4096, batch_entries=100, max_line_bytes=100)
         stream = aiter(batches)
         os.write(write_end, b"one\ntw")
@@ -113,7 +113,7 @@ async def test_a_slow_pipe_is_not_waited_for() -> None:
 
 
 class Broken(io.BytesIO):
-    def read1(self, size: int | None = -1, /) -> bytes:
+    def read(self, size: int | None = -1, /) -> bytes:
         raise OSError("the disk is gone")
 
 
