@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
+PEERS := $(VENV)/.peers-installed
 
 # What a run may be told, e.g. `make demo INPUT=access.log` or `make sim SEEDS=500`.
 INPUT ?=
@@ -55,6 +56,11 @@ $(DEV): pyproject.toml | $(BIN)/python
 	@$(PIP) install --quiet --editable '.[dev]'
 	@touch $@ $(RUNTIME)
 
+$(PEERS): benchmarks/requirements.txt $(DEV)
+	@echo "installing the clients of other systems into $(VENV)"
+	@$(PIP) install --quiet --requirement benchmarks/requirements.txt
+	@touch $@
+
 install: $(RUNTIME) ## Make .venv with the dledger command in it (under a minute)
 
 demo: $(RUNTIME) ## Three nodes, a real file, two killed leaders, and the proof (under a minute; INPUT=path)
@@ -83,7 +89,7 @@ sim: $(DEV) ## Simulated clusters under faults, one per seed (about a second per
 bench: $(DEV) ## Throughput and latency of a local cluster (about 5 minutes)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-bench-peers: $(DEV) ## The same load on other replicated logs, for comparison (about 15 minutes)
+bench-peers: $(PEERS) ## The same load on etcd and NATS JetStream, in turns with ours (about 4 minutes)
 	@$(BIN)/python -m benchmarks.peers $(ARGS)
 
 soak: $(DEV) ## Real processes under kills and pauses for a long time (30 minutes; ARGS="--minutes 5")

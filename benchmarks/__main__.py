@@ -3,7 +3,64 @@
 from __future__ import annotations
 
 import asyncio
-from benchmarks import yardsticks
-from benchmarks.common import show
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
-show("x", asyncio.run(yardsticks.run(4)))
+import click
+
+from benchmarks import appends, failover, memory, reads, restart, unary, yardsticks
+from benchmarks.common import BenchError, Row, end_on_signals, say, show, write_json
+
+Figure = Callable[[float], Awaitable[list[Row]]]
+
+FIGURES: dict[str, Figure] = {
+    yardsticks.NAME: yardsticks.run,
+    "batches": appends.batches,
+    "concurrent": appends.concurrent,
+    "lone": appends.lone,
+    "unary": unary.run,
+    "reads": reads.run,
+    "failover": failover.run,
+    "restart": restart.run,
+    "memory": memory.run,
+}
+_MEMORY_SECONDS = 30.0
+
+
+@click.command()
+@click.option("--only", "names", multiple=True, type=click.Choice(list(FIGURES)), help="Repeat for several.")
+@click.option("--seconds", default=8.0, show_default=True, help="Measure each figure for so long.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the rows here as well.")
+@click.option("--long", "long_run", is_flag=True, help="The memory figure over ten minutes.")
+def main(names: tuple[str, ...], seconds: float, json_file: Path | None, long_run: bool) -> None:
+    """Measure a cluster of three nodes on this machine."""
+    end_on_signals()
+    rows: list[Row] = []
+    try:
+        for name, figure in FIGURES.items():
+            if names and name not in names:
+                continue
+            say(f"{name} ...")
+            length = seconds
+            if name == "memory":
+                length = memory.LONG_SECONDS if long_run else max(seconds, _MEMORY_SECONDS)
+            rows += asyncio.run(_run(figure, length))
+    except KeyboardInterrupt:
+        say("interrupted; processes and data are gone")
+        raise SystemExit(130) from None
+    except BenchError as error:
+        raise click.ClickException(str(error)) from None
+    finally:
+        if rows:
+            show("Three nodes and the client on this machine", rows)
+            if json_file is not None:
+                write_json(json_file, rows)
+
+
+async def _run(figure: Figure, seconds: float) -> list[Row]:
+    return await figure(seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -89,6 +89,10 @@ cluster {{ name: bench, listen: "127.0.0.1:{cluster_port}", routes: [{routes}] }
 """
 
 
+async def _not_yet(error: Exception) -> None:
+    """Servers that do not listen yet are tried again; the client would log each with a traceback."""
+
+
 async def _make_stream(servers: list[str]) -> str:
     """Make the stream as soon as the cluster can; the name of the server that leads it."""
     import nats
@@ -98,7 +102,9 @@ async def _make_stream(servers: list[str]) -> str:
     reason: Exception | None = None
     while time.monotonic() < deadline:
         try:
-            client = await nats.connect(servers, max_reconnect_attempts=1, allow_reconnect=False)
+            client = await nats.connect(
+                servers, max_reconnect_attempts=1, allow_reconnect=False, error_cb=_not_yet
+            )
         except (OSError, nats.errors.Error) as error:
             reason = error
             await asyncio.sleep(0.1)

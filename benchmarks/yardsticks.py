@@ -147,5 +147,3 @@ def _latency(figure: str, load: Load) -> Row:
         figure, f"p50 {1000 * p50:.0f} µs", detail=f"p99 {1000 * p99:.0f} µs",
         values={"p50_ms": p50, "p99_ms": p99},
     )  # fmt: skip
-
-

@@ -1,0 +1,46 @@
+"""Reading back sequentially from one node."""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks import ours
+from benchmarks.common import Row, say, scratch
+
+LEAST_RATE = 200_000
+_ENTRIES = 500_000
+
+
+async def run(seconds: float) -> list[Row]:
+    """The same entries again and again; page cache warm, which is how followers and tailing readers read."""
+    rates: list[float] = []
+    with scratch("reads") as folder:
+        async with ours.running(folder) as system:
+            say(f"reads: appending {_ENTRIES:,} entries first")
+            await system.fill(_ENTRIES)
+            address = system.cluster.plan.node(system.leader_id).address
+            await _read_all(system, address)
+            until = time.perf_counter() + seconds
+            while len(rates) < 3 or time.perf_counter() < until:
+                rates.append(await _read_all(system, address))
+    rate = sorted(rates)[len(rates) // 2]
+    return [
+        Row(
+            "sequential read from one node",
+            f"{rate:,.0f} entries/s",
+            f">= {LEAST_RATE:,}/s",
+            rate >= LEAST_RATE,
+            f"median of {len(rates)} runs over {_ENTRIES:,} entries, {min(rates):,.0f} to {max(rates):,.0f}",
+            {"rate": rate, "rates": rates},
+        )
+    ]
+
+
+async def _read_all(system: ours.Dledger, address: str) -> float:
+    """Entries per second of one linearizable read of everything, checksums verified by the client."""
+    count = 0
+    started = time.perf_counter()
+    async for entries in system.client.read_chunks(server=address):
+        count += len(entries)
+    assert count >= _ENTRIES, f"{count} entries came back"
+    return count / (time.perf_counter() - started)
