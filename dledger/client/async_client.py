@@ -191,7 +191,10 @@ class AsyncClient:
                 raise
 
     async def read_index(self, *, timeout: float | None = None) -> int:
-        """The linearizable read point: every append acknowledged before the call is at or below it."""
+        """The linearizable read point: every append acknowledged before the call is at or below it.
+
+        Raises ReadFailed (READ_NOT_CONFIRMED) when no leader can confirm it in `timeout` seconds.
+        """
         seconds = self._timeout if timeout is None else timeout
 
         async def ask(leader: LogClient) -> int:
@@ -199,7 +202,7 @@ class AsyncClient:
 
         try:
             return await self._on_leader(ask, seconds)
-        except (Indeterminate, NetworkFailure) as error:
+        except (Indeterminate, NetworkFailure, NotLeader) as error:
             raise ReadFailed(f"not confirmed: {error.message}", code=Code.READ_NOT_CONFIRMED) from None
 
     # -- the cluster

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -31,6 +32,8 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name="dledger-client", daemon=True)
         self._thread.start()
 
@@ -46,12 +49,27 @@ class _LoopThread:
         finally:
             self.loop.close()
 
+    def call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call `function` in the loop, soon. Raises RuntimeError when the client is closed."""
+        with self._lock:  # or the call could get behind the stop, and its caller wait for ever
+            if self._stopped:
+                raise RuntimeError("the client is closed")
+            self.loop.call_soon_threadsafe(function, *arguments)
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start `work` in the loop. Raises RuntimeError when the client is closed."""
+        with self._lock:
+            if not self._stopped:
+                return asyncio.run_coroutine_threadsafe(work, self.loop)
+        work.close()
+        raise RuntimeError("the client is closed")
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` in the loop and wait for it. An interrupt of the waiting thread cancels it."""
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("a blocking call inside the client's own event loop would wait for itself")
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        future = self.start(work)
         try:
             return future.result()
         except BaseException:
@@ -59,7 +77,11 @@ class _LoopThread:
             raise
 
     def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+            self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
 
 
@@ -94,7 +116,7 @@ class BlockingAppender:
         appender = self._appender()
         future: Future[AppendResult] = Future()
         future.set_running_or_notify_cancel()  # an append cannot be taken back
-        self._thread.loop.call_soon_threadsafe(appender.submit_to, future, body, timeout)
+        self._thread.call(appender.submit_to, future, body, timeout)
         return future
 
 
@@ -149,8 +171,8 @@ class Client(BlockingAppender):
             limits=limits,
             credentials=credentials,
         )
-        self._closed = False
-        self._close_lock = threading.Lock()
+        self._is_closed = False
+        self._closing = threading.Lock()
         super().__init__(_LoopThread(), self._current_appender)
 
     def _current_appender(self) -> Appender:
@@ -164,11 +186,11 @@ class Client(BlockingAppender):
 
     def open_session(self, *, timeout: float | None = None) -> BlockingSession:
         """A session of its own, open already. Raises Indeterminate when that takes too long."""
-        return BlockingSession(self._thread, self._run(self._client.open_session(timeout=timeout)))
+        return BlockingSession(self._thread, self._thread.run(self._client.open_session(timeout=timeout)))
 
     def new_session(self, *, timeout: float | None = None) -> None:
         """Give this client's own appends a new session, as is needed after SessionExpired."""
-        self._run(self._client.new_session(timeout=timeout))
+        self._thread.run(self._client.new_session(timeout=timeout))
 
     # -- reading
 
@@ -198,50 +220,43 @@ class Client(BlockingAppender):
         async def fetch() -> list[Entry] | None:
             return await anext(chunks, None)
 
-        coming = asyncio.run_coroutine_threadsafe(fetch(), self._thread.loop)
+        coming = self._thread.start(fetch())
         try:
             while (entries := _ended_by_close(coming)) is not None:
-                coming = asyncio.run_coroutine_threadsafe(fetch(), self._thread.loop)
+                coming = self._thread.start(fetch())
                 yield from entries
         finally:
             coming.cancel()
-            if not self._closed:
+            with suppress(CancelledError, RuntimeError):  # closed meanwhile, and the stream with it
                 self._thread.run(_finish(chunks))
 
     def read_index(self, *, timeout: float | None = None) -> int:
         """The linearizable read point. See `AsyncClient.read_index`."""
-        return self._run(self._client.read_index(timeout=timeout))
+        return self._thread.run(self._client.read_index(timeout=timeout))
 
     # -- the cluster
 
     def status(self, *, timeout: float = 1.0) -> dict[str, NodeStatus | DLedgerError]:
         """What each configured server says of itself, or its error. See `AsyncClient.status`."""
-        return self._run(self._client.status(timeout=timeout))
+        return self._thread.run(self._client.status(timeout=timeout))
 
     def leader(self, *, timeout: float | None = None) -> NodeStatus:
         """The status of the leader. See `AsyncClient.leader`."""
-        return self._run(self._client.leader(timeout=timeout))
+        return self._thread.run(self._client.leader(timeout=timeout))
 
     def transfer_leadership(self, to: str, *, timeout: float | None = None) -> tuple[int, str]:
         """Hand leadership to node `to`. See `AsyncClient.transfer_leadership`."""
-        return self._run(self._client.transfer_leadership(to, timeout=timeout))
+        return self._thread.run(self._client.transfer_leadership(to, timeout=timeout))
 
     # -- life
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._closed:
-            work.close()
-            raise RuntimeError("the client is closed")
-        return self._thread.run(work)
-
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Wait `timeout` seconds for appends under way, end the others and every follow(), disconnect."""
-        with self._close_lock:
-            if self._closed:
-                return
-            self._thread.run(self._client.close(timeout))
-            self._closed = True
-            self._thread.stop()
+        with self._closing:
+            if not self._is_closed:
+                self._is_closed = True
+                self._thread.run(self._client.close(timeout))
+                self._thread.stop()
 
     def __enter__(self) -> Self:
         return self

@@ -25,7 +25,7 @@ _RETRY_PAUSE = tenacity.wait_chain(tenacity.wait_none(), tenacity.wait_random(0.
 _LEADER_WAIT = 0.3
 
 
-class _NextServer(Exception):  # noqa: N818 - an event
+class _NextServer(Exception):
     """This server cannot go on with the read."""
 
     def __init__(self, reason: DLedgerError) -> None:
@@ -66,17 +66,17 @@ class Reader:
         """Non-empty lists of consecutive entries. Raises ReadFailed, InvalidRequest, StorageError."""
         while True:
             try:
-                client, stream, chunk = await self._start()
+                client, stream, entries = await self._start()
             except _NextServer as failed:
                 raise _final(failed.reason) from None
             try:
-                while chunk is not None:
+                while entries is not None:
                     self._failed.clear()
-                    if entries := self._accept(client.address, chunk):
+                    if entries:
                         yield entries
                     if self._left == 0:
                         return
-                    chunk = await self._receive(client, stream)
+                    entries = await self._receive(client, stream)
                 if not self._follow:
                     return
             except _NextServer:
@@ -84,19 +84,16 @@ class Reader:
             finally:
                 await stream.aclose()
 
-    def _accept(self, address: str, chunk: ReadChunk) -> list[Entry]:
-        try:
-            entries, after = decode(chunk.frames, self._next)
-        except StorageError as damage:
-            raise self._give_up(address, damage) from None
+    def _accept(self, chunk: ReadChunk) -> list[Entry]:
+        entries, after = decode(chunk.frames, self._next)
         self._next = max(after, chunk.next_index)
         if self._left is not None:
             del entries[self._left :]
             self._left -= len(entries)
         return entries
 
-    async def _start(self) -> tuple[LogClient, AsyncGenerator[ReadChunk, None], ReadChunk | None]:
-        """A stream that has given its first answer, from whichever server can."""
+    async def _start(self) -> tuple[LogClient, AsyncGenerator[ReadChunk, None], list[Entry] | None]:
+        """A stream and its first entries, from whichever server can give them."""
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(_NextServer),
             wait=_RETRY_PAUSE,
@@ -105,7 +102,7 @@ class Reader:
         )
         return await retrying(self._try_one_server)
 
-    async def _try_one_server(self) -> tuple[LogClient, AsyncGenerator[ReadChunk, None], ReadChunk | None]:
+    async def _try_one_server(self) -> tuple[LogClient, AsyncGenerator[ReadChunk, None], list[Entry] | None]:
         client = await self._choose()
         stream = client.read(
             self._next,
@@ -147,13 +144,16 @@ class Reader:
             self._directory.lost(address)
         return _NextServer(reason)
 
-    async def _receive(self, client: LogClient, stream: AsyncGenerator[ReadChunk, None]) -> ReadChunk | None:
-        """The next chunk, None at the end. Raises _NextServer, and errors that no server can help."""
+    async def _receive(
+        self, client: LogClient, stream: AsyncGenerator[ReadChunk, None]
+    ) -> list[Entry] | None:
+        """The next entries, None at the end. Raises _NextServer, and errors that no server can help."""
         waiting = asyncio.ensure_future(anext(stream, None))
         try:
             while not (await asyncio.wait([waiting], timeout=self._stall_timeout))[0]:
                 await self._check_on(client)
-            return waiting.result()
+            chunk = waiting.result()
+            return None if chunk is None else self._accept(chunk)
         except NetworkFailure as failure:
             raise self._give_up(client.address, failure) from None
         except ReadFailed as error:

@@ -25,7 +25,7 @@ T = TypeVar("T")
 _GOOD = (0, int(Code.SUCCESS))
 
 
-class NetworkFailure(DLedgerError):  # noqa: N818 - named like the rest of dledger.errors
+class NetworkFailure(DLedgerError):
     """No answer: no connection, a broken stream, a deadline. Says nothing of what the server did."""
 
     default_code = Code.NETWORK_ERROR

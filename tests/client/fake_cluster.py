@@ -1,7 +1,7 @@
 """Servers that behave as the protocol says and misbehave as a test says. One log, shared by all of them.
 
-Written from the proto files alone. A test scripts a server with `answers` (what happens to its next batches) and
-moves leadership with `FakeCluster.lead`.
+Written from the proto files alone. A test scripts a server with `answers` (what becomes of its next batches)
+and moves leadership with `FakeCluster.lead`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ Script = Callable[[Any, "FakeServer"], Any]
 """Gets the request and its server; the answer, or None to say nothing."""
 
 
-class StreamBroken(Exception):  # noqa: N818 - an event
+class StreamBroken(Exception):
     """Raised by a script: the stream ends without an answer."""
 
 

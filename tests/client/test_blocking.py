@@ -1,0 +1,148 @@
+"""The blocking face: same calls, from plain threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dledger import Client, Code, Indeterminate, InvalidRequest, Limits, NodeStatus, SessionExpired
+from tests.client.fake_cluster import FakeCluster, refuse
+
+
+class ClusterThread:
+    """A fake cluster with an event loop of its own, as real servers have."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.cluster = FakeCluster(3)
+        self._run(self.cluster.__aenter__())
+
+    def _run(self, work: object) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()  # type: ignore[arg-type]
+
+    def stop(self) -> None:
+        self._run(self.cluster.__aexit__())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    thread = ClusterThread()
+    yield thread.cluster
+    thread.stop()
+
+
+@pytest.fixture
+def client(cluster: FakeCluster) -> Iterator[Client]:
+    with Client(cluster.addresses, timeout=5.0) as client:
+        yield client
+
+
+def test_append_and_read(client: Client, cluster: FakeCluster) -> None:
+    one = client.append(b"one")
+    many = client.append_many([b"two", b"three"])
+    entries = list(client.read())
+    assert [(e.index, e.term, e.pos) for e in entries] == [tuple(r) for r in (one, *many)]
+    assert [e.body for e in client.read(count=2)] == [b"one", b"two"]
+    assert client.read_index() == many[-1].index
+
+
+def test_many_threads_append_through_one_session(client: Client, cluster: FakeCluster) -> None:
+    def work(name: int) -> list[int]:
+        return [client.append(b"%d-%d" % (name, i)).index for i in range(30)]
+
+    with ThreadPoolExecutor(8) as pool:
+        indexes = list(pool.map(work, range(8)))
+    assert all(mine == sorted(mine) for mine in indexes)
+    assert len(cluster.log.bodies) == len({i for mine in indexes for i in mine}) == 240
+    assert cluster.servers[0].opens == 1
+
+
+def test_submit_keeps_the_order_of_its_thread(cluster: FakeCluster) -> None:
+    with Client(cluster.addresses, limits=Limits(max_pending_bytes=2000)) as client:
+        futures = [client.submit(b"%04d" % i) for i in range(500)]
+        results = [future.result() for future in futures]
+    assert cluster.log.bodies == [b"%04d" % i for i in range(500)]
+    assert [r.index for r in results] == sorted(r.index for r in results)
+
+
+def test_errors_are_those_of_the_async_client(client: Client, cluster: FakeCluster) -> None:
+    client.append(b"a")
+    with pytest.raises(InvalidRequest):
+        client.append("text")  # type: ignore[arg-type]
+    cluster.log.sessions.clear()
+    with pytest.raises(SessionExpired):
+        client.append(b"b")
+    with pytest.raises(SessionExpired):
+        client.append_many([b"b"])
+    client.new_session()
+    client.append(b"c")
+    assert cluster.log.bodies == [b"a", b"c"]
+
+
+def test_sessions(client: Client, cluster: FakeCluster) -> None:
+    with client.session() as one, client.open_session() as two:
+        assert two.session_id is not None
+        one.append(b"1")
+        two.append_many([b"2", b"3"])
+        assert one.session_id not in (None, two.session_id)
+    assert cluster.log.bodies == [b"1", b"2", b"3"]
+
+
+def test_without_a_session_a_lost_answer_is_indeterminate(cluster: FakeCluster) -> None:
+    cluster.servers[0].answers.append(refuse(Code.TERM_CHANGED))
+    with Client(cluster.addresses, session=False) as client, pytest.raises(Indeterminate):
+        client.append(b"a")
+
+
+def test_the_cluster_can_be_looked_at_and_led(client: Client, cluster: FakeCluster) -> None:
+    assert client.leader().node_id == "n0"
+    assert client.transfer_leadership("n1") == (2, "n1")
+    assert client.leader().node_id == "n1"
+    assert all(isinstance(status, NodeStatus) for status in client.status().values())
+
+
+def test_follow_is_ended_by_close_from_another_thread(cluster: FakeCluster) -> None:
+    client = Client(cluster.addresses)
+    client.append_many([b"1", b"2"])
+    got: list[bytes] = []
+    seen = threading.Event()
+
+    def follow() -> None:
+        for entry in client.follow(0):
+            got.append(entry.body)
+            if len(got) == 2:
+                seen.set()
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    assert seen.wait(5)
+    client.close()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert got == [b"1", b"2"]
+
+
+def test_a_read_may_be_left_early(client: Client) -> None:
+    client.append_many([b"x"] * 500)
+    follow = client.follow(0)
+    assert next(follow).body == b"x"
+    follow.close()  # type: ignore[attr-defined]
+    assert next(client.read()).body == b"x"
+
+
+def test_a_closed_client_says_so(cluster: FakeCluster) -> None:
+    client = Client(cluster.addresses)
+    client.close()
+    client.close()
+    for call in (lambda: client.append(b"a"), client.status, client.session, lambda: next(client.read())):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()  # type: ignore[no-untyped-call]

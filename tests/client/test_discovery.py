@@ -1,0 +1,105 @@
+"""Finding the leader, and what the client says of the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dledger import AsyncClient, Client, DLedgerError, InvalidRequest, NodeStatus, NotLeader
+from tests.client.fake_cluster import FakeCluster
+from tests.client.helpers import cluster_and_client
+
+
+async def test_the_leader_is_found_wherever_it_is() -> None:
+    async with cluster_and_client(5) as (cluster, client):
+        cluster.lead(cluster.servers[4])
+        assert (await client.leader()).node_id == "n4"
+
+
+async def test_one_server_is_enough_to_find_the_others() -> None:
+    async with FakeCluster(3) as cluster:
+        cluster.lead(cluster.servers[2])
+        async with AsyncClient(cluster.servers[0].address) as client:
+            await client.append(b"a")
+            assert (await client.leader()).node_id == "n2"
+
+
+async def test_a_name_that_does_not_resolve_does_not_break_the_others() -> None:
+    async with FakeCluster(2) as cluster:
+        servers = ["no-such-host.invalid:1", *cluster.addresses]
+        async with AsyncClient(servers) as client:
+            await client.append(b"a")
+            status = await client.status()
+            assert isinstance(status["no-such-host.invalid:1"], DLedgerError)
+            assert isinstance(status[cluster.addresses[0]], NodeStatus)
+
+
+async def test_a_dead_server_does_not_break_the_others() -> None:
+    async with cluster_and_client(3) as (cluster, client):
+        await cluster.servers[0].kill()
+        cluster.lead(cluster.servers[1])
+        await client.append(b"a")
+
+
+async def test_a_paused_server_does_not_hold_up_the_search() -> None:
+    async with cluster_and_client(3) as (cluster, client):
+        cluster.servers[0].gate.clear()
+        cluster.lead(cluster.servers[1])
+        await client.append(b"a", timeout=0.2)
+
+
+async def test_a_deposed_leader_is_not_believed_against_a_later_term() -> None:
+    async with cluster_and_client(3) as (cluster, client):
+        deposed, leader, _ = cluster.servers
+        deposed.said_term = 1
+        cluster.lead(leader)
+        await client.append(b"a")
+        assert not deposed.requests
+
+
+async def test_a_leader_that_appears_later_is_found() -> None:
+    async with cluster_and_client(3) as (cluster, client):
+        cluster.lead(None)
+        waiting = asyncio.create_task(client.append(b"a"))
+        await asyncio.sleep(0)
+        cluster.lead(cluster.servers[1])
+        assert (await waiting).term == cluster.term
+
+
+async def test_no_leader_in_time_is_not_leader() -> None:
+    async with cluster_and_client(3) as (cluster, client):
+        cluster.lead(None)
+        with pytest.raises(NotLeader):
+            await client.leader(timeout=0.05)
+
+
+async def test_leadership_is_handed_over_and_followed() -> None:
+    async with cluster_and_client(3) as (cluster, client):
+        await client.append(b"a")
+        assert await client.transfer_leadership("n2") == (2, "n2")
+        await client.append(b"b")
+        assert cluster.log.bodies == [b"a", b"b"]
+        with pytest.raises(InvalidRequest):
+            await client.transfer_leadership("n9")
+
+
+async def test_servers_may_be_given_as_one_string() -> None:
+    async with FakeCluster(3) as cluster, AsyncClient(" , ".join(cluster.addresses)) as client:
+        assert list(await client.status()) == cluster.addresses
+
+
+@pytest.mark.parametrize("kind", [AsyncClient, Client])
+def test_no_server_at_all_is_a_mistake(kind: type[AsyncClient | Client]) -> None:
+    with pytest.raises(ValueError, match="server"):
+        kind([])
+
+
+async def test_a_closed_client_says_so() -> None:
+    async with cluster_and_client(1) as (_, client):
+        await client.append(b"a")
+        await client.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            await client.append(b"b")
+        with pytest.raises(RuntimeError, match="closed"):
+            await client.status()
