@@ -1,0 +1,224 @@
+"""Help that teaches, usage errors, exit codes, configuration from files and options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from dledger.cli.client_options import parse_servers
+from dledger.cli.exits import Exit, error_line, exit_code_of
+from dledger.cli.main import cli
+from dledger.cli.output import human_bytes, print_table
+from dledger.cli.server_commands import _set, node_config
+from dledger.errors import (
+    Code,
+    ConfigError,
+    DLedgerError,
+    Indeterminate,
+    NotLeader,
+    SessionExpired,
+    error_for,
+)
+
+from .conftest import Command
+
+
+def all_commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield (*path, name)
+        if isinstance(command, click.Group):
+            yield from all_commands(command, (*path, name))
+
+
+COMMANDS = list(all_commands(cli))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_help_has_an_example_of_its_command(command: Command, path: tuple[str, ...]) -> None:
+    shown = command(*path, "--help").stdout
+    _, found, examples = shown.partition("Example")
+    assert found
+    assert f"dledger {' '.join(path)}" in examples
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_option_is_explained(path: tuple[str, ...]) -> None:
+    command: click.Command = cli
+    for name in path:
+        assert isinstance(command, click.Group)
+        found = command.get_command(click.Context(command), name)
+        assert found is not None
+        command = found
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and parameter.name not in {"log_level", "log_format"}:
+            assert parameter.help, f"{' '.join(path)} {parameter.name}"
+
+
+def test_the_root_help_documents_exit_codes(command: Command) -> None:
+    shown = command("--help").stdout
+    for code in Exit:
+        assert f"  {int(code)} " in shown
+
+
+def test_version(command: Command) -> None:
+    assert command("--version").stdout.startswith("dledger ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nonsense",),
+        ("append",),  # no servers
+        ("append", "--servers", "nowhere"),
+        ("append", "--servers", ","),
+        ("append", "--servers", "a:1", "--file", "/does/not/exist"),
+        ("append", "--servers", "a:1", "--batch-bytes", "0"),
+        ("read", "--servers", "a:1", "--count", "0"),
+        ("transfer", "--servers", "a:1"),
+        ("cluster", "up"),
+        ("cluster", "kill", "--dir", "d", "n1", "--signal", "HUP"),
+        ("init",),
+        ("server", "--config", "/does/not/exist"),
+        ("inspect", "/does/not/exist"),
+    ],
+)
+def test_usage_errors(command: Command, arguments: tuple[str, ...]) -> None:
+    result = command(*arguments, code=2)
+    assert "Error: " in result.stderr
+
+
+def test_servers() -> None:
+    context = click.Context(click.Command("x"))
+    parameter = click.Option(["--servers"])
+    assert parse_servers(context, parameter, " a:1, b:2,a:1,") == ["a:1", "b:2"]
+    assert parse_servers(context, parameter, "[::1]:5") == ["[::1]:5"]
+    for wrong in ("a", "a:", "a:x", "a:0", "a:70000", ":1"):
+        with pytest.raises(click.BadParameter):
+            parse_servers(context, parameter, wrong)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (NotLeader("x"), Exit.FAILED),
+        (ConfigError("x"), Exit.USAGE),
+        (Indeterminate("x"), Exit.INDETERMINATE),
+        (SessionExpired("x"), Exit.INDETERMINATE),
+        (error_for(Code.DISK_FULL, "x"), Exit.FAILED),
+    ],
+)
+def test_exit_codes(error: DLedgerError, code: Exit) -> None:
+    assert exit_code_of(error) is code
+
+
+def test_an_error_is_one_line_with_its_number_and_the_fix() -> None:
+    line = error_line(NotLeader("n1 does not lead"))
+    assert line.startswith("error 404 NOT_LEADER: n1 does not lead; ")
+    assert "--servers" in line
+
+
+def test_nobody_there_is_one_line(command: Command) -> None:
+    result = command("read", "--servers", "127.0.0.1:1", "--timeout", "0.1", code=1)
+    assert result.stderr.startswith("error 302 NETWORK_ERROR: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_debug_shows_where(command: Command) -> None:
+    result = command("--debug", "read", "--servers", "127.0.0.1:1", "--timeout", "0.1", code=1)
+    assert isinstance(result.exception, DLedgerError)
+
+
+def test_a_bug_is_one_line_too(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("oops")
+
+    monkeypatch.setattr("dledger.cli.inspect_command.inspect_directory", broken)
+    result = command("inspect", str(tmp_path), code=1)
+    assert result.stderr.startswith("error 500 INTERNAL_ERROR: KeyError: 'oops'; ")
+
+
+# -- init and server
+
+CONFIG = """
+node_id = "n1"
+cluster_id = "c"
+directory = "store"
+[members]
+n1 = "127.0.0.1:1"
+n2 = "127.0.0.1:2"
+[timing]
+heartbeat_ms = 100
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "node.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_init_from_a_config(command: Command, config: Path) -> None:
+    command("init", "--config", str(config))
+    identity = json.loads((config.parent / "store" / "identity").read_text())
+    assert (identity["node_id"], identity["cluster_id"], identity["group"]) == ("n1", "c", "default")
+    again = command("init", "--config", str(config), code=1)
+    assert again.stderr.startswith("error 632 ALREADY_INITIALIZED: ")
+
+
+def test_init_from_options(command: Command, tmp_path: Path) -> None:
+    store = tmp_path / "s"
+    command(
+        *("init", "--directory", str(store), "--node-id", "x", "--cluster-id", "y"),
+        *("--data-file-size", "4096", "--flush-mode", "async_flush"),
+    )
+    identity = json.loads((store / "identity").read_text())
+    assert (identity["data_file_size"], identity["flush_mode"]) == (4096, "ASYNC_FLUSH")
+
+
+def test_options_override_the_file(config: Path) -> None:
+    overrides: dict[str, object] = {"log": {"level": "debug"}}
+    _set(overrides, "timing.election_min_ms=1500")
+    _set(overrides, "group=orders")
+    merged = node_config(config, overrides)
+    assert merged.directory == config.parent / "store"
+    assert (merged.timing.heartbeat_ms, merged.timing.election_min_ms) == (100, 1500)
+    assert (merged.group, merged.log.level) == ("orders", "debug")
+    assert set(merged.members) == {"n1", "n2"}
+
+
+def test_members_are_replaced_as_a_whole(config: Path) -> None:
+    merged = node_config(config, {"members": {"n1": "127.0.0.1:7", "n3": "127.0.0.1:8"}})
+    assert merged.members == {"n1": "127.0.0.1:7", "n3": "127.0.0.1:8"}
+
+
+def test_a_server_without_a_directory_says_what_to_do(command: Command, config: Path) -> None:
+    result = command("server", "--config", str(config), "--set", "timing.heartbeat_ms=100000", code=2)
+    assert result.stderr.startswith("error 630 CONFIG_INVALID: ")
+    assert "election_min_ms" in result.stderr
+
+
+def test_bad_overrides(command: Command, config: Path) -> None:
+    for wrong in (("--set", "nothing"), ("--member", "n1"), ("--set", "a=1", "--set", "a.b=2")):
+        command("server", "--config", str(config), *wrong, code=2)
+
+
+# -- output
+
+
+def test_plain_tables_are_aligned_and_bare(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("a", "long"), [("x", 1), ("yyy", None)])
+    assert capsys.readouterr().out == "a    long\nx    1\nyyy  -\n"
+
+
+def test_sizes_for_people() -> None:
+    assert [human_bytes(n) for n in (0, 1023, 1024, 5 << 20, 3 << 40)] == [
+        *("0 B", "1023 B", "1.0 KiB", "5.0 MiB", "3072.0 GiB")
+    ]
