@@ -40,7 +40,14 @@ ALLOWED: dict[str, set[str]] = {
     "dledger.client": {*_BASE, _STATUS_TYPES, "dledger.rpc"},
     "dledger.node": {*_BASE, _STATUS_TYPES, "dledger.store", "dledger.rpc", "dledger.status"},
     "dledger.testing": {*_BASE, _STATUS_TYPES, "dledger.store", "dledger.node"},
-    "dledger.cli": {*_BASE, _STATUS_TYPES, "dledger.store", "dledger.node", "dledger.client"},
+    "dledger.cli": {
+        *_BASE,
+        _STATUS_TYPES,
+        "dledger.status",
+        "dledger.store",
+        "dledger.node",
+        "dledger.client",
+    },
     # The package itself: its public face.
     "dledger": {*_BASE, _STATUS_TYPES, "dledger.client", "dledger.node"},
     "broker_adapter": {"dledger", *_BASE, _STATUS_TYPES, "dledger.client", "dledger.node"},
