@@ -46,7 +46,8 @@ class Following:
         self.said_goodbye = False
 
     def forget_stream(self) -> None:
-        """The role or the leader changed: acknowledge nothing more on the old stream."""
+        """A new term or a newer stream: acknowledge nothing more on the old one. A follower that only doubted
+        its leader keeps the stream, since the leader sees no reason to open another or to ask again."""
         self.stream_id = NO_STREAM
         self.acked_index = -1
         self.said_goodbye = False

@@ -234,6 +234,8 @@ class RaftCore:
             self.adopt_term(term, leader_id, "leader-seen")
         elif self.leader_id is None or self.role is not Role.FOLLOWER:
             self._become_follower(leader_id, "leader-seen")
+            # Writes may have ended while nobody was known to lead; its stream may be idle from here on.
+            self.following.acknowledge()
         self.last_leader_contact_ms = self.now_ms
         self.stickiness_dropped = False
         self.shortcut = None
@@ -441,12 +443,12 @@ class RaftCore:
         self.candidacy = None
         self.shortcut = None
         self.log.verified_index = self.committed_index
+        self.following.forget_stream()
         self._become_follower(leader_id, cause)
 
     def _become_follower(self, leader_id: str | None, cause: str) -> None:
         self._leave_leadership("no longer leader")
         self._reset_election_deadline()
-        self.following.forget_stream()
         self._set_role(Role.FOLLOWER, leader_id, cause)
 
     def step_down(self, cause: str) -> None:
