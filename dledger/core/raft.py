@@ -61,6 +61,7 @@ from dledger.core.values import CoreConfig, HardState, Role, VoteResult
 from dledger.errors import Code
 
 ROLE_EPOCHS_PER_INCARNATION = 1 << 32
+ROUNDS_PER_INCARNATION = 1 << 32
 LONG_AGO_MS = -(1 << 60)
 
 
@@ -91,7 +92,8 @@ class RaftCore:
         self.last_leader_contact_ms = LONG_AGO_MS
         self.stickiness_dropped = False
         self.election_deadline_ms = 0
-        self.vote_round = 0
+        # Answers to a former life must not fit a round of this one.
+        self.vote_round = hard_state.incarnation * ROUNDS_PER_INCARNATION
         self.candidacy: Candidacy | None = None
         self.shortcut: Shortcut | None = None
         self.leadership: Leadership | None = None
@@ -298,6 +300,8 @@ class RaftCore:
             or response.pre_vote != candidacy.pre_vote
         ):
             return  # an answer to an older round, or to nothing
+        if response.result is VoteResult.ACCEPT and not response.pre_vote and response.term != self.term:
+            return  # a vote is good for its own term only
         candidacy.count(peer, response.result)
         if candidacy.won:
             self._won(candidacy)
