@@ -116,7 +116,7 @@ class Leadership:
 
     def _pushed(self, event: Pushed) -> None:
         p = self.progress[event.peer]
-        if event.stream_id != p.stream_id or not p.loading:
+        if not self.awaits_push(event.peer, event.stream_id, event.first_index):
             return  # of a stream, or of a pipeline, that is over
         p.loading = False
         if event.last_index < event.first_index:
@@ -126,6 +126,12 @@ class Leadership:
         p.pushed(event.last_index, event.byte_size)
         p.committed_sent = self.core.committed_index
         self._push(p)
+
+    def awaits_push(self, peer: str, stream_id: int, first_index: int) -> bool:
+        """Is a range from first_index on still wanted? Reading takes time, and the stream or the place to
+        push from may have changed meanwhile."""
+        p = self.progress[peer]
+        return p.stream_id == stream_id and p.loading and p.next_index == first_index
 
     def _push(self, p: Progress) -> None:
         core, log = self.core, self.core.log

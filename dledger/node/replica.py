@@ -215,9 +215,12 @@ class Replica:
 
     def push_loaded(self, now_ms: int, peer: str, stream_id: int, first: int, frames: Frames | None) -> None:
         """What shell.load_push(peer, stream_id, first, ...) asked for; None if it could not be read."""
-        if frames is None:
+        leadership = self.core.leadership
+        if leadership is None or not leadership.awaits_push(peer, stream_id, first):
+            return  # read for a stream, or a leadership, that is over
+        if frames is None or frames.last_index > self.core.log.end_index:
             self._step(Pushed(peer, stream_id, first, first - 1, 0), now_ms)
-        elif self._leading and frames.last_index <= self.core.log.end_index:
+        else:
             self._push(peer, stream_id, frames.first_index, frames.last_index, frames.data, now_ms)
             self._settle(now_ms)
 
