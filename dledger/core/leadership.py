@@ -120,7 +120,7 @@ class Leadership:
             return  # of a stream, or of a pipeline, that is over
         p.loading = False
         if event.last_index < event.first_index:
-            self._probe(p, min(p.next_index - 1, self.core.log.end_index))
+            self._probe_later(p, min(p.next_index - 1, self.core.log.end_index))
             return
         assert event.first_index == p.next_index
         p.pushed(event.last_index, event.byte_size)
@@ -158,6 +158,12 @@ class Leadership:
         p.probe_index = index
         term = log.term_at(index)
         core.send(p.peer, Compare(self.term, core.node_id, p.stream_id, core.committed_index, index, term))
+
+    def _probe_later(self, p: Progress, index: int) -> None:
+        """Nothing was gained by the last try: the same again at once could go round for ever."""
+        p.probe_again()
+        p.probe_index = index
+        p.probe_due_ms = self.core.now_ms + self.core.timing.heartbeat_ms
 
     def on_response(self, peer: str, response: HeartbeatResponse | PushResponse) -> None:
         p = self.progress.get(peer)
@@ -213,14 +219,18 @@ class Leadership:
             probe = min(p.next_index, log.end_index + 1) - 1 if response.type is PushType.APPEND else failed
             if response.code is Code.INDEX_LESS_THAN_LOCAL_BEGIN:
                 probe = response.ledger_begin_index - 1
-            self._probe(p, max(log.base.index, min(probe, log.end_index)))
+            self._probe_later(p, max(log.base.index, min(probe, log.end_index)))
             return
         probe = response.conflict_index - 1
         if response.conflict_term >= 0:
             last = log.last_index_of_term(response.conflict_term)
             if last is not None and last >= response.conflict_index:
                 probe = last
-        self._probe(p, max(log.base.index, min(probe, failed - 1)))
+        probe = max(log.base.index, min(probe, failed - 1))
+        if probe < failed:
+            self._probe(p, probe)
+        else:  # our log begins above the end of the follower's
+            self._probe_later(p, probe)
 
     # -- committing ---------------------------------------------------------------------------------------
 
@@ -263,6 +273,9 @@ class Leadership:
             return
         if core.now_ms >= self.next_heartbeat_ms:
             self._heartbeat()
+        for p in self.progress.values():
+            if p.probe_due_ms is not None and core.now_ms >= p.probe_due_ms:
+                self._probe(p, p.probe_index)
         if self.handover and core.now_ms >= self.handover.deadline_ms:
             self._fail_handover(Code.TAKE_LEADERSHIP_FAILED, f"{self.handover.to} did not take over in time")
         if core.now_ms >= self.next_preferred_check_ms:

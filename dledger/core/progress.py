@@ -26,6 +26,7 @@ class Progress:
         "match_index",
         "next_index",
         "peer",
+        "probe_due_ms",
         "probe_index",
         "state",
         "stream_id",
@@ -39,6 +40,7 @@ class Progress:
         self.match_index = -1  # durable there and equal to our log
         self.next_index = 0  # first index not yet pushed on this stream
         self.probe_index = -1
+        self.probe_due_ms: int | None = None  # the probe at probe_index waits until then
         self.loading = False  # a PushRange is out and its Pushed has not come back
         self.inflight: deque[tuple[int, int]] = deque()  # (last_index, bytes) of pushes not acknowledged
         self.inflight_bytes = 0
@@ -65,6 +67,7 @@ class Progress:
 
     def _reset(self, state: PushState) -> None:
         self.state = state
+        self.probe_due_ms = None
         self.loading = False
         self.inflight.clear()
         self.inflight_bytes = 0
@@ -77,6 +80,7 @@ class Progress:
         """The probe at `index` matched: push from there on."""
         assert self.state is PushState.COMPARE
         self.state = PushState.APPEND
+        self.probe_due_ms = None
         self.next_index = index + 1
 
     def pushed(self, last_index: int, byte_size: int) -> None:
