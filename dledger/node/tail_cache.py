@@ -63,8 +63,8 @@ class TailCache:
     def tail_at(self, index: int) -> Tail | None:
         """The end of the log as if `index` were its last entry; None if not cached.
 
-        Mostly `index` ends a batch. A probe for a follower whose log is shorter can fall inside one, which the
-        store may not have yet.
+        Mostly `index` ends a batch. A probe for a follower whose log is shorter can fall inside one, which
+        the store may not have yet.
         """
         position = bisect_left(self._lasts, index, self._start)
         if position == len(self._batches) or self._batches[position].first_index > index:
