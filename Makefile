@@ -12,6 +12,7 @@ PEERS := $(VENV)/.peers-installed
 # What a run may be told, e.g. `make demo INPUT=access.log` or `make sim SEEDS=500`.
 INPUT ?=
 SEEDS ?= 200
+MINUTES ?= 30
 JOBS ?= 2
 ARGS ?=
 TESTS ?= tests
@@ -68,7 +69,7 @@ demo: $(RUNTIME) ## Three nodes, a real file, two killed leaders, and the proof 
 
 # Tests that start server processes share one xdist group each (see their marks), so at most one cluster per
 # worker runs at a time and a slow machine is not made slower.
-test: $(DEV) lint ## Lint, types and all tests (minutes; ARGS="-k name", TESTS=path, JOBS=2)
+test: $(DEV) lint ## Lint, types and all tests (some minutes; ARGS="-k name", TESTS=path, JOBS=2)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS) $(TESTS)
 
 lint: $(DEV) ## ruff check, ruff format --check, mypy --strict (seconds)
@@ -86,14 +87,16 @@ proto: $(DEV) ## Generate dledger/v1 from proto/ (seconds)
 sim: $(DEV) ## Simulated clusters under faults, one per seed (about a second per seed; SEEDS=200)
 	@$(BIN)/python -m dledger.testing --seeds $(SEEDS) $(ARGS)
 
-bench: $(DEV) ## Throughput and latency of a local cluster (about 5 minutes)
+bench: $(DEV) ## Throughput, latency and failover times of a local cluster (about 5 minutes)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 bench-peers: $(PEERS) ## The same load on etcd and NATS JetStream, in turns with ours (about 4 minutes)
 	@$(BIN)/python -m benchmarks.peers $(ARGS)
 
-soak: $(DEV) ## Real processes under kills and pauses for a long time (30 minutes; ARGS="--minutes 5")
-	@$(BIN)/python -m benchmarks.soak $(ARGS)
+# What only shows with time: the demo again and again, then the memory of servers under a steady load.
+soak: $(DEV) ## Real processes under SIGKILL again and again, then memory over 10 minutes (MINUTES=30, +10)
+	@$(BIN)/dledger demo --minutes $(MINUTES) $(if $(INPUT),--input "$(INPUT)")
+	@$(BIN)/python -m benchmarks --only memory --long $(ARGS)
 
 clean: ## Remove .venv, caches and what demo and bench wrote (seconds)
 	@rm -rf $(VENV) build dist ./*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-data bench-results

@@ -34,7 +34,12 @@ _COLOURS = {"SIGKILL": "red", "failover": "yellow", "PROBLEM": "red", "OK": "gre
     help="Where to put the cluster, empty or absent; it is kept.  [default: a temporary directory]",
 )
 @click.option("--base-port", type=int, default=0, show_default=True, help="First port; 0 takes free ones.")
-def demo(path: Path | None, directory: Path | None, base_port: int) -> None:
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0, min_open=True),
+    help="Do it again and again, each time with a new cluster, for so long or until it fails.",
+)
+def demo(path: Path | None, directory: Path | None, base_port: int, minutes: float | None) -> None:
     """Replicate a file over three nodes, kill the leader twice, and prove that nothing is lost.
 
     Starts three server processes, appends every line of the file through the client, kills the leader with
@@ -47,13 +52,31 @@ def demo(path: Path | None, directory: Path | None, base_port: int) -> None:
     Examples:
       dledger demo
       dledger demo --input /var/log/syslog --dir /tmp/demo
+      dledger demo --minutes 30
     """
+    if minutes is not None and directory is not None:
+        raise click.UsageError(
+            "--minutes makes many clusters, each in a directory of its own: leave out --dir"
+        )
     inputs = [path] if path is not None else default_input()
     lines = [line for file in inputs for line in read_lines(file)]
     if len(lines) < MIN_LINES:
         raise click.UsageError(f"the input has {len(lines)} lines; the demo needs {MIN_LINES} or more")
     size = human_bytes(sum(map(len, lines)))
     say("input", f"{', '.join(map(str, inputs))}: {len(lines)} lines, {size}")
+    end = time.monotonic() + 60 * (minutes or 0)
+    rounds = 0
+    while rounds == 0 or time.monotonic() < end:
+        rounds += 1
+        if minutes is not None:
+            say("round", str(rounds))
+        if not _run_once(lines, directory, base_port):
+            raise click.exceptions.Exit(Exit.FAILED)
+    if minutes is not None:
+        say("OK", f"{rounds} rounds, {2 * rounds} killed leaders, nothing lost")
+
+
+def _run_once(lines: list[bytes], directory: Path | None, base_port: int) -> bool:
     began = time.monotonic()
     root = directory or Path(tempfile.mkdtemp(prefix="dledger-demo-"))
     good = False
@@ -69,13 +92,14 @@ def demo(path: Path | None, directory: Path | None, base_port: int) -> None:
     seconds = time.monotonic() - began
     if not good:
         say("FAILED", f"see above; {seconds:.1f} s")
-        raise click.exceptions.Exit(Exit.FAILED)
+        return False
     pauses = " and ".join(f"{failover.silence_ms:.0f} ms" for failover in story.failovers)
     say(
         "OK",
         f"{len(lines)} lines on 3 nodes, each once and in order, through 2 killed leaders "
         f"(silent for {pauses}); {seconds:.1f} s",
     )
+    return True
 
 
 def say(what: str, text: str) -> None:
