@@ -83,7 +83,11 @@ class NodeServer:
         DIRECTORY_LOCKED, damage); nothing is left behind then.
         """
         loop = asyncio.get_running_loop()
-        self.store = await loop.run_in_executor(self._readers, self._open_store)
+        try:
+            self.store = await loop.run_in_executor(self._readers, self._open_store)
+        except BaseException:
+            self._readers.shutdown(wait=False)
+            raise
         try:
             self._build()
             self._worker.start()
@@ -317,6 +321,7 @@ class NodeServer:
         loop = asyncio.get_running_loop()
         if self._http is not None:
             await self._http.stop()
+        await self._grpc.stop(0)
         for link in self._links.values():
             await link.close()
         for client in self._clients.values():

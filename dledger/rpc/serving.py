@@ -28,30 +28,38 @@ class NodeGrpc:
         self.appends = AppendService(log)
         self.reads = ReadService(log)
         self.address = ""
+        self._serving = False
         self._peers = PeerService(peers)
         self._admin = AdminService(admin)
-        self._server = new_server()
         self._health = health.aio.HealthServicer()
 
     async def start(self, listen: str) -> None:
         """Bind and serve. ConfigError PORT_IN_USE names the address if it cannot be had."""
+        self._server = new_server()
         self._add_services()
         try:
             port = self._server.add_insecure_port(listen)
         except RuntimeError:
             port = 0
         if port == 0:
+            # gRPC only releases a server in good order that was started and stopped.
+            await self._server.start()
+            await self._server.stop(0)
             raise ConfigError(
                 f"cannot listen on {listen}: the port is in use by another process, or not ours to bind",
                 code=Code.PORT_IN_USE,
             )
         self.address = f"{listen.rpartition(':')[0]}:{port}"
         await self._server.start()
+        self._serving = True
         for name in ("", *_SERVICES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, answer those that wait, cut what is left after `grace_s` seconds."""
+        """Refuse new calls, answer those that wait, cut what is left after `grace_s` seconds. May be called again."""
+        if not self._serving:
+            return
+        self._serving = False
         self.appends.stop()
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
