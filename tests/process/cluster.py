@@ -130,7 +130,16 @@ class ProcessCluster:
 
     async def stop(self, node: str, within_s: float = 10.0) -> int:
         """SIGTERM; the exit code."""
-        self.signal(node, signal.SIGTERM)
+        if not self._ends[node].done():
+            self.signal(node, signal.SIGTERM)
+        return await self.ended(node, within_s)
+
+    def expect_end(self, node: str) -> None:
+        """From now on the end of this node is no surprise."""
+        self._expected_down.add(node)
+
+    async def ended(self, node: str, within_s: float = 10.0) -> int:
+        """The exit code, once the node has ended."""
         async with asyncio.timeout(within_s):
             return await asyncio.shield(self._ends[node])
 
