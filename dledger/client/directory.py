@@ -21,6 +21,9 @@ PROBE_PAUSE = tenacity.wait_random(0.02, 0.05)
 #: ... after the first seconds without a leader.
 PROBE_PAUSE_LATER = tenacity.wait_random(0.05, 0.1)
 _EAGER_PROBES = 60
+#: gRPC delivers the last events of cancelled calls from its own thread a moment later, in seconds. An event
+#: loop that is closed by then would have them printed as errors.
+_SETTLE = 0.01
 #: So many redirections without a success in between are a circle; then ask everybody.
 MAX_REDIRECTIONS = 2
 
@@ -155,6 +158,7 @@ class Directory:
             with suppress(asyncio.CancelledError):
                 await self._search
         await asyncio.gather(*(client.close() for client in self._clients.values()))
+        await asyncio.sleep(_SETTLE)
 
 
 class _Search:

@@ -271,10 +271,9 @@ class Pipeline:
             await asyncio.wait([receiver], timeout=_LAST_ANSWERS)
             raise self._stream_over or failure from None
         finally:
-            stream.cancel()
-            receiver.cancel()
             guard.cancel()
-            await asyncio.gather(receiver, guard, return_exceptions=True)
+            # The receiver ends with the call. Cancelling it would leave an event behind for a closed loop.
+            await asyncio.gather(stream.close(), receiver, guard, return_exceptions=True)
             self._leave_stream()
 
     def _leave_stream(self) -> None:

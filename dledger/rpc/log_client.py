@@ -100,6 +100,12 @@ async def _answer_of(
         raise NetworkFailure(f"{address}: the call was cancelled") from None
 
 
+async def _end(call: Any) -> None:
+    """Cancel a call and wait for its last event: one that came after the loop is closed would make noise."""
+    call.cancel()
+    await call.code()
+
+
 class AppendStream:
     """One AppendStream call. One task may send while another receives."""
 
@@ -141,6 +147,10 @@ class AppendStream:
     def cancel(self) -> None:
         """End the call at once; whoever sends or receives gets NetworkFailure."""
         self._call.cancel()
+
+    async def close(self) -> None:
+        """End the call and wait until gRPC has let go of it."""
+        await _end(self._call)
 
 
 class LogClient:
@@ -208,7 +218,7 @@ class LogClient:
                     _raise_bad(m.status)
                 yield ReadChunk(m.frames, m.next_index, m.committed_index, m.ledger_begin_index)
         finally:
-            call.cancel()
+            await _end(call)
 
     async def read_index(self, timeout: float) -> int:
         """The linearizable read point. Raises NetworkFailure and coded errors."""

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dledger import Code, Indeterminate, InvalidRequest, Limits, NotLeader, Overloaded
+from dledger import Code, Indeterminate, InvalidRequest, Limits, NotLeader
 from tests.client.fake_cluster import break_stream, refuse, store, store_and_break, swallow
 from tests.client.helpers import cluster_and_client, until
 
@@ -52,9 +52,15 @@ async def test_a_definite_refusal_is_tried_again(code: Code) -> None:
 
 async def test_a_refusal_that_lasts_is_raised_as_what_it_is() -> None:
     async with cluster_and_client(1, session=False) as (cluster, client):
-        cluster.servers[0].answers.extend([refuse(Code.LEADER_PENDING_FULL)] * 1000)
-        with pytest.raises(Overloaded):
-            await client.append(b"a", timeout=0.1)
+        server = cluster.servers[0]
+        server.answers.append(refuse(Code.LEADER_TRANSFERRING))
+        append = asyncio.create_task(client.append(b"a", timeout=0.2))
+        await until(lambda: bool(server.requests))
+        cluster.lead(None)
+        with pytest.raises(NotLeader) as failed:
+            await append
+        assert failed.value.code == Code.LEADER_TRANSFERRING
+        assert cluster.log.bodies == []
 
 
 async def test_the_hint_of_a_follower_is_followed() -> None:
