@@ -115,6 +115,12 @@ class RaftCore:
         return self.leadership.transferring_to if self.leadership else None
 
     @property
+    def successor_asked(self) -> bool:
+        """TakeLeadership is out. What is appended now would put the successor behind, and fail the transfer."""
+        handover = self.leadership.handover if self.leadership else None
+        return handover is not None and handover.asked
+
+    @property
     def barrier_index(self) -> int | None:
         """Index of the no-op of this leadership; None while not leading or before it was appended."""
         return self.leadership.noop_index if self.leadership else None

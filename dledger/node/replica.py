@@ -144,6 +144,7 @@ class Replica:
         self._step(Tick(), now_ms)
         for token, error in self.admission.expire(now_ms):
             self.shell.answer_append(token, error)
+        self.flush(now_ms)  # what was held back for a transfer that has failed
 
     def receive(self, now_ms: int, peer: str, message: Message, payload: bytes | None = None) -> None:
         """A message from a peer; `payload` holds the batches of an Append."""
@@ -194,7 +195,7 @@ class Replica:
         """The end of a turn in which appends came. Groups are self-clocked (design 3.2): while a group is
         uncommitted, appends gather into the next one, unless enough bytes wait to be worth their own."""
         gathered = self.admission.gathered_bytes
-        if not gathered or not self._leading:
+        if not gathered or not self._leading or self.core.successor_asked:
             return
         idle = self.core.committed_index == self.core.log.end_index
         if idle or gathered >= self.config.limits.group_bytes:
@@ -315,7 +316,7 @@ class Replica:
                 return
             self._commit_moved = False
             if self._leading:
-                if self.admission.gathered_bytes:
+                if self.admission.gathered_bytes and not self.core.successor_asked:
                     self._write_group(self.admission.take_group(), now_ms)
                 effects.extend(self.core.step(Settled(), now_ms))
 

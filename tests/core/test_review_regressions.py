@@ -78,8 +78,11 @@ def test_pushes_that_are_refused_again_and_again_are_not_repeated_without_delay(
     # ... but after a moment it is tried again.
     leader.receive("c", leader.beat_back("c", 1))
     leader.pass_time(leader.core.timing.heartbeat_ms)
-    leader.receive("b", leader.match("b", leader.last_sent(Compare).index, 1, end_index=1))
-    assert leader.all_sent(Append, "b")
+    assert [m.index for m in leader.all_sent(Compare, "b")] == [2]
+    shorter = PushResponse(2, "b", 1, Code.INCONSISTENT_STATE, PushType.COMPARE, 2, 0, 1, -1, 2)
+    leader.receive("b", shorter)
+    leader.receive("b", leader.match("b", 1))
+    assert leader.last_sent(Append).first_index == 2
 
 
 def test_probes_below_a_followers_first_entry_are_not_repeated_without_delay() -> None:

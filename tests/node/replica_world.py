@@ -1,0 +1,253 @@
+"""Replicas with the least of a world around them: nothing happens until the test lets it happen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dledger.core.messages import Append, Compare, Goodbye, Message, PushMessage
+from dledger.core.values import CoreConfig, HardState, Membership, Role
+from dledger.errors import DLedgerError
+from dledger.node.admission import AppendLimits
+from dledger.node.replica import Replica, ReplicaConfig
+from dledger.node.shell import (
+    AppendOutcome,
+    DiskJob,
+    HardStateJob,
+    RoleNotice,
+    TruncateJob,
+    WriteJob,
+)
+from dledger.store.api import Frames
+from dledger.store.batch import Entry, decode_entries
+from dledger.store.identity import Identity
+from dledger.store.memory_store import MemoryLogStore
+
+FILE_SIZE = 1 << 22
+
+
+@dataclass
+class Sent:
+    peer: str
+    message: Message
+    payload: bytes | None
+
+
+@dataclass
+class Load:
+    peer: str
+    stream_id: int
+    first_index: int
+    last_index: int
+    max_bytes: int
+
+
+@dataclass
+class RecordingShell:
+    """Keeps everything; `World` and tests take it from here."""
+
+    sent: list[Sent] = field(default_factory=list)
+    jobs: list[DiskJob] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    appends: dict[object, AppendOutcome | DLedgerError] = field(default_factory=dict)
+    reads: dict[object, int | DLedgerError] = field(default_factory=dict)
+    transfers: dict[object, DLedgerError | None] = field(default_factory=dict)
+    roles: list[RoleNotice] = field(default_factory=list)
+    commits: list[int] = field(default_factory=list)
+    fatals: list[DLedgerError] = field(default_factory=list)
+
+    def send(self, peer: str, message: Message, payload: bytes | None) -> None:
+        self.sent.append(Sent(peer, message, payload))
+
+    def submit(self, job: DiskJob) -> None:
+        self.jobs.append(job)
+
+    def load_push(self, peer: str, stream_id: int, first_index: int, last_index: int, max_bytes: int) -> None:
+        self.loads.append(Load(peer, stream_id, first_index, last_index, max_bytes))
+
+    def answer_append(self, token: object, outcome: AppendOutcome | DLedgerError) -> None:
+        assert token not in self.appends, f"{token} was answered twice"
+        self.appends[token] = outcome
+
+    def answer_read(self, token: object, outcome: int | DLedgerError) -> None:
+        self.reads[token] = outcome
+
+    def answer_transfer(self, token: object, outcome: DLedgerError | None) -> None:
+        self.transfers[token] = outcome
+
+    def role_changed(self, notice: RoleNotice) -> None:
+        self.roles.append(notice)
+
+    def committed(self, committed_index: int) -> None:
+        self.commits.append(committed_index)
+
+    def fatal(self, error: DLedgerError) -> None:
+        self.fatals.append(error)
+
+
+class Host:
+    """One replica, its store, and a disk that works when told to."""
+
+    def __init__(
+        self,
+        node_id: str,
+        voters: Sequence[str],
+        *,
+        store: MemoryLogStore | None = None,
+        limits: AppendLimits | None = None,
+        cache_bytes: int = 1 << 20,
+        max_waiting_reads: int = 10,
+        max_push_bytes: int = 1 << 20,
+    ) -> None:
+        self.id = node_id
+        self.now = 0
+        self.store = store or MemoryLogStore(Identity("cluster", "group", node_id, FILE_SIZE))
+        old = self.store.hard_state
+        self.store.save_hard_state(HardState(old.term, old.voted_for, old.incarnation + 1))
+        self.shell = RecordingShell()
+        core = CoreConfig(node_id, Membership(tuple(voters)), max_push_bytes=max_push_bytes)
+        config = ReplicaConfig(
+            core, limits or AppendLimits(), cache_bytes=cache_bytes, max_waiting_reads=max_waiting_reads
+        )
+        self.replica = Replica(config, self.store, self.shell, random_ms=lambda low, high: low)
+        self.replica.start(self.now)
+
+    @property
+    def core(self):  # type: ignore[no-untyped-def]
+        return self.replica.core
+
+    def disk(self) -> None:
+        """Do all disk jobs, those that come of them included."""
+        while self.shell.jobs:
+            self.one_job()
+
+    def one_job(self) -> None:
+        job = self.shell.jobs.pop(0)
+        match job:
+            case HardStateJob(number, hard_state):
+                self.store.save_hard_state(hard_state)
+                self.replica.hard_state_saved(self.now, number)
+            case WriteJob(generation, batches):
+                self.store.append(batches)
+                self.store.sync()
+                last = batches[-1]
+                self.replica.stored(self.now, generation, last.last_index, last.term)
+            case TruncateJob(generation, last_index, term):
+                self.store.truncate_after(last_index)
+                self.store.sync()
+                self.replica.stored(self.now, generation, last_index, term)
+
+    def append(
+        self,
+        token: object,
+        *bodies: bytes,
+        session: tuple[int, int] | None = None,
+        open_session: bool = False,
+        timeout_ms: int = 1000,
+        flush: bool = True,
+    ) -> AppendOutcome | DLedgerError | None:
+        self.replica.append(
+            self.now, token, bodies, session=session, open_session=open_session, timeout_ms=timeout_ms
+        )
+        if flush:
+            self.replica.flush(self.now)
+        return self.shell.appends.get(token)
+
+    def pass_time(self, ms: int) -> None:
+        self.now += ms
+        self.replica.tick(self.now)
+
+    def load(self) -> None:
+        """Answer all reads for pushes from the store."""
+        while self.shell.loads:
+            ask = self.shell.loads.pop(0)
+            frames: Frames = self.store.read(
+                ask.first_index, ask.last_index, ask.max_bytes, whole_batches=True
+            )
+            self.replica.push_loaded(self.now, ask.peer, ask.stream_id, ask.first_index, frames)
+
+    def entries(self) -> list[Entry]:
+        """What is really stored."""
+        if self.store.end_index < self.store.begin_index:
+            return []
+        found: list[Entry] = []
+        while not found or found[-1].index < self.store.end_index:
+            first = found[-1].index + 1 if found else self.store.begin_index
+            found += decode_entries(self.store.read(first, first, 1, whole_batches=False).data)
+        return found
+
+    def lead_alone(self) -> Host:
+        """In a cluster of one: become leader, with the no-op committed."""
+        self.pass_time(5000)
+        assert self.core.role is Role.LEADER
+        self.disk()
+        return self
+
+
+class World:
+    """Several hosts, messages between them carried at once and in order, streams kept up by hand."""
+
+    def __init__(self, *ids: str, **options: object) -> None:
+        self.hosts = {i: Host(i, ids, **options) for i in ids}  # type: ignore[arg-type]
+        self.cut: set[str] = set()  # nodes that nothing reaches or leaves
+        self.streams: dict[str, int] = {}  # open streams of the leader, by peer
+        self.next_stream = 1
+
+    def __getitem__(self, node_id: str) -> Host:
+        return self.hosts[node_id]
+
+    def carry(self, *, disk: bool = True, load: bool = True) -> None:
+        """Let messages fly and disks work until nothing is left."""
+        busy = True
+        while busy:
+            busy = False
+            for host in self.hosts.values():
+                if disk and host.shell.jobs:
+                    host.disk()
+                    busy = True
+                if host.shell.loads and disk and load:
+                    host.load()
+                    busy = True
+                sent, host.shell.sent = host.shell.sent, []
+                for item in sent:
+                    busy = True
+                    if host.id in self.cut or item.peer in self.cut:
+                        continue
+                    if isinstance(item.message, PushMessage) and not self._flows(item):
+                        continue
+                    target = self.hosts[item.peer]
+                    target.replica.receive(target.now, host.id, item.message, item.payload)
+
+    def _flows(self, item: Sent) -> bool:
+        assert isinstance(item.message, PushMessage)
+        return self.streams.get(item.peer) == item.message.stream_id or isinstance(item.message, Goodbye)
+
+    def elect(self, node_id: str, *, streams: bool = True) -> Host:
+        """Let this node time out and win."""
+        leader = self.hosts[node_id]
+        for host in self.hosts.values():
+            host.now += 3000
+        leader.replica.tick(leader.now)
+        self.carry()
+        assert leader.core.role is Role.LEADER
+        if streams:
+            for peer in self.hosts:
+                if peer != node_id and peer not in self.cut:
+                    self.connect(leader, peer)
+            self.carry()
+        return leader
+
+    def connect(self, leader: Host, peer: str) -> int:
+        self.streams[peer] = self.next_stream
+        self.next_stream += 1
+        incarnation = self.hosts[peer].core.hard_state.incarnation
+        leader.replica.stream_up(leader.now, peer, self.streams[peer], incarnation)
+        return self.streams[peer]
+
+
+def pushes(host: Host) -> list[Append]:
+    return [s.message for s in host.shell.sent if isinstance(s.message, Append)]
+
+
+def probes(host: Host) -> list[Compare]:
+    return [s.message for s in host.shell.sent if isinstance(s.message, Compare)]
