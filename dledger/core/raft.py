@@ -133,7 +133,7 @@ class RaftCore:
         lowest = max(1, self.timing.election_min_ms // 10)
         self.election_deadline_ms = now_ms + self.random_ms(lowest, self.timing.election_min_ms // 2)
         self._announce("start")
-        return self._take_effects()
+        return self.take_effects()
 
     def step(self, event: Event, now_ms: int) -> list[Effect]:
         """Let one event happen. After a Fatal effect every further step does nothing."""
@@ -167,12 +167,13 @@ class RaftCore:
                 if self.leadership:
                     self.leadership.on_event(event)
         check_core(self)
-        return self._take_effects()
+        return self.take_effects()
 
     def emit(self, effect: Effect) -> None:
         self._effects.append(effect)
 
-    def _take_effects(self) -> list[Effect]:
+    def take_effects(self) -> list[Effect]:
+        """What is still to be carried out."""
         effects, self._effects = self._effects, []
         return effects
 

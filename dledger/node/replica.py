@@ -409,6 +409,16 @@ class Replica:
         """Follower: the core has taken the entries from first_index on of the Append in hand."""
         fresh = [batch for batch in self._incoming if batch.first_index >= first_index]
         assert fresh and fresh[0].first_index == first_index, "logs part and meet at ends of batches only"
+        known = len(self._incoming) - len(fresh)
+        if known and self._incoming[known - 1].tail != self.log_tail:
+            # Rule 6, as for a COMPARE: the same index and term, but not the same entry.
+            self._effects.clear()
+            self.core.fatal(
+                Code.DATA_DAMAGED,
+                f"entry {first_index - 1} is here and at the leader, but with different histories",
+            )
+            self._effects.extend(self.core.take_effects())
+            return
         self._hand_to_disk(fresh)
         self.admission.follow(fresh)
 
