@@ -42,6 +42,7 @@ class AppendLimits:
     max_batch_bytes: int = 1 << 20  # encoded: bodies and 48 bytes for each entry
     max_batch_entries: int = 65_536
     max_pending_bytes: int = 64 << 20  # accepted and not yet committed
+    max_pending_appends: int = 65_536  # callers that wait for a commit, repeated ones included
     max_sessions: int = MAX_SESSIONS
     group_bytes: int = 64 << 10  # so many gathered bytes are written without waiting for the group before
 
@@ -189,6 +190,10 @@ class Admission:
         if self.pending_bytes + size > limits.max_pending_bytes:
             self.count_limit("max_pending_bytes")
             text = f"{self.pending_bytes} bytes wait to be committed; try again later"
+            return Overloaded(text, code=Code.LEADER_PENDING_FULL)
+        if len(self._waiters) + len(self._repeats) >= limits.max_pending_appends:
+            self.count_limit("max_pending_appends")
+            text = f"{limits.max_pending_appends} appends wait to be committed; try again later"
             return Overloaded(text, code=Code.LEADER_PENDING_FULL)
         return None
 
