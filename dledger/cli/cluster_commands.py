@@ -13,7 +13,7 @@ from dledger.cli.local_cluster import ClusterError, LocalCluster, LocalNode
 from dledger.cli.output import print_json, print_table
 from dledger.cli.supervise import supervise
 
-_LEADER_SECONDS = 20.0
+_LEADER_SECONDS = 30.0
 _SIGNALS = {
     "KILL": signal.SIGKILL,
     "STOP": signal.SIGSTOP,

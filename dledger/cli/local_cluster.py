@@ -246,7 +246,7 @@ class LocalCluster:
 
     # -- waiting
 
-    def wait_for_leader(self, seconds: float = 20.0, *, other_than: str | None = None) -> LocalNode:
+    def wait_for_leader(self, seconds: float = 30.0, *, other_than: str | None = None) -> LocalNode:
         """Wait until a node (not `other_than`) leads. ClusterError at the deadline or when none is left."""
 
         def found(nodes: Sequence[LocalNode]) -> LocalNode | None:

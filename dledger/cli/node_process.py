@@ -21,7 +21,7 @@ from dledger.errors import DLedgerError
 
 _POLL_SECONDS = 0.01
 _SPAWN_SECONDS = 10.0
-_KEEPER_SECONDS = 1.0
+_KEEPER_SECONDS = 2.0
 
 # $1 is the folder for pid, exit and log; the rest is the command. The signals are only ignored once the
 # server runs, because it would inherit that.
@@ -133,10 +133,7 @@ class NodeProcess:
             if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL_SECONDS)
-        # The keeper needs a moment longer. It may be gone too, so its word is not waited for without end.
-        deadline = time.monotonic() + _KEEPER_SECONDS
-        while self.pid is not None and not (self.folder / "exit").exists() and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
+        self._exit_code()
         if self._keeper is not None:
             self._reap()
         return True
@@ -161,9 +158,10 @@ class NodeProcess:
         pid = self.pid
         if pid is None or self.is_alive:
             return ""
-        code = _read_int(self.folder / "exit")
+        code = self._exit_code()
         if code is None:
-            if process_facts(pid) is not None:
+            facts = process_facts(pid)
+            if facts is not None and facts.state != "Z":
                 return f"ended, nobody saw how; pid {pid} belongs to another process now"
             return "ended, nobody saw how (was the machine restarted?)"
         if code == 0:
@@ -177,6 +175,15 @@ class NodeProcess:
         tail = tail_of(self.log, 40)
         errors = [line for line in tail if "error" in line.lower() or "critical" in line.lower()]
         return (errors or tail)[-lines:]
+
+    def _exit_code(self) -> int | None:
+        """Of a server that has ended. Its keeper writes it a moment later, or never if it is gone too."""
+        deadline = time.monotonic() + _KEEPER_SECONDS
+        while (code := _read_int(self.folder / "exit")) is None and self.pid is not None:
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(_POLL_SECONDS)
+        return code
 
     def _facts(self) -> ProcessFacts | None:
         """The facts of our server; None if it ended or if its pid went to another process."""

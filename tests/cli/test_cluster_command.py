@@ -48,7 +48,7 @@ def status_of(command: Command, directory: Path, *, code: int = 0) -> dict[str, 
 
 def test_up_status_down_and_up_again(command: Command, directory: Path) -> None:
     where = ("--dir", str(directory))
-    up = run(command, "cluster", "up", *where, "--base-port", "0", "--detach")
+    up = run(command, "cluster", "up", *where, "--base-port", "0", "--detach", "--timeout", "60")
     servers = up.stdout.rpartition("DLEDGER_SERVERS=")[2].strip()
     client = Command({"DLEDGER_SERVERS": servers})
     client("append", stdin=b"kept\n")
@@ -64,14 +64,14 @@ def test_up_status_down_and_up_again(command: Command, directory: Path) -> None:
     assert "run already" in again.stderr
     assert "Traceback" not in again.stderr
 
-    down = run(command, "cluster", "down", *where)
+    down = run(command, "cluster", "down", *where, "--timeout", "60")
     assert down.stderr.split() == ["n1", "stopped", "n2", "stopped", "n3", "stopped"]
     shown = status_of(command, directory, code=1)
     assert {node["why"] for node in shown["nodes"]} == {"stopped (exit code 0)"}
     assert "no node was running" in run(command, "cluster", "down", *where).stderr
 
     identities = [path.read_bytes() for path in sorted(directory.glob("n*/store/identity"))]
-    run(command, "cluster", "up", *where, "--detach")
+    run(command, "cluster", "up", *where, "--detach", "--timeout", "60")
     assert [path.read_bytes() for path in sorted(directory.glob("n*/store/identity"))] == identities
     assert client("read").stdout == "kept\n"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dledger.cli.cluster_plan import (
@@ -90,6 +90,7 @@ keys = st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True)
 
 
 @example({"path": "a\x7fb"})
+@settings(deadline=None)  # other work on the machine is not a fault
 @given(
     st.recursive(
         st.dictionaries(keys, scalars | st.lists(texts, max_size=3), max_size=4),

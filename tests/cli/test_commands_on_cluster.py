@@ -29,7 +29,7 @@ def end_of(on_cluster: Command) -> int:
 
 
 def status_of(on_cluster: Command) -> dict[str, Any]:
-    shown = json.loads(on_cluster("status", "--json").stdout)
+    shown = json.loads(on_cluster("status", "--json", "--timeout", "20").stdout)
     assert isinstance(shown, dict)
     return shown
 

@@ -6,7 +6,7 @@ import io
 import os
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dledger.cli.line_source import ENTRY_OVERHEAD, LineBatch, LineBatches, LineSplitter
@@ -25,6 +25,7 @@ alphabet = st.sampled_from([b"\n", b"\n", b"\r", b"\0", b"a", b"\xff", b"bc"])
 streams = st.lists(st.lists(alphabet, max_size=8).map(b"".join), max_size=12)
 
 
+@settings(deadline=None)  # other work on the machine is not a fault
 @given(streams)
 def test_any_chunking_gives_the_lines(chunks: list[bytes]) -> None:
     splitter = LineSplitter(1000)
@@ -34,6 +35,7 @@ def test_any_chunking_gives_the_lines(chunks: list[bytes]) -> None:
     assert splitter.too_long is None
 
 
+@settings(deadline=None)  # other work on the machine is not a fault
 @given(streams, st.integers(0, 4))
 def test_the_first_line_over_the_limit_ends_it(chunks: list[bytes], limit: int) -> None:
     splitter = LineSplitter(limit)

@@ -96,10 +96,11 @@ def test_a_paused_process_is_alive_and_can_be_stopped(stand: Stand) -> None:
     assert not stand.process.is_alive
 
 
-def test_a_reused_pid_is_never_touched(stand: Stand) -> None:
+def test_a_reused_pid_is_never_touched(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pid of a node that died with the machine now belongs to somebody else."""
     with subprocess.Popen([sys.executable, "-c", _SLEEPER], stdout=subprocess.DEVNULL) as stranger:
         try:
+            monkeypatch.setattr(node_process, "_KEEPER_SECONDS", 0.05)
             (stand.process.folder / "pid").write_text(str(stranger.pid))
             assert not stand.process.is_alive
             stand.process.send_signal(signal.SIGKILL)
