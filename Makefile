@@ -67,15 +67,20 @@ install: $(RUNTIME) ## Make .venv with the dledger command in it (under a minute
 demo: $(RUNTIME) ## Three nodes, a real file, two killed leaders, and the proof (under a minute; INPUT=path)
 	@$(BIN)/dledger demo $(if $(INPUT),--input "$(INPUT)") $(ARGS)
 
-# Tests that start server processes share one xdist group each (see their marks), so at most one cluster per
-# worker runs at a time and a slow machine is not made slower.
-test: $(DEV) lint ## Lint, types and all tests (some minutes; ARGS="-k name", TESTS=path, JOBS=2)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS) $(TESTS)
+# Tests of a file that start server processes share one xdist group (see their marks), so at most one cluster
+# per worker runs at a time and a slow machine is not made slower. Lint does not stop the tests: whoever waits
+# for a run wants to know all of it; and pytest's closing line comes last.
+test: $(DEV) ## Lint, types and all tests (some minutes; ARGS="-k name", TESTS=path, JOBS=2)
+	@lint=0; $(MAKE) --no-print-directory lint \
+	  || { lint=1; echo "lint: FAILED, see above; the tests run all the same"; }; \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS) $(TESTS) && [ $$lint -eq 0 ]
 
 lint: $(DEV) ## ruff check, ruff format --check, mypy --strict (seconds)
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
+	@failed=0; \
+	$(BIN)/ruff check . || failed=1; \
+	$(BIN)/ruff format --check . || failed=1; \
+	$(BIN)/mypy || failed=1; \
+	exit $$failed
 
 format: $(DEV) ## Format the code and sort its imports (seconds)
 	@$(BIN)/ruff check --fix .
