@@ -186,6 +186,9 @@ class Reader(_Client):
     """Linearizable reads: a read point from the leader, then a read on any node that has come so far."""
 
     def work(self) -> None:
+        if self.rng.random() < 0.3:
+            # Do not only ask whoever answered last: a deposed leader has to be found out.
+            self._node = self.rng.choice(self.sim.profile.node_ids)
         read = self.sim.oracle.begin_read()
 
         def ask(process: SimProcess, reply: Callable[[object], None]) -> None:

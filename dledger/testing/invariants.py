@@ -44,6 +44,7 @@ class Invariants:
         self.committed = BatchLog()  # the one log, as far as any node has said that it is committed
         self.leaders: dict[int, str] = {}  # term -> who has led it
         self._on_commit = on_commit
+        self._committed_in: dict[int, Batch] = {}  # term -> the last batch that its leader committed
         self._votes: dict[int, dict[str, str]] = {}  # term -> voter -> candidate
         self._chains: dict[
             tuple[int, int], tuple[int, int]
@@ -54,6 +55,15 @@ class Invariants:
     def committed_batch(self, index: int) -> Batch | None:
         """The committed batch that holds `index`."""
         return self.committed.holding(index)
+
+    def preloaded(self, node_id: str, batches: list[Batch], hard_state: HardState) -> None:
+        """A node starts with this log, as if it had lived before."""
+        mirror = self.mirrors[node_id]
+        for batch in batches:
+            self._appended(mirror, batch)
+            self.written(node_id, batch)
+        self.synced(node_id)
+        mirror.hard_state = mirror.hard_state_wanted = hard_state
 
     # -- what a replica asks of its disk: its log as it believes it to be
 
@@ -182,7 +192,9 @@ class Invariants:
                 f"{process.node_id} is elected in term {notice.term}, led by {self.leaders[notice.term]}",
             )
         self.leaders[notice.term] = process.node_id
-        last = self.committed.batches[-1] if self.committed.batches else None
+        # What leaders of higher terms committed is not asked for: votes of a term may arrive very late.
+        earlier = [batch for term, batch in self._committed_in.items() if term < notice.term]
+        last = max(earlier, key=lambda batch: batch.last_index, default=None)
         if last is not None and not self.mirrors[process.node_id].view.holds(last):
             raise Violation(
                 "leader completeness",
@@ -209,6 +221,7 @@ class Invariants:
         for batch in mirror.view.ending_in(self.committed.end_index, index):
             self._check_majority(process, batch)
             self.committed.append(batch)
+            self._committed_in[core.term] = batch
             self._on_commit(batch)
         if not self.committed.holds(here):
             raise Violation("state-machine safety", f"{process.node_id} commits another entry {index}")

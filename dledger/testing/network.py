@@ -114,8 +114,12 @@ class Network:
     def open_stream(self, leader: SimProcess, peer: str, stream_id: int) -> None:
         """Shake hands with `peer`; `leader.stream_opened` or `leader.stream_failed` says how it went."""
 
+        is_settled = [False]
+
         def fail() -> None:
-            leader.post(lambda: leader.stream_failed(peer, stream_id))
+            if not is_settled[0]:
+                is_settled[0] = True
+                leader.post(lambda: leader.stream_failed(peer, stream_id))
 
         def reach_follower() -> None:
             follower = self.process_of(peer)
@@ -126,19 +130,24 @@ class Network:
             follower.post(lambda: accept(stream))
 
         def accept(stream: PushStream) -> None:
+            if is_settled[0]:
+                return
             stream.follower.inbound[leader.node_id, stream_id] = stream
             self.streams.append(stream)
             self.clock.after(self.delay_ms(), lambda: reach_leader(stream))
 
         def reach_leader(stream: PushStream) -> None:
-            if stream.broken:
-                return fail()
-            if self.is_cut(peer, leader.node_id):
+            if self.is_cut(peer, leader.node_id) or is_settled[0]:
                 stream.break_off(0, self.rng.randint(0, self.profile.keepalive_ms))
-                return fail()
-            return leader.post(lambda: leader.stream_opened(stream))
+            if stream.broken:
+                fail()
+                return
+            is_settled[0] = True
+            leader.post(lambda: leader.stream_opened(stream))
 
         self.clock.after(self.delay_ms(), reach_follower)
+        # The follower's process may be stopped, or die before it answers: a handshake has a time limit.
+        self.clock.after(self.profile.keepalive_ms + self.profile.spike_max_ms, fail)
 
     def streams_between(self, one: str, other: str) -> list[PushStream]:
         pair = {one, other}

@@ -55,16 +55,16 @@ class SimProcess:
         self._applied_index = -1
         self._machine = sim.new_state_machine()
         state = replace(store.hard_state, incarnation=store.hard_state.incarnation + 1)
+        self.incarnation = state.incarnation
         sim.invariants.saving_hard_state(node_id, state)
         sim.invariants.hard_state_starts(node_id, state)
         store.save_hard_state(state)
         sim.invariants.hard_state_saved(node_id, state)
-        self.incarnation = state.incarnation
-        self._in_turn = True
         self.replica = sim.new_replica(self, store)
-        self.replica.start(self.now_ms())
-        self._in_turn = False
-        self.sim.invariants.after_step(self)
+
+    def start(self) -> None:
+        """Let the replica begin, once the node knows of this process: its disk may fail at once."""
+        self.post(lambda: self.replica.start(self.now_ms()))
         self._tick()
         self._checkpoint()
 
@@ -214,6 +214,8 @@ class SimProcess:
         self._disk.submit(job)
 
     def load_push(self, peer: str, stream_id: int, first_index: int, last_index: int, max_bytes: int) -> None:
+        if not self.alive:
+            return
         self.sim.counts["pushes loaded from disk"] += 1
 
         def load() -> None:
@@ -227,6 +229,8 @@ class SimProcess:
         self.after(self._rng.randint(0, 5), load)
 
     def answer_append(self, token: object, outcome: AppendOutcome | DLedgerError) -> None:
+        if not self.alive:
+            return
         self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "append answered:", outcome)
         if isinstance(outcome, AppendOutcome) and outcome.index >= 0:
             self.sim.invariants.acknowledged(self, outcome.index + max(outcome.count, 1) - 1)
@@ -234,16 +238,22 @@ class SimProcess:
         token(outcome)
 
     def answer_read(self, token: object, outcome: int | DLedgerError) -> None:
+        if not self.alive:
+            return
         self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "read answered:", outcome)
         assert callable(token)
         token(outcome)
 
     def answer_transfer(self, token: object, outcome: DLedgerError | None) -> None:
+        if not self.alive:
+            return
         self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "transfer answered:", outcome)
         assert callable(token)
         token(outcome)
 
     def role_changed(self, notice: RoleNotice) -> None:
+        if not self.alive:
+            return
         self.sim.trace.add(
             self.sim.clock.now_ms,
             self.node_id,
@@ -264,6 +274,8 @@ class SimProcess:
                     self._open_stream(peer, -1)
 
     def committed(self, committed_index: int) -> None:
+        if not self.alive:
+            return
         self.sim.trace.add(self.sim.clock.now_ms, self.node_id, f"committed {committed_index}")
         self.sim.invariants.advanced(self, committed_index)
         self._apply(committed_index)

@@ -121,7 +121,7 @@ def draw_profile(rng: Random, nodes: int | None = None, on_disk: bool | None = N
         keepalive_ms=rng.choice((80, 300, 900)),
         late_delivery=rng.choice((0.0, 0.3, 0.8)),
         fsync_max_ms=rng.choice((1, 5, 25)),
-        skew=draw.some(0.5, 0.0, 0.15),
+        skew=rng.choice((0.0, 0.1, 0.35)),
         tick_ms=rng.choice((5, 10, 20)),
         preferred_leaders=preferred,
         max_push_bytes=rng.choice((400, 700, 2000)),
@@ -132,7 +132,7 @@ def draw_profile(rng: Random, nodes: int | None = None, on_disk: bool | None = N
         think_max_ms=rng.choice((5, 30, 100)),
         plain_clients=rng.randint(1, 2),
         session_clients=sessions,
-        readers=rng.randint(1, 2),
+        readers=rng.randint(1, 4),
         max_batch=rng.randint(1, 5),
         window=rng.choice((1, 4, 10)),
         # Fewer than there are clients, and their sessions would evict each other for ever.

@@ -130,7 +130,7 @@ def _report(sim: Simulation, options: RunOptions, error: Exception) -> str:
     return "\n".join(
         [
             f"seed {sim.seed} failed at {sim.clock.now_ms} ms: {type(error).__name__}: {error}",
-            *(() if isinstance(error, Violation) else traceback.format_exception(error)[-4:]),
+            *(() if isinstance(error, Violation) else traceback.format_exception(error)[-8:]),
             f"profile: {sim.profile}",
             f"nodes: {sim.summary()}",
             f"the last {TRACE_LINES} events:",

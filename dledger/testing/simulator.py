@@ -14,18 +14,18 @@ random run with faults, clients, healing and the checks at the end.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol, TextIO
 
-from dledger.core.values import CoreConfig, Membership, Role
+from dledger.core.values import CoreConfig, HardState, Membership, Role
 from dledger.errors import DLedgerError
 from dledger.node.admission import AppendLimits
 from dledger.node.replica import Replica, ReplicaConfig
 from dledger.node.shell import AppendOutcome, RoleNotice
 from dledger.store.api import LogStore
-from dledger.store.batch import MAGIC_NORMAL, Batch, decode_entries
+from dledger.store.batch import MAGIC_NORMAL, Batch, decode_entries, encode_batch, max_batch_size
 from dledger.store.disk import CrashKind
 from dledger.store.identity import Identity
 from dledger.testing.clients import submit
@@ -39,6 +39,9 @@ from dledger.testing.sim_disk import SimulatedCrash
 from dledger.testing.stores import DiskHost, MemoryHost, StoreHost, batch_ends
 from dledger.testing.trace import Trace
 from dledger.testing.violation import Violation
+
+
+MAX_LIVES = 1000  # a node that dies in every start would otherwise be restarted for ever
 
 
 class StateMachine(Protocol):
@@ -127,6 +130,7 @@ class Simulation:
         self.nodes = {node_id: self._new_node(node_id) for node_id in profile.node_ids}
         self._replica_type = replica_type
         self._state_machine = state_machine
+        self.preloaded: dict[bytes, Append] = {}
         self._waiting: list[_Waiting] = []
         self._bodies: list[bytes | None] = []  # committed bodies by index; None for internal entries
 
@@ -134,6 +138,25 @@ class Simulation:
         identity = Identity("sim", "sim", node_id, data_file_size=self.profile.data_file_size)
         host: StoreHost = DiskHost(identity) if self.profile.on_disk else MemoryHost(identity)
         return SimNode(node_id, host, self.seeds.take(node_id))
+
+    def preload(self, node_id: str, terms: Sequence[int], hard_state: HardState) -> None:
+        """Before `start`: give a node a durable log, one entry for each of `terms`, and a term and vote.
+
+        Entries of one index and term are the same on all nodes, so their terms before have to be, too.
+        """
+        store, batches = self.nodes[node_id].host.open(), []
+        tail = store.tail
+        for index, term in enumerate(terms):
+            body = b"preloaded %d of term %d" % (index, term)
+            batches.append(encode_batch(tail, term, [body], data_file_size=self.profile.data_file_size))
+            tail = batches[-1].tail
+            append = self.preloaded.setdefault(body, Append([body], None))
+            self.oracle.begin(append)
+        self.invariants.preloaded(node_id, batches, hard_state)
+        store.append(batches)
+        store.save_hard_state(hard_state)
+        store.close()
+        self.nodes[node_id].host.crash(CrashKind.PROCESS, self.nodes[node_id].rng)
 
     # -- time
 
@@ -208,6 +231,8 @@ class Simulation:
         node = self.nodes[node_id]
         assert node.process is None, f"{node_id} is up"
         node.lives += 1
+        if node.lives > MAX_LIVES:
+            raise Violation("liveness", f"{node_id} was restarted {MAX_LIVES} times")
         try:
             store = node.host.open()
             self.invariants.recovered(node_id, batch_ends(store), store.hard_state)
@@ -218,6 +243,7 @@ class Simulation:
         process.disk_factor = node.disk_factor
         node.process = process
         self.trace.add(self.clock.now_ms, node_id, f"up, incarnation {process.incarnation}")
+        process.start()
 
     def crash(self, node_id: str, kind: CrashKind) -> None:
         """SIGKILL the process, or take the power from its machine."""
@@ -407,7 +433,10 @@ class Simulation:
             max_transfer_lag=profile.max_transfer_lag,
         )
         limits = AppendLimits(
-            max_body_bytes=1000, max_batch_bytes=2000, group_bytes=profile.group_bytes, max_sessions=profile.max_sessions
+            max_body_bytes=1000,
+            max_batch_bytes=min(2000, max_batch_size(profile.data_file_size)),
+            group_bytes=profile.group_bytes,
+            max_sessions=profile.max_sessions,
         )
         config = ReplicaConfig(core, limits, cache_bytes=profile.cache_bytes)
         rng = self.seeds.take(f"{process.node_id} core")

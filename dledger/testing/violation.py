@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Violation(AssertionError):  # noqa: N818
+class Violation(AssertionError):
     """A promise was broken in a simulated run. `rule` names the promise."""
 
     def __init__(self, rule: str, detail: str) -> None:

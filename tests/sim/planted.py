@@ -14,7 +14,7 @@ import pytest
 
 from dledger.core import leadership as leadership_module
 from dledger.core import raft as raft_module
-from dledger.core.effects import PersistHardState, ReadReady, Send
+from dledger.core.effects import PersistHardState, ReadReady, TruncateLog
 from dledger.core.following import Following
 from dledger.core.leadership import Leadership
 from dledger.core.log_view import LogView
@@ -28,8 +28,9 @@ from dledger.core.values import HardState, Membership, Role
 from dledger.errors import Code, DLedgerError, NotLeader
 from dledger.node.admission import Admission
 from dledger.node.replica import Replica
-from dledger.node.shell import AppendOutcome, WriteJob
+from dledger.node.shell import AppendOutcome, DiskJob, TruncateJob
 from dledger.store.batch import Batch
+from dledger.testing.process import SimProcess
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -341,22 +342,13 @@ def commit_by_minority(patch: pytest.MonkeyPatch) -> None:
 
 def truncation_not_written(patch: pytest.MonkeyPatch) -> None:
     """A truncation happens in memory only; the disk still has the old entries, and goes on after them."""
+    original = SimProcess.submit
 
-    def truncate(replica: Replica, last_index: int, generation: int) -> None:
-        original(replica, last_index, generation)
+    def submit(process: SimProcess, job: DiskJob) -> None:
+        if not isinstance(job, TruncateJob):
+            original(process, job)
 
-    original = Replica._truncate
-    patch.setattr(Replica, "_truncate", truncate)
-    submit = "dledger.testing.process.SimProcess.submit"
-    from dledger.testing.process import SimProcess
-
-    real_submit = SimProcess.submit
-
-    def only_writes(process: SimProcess, job: Any) -> None:
-        if isinstance(job, WriteJob) or hasattr(job, "number"):
-            real_submit(process, job)
-
-    patch.setattr(submit, only_writes)
+    patch.setattr(SimProcess, "submit", submit)
 
 
 def leader_truncates_itself(patch: pytest.MonkeyPatch) -> None:
@@ -366,8 +358,6 @@ def leader_truncates_itself(patch: pytest.MonkeyPatch) -> None:
     def begin(leadership: Leadership) -> None:
         core = leadership.core
         if core.log.end_index > core.committed_index >= 0 and core.role is Role.LEADER:
-            from dledger.core.effects import TruncateLog
-
             core.log.truncate_after(core.committed_index)
             core.emit(TruncateLog(core.committed_index, core.log.generation))
         original(leadership)
@@ -375,7 +365,7 @@ def leader_truncates_itself(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Leadership, "begin", begin)
 
 
-def goodbye_to_nobody(patch: pytest.MonkeyPatch) -> None:
+def votes_for_several(patch: pytest.MonkeyPatch) -> None:
     """Votes are granted to several candidates of one term."""
     original = RaftCore._judge
 
@@ -385,6 +375,3 @@ def goodbye_to_nobody(patch: pytest.MonkeyPatch) -> None:
         return original(core, request)
 
     patch.setattr(RaftCore, "_judge", judge)
-
-
-_ = Send

@@ -1,0 +1,126 @@
+"""The alarm is tested: each classic mistake is planted, and the simulator has to notice it.
+
+Most are found by seeds as `make sim` runs them. Some need histories that the protocol makes rare by other
+rules, and are looked for under a profile that makes those histories frequent; and some cannot happen at all
+without a message that is out of place, and are found by the named scenario that puts it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from dledger.testing import Profile, RunOptions, Violation, run_seed
+from tests.sim import planted, test_scenarios
+
+MOST_SEEDS = 300
+
+#: Streams and links that break all the time, clocks far apart, many readers.
+ROUGH = Profile(
+    fault_phase_ms=5000,
+    fault_every_ms=100,
+    delay_max_ms=20,
+    spike=0.05,
+    late_delivery=0.9,
+    keepalive_ms=80,
+    think_max_ms=5,
+    fsync_max_ms=5,
+    skew=0.35,
+    readers=4,
+    duplication=0.1,
+)
+DEPOSED_READERS = replace(
+    ROUGH,
+    faults=("isolate", "split", "one_way", "pause", "break_stream"),
+    fault_every_ms=250,
+    keepalive_ms=40,
+)
+BUSY_DISKS = replace(
+    ROUGH,
+    faults=("slow_disk", "stuck_disk", "isolate", "split", "crash_process", "pause"),
+    fsync_max_ms=25,
+    loss=0.02,
+)
+
+BY_SEEDS: list[tuple[planted.Plant, Profile | None]] = [
+    (planted.vote_not_persisted, None),
+    (planted.term_not_persisted, None),
+    (planted.message_before_hard_state, None),
+    (planted.old_term_committed_by_counting, None),
+    (planted.leader_counts_itself_before_durable, None),
+    (planted.follower_acknowledges_before_durable, None),
+    (planted.next_index_off_by_one, None),
+    (planted.previous_term_not_compared, None),
+    (planted.read_before_noop, None),
+    (planted.read_without_round, DEPOSED_READERS),
+    (planted.read_counts_older_round, DEPOSED_READERS),
+    (planted.stale_vote_answer, None),
+    (planted.sessions_not_undone, None),
+    (planted.sessions_without_tail, None),
+    (planted.vote_by_current_term, None),
+    (planted.older_generation_counted, BUSY_DISKS),
+    (planted.commit_not_clamped, None),
+    (planted.leader_again_in_its_own_term, None),
+    (planted.votes_for_several, None),
+    (planted.half_is_a_majority, None),
+    (planted.acknowledged_when_written, None),
+    (planted.unknown_reported_as_failed, None),
+    (planted.truncation_not_written, None),
+    (planted.leader_truncates_itself, None),
+]
+
+BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
+    (planted.blind_truncate, test_scenarios.test_delayed_truncate_of_the_current_leader),
+    (planted.repeated_push_written_again, test_scenarios.test_repeated_and_overlapping_pushes),
+    (planted.stale_push_answer, test_scenarios.test_answer_of_an_older_stream_is_not_counted),
+    (planted.higher_term_ignored, test_scenarios.test_isolated_node_with_a_higher_term_is_taken_back),
+    (planted.old_term_committed_by_counting, test_scenarios.test_figure_8_of_the_raft_paper),
+    (
+        planted.leader_again_in_its_own_term,
+        test_scenarios.test_leader_that_restarts_campaigns_in_a_higher_term,
+    ),
+]
+
+
+def _name(value: object) -> str:
+    return getattr(value, "__name__", "")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("plant", "profile"), BY_SEEDS, ids=_name)
+def test_found_by_seeds(
+    plant: planted.Plant,
+    profile: Profile | None,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
+) -> None:
+    plant(monkeypatch)
+    options = RunOptions(profile=profile)
+    for seed in range(MOST_SEEDS):
+        result = run_seed(seed, options)
+        if result.failure is not None:
+            record_property("seeds", seed + 1)
+            print(f"{plant.__name__}: found by seed {seed + 1} of {MOST_SEEDS}, [{result.rule}]")
+            return
+    pytest.fail(f"{plant.__name__} was not noticed in {MOST_SEEDS} seeds: {plant.__doc__}")
+
+
+@pytest.mark.parametrize(("plant", "scenario"), BY_SCENARIO, ids=_name)
+def test_found_by_scenario(
+    plant: planted.Plant, scenario: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario()
+    plant(monkeypatch)
+    with pytest.raises(AssertionError) as caught:
+        scenario()
+    rule = caught.value.rule if isinstance(caught.value, Violation) else "assertion"
+    print(f"{plant.__name__}: found by {scenario.__name__}, [{rule}]")
+
+
+def test_canary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this one is not seen at once, by every seed, nothing that the simulator says is worth anything."""
+    planted.commit_by_minority(monkeypatch)
+    for seed in range(5):
+        assert run_seed(seed).failure is not None

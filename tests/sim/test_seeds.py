@@ -1,0 +1,41 @@
+"""Random runs: 200 seeds in the test suite; `make sim SEEDS=n` runs any number."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from dledger.testing import RunOptions, run_seed
+from dledger.testing.profile import FAULTS
+
+SEEDS = 200
+CHUNK = 10
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_seeds(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        result = run_seed(seed)
+        assert result.failure is None, result.failure
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("nodes", [3, 5])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_each_size_and_store(nodes: int, on_disk: bool) -> None:
+    """What is asked for is what runs; and much of what can happen does happen."""
+    counts: Counter[str] = Counter()
+    for seed in range(5000, 5008):
+        result = run_seed(seed, RunOptions(nodes=nodes, on_disk=on_disk))
+        assert result.failure is None, result.failure
+        assert (result.profile.nodes, result.profile.on_disk) == (nodes, on_disk)
+        counts += result.counts
+    expected = ["elections won", "truncations", "crashes: power", "crashes: process", "leader streams lost"]
+    expected += ["duplicates answered", "reads", "pushes loaded from disk", "checkpoints", "graceful stops"]
+    expected += ["pauses", "messages lost", "messages repeated", "transfers done", "appends acknowledged"]
+    if on_disk:
+        expected.append("crashes: inside a disk operation")
+    assert not [name for name in expected if not counts[name]], counts
+    assert not [name for name in FAULTS if not counts[f"faults: {name}"]], counts
