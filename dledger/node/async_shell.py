@@ -111,6 +111,8 @@ class AsyncShell:
 
     def read_index(self) -> asyncio.Future[int]:
         """The read point of this node as leader; the future fails with NotLeader if it is none."""
+        for link in self._links.values():  # whoever asks is about to wait for what was committed
+            link.send_commit()
         future: asyncio.Future[int] = self._loop.create_future()
         self._step(self._replica.read_index, future)
         return future
@@ -248,8 +250,12 @@ class AsyncShell:
         self._readable.committed(committed_index)
 
     def fatal(self, error: DLedgerError) -> None:
-        self._dead = True
+        self.give_up()
         self._on_fatal(error)
+
+    def give_up(self) -> None:
+        """The replica is not run any more. Any thread."""
+        self._dead = True
 
     # -- helpers ------------------------------------------------------------------------------------------
 

@@ -159,7 +159,7 @@ class NodeServer:
             store,
             store.identity.flush_mode,
             deliver=shell.disk_reported,
-            on_fatal=self._on_fatal,
+            on_fatal=self._disk_failed,
             metrics=self.metrics,
             flush_interval_ms=config.timing.flush_interval_ms,
         )
@@ -258,6 +258,11 @@ class NodeServer:
             cause=notice.cause,
             role_epoch=notice.role_epoch,
         )
+
+    def _disk_failed(self, error: DLedgerError) -> None:
+        """On the disk thread, at once: the loop may be busy, and must promise nothing more."""
+        self._shell.give_up()
+        self._on_fatal(error)
 
     def _checkpoint(self) -> None:
         self._shell.checkpoint()

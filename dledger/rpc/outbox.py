@@ -22,6 +22,11 @@ class Outbox(Generic[T]):
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def last(self) -> T | None:
+        """What was put last, if it still waits."""
+        return self._waiting[-1] if self._waiting else None
+
     def put(self, item: T) -> None:
         self._waiting.append(item)
         self._rouse()

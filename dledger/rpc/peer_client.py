@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from dledger.core.messages import (
+    Commit,
     Heartbeat,
     HeartbeatResponse,
     PushMessage,
@@ -32,7 +33,7 @@ Question = VoteRequest | Heartbeat | TakeLeadership
 Answer = VoteResponse | HeartbeatResponse | TakeLeadershipResponse
 
 
-class PeerUnreachable(Exception):  # noqa: N818 - a fact of life, not an error
+class PeerUnreachable(Exception):
     """No answer: no connection, a deadline, a broken stream. Says nothing of what the peer did."""
 
 
@@ -86,10 +87,20 @@ class PushClient:
         self._envelope = envelope
         self._call = call
         self._outbox: Outbox[pb.PushRequest] = Outbox()
+        self._commit: pb.PushRequest | None = None  # the last COMMIT that was put
 
     def put(self, message: PushMessage, payload: bytes | None) -> None:
-        """Queue a message. How much may wait is bounded by the core, in bytes in flight."""
-        self._outbox.put(convert.push_to_pb(message, payload))
+        """Queue a message. How much may wait is bounded by the core, in bytes in flight; for COMMITs, which
+        have no bytes, by keeping only the newest of those that follow each other."""
+        if isinstance(message, Commit):
+            waiting = self._commit
+            if waiting is not None and self._outbox.last is waiting:
+                waiting.committed_index = message.committed_index
+                return
+            self._commit = convert.push_to_pb(message, None)
+            self._outbox.put(self._commit)
+        else:
+            self._outbox.put(convert.push_to_pb(message, payload))
 
     def finish(self) -> None:
         """End the stream after what was put."""

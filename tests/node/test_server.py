@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from dledger.errors import Code, DLedgerError
 from dledger.rpc.channels import open_channel
@@ -76,6 +77,11 @@ async def test_health_and_reflection(tmp_path: Path) -> None:
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.aio.AioRpcError):
             await stub.Check(health_pb2.HealthCheckRequest(service="nothing"))
+        names = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+            iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        )
+        listed = {s.name for s in (await names.read()).list_services_response.service}
+        assert {"dledger.v1.LogService", "dledger.v1.AdminService", "grpc.health.v1.Health"} <= listed
 
 
 async def test_linearizable_reads_on_every_node(tmp_path: Path) -> None:
