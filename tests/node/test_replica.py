@@ -111,7 +111,7 @@ def test_nothing_gathered_is_left_behind_when_a_transfer_fails() -> None:
     world = World("a", "b", "c")
     leader = world.elect("a")
     leader.append(0, b"first")
-    leader.append(1, b"gathered")
+    leader.append(1, b"gathered", timeout_ms=5000)
     leader.replica.transfer(leader.now, "t", "b")
     leader.disk()
     leader.shell.sent = [s for s in leader.shell.sent if isinstance(s.message, Append)]
