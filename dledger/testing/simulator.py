@@ -40,7 +40,6 @@ from dledger.testing.stores import DiskHost, MemoryHost, StoreHost, batch_ends
 from dledger.testing.trace import Trace
 from dledger.testing.violation import Violation
 
-
 MAX_LIVES = 1000  # a node that dies in every start would otherwise be restarted for ever
 
 

@@ -476,7 +476,7 @@ def test_loss_of_one_stream_deposes_nobody() -> None:
 
 
 def test_power_loss_of_all_nodes_at_once_loses_nothing() -> None:
-    for wait_ms in range(0, 12):
+    for wait_ms in range(12):
         c = Cluster(on_disk=wait_ms % 2 == 1)
         leader = c.begin()
         attempts = [c.write(leader, 2) for _ in range(3)]
