@@ -56,7 +56,7 @@ class NodeGrpc:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, answer those that wait, cut what is left after `grace_s` seconds. May be called again."""
+        """Refuse new calls, answer those that wait, cut what is left after `grace_s` seconds. Repeatable."""
         if not self._serving:
             return
         self._serving = False

@@ -158,3 +158,16 @@ async def test_a_node_that_cannot_start_says_why_and_ends(tmp_path: Path) -> Non
         cluster.expect_end("n1")
         assert await cluster.ended("n1") == 2
         assert "did you mean node_id?" in cluster.log_of("n1")
+
+
+async def test_a_node_whose_files_vanish_ends_itself_and_the_others_go_on(tmp_path: Path) -> None:
+    async with ProcessCluster(tmp_path) as cluster:
+        leader = await cluster.leader()
+        async with Workload(cluster) as load:
+            await load.progress(20)
+            cluster.expect_end(leader)
+            for path in (tmp_path / leader / "data").iterdir():
+                path.unlink()
+            assert await cluster.ended(leader) == 74
+            await load.progress(50)
+        assert 'event="fatal: the node stops"' in cluster.log_of(leader)
