@@ -11,7 +11,15 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from dledger.core.messages import Heartbeat, Message, PushMessage, PushResponse, TakeLeadership, VoteRequest
+from dledger.core.messages import (
+    Commit,
+    Heartbeat,
+    Message,
+    PushMessage,
+    PushResponse,
+    TakeLeadership,
+    VoteRequest,
+)
 from dledger.errors import InvalidRequest
 from dledger.node.logs import get_logger
 from dledger.rpc.envelope import Identity
@@ -25,6 +33,8 @@ _BACKOFF_MAX_S = 0.5
 #: A stream that lived for so long was a good one: it is opened again at once.
 _GOOD_LIFE_S = 1.0
 _DRAIN_S = 1.0
+#: A word about a commit alone waits so long for a push to travel with: it costs as much as a push does.
+_COMMIT_WAIT_S = 0.005
 
 
 class PeerEvents(Protocol):
@@ -59,6 +69,9 @@ class PeerLink:
         self._keeper: asyncio.Task[None] | None = None
         self._stream: PushClient | None = None
         self._last_refusal = ""
+        self._held_commit: Commit | None = None  # any other push says as much, and replaces it
+        self._held_since = 0.0
+        self._commit_timer: asyncio.TimerHandle | None = None
 
     @property
     def is_connected(self) -> bool:
@@ -78,8 +91,34 @@ class PeerLink:
     def push(self, message: PushMessage, payload: bytes | None) -> None:
         """Put a message on the stream it names, or nowhere if that is gone."""
         stream = self._stream
-        if stream is not None and stream.stream_id == message.stream_id:
+        if stream is None or stream.stream_id != message.stream_id:
+            return
+        if not isinstance(message, Commit):
+            self._held_commit = None
             stream.put(message, payload)
+            return
+        loop = asyncio.get_running_loop()
+        self._held_commit, self._held_since = message, loop.time()
+        if self._commit_timer is None:
+            self._commit_timer = loop.call_later(_COMMIT_WAIT_S, self._on_commit_timer)
+
+    def send_commit(self) -> None:
+        """Let a word about a commit that waits for company go now."""
+        message, self._held_commit = self._held_commit, None
+        stream = self._stream
+        if message is not None and stream is not None and stream.stream_id == message.stream_id:
+            stream.put(message, None)
+
+    def _on_commit_timer(self) -> None:
+        self._commit_timer = None
+        if self._held_commit is None:
+            return
+        loop = asyncio.get_running_loop()
+        due = self._held_since + _COMMIT_WAIT_S
+        if due - loop.time() > _COMMIT_WAIT_S / 10:
+            self._commit_timer = loop.call_at(due, self._on_commit_timer)
+        else:
+            self.send_commit()
 
     def lead(self) -> None:
         """Keep a push stream open from now on. A new leadership gets a new stream."""
@@ -99,6 +138,8 @@ class PeerLink:
             asyncio.get_running_loop().call_later(_DRAIN_S, keeper.cancel)
 
     async def close(self) -> None:
+        if self._commit_timer is not None:
+            self._commit_timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
