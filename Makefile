@@ -86,8 +86,12 @@ format: $(DEV) ## Format the code and sort its imports (seconds)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+# The oldest generator that the code may need at run time decides which grpcio and protobuf users must have.
+PROTO_TOOLS := build/proto-tools
 proto: $(DEV) ## Generate dledger/v1 from proto/ (seconds)
-	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO_FILES)
+	@test -x $(PROTO_TOOLS)/bin/python || $(BIN)/python -m venv $(PROTO_TOOLS)
+	@$(PROTO_TOOLS)/bin/python -m pip --disable-pip-version-check install --quiet grpcio-tools==1.76.0
+	@$(PROTO_TOOLS)/bin/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO_FILES)
 
 sim: $(DEV) ## Simulated clusters under faults, one per seed (about a second per seed; SEEDS=200)
 	@$(BIN)/python -m dledger.testing --seeds $(SEEDS) $(ARGS)

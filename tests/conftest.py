@@ -1,10 +1,15 @@
-"""Says loudly when the page was not looked at in a browser."""
+"""For all tests: what a run without a browser says, and how hypothesis runs on a busy machine."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 
 from tests.status.browser import DID_NOT_RUN
+
+# A machine that is busy is no bug.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -77,7 +77,7 @@ class Fault(Enum):
     EMPTY = "empty"  # zeros: nothing was written here
 
 
-class DamagedBatch(StorageError):  # noqa: N818 - named like the rest of dledger.errors
+class DamagedBatch(StorageError):
     """No valid batch at a place where one was expected. Names the index, the position and what is wrong."""
 
     default_code = Code.DATA_DAMAGED

@@ -130,7 +130,7 @@ class FollowerStatus(_message.Message):
     lag_bytes: int
     inflight_bytes: int
     last_contact_ms: int
-    def __init__(self, node_id: _Optional[str] = ..., connected: _Optional[bool] = ..., push_state: _Optional[str] = ..., match_index: _Optional[int] = ..., lag_entries: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., inflight_bytes: _Optional[int] = ..., last_contact_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., connected: bool = ..., push_state: _Optional[str] = ..., match_index: _Optional[int] = ..., lag_entries: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., inflight_bytes: _Optional[int] = ..., last_contact_ms: _Optional[int] = ...) -> None: ...
 
 class ElectionEvent(_message.Message):
     __slots__ = ("unix_ms", "term", "role", "leader_id", "cause")

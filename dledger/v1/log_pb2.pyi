@@ -55,7 +55,7 @@ class AppendRequest(_message.Message):
     session: SessionRef
     open_session: bool
     timeout_ms: int
-    def __init__(self, group: _Optional[str] = ..., request_id: _Optional[int] = ..., bodies: _Optional[_Iterable[bytes]] = ..., session: _Optional[_Union[SessionRef, _Mapping]] = ..., open_session: _Optional[bool] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, group: _Optional[str] = ..., request_id: _Optional[int] = ..., bodies: _Optional[_Iterable[bytes]] = ..., session: _Optional[_Union[SessionRef, _Mapping]] = ..., open_session: bool = ..., timeout_ms: _Optional[int] = ...) -> None: ...
 
 class AppendResponse(_message.Message):
     __slots__ = ("request_id", "status", "index", "count", "term", "pos", "duplicate", "position_forgotten")
@@ -75,7 +75,7 @@ class AppendResponse(_message.Message):
     pos: int
     duplicate: bool
     position_forgotten: bool
-    def __init__(self, request_id: _Optional[int] = ..., status: _Optional[_Union[Status, _Mapping]] = ..., index: _Optional[int] = ..., count: _Optional[int] = ..., term: _Optional[int] = ..., pos: _Optional[int] = ..., duplicate: _Optional[bool] = ..., position_forgotten: _Optional[bool] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., status: _Optional[_Union[Status, _Mapping]] = ..., index: _Optional[int] = ..., count: _Optional[int] = ..., term: _Optional[int] = ..., pos: _Optional[int] = ..., duplicate: bool = ..., position_forgotten: bool = ...) -> None: ...
 
 class ReadRequest(_message.Message):
     __slots__ = ("group", "from_index", "count", "follow", "mode", "format", "include_internal")
@@ -93,7 +93,7 @@ class ReadRequest(_message.Message):
     mode: ReadMode
     format: ReadFormat
     include_internal: bool
-    def __init__(self, group: _Optional[str] = ..., from_index: _Optional[int] = ..., count: _Optional[int] = ..., follow: _Optional[bool] = ..., mode: _Optional[_Union[ReadMode, str]] = ..., format: _Optional[_Union[ReadFormat, str]] = ..., include_internal: _Optional[bool] = ...) -> None: ...
+    def __init__(self, group: _Optional[str] = ..., from_index: _Optional[int] = ..., count: _Optional[int] = ..., follow: bool = ..., mode: _Optional[_Union[ReadMode, str]] = ..., format: _Optional[_Union[ReadFormat, str]] = ..., include_internal: bool = ...) -> None: ...
 
 class Entry(_message.Message):
     __slots__ = ("index", "term", "pos", "body", "magic")

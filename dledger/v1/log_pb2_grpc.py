@@ -5,7 +5,7 @@ import warnings
 
 from dledger.v1 import log_pb2 as dledger_dot_v1_dot_log__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class LogServiceStub:
+class LogServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -56,7 +56,7 @@ class LogServiceStub:
                 _registered_method=True)
 
 
-class LogServiceServicer:
+class LogServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Append(self, request, context):
@@ -120,7 +120,7 @@ def add_LogServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class LogService:
+class LogService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

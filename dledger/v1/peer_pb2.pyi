@@ -45,7 +45,7 @@ class VoteRequest(_message.Message):
     pre_vote: bool
     transfer: bool
     round: int
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., pre_vote: _Optional[bool] = ..., transfer: _Optional[bool] = ..., round: _Optional[int] = ...) -> None: ...
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., pre_vote: bool = ..., transfer: bool = ..., round: _Optional[int] = ...) -> None: ...
 
 class VoteResponse(_message.Message):
     __slots__ = ("refusal", "term", "vote_result", "pre_vote", "round", "incarnation")
@@ -61,7 +61,7 @@ class VoteResponse(_message.Message):
     pre_vote: bool
     round: int
     incarnation: int
-    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., vote_result: _Optional[int] = ..., pre_vote: _Optional[bool] = ..., round: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., vote_result: _Optional[int] = ..., pre_vote: bool = ..., round: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("envelope", "term", "round", "committed_index")
@@ -87,7 +87,7 @@ class HeartbeatResponse(_message.Message):
     round: int
     success: bool
     incarnation: int
-    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., success: _Optional[bool] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., success: bool = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class PushRequest(_message.Message):
     __slots__ = ("envelope", "term", "stream_id", "committed_index", "compare", "truncate", "append", "commit", "goodbye")

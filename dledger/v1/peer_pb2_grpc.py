@@ -5,7 +5,7 @@ import warnings
 
 from dledger.v1 import peer_pb2 as dledger_dot_v1_dot_peer__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class PeerServiceStub:
+class PeerServiceStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -56,7 +56,7 @@ class PeerServiceStub:
                 _registered_method=True)
 
 
-class PeerServiceServicer:
+class PeerServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Vote(self, request, context):
@@ -116,7 +116,7 @@ def add_PeerServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class PeerService:
+class PeerService(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
