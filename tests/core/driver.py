@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from dledger.core.effects import (
     AppendNoop,
+    CommitAdvanced,
     Effect,
     Fatal,
     PersistHardState,
@@ -24,6 +25,7 @@ from dledger.core.events import (
     Event,
     Pushed,
     Receive,
+    Settled,
     Stored,
     StreamUp,
     Tick,
@@ -169,6 +171,8 @@ class Node:
                 case StoreEntries() | TruncateLog():
                     if self.fast_disk:
                         queue += self.core.step(Stored(log.end_index, log.end_term, log.generation), self.now)
+                case CommitAdvanced():
+                    queue += self.core.step(Settled(), self.now)
                 case _:
                     pass
 
