@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dledger.core.messages import Append, Message
-from dledger.core.values import HardState, Role
+from dledger.core.values import Base, HardState, Role
 from dledger.errors import Code
 
 
@@ -62,6 +62,14 @@ class TruncateLog:
 
 
 @dataclass(frozen=True, slots=True)
+class ResetLog:
+    """Forget the whole log and begin after `base`. Completions of older generations are void."""
+
+    base: Base
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class CommitAdvanced:
     committed_index: int
 
@@ -113,6 +121,7 @@ Effect = (
     | AppendNoop
     | StoreEntries
     | TruncateLog
+    | ResetLog
     | CommitAdvanced
     | RoleChanged
     | ReadReady

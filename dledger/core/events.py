@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dledger.core.messages import Message
+from dledger.core.values import Base
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. Timers are judged by the `now_ms` that goes with every event."""
+    """Time has passed. Timers are judged by the `now_ms` that goes with every event. `fsync_began_ms`: when
+    the fsync that is under way began, on the same clock; None: none is."""
+
+    fsync_began_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,22 @@ class TransferRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Fitness:
+    """What this node is fit for has changed: damaged below its end, without room, or waiting for a state
+    image, it does not campaign; a leader without room hands over to a peer that has some."""
+
+    may_lead: bool
+    has_room: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """A committed PURGE is being carried out: the log begins after `base` now."""
+
+    base: Base
+
+
+@dataclass(frozen=True, slots=True)
 class Settled:
     """Leader: all that a commit released has been appended and pushed. Followers that nothing was pushed to
     are told the committed index now."""
@@ -109,4 +129,6 @@ Event = (
     | ReadIndexRequest
     | TransferRequest
     | Settled
+    | Fitness
+    | Purged
 )

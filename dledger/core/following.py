@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dledger.core.effects import StoreEntries, TruncateLog
+from dledger.core.effects import ResetLog, StoreEntries, TruncateLog
 from dledger.core.messages import (
     Append,
     Commit,
     Compare,
     Goodbye,
+    InstallBase,
     PushMessage,
     PushResponse,
     PushType,
@@ -33,6 +34,7 @@ _TYPES: dict[type, PushType] = {
     Truncate: PushType.TRUNCATE,
     Commit: PushType.COMMIT,
     Goodbye: PushType.GOODBYE,
+    InstallBase: PushType.INSTALL_BASE,
 }
 
 
@@ -73,6 +75,8 @@ class Following:
                 self._compare(peer, message, chain_matches)
             case Truncate():
                 self._truncate(peer, message)
+            case InstallBase():
+                self._install_base(peer, message)
             case Goodbye():
                 self.said_goodbye = True
             case Commit():
@@ -117,6 +121,22 @@ class Following:
         self._answer(peer, message, Code.SUCCESS, message.index)
         self.acked_index = -1
         self.acknowledge()
+
+    def _install_base(self, peer: str, message: InstallBase) -> None:
+        """The leader's log begins after ours ends. `base` is committed, so nothing that counts is lost."""
+        core, log, base = self.core, self.core.log, message.base
+        if base.index > log.base.index and not log.holds(base.index, base.term):
+            if base.index <= core.committed_index:
+                core.fatal(
+                    Code.INCONSISTENT_INDEX,
+                    f"leader {peer} of term {core.term} has another entry at {base.index}, committed here",
+                )
+                return
+            log.reset_to(base)
+            core.committed_index = max(core.committed_index, base.index)
+            core.emit(ResetLog(base, log.generation))
+        log.verified_index = max(log.verified_index, min(base.index, log.end_index))
+        self._answer(peer, message, Code.SUCCESS, base.index)
 
     def _truncate(self, peer: str, message: Truncate) -> None:
         log = self.core.log
@@ -226,6 +246,8 @@ class Following:
                 core.log.end_index,
                 conflict_term,
                 conflict_index,
+                counts=not core.hard_state.is_barred,
+                awaits_new_term=core.hard_state.is_barred and not core.hard_state.rejoining,
             ),
         )
 

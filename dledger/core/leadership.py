@@ -22,6 +22,7 @@ from dledger.core.messages import (
     Goodbye,
     Heartbeat,
     HeartbeatResponse,
+    InstallBase,
     PushResponse,
     PushType,
     TakeLeadership,
@@ -37,6 +38,7 @@ from dledger.errors import Code
 if TYPE_CHECKING:
     from dledger.core.raft import RaftCore
 
+_PROBES = (PushType.COMPARE, PushType.INSTALL_BASE)
 NOBODY_ASKED = -1  # request_id of a transfer to a preferred leader
 
 
@@ -123,7 +125,7 @@ class Leadership:
             self._probe_later(p, min(p.next_index - 1, self.core.log.end_index))
             return
         assert event.first_index == p.next_index
-        p.pushed(event.last_index, event.byte_size)
+        p.pushed(event.last_index, event.byte_size, self.core.now_ms)
         p.committed_sent = self.core.committed_index
         self._push(p)
 
@@ -169,15 +171,21 @@ class Leadership:
         p = self.progress.get(peer)
         if p is None or response.node_id != peer or response.term != self.term:
             return
+        p.counts = response.counts
+        if not response.counts:
+            p.match_index = -1  # of a former life, perhaps: it holds for nobody
         if isinstance(response, HeartbeatResponse):
-            if response.success:
+            p.has_room = response.has_room
+            if response.success and response.counts:
                 p.last_contact_ms = self.core.now_ms
                 p.acked_round = max(p.acked_round, response.round)
                 self._confirm_reads()
             return
         if response.stream_id != p.stream_id or p.state is PushState.DISCONNECTED:
             return  # rule 6: the answer belongs to an older stream
-        p.last_contact_ms = self.core.now_ms
+        if response.counts:
+            p.last_contact_ms = self.core.now_ms
+        p.awaits_new_term = response.awaits_new_term
         self._push_response(p, response)
 
     def _push_response(self, p: Progress, response: PushResponse) -> None:
@@ -186,11 +194,11 @@ class Leadership:
             if response.index > log.end_index:
                 return  # nobody can hold more of our log than we do: not a answer to believe
             if response.type is PushType.APPEND:
-                if p.acknowledged(response.index):
+                if p.acknowledged(response.index, counts=response.counts):
                     self.advance_commit()
                     self._advance_handover()
                 self._push(p)
-            elif response.type is PushType.COMPARE and p.is_answer_to_probe(response.index):
+            elif response.type in _PROBES and p.is_answer_to_probe(response.index):
                 self._matched(p, response)
         elif response.type in (PushType.COMPARE, PushType.APPEND):
             expected = PushState.COMPARE if response.type is PushType.COMPARE else PushState.APPEND
@@ -229,8 +237,22 @@ class Leadership:
         probe = max(log.base.index, min(probe, failed - 1))
         if probe < failed:
             self._probe(p, probe)
-        else:  # our log begins above the end of the follower's
-            self._probe_later(p, probe)
+        else:  # our log begins above the end of the follower's: it has to begin where ours does
+            self._install_base(p)
+
+    def _install_base(self, p: Progress) -> None:
+        core, base = self.core, self.core.log.base
+        p.probe_again()
+        p.probe_index = base.index
+        core.send(p.peer, InstallBase(self.term, core.node_id, p.stream_id, core.committed_index, base))
+
+    def purged(self) -> None:
+        """Our log begins later now: who needs what is gone begins there, too."""
+        base = self.core.log.base
+        for p in self.progress.values():
+            needs = p.next_index if p.state is PushState.APPEND else p.probe_index + 1
+            if p.state is not PushState.DISCONNECTED and needs <= base.index:
+                self._install_base(p)
 
     # -- committing ---------------------------------------------------------------------------------------
 
@@ -271,6 +293,12 @@ class Leadership:
         if not self._has_quorum():
             core.step_down("quorum-lost")
             return
+        if core.disk_is_stuck and self._others_disks_work():
+            core.step_down("disk-stalled")
+            return
+        if self._somebody_awaits_a_term():
+            core.campaign("rejoined-peer", transfer=True)
+            return
         if core.now_ms >= self.next_heartbeat_ms:
             self._heartbeat()
         for p in self.progress.values():
@@ -285,6 +313,22 @@ class Leadership:
     def _has_quorum(self) -> bool:
         """Check-quorum: has a majority answered within the least election time-out?"""
         return is_majority(self.core.membership, {self.core.node_id, *self._in_contact()})
+
+    def _others_disks_work(self) -> bool:
+        """Rule 9: has a majority, without us, acknowledged data that was pushed after our fsync began? If all
+        disks are slow, or are one disk, handing leadership round would help nobody."""
+        began = self.core.fsync_began_ms
+        assert began is not None
+        fast = {peer for peer, p in self.progress.items() if p.counts and p.acked_pushed_ms >= began}
+        return is_majority(self.core.membership, fast)
+
+    def _somebody_awaits_a_term(self) -> bool:
+        """Rule 11: a rejoined node that holds our log counts from the next term on; begin it, once the
+        no-op of this one is committed, so that terms are not burnt in a row."""
+        if not self.noop_is_committed or self.handover:
+            return False
+        near = self.core.log.end_index - self.core.config.max_transfer_lag
+        return any(p.awaits_new_term and p.stored_index >= near for p in self.progress.values())
 
     def _in_contact(self) -> list[str]:
         oldest = self.core.now_ms - self.core.timing.election_min_ms
@@ -343,6 +387,8 @@ class Leadership:
         if target == core.node_id:
             return None
         p = self.progress[target]
+        if not p.counts or not p.has_room:
+            return Code.ILLEGAL_MEMBER_STATE, f"{target} is rejoining, or its disk is full"
         if p.state is not PushState.APPEND or target not in self._in_contact():
             return Code.FALL_BEHIND_TOO_MUCH, f"{target} is not connected, or has not been compared yet"
         lag = core.log.end_index - p.match_index
@@ -352,7 +398,11 @@ class Leadership:
 
     def _best_peer(self) -> str | None:
         contact = self._in_contact()
-        able = [p for p in self.progress.values() if p.state is PushState.APPEND and p.peer in contact]
+        able = [
+            p
+            for p in self.progress.values()
+            if p.state is PushState.APPEND and p.peer in contact and p.counts and p.has_room
+        ]
         if not able:
             return None
         preferred = self.core.config.preferred_leaders

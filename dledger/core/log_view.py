@@ -97,6 +97,30 @@ class LogView:
         self.generation += 1
         self._check()
 
+    def purge(self, base: Base) -> None:
+        """Forget the entries up to `base`, which is durable here and committed."""
+        assert self.base.index <= base.index <= self.durable_index, (base, self)
+        if base.index == self.base.index:
+            return
+        assert self.term_at(base.index) == base.term
+        self.base = base
+        while len(self._starts) > 1 and self._starts[1] <= self.begin_index:
+            del self._starts[0], self._runs[0]
+        if self.end_index == base.index:
+            self._starts.clear()
+            self._runs.clear()
+        self._check()
+
+    def reset_to(self, base: Base) -> None:
+        """Forget everything and begin after `base`, in a new generation."""
+        assert base.index > self.base.index
+        self.base = base
+        self._starts.clear()
+        self._runs.clear()
+        self.end_index = self.durable_index = self.verified_index = base.index
+        self.generation += 1
+        self._check()
+
     def stored(self, last_index: int, term: int, generation: int) -> bool:
         """A write has become durable. False if it is void: of an older generation, or gone."""
         if generation != self.generation or last_index > self.end_index:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from dledger.core.values import TermRun, VoteResult
+from dledger.core.values import Base, TermRun, VoteResult
 from dledger.errors import Code
 
 
@@ -59,6 +59,8 @@ class HeartbeatResponse:
     node_id: str
     round: int
     success: bool  # False: the sender's term is higher, or the message was not from its leader
+    counts: bool = True  # False: a rejoining node; its answer is no part of any majority (rule 11)
+    has_room: bool = True  # False: its disk is full; leadership is not handed to it (rule 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,18 @@ class Goodbye:
     reason: str
 
 
-PushMessage = Compare | Truncate | Append | Commit | Goodbye
+@dataclass(frozen=True, slots=True)
+class InstallBase:
+    """Your log ends before mine begins: forget it and begin after `base`."""
+
+    term: int
+    leader_id: str
+    stream_id: int
+    committed_index: int
+    base: Base
+
+
+PushMessage = Compare | Truncate | Append | Commit | Goodbye | InstallBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +160,26 @@ class PushResponse:
     ledger_end_index: int
     conflict_term: int = -1
     conflict_index: int = -1
+    counts: bool = True  # False: the node is barred; what it stores is no part of any majority (rule 11)
+    awaits_new_term: bool = False  # it has all it must have, and will count from the next term on
+
+
+@dataclass(frozen=True, slots=True)
+class PositionRequest:
+    """A rejoining node asks every other member how far the log may have been acknowledged."""
+
+    term: int
+    node_id: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionResponse:
+    term: int
+    node_id: str
+    round: int
+    ledger_end_term: int
+    ledger_end_index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +203,8 @@ Message = (
     | HeartbeatResponse
     | PushMessage
     | PushResponse
+    | PositionRequest
+    | PositionResponse
     | TakeLeadership
     | TakeLeadershipResponse
 )

@@ -16,8 +16,12 @@ class Progress:
     """One follower, as seen by the leader of the current term."""
 
     __slots__ = (
+        "acked_pushed_ms",
         "acked_round",
+        "awaits_new_term",
         "committed_sent",
+        "counts",
+        "has_room",
         "incarnation",
         "inflight",
         "inflight_bytes",
@@ -29,6 +33,7 @@ class Progress:
         "probe_due_ms",
         "probe_index",
         "state",
+        "stored_index",
         "stream_id",
     )
 
@@ -37,12 +42,18 @@ class Progress:
         self.state = PushState.DISCONNECTED
         self.stream_id = -1  # of the newest stream; answers of older ones are dropped
         self.incarnation = -1
-        self.match_index = -1  # durable there and equal to our log
+        self.match_index = -1  # durable there, equal to our log, and counting for a majority
+        self.stored_index = -1  # the same of a node that does not count (yet): rule 11
+        self.counts = True
+        self.awaits_new_term = False
+        self.has_room = True
+        self.acked_pushed_ms = -1  # when what it acknowledged last was pushed
         self.next_index = 0  # first index not yet pushed on this stream
         self.probe_index = -1
         self.probe_due_ms: int | None = None  # the probe at probe_index waits until then
         self.loading = False  # a PushRange is out and its Pushed has not come back
-        self.inflight: deque[tuple[int, int]] = deque()  # (last_index, bytes) of pushes not acknowledged
+        # (last_index, bytes, when) of pushes not acknowledged
+        self.inflight: deque[tuple[int, int, int]] = deque()
         self.inflight_bytes = 0
         self.committed_sent = -1
         self.acked_round = -1  # highest heartbeat round it has answered
@@ -53,7 +64,7 @@ class Progress:
         it may have lost it (design rule 11)."""
         assert stream_id > self.stream_id, f"stream id {stream_id} after {self.stream_id}"
         if incarnation != self.incarnation:
-            self.match_index = -1
+            self.match_index = self.stored_index = -1
             self.incarnation = incarnation
         self.stream_id = stream_id
         self._reset(PushState.COMPARE)
@@ -83,18 +94,20 @@ class Progress:
         self.probe_due_ms = None
         self.next_index = index + 1
 
-    def pushed(self, last_index: int, byte_size: int) -> None:
+    def pushed(self, last_index: int, byte_size: int, now_ms: int) -> None:
         assert self.state is PushState.APPEND and last_index >= self.next_index
         self.next_index = last_index + 1
-        self.inflight.append((last_index, byte_size))
+        self.inflight.append((last_index, byte_size, now_ms))
         self.inflight_bytes += byte_size
 
-    def acknowledged(self, index: int) -> bool:
-        """Durable and verified up to `index`. Returns whether that is news."""
+    def acknowledged(self, index: int, *, counts: bool = True) -> bool:
+        """Durable and verified up to `index`. Returns whether that is news for a majority."""
         while self.inflight and self.inflight[0][0] <= index:
-            self.inflight_bytes -= self.inflight.popleft()[1]
+            _, byte_size, self.acked_pushed_ms = self.inflight.popleft()
+            self.inflight_bytes -= byte_size
         assert self.inflight_bytes >= 0
-        if index <= self.match_index:
+        self.stored_index = max(self.stored_index, index)
+        if not counts or index <= self.match_index:
             return False
         self.match_index = index
         return True

@@ -27,7 +27,9 @@ from dledger.core.election import Candidacy, Shortcut, compare_logs
 from dledger.core.events import (
     Appended,
     Event,
+    Fitness,
     LeaderStreamLost,
+    Purged,
     Pushed,
     ReadIndexRequest,
     Receive,
@@ -49,7 +51,10 @@ from dledger.core.messages import (
     Goodbye,
     Heartbeat,
     HeartbeatResponse,
+    InstallBase,
     Message,
+    PositionRequest,
+    PositionResponse,
     PushResponse,
     TakeLeadership,
     TakeLeadershipResponse,
@@ -57,6 +62,7 @@ from dledger.core.messages import (
     VoteRequest,
     VoteResponse,
 )
+from dledger.core.rejoining import Rejoining
 from dledger.core.values import CoreConfig, HardState, Role, VoteResult
 from dledger.errors import Code
 
@@ -98,6 +104,10 @@ class RaftCore:
         self.shortcut: Shortcut | None = None
         self.leadership: Leadership | None = None
         self.following = Following(self)
+        self.rejoining = Rejoining(self)
+        self.may_lead = True  # not so while damaged, without room, or waiting for a state image
+        self.has_room = True
+        self.fsync_began_ms: int | None = None
         self.successor_awaited: Handover | None = None
         self._announced: tuple[Role, int, str | None] | None = None
         self.stopped: Fatal | None = None
@@ -143,8 +153,16 @@ class RaftCore:
         match event:
             case Receive():
                 self._receive(event)
-            case Tick():
+            case Tick(fsync_began_ms):
+                self.fsync_began_ms = fsync_began_ms
+                self.rejoining.tick()
                 self._tick()
+            case Fitness(may_lead, has_room):
+                self.may_lead, self.has_room = may_lead, has_room
+            case Purged(base):
+                self.log.purge(base)
+                if self.leadership:
+                    self.leadership.purged()
             case Stored():
                 self._stored(event)
             case Settled():
@@ -201,9 +219,14 @@ class RaftCore:
             case HeartbeatResponse() | PushResponse():
                 if not self._higher_term(message.term) and self.leadership:
                     self.leadership.on_response(peer, message)
-            case Compare() | Truncate() | Append() | Commit() | Goodbye():
+            case Compare() | Truncate() | Append() | Commit() | Goodbye() | InstallBase():
                 if message.leader_id == peer:
                     self.following.on_push(peer, message, event.chain_matches)
+            case PositionRequest():
+                self.rejoining.on_request(peer, message)
+            case PositionResponse():
+                self._higher_term(message.term)
+                self.rejoining.on_response(peer, message)
             case TakeLeadership():
                 self._take_leadership(peer, message)
             case TakeLeadershipResponse():
@@ -220,7 +243,17 @@ class RaftCore:
     def _heartbeat(self, peer: str, message: Heartbeat) -> None:
         accepted = message.leader_id == peer and self.hear_leader(peer, message.term)
         if self.stopped is None:
-            self.send(peer, HeartbeatResponse(self.term, self.node_id, message.round, accepted))
+            self.send(
+                peer,
+                HeartbeatResponse(
+                    self.term,
+                    self.node_id,
+                    message.round,
+                    accepted,
+                    counts=not self.hard_state.is_barred,
+                    has_room=self.has_room,
+                ),
+            )
             if accepted:
                 self.following.learn_committed(message.committed_index)
 
@@ -275,6 +308,8 @@ class RaftCore:
         if request.pre_vote:
             if request.term <= self.term:
                 return VoteResult.REJECT_EXPIRED_VOTE_TERM
+            if self.hard_state.rejoining or request.term <= self.hard_state.barred_term:
+                return VoteResult.REJECT_NOT_READY
             result = compare_logs(request, self.log)
             if result is VoteResult.ACCEPT and self.shortcut:
                 # Let the one that asked first finish; two at once would split the vote.
@@ -287,6 +322,8 @@ class RaftCore:
             return VoteResult.REJECT_EXPIRED_VOTE_TERM
         if self.leader_id is not None:
             return VoteResult.REJECT_ALREADY_HAS_LEADER
+        if self.hard_state.is_barred:
+            return VoteResult.REJECT_NOT_READY
         if self.hard_state.voted_for not in (None, request.candidate_id):
             return VoteResult.REJECT_ALREADY_VOTED
         result = compare_logs(request, self.log)
@@ -344,17 +381,31 @@ class RaftCore:
             self.membership,
             True,
             False,
-            self.term + 1,
+            max(self.term, self.hard_state.barred_term) + 1,
             self.vote_round,
             cause,
             self.now_ms + self._round_ms(),
         )
         self._ask()
 
+    @property
+    def may_campaign(self) -> bool:
+        """Is this node a possible leader? Otherwise it leaves elections to the others (rules 9 to 11)."""
+        return self.may_lead and self.has_room and not self.hard_state.rejoining and not self.disk_is_stuck
+
+    @property
+    def disk_is_stuck(self) -> bool:
+        """An fsync has been under way for too long. Until one returns, nothing here becomes durable."""
+        began = self.fsync_began_ms
+        return began is not None and self.now_ms - began >= self.timing.fsync_stall_ms
+
     def campaign(self, cause: str, *, transfer: bool) -> None:
         """Stand for election in a term higher than any this node has stored (rule 3)."""
-        new = HardState(self.term + 1, self.node_id, self.hard_state.incarnation)
-        assert new.term > self.hard_state.term
+        assert not self.hard_state.rejoining
+        # A term in which a former life may have voted is left out (rule 11).
+        term = max(self.term, self.hard_state.barred_term) + 1
+        new = replace(self.hard_state, term=term, voted_for=self.node_id)
+        assert new.term > self.hard_state.term and not new.is_barred
         self.shortcut = None
         self._leave_leadership(f"campaigning in term {new.term}")
         self._persist(new)
@@ -395,6 +446,8 @@ class RaftCore:
             code = Code.NOT_FOLLOWER
         elif self.log.end_index < message.take_leadership_index:
             code = Code.FALL_BEHIND_TOO_MUCH
+        elif not self.may_campaign:
+            code = Code.ILLEGAL_MEMBER_STATE
         self.send(peer, TakeLeadershipResponse(self.term, self.node_id, code))
         if code is Code.SUCCESS:
             self.campaign("transfer", transfer=True)
@@ -409,6 +462,9 @@ class RaftCore:
             self.emit(TransferEnded(awaited.request_id, Code.TAKE_LEADERSHIP_FAILED, message))
         if self.leadership:
             self.leadership.tick()
+        elif not self.may_campaign:
+            self.shortcut = None
+            self.candidacy = None
         elif self.shortcut:
             self._tick_shortcut(self.shortcut)
         elif self.candidacy:
@@ -450,7 +506,7 @@ class RaftCore:
         """A higher term: forget the vote and what was verified of the old leader's log, and follow."""
         assert term > self.term
         self._leave_leadership(f"term {term} has begun")
-        self._persist(HardState(term, None, self.hard_state.incarnation))
+        self._persist(replace(self.hard_state, term=term, voted_for=None))
         self.candidacy = None
         self.shortcut = None
         self.log.verified_index = self.committed_index
@@ -511,6 +567,11 @@ class RaftCore:
         else:
             message = f"{leader_id} was elected in place of {awaited.to}"
             self.emit(TransferEnded(awaited.request_id, Code.TAKE_LEADERSHIP_FAILED, message))
+
+    def change_hard_state(self, hard_state: HardState) -> None:
+        """For rejoining: bars and floors change, votes do not."""
+        assert (hard_state.term, hard_state.voted_for) == (self.term, self.hard_state.voted_for)
+        self._persist(hard_state)
 
     def _persist(self, hard_state: HardState) -> None:
         old = self.hard_state

@@ -61,6 +61,17 @@ class HardState:
     term: int = 0
     voted_for: str | None = None
     incarnation: int = 0
+    # Design rule 11. A node that lost (the end of) its log neither votes nor has its answers counted while it
+    # is `rejoining`, nor later in any term up to `barred_term`: it may have voted or acknowledged there.
+    rejoining: bool = False
+    barred_term: int = -1
+    floor_term: int = -1  # (floor_term, floor_index): the end that its damaged log is known to have had
+    floor_index: int = -1
+
+    @property
+    def is_barred(self) -> bool:
+        """May it not vote, nor have its answers counted, in its present term?"""
+        return self.rejoining or self.term <= self.barred_term
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,7 @@ class VoteResult(IntEnum):
     REJECT_ALREADY_VOTED = 4
     REJECT_ALREADY_HAS_LEADER = 5  # stickiness: I heard from a live leader
     REJECT_UNKNOWN_MEMBER = 6
+    REJECT_NOT_READY = 7  # the voter lost its log and may have voted in this term before (rule 11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +119,8 @@ class Timing:
     shortcut_retry_min_ms: int = 20
     shortcut_retry_max_ms: int = 60
     shortcut_retries: int = 3
+    # Rule 9: a leader whose oldest fsync takes longer steps down, if the others' disks do work.
+    fsync_stall_ms: int = 4000
 
     def __post_init__(self) -> None:
         assert 0 < self.heartbeat_ms * 2 <= self.election_min_ms < self.election_max_ms

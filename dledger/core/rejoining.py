@@ -1,0 +1,70 @@
+"""A node that lost its log, or the end of it, comes back without doing harm (design rule 11).
+
+What it lost it may have acknowledged, and it may have voted in terms that it does not remember. So it stores
+what it is sent, but neither votes nor counts, until every other member has said how far its log reaches and
+in which term it is, and until it holds the greatest of these ends. After that it counts from the first term
+on that nobody had heard of when it asked; the leader begins one for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dledger.core.messages import PositionRequest, PositionResponse
+
+if TYPE_CHECKING:
+    from dledger.core.raft import RaftCore
+
+
+class Rejoining:
+    def __init__(self, core: RaftCore) -> None:
+        self.core = core
+        self._heard: dict[str, PositionResponse] = {}
+        self._round = core.vote_round  # never repeats over restarts: answers to a former life do not fit
+        self._next_ask_ms = 0
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Members that have not answered yet. Every one must: any of them may hold the only other copy."""
+        return tuple(p for p in self.core.membership.others(self.core.node_id) if p not in self._heard)
+
+    def tick(self) -> None:
+        core = self.core
+        if not core.hard_state.rejoining:
+            return
+        if core.now_ms >= self._next_ask_ms:
+            self._next_ask_ms = core.now_ms + core.timing.heartbeat_ms
+            for peer in self.missing:
+                core.send(peer, PositionRequest(core.term, core.node_id, self._round))
+        self._finish_if_complete()
+
+    def on_request(self, peer: str, request: PositionRequest) -> None:
+        """A member that is rejoining itself knows nothing worth telling, and stays silent."""
+        core, log = self.core, self.core.log
+        if request.node_id == peer and not core.hard_state.rejoining:
+            core.send(
+                peer,
+                PositionResponse(core.term, core.node_id, request.round, log.end_term, log.end_index),
+            )
+
+    def on_response(self, peer: str, response: PositionResponse) -> None:
+        core = self.core
+        if core.hard_state.rejoining and response.node_id == peer and response.round == self._round:
+            self._heard.setdefault(peer, response)
+            self._finish_if_complete()
+
+    def _finish_if_complete(self) -> None:
+        core, log = self.core, self.core.log
+        if self.missing:
+            return
+        state = core.hard_state
+        ends = [(r.ledger_end_term, r.ledger_end_index) for r in self._heard.values()]
+        must_hold = max([*ends, (state.floor_term, state.floor_index)])
+        held = min(log.durable_index, log.verified_index)
+        if held < log.base.index or (log.term_at(held), held) < must_hold:
+            return
+        barred = max([state.barred_term, state.floor_term, *(r.term for r in self._heard.values())])
+        core.change_hard_state(
+            replace(state, rejoining=False, barred_term=barred, floor_term=-1, floor_index=-1)
+        )
