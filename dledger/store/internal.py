@@ -11,10 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
+from dledger.core.values import Base
+
 TAG_SESSION_OPEN = b"SO"
 TAG_SESSION_BATCH = b"SB"
+TAG_IMAGE_BEGIN = b"IB"
+TAG_IMAGE_CHUNK = b"IC"
+TAG_IMAGE_END = b"IE"
+TAG_PURGE = b"PU"
+TAG_STAMP = b"T1"  # cluster time; another internal body follows
 
 _SESSION_BATCH = struct.Struct(">2sQQII")
+_IMAGE_CHUNK = struct.Struct(">2sQI")
+_IMAGE_END = struct.Struct(">2sQII")
+_PURGE = struct.Struct(">2sqqqI")
+_STAMP = struct.Struct(">2sq")
 _U8_MAX = (1 << 64) - 1
 _U4_MAX = (1 << 32) - 1
 
@@ -46,13 +57,51 @@ class SessionBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageBegin:
+    """A state image begins: the state after all entries before this one. Its id is this entry's index."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageChunk:
+    """Part `number` (from 0) of the image that began at image_index."""
+
+    image_index: int
+    number: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ImageEnd:
+    """The image that began at image_index is complete: `chunks` parts, `crc` over their data in order."""
+
+    image_index: int
+    chunks: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """Once committed, every node forgets what is not after `base`."""
+
+    base: Base
+
+
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """An internal body with the cluster time of its batch, in milliseconds since the Unix epoch."""
+
+    stamp_ms: int
+    inner: Internal
+
+
+@dataclass(frozen=True, slots=True)
 class Unknown:
     """A body that this version does not know, or one of a known tag with a shape that it does not know."""
 
     body: bytes
 
 
-Internal = NoOp | SessionOpen | SessionBatch | Unknown
+Internal = NoOp | SessionOpen | SessionBatch | ImageBegin | ImageChunk | ImageEnd | Purge | Stamped | Unknown
 
 
 def encode_internal(value: Internal) -> bytes:
@@ -64,6 +113,16 @@ def encode_internal(value: Internal) -> bytes:
             return TAG_SESSION_OPEN
         case SessionBatch(session_id, seq, count, crc):
             return _SESSION_BATCH.pack(TAG_SESSION_BATCH, session_id, seq, count, crc)
+        case ImageBegin():
+            return TAG_IMAGE_BEGIN
+        case ImageChunk(image_index, number, data):
+            return _IMAGE_CHUNK.pack(TAG_IMAGE_CHUNK, image_index, number) + data
+        case ImageEnd(image_index, chunks, crc):
+            return _IMAGE_END.pack(TAG_IMAGE_END, image_index, chunks, crc)
+        case Purge(base):
+            return _PURGE.pack(TAG_PURGE, base.index, base.term, base.pos, base.chain_crc)
+        case Stamped(stamp_ms, inner):
+            return _STAMP.pack(TAG_STAMP, stamp_ms) + encode_internal(inner)
         case Unknown(body):
             return body
 
@@ -77,7 +136,25 @@ def decode_internal(body: bytes) -> Internal:
     if body[:2] == TAG_SESSION_BATCH and len(body) == _SESSION_BATCH.size:
         _, session_id, seq, count, crc = _SESSION_BATCH.unpack(body)
         return SessionBatch(session_id, seq, count, crc)
+    tag, size = body[:2], len(body)
+    if tag == TAG_STAMP and size >= _STAMP.size:
+        inner = decode_internal(body[_STAMP.size :])
+        return Unknown(body) if isinstance(inner, Stamped) else Stamped(_STAMP.unpack_from(body)[1], inner)
+    if body == TAG_IMAGE_BEGIN:
+        return ImageBegin()
+    if tag == TAG_IMAGE_CHUNK and size >= _IMAGE_CHUNK.size:
+        _, image_index, number = _IMAGE_CHUNK.unpack_from(body)
+        return ImageChunk(image_index, number, body[_IMAGE_CHUNK.size :])
+    if tag == TAG_IMAGE_END and size == _IMAGE_END.size:
+        return ImageEnd(*_IMAGE_END.unpack(body)[1:])
+    if tag == TAG_PURGE and size == _PURGE.size:
+        return Purge(Base(*_PURGE.unpack(body)[1:]))
     return Unknown(body)
+
+
+def strip_stamp(value: Internal) -> tuple[int | None, Internal]:
+    """The cluster time of a batch, if its head carries one, and what the head says otherwise."""
+    return (value.stamp_ms, value.inner) if isinstance(value, Stamped) else (None, value)
 
 
 def bodies_crc(bodies: Sequence[bytes]) -> int:

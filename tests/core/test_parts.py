@@ -30,7 +30,7 @@ def test_inflight_bytes_are_what_was_pushed_and_not_acknowledged() -> None:
         if rng.random() < 0.5:
             last = p.next_index + rng.randint(0, 4)
             size = rng.randint(1, 500)
-            p.pushed(last, size)
+            p.pushed(last, size, 0)
             pushed.append((last, size))
         else:
             index = rng.randint(-1, p.next_index - 1)
