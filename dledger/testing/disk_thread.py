@@ -46,7 +46,9 @@ class DiskThread:
     def submit(self, job: Job) -> None:
         self._queue.append(job)
         if not self._is_busy:
-            self._start()
+            # Never inside the turn that submits: the machine may go down in what the job does.
+            self._is_busy = True
+            self._process.sim.clock.after(0, lambda: self._process.on_disk(self._start))
 
     def _start(self) -> None:
         if not self._queue:
@@ -63,7 +65,7 @@ class DiskThread:
         process = self._process
         if isinstance(job, WriteJob):
             writes = [j for j in group if isinstance(j, WriteJob)]
-            process.on_disk(lambda: self._write(writes))
+            self._write(writes)
         process.after_disk_time(lambda: self._finish(group))
 
     def _write(self, jobs: list[WriteJob]) -> None:

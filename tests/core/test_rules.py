@@ -722,3 +722,14 @@ def test_a_stream_that_ends_is_forgotten_only_if_it_is_the_newest() -> None:
     assert leader.core.leadership.progress["b"].state is PushState.COMPARE
     leader.step(StreamDown("b", 2))
     assert leader.core.leadership.progress["b"].state is PushState.DISCONNECTED
+
+
+def test_rule_3_answers_to_an_older_round_are_dropped() -> None:
+    node = Node()
+    older = node.become_candidate()
+    newer = node.become_candidate()
+    assert newer.pre_vote and newer.round > older.round
+    node.receive("b", VoteResponse(0, "b", VoteResult.ACCEPT, True, older.round))
+    assert node.core.term == 0
+    node.receive("b", VoteResponse(0, "b", VoteResult.ACCEPT, True, newer.round))
+    assert node.core.term == 1

@@ -37,12 +37,6 @@ DEPOSED_READERS = replace(
     fault_every_ms=250,
     keepalive_ms=40,
 )
-BUSY_DISKS = replace(
-    ROUGH,
-    faults=("slow_disk", "stuck_disk", "isolate", "split", "crash_process", "pause"),
-    fsync_max_ms=25,
-    loss=0.02,
-)
 
 BY_SEEDS: list[tuple[planted.Plant, Profile | None]] = [
     (planted.vote_not_persisted, None),
@@ -55,12 +49,10 @@ BY_SEEDS: list[tuple[planted.Plant, Profile | None]] = [
     (planted.previous_term_not_compared, None),
     (planted.read_before_noop, None),
     (planted.read_without_round, DEPOSED_READERS),
-    (planted.read_counts_older_round, DEPOSED_READERS),
     (planted.stale_vote_answer, None),
     (planted.sessions_not_undone, None),
     (planted.sessions_without_tail, None),
     (planted.vote_by_current_term, None),
-    (planted.older_generation_counted, BUSY_DISKS),
     (planted.commit_not_clamped, None),
     (planted.leader_again_in_its_own_term, None),
     (planted.votes_for_several, None),
@@ -75,6 +67,9 @@ BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
     (planted.blind_truncate, test_scenarios.test_delayed_truncate_of_the_current_leader),
     (planted.repeated_push_written_again, test_scenarios.test_repeated_and_overlapping_pushes),
     (planted.stale_push_answer, test_scenarios.test_answer_of_an_older_stream_is_not_counted),
+    (planted.read_counts_older_round, test_scenarios.test_round_from_before_a_read_does_not_confirm_it),
+    (planted.read_without_round, test_scenarios.test_round_from_before_a_read_does_not_confirm_it),
+    (planted.older_generation_counted, test_scenarios.test_completion_of_an_older_generation_is_void),
     (planted.higher_term_ignored, test_scenarios.test_isolated_node_with_a_higher_term_is_taken_back),
     (planted.old_term_committed_by_counting, test_scenarios.test_figure_8_of_the_raft_paper),
     (

@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from dledger.core.messages import Append, Message, PushResponse, PushType, Truncate, VoteRequest
+from dledger.core.messages import (
+    Append,
+    HeartbeatResponse,
+    Message,
+    PushResponse,
+    PushType,
+    Truncate,
+    VoteRequest,
+)
 from dledger.core.values import HardState, Role
 from dledger.errors import Code, Refused
 from dledger.node.shell import AppendOutcome
@@ -341,14 +349,78 @@ def test_answer_of_an_older_stream_is_not_counted() -> None:
     for other in c.others(leader):
         c.network.cut(leader, other)
     lost = c.write(leader, 2)
-    end = c.end_of(leader)
     before = c.committed(leader)
-    claim = PushResponse(c.term(leader), follower, old - 1, Code.SUCCESS, PushType.APPEND, end, 0, end)
     c.run_for(20)
+    end = c.end_of(leader)
+    assert end == before + 2
+    claim = PushResponse(c.term(leader), follower, old - 1, Code.SUCCESS, PushType.APPEND, end, 0, end)
     c.process(leader).deliver(follower, claim, None)
     c.run_for(20)
     assert c.committed(leader) == before and not lost.is_acknowledged
     c.end()
+
+
+def test_completion_of_an_older_generation_is_void() -> None:
+    """The disk reports a write from before a truncation: what stands there now is not durable by that."""
+    c = Cluster()
+    for node, terms in (("n0", [1] * 6), ("n1", [1]), ("n2", [1])):
+        c.preload(node, terms, HardState(1, None, 0))
+    c.isolate("n0")
+    c.start()
+    leader = c.elect()
+    assert leader != "n0"
+    for _ in range(8):
+        c.must_store(leader, 2)
+    late = c.process("n0")
+    late.disk_stuck_until_ms = c.clock.now_ms + SOON_MS // 2
+    for other in c.others("n0"):
+        c.network.heal(other, "n0")
+        c.network.heal("n0", other)
+    c.run_until(lambda: late.replica.core.log.generation == 1 and c.end_of("n0") > 6, limit_ms=SOON_MS)
+    durable = late.replica.core.log.durable_index
+    assert durable < 5
+    late.post(lambda: late.replica.stored(late.now_ms(), 0, 5, 1))
+    assert late.replica.core.log.durable_index == durable
+    c.end()
+
+
+def test_round_from_before_a_read_does_not_confirm_it() -> None:
+    """A deposed leader gets late answers to its last heartbeat: they say who led then, not who leads now."""
+    timing = replace(QUIET.timing, heartbeat_ms=900, election_min_ms=2_000, election_max_ms=4_000)
+    c = Cluster(timing=timing)
+    c.start()
+    old = c.elect(limit_ms=20_000)
+    c.must_store(old)
+    c.run_until(c.is_settled, limit_ms=20_000)
+    held: list[tuple[str, Message]] = []
+
+    def hold(source: str, target: str, message: Message) -> bool:
+        if target == old and isinstance(message, HeartbeatResponse):
+            held.append((source, message))
+            return False
+        return True
+
+    c.network.gate = hold
+    c.run_until(lambda: len(held) == 2, limit_ms=SOON_MS)
+    c.isolate(old)
+    for stream in c.network.streams_of(old):
+        stream.break_off(10_000, 0)
+    c.run_until(lambda: c.leader() not in (None, old), limit_ms=600)
+    new = c.leader()
+    assert new is not None
+    c.must_store(new)
+    answers: list[object] = []
+    process = c.process(old)
+    assert process.replica.core.role is Role.LEADER, "it does not know yet"
+    process.post(lambda: process.read_index(answers.append))
+    for source, message in held:
+        process.deliver(source, message, None)
+    c.run_for(50)
+    assert not [a for a in answers if isinstance(a, int)], "a stale read"
+    c.network.gate = None
+    c.heal()
+    c.run_until(c.is_settled, limit_ms=20_000)
+    check_end(c)
 
 
 def test_idle_cluster_commits_after_an_election() -> None:
