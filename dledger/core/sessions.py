@@ -118,14 +118,11 @@ class SessionTable:
         sessions = dict(self._sessions)
         for undo in reversed(self._undo):
             _revert(sessions, undo)
-        parts = [_COUNT.pack(len(sessions))]
-        for session_id in sorted(sessions):
-            session = sessions[session_id]
-            parts.append(
-                _SESSION.pack(session_id, session.last_seq, session.last_index, len(session.results))
-            )
-            parts += [_RESULT.pack(*result) for result in session.results]
-        return b"".join(parts)
+        return _encode(sessions)
+
+    def encode_all(self) -> bytes:
+        """The table to the end of the log, for a state image that begins there."""
+        return _encode(self._sessions)
 
     def load(self, data: bytes) -> None:
         """Replace everything by an encoded table. ValueError if it is not one; nothing is changed then."""
@@ -147,6 +144,15 @@ class SessionTable:
             raise ValueError(f"not a session table: {len(data) - at} bytes too many")
         self._sessions = sessions
         self._undo.clear()
+
+
+def _encode(sessions: dict[int, Session]) -> bytes:
+    parts = [_COUNT.pack(len(sessions))]
+    for session_id in sorted(sessions):
+        session = sessions[session_id]
+        parts.append(_SESSION.pack(session_id, session.last_seq, session.last_index, len(session.results)))
+        parts += [_RESULT.pack(*result) for result in session.results]
+    return b"".join(parts)
 
 
 def _revert(sessions: dict[int, Session], undo: _Undo) -> None:

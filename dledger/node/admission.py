@@ -7,11 +7,11 @@ them as a group; until then nothing has left this object, and giving up leadersh
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from dledger.core.sessions import MAX_SESSIONS, Judgement, Result, SessionTable
-from dledger.core.values import Tail
+from dledger.core.values import Base, Tail
 from dledger.errors import (
     Code,
     DLedgerError,
@@ -22,14 +22,16 @@ from dledger.errors import (
     Refused,
     SessionExpired,
 )
+from dledger.node.log_state import LogState
 from dledger.node.shell import AppendOutcome
-from dledger.store.api import LogStore
 from dledger.store.batch import HEADER_SIZE, Batch, encode_batch, max_batch_size
 from dledger.store.internal import (
+    Internal,
+    NoOp,
     SessionBatch,
     SessionOpen,
+    Stamped,
     bodies_crc,
-    decode_internal,
     encode_internal,
 )
 
@@ -44,6 +46,7 @@ class AppendLimits:
     max_pending_bytes: int = 64 << 20  # accepted and not yet committed
     max_pending_appends: int = 65_536  # callers that wait for a commit, repeated ones included
     max_sessions: int = MAX_SESSIONS
+    stamp_every_ms: int = 1000  # batches without a head of their own carry cluster time so often
     group_bytes: int = 64 << 10  # so many gathered bytes are written without waiting for the group before
 
 
@@ -59,8 +62,7 @@ class Waiter:
     outcome: AppendOutcome
 
 
-_SESSION_OPEN = encode_internal(SessionOpen())
-_OVERHEAD_OF_SESSION_ENTRY = HEADER_SIZE + len(encode_internal(SessionBatch(0, 0, 0, 0)))
+_OVERHEAD_OF_HEAD = HEADER_SIZE + len(encode_internal(Stamped(0, SessionBatch(0, 0, 0, 0))))
 
 _REFUSALS: dict[Judgement, tuple[type[DLedgerError], Code, str]] = {
     Judgement.GAP: (Refused, Code.SESSION_GAP, "batch {seq} of session {id} came before batch {seq} - 1"),
@@ -84,27 +86,20 @@ class Admission:
         assert limits.max_batch_bytes <= largest, f"max_batch_bytes is above {largest}, what a file can hold"
         self.limits = limits
         self.data_file_size = data_file_size
-        self.sessions = SessionTable(max_sessions=limits.max_sessions)
+        self.state = LogState(max_sessions=limits.max_sessions)
         self.tail = Tail(-1, -1, 0, 0)  # the end of the log, gathered batches included
         self.gathered_bytes = 0
         self.pending_bytes = 0  # of all waiters
         self.limits_hit: dict[str, int] = {}
+        self.room: Callable[[], int] | None = None  # position up to which the disk surely has room
         self._gathered: list[Batch] = []
         self._waiters: deque[Waiter] = deque()  # by index
         self._repeats: list[Waiter] = []  # retries that wait for their first try
         self._next_deadline_ms: float = float("inf")
 
-    def rebuild_sessions(self, store: LogStore, committed_index: int) -> None:
-        """At start: the stored table, then what the log holds after it, to its end."""
-        self.tail = store.tail
-        covered = store.base.index
-        stored = store.load_sessions()
-        if stored is not None and store.base.index <= stored[0] <= store.end_index:
-            self.sessions.load(stored[1])
-            covered = stored[0]
-        for batch in store.iter_heads(covered + 1):
-            self._note_head(batch.head, batch.first_index, batch.last_index, batch.term, batch.pos)
-        self.sessions.committed(committed_index)
+    @property
+    def sessions(self) -> SessionTable:
+        return self.state.sessions
 
     # -- leading ------------------------------------------------------------------------------------------
 
@@ -118,14 +113,16 @@ class Admission:
         deadline_ms: int,
         term: int,
         committed_index: int,
+        now_ms: int,
+        wall_ms: int,
     ) -> AppendOutcome | DLedgerError | None:
         """Take one append. An answer known at once is returned; None: it will come with the commit."""
         problem = self._check_limits(bodies, session, open_session)
         if problem is not None:
             return problem
-        head: bytes | None = None
+        value: Internal | None = None
         if open_session:
-            head = _SESSION_OPEN
+            value = SessionOpen()
         elif session is not None:
             session_id, seq = session
             crc = bodies_crc(bodies)
@@ -134,19 +131,43 @@ class Admission:
                 return self._judged(
                     token, judgement, first_try, session_id, seq, len(bodies), deadline_ms, committed_index
                 )
-            head = encode_internal(SessionBatch(session_id, seq, len(bodies), crc))
+            value = SessionBatch(session_id, seq, len(bodies), crc)
+        head = self._stamped(value, now_ms, wall_ms)
         batch = encode_batch(self.tail, term, bodies, data_file_size=self.data_file_size, head=head)
-        self._gather(token, batch, len(bodies), deadline_ms)
+        if self.room is not None and batch.end_pos > self.room():
+            self.count_limit("disk_reserve_bytes")
+            text = "the disk has no room beyond disk_reserve_bytes; make room, or append elsewhere later"
+            return Overloaded(text, code=Code.DISK_FULL)
+        self._gather(token, batch, len(bodies), deadline_ms, now_ms)
         return None
 
-    def _gather(self, token: object, batch: Batch, count: int, deadline_ms: int) -> None:
+    def append_internal(self, value: Internal, term: int, now_ms: int, wall_ms: int) -> int:
+        """Gather an entry of the log's own; nobody waits for it. Returns its index."""
+        head = self._stamped(value, now_ms, wall_ms)
+        batch = encode_batch(self.tail, term, [], data_file_size=self.data_file_size, head=head)
+        self._gather(None, batch, 0, 1 << 62, now_ms)
+        return batch.first_index
+
+    def _stamped(self, value: Internal | None, now_ms: int, wall_ms: int) -> bytes | None:
+        """Rule 12: a batch that has a head carries cluster time in it; one that needs none gets one for that
+        only when time has moved on enough to be worth an entry."""
+        clock = self.state.clock
+        stamp = clock.read(now_ms, wall_ms)
+        last = clock.last_stamp_ms
+        if value is None:
+            if last is not None and stamp - last < self.limits.stamp_every_ms:
+                return None
+            value = NoOp()
+        return encode_internal(Stamped(stamp, value))
+
+    def _gather(self, token: object | None, batch: Batch, count: int, deadline_ms: int, now_ms: int) -> None:
         self.tail = batch.tail
         self._gathered.append(batch)
         self.gathered_bytes += batch.size
         self.pending_bytes += batch.size
         index, pos = batch.first_index, batch.pos
         if batch.head is not None:
-            self._note_head(batch.head, index, batch.last_index, batch.term, pos)
+            self.state.note(batch.head, index, batch.last_index, batch.term, pos, now_ms)
             if count:
                 index, pos = index + 1, pos + HEADER_SIZE + len(batch.head)
         outcome = AppendOutcome(index, count, batch.term, pos)
@@ -178,8 +199,7 @@ class Admission:
             self.count_limit("max_body_bytes")
             text = f"a body of {max(map(len, bodies))} bytes; max_body_bytes is {limits.max_body_bytes}"
             return InvalidRequest(text, code=Code.BODY_TOO_LARGE)
-        if session is not None:
-            size += _OVERHEAD_OF_SESSION_ENTRY
+        size += _OVERHEAD_OF_HEAD
         if size > limits.max_batch_bytes or count > limits.max_batch_entries:
             self.count_limit("max_batch_bytes")
             text = (
@@ -227,33 +247,29 @@ class Admission:
 
     # -- what happens to the log --------------------------------------------------------------------------
 
-    def follow(self, batches: Iterable[Batch]) -> None:
+    def follow(self, batches: Iterable[Batch], now_ms: int) -> None:
         """Batches of a leader were put after the end."""
         for batch in batches:
             if batch.head is not None:
-                self._note_head(batch.head, batch.first_index, batch.last_index, batch.term, batch.pos)
+                self.state.note(
+                    batch.head, batch.first_index, batch.last_index, batch.term, batch.pos, now_ms
+                )
             self.tail = batch.tail
 
-    def _note_head(self, head: bytes, first_index: int, last_index: int, term: int, pos: int) -> None:
-        match decode_internal(head):
-            case SessionOpen():
-                self.sessions.opened(first_index)
-            case SessionBatch(session_id, seq, count, crc):
-                first_body = pos + HEADER_SIZE + len(head)
-                result = Result(first_index + 1, count, crc, term, first_body, last_index)
-                self.sessions.appended(session_id, seq, result)
-            case _:
-                pass
+    def reset(self, tail: Tail, base: Base) -> None:
+        """The log was replaced by an empty one that begins after `base`."""
+        assert not self._waiters and not self._gathered
+        self.tail = tail
+        self.state.reset(base)
 
     def truncate_after(self, tail: Tail) -> None:
         """The log ends at `tail` now. Only a follower truncates, and it has nobody waiting."""
         assert not self._waiters and not self._gathered
         self.tail = tail
-        self.sessions.truncate_after(tail.index)
+        self.state.truncate_after(tail.index)
 
     def committed(self, committed_index: int) -> list[tuple[object, AppendOutcome]]:
-        """Who can be answered now."""
-        self.sessions.committed(committed_index)
+        """Who can be answered now. The log state has been told before."""
         answers: list[tuple[object, AppendOutcome]] = []
         waiters = self._waiters
         while waiters and waiters[0].last_index <= committed_index:
@@ -302,7 +318,7 @@ class Admission:
         self._next_deadline_ms = float("inf")
         self.gathered_bytes = self.pending_bytes = 0
         self.tail = log_tail
-        self.sessions.truncate_after(log_tail.index)
+        self.state.truncate_after(log_tail.index)
         return answers
 
     def count_limit(self, name: str) -> None:

@@ -20,6 +20,7 @@ from dledger.core.effects import (
     PushRange,
     ReadReady,
     ReadRefused,
+    ResetLog,
     RoleChanged,
     Send,
     StoreEntries,
@@ -29,7 +30,9 @@ from dledger.core.effects import (
 from dledger.core.events import (
     Appended,
     Event,
+    Fitness,
     LeaderStreamLost,
+    Purged,
     Pushed,
     ReadIndexRequest,
     Receive,
@@ -43,11 +46,15 @@ from dledger.core.events import (
 from dledger.core.log_view import LogView
 from dledger.core.messages import Append, Compare, Message, PushResponse, PushType
 from dledger.core.raft import RaftCore
-from dledger.core.values import CoreConfig, Role, Tail, TermRun
+from dledger.core.values import Base, CoreConfig, Role, Tail, TermRun
 from dledger.errors import Code, DLedgerError, NotLeader, Overloaded, StorageError, error_for
 from dledger.node.admission import Admission, AppendLimits
+from dledger.node.retainer import Retainer
+from dledger.node.retention import RetentionPolicy
 from dledger.node.shell import (
     HardStateJob,
+    PurgeJob,
+    ResetJob,
     RoleNotice,
     Shell,
     TruncateJob,
@@ -56,12 +63,14 @@ from dledger.node.shell import (
 from dledger.node.tail_cache import TailCache
 from dledger.store.api import Frames, LogStore
 from dledger.store.batch import Batch, DamagedBatch, encode_batch, parse_batches
+from dledger.store.internal import Internal, Purge
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaConfig:
     core: CoreConfig
     limits: AppendLimits = field(default_factory=AppendLimits)
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     cache_bytes: int = 16 << 20  # newest batches kept in memory
     max_waiting_reads: int = 10_000
 
@@ -111,7 +120,9 @@ class Replica:
         shell: Shell,
         *,
         random_ms: Callable[[int, int], int],
+        wall_ms: Callable[[], int],
     ) -> None:
+        """`wall_ms`: this node's wall clock, ms since the Unix epoch; cluster time is drawn towards it."""
         self.config = config
         self.store = store
         self.shell = shell
@@ -120,8 +131,12 @@ class Replica:
         self.cache = TailCache(config.cache_bytes)
         self.log_tail = store.tail  # the end of what was handed to the disk thread
         self.committed_pos = self._tail_at(self.core.committed_index).pos
+        self.wall_ms = wall_ms
         self.admission = Admission(config.limits, store.data_file_size)
-        self.admission.rebuild_sessions(store, self.core.committed_index)
+        self.admission.tail = store.tail
+        self.admission.room = lambda: store.tail.pos + store.reserved_bytes
+        self.retainer = Retainer(self, config.retention)
+        self._purge_to: Base | None = None  # of a committed PURGE that is still to be carried out
         self._effects: deque[Effect] = deque()
         self._incoming: list[Batch] = []  # batches of the Append that is being received
         self._hard_states_submitted = 0
@@ -134,6 +149,9 @@ class Replica:
 
     def start(self, now_ms: int) -> None:
         """Once, before anything else."""
+        marks = self.admission.state.rebuild(self.store, self.core.committed_index, now_ms)
+        self._carry_out(marks)
+        self._judge_fitness(now_ms)
         self._effects.extend(self.core.start(now_ms))
         self._settle(now_ms)
 
@@ -141,7 +159,11 @@ class Replica:
 
     def tick(self, now_ms: int) -> None:
         """Time has passed: call about every 20 ms."""
-        self._step(Tick(), now_ms)
+        self._judge_fitness(now_ms)
+        self._purge(now_ms)
+        self._step(Tick(self.shell.fsync_began_ms()), now_ms)
+        self.retainer.tick(now_ms)
+        self.flush(now_ms)
         for token, error in self.admission.expire(now_ms):
             self.shell.answer_append(token, error)
         self.flush(now_ms)  # what was held back for a transfer that has failed
@@ -187,6 +209,8 @@ class Replica:
             deadline_ms=now_ms + timeout_ms,
             term=self.core.term,
             committed_index=self.core.committed_index,
+            now_ms=now_ms,
+            wall_ms=self.wall_ms(),
         )
         if answer is not None:
             self.shell.answer_append(token, answer)
@@ -205,6 +229,8 @@ class Replica:
     def stored(self, now_ms: int, generation: int, last_index: int, term: int) -> None:
         """The disk thread reports: durable up to last_index."""
         self._step(Stored(last_index, term, generation), now_ms)
+        self._purge(now_ms)
+        self._settle(now_ms)
         self.cache.evict(self.core.log.durable_index)
 
     def hard_state_saved(self, now_ms: int, number: int) -> None:
@@ -252,7 +278,8 @@ class Replica:
         committed = self.core.committed_index
         if committed > self.core.log.durable_index:
             return committed, None
-        return committed, (committed, self.admission.sessions.encode_committed())
+        blob = self.admission.state.encode_committed()
+        return committed, None if blob is None else (committed, blob)
 
     def status(self) -> ReplicaStatus:
         core = self.core
@@ -297,7 +324,7 @@ class Replica:
 
     def _pos_after(self, index: int) -> int:
         """Position after an entry that is the last of a batch here; 0 if nothing is known of it."""
-        return self._tail_at(index).pos if index >= self.core.log.base.index else 0
+        return self._tail_at(index).pos if index >= self.core.log.base.index else self.core.log.base.pos
 
     # -- carrying out effects -----------------------------------------------------------------------------
 
@@ -329,9 +356,11 @@ class Replica:
             case CommitAdvanced(committed_index):
                 self._committed(committed_index)
             case StoreEntries(_, first_index):
-                self._store_entries(first_index)
+                self._store_entries(first_index, now_ms)
             case TruncateLog(last_index, generation):
                 self._truncate(last_index, generation)
+            case ResetLog(base, generation):
+                self._reset(base, generation)
             case PersistHardState(hard_state):
                 self._hard_states_submitted += 1
                 self.shell.submit(HardStateJob(self._hard_states_submitted, hard_state))
@@ -368,6 +397,7 @@ class Replica:
         leads = effect.role is Role.LEADER
         if self._leading and not leads:
             refused = self._not_leader()
+            self.retainer.stop()
             for token, error in self.admission.abandon(self.log_tail, refused):
                 self.shell.answer_append(token, error)
         self._leading = leads
@@ -378,6 +408,7 @@ class Replica:
     def _committed(self, committed_index: int) -> None:
         self._commit_moved = True
         self.committed_pos = self._tail_at(committed_index).pos
+        self._carry_out(self.admission.state.committed(committed_index))
         for token, outcome in self.admission.committed(committed_index):
             self.shell.answer_append(token, outcome)
         self.shell.committed(committed_index)
@@ -405,7 +436,7 @@ class Replica:
             self.cache.append(batch)
         self.log_tail = batches[-1].tail
 
-    def _store_entries(self, first_index: int) -> None:
+    def _store_entries(self, first_index: int, now_ms: int) -> None:
         """Follower: the core has taken the entries from first_index on of the Append in hand."""
         fresh = [batch for batch in self._incoming if batch.first_index >= first_index]
         assert fresh and fresh[0].first_index == first_index, "logs part and meet at ends of batches only"
@@ -420,7 +451,7 @@ class Replica:
             self._effects.extend(self.core.take_effects())
             return
         self._hand_to_disk(fresh)
-        self.admission.follow(fresh)
+        self.admission.follow(fresh, now_ms)
 
     def _truncate(self, last_index: int, generation: int) -> None:
         tail = self._tail_at(last_index)
@@ -428,6 +459,52 @@ class Replica:
         self.log_tail = tail
         self.admission.truncate_after(tail)
         self.shell.submit(TruncateJob(generation, last_index, tail.term))
+
+    def _reset(self, base: Base, generation: int) -> None:
+        """The leader's log begins after ours ended: begin where it does (INSTALL_BASE)."""
+        self.cache.clear()
+        self.log_tail = Tail(base.index, base.term, base.pos, base.chain_crc)
+        self.admission.reset(self.log_tail, base)
+        self.shell.submit(ResetJob(generation, base))
+
+    def _carry_out(self, marks: Sequence[Internal]) -> None:
+        """Committed marks: images that are complete, purges. Repeating one changes nothing."""
+        for mark in marks:
+            if isinstance(mark, Purge):
+                self._purge_to = mark.base
+            self.retainer.marked(mark)
+
+    def _purge(self, now_ms: int) -> None:
+        """Forget what a committed PURGE names, once all of it is on our own disk, too."""
+        base, log = self._purge_to, self.core.log
+        if base is None or base.index > log.durable_index:
+            return
+        self._purge_to = None
+        if base.index > log.base.index:
+            self._effects.extend(self.core.step(Purged(base), now_ms))
+            self.shell.submit(PurgeJob(base))
+
+    def state_saved(self, now_ms: int, image_index: int, state: Sequence[bytes]) -> None:
+        """What shell.save_state(image_index) asked for."""
+        self.retainer.provide(image_index, state)
+
+    def append_internal(self, value: Internal, now_ms: int) -> int:
+        """Leader: an entry of the log's own. Returns its index."""
+        assert self._leading
+        return self.admission.append_internal(value, self.core.term, now_ms, self.wall_ms())
+
+    def follower_ends(self) -> list[tuple[int, int]]:
+        """Leader: (index, position) up to which each follower has stored the log."""
+        leadership = self.core.leadership
+        ends = [p.stored_index for p in leadership.progress.values()] if leadership else []
+        return [(index, self._pos_after(index)) for index in ends]
+
+    def _judge_fitness(self, now_ms: int) -> None:
+        """Rules 9 to 11: who may not lead, says so in time."""
+        may_lead = not self.store.damages and not self.admission.state.needs_image
+        has_room = self.store.has_room
+        if (may_lead, has_room) != (self.core.may_lead, self.core.has_room):
+            self._step(Fitness(may_lead, has_room), now_ms)
 
     def _push_range(self, effect: PushRange, now_ms: int) -> None:
         cached = self.cache.read(effect.first_index, effect.last_index, effect.max_bytes)

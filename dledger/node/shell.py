@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dledger.core.messages import Message
-from dledger.core.values import HardState, Role
+from dledger.core.values import Base, HardState, Role
 from dledger.errors import DLedgerError
 from dledger.store.batch import Batch
 
@@ -54,7 +54,22 @@ class HardStateJob:
     hard_state: HardState
 
 
-DiskJob = WriteJob | TruncateJob | HardStateJob
+@dataclass(frozen=True, slots=True)
+class ResetJob:
+    """Disk: store.reset_to(base); then report `replica.stored(generation, base.index, base.term)`."""
+
+    generation: int
+    base: Base
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeJob:
+    """Disk: store.purge_to(base). No completion is reported; the core has forgotten the entries already."""
+
+    base: Base
+
+
+DiskJob = WriteJob | TruncateJob | HardStateJob | ResetJob | PurgeJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +91,18 @@ class Shell(Protocol):
         payload of whole batches, COMMIT, GOODBYE) go on the push stream named by their stream_id, in order,
         or nowhere if that stream is gone; a PushResponse goes back on the stream that it answers."""
 
+    def fsync_began_ms(self) -> int | None:
+        """When the fsync under way on the disk thread began, on the clock of `now_ms`; None if none is."""
+
     def submit(self, job: DiskJob) -> None:
         """Queue for the one disk thread, first in first out."""
 
     def load_push(self, peer: str, stream_id: int, first_index: int, last_index: int, max_bytes: int) -> None:
         """Read whole batches from the store off the loop, then `replica.push_loaded(...)`."""
+
+    def save_state(self, image_index: int) -> None:
+        """Let the state machine save its state as of image_index (all entries before it applied, none after),
+        then `replica.state_saved(image_index, chunks)`; without a state machine at once, with no chunks."""
 
     def answer_append(self, token: object, outcome: AppendOutcome | DLedgerError) -> None: ...
 

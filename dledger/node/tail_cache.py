@@ -51,6 +51,13 @@ class TailCache:
             del self._batches[: self._start], self._lasts[: self._start]
             self._start = self._evicted_bytes = 0
 
+    def clear(self) -> None:
+        """The log was replaced."""
+        self._batches.clear()
+        self._lasts.clear()
+        self._start = self._bytes = self._evicted_bytes = 0
+        self._joined = (-1, -1, b"")
+
     def truncate_after(self, last_index: int) -> None:
         keep = bisect_right(self._lasts, last_index)
         self._bytes -= sum(batch.size for batch in self._batches[max(keep, self._start) :])

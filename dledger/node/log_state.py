@@ -1,0 +1,157 @@
+"""What a replica derives from the internal entries of its log: sessions, cluster time, images, purges.
+
+All of it covers the log to its end, the uncommitted tail included, and is undone when that is truncated.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import NamedTuple
+
+from dledger.core.cluster_clock import ClusterClock
+from dledger.core.sessions import Result, SessionTable
+from dledger.core.values import Base
+from dledger.node.images import find_image
+from dledger.store.api import LogStore
+from dledger.store.batch import HEADER_SIZE
+from dledger.store.internal import (
+    ImageEnd,
+    Internal,
+    Purge,
+    SessionBatch,
+    SessionOpen,
+    decode_internal,
+    strip_stamp,
+)
+
+_STORED = struct.Struct(">q")
+
+
+class Head(NamedTuple):
+    """The internal entry that leads a batch, and where."""
+
+    value: Internal
+    first_index: int
+    last_index: int
+    term: int
+    first_body_pos: int
+
+
+class LogState:
+    def __init__(self, *, max_sessions: int) -> None:
+        self._max_sessions = max_sessions
+        self.sessions = SessionTable(max_sessions=max_sessions)
+        self.clock = ClusterClock()
+        self.newest_image = -1  # index of the newest complete, committed image; -1: none
+        self.needs_image = False  # the log begins at a base that was installed: nothing is served yet
+        self._marks: deque[Head] = deque()  # image ends and purges that are not committed yet
+        self._deferred: list[Head] = []  # what comes after an installed base, until the image is there
+
+    # -- at start -----------------------------------------------------------------------------------------
+
+    def rebuild(self, store: LogStore, committed_index: int, now_ms: int) -> list[Internal]:
+        """From the stored state, or the newest image, and what the log holds after it. Returns the committed
+        marks found on the way, to be carried out again: a crash may have come between."""
+        covered = store.base.index
+        stored = store.load_sessions()
+        if stored is not None and store.base.index <= stored[0] <= store.end_index:
+            (self.newest_image,) = _STORED.unpack_from(stored[1])
+            self.sessions.load(stored[1][_STORED.size :])
+            covered = stored[0]
+        elif store.base.index >= 0:
+            covered = self._load_newest_image(store, committed_index)
+        for batch in store.iter_heads(covered + 1):
+            self.note(batch.head, batch.first_index, batch.last_index, batch.term, batch.pos, now_ms)
+        return self.committed(committed_index)
+
+    def _load_newest_image(self, store: LogStore, committed_index: int) -> int:
+        """Without a stored table, a log that does not begin at 0 is only as good as its image."""
+        heads = store.iter_heads(store.begin_index)
+        image = find_image(
+            (b.first_index, decode_internal(b.head)) for b in heads if b.last_index <= committed_index
+        )
+        if image is None:
+            self.needs_image = True
+            return store.base.index
+        self.newest_image = image.image_index
+        self.sessions.load(image.sessions)
+        return image.image_index
+
+    def reset(self, base: Base) -> None:
+        """The log was replaced by one that begins after `base` (INSTALL_BASE)."""
+        self.sessions = SessionTable(max_sessions=self._max_sessions)
+        self.newest_image = -1
+        self.needs_image = base.index >= 0
+        self._marks.clear()
+        self._deferred.clear()
+
+    # -- as the log grows and shrinks ---------------------------------------------------------------------
+
+    def note(self, head: bytes, first_index: int, last_index: int, term: int, pos: int, now_ms: int) -> None:
+        """A batch that `head` leads was put after the end; `pos` is that of the head's entry."""
+        stamp, value = strip_stamp(decode_internal(head))
+        if stamp is not None:
+            self.clock.learn(stamp, now_ms)
+        noted = Head(value, first_index, last_index, term, pos + HEADER_SIZE + len(head))
+        if isinstance(value, ImageEnd | Purge):
+            self._marks.append(noted)
+        if self.needs_image:
+            self._deferred.append(noted)
+        else:
+            self._apply(noted)
+
+    def _apply(self, head: Head) -> None:
+        match head.value:
+            case SessionOpen():
+                self.sessions.opened(head.first_index)
+            case SessionBatch(session_id, seq, count, crc):
+                result = Result(
+                    head.first_index + 1, count, crc, head.term, head.first_body_pos, head.last_index
+                )
+                self.sessions.appended(session_id, seq, result)
+            case _:
+                pass
+
+    def truncate_after(self, last_index: int) -> None:
+        self.sessions.truncate_after(last_index)
+        while self._marks and self._marks[-1].last_index > last_index:
+            self._marks.pop()
+        while self._deferred and self._deferred[-1].last_index > last_index:
+            self._deferred.pop()
+
+    def committed(self, committed_index: int) -> list[Internal]:
+        """Purges and image ends that are committed now, in order."""
+        self.sessions.committed(committed_index)
+        done: list[Internal] = []
+        while self._marks and self._marks[0].last_index <= committed_index:
+            mark = self._marks.popleft().value
+            if isinstance(mark, ImageEnd):
+                if self.needs_image:
+                    self._try_image(committed_index)
+                elif mark.image_index > self.newest_image:
+                    self.newest_image = mark.image_index
+            done.append(mark)
+        return done
+
+    def _try_image(self, committed_index: int) -> None:
+        """An image that was awaited may be complete: begin from it, then repeat what came after its mark."""
+        image = find_image(
+            (head.first_index, head.value) for head in self._deferred if head.last_index <= committed_index
+        )
+        if image is None:
+            return
+        self.sessions.load(image.sessions)
+        self.newest_image = image.image_index
+        self.needs_image = False
+        deferred, self._deferred = self._deferred, []
+        for head in deferred:
+            if head.first_index > image.image_index:
+                self._apply(head)
+        self.sessions.committed(committed_index)
+
+    def encode_committed(self) -> bytes | None:
+        """For the checkpoint; None while there is nothing worth storing."""
+        if self.needs_image:
+            return None
+        return _STORED.pack(self.newest_image) + self.sessions.encode_committed()

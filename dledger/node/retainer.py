@@ -1,0 +1,113 @@
+"""The leader's housekeeping of its log: state images, then PURGE entries (design 3.5, Retention).
+
+Runs inside the replica, one step at a time: at most one image is under way, its chunks are appended as there
+is room for them, and a purge is asked for only once an image above it is committed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dledger.core.values import Base
+from dledger.node.images import ImageWriter
+from dledger.node.retention import Border, RetentionPolicy, held_back, wanted_base
+from dledger.store.internal import ImageBegin, ImageEnd, Internal, Purge, decode_internal, strip_stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dledger.node.replica import Replica
+
+_PENDING_BYTES = 1 << 20  # chunks wait while so much of the log is uncommitted: appends of users go first
+
+
+class Retainer:
+    def __init__(self, replica: Replica, policy: RetentionPolicy) -> None:
+        self._replica = replica
+        self.policy = policy
+        self.asked_before = -1  # an operator wants entries below this index to go
+        self._writer: ImageWriter | None = None
+        self._purge_pending = False
+        self._next_check_ms = 0
+        self._stamps: dict[int, int] = {}  # by base.index: cluster time right after a border
+
+    def stop(self) -> None:
+        """Leadership is over: a half-written image is nobody's, and is never completed."""
+        self._writer = None
+        self._purge_pending = False
+
+    def tick(self, now_ms: int) -> None:
+        if not self._replica.core.leadership or not self._replica.core.leadership.noop_is_committed:
+            return
+        self._write_image(now_ms)
+        if now_ms >= self._next_check_ms and (self.policy.is_on or self.asked_before >= 0):
+            self._next_check_ms = now_ms + self.policy.check_ms
+            self._check(now_ms)
+
+    def provide(self, image_index: int, state: Sequence[bytes]) -> None:
+        """The state machine's state as of image_index."""
+        writer = self._writer
+        if writer is not None and writer.image_index == image_index and writer.chunks is None:
+            writer.provide(state)
+
+    def marked(self, mark: Internal) -> None:
+        """A mark is committed."""
+        if isinstance(mark, ImageEnd) and self._writer and mark.image_index == self._writer.image_index:
+            self._writer = None
+            self._next_check_ms = 0
+        elif isinstance(mark, Purge):
+            self._purge_pending = False
+
+    def _write_image(self, now_ms: int) -> None:
+        replica = self._replica
+        while self._writer is not None and replica.admission.pending_bytes < _PENDING_BYTES:
+            entry = self._writer.next_entry()
+            if entry is None:
+                return
+            replica.append_internal(entry, now_ms)
+
+    def _check(self, now_ms: int) -> None:
+        replica = self._replica
+        if self._writer is not None or self._purge_pending or replica.core.transferring_to is not None:
+            return
+        borders = self._borders()
+        time_ms = replica.admission.state.clock.read(now_ms, replica.wall_ms())
+        end_pos = replica.log_tail.pos
+        wanted = wanted_base(self.policy, borders, end_pos, time_ms, self.asked_before)
+        if wanted is not None:
+            wanted = held_back(borders, wanted, replica.follower_ends(), end_pos, self.policy.hold_bytes)
+        if wanted is None:
+            return
+        newest = replica.admission.state.newest_image
+        below = [b.base for b in borders if b.base.index <= wanted.index and b.base.index < newest]
+        if below:
+            self._purge_pending = True
+            replica.append_internal(Purge(below[-1]), now_ms)
+        if wanted.index >= newest:
+            self._begin_image(now_ms)
+
+    def _begin_image(self, now_ms: int) -> None:
+        replica = self._replica
+        # The table to the end of the log, which is committed when the begin mark is.
+        sessions = replica.admission.sessions.encode_all()
+        index = replica.append_internal(ImageBegin(), now_ms)
+        self._writer = ImageWriter(index, sessions)
+        replica.shell.save_state(index)
+
+    def _borders(self) -> list[Border]:
+        store = self._replica.store
+        borders: list[Border] = []
+        for base in store.borders():
+            if base.index > self._replica.core.committed_index:
+                break
+            borders.append(Border(base, self._stamp_after(base)))
+        return borders
+
+    def _stamp_after(self, base: Base) -> int:
+        if base.index not in self._stamps:
+            for head in self._replica.store.iter_heads(base.index + 1):
+                stamp, _ = strip_stamp(decode_internal(head.head))
+                if stamp is not None:
+                    self._stamps[base.index] = stamp
+                    break
+        return self._stamps.get(base.index, -1)
