@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Entry,
         Limits,
         Session,
+        TlsFiles,
     )
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "Session",
     "SessionExpired",
     "StorageError",
+    "TlsFiles",
 ]
 
 

@@ -81,6 +81,8 @@ class Code(IntEnum):
     DIRECTORY_LOCKED = 633
     FOREIGN_DIRECTORY = 634
     PORT_IN_USE = 635
+    CERTIFICATE_REFUSED = 636
+    PLAINTEXT_REFUSED = 637
     DATA_DAMAGED = 640
     FSYNC_FAILED = 641
     STATE_DAMAGED = 642
@@ -194,6 +196,7 @@ _CLASS_OF_CODE: dict[Code, type[DLedgerError]] = {
     Code.FOREIGN_DIRECTORY: StorageError,
     Code.CONFIG_INVALID: ConfigError,
     Code.PORT_IN_USE: ConfigError,
+    Code.PLAINTEXT_REFUSED: ConfigError,
 }
 
 

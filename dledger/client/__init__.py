@@ -5,6 +5,7 @@ from dledger.client.batching import Limits
 from dledger.client.blocking import BlockingAppender, BlockingSession, Client
 from dledger.client.session import Appender, Session
 from dledger.client.values import AppendResult, Entry
+from dledger.rpc.tls import TlsFiles
 
 __all__ = [
     "AppendResult",
@@ -16,4 +17,5 @@ __all__ = [
     "Entry",
     "Limits",
     "Session",
+    "TlsFiles",
 ]

@@ -16,8 +16,10 @@ from dledger.client.pipeline import Pipeline
 from dledger.client.reader import Reader, ReadMode
 from dledger.client.session import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, Appender, Session
 from dledger.client.values import AppendResult, Entry
-from dledger.errors import Code, DLedgerError, Indeterminate, NotLeader, ReadFailed
+from dledger.errors import Code, ConfigError, DLedgerError, Indeterminate, NotLeader, ReadFailed
+from dledger.rpc.channels import ChannelSecurity
 from dledger.rpc.log_client import LogClient, NetworkFailure
+from dledger.rpc.tls import ClientTls, TlsFiles
 from dledger.status.model import NodeStatus
 
 if TYPE_CHECKING:
@@ -42,7 +44,10 @@ class AsyncClient:
         timeout: seconds until an append or a request is given up, unless a call says otherwise.
         stall_timeout: seconds without an answer until the client asks whether another node leads.
         limits: how appends are batched.
-        credentials: gRPC channel credentials for TLS; None: plain text.
+        tls: PEM files for TLS, read again when they change; None: plain text.
+        credentials: gRPC channel credentials of your own making, instead of `tls`.
+
+    Raises ConfigError when the TLS files cannot be used.
     """
 
     def __init__(
@@ -54,10 +59,13 @@ class AsyncClient:
         timeout: float = DEFAULT_TIMEOUT,
         stall_timeout: float = DEFAULT_STALL_TIMEOUT,
         limits: Limits | None = None,
+        tls: TlsFiles | None = None,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         named = servers.split(",") if isinstance(servers, str) else servers
-        self._directory = Directory([s.strip() for s in named if s.strip()], group, credentials)
+        self._directory = Directory(
+            [s.strip() for s in named if s.strip()], group, _security(tls, credentials)
+        )
         self._limits = Limits() if limits is None else limits
         self._timeout = timeout
         self._stall_timeout = stall_timeout
@@ -249,7 +257,7 @@ class AsyncClient:
     ) -> T:
         """Ask the leader, again where it moved to; the last error when `seconds` have passed."""
         self._check_open()
-        last: DLedgerError = NotLeader(f"no leader was found within {seconds:g} s")
+        last: DLedgerError | None = None
 
         async def once() -> T:
             nonlocal last
@@ -272,6 +280,8 @@ class AsyncClient:
             async with asyncio.timeout(seconds):
                 return await retrying(once)
         except TimeoutError:
+            if last is None:
+                last = self._directory.no_leader(f"no leader was found within {seconds:g} s")
             raise last from None
 
     # -- life
@@ -295,3 +305,14 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _security(
+    tls: TlsFiles | None, credentials: grpc.ChannelCredentials | None
+) -> Callable[[], ChannelSecurity | None]:
+    if tls is not None:
+        if credentials is not None:
+            raise ConfigError("tls and credentials exclude each other")
+        return ClientTls(tls)
+    security = None if credentials is None else ChannelSecurity(credentials, has_certificate=True)
+    return lambda: security

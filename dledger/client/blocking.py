@@ -17,6 +17,7 @@ from dledger.client.reader import ReadMode
 from dledger.client.session import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, Appender, Session
 from dledger.client.values import AppendResult, Entry
 from dledger.errors import DLedgerError
+from dledger.rpc.tls import TlsFiles
 from dledger.status.model import NodeStatus
 
 if TYPE_CHECKING:
@@ -160,6 +161,7 @@ class Client(BlockingAppender):
         timeout: float = DEFAULT_TIMEOUT,
         stall_timeout: float = DEFAULT_STALL_TIMEOUT,
         limits: Limits | None = None,
+        tls: TlsFiles | None = None,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         self._client = AsyncClient(
@@ -169,6 +171,7 @@ class Client(BlockingAppender):
             timeout=timeout,
             stall_timeout=stall_timeout,
             limits=limits,
+            tls=tls,
             credentials=credentials,
         )
         self._is_closed = False

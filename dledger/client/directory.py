@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-import grpc
 import tenacity
 
 from dledger.errors import DLedgerError, NotLeader
-from dledger.rpc.log_client import LogClient
+from dledger.rpc.channels import ChannelSecurity
+from dledger.rpc.log_client import LogClient, TlsFailure
 from dledger.status.model import NodeStatus
 
 #: A server that does not say within this time how it is counts as silent, in seconds.
@@ -32,14 +32,16 @@ class Directory:
     """Channels by address, and the leader as far as it is known. Belongs to one event loop."""
 
     def __init__(
-        self, servers: Iterable[str], group: str, credentials: grpc.ChannelCredentials | None
+        self, servers: Iterable[str], group: str, security: Callable[[], ChannelSecurity | None]
     ) -> None:
         self.addresses = tuple(dict.fromkeys(servers))
         if not self.addresses:
             raise ValueError("at least one server address is needed")
         self._group = group
-        self._credentials = credentials
+        self._security = security
         self._clients: dict[str, LogClient] = {}
+        self._retired: set[asyncio.Task[None]] = set()
+        self._tls_failures: dict[str, TlsFailure] = {}
         self._leader: str | None = None
         self._search: asyncio.Task[str] | None = None
         self._redirections = 0
@@ -51,9 +53,23 @@ class Directory:
 
     def client(self, address: str) -> LogClient:
         """The client of one server; also of one that was not configured but named by another."""
-        if (client := self._clients.get(address)) is None:
-            client = self._clients[address] = LogClient(address, self._group, self._credentials)
+        client, security = self._clients.get(address), self._security()
+        if client is not None and client.security is not security:
+            # The certificate was renewed. What is under way on the old connection may end there.
+            task = asyncio.create_task(client.retire())
+            self._retired.add(task)
+            task.add_done_callback(self._retired.discard)
+            client = None
+        if client is None:
+            client = self._clients[address] = LogClient(address, self._group, security)
         return client
+
+    def no_leader(self, what: str) -> NotLeader:
+        """The error for it: `what`, and why servers could not be talked to where TLS is the reason."""
+        failures = list(self._tls_failures.values())
+        if not failures:
+            return NotLeader(what)
+        return NotLeader("; ".join([what, *(f.message for f in failures)]), code=failures[-1].code)
 
     @property
     def leader_address(self) -> str | None:
@@ -144,6 +160,12 @@ class Directory:
         self.term = max(self.term, search.best[0])
         return search.best[1]
 
+    def note_tls(self, address: str, failure: TlsFailure | None) -> None:
+        """How a server was last found; for `no_leader`."""
+        self._tls_failures.pop(address, None)
+        if failure is not None:
+            self._tls_failures[address] = failure
+
     def learn(self, address: str) -> bool:
         """Note a server that another one names. True if it is new."""
         if address in self.addresses or address in self._learned:
@@ -157,6 +179,9 @@ class Directory:
             self._search.cancel()
             with suppress(asyncio.CancelledError):
                 await self._search
+        for task in self._retired:
+            task.cancel()
+        await asyncio.gather(*self._retired, return_exceptions=True)
         await asyncio.gather(*(client.close() for client in self._clients.values()))
         await asyncio.sleep(_SETTLE)
 
@@ -189,7 +214,12 @@ class _Search:
         await retrying(self._ask, address)
 
     async def _ask(self, address: str) -> bool:
-        status = await self._directory.client(address).get_status(PROBE_TIMEOUT)
+        try:
+            status = await self._directory.client(address).get_status(PROBE_TIMEOUT)
+        except TlsFailure as failure:
+            self._directory.note_tls(address, failure)
+            raise
+        self._directory.note_tls(address, None)
         if address in self._directory.addresses:
             self._answered.add(address)
         if status.leader_address and self._directory.learn(status.leader_address):

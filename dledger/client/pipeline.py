@@ -200,7 +200,7 @@ class Pipeline:
             return NotLeader(f"no leader took it in time; last: {self._last_error.message}")
         if self._inflight:
             return Overloaded("its turn did not come in time", code=Code.LEADER_PENDING_FULL)
-        return NotLeader("no leader was found in time")
+        return self._directory.no_leader("no leader was found in time")
 
     def _silence(self) -> DLedgerError:
         where = " (in a session it stays queued and may still be stored)" if self._in_session else ""

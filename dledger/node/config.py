@@ -7,10 +7,11 @@ Every error names the key, says what is wrong, and what would be right. Identity
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -104,6 +105,26 @@ class LogConfig(_Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
+class TlsConfig(_Section):
+    """PEM files, read again when they change. Relative paths are relative to the configuration's file."""
+
+    certificate: Path
+    key: Path
+    ca: Path
+    client_auth: Literal["require", "none"] = "require"
+    http_client_auth: Literal["require", "none"] = "none"
+    peer_names: dict[Name, Name] = Field(default_factory=dict)
+
+    @field_validator("certificate", "key", "ca", mode="before")
+    @classmethod
+    def _to_path(cls, value: object) -> object:
+        return Path(value) if isinstance(value, str) and value else value
+
+    def below(self, folder: Path) -> TlsConfig:
+        paths = {key: folder / getattr(self, key) for key in ("certificate", "key", "ca")}
+        return self.model_copy(update=paths)
+
+
 class NodeConfig(_Section):
     """One node. `listen` and `http_listen` are host:port; empty `http_listen`: no status page."""
 
@@ -115,7 +136,10 @@ class NodeConfig(_Section):
     http_members: dict[Name, Address] = Field(default_factory=dict)
     listen: Address | Literal[""] = ""  # "": this node's address in members
     http_listen: Address | Literal[""] = ""
+    http_tls: bool = True  # with [tls]; false: the status page stays in plain text
+    allow_plaintext: bool = False  # beyond loopback
     preferred_leaders: tuple[Name, ...] = ()
+    tls: TlsConfig | None = None
     timing: TimingConfig = TimingConfig()
     limits: LimitsConfig = LimitsConfig()
     log: LogConfig = LogConfig()
@@ -138,6 +162,7 @@ class NodeConfig(_Section):
         for key, names in (
             ("preferred_leaders", self.preferred_leaders),
             ("http_members", tuple(self.http_members)),
+            ("tls.peer_names", tuple(self.tls.peer_names) if self.tls else ()),
         ):
             for name in names:
                 if name not in self.members:
@@ -156,6 +181,40 @@ class NodeConfig(_Section):
     def listen_address(self) -> str:
         return self.listen or self.address
 
+    @property
+    def has_http_tls(self) -> bool:
+        return self.tls is not None and self.http_tls
+
+    def refuse_plaintext(self) -> None:
+        """ConfigError (PLAINTEXT_REFUSED) if anything would travel unencrypted beyond this machine."""
+        if self.allow_plaintext:
+            return
+        plain = []
+        if self.tls is None:
+            plain.append(("listen", self.listen_address))
+            plain += [(f"members.{node}", address) for node, address in self.members.items()]
+        if self.http_listen and not self.has_http_tls:
+            plain.append(("http_listen", self.http_listen))
+        for key, address in plain:
+            if not is_loopback(address):
+                way = "set http_tls = true" if self.tls else "add a [tls] section (certificate, key, ca)"
+                raise ConfigError(
+                    f"{key} is {address}, beyond this machine, and would be in plain text: {way}, "
+                    "or say allow_plaintext = true if the network itself can be trusted",
+                    code=Code.PLAINTEXT_REFUSED,
+                )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether host:port surely stays on this machine. Names are not looked up: what they mean may change."""
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
 
 def load_config(path: Path | str) -> NodeConfig:
     """The configuration in a TOML file. ConfigError names the file, the key and what is valid."""
@@ -169,6 +228,8 @@ def load_config(path: Path | str) -> NodeConfig:
     config = parse_config(content, where=str(path))
     if not config.directory.is_absolute():  # relative to the file, not to wherever the node was started
         config = config.model_copy(update={"directory": path.parent / config.directory})
+    if config.tls is not None:
+        config = config.model_copy(update={"tls": config.tls.below(path.parent)})
     return config
 
 
@@ -201,6 +262,7 @@ def _unknown_key(place: list[str]) -> str:
     section: type[BaseModel] = NodeConfig
     for part in place[:-1]:
         inner = section.model_fields[part].annotation if part in section.model_fields else None
+        inner = next((a for a in get_args(inner) if a is not type(None)), inner)  # of an optional section
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
             break
         section = inner

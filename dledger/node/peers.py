@@ -22,8 +22,9 @@ from dledger.core.messages import (
 )
 from dledger.errors import InvalidRequest
 from dledger.node.logs import get_logger
+from dledger.rpc.channels import ChannelSecurity
 from dledger.rpc.envelope import Identity
-from dledger.rpc.peer_client import PeerClient, PeerUnreachable, PushClient, Question
+from dledger.rpc.peer_client import PeerClient, PeerTlsFailure, PeerUnreachable, PushClient, Question
 
 _log = get_logger("peers")
 
@@ -57,10 +58,12 @@ class PeerLink:
         *,
         next_stream_id: Callable[[], int],
         call_timeout_ms: int,
+        security: ChannelSecurity | None = None,
     ) -> None:
         self.peer = peer
         self.address = address
-        self._client = PeerClient(peer, address, identity)
+        self._identity = identity
+        self._client = PeerClient(peer, address, identity, security)
         self._events = events
         self._next_stream_id = next_stream_id
         self._timeout_s = call_timeout_ms / 1000
@@ -80,6 +83,15 @@ class PeerLink:
 
     def connect(self) -> None:
         self._client.connect()
+
+    def renew(self, security: ChannelSecurity) -> None:
+        """New certificates: connect anew. A push stream that works stays on its old connection till it ends;
+        one that never came up may be waiting for what the old certificate cannot get."""
+        old, self._client = self._client, PeerClient(self.peer, self.address, self._identity, security)
+        self._spawn(old.retire())
+        self._client.connect()
+        if self._keeper is not None and not self.is_connected:
+            self.lead()
 
     def ask(self, message: Question) -> None:
         """Send a question; the answer comes as an event, or never."""
@@ -148,10 +160,13 @@ class PeerLink:
     async def _ask(self, message: Question) -> None:
         try:
             answer = await self._client.ask(message, self._timeout_s)
+        except PeerTlsFailure as error:
+            self._note_refusal(str(error))
+            return
         except PeerUnreachable:
             return
         except InvalidRequest as error:
-            self._note_refusal(error)
+            self._note_refusal(str(error))
             return
         finally:
             self._calls[type(message)] -= 1
@@ -187,7 +202,7 @@ class PeerLink:
         except PeerUnreachable as error:
             _log.debug("push stream ended", peer=self.peer, reason=str(error))
         except InvalidRequest as error:
-            self._note_refusal(error)
+            self._note_refusal(str(error))
         finally:
             if self._stream is stream:
                 self._stream = None
@@ -195,10 +210,10 @@ class PeerLink:
                 stream.is_up = False
                 self._events.stream_down(self.peer, stream.stream_id)
 
-    def _note_refusal(self, error: InvalidRequest) -> None:
-        if self._last_refusal != error.message:  # once, not with every heartbeat
-            self._last_refusal = error.message
-            _log.warning("peer refuses to talk", peer=self.peer, address=self.address, reason=str(error))
+    def _note_refusal(self, reason: str) -> None:
+        if self._last_refusal != reason:  # once, not with every heartbeat
+            self._last_refusal = reason
+            _log.warning("peer refuses to talk", peer=self.peer, address=self.address, reason=reason)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

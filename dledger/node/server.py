@@ -24,6 +24,7 @@ from dledger.node.node_log import NodeLog
 from dledger.node.peers import PeerLink
 from dledger.node.readable import ReadableLog
 from dledger.node.replica import Replica, ReplicaConfig
+from dledger.node.security import NodeSecurity
 from dledger.node.shell import RoleNotice
 from dledger.node.status_view import StatusView
 from dledger.rpc.envelope import Identity
@@ -40,6 +41,7 @@ _log = get_logger("node")
 EXIT_FATAL = 74
 
 _READER_THREADS = 2
+_TLS_LOOK_MS = 1000
 _TRANSFER_S = 1.0
 _GRACE_S = 0.2
 _DISK_STOP_S = 5.0
@@ -67,7 +69,9 @@ class NodeServer:
         self.metrics = NodeMetrics()
         self._on_fatal = on_fatal
         self._readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="reader")
+        self._security: NodeSecurity | None = None  # None: plain text
         self._clients: dict[str, LogClient] = {}
+        self._retired: set[asyncio.Task[None]] = set()
         self._stream_id = 0
         self._role: Role | None = None
         self._http: HttpServer | None = None
@@ -79,11 +83,14 @@ class NodeServer:
     async def start(self) -> None:
         """Open the directory, serve, and take part in elections.
 
-        ConfigError (PORT_IN_USE, CONFIG_INVALID) or StorageError (NOT_INITIALIZED, FOREIGN_DIRECTORY,
-        DIRECTORY_LOCKED, damage); nothing is left behind then.
+        ConfigError (PORT_IN_USE, CONFIG_INVALID, PLAINTEXT_REFUSED) or StorageError (NOT_INITIALIZED,
+        FOREIGN_DIRECTORY, DIRECTORY_LOCKED, damage); nothing is left behind then.
         """
         loop = asyncio.get_running_loop()
         try:
+            self.config.refuse_plaintext()
+            if self.config.tls is not None:
+                self._security = await loop.run_in_executor(self._readers, NodeSecurity, self.config)
             self.store = await loop.run_in_executor(self._readers, self._open_store)
         except BaseException:
             self._readers.shutdown(wait=False)
@@ -94,7 +101,8 @@ class NodeServer:
             self._shell.start()
             await self._grpc.start(self.config.listen_address)
             if self.config.http_listen:
-                self._http = await start_http(self.status, self.config.http_listen)
+                context = self._security.http_context if self._security else None
+                self._http = await start_http(self.status, self.config.http_listen, context)
                 self.status.http_address = self.status.http_address or self._http.address
         except BaseException:
             await self._abandon()
@@ -104,6 +112,8 @@ class NodeServer:
         timing = self.config.timing
         self._every("tick", timing.tick_ms, self._shell.tick)
         self._every("checkpoint", timing.checkpoint_ms, self._checkpoint)
+        if self._security is not None:
+            self._every("tls", _TLS_LOOK_MS, self._look_at_certificates)
         _log.info(
             "serving",
             address=self._grpc.address,
@@ -172,6 +182,7 @@ class NodeServer:
                 shell,
                 next_stream_id=self._next_stream_id,
                 call_timeout_ms=config.timing.election_min_ms,
+                security=self._security.channel(node_id) if self._security else None,
             )
             for node_id, address in config.members.items()
             if node_id != config.node_id
@@ -203,7 +214,14 @@ class NodeServer:
             self.metrics,
             self._client_of,
         )
-        self._grpc = NodeGrpc(self.log, inbound, self)
+        security = self._security
+        self._grpc = NodeGrpc(
+            self.log,
+            inbound,
+            self,
+            credentials=security.server_credentials() if security else None,
+            peer_names=security.peer_names if security else None,
+        )
 
     def _replica_config(self) -> ReplicaConfig:
         config, limits = self.config, self.config.limits
@@ -280,9 +298,23 @@ class NodeServer:
     def _client_of(self, node_id: str) -> LogClient:
         client = self._clients.get(node_id)
         if client is None:
-            client = LogClient(self.config.members[node_id], self.config.group)
+            security = self._security.channel(node_id) if self._security else None
+            client = LogClient(self.config.members[node_id], self.config.group, security)
             self._clients[node_id] = client
         return client
+
+    def _look_at_certificates(self) -> None:
+        """Files are read on a reader's thread; what came of it is taken over one look later, on the loop."""
+        assert self._security is not None
+        if self._security.taken_over():
+            for node_id, link in self._links.items():
+                link.renew(self._security.channel(node_id))
+            for client in self._clients.values():
+                task = asyncio.create_task(client.retire())
+                self._retired.add(task)
+                task.add_done_callback(self._retired.discard)
+            self._clients.clear()
+        asyncio.get_running_loop().run_in_executor(self._readers, self._security.look)
 
     def _every(self, name: str, period_ms: int, work: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -331,6 +363,9 @@ class NodeServer:
             await link.close()
         for client in self._clients.values():
             await client.close()
+        for task in self._retired:
+            task.cancel()
+        await asyncio.gather(*self._retired, return_exceptions=True)
         if await loop.run_in_executor(self._readers, self._worker.stop, _DISK_STOP_S):
             await loop.run_in_executor(self._readers, self.store.close)
         else:

@@ -7,6 +7,8 @@ a connection. A consensus group wants none of these.
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import grpc
@@ -30,6 +32,9 @@ CONNECT_TIMEOUT_MS = 1_000
 #: This is how a paused or cut-off peer is noticed on a stream that has nothing to say.
 KEEPALIVE_TIME_MS = 2_000
 KEEPALIVE_TIMEOUT_MS = 2_000
+
+#: Whoever was handed a channel a moment ago may be about to use it.
+_SURELY_IDLE_S = 5.0
 
 
 def channel_options() -> Options:
@@ -71,11 +76,55 @@ def server_options() -> Options:
     ]
 
 
-def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+@dataclass(frozen=True, slots=True)
+class ChannelSecurity:
+    """TLS of a channel. `server_name` must be in the server's certificate; "": the host of the address."""
+
+    credentials: grpc.ChannelCredentials
+    server_name: str = ""
+    has_certificate: bool = False
+
+
+def open_channel(address: str, security: ChannelSecurity | None = None) -> grpc.aio.Channel:
     """A channel to `address` ("host:port"), in plain text or with TLS. It connects when first used."""
-    if credentials is None:
-        return grpc.aio.insecure_channel(address, options=channel_options())
-    return grpc.aio.secure_channel(address, credentials, options=channel_options())
+    options = channel_options()
+    if security is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    if security.server_name:
+        options.append(("grpc.ssl_target_name_override", security.server_name))
+    return grpc.aio.secure_channel(address, security.credentials, options=options)
+
+
+class CallCount:
+    """Calls under way on a channel that may be replaced: the old one is closed when its last has ended."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def begin(self) -> None:
+        self._count += 1
+        self._idle.clear()
+
+    def end(self) -> None:
+        self._count -= 1
+        if self._count == 0:
+            self._idle.set()
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    async def idle(self) -> None:
+        """Wait until no call is under way, some seconds after the last has ended."""
+        while True:
+            await self._idle.wait()
+            await asyncio.sleep(_SURELY_IDLE_S)
+            if not self._count:
+                return
 
 
 def new_server() -> grpc.aio.Server:

@@ -15,8 +15,9 @@ import grpc
 import grpc.aio
 
 from dledger.errors import Code, DLedgerError, error_for
-from dledger.rpc.channels import open_channel
+from dledger.rpc.channels import CallCount, ChannelSecurity, open_channel
 from dledger.rpc.convert_admin import node_status_from_pb
+from dledger.rpc.tls_failures import explain
 from dledger.status.model import NodeStatus
 from dledger.v1 import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc
 
@@ -29,6 +30,10 @@ class NetworkFailure(DLedgerError):
     """No answer: no connection, a broken stream, a deadline. Says nothing of what the server did."""
 
     default_code = Code.NETWORK_ERROR
+
+
+class TlsFailure(NetworkFailure):
+    """No connection, because the two ends do not agree about TLS. The message says what to look at."""
 
 
 class SessionMark(NamedTuple):
@@ -77,8 +82,18 @@ def _raise_bad(status: Any) -> None:
         raise error
 
 
+def _failure(address: str, error: grpc.aio.AioRpcError, security: ChannelSecurity | None) -> NetworkFailure:
+    if (known := explain(address, error.details(), security)) is not None:
+        return TlsFailure(f"{address}: {known.message}", code=known.code)
+    return NetworkFailure(f"{address}: {error.code().name}: {error.details()}")
+
+
 async def _answer_of(
-    address: str, call: Callable[[], Awaitable[T]], cancelled: Callable[[], bool] | None = None
+    address: str,
+    call: Callable[[], Awaitable[T]],
+    cancelled: Callable[[], bool] | None = None,
+    *,
+    security: ChannelSecurity | None = None,
 ) -> T:
     """Await a gRPC operation. A call that was cancelled under the waiter is a failure, not a cancellation.
 
@@ -88,7 +103,7 @@ async def _answer_of(
     try:
         return await call()
     except grpc.aio.AioRpcError as error:
-        raise NetworkFailure(f"{address}: {error.code().name}: {error.details()}") from None
+        raise _failure(address, error, security) from None
     except grpc.aio.UsageError as error:
         raise NetworkFailure(f"{address}: {error}") from None
     except asyncio.InvalidStateError as error:
@@ -109,10 +124,11 @@ async def _end(call: Any) -> None:
 class AppendStream:
     """One AppendStream call. One task may send while another receives."""
 
-    def __init__(self, address: str, group: str, call: Any) -> None:
+    def __init__(self, address: str, group: str, call: Any, ended: Callable[[], None]) -> None:
         self.address = address
         self._group = group
         self._call = call
+        self._ended: Callable[[], None] | None = ended
 
     async def send(
         self, request_id: int, bodies: Sequence[bytes], mark: SessionMark | None, timeout_ms: int
@@ -150,16 +166,23 @@ class AppendStream:
 
     async def close(self) -> None:
         """End the call and wait until gRPC has let go of it."""
-        await _end(self._call)
+        ended, self._ended = self._ended, None
+        try:
+            await _end(self._call)
+        finally:
+            if ended is not None:
+                ended()
 
 
 class LogClient:
     """One server. Connects when first used; `close` ends every call with NetworkFailure."""
 
-    def __init__(self, address: str, group: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(self, address: str, group: str, security: ChannelSecurity | None = None) -> None:
         self.address = address
+        self.security = security
         self._group = group
-        self._channel = open_channel(address, credentials)
+        self._calls = CallCount()
+        self._channel = open_channel(address, security)
         self._log: Any = log_pb2_grpc.LogServiceStub(self._channel)
         self._admin: Any = admin_pb2_grpc.AdminServiceStub(self._channel)
 
@@ -184,14 +207,16 @@ class LogClient:
             raise NetworkFailure(f"{self.address}: {error}") from None
 
     def open_append_stream(self) -> AppendStream:
-        return AppendStream(self.address, self._group, self._log.AppendStream())
+        call = self._log.AppendStream()
+        self._calls.begin()
+        return AppendStream(self.address, self._group, call, self._calls.end)
 
     async def open_session(self, timeout: float) -> int:
         """The id of a new session. Raises NetworkFailure (it may have been opened) and coded errors."""
         request = log_pb2.AppendRequest(
             group=self._group, open_session=True, timeout_ms=max(1, int(timeout * 1000))
         )
-        answer = await _answer_of(self.address, lambda: self._log.Append(request, timeout=timeout))
+        answer = await self._ask(lambda: self._log.Append(request, timeout=timeout))
         if answer.HasField("status"):
             _raise_bad(answer.status)
         return int(answer.index)
@@ -212,36 +237,51 @@ class LogClient:
                 include_internal=include_internal,
             )
         )
-        try:
-            while (m := await _answer_of(self.address, call.read, call.cancelled)) is not grpc.aio.EOF:
-                if m.HasField("status"):
-                    _raise_bad(m.status)
-                yield ReadChunk(m.frames, m.next_index, m.committed_index, m.ledger_begin_index)
-        finally:
-            await _end(call)
+        with self._calls:
+            try:
+                while (m := await self._answer(call.read, call.cancelled)) is not grpc.aio.EOF:
+                    if m.HasField("status"):
+                        _raise_bad(m.status)
+                    yield ReadChunk(m.frames, m.next_index, m.committed_index, m.ledger_begin_index)
+            finally:
+                await _end(call)
 
     async def read_index(self, timeout: float) -> int:
         """The linearizable read point. Raises NetworkFailure and coded errors."""
         request = log_pb2.ReadIndexRequest(group=self._group)
-        answer = await _answer_of(self.address, lambda: self._log.ReadIndex(request, timeout=timeout))
+        answer = await self._ask(lambda: self._log.ReadIndex(request, timeout=timeout))
         _raise_bad(answer.status)
         return int(answer.read_index)
 
     async def get_status(self, timeout: float) -> NodeStatus:
         """What the server says of itself. Raises NetworkFailure and coded errors."""
         request = admin_pb2.GetStatusRequest(group=self._group)
-        answer = await _answer_of(self.address, lambda: self._admin.GetStatus(request, timeout=timeout))
+        answer = await self._ask(lambda: self._admin.GetStatus(request, timeout=timeout))
         _raise_bad(answer.status)
         return node_status_from_pb(answer.node)
 
     async def transfer_leadership(self, to: str, timeout: float) -> tuple[int, str]:
         """(term, node id) of the new leader. Raises NetworkFailure and coded errors."""
         request = admin_pb2.TransferLeadershipRequest(group=self._group, to=to)
-        answer = await _answer_of(
-            self.address, lambda: self._admin.TransferLeadership(request, timeout=timeout)
-        )
+        answer = await self._ask(lambda: self._admin.TransferLeadership(request, timeout=timeout))
         _raise_bad(answer.status)
         return int(answer.term), str(answer.leader_id)
 
     async def close(self) -> None:
         await self._channel.close()
+
+    async def retire(self) -> None:
+        """Close once no call is under way: another channel is used from now on."""
+        try:
+            await self._calls.idle()
+        finally:
+            await self.close()
+
+    async def _ask(self, call: Callable[[], Awaitable[T]]) -> T:
+        with self._calls:
+            return await self._answer(call)
+
+    async def _answer(
+        self, call: Callable[[], Awaitable[T]], cancelled: Callable[[], bool] | None = None
+    ) -> T:
+        return await _answer_of(self.address, call, cancelled, security=self.security)

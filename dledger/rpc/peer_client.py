@@ -23,9 +23,10 @@ from dledger.core.messages import (
 )
 from dledger.errors import InvalidRequest, error_for
 from dledger.rpc import convert_peer as convert
-from dledger.rpc.channels import open_channel
+from dledger.rpc.channels import CallCount, ChannelSecurity, open_channel
 from dledger.rpc.envelope import Identity
 from dledger.rpc.outbox import Outbox
+from dledger.rpc.tls_failures import explain
 from dledger.v1 import peer_pb2 as pb
 from dledger.v1 import peer_pb2_grpc
 
@@ -37,13 +38,22 @@ class PeerUnreachable(Exception):
     """No answer: no connection, a deadline, a broken stream. Says nothing of what the peer did."""
 
 
+class PeerTlsFailure(PeerUnreachable):
+    """No connection, because the two ends do not agree about TLS: no waiting helps, a person must."""
+
+
 class PeerClient:
     """One channel to one member, used for everything that this node asks of it."""
 
-    def __init__(self, peer: str, address: str, identity: Identity) -> None:
+    def __init__(
+        self, peer: str, address: str, identity: Identity, security: ChannelSecurity | None = None
+    ) -> None:
         self.peer = peer
+        self._address = address
         self._identity = identity
-        self._channel = open_channel(address)
+        self._security = security
+        self._calls = CallCount()
+        self._channel = open_channel(address, security)
         self._stub: Any = peer_pb2_grpc.PeerServiceStub(self._channel)
 
     def connect(self) -> None:
@@ -52,40 +62,55 @@ class PeerClient:
 
     async def ask(self, message: Question, timeout_s: float) -> Answer:
         """PeerUnreachable without an answer, InvalidRequest if the peer refuses to talk to us."""
-        stub, envelope = self._stub, self._identity.envelope(self.peer)
         try:
-            match message:
-                case VoteRequest():
-                    vote = await stub.Vote(convert.vote_request_to_pb(message, envelope), timeout=timeout_s)
-                    return convert.vote_response_from_pb(vote, self.peer)
-                case Heartbeat():
-                    beat = await stub.Heartbeat(convert.heartbeat_to_pb(message, envelope), timeout=timeout_s)
-                    return convert.heartbeat_response_from_pb(beat, self.peer)
-                case TakeLeadership():
-                    request = convert.take_leadership_to_pb(message, envelope)
-                    taken = await stub.TakeLeadership(request, timeout=timeout_s)
-                    return convert.take_leadership_response_from_pb(taken, self.peer)
+            with self._calls:
+                return await self._ask(message, timeout_s)
         except grpc.aio.AioRpcError as error:
+            known = explain(self._address, error.details(), self._security)
+            if known is not None and self._security is not None:
+                raise PeerTlsFailure(known.message) from None
             raise PeerUnreachable(f"{self.peer}: {error.code().name}") from None
+
+    async def _ask(self, message: Question, timeout_s: float) -> Answer:
+        stub, envelope = self._stub, self._identity.envelope(self.peer)
+        match message:
+            case VoteRequest():
+                vote = await stub.Vote(convert.vote_request_to_pb(message, envelope), timeout=timeout_s)
+                return convert.vote_response_from_pb(vote, self.peer)
+            case Heartbeat():
+                beat = await stub.Heartbeat(convert.heartbeat_to_pb(message, envelope), timeout=timeout_s)
+                return convert.heartbeat_response_from_pb(beat, self.peer)
+            case TakeLeadership():
+                request = convert.take_leadership_to_pb(message, envelope)
+                taken = await stub.TakeLeadership(request, timeout=timeout_s)
+                return convert.take_leadership_response_from_pb(taken, self.peer)
 
     def open_push(self, stream_id: int) -> PushClient:
         # wait_for_ready: the stream opens in the moment in which the peer can be reached.
         call = self._stub.Push(wait_for_ready=True)
-        return PushClient(self.peer, stream_id, self._identity.envelope(self.peer), call)
+        return PushClient(self.peer, stream_id, self._identity.envelope(self.peer), call, self._calls)
 
     async def close(self) -> None:
         await self._channel.close(0)
+
+    async def retire(self) -> None:
+        """Close once no call is under way; a push stream that works goes on until it ends by itself."""
+        try:
+            await self._calls.idle()
+        finally:
+            await self.close()
 
 
 class PushClient:
     """The leader's end of one push stream. Never opened again: a new stream is a new object."""
 
-    def __init__(self, peer: str, stream_id: int, envelope: pb.Envelope, call: Any) -> None:
+    def __init__(self, peer: str, stream_id: int, envelope: pb.Envelope, call: Any, calls: CallCount) -> None:
         self.peer = peer
         self.stream_id = stream_id
         self.is_up = False
         self._envelope = envelope
         self._call = call
+        self._calls = calls
         self._outbox: Outbox[pb.PushRequest] = Outbox()
         self._commit: pb.PushRequest | None = None  # the last COMMIT that was put
 
@@ -108,6 +133,10 @@ class PushClient:
 
     async def run(self, on_up: Callable[[int], None], on_response: Callable[[PushResponse], None]) -> None:
         """Serve the stream until it ends. PeerUnreachable, or InvalidRequest if the peer refuses it."""
+        with self._calls:
+            await self._run(on_up, on_response)
+
+    async def _run(self, on_up: Callable[[int], None], on_response: Callable[[PushResponse], None]) -> None:
         try:
             await self._shake_hands(on_up)
             writer = asyncio.ensure_future(self._write_all())

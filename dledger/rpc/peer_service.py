@@ -19,6 +19,7 @@ from dledger.rpc import convert_peer as convert
 from dledger.rpc.envelope import refusal
 from dledger.rpc.handlers import malformed
 from dledger.rpc.outbox import Outbox
+from dledger.rpc.peer_names import PeerNames
 from dledger.rpc.ports import PeerPort
 from dledger.v1 import peer_pb2 as pb
 
@@ -34,14 +35,22 @@ def _as_refusal(error: DLedgerError | TimeoutError) -> pb.Refusal:
 class PeerService:
     """Votes, heartbeats, pushes and hand-overs of leadership, as a server."""
 
-    def __init__(self, port: PeerPort) -> None:
+    def __init__(self, port: PeerPort, names: PeerNames | None = None) -> None:
         self._port = port
+        self._names = names
+
+    def _admit(self, envelope: pb.Envelope, context: _Context) -> str:
+        """The sender's node id, once envelope and certificate agree. InvalidRequest says why they do not."""
+        peer = self._port.identity.check(envelope)
+        if self._names is not None:
+            self._names.check(peer, context.auth_context())
+        return peer
 
     async def vote(self, request: pb.VoteRequest | None, context: _Context) -> pb.VoteResponse:
         try:
             if request is None:
                 raise malformed()
-            peer = self._port.identity.check(request.envelope)
+            peer = self._admit(request.envelope, context)
             answer = await self._port.ask(peer, convert.vote_request_from_pb(request))
         except (DLedgerError, TimeoutError) as error:
             return pb.VoteResponse(refusal=_as_refusal(error))
@@ -52,7 +61,7 @@ class PeerService:
         try:
             if request is None:
                 raise malformed()
-            peer = self._port.identity.check(request.envelope)
+            peer = self._admit(request.envelope, context)
             answer = await self._port.ask(peer, convert.heartbeat_from_pb(request))
         except (DLedgerError, TimeoutError) as error:
             return pb.HeartbeatResponse(refusal=_as_refusal(error))
@@ -65,7 +74,7 @@ class PeerService:
         try:
             if request is None:
                 raise malformed()
-            peer = self._port.identity.check(request.envelope)
+            peer = self._admit(request.envelope, context)
             answer = await self._port.ask(peer, convert.take_leadership_from_pb(request))
         except (DLedgerError, TimeoutError) as error:
             return pb.TakeLeadershipResponse(refusal=_as_refusal(error))
@@ -77,7 +86,7 @@ class PeerService:
             hello = await context.read()
             if not isinstance(hello, pb.PushRequest):
                 raise malformed()
-            peer = self._port.identity.check(hello.envelope)
+            peer = self._admit(hello.envelope, context)
             if hello.stream_id < 0:
                 raise InvalidRequest(f"stream_id {hello.stream_id}")
         except InvalidRequest as error:

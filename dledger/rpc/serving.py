@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -10,6 +11,7 @@ from dledger.rpc.admin_service import AdminService
 from dledger.rpc.append_service import AppendService
 from dledger.rpc.channels import new_server
 from dledger.rpc.handlers import both_stream, server_stream, service, unary
+from dledger.rpc.peer_names import PeerNames
 from dledger.rpc.peer_service import PeerService
 from dledger.rpc.ports import AdminPort, LogPort, PeerPort
 from dledger.rpc.read_service import ReadService
@@ -24,12 +26,21 @@ _SERVICES = (LOG_SERVICE, PEER_SERVICE, ADMIN_SERVICE)
 class NodeGrpc:
     """The gRPC face of a node. `address` is host:port, with the port that was really bound."""
 
-    def __init__(self, log: LogPort, peers: PeerPort, admin: AdminPort) -> None:
+    def __init__(
+        self,
+        log: LogPort,
+        peers: PeerPort,
+        admin: AdminPort,
+        *,
+        credentials: grpc.ServerCredentials | None = None,
+        peer_names: PeerNames | None = None,
+    ) -> None:
         self.appends = AppendService(log)
         self.reads = ReadService(log)
         self.address = ""
         self._serving = False
-        self._peers = PeerService(peers)
+        self._credentials = credentials  # None: plain text
+        self._peers = PeerService(peers, peer_names)
         self._admin = AdminService(admin)
         self._health = health.aio.HealthServicer()
 
@@ -38,7 +49,10 @@ class NodeGrpc:
         self._server = new_server()
         self._add_services()
         try:
-            port = self._server.add_insecure_port(listen)
+            if self._credentials is None:
+                port = self._server.add_insecure_port(listen)
+            else:
+                port = self._server.add_secure_port(listen, self._credentials)
         except RuntimeError:
             port = 0
         if port == 0:

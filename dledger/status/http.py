@@ -28,6 +28,7 @@ import errno
 import json
 import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from importlib import resources
 from typing import Any, Protocol
@@ -46,6 +47,7 @@ _log = logging.getLogger(__name__)
 # More at once are answered 503 and closed: status must not eat the file descriptors of the log.
 MAX_CONNECTIONS = 256
 _STOP_SECONDS = 1.0
+_HANDSHAKE_SECONDS = 5.0
 
 PATHS = ("/", "/status", "/cluster", "/leader", "/replica", "/health", "/livez", "/metrics")
 
@@ -107,8 +109,10 @@ class HttpServer:
         await self._cache.close()
 
 
-async def start_http(source: StatusSource, listen: str) -> HttpServer:
+async def start_http(source: StatusSource, listen: str, tls: ssl.SSLContext | None = None) -> HttpServer:
     """Serve `source` on `listen` (host:port, [v6]:port, or :port for all interfaces; port 0: any free one).
+
+    With `tls` it is HTTPS; a certificate loaded into that context later is used from the next connection on.
 
     ConfigError with PORT_IN_USE when somebody else has the port, CONFIG_INVALID when the address is wrong.
     """
@@ -120,7 +124,12 @@ async def start_http(source: StatusSource, listen: str) -> HttpServer:
     await runner.setup()
     try:
         server = await asyncio.get_running_loop().create_server(
-            _limited(runner), host or None, port, reuse_address=True
+            _limited(runner),
+            host or None,
+            port,
+            reuse_address=True,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else _HANDSHAKE_SECONDS,
         )
     except OSError as error:
         await runner.cleanup()

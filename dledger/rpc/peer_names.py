@@ -1,0 +1,81 @@
+"""Which certificates may speak as which member.
+
+Any certificate of the CA makes a client. To speak as node X it must also carry a name of X: so neither a
+client nor another node can vote, push or take leadership in X's name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from dledger.errors import Code, InvalidRequest
+
+_log = logging.getLogger(__name__)
+
+_NAME_PROPERTIES = ("x509_subject_alternative_name", "x509_common_name")
+_MAX_NOTED = 64
+
+
+class PeerNames:
+    """The names of each member. `given` (node id -> name) replaces what follows from id and address."""
+
+    def __init__(self, members: Mapping[str, str], given: Mapping[str, str]) -> None:
+        hosts = {node: _host(address) for node, address in members.items()}
+        used = Counter(hosts.values())
+        self._names: dict[str, frozenset[str]] = {}
+        self._server_names: dict[str, str] = {}
+        for node, host in hosts.items():
+            if node in given:
+                self._names[node] = frozenset({given[node]})
+                self._server_names[node] = given[node]
+            elif used[host] == 1:
+                self._names[node] = frozenset({node, host})
+                self._server_names[node] = ""
+            else:
+                # A host that several members share tells nobody apart.
+                self._names[node] = frozenset({node})
+                self._server_names[node] = node
+        self._noted: set[tuple[str, tuple[str, ...]]] = set()
+
+    def server_name(self, node: str) -> str:
+        """What this member's certificate must name when we connect to it; "": the host of its address."""
+        return self._server_names[node]
+
+    def check(self, node: str, auth_context: Mapping[str, Iterable[bytes]]) -> None:
+        """InvalidRequest (CERTIFICATE_REFUSED) unless the connection's certificate is one of `node`."""
+        found = tuple(names_of(auth_context))
+        allowed = self._names[node]
+        if any(name in allowed or _normal(name) in allowed for name in found):
+            return
+        shown = ", ".join(found) or "nobody"
+        wanted = " or ".join(sorted(allowed))
+        if (node, found) not in self._noted and len(self._noted) < _MAX_NOTED:
+            self._noted.add((node, found))
+            _log.error("a certificate of %s spoke as node %s, and was refused", shown, node)
+        raise InvalidRequest(
+            f"the certificate names {shown}; to speak as node {node!r} it must name {wanted}",
+            code=Code.CERTIFICATE_REFUSED,
+        )
+
+
+def names_of(auth_context: Mapping[str, Iterable[bytes]]) -> list[str]:
+    """Subject alternative names and common name, as gRPC reports them after it checked the certificate."""
+    found = [
+        value.decode(errors="replace") for name in _NAME_PROPERTIES for value in auth_context.get(name, ())
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _host(address: str) -> str:
+    return _normal(address.rpartition(":")[0].removeprefix("[").removesuffix("]"))
+
+
+def _normal(name: str) -> str:
+    """Addresses and host names in one spelling. Node ids are compared as they are, before this."""
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        return name.lower()
