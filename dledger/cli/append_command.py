@@ -19,7 +19,7 @@ from dledger.cli.client_options import client_options
 from dledger.cli.exits import Exit, exit_code_of, print_error
 from dledger.cli.line_source import ByteSource, LineBatches
 from dledger.cli.output import human_bytes
-from dledger.client import AsyncClient, Limits
+from dledger.client import AsyncClient, Limits, TlsFiles
 from dledger.errors import InvalidRequest
 
 # The servers' default limit is 1 MiB for a whole batch: room is left for the headers in it.
@@ -65,6 +65,7 @@ _REFRESH_SECONDS = 0.1
 def append(
     servers: list[str],
     group: str,
+    tls: TlsFiles | None,
     path: str,
     batch_bytes: int,
     in_flight: int,
@@ -102,6 +103,7 @@ def append(
             group=group,
             session=not no_session,
             timeout=timeout,
+            tls=tls,
             limits=Limits(max_batch_bytes=batch_bytes + _SESSION_ROOM, max_inflight_batches=in_flight),
         )
         tally = asyncio.run(_append(open_client, batches, in_flight, progress))

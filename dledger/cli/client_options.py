@@ -1,15 +1,25 @@
-"""What all commands that talk to a cluster have in common: its addresses, its group."""
+"""What all commands that talk to a cluster have in common: its addresses, its group, its TLS files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from dledger.client import TlsFiles
 
 SERVERS_VARIABLE = "DLEDGER_SERVERS"
+TLS_VARIABLES = {"ca": "DLEDGER_TLS_CA", "cert": "DLEDGER_TLS_CERT", "key": "DLEDGER_TLS_KEY"}
+
+_TLS_HELP = {
+    "ca": "Whom to trust (PEM): speak TLS.",
+    "cert": "This client's certificate (PEM), where the nodes want one.",
+    "key": "Its key (PEM).",
+}
 
 
 def parse_servers(_ctx: click.Context, _param: click.Parameter, value: str) -> list[str]:
@@ -24,9 +34,37 @@ def parse_servers(_ctx: click.Context, _param: click.Parameter, value: str) -> l
     return list(dict.fromkeys(addresses))
 
 
-def client_options(command: F) -> F:
-    """--servers and --group."""
-    command = click.option("--group", default="default", show_default=True, help="Name of the log.")(command)
+def tls_files(ca: Path | None, certificate: Path | None, key: Path | None) -> TlsFiles | None:
+    """None: plain text."""
+    from dledger.client import TlsFiles  # with gRPC: not for those who only want the names of the variables
+
+    if ca is None and (certificate or key):
+        raise click.UsageError("--tls-cert and --tls-key need --tls-ca: which CA are the nodes to be of?")
+    if (certificate is None) != (key is None):
+        raise click.UsageError("--tls-cert and --tls-key go together")
+    return None if ca is None else TlsFiles(ca, certificate, key)
+
+
+def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--servers, --group, and --tls-ca, --tls-cert, --tls-key as the one argument `tls`."""
+
+    @wraps(command)
+    def with_tls(
+        *args: Any, tls_ca: Path | None, tls_cert: Path | None, tls_key: Path | None, **options: Any
+    ) -> Any:
+        return command(*args, tls=tls_files(tls_ca, tls_cert, tls_key), **options)
+
+    for name, variable in reversed(TLS_VARIABLES.items()):
+        with_tls = click.option(
+            f"--tls-{name}",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            envvar=variable,
+            metavar="FILE",
+            help=f"{_TLS_HELP[name]}  [{variable}]",
+        )(with_tls)
+    with_tls = click.option("--group", default="default", show_default=True, help="Name of the log.")(
+        with_tls
+    )
     return click.option(
         "--servers",
         callback=parse_servers,
@@ -34,4 +72,4 @@ def client_options(command: F) -> F:
         required=True,
         metavar="HOST:PORT,...",
         help=f"The nodes; also from the variable {SERVERS_VARIABLE}.",
-    )(command)
+    )(with_tls)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from pathlib import Path
 
 import click
 
+from dledger.cli.client_options import SERVERS_VARIABLE, TLS_VARIABLES
 from dledger.cli.cluster_plan import DEFAULT_BASE_PORT, MAX_NODES
 from dledger.cli.exits import Exit
 from dledger.cli.local_cluster import ClusterError, LocalCluster, LocalNode
@@ -55,9 +57,16 @@ def cluster() -> None:
     type=int,
     help=f"First port, in a new directory; 0 takes free ones.  [default: {DEFAULT_BASE_PORT}]",
 )
+@click.option(
+    "--tls",
+    is_flag=True,
+    help="Mutual TLS, in a new directory: makes a CA and certificates in DIR/tls.",
+)
 @click.option("--detach", is_flag=True, help="Return when a leader is there; the nodes go on running.")
 @click.option("--timeout", type=float, default=_LEADER_SECONDS, show_default=True, help="Seconds to wait.")
-def up(directory: Path, nodes: int | None, base_port: int | None, detach: bool, timeout: float) -> None:
+def up(
+    directory: Path, nodes: int | None, base_port: int | None, tls: bool, detach: bool, timeout: float
+) -> None:
     """Start a local cluster: a new one, or the one in --dir again.
 
     A new directory gets configs, identities and cluster.json; an existing one is never initialised again,
@@ -68,8 +77,9 @@ def up(directory: Path, nodes: int | None, base_port: int | None, detach: bool, 
     Examples:
       dledger cluster up --dir /tmp/log
       dledger cluster up --dir /tmp/log5 --nodes 5 --base-port 23000 --detach
+      dledger cluster up --dir /tmp/safe --tls
     """
-    local = _open_or_create(directory, nodes, base_port)
+    local = _open_or_create(directory, nodes, base_port, tls)
     if running := local.running():
         raise ClusterError(
             f"{', '.join(running)} of {local.directory} run already: see `dledger cluster status`, "
@@ -84,24 +94,30 @@ def up(directory: Path, nodes: int | None, base_port: int | None, detach: bool, 
         local.stop()
         raise
     click.echo(f"{leader.node_id} leads in term {leader.term}", err=True)
-    _print_nodes(local.status())
-    click.echo(f"\nexport DLEDGER_SERVERS={','.join(local.addresses)}")
+    _print_nodes(local, local.status())
+    click.echo(f"\nexport {SERVERS_VARIABLE}={','.join(local.addresses)}")
+    if (files := local.tls_files) is not None:
+        for variable, path in zip(TLS_VARIABLES.values(), files.paths(), strict=True):
+            click.echo(f"export {variable}={shlex.quote(str(path))}")
     if not detach:
         supervise(local)
 
 
-def _open_or_create(directory: Path, nodes: int | None, base_port: int | None) -> LocalCluster:
+def _open_or_create(directory: Path, nodes: int | None, base_port: int | None, tls: bool) -> LocalCluster:
     if not LocalCluster.exists(directory):
         return LocalCluster.create(
             directory,
             nodes=3 if nodes is None else nodes,
             base_port=DEFAULT_BASE_PORT if base_port is None else base_port,
+            tls=tls,
         )
     local = LocalCluster(directory)
     if nodes is not None and nodes != len(local.node_ids):
         raise click.UsageError(f"{directory} has {len(local.node_ids)} nodes; --nodes cannot change that")
     if base_port and not local.addresses[0].endswith(f":{base_port}"):
         raise click.UsageError(f"{directory} begins at {local.addresses[0]}; --base-port cannot change that")
+    if tls and not local.plan.tls:
+        raise click.UsageError(f"{directory} was made without TLS; --tls cannot change that")
     return local
 
 
@@ -130,7 +146,7 @@ def status(directory: Path, as_json: bool) -> None:
             }
         )
     else:
-        _print_nodes(nodes)
+        _print_nodes(local, nodes)
     if not any(node.role == "LEADER" for node in nodes):
         raise click.exceptions.Exit(Exit.FAILED)
 
@@ -210,7 +226,7 @@ def _resolve(local: LocalCluster, node: str) -> str:
     return leader.node_id
 
 
-def _print_nodes(nodes: list[LocalNode]) -> None:
+def _print_nodes(local: LocalCluster, nodes: list[LocalNode]) -> None:
     print_table(
         ("node", "state", "pid", "address", "http", "role", "term", "leader", "begin", "end", "committed"),
         [
@@ -219,7 +235,7 @@ def _print_nodes(nodes: list[LocalNode]) -> None:
                 n.state,
                 n.pid,
                 n.address,
-                f"http://{n.http_address}",
+                local.http_url(n.node_id),
                 n.role if n.state == "running" else "",
                 *(
                     (n.term, n.leader_id, n.ledger_begin_index, n.ledger_end_index, n.committed_index)

@@ -7,6 +7,7 @@
     D/n1/store/       the node's directory (made by `dledger init`)
     D/n1/server.log   what it said
     D/n1/pid, exit    of the last run
+    D/tls/            with --tls: ca.pem, certificate and key of each node, and of a client
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class ClusterPlan:
     cluster_id: str
     group: str
     nodes: tuple[NodePlan, ...]
+    tls: bool = False
 
     def node(self, node_id: str) -> NodePlan:
         for node in self.nodes:
@@ -60,7 +62,9 @@ class ClusterPlan:
         return [node.address for node in self.nodes]
 
 
-def plan_cluster(cluster_id: str, group: str, nodes: int, base_port: int) -> ClusterPlan:
+def plan_cluster(
+    cluster_id: str, group: str, nodes: int, base_port: int, *, tls: bool = False
+) -> ClusterPlan:
     """`nodes` nodes n1, n2, ... from `base_port` on; base_port 0 takes ports that are free now."""
     if not 1 <= nodes <= MAX_NODES:
         raise ConfigError(f"a local cluster has 1 to {MAX_NODES} nodes, not {nodes}")
@@ -80,6 +84,7 @@ def plan_cluster(cluster_id: str, group: str, nodes: int, base_port: int) -> Clu
             NodePlan(f"n{i}", f"{HOST}:{grpc_port}", f"{HOST}:{http_port}")
             for i, (grpc_port, http_port) in enumerate(pairs, start=1)
         ),
+        tls,
     )
 
 
@@ -143,7 +148,8 @@ def load_plan(directory: Path) -> ClusterPlan:
         nodes = tuple(
             NodePlan(str(n["node_id"]), str(n["address"]), str(n["http_address"])) for n in content["nodes"]
         )
-        return ClusterPlan(str(content["cluster_id"]), str(content["group"]), nodes)
+        tls = bool(content.get("tls", False))
+        return ClusterPlan(str(content["cluster_id"]), str(content["group"]), nodes, tls)
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{path}: missing or wrong field {error}") from error
 

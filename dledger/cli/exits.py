@@ -33,6 +33,7 @@ _FIXES: dict[Code, str] = {
     Code.TIMEOUT: "check with `dledger status` that a majority of the nodes runs",
     Code.WAIT_QUORUM_ACK_TIMEOUT: "check with `dledger status` that a majority of the nodes runs",
     Code.DISK_FULL: "free space on the leader's disk",
+    Code.CERTIFICATE_REFUSED: "look at the certificates: `openssl x509 -in FILE -noout -text`",
     Code.NOT_INITIALIZED: "run `dledger init` for a new node; never for one that lost its directory",
     Code.ALREADY_INITIALIZED: "choose an empty directory",
     Code.DIRECTORY_LOCKED: "another server uses this directory: stop it first",

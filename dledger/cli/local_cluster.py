@@ -19,6 +19,7 @@ import fcntl
 import http.client
 import json
 import signal
+import ssl
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from dledger.cli.cluster_plan import (
     DEFAULT_BASE_PORT,
@@ -48,8 +49,12 @@ from dledger.status.encoding import node_status_from_json
 from dledger.status.model import NodeStatus
 from dledger.store.identity import Identity, init_directory
 
+if TYPE_CHECKING:
+    from dledger.client import TlsFiles
+
 #: Smaller than a server's default: a laptop's disk should not be taken by a demo.
 LOCAL_DATA_FILE_SIZE = 64 << 20
+TLS_FOLDER = "tls"
 _POLL_SECONDS = 0.02
 _ASK_SECONDS = 1.0
 
@@ -93,6 +98,8 @@ class LocalCluster:
             node.node_id: NodeProcess(self.folder(node.node_id), self.folder(node.node_id) / "node.toml")
             for node in self.plan.nodes
         }
+        ca = self.directory / TLS_FOLDER / "ca.pem"
+        self._https = ssl.create_default_context(cafile=str(ca)) if self.plan.tls else None
 
     @classmethod
     def exists(cls, directory: Path | str) -> bool:
@@ -109,15 +116,21 @@ class LocalCluster:
         data_file_size: int = LOCAL_DATA_FILE_SIZE,
         flush_mode: FlushMode = FlushMode.SYNC_FLUSH,
         settings: Mapping[str, Any] | None = None,
+        tls: bool = False,
     ) -> Self:
         """Write plan, configs and identities into an empty or absent directory. Starts nothing.
 
-        base_port 0 takes free ports. `settings` are further keys of every node's config.
+        base_port 0 takes free ports. `settings` are further keys of every node's config. `tls`: with mutual
+        TLS, and certificates made for it; `tls_files` is then for clients.
         """
         root = Path(directory).resolve()
         if root.exists() and any(root.iterdir()):
             raise ConfigError(f"{root} is not empty and holds no complete cluster: choose another --dir")
-        plan = plan_cluster(uuid.uuid4().hex, group, nodes, base_port)
+        plan = plan_cluster(uuid.uuid4().hex, group, nodes, base_port, tls=tls)
+        if tls:
+            from dledger.cli.certificates import make_local  # an optional dependency
+
+            make_local(root / TLS_FOLDER, [node.node_id for node in plan.nodes])
         root.mkdir(parents=True, exist_ok=True)
         for node in plan.nodes:
             folder = root / node.node_id
@@ -149,6 +162,20 @@ class LocalCluster:
         """gRPC addresses of all nodes: what a client takes as servers."""
         return self.plan.addresses
 
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """For clients; None: the cluster speaks plain text."""
+        if not self.plan.tls:
+            return None
+        from dledger.client import TlsFiles  # with gRPC, which nothing else here needs
+
+        folder = self.directory / TLS_FOLDER
+        return TlsFiles(folder / "ca.pem", folder / "client.pem", folder / "client.key")
+
+    def http_url(self, node_id: str) -> str:
+        scheme = "https" if self.plan.tls else "http"
+        return f"{scheme}://{self.plan.node(node_id).http_address}"
+
     def folder(self, node_id: str) -> Path:
         return self.directory / self.plan.node(node_id).node_id
 
@@ -169,7 +196,7 @@ class LocalCluster:
         process = self.process(node_id)
         if not process.is_alive or process.is_paused:
             return None
-        return _ask_status(self.plan.node(node_id).http_address)
+        return self._ask_status(self.plan.node(node_id))
 
     def status(self) -> list[LocalNode]:
         """All nodes, asked at the same time: a slow one costs no more than its own deadline."""
@@ -298,7 +325,7 @@ class LocalCluster:
             )
         if process.is_paused:
             return LocalNode(plan.node_id, "paused", pid, plan.address, plan.http_address)
-        status = _ask_status(plan.http_address)
+        status = self._ask_status(plan)
         if status is None:
             return LocalNode(plan.node_id, "silent", pid, plan.address, plan.http_address)
         return LocalNode(
@@ -315,6 +342,24 @@ class LocalCluster:
             committed_index=status.committed_index,
             health=status.health,
         )
+
+    def _ask_status(self, node: NodePlan) -> NodeStatus | None:
+        address = node.http_address
+        connection = (
+            http.client.HTTPConnection(address, timeout=_ASK_SECONDS)
+            if self._https is None
+            else http.client.HTTPSConnection(address, timeout=_ASK_SECONDS, context=self._https)
+        )
+        try:
+            connection.request("GET", "/status")
+            response = connection.getresponse()
+            if response.status != 200:
+                return None
+            return node_status_from_json(json.loads(response.read()))
+        except (OSError, http.client.HTTPException, ValueError):
+            return None
+        finally:
+            connection.close()
 
 
 def describe(nodes: Sequence[LocalNode]) -> str:
@@ -338,18 +383,11 @@ def _node_config(plan: ClusterPlan, node: NodePlan, folder: Path, settings: Mapp
         "members": {n.node_id: n.address for n in plan.nodes},
         "http_members": {n.node_id: n.http_address for n in plan.nodes},
     }
+    if plan.tls:
+        certificates = folder.parent / TLS_FOLDER
+        values["tls"] = {
+            "certificate": str(certificates / f"{node.node_id}.pem"),
+            "key": str(certificates / f"{node.node_id}.key"),
+            "ca": str(certificates / "ca.pem"),
+        }
     return to_toml({**values, **settings})
-
-
-def _ask_status(http_address: str) -> NodeStatus | None:
-    connection = http.client.HTTPConnection(http_address, timeout=_ASK_SECONDS)
-    try:
-        connection.request("GET", "/status")
-        response = connection.getresponse()
-        if response.status != 200:
-            return None
-        return node_status_from_json(json.loads(response.read()))
-    except (OSError, http.client.HTTPException, ValueError):
-        return None
-    finally:
-        connection.close()

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import click
 
 from dledger.cli.client_options import client_options
-from dledger.client import AsyncClient, Entry
+from dledger.client import AsyncClient, Entry, TlsFiles
 from dledger.client.reader import ReadMode
 
 
@@ -31,6 +31,7 @@ from dledger.client.reader import ReadMode
 def read(
     servers: list[str],
     group: str,
+    tls: TlsFiles | None,
     from_index: int | None,
     count: int | None,
     follow: bool,
@@ -58,7 +59,7 @@ def read(
     async def run() -> None:
         mode: ReadMode = "local" if local else "linearizable"
         start = -1 if from_index is None else from_index
-        async with AsyncClient(servers, group=group, session=False, timeout=timeout) as client:
+        async with AsyncClient(servers, group=group, session=False, timeout=timeout, tls=tls) as client:
             chunks = client.read_chunks(start, count, follow=follow, mode=mode)
             async for entries in chunks:
                 for entry in entries:

@@ -13,7 +13,7 @@ import click
 from dledger.cli.client_options import client_options
 from dledger.cli.exits import Exit
 from dledger.cli.output import is_terminal, print_json, print_table
-from dledger.client import AsyncClient
+from dledger.client import AsyncClient, TlsFiles
 from dledger.errors import DLedgerError
 from dledger.status.encoding import node_status_to_json
 from dledger.status.model import NodeStatus
@@ -32,7 +32,13 @@ _COLUMNS = ("node", "address", "role", "term", "leader", "begin", "end", "commit
 @click.option("--json", "as_json", is_flag=True, help="All facts; with --watch one object per line.")
 @click.option("--timeout", type=float, default=2.0, show_default=True, help="Seconds to wait for a node.")
 def status(
-    servers: list[str], group: str, watch: bool, interval: float, as_json: bool, timeout: float
+    servers: list[str],
+    group: str,
+    tls: TlsFiles | None,
+    watch: bool,
+    interval: float,
+    as_json: bool,
+    timeout: float,
 ) -> None:
     """Show what every node says of itself: role, term, indexes, and how far it is behind.
 
@@ -44,16 +50,21 @@ def status(
       dledger status --watch
       dledger status --json | jq '.nodes[].committed_index'
     """
-    found = asyncio.run(_status(servers, group, interval if watch else None, as_json, timeout))
+    found = asyncio.run(_status(servers, group, tls, interval if watch else None, as_json, timeout))
     if not found:
         raise click.exceptions.Exit(Exit.FAILED)
 
 
 async def _status(
-    servers: list[str], group: str, interval: float | None, as_json: bool, timeout: float
+    servers: list[str],
+    group: str,
+    tls: TlsFiles | None,
+    interval: float | None,
+    as_json: bool,
+    timeout: float,
 ) -> bool:
     """Whether a leader was found at the last look. With an interval it goes on until interrupted."""
-    async with AsyncClient(servers, group=group, session=False) as client:
+    async with AsyncClient(servers, group=group, session=False, tls=tls) as client:
         while True:
             answers = await client.status(timeout=timeout)
             if interval is not None and is_terminal() and not as_json:
@@ -122,17 +133,19 @@ def table_rows(answers: Answers) -> list[tuple[object, ...]]:
 @client_options
 @click.option("--to", required=True, metavar="NODE", help="Id of the node that shall lead, e.g. n1.")
 @click.option("--timeout", type=float, default=10.0, show_default=True, help="Seconds.")
-def transfer(servers: list[str], group: str, to: str, timeout: float) -> None:
+def transfer(servers: list[str], group: str, tls: TlsFiles | None, to: str, timeout: float) -> None:
     """Hand leadership over to another node, without losing or refusing more than a moment's appends.
 
     \b
     Example:
       dledger transfer --servers 127.0.0.1:20911,127.0.0.1:20912,127.0.0.1:20913 --to n2
     """
-    term, leader_id = asyncio.run(_transfer(servers, group, to, timeout))
+    term, leader_id = asyncio.run(_transfer(servers, group, tls, to, timeout))
     click.echo(f"{leader_id} leads in term {term}")
 
 
-async def _transfer(servers: list[str], group: str, to: str, timeout: float) -> tuple[int, str]:
-    async with AsyncClient(servers, group=group, session=False) as client:
+async def _transfer(
+    servers: list[str], group: str, tls: TlsFiles | None, to: str, timeout: float
+) -> tuple[int, str]:
+    async with AsyncClient(servers, group=group, session=False, tls=tls) as client:
         return await client.transfer_leadership(to, timeout=timeout)
