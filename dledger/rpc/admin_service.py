@@ -1,13 +1,14 @@
-"""AdminService: the status of a node, and handing leadership over."""
+"""AdminService: the status of a node, and what its operator asks of it."""
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import Any, TypeAlias
 
 import grpc.aio
 
 from dledger.errors import Code, DLedgerError, InvalidRequest
-from dledger.rpc.convert_admin import node_status_to_pb
+from dledger.rpc.convert_admin import backup_head_to_pb, node_status_to_pb, scrub_to_pb
 from dledger.rpc.convert_log import status_of
 from dledger.rpc.handlers import malformed
 from dledger.rpc.ports import AdminPort
@@ -45,6 +46,45 @@ class AdminService:
             return pb.TransferLeadershipResponse(status=status_of(error))
         now = self._port.node_status()
         return pb.TransferLeadershipResponse(term=now.term, leader_id=now.leader_id)
+
+    async def purge(self, request: pb.PurgeRequest | None, context: _Context) -> pb.PurgeResponse:
+        try:
+            if request is None:
+                raise malformed()
+            self._check_group(request.group)
+            if request.before_index < 0 and request.before_age_ms <= 0:
+                raise InvalidRequest("neither an index nor an age to purge before")
+            before = await self._port.purge(request.before_index, request.before_age_ms)
+        except DLedgerError as error:
+            return pb.PurgeResponse(status=status_of(error))
+        begin = self._port.node_status().ledger_begin_index
+        return pb.PurgeResponse(before_index=before, ledger_begin_index=begin)
+
+    async def scrub(self, request: pb.ScrubRequest | None, context: _Context) -> None:
+        try:
+            if request is None:
+                raise malformed()
+            self._check_group(request.group)
+            async with aclosing(self._port.scrub(max(0, request.bytes_per_second))) as steps:
+                async for progress in steps:
+                    await context.write(scrub_to_pb(progress))
+        except DLedgerError as error:
+            await context.write(pb.ScrubResponse(status=status_of(error)))
+
+    async def backup(self, request: pb.BackupRequest | None, context: _Context) -> None:
+        try:
+            if request is None:
+                raise malformed()
+            self._check_group(request.group)
+            async with aclosing(self._port.backup()) as parts:
+                async for part in parts:
+                    # Awaiting the write is the flow control: a slow receiver holds up nothing but itself.
+                    if isinstance(part, bytes):
+                        await context.write(pb.BackupResponse(frames=part))
+                    else:
+                        await context.write(pb.BackupResponse(head=backup_head_to_pb(part)))
+        except DLedgerError as error:
+            await context.write(pb.BackupResponse(status=status_of(error)))
 
     def _check_group(self, group: str) -> None:
         # An operator who asks a node who it is need not know its group yet.

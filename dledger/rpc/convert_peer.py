@@ -16,6 +16,9 @@ from dledger.core.messages import (
     Goodbye,
     Heartbeat,
     HeartbeatResponse,
+    InstallBase,
+    PositionRequest,
+    PositionResponse,
     PushMessage,
     PushResponse,
     PushType,
@@ -25,7 +28,7 @@ from dledger.core.messages import (
     VoteRequest,
     VoteResponse,
 )
-from dledger.core.values import TermRun, VoteResult
+from dledger.core.values import Base, TermRun, VoteResult
 from dledger.errors import Code, InvalidRequest
 from dledger.v1 import peer_pb2 as pb
 
@@ -119,7 +122,12 @@ def heartbeat_from_pb(request: pb.HeartbeatRequest) -> Heartbeat:
 
 def heartbeat_response_to_pb(message: HeartbeatResponse, incarnation: int) -> pb.HeartbeatResponse:
     return pb.HeartbeatResponse(
-        term=message.term, round=message.round, success=message.success, incarnation=incarnation
+        term=message.term,
+        round=message.round,
+        success=message.success,
+        incarnation=incarnation,
+        not_counting=not message.counts,
+        no_room=not message.has_room,
     )
 
 
@@ -131,6 +139,43 @@ def heartbeat_response_from_pb(response: pb.HeartbeatResponse, peer: str) -> Hea
         node_id=peer,
         round=response.round,
         success=response.success,
+        counts=not response.not_counting,
+        has_room=not response.no_room,
+    )
+
+
+# ------------------------------------------------------------------------------------------ positions
+
+
+def position_request_to_pb(message: PositionRequest, envelope: pb.Envelope) -> pb.PositionRequest:
+    return pb.PositionRequest(envelope=envelope, term=message.term, round=message.round)
+
+
+def position_request_from_pb(request: pb.PositionRequest) -> PositionRequest:
+    """InvalidRequest if a number is out of its range."""
+    return PositionRequest(
+        term=_least("term", request.term, 0), node_id=request.envelope.local_id, round=request.round
+    )
+
+
+def position_response_to_pb(message: PositionResponse) -> pb.PositionResponse:
+    return pb.PositionResponse(
+        term=message.term,
+        round=message.round,
+        ledger_end_term=message.ledger_end_term,
+        ledger_end_index=message.ledger_end_index,
+    )
+
+
+def position_response_from_pb(response: pb.PositionResponse, peer: str) -> PositionResponse:
+    """InvalidRequest if the peer refused, which it does while it is rejoining itself."""
+    _raise_refusal(response.refusal, peer)
+    return PositionResponse(
+        term=_least("term", response.term, 0),
+        node_id=peer,
+        round=response.round,
+        ledger_end_term=_least("ledger_end_term", response.ledger_end_term, -1),
+        ledger_end_index=_least("ledger_end_index", response.ledger_end_index, -1),
     )
 
 
@@ -197,6 +242,11 @@ def push_to_pb(message: PushMessage, payload: bytes | None) -> pb.PushRequest:
         case Goodbye():
             request.goodbye.reason = message.reason
             request.goodbye.SetInParent()
+        case InstallBase():
+            base = message.base
+            request.install_base.CopyFrom(
+                pb.InstallBase(index=base.index, term=base.term, pos=base.pos, chain_crc=base.chain_crc)
+            )
     return request
 
 
@@ -205,7 +255,7 @@ def push_from_pb(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage, 
     kind = request.WhichOneof("push")
     read = _PUSH_READERS.get(kind) if kind is not None else None
     if read is None:
-        raise InvalidRequest("a push message without COMPARE, TRUNCATE, APPEND, COMMIT or GOODBYE")
+        raise InvalidRequest("a push message of no kind that this version knows")
     _least("term", request.term, 0)
     _least("stream_id", request.stream_id, 0)
     _least("committed_index", request.committed_index, -1)
@@ -270,12 +320,24 @@ def _read_goodbye(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage,
     return Goodbye(request.term, leader_id, request.stream_id, request.committed_index, reason), None
 
 
+def _read_install_base(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage, None]:
+    found = request.install_base
+    base = Base(
+        _least("index", found.index, 0),
+        _least("base_term", found.term, 0),
+        _least("pos", found.pos, 0),
+        found.chain_crc,
+    )
+    return InstallBase(request.term, leader_id, request.stream_id, request.committed_index, base), None
+
+
 _PUSH_READERS: dict[str, Callable[[pb.PushRequest, str], tuple[PushMessage, bytes | None]]] = {
     "append": _read_append,
     "commit": _read_commit,
     "compare": _read_compare,
     "truncate": _read_truncate,
     "goodbye": _read_goodbye,
+    "install_base": _read_install_base,
 }
 
 
@@ -319,6 +381,8 @@ def push_response_to_pb(message: PushResponse) -> pb.PushResponse:
         ledger_end_index=message.ledger_end_index,
         conflict_term=message.conflict_term,
         conflict_index=message.conflict_index,
+        not_counting=not message.counts,
+        awaits_new_term=message.awaits_new_term,
     )
 
 
@@ -340,6 +404,8 @@ def push_response_from_pb(response: pb.PushResponse, peer: str) -> PushResponse:
         ledger_end_index=_least("ledger_end_index", response.ledger_end_index, -1),
         conflict_term=_least("conflict_term", response.conflict_term, -1),
         conflict_index=_least("conflict_index", response.conflict_index, -1),
+        counts=not response.not_counting,
+        awaits_new_term=response.awaits_new_term,
     )
 
 

@@ -16,7 +16,8 @@ import grpc.aio
 
 from dledger.errors import Code, DLedgerError, error_for
 from dledger.rpc.channels import CallCount, ChannelSecurity, open_channel
-from dledger.rpc.convert_admin import node_status_from_pb
+from dledger.rpc.convert_admin import backup_head_from_pb, node_status_from_pb, scrub_from_pb
+from dledger.rpc.ports import BackupHead, ScrubProgress
 from dledger.rpc.tls_failures import explain
 from dledger.status.model import NodeStatus
 from dledger.v1 import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc
@@ -266,6 +267,36 @@ class LogClient:
         answer = await self._ask(lambda: self._admin.TransferLeadership(request, timeout=timeout))
         _raise_bad(answer.status)
         return int(answer.term), str(answer.leader_id)
+
+    async def purge(self, before_index: int, before_age_ms: int, timeout: float) -> tuple[int, int]:
+        """(the index before which entries may go, the present begin). Raises as transfer_leadership."""
+        request = admin_pb2.PurgeRequest(
+            group=self._group, before_index=before_index, before_age_ms=before_age_ms
+        )
+        answer = await self._ask(lambda: self._admin.Purge(request, timeout=timeout))
+        _raise_bad(answer.status)
+        return int(answer.before_index), int(answer.ledger_begin_index)
+
+    async def scrub(self, bytes_per_second: int) -> AsyncGenerator[ScrubProgress, None]:
+        """Progress of a scrub of this server until it is done. Raises NetworkFailure and coded errors."""
+        request = admin_pb2.ScrubRequest(group=self._group, bytes_per_second=bytes_per_second)
+        async for message in self._stream(self._admin.Scrub(request)):
+            yield scrub_from_pb(message)
+
+    async def backup(self) -> AsyncGenerator[BackupHead | bytes, None]:
+        """What follows, then all committed entries as frames. Raises NetworkFailure and coded errors."""
+        async for message in self._stream(self._admin.Backup(admin_pb2.BackupRequest(group=self._group))):
+            yield backup_head_from_pb(message.head) if message.HasField("head") else bytes(message.frames)
+
+    async def _stream(self, call: Any) -> AsyncGenerator[Any, None]:
+        with self._calls:
+            try:
+                while (message := await self._answer(call.read, call.cancelled)) is not grpc.aio.EOF:
+                    if message.HasField("status"):
+                        _raise_bad(message.status)
+                    yield message
+            finally:
+                await _end(call)
 
     async def close(self) -> None:
         await self._channel.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +14,8 @@ from dledger.core.messages import (
     Commit,
     Heartbeat,
     HeartbeatResponse,
+    PositionRequest,
+    PositionResponse,
     PushMessage,
     PushResponse,
     TakeLeadership,
@@ -26,12 +28,13 @@ from dledger.rpc import convert_peer as convert
 from dledger.rpc.channels import CallCount, ChannelSecurity, open_channel
 from dledger.rpc.envelope import Identity
 from dledger.rpc.outbox import Outbox
+from dledger.rpc.ports import FetchedFrames
 from dledger.rpc.tls_failures import explain
 from dledger.v1 import peer_pb2 as pb
 from dledger.v1 import peer_pb2_grpc
 
-Question = VoteRequest | Heartbeat | TakeLeadership
-Answer = VoteResponse | HeartbeatResponse | TakeLeadershipResponse
+Question = VoteRequest | Heartbeat | TakeLeadership | PositionRequest
+Answer = VoteResponse | HeartbeatResponse | TakeLeadershipResponse | PositionResponse
 
 
 class PeerUnreachable(Exception):
@@ -84,6 +87,32 @@ class PeerClient:
                 request = convert.take_leadership_to_pb(message, envelope)
                 taken = await stub.TakeLeadership(request, timeout=timeout_s)
                 return convert.take_leadership_response_from_pb(taken, self.peer)
+            case PositionRequest():
+                asked = convert.position_request_to_pb(message, envelope)
+                found = await stub.Position(asked, timeout=timeout_s)
+                return convert.position_response_from_pb(found, self.peer)
+
+    async def fetch(
+        self, first_index: int, last_index: int, max_bytes: int, timeout_s: float
+    ) -> AsyncGenerator[FetchedFrames, None]:
+        """Committed entries of the peer, to repair ours. PeerUnreachable, InvalidRequest if it has none."""
+        request = pb.FetchRequest(
+            envelope=self._identity.envelope(self.peer),
+            first_index=first_index,
+            last_index=last_index,
+            max_bytes=max_bytes,
+        )
+        with self._calls:
+            call = self._stub.Fetch(request, timeout=timeout_s)
+            try:
+                async for response in call:
+                    if response.refusal.code:
+                        raise _refused(response.refusal)
+                    yield FetchedFrames(response.first_index, response.last_index, response.frames)
+            except grpc.aio.AioRpcError as error:
+                raise PeerUnreachable(f"{self.peer}: {error.code().name}") from None
+            finally:
+                call.cancel()
 
     def open_push(self, stream_id: int) -> PushClient:
         # wait_for_ready: the stream opens in the moment in which the peer can be reached.

@@ -10,6 +10,7 @@ import grpc.aio
 from dledger.core.messages import (
     Goodbye,
     HeartbeatResponse,
+    PositionResponse,
     PushResponse,
     TakeLeadershipResponse,
     VoteResponse,
@@ -80,6 +81,36 @@ class PeerService:
             return pb.TakeLeadershipResponse(refusal=_as_refusal(error))
         assert isinstance(answer, TakeLeadershipResponse)
         return convert.take_leadership_response_to_pb(answer)
+
+    async def position(self, request: pb.PositionRequest | None, context: _Context) -> pb.PositionResponse:
+        try:
+            if request is None:
+                raise malformed()
+            peer = self._admit(request.envelope, context)
+            answer = await self._port.ask(peer, convert.position_request_from_pb(request))
+        except (DLedgerError, TimeoutError) as error:
+            return pb.PositionResponse(refusal=_as_refusal(error))
+        assert isinstance(answer, PositionResponse)
+        return convert.position_response_to_pb(answer)
+
+    async def fetch(self, request: pb.FetchRequest | None, context: _Context) -> None:
+        try:
+            if request is None:
+                raise malformed()
+            self._admit(request.envelope, context)
+            if not 0 <= request.first_index <= request.last_index:
+                raise InvalidRequest(f"a range {request.first_index}..{request.last_index}")
+            at = request.first_index
+            while at <= request.last_index:
+                frames = await self._port.fetch(at, request.last_index, request.max_bytes)
+                await context.write(
+                    pb.FetchResponse(
+                        first_index=frames.first_index, last_index=frames.last_index, frames=frames.data
+                    )
+                )
+                at = frames.last_index + 1
+        except DLedgerError as error:
+            await context.write(pb.FetchResponse(refusal=_as_refusal(error)))
 
     async def push(self, _: object, context: _Context) -> None:
         try:

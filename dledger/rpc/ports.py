@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from dledger.core.messages import Message, PushMessage, PushResponse
+from dledger.core.values import Base
 from dledger.errors import DLedgerError
 from dledger.rpc.convert_log import AppendResult
 from dledger.rpc.envelope import Identity
-from dledger.status.model import NodeStatus
+from dledger.status.model import DamagedRange, NodeStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,14 @@ class Chunk(NamedTuple):
     data: bytes
     entries: Sequence[tuple[int, int, int, int, bytes]]
     user_entries: int
+
+
+class FetchedFrames(NamedTuple):
+    """Whole batches as they are stored: entries first_index to last_index."""
+
+    first_index: int
+    last_index: int
+    data: bytes
 
 
 class LogPort(Protocol):
@@ -110,12 +119,37 @@ class PeerPort(Protocol):
     async def ask(self, peer: str, message: Message) -> Message:
         """Hand over a question and wait for its answer. TimeoutError, DLedgerError."""
 
+    async def fetch(self, first_index: int, last_index: int, max_bytes: int) -> FetchedFrames:
+        """Committed whole batches from first_index on, at least one. ReadFailed, StorageError, Overloaded."""
+
     def push_opened(self, stream: PushPeer) -> None: ...
 
     def push_received(self, stream: PushPeer, message: PushMessage, payload: bytes | None) -> None: ...
 
     def push_closed(self, stream: PushPeer) -> None:
         """The stream has ended without GOODBYE, and no newer one has replaced it."""
+
+
+class ScrubProgress(NamedTuple):
+    """How far a scrub has come. `found`: damage since the last report."""
+
+    next_index: int
+    ledger_end_index: int
+    bytes_read: int
+    found: tuple[DamagedRange, ...]
+    done: bool
+
+
+class BackupHead(NamedTuple):
+    """What a backup holds: base.index + 1 to last_index of this node's log."""
+
+    cluster_id: str
+    group: str
+    node_id: str
+    data_file_size: int
+    flush_mode: str
+    base: Base
+    last_index: int
 
 
 class AdminPort(Protocol):
@@ -128,3 +162,12 @@ class AdminPort(Protocol):
 
     async def transfer(self, to: str | None) -> None:
         """Returns when leadership was handed over; DLedgerError says why not."""
+
+    async def purge(self, before_index: int, before_age_ms: int) -> int:
+        """Let entries before an index, or older than an age, go. Returns the index; NotLeader."""
+
+    def scrub(self, bytes_per_second: int) -> AsyncGenerator[ScrubProgress, None]:
+        """Verify all that this node stores, and repair it."""
+
+    def backup(self) -> AsyncGenerator[BackupHead | bytes, None]:
+        """What follows, then all committed entries as frames. ReadFailed while this node serves nothing."""

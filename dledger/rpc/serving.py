@@ -90,10 +90,15 @@ class NodeGrpc:
             "Heartbeat": unary(self._peers.heartbeat, peer_pb2.HeartbeatRequest),
             "Push": both_stream(self._peers.push, peer_pb2.PushRequest),
             "TakeLeadership": unary(self._peers.take_leadership, peer_pb2.TakeLeadershipRequest),
+            "Position": unary(self._peers.position, peer_pb2.PositionRequest),
+            "Fetch": server_stream(self._peers.fetch, peer_pb2.FetchRequest),
         }
         admin = {
             "GetStatus": unary(self._admin.get_status, admin_pb2.GetStatusRequest),
             "TransferLeadership": unary(self._admin.transfer_leadership, admin_pb2.TransferLeadershipRequest),
+            "Purge": unary(self._admin.purge, admin_pb2.PurgeRequest),
+            "Scrub": server_stream(self._admin.scrub, admin_pb2.ScrubRequest),
+            "Backup": server_stream(self._admin.backup, admin_pb2.BackupRequest),
         }
         handlers = (service(LOG_SERVICE, log), service(PEER_SERVICE, peer), service(ADMIN_SERVICE, admin))
         self._server.add_generic_rpc_handlers(handlers)

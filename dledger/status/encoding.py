@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, fields
 from typing import Any, TypeVar
 
-from dledger.status.model import ElectionEvent, FollowerStatus, MemberAddress, NodeStatus
+from dledger.status.model import DamagedRange, ElectionEvent, FollowerStatus, MemberAddress, NodeStatus
 
-_T = TypeVar("_T", MemberAddress, FollowerStatus, ElectionEvent, NodeStatus)
+_T = TypeVar("_T", MemberAddress, FollowerStatus, ElectionEvent, DamagedRange, NodeStatus)
 
 
 def node_status_to_json(status: NodeStatus) -> dict[str, Any]:
@@ -25,6 +25,7 @@ def node_status_from_json(data: Mapping[str, Any]) -> NodeStatus:
     values["members"] = tuple(_build(MemberAddress, item) for item in values.get("members", ()))
     values["followers"] = tuple(_build(FollowerStatus, item) for item in values.get("followers", ()))
     values["elections"] = tuple(_build(ElectionEvent, item) for item in values.get("elections", ()))
+    values["damaged"] = tuple(_build(DamagedRange, item) for item in values.get("damaged", ()))
     values["limits_hit"] = {str(name): int(hits) for name, hits in values.get("limits_hit", {}).items()}
     return _build(NodeStatus, values)
 

@@ -38,6 +38,17 @@ class ElectionEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class DamagedRange:
+    """Durable entries that cannot be read any more: where the fault is, and what it is."""
+
+    first_index: int
+    last_index: int
+    file: str
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeStatus:
     """Field names and meanings are those of NodeStatus in proto/dledger/v1/admin.proto."""
 
@@ -76,6 +87,17 @@ class NodeStatus:
     health: str = "ok"
     transferring_to: str = ""
     sessions: int = 0
+    damaged: tuple[DamagedRange, ...] = ()
+    rejoining: str = ""
+    needs_image: bool = False
+    no_room: bool = False
+    reserved_bytes: int = 0
+    scrubbed_index: int = -1
+    scrub_found: int = 0
+    repaired: int = 0
+    cluster_time_ms: int = 0
+    clock_offset_ms: int = 0
+    newest_image: int = -1
 
     @property
     def is_leader(self) -> bool:

@@ -32,7 +32,7 @@ class MemberAddress(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("cluster_id", "group", "node_id", "pid", "version", "address", "http_address", "role", "term", "role_epoch", "incarnation", "leader_id", "leader_address", "leader_since_unix_ms", "ledger_begin_index", "ledger_end_index", "ledger_end_term", "durable_index", "verified_index", "committed_index", "applied_index", "ledger_end_pos", "committed_pos", "flush_mode", "pending_bytes", "disk_used_bytes", "disk_free_bytes", "uptime_ms", "members", "followers", "elections", "limits_hit", "health", "transferring_to", "sessions")
+    __slots__ = ("cluster_id", "group", "node_id", "pid", "version", "address", "http_address", "role", "term", "role_epoch", "incarnation", "leader_id", "leader_address", "leader_since_unix_ms", "ledger_begin_index", "ledger_end_index", "ledger_end_term", "durable_index", "verified_index", "committed_index", "applied_index", "ledger_end_pos", "committed_pos", "flush_mode", "pending_bytes", "disk_used_bytes", "disk_free_bytes", "uptime_ms", "members", "followers", "elections", "limits_hit", "health", "transferring_to", "sessions", "damaged", "rejoining", "needs_image", "no_room", "reserved_bytes", "scrubbed_index", "scrub_found", "repaired", "cluster_time_ms", "clock_offset_ms", "newest_image")
     class LimitsHitEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,17 @@ class NodeStatus(_message.Message):
     HEALTH_FIELD_NUMBER: _ClassVar[int]
     TRANSFERRING_TO_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    REJOINING_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_IMAGE_FIELD_NUMBER: _ClassVar[int]
+    NO_ROOM_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SCRUBBED_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SCRUB_FOUND_FIELD_NUMBER: _ClassVar[int]
+    REPAIRED_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_OFFSET_MS_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_IMAGE_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group: str
     node_id: str
@@ -110,7 +121,32 @@ class NodeStatus(_message.Message):
     health: str
     transferring_to: str
     sessions: int
-    def __init__(self, cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., pid: _Optional[int] = ..., version: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., role_epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., leader_since_unix_ms: _Optional[int] = ..., ledger_begin_index: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., durable_index: _Optional[int] = ..., verified_index: _Optional[int] = ..., committed_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., ledger_end_pos: _Optional[int] = ..., committed_pos: _Optional[int] = ..., flush_mode: _Optional[str] = ..., pending_bytes: _Optional[int] = ..., disk_used_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberAddress, _Mapping]]] = ..., followers: _Optional[_Iterable[_Union[FollowerStatus, _Mapping]]] = ..., elections: _Optional[_Iterable[_Union[ElectionEvent, _Mapping]]] = ..., limits_hit: _Optional[_Mapping[str, int]] = ..., health: _Optional[str] = ..., transferring_to: _Optional[str] = ..., sessions: _Optional[int] = ...) -> None: ...
+    damaged: _containers.RepeatedCompositeFieldContainer[DamagedRange]
+    rejoining: str
+    needs_image: bool
+    no_room: bool
+    reserved_bytes: int
+    scrubbed_index: int
+    scrub_found: int
+    repaired: int
+    cluster_time_ms: int
+    clock_offset_ms: int
+    newest_image: int
+    def __init__(self, cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., pid: _Optional[int] = ..., version: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., role_epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., leader_since_unix_ms: _Optional[int] = ..., ledger_begin_index: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., durable_index: _Optional[int] = ..., verified_index: _Optional[int] = ..., committed_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., ledger_end_pos: _Optional[int] = ..., committed_pos: _Optional[int] = ..., flush_mode: _Optional[str] = ..., pending_bytes: _Optional[int] = ..., disk_used_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberAddress, _Mapping]]] = ..., followers: _Optional[_Iterable[_Union[FollowerStatus, _Mapping]]] = ..., elections: _Optional[_Iterable[_Union[ElectionEvent, _Mapping]]] = ..., limits_hit: _Optional[_Mapping[str, int]] = ..., health: _Optional[str] = ..., transferring_to: _Optional[str] = ..., sessions: _Optional[int] = ..., damaged: _Optional[_Iterable[_Union[DamagedRange, _Mapping]]] = ..., rejoining: _Optional[str] = ..., needs_image: bool = ..., no_room: bool = ..., reserved_bytes: _Optional[int] = ..., scrubbed_index: _Optional[int] = ..., scrub_found: _Optional[int] = ..., repaired: _Optional[int] = ..., cluster_time_ms: _Optional[int] = ..., clock_offset_ms: _Optional[int] = ..., newest_image: _Optional[int] = ...) -> None: ...
+
+class DamagedRange(_message.Message):
+    __slots__ = ("first_index", "last_index", "file", "offset", "reason")
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LAST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    first_index: int
+    last_index: int
+    file: str
+    offset: int
+    reason: str
+    def __init__(self, first_index: _Optional[int] = ..., last_index: _Optional[int] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class FollowerStatus(_message.Message):
     __slots__ = ("node_id", "connected", "push_state", "match_index", "lag_entries", "lag_bytes", "inflight_bytes", "last_contact_ms")
@@ -163,3 +199,87 @@ class TransferLeadershipResponse(_message.Message):
     term: int
     leader_id: str
     def __init__(self, status: _Optional[_Union[_log_pb2.Status, _Mapping]] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ...) -> None: ...
+
+class PurgeRequest(_message.Message):
+    __slots__ = ("group", "before_index", "before_age_ms")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    before_index: int
+    before_age_ms: int
+    def __init__(self, group: _Optional[str] = ..., before_index: _Optional[int] = ..., before_age_ms: _Optional[int] = ...) -> None: ...
+
+class PurgeResponse(_message.Message):
+    __slots__ = ("status", "before_index", "ledger_begin_index")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_BEGIN_INDEX_FIELD_NUMBER: _ClassVar[int]
+    status: _log_pb2.Status
+    before_index: int
+    ledger_begin_index: int
+    def __init__(self, status: _Optional[_Union[_log_pb2.Status, _Mapping]] = ..., before_index: _Optional[int] = ..., ledger_begin_index: _Optional[int] = ...) -> None: ...
+
+class ScrubRequest(_message.Message):
+    __slots__ = ("group", "bytes_per_second")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    bytes_per_second: int
+    def __init__(self, group: _Optional[str] = ..., bytes_per_second: _Optional[int] = ...) -> None: ...
+
+class ScrubResponse(_message.Message):
+    __slots__ = ("status", "next_index", "ledger_end_index", "bytes_read", "found", "done")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    BYTES_READ_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    status: _log_pb2.Status
+    next_index: int
+    ledger_end_index: int
+    bytes_read: int
+    found: _containers.RepeatedCompositeFieldContainer[DamagedRange]
+    done: bool
+    def __init__(self, status: _Optional[_Union[_log_pb2.Status, _Mapping]] = ..., next_index: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., bytes_read: _Optional[int] = ..., found: _Optional[_Iterable[_Union[DamagedRange, _Mapping]]] = ..., done: bool = ...) -> None: ...
+
+class BackupRequest(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class BackupResponse(_message.Message):
+    __slots__ = ("status", "head", "frames")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    status: _log_pb2.Status
+    head: BackupHead
+    frames: bytes
+    def __init__(self, status: _Optional[_Union[_log_pb2.Status, _Mapping]] = ..., head: _Optional[_Union[BackupHead, _Mapping]] = ..., frames: _Optional[bytes] = ...) -> None: ...
+
+class BackupHead(_message.Message):
+    __slots__ = ("cluster_id", "group", "node_id", "data_file_size", "flush_mode", "base_index", "base_term", "base_pos", "base_chain_crc", "last_index")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_FILE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    FLUSH_MODE_FIELD_NUMBER: _ClassVar[int]
+    BASE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    BASE_TERM_FIELD_NUMBER: _ClassVar[int]
+    BASE_POS_FIELD_NUMBER: _ClassVar[int]
+    BASE_CHAIN_CRC_FIELD_NUMBER: _ClassVar[int]
+    LAST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    group: str
+    node_id: str
+    data_file_size: int
+    flush_mode: str
+    base_index: int
+    base_term: int
+    base_pos: int
+    base_chain_crc: int
+    last_index: int
+    def __init__(self, cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., data_file_size: _Optional[int] = ..., flush_mode: _Optional[str] = ..., base_index: _Optional[int] = ..., base_term: _Optional[int] = ..., base_pos: _Optional[int] = ..., base_chain_crc: _Optional[int] = ..., last_index: _Optional[int] = ...) -> None: ...

@@ -44,6 +44,21 @@ class AdminServiceStub(object):
                 request_serializer=dledger_dot_v1_dot_admin__pb2.TransferLeadershipRequest.SerializeToString,
                 response_deserializer=dledger_dot_v1_dot_admin__pb2.TransferLeadershipResponse.FromString,
                 _registered_method=True)
+        self.Purge = channel.unary_unary(
+                '/dledger.v1.AdminService/Purge',
+                request_serializer=dledger_dot_v1_dot_admin__pb2.PurgeRequest.SerializeToString,
+                response_deserializer=dledger_dot_v1_dot_admin__pb2.PurgeResponse.FromString,
+                _registered_method=True)
+        self.Scrub = channel.unary_stream(
+                '/dledger.v1.AdminService/Scrub',
+                request_serializer=dledger_dot_v1_dot_admin__pb2.ScrubRequest.SerializeToString,
+                response_deserializer=dledger_dot_v1_dot_admin__pb2.ScrubResponse.FromString,
+                _registered_method=True)
+        self.Backup = channel.unary_stream(
+                '/dledger.v1.AdminService/Backup',
+                request_serializer=dledger_dot_v1_dot_admin__pb2.BackupRequest.SerializeToString,
+                response_deserializer=dledger_dot_v1_dot_admin__pb2.BackupResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -63,6 +78,27 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Purge(self, request, context):
+        """On the leader: entries before an index may go, once a state image behind them is committed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Scrub(self, request, context):
+        """Verify all that this node stores, and repair what is damaged; its progress, until it has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Backup(self, request, context):
+        """All committed entries, byte for byte, as of now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +111,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.TransferLeadership,
                     request_deserializer=dledger_dot_v1_dot_admin__pb2.TransferLeadershipRequest.FromString,
                     response_serializer=dledger_dot_v1_dot_admin__pb2.TransferLeadershipResponse.SerializeToString,
+            ),
+            'Purge': grpc.unary_unary_rpc_method_handler(
+                    servicer.Purge,
+                    request_deserializer=dledger_dot_v1_dot_admin__pb2.PurgeRequest.FromString,
+                    response_serializer=dledger_dot_v1_dot_admin__pb2.PurgeResponse.SerializeToString,
+            ),
+            'Scrub': grpc.unary_stream_rpc_method_handler(
+                    servicer.Scrub,
+                    request_deserializer=dledger_dot_v1_dot_admin__pb2.ScrubRequest.FromString,
+                    response_serializer=dledger_dot_v1_dot_admin__pb2.ScrubResponse.SerializeToString,
+            ),
+            'Backup': grpc.unary_stream_rpc_method_handler(
+                    servicer.Backup,
+                    request_deserializer=dledger_dot_v1_dot_admin__pb2.BackupRequest.FromString,
+                    response_serializer=dledger_dot_v1_dot_admin__pb2.BackupResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +182,87 @@ class AdminService(object):
             '/dledger.v1.AdminService/TransferLeadership',
             dledger_dot_v1_dot_admin__pb2.TransferLeadershipRequest.SerializeToString,
             dledger_dot_v1_dot_admin__pb2.TransferLeadershipResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Purge(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dledger.v1.AdminService/Purge',
+            dledger_dot_v1_dot_admin__pb2.PurgeRequest.SerializeToString,
+            dledger_dot_v1_dot_admin__pb2.PurgeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scrub(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/dledger.v1.AdminService/Scrub',
+            dledger_dot_v1_dot_admin__pb2.ScrubRequest.SerializeToString,
+            dledger_dot_v1_dot_admin__pb2.ScrubResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Backup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/dledger.v1.AdminService/Backup',
+            dledger_dot_v1_dot_admin__pb2.BackupRequest.SerializeToString,
+            dledger_dot_v1_dot_admin__pb2.BackupResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -76,21 +76,25 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., committed_index: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("refusal", "term", "round", "success", "incarnation")
+    __slots__ = ("refusal", "term", "round", "success", "incarnation", "not_counting", "no_room")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NOT_COUNTING_FIELD_NUMBER: _ClassVar[int]
+    NO_ROOM_FIELD_NUMBER: _ClassVar[int]
     refusal: Refusal
     term: int
     round: int
     success: bool
     incarnation: int
-    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., success: bool = ..., incarnation: _Optional[int] = ...) -> None: ...
+    not_counting: bool
+    no_room: bool
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., success: bool = ..., incarnation: _Optional[int] = ..., not_counting: bool = ..., no_room: bool = ...) -> None: ...
 
 class PushRequest(_message.Message):
-    __slots__ = ("envelope", "term", "stream_id", "committed_index", "compare", "truncate", "append", "commit", "goodbye")
+    __slots__ = ("envelope", "term", "stream_id", "committed_index", "compare", "truncate", "append", "commit", "goodbye", "install_base")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +104,7 @@ class PushRequest(_message.Message):
     APPEND_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    INSTALL_BASE_FIELD_NUMBER: _ClassVar[int]
     envelope: Envelope
     term: int
     stream_id: int
@@ -109,7 +114,8 @@ class PushRequest(_message.Message):
     append: Append
     commit: Commit
     goodbye: Goodbye
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., committed_index: _Optional[int] = ..., compare: _Optional[_Union[Compare, _Mapping]] = ..., truncate: _Optional[_Union[Truncate, _Mapping]] = ..., append: _Optional[_Union[Append, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    install_base: InstallBase
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., committed_index: _Optional[int] = ..., compare: _Optional[_Union[Compare, _Mapping]] = ..., truncate: _Optional[_Union[Truncate, _Mapping]] = ..., append: _Optional[_Union[Append, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., install_base: _Optional[_Union[InstallBase, _Mapping]] = ...) -> None: ...
 
 class Compare(_message.Message):
     __slots__ = ("index", "index_term", "chain_crc")
@@ -153,8 +159,20 @@ class Goodbye(_message.Message):
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
+class InstallBase(_message.Message):
+    __slots__ = ("index", "term", "pos", "chain_crc")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    POS_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_CRC_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    term: int
+    pos: int
+    chain_crc: int
+    def __init__(self, index: _Optional[int] = ..., term: _Optional[int] = ..., pos: _Optional[int] = ..., chain_crc: _Optional[int] = ...) -> None: ...
+
 class PushResponse(_message.Message):
-    __slots__ = ("refusal", "incarnation", "term", "stream_id", "code", "type", "index", "ledger_begin_index", "ledger_end_index", "conflict_term", "conflict_index")
+    __slots__ = ("refusal", "incarnation", "term", "stream_id", "code", "type", "index", "ledger_begin_index", "ledger_end_index", "conflict_term", "conflict_index", "not_counting", "awaits_new_term")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +184,8 @@ class PushResponse(_message.Message):
     LEDGER_END_INDEX_FIELD_NUMBER: _ClassVar[int]
     CONFLICT_TERM_FIELD_NUMBER: _ClassVar[int]
     CONFLICT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    NOT_COUNTING_FIELD_NUMBER: _ClassVar[int]
+    AWAITS_NEW_TERM_FIELD_NUMBER: _ClassVar[int]
     refusal: Refusal
     incarnation: int
     term: int
@@ -177,7 +197,9 @@ class PushResponse(_message.Message):
     ledger_end_index: int
     conflict_term: int
     conflict_index: int
-    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., incarnation: _Optional[int] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., code: _Optional[int] = ..., type: _Optional[int] = ..., index: _Optional[int] = ..., ledger_begin_index: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., conflict_term: _Optional[int] = ..., conflict_index: _Optional[int] = ...) -> None: ...
+    not_counting: bool
+    awaits_new_term: bool
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., incarnation: _Optional[int] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., code: _Optional[int] = ..., type: _Optional[int] = ..., index: _Optional[int] = ..., ledger_begin_index: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., conflict_term: _Optional[int] = ..., conflict_index: _Optional[int] = ..., not_counting: bool = ..., awaits_new_term: bool = ...) -> None: ...
 
 class TakeLeadershipRequest(_message.Message):
     __slots__ = ("envelope", "term", "take_leadership_index")
@@ -198,3 +220,51 @@ class TakeLeadershipResponse(_message.Message):
     term: int
     code: int
     def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., code: _Optional[int] = ...) -> None: ...
+
+class PositionRequest(_message.Message):
+    __slots__ = ("envelope", "term", "round")
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    envelope: Envelope
+    term: int
+    round: int
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
+
+class PositionResponse(_message.Message):
+    __slots__ = ("refusal", "term", "round", "ledger_end_term", "ledger_end_index")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_END_TERM_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    refusal: Refusal
+    term: int
+    round: int
+    ledger_end_term: int
+    ledger_end_index: int
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., ledger_end_index: _Optional[int] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("envelope", "first_index", "last_index", "max_bytes")
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LAST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    envelope: Envelope
+    first_index: int
+    last_index: int
+    max_bytes: int
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., first_index: _Optional[int] = ..., last_index: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class FetchResponse(_message.Message):
+    __slots__ = ("refusal", "first_index", "last_index", "frames")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LAST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    refusal: Refusal
+    first_index: int
+    last_index: int
+    frames: bytes
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., first_index: _Optional[int] = ..., last_index: _Optional[int] = ..., frames: _Optional[bytes] = ...) -> None: ...

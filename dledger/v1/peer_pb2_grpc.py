@@ -54,6 +54,16 @@ class PeerServiceStub(object):
                 request_serializer=dledger_dot_v1_dot_peer__pb2.TakeLeadershipRequest.SerializeToString,
                 response_deserializer=dledger_dot_v1_dot_peer__pb2.TakeLeadershipResponse.FromString,
                 _registered_method=True)
+        self.Position = channel.unary_unary(
+                '/dledger.v1.PeerService/Position',
+                request_serializer=dledger_dot_v1_dot_peer__pb2.PositionRequest.SerializeToString,
+                response_deserializer=dledger_dot_v1_dot_peer__pb2.PositionResponse.FromString,
+                _registered_method=True)
+        self.Fetch = channel.unary_stream(
+                '/dledger.v1.PeerService/Fetch',
+                request_serializer=dledger_dot_v1_dot_peer__pb2.FetchRequest.SerializeToString,
+                response_deserializer=dledger_dot_v1_dot_peer__pb2.FetchResponse.FromString,
+                _registered_method=True)
 
 
 class PeerServiceServicer(object):
@@ -85,6 +95,20 @@ class PeerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Position(self, request, context):
+        """A member that lost its log, or its end, asks every other one how far the log may have been acknowledged.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fetch(self, request, context):
+        """Committed entries, to repair what is damaged elsewhere: whole batches, byte for byte.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -107,6 +131,16 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.TakeLeadership,
                     request_deserializer=dledger_dot_v1_dot_peer__pb2.TakeLeadershipRequest.FromString,
                     response_serializer=dledger_dot_v1_dot_peer__pb2.TakeLeadershipResponse.SerializeToString,
+            ),
+            'Position': grpc.unary_unary_rpc_method_handler(
+                    servicer.Position,
+                    request_deserializer=dledger_dot_v1_dot_peer__pb2.PositionRequest.FromString,
+                    response_serializer=dledger_dot_v1_dot_peer__pb2.PositionResponse.SerializeToString,
+            ),
+            'Fetch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=dledger_dot_v1_dot_peer__pb2.FetchRequest.FromString,
+                    response_serializer=dledger_dot_v1_dot_peer__pb2.FetchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -217,6 +251,60 @@ class PeerService(object):
             '/dledger.v1.PeerService/TakeLeadership',
             dledger_dot_v1_dot_peer__pb2.TakeLeadershipRequest.SerializeToString,
             dledger_dot_v1_dot_peer__pb2.TakeLeadershipResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Position(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dledger.v1.PeerService/Position',
+            dledger_dot_v1_dot_peer__pb2.PositionRequest.SerializeToString,
+            dledger_dot_v1_dot_peer__pb2.PositionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/dledger.v1.PeerService/Fetch',
+            dledger_dot_v1_dot_peer__pb2.FetchRequest.SerializeToString,
+            dledger_dot_v1_dot_peer__pb2.FetchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -13,6 +13,9 @@ from dledger.core.messages import (
     Goodbye,
     Heartbeat,
     HeartbeatResponse,
+    InstallBase,
+    PositionRequest,
+    PositionResponse,
     PushMessage,
     PushResponse,
     PushType,
@@ -22,7 +25,7 @@ from dledger.core.messages import (
     VoteRequest,
     VoteResponse,
 )
-from dledger.core.values import EMPTY_TAIL, Tail, TermRun, VoteResult
+from dledger.core.values import EMPTY_TAIL, Base, Tail, TermRun, VoteResult
 from dledger.errors import Code, InvalidRequest
 from dledger.rpc import convert_peer as convert
 from dledger.rpc.envelope import Identity
@@ -37,12 +40,14 @@ indexes = st.integers(-1, 2**62)
 counts = st.integers(0, 2**62)
 nodes = st.sampled_from(["n1", "n2", "node-3"])
 
+crcs = st.integers(0, 2**32 - 1)
 push_fields = {"term": terms, "leader_id": st.just("n1"), "stream_id": counts, "committed_index": indexes}
 pushes = st.one_of(
     st.builds(Commit, **push_fields),
     st.builds(Goodbye, **push_fields, reason=st.text()),
     st.builds(Truncate, **push_fields, index=counts, index_term=indexes),
-    st.builds(Compare, **push_fields, index=indexes, index_term=indexes, chain_crc=st.integers(0, 2**32 - 1)),
+    st.builds(Compare, **push_fields, index=indexes, index_term=indexes, chain_crc=crcs),
+    st.builds(InstallBase, **push_fields, base=st.builds(Base, counts, counts, counts, crcs)),
 )
 
 
@@ -126,7 +131,17 @@ def test_heartbeats_round_trip(message: Heartbeat) -> None:
     assert convert.heartbeat_from_pb(pb.HeartbeatRequest.FromString(wire)) == message
 
 
-@given(st.builds(HeartbeatResponse, term=terms, node_id=nodes, round=counts, success=st.booleans()))
+@given(
+    st.builds(
+        HeartbeatResponse,
+        term=terms,
+        node_id=nodes,
+        round=counts,
+        success=st.booleans(),
+        counts=st.booleans(),
+        has_room=st.booleans(),
+    )
+)
 def test_heartbeat_responses_round_trip(message: HeartbeatResponse) -> None:
     wire = convert.heartbeat_response_to_pb(message, 1).SerializeToString()
     parsed = pb.HeartbeatResponse.FromString(wire)
@@ -158,6 +173,8 @@ def test_take_leadership_round_trips(question: TakeLeadership, answer: TakeLeade
         ledger_end_index=indexes,
         conflict_term=indexes,
         conflict_index=indexes,
+        counts=st.booleans(),
+        awaits_new_term=st.booleans(),
     )
 )
 def test_push_responses_round_trip(message: PushResponse) -> None:
@@ -165,11 +182,39 @@ def test_push_responses_round_trip(message: PushResponse) -> None:
     assert convert.push_response_from_pb(pb.PushResponse.FromString(wire), message.node_id) == message
 
 
+@given(
+    st.builds(PositionRequest, term=terms, node_id=st.just("n1"), round=counts),
+    st.builds(
+        PositionResponse,
+        term=terms,
+        node_id=nodes,
+        round=counts,
+        ledger_end_term=indexes,
+        ledger_end_index=indexes,
+    ),
+)
+def test_positions_round_trip(question: PositionRequest, answer: PositionResponse) -> None:
+    wire = convert.position_request_to_pb(question, _ENVELOPE).SerializeToString()
+    assert convert.position_request_from_pb(pb.PositionRequest.FromString(wire)) == question
+    wire = convert.position_response_to_pb(answer).SerializeToString()
+    parsed = pb.PositionResponse.FromString(wire)
+    assert convert.position_response_from_pb(parsed, answer.node_id) == answer
+
+
+def test_a_peer_that_does_not_know_of_rejoining_counts_and_has_room() -> None:
+    beat = convert.heartbeat_response_from_pb(pb.HeartbeatResponse(term=1, round=2, success=True), "n2")
+    assert (beat.counts, beat.has_room) == (True, True)
+    old = pb.PushResponse(term=1, stream_id=1, code=200, type=1)
+    answer = convert.push_response_from_pb(old, "n2")
+    assert (answer.counts, answer.awaits_new_term) == (True, False)
+
+
 int64s = st.integers(-(2**63), 2**63 - 1)
 push_parts = st.one_of(
     st.builds(dict),
     st.builds(lambda i, t: {"compare": pb.Compare(index=i, index_term=t)}, int64s, int64s),
     st.builds(lambda i, t: {"truncate": pb.Truncate(index=i, index_term=t)}, int64s, int64s),
+    st.builds(lambda i, t: {"install_base": pb.InstallBase(index=i, term=t, pos=i)}, int64s, int64s),
     st.builds(
         lambda p, t, f, n, d: {
             "append": pb.Append(prev_index=p, prev_term=t, first_index=f, last_index=n, frames=d)
