@@ -161,11 +161,12 @@ class Leadership:
         term = log.term_at(index)
         core.send(p.peer, Compare(self.term, core.node_id, p.stream_id, core.committed_index, index, term))
 
-    def _probe_later(self, p: Progress, index: int) -> None:
+    def _probe_later(self, p: Progress, index: int, wait_ms: int | None = None) -> None:
         """Nothing was gained by the last try: the same again at once could go round for ever."""
         p.probe_again()
         p.probe_index = index
-        p.probe_due_ms = self.core.now_ms + self.core.timing.heartbeat_ms
+        wait_ms = self.core.timing.heartbeat_ms if wait_ms is None else wait_ms
+        p.probe_due_ms = self.core.now_ms + wait_ms
 
     def on_response(self, peer: str, response: HeartbeatResponse | PushResponse) -> None:
         p = self.progress.get(peer)
@@ -223,6 +224,12 @@ class Leadership:
         """One step per conflicting term (rule 7), always to a lower index than the one that failed."""
         log = self.core.log
         failed = min(response.index, log.end_index + 1)
+        if response.code is Code.DISK_FULL:
+            # What it has no room for now it will have none for in a moment: do not send it over and over.
+            p.has_room = False
+            probe = max(log.base.index, min(response.index, log.end_index))
+            self._probe_later(p, probe, self.core.timing.election_min_ms)
+            return
         if response.code is not Code.INCONSISTENT_STATE:
             probe = min(p.next_index, log.end_index + 1) - 1 if response.type is PushType.APPEND else failed
             if response.code is Code.INDEX_LESS_THAN_LOCAL_BEGIN:
@@ -294,6 +301,7 @@ class Leadership:
             core.step_down("quorum-lost")
             return
         if core.disk_is_stuck and self._others_disks_work():
+            self._leave_to_the_best()
             core.step_down("disk-stalled")
             return
         if self._somebody_awaits_a_term():
@@ -308,7 +316,10 @@ class Leadership:
             self._fail_handover(Code.TAKE_LEADERSHIP_FAILED, f"{self.handover.to} did not take over in time")
         if core.now_ms >= self.next_preferred_check_ms:
             self.next_preferred_check_ms = core.now_ms + core.timing.preferred_check_ms
-            self._seek_preferred()
+            if core.may_lead and core.has_room:
+                self._seek_preferred()
+            else:
+                self._seek_fitter()
 
     def _has_quorum(self) -> bool:
         """Check-quorum: has a majority answered within the least election time-out?"""
@@ -428,6 +439,19 @@ class Leadership:
         self.next_preferred_check_ms = self.core.now_ms + 10 * self.core.timing.preferred_check_ms
         if handover.request_id != NOBODY_ASKED:
             self.core.emit(TransferEnded(handover.request_id, code, message))
+
+    def _leave_to_the_best(self) -> None:
+        """Nobody need wait for a time-out: the one that holds most of our log may campaign at once."""
+        core, best = self.core, self._best_peer()
+        if best is not None:
+            held = self.progress[best].match_index
+            core.send(best, TakeLeadership(self.term, core.node_id, held))
+
+    def _seek_fitter(self) -> None:
+        """Rules 9 and 10: damaged or without room, hand over to one that is neither, if there is one."""
+        best = self._best_peer()
+        if best is not None and self.noop_is_committed and self._why_not(best) is None:
+            self.transfer(NOBODY_ASKED, best)
 
     def _seek_preferred(self) -> None:
         core = self.core
