@@ -25,18 +25,19 @@ class PeerNames:
     def __init__(self, members: Mapping[str, str], given: Mapping[str, str]) -> None:
         hosts = {node: _host(address) for node, address in members.items()}
         used = Counter(hosts.values())
-        self._names: dict[str, frozenset[str]] = {}
+        self._ids: dict[str, str] = {}  # what a name must equal to the letter
+        self._hosts: dict[str, str] = {}  # ... or as a host: in any case, in any spelling of an address
         self._server_names: dict[str, str] = {}
         for node, host in hosts.items():
             if node in given:
-                self._names[node] = frozenset({given[node]})
+                self._hosts[node] = _normal(given[node])
                 self._server_names[node] = given[node]
             elif used[host] == 1:
-                self._names[node] = frozenset({node, host})
+                self._ids[node], self._hosts[node] = node, host
                 self._server_names[node] = ""
             else:
                 # A host that several members share tells nobody apart.
-                self._names[node] = frozenset({node})
+                self._ids[node] = node
                 self._server_names[node] = node
         self._noted: set[tuple[str, tuple[str, ...]]] = set()
 
@@ -47,11 +48,11 @@ class PeerNames:
     def check(self, node: str, auth_context: Mapping[str, Iterable[bytes]]) -> None:
         """InvalidRequest (CERTIFICATE_REFUSED) unless the connection's certificate is one of `node`."""
         found = tuple(names_of(auth_context))
-        allowed = self._names[node]
-        if any(name in allowed or _normal(name) in allowed for name in found):
+        as_id, as_host = self._ids.get(node), self._hosts.get(node)
+        if any(name == as_id or _normal(name) == as_host for name in found):
             return
         shown = ", ".join(found) or "nobody"
-        wanted = " or ".join(sorted(allowed))
+        wanted = " or ".join(name for name in (as_id, as_host) if name is not None)
         if (node, found) not in self._noted and len(self._noted) < _MAX_NOTED:
             self._noted.add((node, found))
             _log.error("a certificate of %s spoke as node %s, and was refused", shown, node)
@@ -74,7 +75,7 @@ def _host(address: str) -> str:
 
 
 def _normal(name: str) -> str:
-    """Addresses and host names in one spelling. Node ids are compared as they are, before this."""
+    """Addresses and host names in one spelling."""
     try:
         return str(ipaddress.ip_address(name))
     except ValueError:

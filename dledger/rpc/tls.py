@@ -78,7 +78,7 @@ class TlsKeeper:
         self._material = load(files, use)
         self._next_look = 0.0
         self._next_warning = 0.0
-        self._complaint = ""
+        self._complaint: tuple[str, _Signature] | None = None
 
     @property
     def material(self) -> Material:
@@ -94,24 +94,24 @@ class TlsKeeper:
             self._next_look = now + LOOK_EVERY_S
             before = _signature(self.files)
             if before == self._signature:
-                self._complaint = ""
+                self._complaint = None
                 return False
             try:
                 material = load(self.files, self._use)
             except ConfigError as error:
-                self._complain(error.message)
+                self._complain(error.message, before)
                 return False
             if _signature(self.files) != before:
                 return False  # being written at this moment: the next look sees it whole
-            self._signature, self._material, self._complaint = before, material, ""
+            self._signature, self._material, self._complaint = before, material, None
             self._next_warning = 0.0
             self.generation += 1
         _log.warning("TLS files reloaded: %s, %s", self.files.certificate, _validity(material))
         return True
 
-    def _complain(self, reason: str) -> None:
-        if reason != self._complaint:  # once, not with every look
-            self._complaint = reason
+    def _complain(self, reason: str, signature: _Signature) -> None:
+        if self._complaint != (reason, signature):  # once, not with every look
+            self._complaint = reason, signature
             _log.error("the new TLS files are NOT used, the old certificate stays: %s", reason)
 
     def _warn_of_expiry(self) -> None:
@@ -121,7 +121,7 @@ class TlsKeeper:
         left = not_after - time.time()
         if left < _WARN_BEFORE_S:
             self._next_warning = time.monotonic() + (_WARN_EVERY_S if left > 0 else 60.0)
-            _log.error("the TLS certificate in use %s", _validity(self._material))
+            _log.error("the TLS certificate in use is %s", _validity(self._material))
 
 
 def load(files: TlsFiles, use: Use) -> Material:
@@ -286,7 +286,7 @@ def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> tuple[ssl.SS
 
 def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
-        return (error.reason or str(error)).replace("_", " ").lower()
+        return error.reason.replace("_", " ").lower() if error.reason else "cannot be read as PEM"
     return str(error)
 
 
@@ -295,4 +295,4 @@ def _validity(material: Material) -> str:
     if material.not_after is None:
         return "no certificate of its own"
     ends = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(material.not_after))
-    return f"{'expired at' if material.not_after < time.time() else 'valid until'} {ends}"
+    return f"{'expired since' if material.not_after < time.time() else 'valid until'} {ends}"

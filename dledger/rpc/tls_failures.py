@@ -58,7 +58,8 @@ def explain(address: str, details: str | None, security: ChannelSecurity | None)
         if any(sign in words for sign in _HANGS_UP):
             return Explanation(
                 Code.NETWORK_ERROR,
-                "the server hung up on plain text, as one does that wants TLS; this client was given no CA",
+                "the server hung up on plain text, as one does that wants TLS; this client was given no CA "
+                "(--tls-ca, tls=TlsFiles(...))",
             )
         return None
     for sign, code, message in _DEFINITE:
