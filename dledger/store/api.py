@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from dledger.core.values import Base, HardState, Tail, TermRun
-from dledger.errors import Code, ReadFailed
+from dledger.errors import Code, ReadFailed, StorageError
 from dledger.store.batch import Batch
 from dledger.store.identity import Identity
 
@@ -50,12 +50,49 @@ class BatchHead(NamedTuple):
     head: bytes
 
 
+class Damage(NamedTuple):
+    """Whole batches that were durable and cannot be read. What comes before and after them is certain."""
+
+    first_index: int
+    last_index: int
+    file: str  # where the first fault was found
+    offset: int
+    reason: str
+
+
+class ScrubStep(NamedTuple):
+    """What one step of a scrub has looked at."""
+
+    next_index: int  # where to go on; the begin of the log again after its end
+    bytes_read: int
+    damage: Damage | None  # found, not registered: hand its first_index to `note_damage`
+
+
+class ReservedEnd(NamedTuple):
+    """A log that ends at or before this position *and* at or before this index needs no more space."""
+
+    pos: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
+
+
+class EntryDamaged(StorageError):
+    """An entry cannot be read, or not for certain. `index` is what to hand to `note_damage`."""
+
+    default_code = Code.DATA_DAMAGED
+
+    def __init__(self, message: str, index: int) -> None:
+        self.index = index
+        super().__init__(message)
+
+
 class LogStore(Protocol):
     """The durable log of one node, with its term, vote, checkpoint and session table.
 
-    Everything that writes is called from one thread at a time; reads may come from any thread meanwhile.
-    After a StorageError from something that writes, only `close` may still be called: the process is to stop.
-    The exception is DISK_FULL from `append` and `save_checkpoint`, which then have changed nothing.
+    Everything that writes is called from one thread at a time; reads, `scrub`, `prepare` and the properties
+    may come from any thread meanwhile. After a StorageError from something that writes, only `close` may
+    still be called: the process is to stop. The exceptions, after which nothing has changed: DISK_FULL from
+    `append`, `save_checkpoint`, `purge_to`, `note_damage` and `repair`; DATA_DAMAGED from `repair`,
+    `note_damage` and `truncate_after`, which read before they write.
     """
 
     @property
@@ -99,6 +136,33 @@ class LogStore(Protocol):
     def generation(self) -> int:
         """Grows with each truncation: a completion of an earlier generation says nothing."""
 
+    @property
+    def damages(self) -> tuple[Damage, ...]:
+        """What is known to be damaged, in order. Reads that touch it raise DATA_DAMAGED."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another data file is prepared, or can be without touching the reserve."""
+
+    @property
+    def reserved_end(self) -> ReservedEnd:
+        """Up to where space is allocated. Positions count: what a batch skips at a border is used up too."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes that can be appended for sure: to the file of the tail, and to the prepared ones after it.
+
+        A batch that does not fit into what is left of a file takes that with it: who appends several batches
+        at once, or while others are queued, goes by `reserved_end`.
+        """
+
+    def prepare(self, ahead_bytes: int, *, use_reserve: bool = False) -> bool:
+        """Allocate files until at least `ahead_bytes` are reserved. Any thread, one at a time.
+
+        False, with no file half made, if the disk is full or would be filled beyond its reserve.
+        StorageError: the disk is failing, the process has to stop.
+        """
+
     def append(self, batches: Sequence[Batch]) -> None:
         """Write batches that follow the tail and each other (asserted). Durable only after `sync`.
 
@@ -114,20 +178,57 @@ class LogStore(Protocol):
         """
 
     def truncate_after(self, index: int) -> None:
-        """Remove, durably, all after `index`, which ends a batch and is not below the base (asserted)."""
+        """Remove, durably, all after `index`, which ends a batch and is not below the base (asserted).
+
+        StorageError DATA_DAMAGED, with nothing changed, if `index` lies within a damage.
+        """
+
+    def borders(self) -> list[Base]:
+        """Where the log may be purged: the last entry before each data file but the first, in order."""
+
+    def purge_to(self, base: Base) -> None:
+        """Remove, durably, all up to `base`, one of `borders()` (asserted). Nothing if it is gone already.
+
+        A crash leads to the old begin or to the new one.
+        """
+
+    def reset_to(self, base: Base) -> None:
+        """Forget the whole log, durably, and begin after `base`: where a data file begins (asserted).
+
+        A crash leads to the old log or to the empty one. Starts a new generation.
+        """
+
+    def note_damage(self, index: int) -> Damage | None:
+        """A read of `index` raised EntryDamaged: find out what is damaged there, and remember it durably.
+
+        None if nothing is, or only an index record was, which is then written again.
+        """
+
+    def repair(self, frames: Frames) -> None:
+        """Replace a damaged range, durably, by a peer's entries: they begin with it, and may go beyond it.
+
+        StorageError DATA_DAMAGED, with nothing changed, unless they chain from the good entry before the
+        range to the good entry after it, or if `first_index` is not that of a damage.
+        """
+
+    def scrub(self, from_index: int, max_bytes: int) -> ScrubStep:
+        """Verify a part of the log, in the background. Changes nothing; any thread."""
 
     def entry(self, index: int) -> EntryHeader:
-        """The header of an entry, by its index. ReadFailed if it is out of range, StorageError if damaged."""
+        """The header of an entry, by its index. ReadFailed if it is out of range, EntryDamaged if damaged."""
 
     def tail_at(self, index: int) -> Tail:
-        """The end of the log as if `index` (or base.index) were its last entry. Errors as `entry`."""
+        """The end of the log as if `index` (or base.index) were its last entry. Errors as `entry`.
+
+        The chain of its header is verified. Certain also for the last entry of a damage.
+        """
 
     def read(self, first_index: int, last_index: int, max_bytes: int, *, whole_batches: bool) -> Frames:
         """Verified entries from `first_index` on: at least one, then up to `last_index` and `max_bytes`.
 
         With `whole_batches` it is at least one batch and ends with one; `first_index` must begin one, and
         entries after `last_index` are returned if its batch goes on. May return less than asked. ReadFailed
-        if `first_index` is out of range; StorageError DATA_DAMAGED names the index, the file and the offset.
+        if `first_index` is out of range; EntryDamaged names the index, the file and the offset.
         """
 
     def iter_heads(self, from_index: int) -> Iterator[BatchHead]:

@@ -53,8 +53,8 @@ class Disk(Protocol):
 
     def size(self, handle: int) -> int: ...
 
-    def links(self, handle: int) -> int:
-        """How many names the file has: 0 after it was removed."""
+    def is_at(self, handle: int, path: Path) -> bool:
+        """Whether the path still leads to this file: it, and the directories above, are still there."""
 
     def data_ranges(self, handle: int) -> list[tuple[int, int]]:
         """Ranges (begin, end) outside of which there are only zeros. Ask before reading: it adds some."""
@@ -127,8 +127,13 @@ class OsDisk:
     def size(self, handle: int) -> int:
         return os.fstat(handle).st_size
 
-    def links(self, handle: int) -> int:
-        return os.fstat(handle).st_nlink
+    def is_at(self, handle: int, path: Path) -> bool:
+        try:
+            found = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        opened = os.fstat(handle)
+        return (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)
 
     def data_ranges(self, handle: int) -> list[tuple[int, int]]:
         ranges: list[tuple[int, int]] = []

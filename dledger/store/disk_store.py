@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from dledger.core.values import Base, HardState, Tail, TermRun
 from dledger.errors import Code, StorageError
-from dledger.store.api import BatchHead, EntryHeader, Frames
+from dledger.store.api import BatchHead, Damage, EntryHeader, Frames, ReservedEnd, ScrubStep
 from dledger.store.batch import Batch, encode_blank, place
+from dledger.store.damage import KnownDamage, clip, locate, merge, read_damages, write_damages
 from dledger.store.disk import Buffer, Disk, OsDisk, write_all
 from dledger.store.files import FileSequence
 from dledger.store.identity import Identity, load_identity
 from dledger.store.layout import INDEX_RECORD_SIZE, NodePaths, index_file_size, index_records
 from dledger.store.reading import LogReader
-from dledger.store.recovery import Recovered, recover
+from dledger.store.recovery import Recovered, choose_base, clip_runs, recover
+from dledger.store.repair import plan_repair, scrub_step
+from dledger.store.space import FULL, Space, default_reserve, full_error, spend_reserve
 from dledger.store.state_files import (
     Checkpoint,
+    StoredBase,
+    read_base,
     read_checkpoint,
     read_hard_state,
     read_sessions,
+    tail_of,
+    write_base,
     write_checkpoint,
     write_hard_state,
     write_sessions,
 )
 
 _AUTO_CHECKPOINT_BYTES = 256 << 20  # written since the last checkpoint: bounds what a restart has to verify
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DiskLogStore:
@@ -46,6 +52,7 @@ class DiskLogStore:
         index: FileSequence,
         recovered: Recovered,
         checkpoint: Checkpoint | None,
+        space: Space,
     ) -> None:
         self.identity = identity
         self.data_file_size = identity.data_file_size
@@ -56,17 +63,19 @@ class DiskLogStore:
         self._hard_state = hard_state
         self._data = data
         self._index = index
+        self._space = space
         self._base = recovered.base
         self._tail = recovered.tail
         self._durable = recovered.tail
         self._term_runs = recovered.term_runs
+        self._damages = recovered.damages
         committed = checkpoint.committed_index if checkpoint is not None else -1
         self._committed = min(max(committed, self._base.index), self._tail.index)
         self._checkpoint_tail = checkpoint.tail if checkpoint is not None else None
         self._generation = 0
         self._failed: str | None = None
         self._closed = False
-        self._reader = LogReader(data, index, self._base, self._tail.index)
+        self._reader = LogReader(data, index, self._base, self._tail.index, self._damages)
 
     @classmethod
     def open(
@@ -77,41 +86,52 @@ class DiskLogStore:
         cluster_id: str | None = None,
         group: str | None = None,
         node_id: str | None = None,
+        disk_reserve_bytes: int | None = None,
     ) -> DiskLogStore:
         """Lock the directory, check whose it is, recover the log: all that it holds is durable on return.
 
-        StorageError: NOT_INITIALIZED, FOREIGN_DIRECTORY, DIRECTORY_LOCKED, STATE_DAMAGED, DATA_DAMAGED, or
-        DISK_ERROR.
+        `disk_reserve_bytes` stay free for what must go on when the disk is full; by default, room for another
+        data file and its index. StorageError: NOT_INITIALIZED, FOREIGN_DIRECTORY, DIRECTORY_LOCKED,
+        STATE_DAMAGED, DATA_DAMAGED, DISK_FULL, or DISK_ERROR.
         """
         disk = disk or OsDisk()
         paths = NodePaths(Path(directory))
         identity = load_identity(directory, disk=disk, cluster_id=cluster_id, group=group, node_id=node_id)
+        if disk_reserve_bytes is None:
+            disk_reserve_bytes = default_reserve(identity.data_file_size)
+        while True:
+            try:
+                return cls._open(disk, paths, identity, disk_reserve_bytes)
+            except OSError as error:
+                full = error.errno in FULL
+                if full and spend_reserve(disk, paths):
+                    continue
+                code = Code.DISK_FULL if full else Code.DISK_ERROR
+                raise StorageError(f"cannot open {paths.root}: {error}", code=code) from error
+
+    @classmethod
+    def _open(cls, disk: Disk, paths: NodePaths, identity: Identity, disk_reserve_bytes: int) -> DiskLogStore:
         size = identity.data_file_size
         data = FileSequence(disk, paths.data, size)
         index = FileSequence(disk, paths.index_files, index_file_size(size))
+        space = Space(disk, paths, data, index, disk_reserve_bytes)
         lock = -1
         try:
             lock = _take_lock(disk, paths)
-            hard_state = read_hard_state(disk, paths.hard_state)
-            checkpoint = read_checkpoint(disk, paths.checkpoint)
-            data.load()
-            index.load()
-            _distrust_cache(disk, paths, data, index)
-            recovered = recover(data, index, checkpoint)
-            data.close_removed()
-            index.close_removed()
+            opening = _Opening(disk, paths, data, index)
+            checkpoint, recovered = opening.run()
+            space.open()
             disk.sync_directory(paths.root)
             if disk.exists(paths.marker):
                 disk.unlink(paths.marker)
-        except (OSError, StorageError) as error:
+        except (OSError, StorageError):
             data.close()
             index.close()
             if lock != -1:
                 disk.close(lock)
-            if isinstance(error, StorageError):
-                raise
-            raise StorageError(f"cannot open {paths.root}: {error}") from error
-        store = cls(disk, paths, lock, identity, hard_state, data, index, recovered, checkpoint)
+            raise
+        hard_state = opening.hard_state
+        store = cls(disk, paths, lock, identity, hard_state, data, index, recovered, checkpoint, space)
         store._check()
         return store
 
@@ -153,8 +173,36 @@ class DiskLogStore:
     def generation(self) -> int:
         return self._generation
 
+    @property
+    def damages(self) -> tuple[Damage, ...]:
+        return tuple(known.damage for known in self._damages)
+
+    # -- room
+
     def free_bytes(self) -> int:
-        return self._disk.free_bytes(self._paths.root)
+        return self._space.free_bytes()
+
+    @property
+    def has_room(self) -> bool:
+        return self._space.has_room(self._tail)
+
+    @property
+    def reserved_end(self) -> ReservedEnd:
+        return self._space.reserved_end(self._tail)
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self._space.reserved_bytes(self._tail)
+
+    def prepare(self, ahead_bytes: int, *, use_reserve: bool = False) -> bool:
+        self._require_usable()
+        try:
+            return self._space.prepare(ahead_bytes, lambda: self._tail, use_reserve=use_reserve)
+        except OSError as error:
+            # It may have been an fsync: what the page cache holds is not to be believed any more.
+            self._leave_marker()
+            self._failed = f"prepare: {error}"
+            raise StorageError(f"prepare: {error}") from error
 
     def _check(self) -> None:
         assert self._base.index <= self._durable.index <= self._tail.index
@@ -191,13 +239,17 @@ class DiskLogStore:
     def _reserve(self, runs: list[tuple[int, list[Buffer], int]], tail: Tail) -> None:
         """Create the files that are needed before anything is written: a full disk changes nothing."""
         first, last = (index * INDEX_RECORD_SIZE for index in (self._tail.index + 1, tail.index))
+        index_starts = range(self._index.start_of(first), last + 1, self._index.file_size)
+        if all(self._data.has(pos) for pos, _, _ in runs) and all(map(self._index.has, index_starts)):
+            return
         try:
-            for pos, _, _ in runs:
-                self._data.ensure(pos)
-            for pos in range(self._index.start_of(first), last + 1, self._index.file_size):
-                self._index.ensure(pos)
+            with self._space.files_lock:
+                for pos, _, _ in runs:
+                    self._data.ensure(pos)
+                for pos in index_starts:
+                    self._index.ensure(pos)
         except OSError as error:
-            if error.errno in _FULL:
+            if error.errno in FULL:
                 raise StorageError(f"no room for another file: {error}", code=Code.DISK_FULL) from error
             self._failed = f"append: {error}"
             raise StorageError(f"append: {error}") from error
@@ -213,13 +265,8 @@ class DiskLogStore:
             except OSError as error:
                 self._leave_marker()
                 raise StorageError(f"fdatasync failed: {error}", code=Code.FSYNC_FAILED) from error
-            first, records = self._reader.pending_records()
-            pos = first * INDEX_RECORD_SIZE
-            while records:
-                room = self._index.start_of(pos) + self._index.file_size - pos
-                part, records = records[:room], records[room:]
-                self._index.write(pos, [part], size=len(part))
-                pos += len(part)
+            self._check_directory()
+            self._write_records(*self._reader.pending_records())
         self._durable = tail
         self._reader.clear_pending()
         covered = self._checkpoint_tail.pos if self._checkpoint_tail is not None else 0
@@ -227,6 +274,19 @@ class DiskLogStore:
         if new_file or tail.pos - covered >= _AUTO_CHECKPOINT_BYTES:
             self._checkpoint_if_room()
         return self._durable.index
+
+    def _write_records(self, first_index: int, records: bytes) -> None:
+        pos = first_index * INDEX_RECORD_SIZE
+        while records:
+            room = self._index.start_of(pos) + self._index.file_size - pos
+            part, records = records[:room], records[room:]
+            self._index.write(pos, [part], size=len(part))
+            pos += len(part)
+
+    def _check_directory(self) -> None:
+        """A directory that was removed or moved, and perhaps made again, is not the one that is locked."""
+        if not self._disk.is_at(self._lock_handle, self._paths.lock):
+            raise StorageError(f"{self._paths.root} was removed or replaced while in use")
 
     def _checkpoint_if_room(self) -> None:
         try:
@@ -245,7 +305,7 @@ class DiskLogStore:
         if index > self._base.index:
             assert self.entry(index).ends_batch, f"entry {index} does not end a batch"
         tail = self.tail_at(index)
-        with self._writing("truncate"):
+        with self._space.files_lock, self._writing("truncate"):
             self._generation += 1
             self._reader.cut(index, self._generation)
             self._tail = tail
@@ -254,12 +314,115 @@ class DiskLogStore:
             self._term_runs = [run for run in self._term_runs if run.first_index <= index]
             if self._checkpoint_tail is not None and self._checkpoint_tail.index > index:
                 # A checkpoint above the end of the log would be evidence of damage.
-                self._write_checkpoint()
+                self._write_checkpoint(self._base)
             # The index first: what has no index record may vanish at any point without being missed.
             self._index.cut((index + 1) * INDEX_RECORD_SIZE)
             self._data.cut(tail.pos)
             self._reader.release_removed()
+            self._set_damages(clip(self._damages, self._base, tail))
         self._check()
+
+    # -- the begin
+
+    def borders(self) -> list[Base]:
+        borders = []
+        for start in self._data.starts:
+            if self._base.pos < start < self._tail.pos:
+                with suppress(StorageError):  # damaged around there: no border that could be proved
+                    borders.append(self._border(start))
+        return borders
+
+    def _border(self, start: int) -> Base:
+        first = self._reader.first_index_at(start)
+        tail = self.tail_at(first - 1)
+        return Base(tail.index, tail.term, start, tail.chain_crc)
+
+    def purge_to(self, base: Base) -> None:
+        if base.index <= self._base.index:
+            return
+        size = self.data_file_size
+        assert base.pos % size == 0 and base.index < self._tail.index, f"{base} is no border"
+        with suppress(StorageError):  # damaged: then the caller knows better than this copy
+            assert self._border(base.pos) == base, f"{base} is no border: {self._border(base.pos)} is"
+        if self._durable.index < base.index:
+            self.sync()
+        runs = clip_runs(self._term_runs, base, self._tail)
+        with self._space.files_lock, self._changing_nothing_if_full("a purge"), self._writing("purge"):
+            # What is removed must not be missed: so the new begin is durable first, in two places.
+            self._write_checkpoint(base)
+            self._save(lambda: write_base(self._disk, self._paths.base, StoredBase(base)))
+            self._base = base
+            self._term_runs = runs
+            self._committed = max(self._committed, base.index)
+            damages = clip(self._damages, base, self._tail)
+            self._reader.change(base, damages)
+            self._index.remove_below((base.index + 1) * INDEX_RECORD_SIZE)
+            self._data.remove_below(base.pos)
+            self._set_damages(damages)
+            self._reader.release_removed()
+        self._check()
+
+    def reset_to(self, base: Base) -> None:
+        assert base.pos % self.data_file_size == 0, f"{base} does not end where a data file begins"
+        with self._space.files_lock, self._writing("reset"):
+            self._check_directory()
+            resetting = StoredBase(base, resetting=True)
+            self._save(lambda: write_base(self._disk, self._paths.base, resetting))
+            self._generation += 1
+            self._reader.reset(base, self._generation)
+            self._base = base
+            self._tail = self._durable = self._checkpoint_tail = tail_of(base)
+            self._term_runs = []
+            self._damages = ()
+            self._committed = base.index
+            finish_reset(self._disk, self._paths, self._data, self._index, base)
+            self._reader.release_removed()
+        self._check()
+
+    # -- damage
+
+    def note_damage(self, index: int) -> Damage | None:
+        self._require_usable()
+        index = max(self.begin_index, min(index, self.end_index))
+        known = next((known for known in self._damages if known.covers(index)), None)
+        if known is not None or self.end_index < self.begin_index:
+            return known.damage if known is not None else None
+        # Only what was synced has index records, by which it is searched.
+        self.sync()
+        found = self._reader.guarded(lambda: locate(self._data, self._index, self._base, self._tail, index))
+        with self._changing_nothing_if_full("the list of damages"), self._writing("note damage"):
+            for batch in found.batches:
+                self._write_records(batch.first_index, index_records(batch.data))
+            if found.damage is None:
+                return None
+            self._set_damages(merge([*self._damages, found.damage]))
+        return next(known.damage for known in self._damages if known.covers(found.damage.damage.first_index))
+
+    def repair(self, frames: Frames) -> None:
+        self._require_usable()
+        self.sync()
+        known = next((k for k in self._damages if k.damage.first_index == frames.first_index), None)
+        if known is None:
+            raise StorageError(f"no damage begins at entry {frames.first_index}", code=Code.DATA_DAMAGED)
+        plan = plan_repair(self._data, known, frames, self._tail)
+        with self._changing_nothing_if_full("a repair"), self._writing("repair"):
+            for start, parts in plan.files.items():
+                self._data.replace(start, parts)
+                self._reader.change(self._base, self._damages)
+            self._write_records(known.damage.first_index, plan.records)
+            self._index.sync()
+            self._set_damages(tuple(other for other in self._damages if other is not known))
+            self._reader.release_removed()
+
+    def scrub(self, from_index: int, max_bytes: int) -> ScrubStep:
+        return scrub_step(self._reader, self._data, self._index, lambda: self._tail, from_index, max_bytes)
+
+    def _set_damages(self, damages: tuple[KnownDamage, ...]) -> None:
+        """The stored list first: what reads know is not forgotten by a crash."""
+        if damages != self._damages:
+            self._save(lambda: write_damages(self._disk, self._paths.damage, damages))
+        self._damages = damages
+        self._reader.change(self._base, damages)
 
     # -- term and vote, checkpoint, sessions
 
@@ -268,26 +431,21 @@ class DiskLogStore:
         assert (state.incarnation, state.term) >= (old.incarnation, old.term), f"{state} after {old}"
         assert state.term >= old.term, f"{state} after {old}"
         with self._writing("hard state"):
-            write_hard_state(self._disk, self._paths.hard_state, state)
+            self._check_directory()
+            self._save(lambda: write_hard_state(self._disk, self._paths.hard_state, state))
         self._hard_state = state
 
     def save_checkpoint(self, committed_index: int, sessions: tuple[int, bytes] | None) -> None:
         assert sessions is None or sessions[0] <= committed_index, "a session table that may be undone"
-        with self._writing("checkpoint"):
+        # On a full disk the files that are there stay as they are: nothing is lost but time.
+        with self._changing_nothing_if_full("a checkpoint"), self._writing("checkpoint"):
+            self._check_directory()
             self._committed = max(self._committed, min(committed_index, self._durable.index))
-            try:
-                self._write_checkpoint()
-                if sessions is not None:
-                    write_sessions(self._disk, self._paths.sessions, *sessions)
-            except OSError as error:
-                if error.errno not in _FULL:
-                    raise
-                full = error  # the files that are there stay as they are: nothing is lost but time
-            else:
-                return
-        raise StorageError(f"no room for a checkpoint: {full}", code=Code.DISK_FULL) from full
+            self._write_checkpoint(self._base)
+            if sessions is not None:
+                write_sessions(self._disk, self._paths.sessions, *sessions)
 
-    def _write_checkpoint(self) -> None:
+    def _write_checkpoint(self, base: Base) -> None:
         """The index records that it counts on are made durable before it."""
         try:
             self._index.sync()
@@ -295,9 +453,9 @@ class DiskLogStore:
             self._leave_marker()
             raise StorageError(f"fdatasync of the index failed: {error}", code=Code.FSYNC_FAILED) from error
         tail = self._durable
-        runs = tuple(run for run in self._term_runs if run.first_index <= tail.index)
-        checkpoint = Checkpoint(tail, self._committed, self._base, runs)
-        write_checkpoint(self._disk, self._paths.checkpoint, checkpoint)
+        runs = tuple(clip_runs(self._term_runs, base, tail))
+        checkpoint = Checkpoint(tail, max(self._committed, base.index), base, runs)
+        self._save(lambda: write_checkpoint(self._disk, self._paths.checkpoint, checkpoint))
         self._checkpoint_tail = tail
 
     def load_sessions(self) -> tuple[int, bytes] | None:
@@ -340,6 +498,22 @@ class DiskLogStore:
         if self._failed is not None:
             raise StorageError(f"the store has failed before: {self._failed}")
 
+    def _save(self, write: Callable[[], None]) -> None:
+        """Write a small file, from the reserve if need be."""
+        self._space.writing(write)
+
+    @contextmanager
+    def _changing_nothing_if_full(self, what: str) -> Iterator[None]:
+        """Around `_writing`, for what has changed nothing yet when it finds no room: the store can go on."""
+        try:
+            yield
+        except StorageError as error:
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or cause.errno not in FULL:
+                raise
+            self._failed = None
+            raise full_error(what, cause) from cause
+
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:
         """What fails in here leaves memory and disk apart: nothing may be written afterwards."""
@@ -351,7 +525,7 @@ class DiskLogStore:
             raise
         except OSError as error:
             self._failed = f"{what}: {error}"
-            code = Code.DISK_FULL if error.errno in _FULL else Code.DISK_ERROR
+            code = Code.DISK_FULL if error.errno in FULL else Code.DISK_ERROR
             raise StorageError(f"{what}: {error}", code=code) from error
 
     def _leave_marker(self) -> None:
@@ -369,6 +543,64 @@ def _add(runs: list[tuple[int, list[Buffer], int]], pos: int, data: Buffer, file
             runs[-1] = (start, buffers, length + len(data))
             return
     runs.append((pos, [data], len(data)))
+
+
+class _Opening:
+    """Reading the state files and recovering the log, with the lock taken."""
+
+    def __init__(self, disk: Disk, paths: NodePaths, data: FileSequence, index: FileSequence) -> None:
+        self._disk = disk
+        self._paths = paths
+        self._data = data
+        self._index = index
+        self.hard_state = read_hard_state(disk, paths.hard_state)
+
+    def run(self) -> tuple[Checkpoint | None, Recovered]:
+        disk, paths = self._disk, self._paths
+        self._data.load()
+        self._index.load()
+        _distrust_cache(disk, paths, self._data, self._index)
+        stored = read_base(disk, paths.base)
+        repairs = []
+        if stored is not None and stored.resetting:
+            finish_reset(disk, paths, self._data, self._index, stored.base)
+            repairs.append(f"finished a reset to index {stored.base.index}")
+        checkpoint = read_checkpoint(disk, paths.checkpoint)
+        base = choose_base(self._data, checkpoint, stored)
+        if base.index >= 0 and (stored is None or stored.base != base):
+            write_base(disk, paths.base, StoredBase(base))
+        known = read_damages(disk, paths.damage)
+        recovered = recover(
+            self._data, self._index, checkpoint, base=base, damages=known, lost_end=self._lost_end
+        )
+        if recovered.damages != known:
+            write_damages(disk, paths.damage, recovered.damages)
+        recovered.repairs[:0] = repairs
+        self._data.close_removed()
+        self._index.close_removed()
+        # A lost end has put another checkpoint in its place.
+        return read_checkpoint(disk, paths.checkpoint), recovered
+
+    def _lost_end(self, base: Base, term: int, index: int, reason: str) -> None:
+        """Before what is left of the end is cut: the node has acknowledged, and voted by, what it forgets."""
+        state = self.hard_state
+        floor = max((state.floor_term, state.floor_index), (term, index))
+        state = replace(state, rejoining=True, floor_term=floor[0], floor_index=floor[1])
+        write_hard_state(self._disk, self._paths.hard_state, state)
+        self.hard_state = state
+        write_checkpoint(self._disk, self._paths.checkpoint, Checkpoint(tail_of(base), base.index, base, ()))
+
+
+def finish_reset(disk: Disk, paths: NodePaths, data: FileSequence, index: FileSequence, base: Base) -> None:
+    """Once it is durable that the log is to begin after `base`: remove all there is. May be done again."""
+    index.remove_all()
+    data.remove_all()
+    for path in (paths.checkpoint, paths.sessions, paths.damage):
+        if disk.exists(path):
+            disk.unlink(path)
+    disk.sync_directory(paths.root)
+    write_checkpoint(disk, paths.checkpoint, Checkpoint(tail_of(base), base.index, base, ()))
+    write_base(disk, paths.base, StoredBase(base))
 
 
 def _take_lock(disk: Disk, paths: NodePaths) -> int:

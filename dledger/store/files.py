@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from dledger.errors import Code, StorageError
 from dledger.store.disk import Buffer, Disk, write_all
 from dledger.store.layout import file_name, start_of
 
+TEMPORARY = ".tmp"  # ends the name of a file that is to replace another one
 _ZERO_PROBE = 1 << 20  # bytes looked at in one go when searching for anything that is not zero
 _ZEROS = bytes(_ZERO_PROBE)
 
@@ -16,8 +18,9 @@ _ZEROS = bytes(_ZERO_PROBE)
 class FileSequence:
     """The files of one directory, consecutive, each of `file_size` bytes and named by its first position.
 
-    Errors of the disk are OSError here. Only one thread may change anything; `read` may run meanwhile. Files
-    that were removed stay open until `close_removed`, which must be called while no read runs.
+    Errors of the disk are OSError here. Only one thread may change anything; `read` may run meanwhile, and
+    what adds a file may run beside writes and syncs, but not beside anything else that adds or removes one.
+    Files that were removed stay open until `close_removed`, which must be called while no read runs.
     """
 
     def __init__(self, disk: Disk, directory: Path, file_size: int, *, write: bool = True) -> None:
@@ -29,6 +32,7 @@ class FileSequence:
         self._ranges: dict[int, list[tuple[int, int]]] = {}  # where a file can have other bytes than zeros
         self._dirty: set[int] = set()
         self._removed: list[int] = []
+        self._sparse: set[int] = set()  # files whose space could not be reserved
 
     # -- the set of files
 
@@ -36,6 +40,11 @@ class FileSequence:
         """Open the files that are there. StorageError FOREIGN_DIRECTORY if anything else is."""
         for name in self._disk.listdir(self.directory):
             start = start_of(name)
+            unfinished = start_of(name.removesuffix(TEMPORARY))
+            if start is None and unfinished is not None:
+                if self._write:
+                    self._disk.unlink(self.directory / name)
+                continue
             if start is None or start % self.file_size:
                 raise StorageError(
                     f"{self.directory / name} is no file of this log", code=Code.FOREIGN_DIRECTORY
@@ -77,17 +86,37 @@ class FileSequence:
         ENOSPC leaves nothing behind.
         """
         start = self.start_of(pos)
-        if start in self._handles:
+        if start not in self._handles:
+            self._create(start)
+
+    def has(self, pos: int) -> bool:
+        """Whether the file that holds this position exists."""
+        return self.start_of(pos) in self._handles
+
+    def ensure_next(self, first_pos: int) -> None:
+        """Like `ensure`, for the file after the last one, or for that of `first_pos` if there is none.
+
+        If there is one whose space could not be reserved, that is done instead.
+        """
+        if self._sparse:
+            start = min(self._sparse)
+            self._disk.allocate(self._handles[start], 0, self.file_size)
+            self._sparse.discard(start)
             return
-        path = self.path_of(pos)
+        self._create(self.end if self._handles else self.start_of(first_pos))
+
+    def _create(self, start: int) -> None:
+        path = self.path_of(start)
         handle = self._disk.open(path, create=True)
         try:
             self._disk.allocate(handle, 0, self.file_size)
             self._disk.fdatasync(handle)
             self._disk.sync_directory(self.directory)
         except OSError:
+            # The first error is the one to report, also if the disk does not even remove a file any more.
             self._disk.close(handle)
-            self._disk.unlink(path)
+            with suppress(OSError):
+                self._disk.unlink(path)
             raise
         self._handles[start] = handle
 
@@ -100,7 +129,13 @@ class FileSequence:
             # The space was given away meanwhile. A sparse file is no less correct; only a later write may
             # then find the disk full, which appending has to cope with anyhow.
             self._disk.truncate(handle, self.file_size)
+            self._sparse.add(start)
         self._dirty.add(start)
+
+    @property
+    def reserved_end(self) -> int:
+        """The position up to which all space is reserved, 0 if there are no files."""
+        return min(self._sparse) if self._sparse else self.end
 
     # -- contents
 
@@ -125,7 +160,7 @@ class FileSequence:
         for start in sorted(self._dirty):
             handle = self._handles[start]
             self._disk.fdatasync(handle)
-            if self._disk.links(handle) == 0:
+            if not self._disk.is_at(handle, self.path_of(start)):
                 raise StorageError(f"{self.path_of(start)} was removed while in use")
             self._dirty.discard(start)
 
@@ -144,7 +179,7 @@ class FileSequence:
 
     def drop_cache(self) -> None:
         """Read from the disk again, not from what the system remembers."""
-        for handle in self._handles.values():
+        for handle in list(self._handles.values()):
             self._disk.drop_cache(handle)
 
     def next_data(self, pos: int) -> int | None:
@@ -179,15 +214,67 @@ class FileSequence:
         for start in reversed(self.starts):
             if start <= keep_last:
                 break
-            self._removed.append(self._handles.pop(start))
-            self._dirty.discard(start)
-            self._disk.unlink(self.path_of(start))
+            self._remove(start)
             self._disk.sync_directory(self.directory)
         handle = self._handles.get(keep_last)
         if handle is not None and pos - keep_last < self.file_size:
             self._disk.truncate(handle, pos - keep_last)
             self.extend(keep_last)
             self.sync_file(keep_last)
+
+    def remove_below(self, pos: int) -> bool:
+        """Remove, durably, all files that end at or before `pos`. False if there is none."""
+        below = [start for start in self.starts if start + self.file_size <= pos]
+        for start in below:
+            self._remove(start)
+        if below:
+            self._disk.sync_directory(self.directory)
+        return bool(below)
+
+    def remove_all(self) -> None:
+        """Remove, durably, all files."""
+        for start in self.starts:
+            self._remove(start)
+        self._disk.sync_directory(self.directory)
+
+    def _remove(self, start: int) -> None:
+        self._removed.append(self._handles.pop(start))
+        self._dirty.discard(start)
+        self._sparse.discard(start)
+        self._disk.unlink(self.path_of(start))
+
+    def replace(self, start: int, parts: Sequence[tuple[int, Buffer]]) -> None:
+        """Replace the file that begins at `start` by a copy which has these bytes at these positions.
+
+        The name has the old file or the new one, whole, at any time; so have readers. ENOSPC changes nothing.
+        """
+        path = self.path_of(start)
+        temporary = path.with_name(path.name + TEMPORARY)
+        old = self._handles[start]
+        handle = self._disk.open(temporary, create=True)
+        try:
+            self._disk.truncate(handle, 0)
+            self._disk.allocate(handle, 0, self.file_size)
+            at = 0
+            while chunk := self._disk.pread(old, _ZERO_PROBE, at):
+                if chunk != _ZEROS[: len(chunk)]:
+                    write_all(self._disk, handle, [chunk], at)
+                at += len(chunk)
+            for pos, content in parts:
+                write_all(self._disk, handle, [content], pos - start)
+            self._disk.fdatasync(handle)
+            self._disk.rename(temporary, path)
+        except OSError:
+            self._disk.close(handle)
+            with suppress(OSError):
+                self._disk.unlink(temporary)
+            raise
+        self._ranges.pop(start, None)
+        self._sparse.discard(start)
+        self._dirty.discard(start)
+        self._handles[start] = handle
+        self._removed.append(old)
+        self._disk.sync_directory(self.directory)
 
     def close_removed(self) -> None:
         """Give up the handles of files that `cut` removed."""
@@ -197,6 +284,6 @@ class FileSequence:
     def close(self) -> None:
         """Give up all handles, without making anything durable."""
         self.close_removed()
-        for handle in self._handles.values():
+        for handle in list(self._handles.values()):
             self._disk.close(handle)
         self._handles.clear()

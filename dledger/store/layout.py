@@ -13,6 +13,9 @@ INDEX = "index"
 HARD_STATE = "currterm"
 CHECKPOINT = "checkpoint"
 SESSIONS = "sessions"
+BASE = "base"
+DAMAGE = "damage"
+RESERVE = "reserve"
 IDENTITY = "identity"
 LOCK = "lock"
 FSYNC_FAILED_MARKER = "fsync-failed"
@@ -130,3 +133,15 @@ class NodePaths(NamedTuple):
     @property
     def notice(self) -> Path:
         return self.root / NOTICE
+
+    @property
+    def base(self) -> Path:
+        return self.root / BASE
+
+    @property
+    def damage(self) -> Path:
+        return self.root / DAMAGE
+
+    @property
+    def reserve(self) -> Path:
+        return self.root / RESERVE

@@ -11,8 +11,17 @@ from random import Random
 
 from dledger.core.values import NO_BASE, Base, HardState, Tail, TermRun
 from dledger.errors import Code, StorageError
-from dledger.store.api import BatchHead, EntryHeader, Frames, check_range
-from dledger.store.batch import Batch, place, unpack_header
+from dledger.store.api import (
+    BatchHead,
+    Damage,
+    EntryDamaged,
+    EntryHeader,
+    Frames,
+    ReservedEnd,
+    ScrubStep,
+    check_range,
+)
+from dledger.store.batch import BLANK_SIZE, HEADER_SIZE, Batch, parse_batch, place, unpack_header
 from dledger.store.disk import CrashKind
 from dledger.store.identity import Identity
 
@@ -20,10 +29,14 @@ from dledger.store.identity import Identity
 class MemoryLogStore:
     """`LogStore` without a disk. `crash` gives the store that the node finds when it starts again."""
 
-    def __init__(self, identity: Identity, *, capacity: int = 1 << 40) -> None:
+    def __init__(self, identity: Identity, *, capacity: int = 1 << 40, disk_reserve_bytes: int = 0) -> None:
         self.identity = identity
         self.data_file_size = identity.data_file_size
         self.capacity = capacity  # bytes of the log; an append beyond is refused with DISK_FULL
+        self.disk_reserve_bytes = disk_reserve_bytes
+        self._prepared_end = 0  # position up to which `prepare` has promised room
+        self._corrupt: set[int] = set()  # first indexes of batches that cannot be read
+        self._damages: list[Damage] = []
         self._batches: list[Batch] = []
         self._ends: list[int] = []  # last_index of each batch, for bisect
         self._base = NO_BASE
@@ -80,7 +93,39 @@ class MemoryLogStore:
         return self._generation
 
     def free_bytes(self) -> int:
-        return max(0, self.capacity - self.tail.pos)
+        used = max(self.tail.pos, self._prepared_end) - self._base.pos
+        return max(0, self.capacity - used)
+
+    @property
+    def damages(self) -> tuple[Damage, ...]:
+        return tuple(self._damages)
+
+    @property
+    def has_room(self) -> bool:
+        return self.free_bytes() - self.data_file_size >= self.disk_reserve_bytes
+
+    @property
+    def reserved_end(self) -> ReservedEnd:
+        pos = max(self.tail.pos, self._prepared_end - BLANK_SIZE)
+        return ReservedEnd(pos, self.end_index + (pos - self.tail.pos) // HEADER_SIZE)
+
+    @property
+    def reserved_bytes(self) -> int:
+        tail, size = self.tail, self.data_file_size
+        border = tail.pos - tail.pos % size + size
+        if self._prepared_end < border:
+            return 0
+        files = (self._prepared_end - border) // size
+        return max(0, border - tail.pos - BLANK_SIZE) + files * (size - BLANK_SIZE)
+
+    def prepare(self, ahead_bytes: int, *, use_reserve: bool = False) -> bool:
+        size = self.data_file_size
+        while self.reserved_bytes < ahead_bytes:
+            if self.free_bytes() - size < (0 if use_reserve else self.disk_reserve_bytes):
+                return False
+            end = max(self._prepared_end, self.tail.pos)
+            self._prepared_end = end - end % size + size
+        return True
 
     # -- writing
 
@@ -93,7 +138,7 @@ class MemoryLogStore:
             assert batch.pos == place(tail.pos, batch.size, self.data_file_size), f"{batch.pos} after {tail}"
             assert batch.size == len(batch.data)
             tail = batch.tail
-        if tail.pos > self.capacity:
+        if tail.pos - self._base.pos > self.capacity and tail.pos > self._prepared_end:
             raise StorageError(f"no room for {tail.pos} bytes", code=Code.DISK_FULL)
         self._batches.extend(batches)
         self._ends.extend(batch.last_index for batch in batches)
@@ -110,9 +155,94 @@ class MemoryLogStore:
         keep = bisect_left(self._ends, index) + 1 if index > self._base.index else 0
         assert keep == 0 or self._ends[keep - 1] == index, f"entry {index} does not end a batch"
         del self._batches[keep:], self._ends[keep:]
+        self._prepared_end = 0
+        self._forget_damages()
         self._generation += 1
         self._durable_index = min(self._durable_index, index)
         self._committed = min(self._committed, self._durable_index)
+
+    def borders(self) -> list[Base]:
+        borders = []
+        tail = self._base_tail()
+        for batch in self._batches:
+            if batch.pos % self.data_file_size == 0 and tail.index > self._base.index:
+                borders.append(Base(tail.index, tail.term, batch.pos, tail.chain_crc))
+            tail = batch.tail
+        return borders
+
+    def purge_to(self, base: Base) -> None:
+        if base.index <= self._base.index:
+            return
+        assert base in self.borders(), f"{base} is no border"
+        keep = bisect_left(self._ends, base.index) + 1
+        del self._batches[:keep], self._ends[:keep]
+        self._base = base
+        self._durable_index = max(self._durable_index, base.index)
+        self._committed = max(self._committed, base.index)
+        self._forget_damages()
+
+    def reset_to(self, base: Base) -> None:
+        assert base.pos % self.data_file_size == 0, f"{base} does not end where a data file begins"
+        self._batches.clear()
+        self._ends.clear()
+        self._base = base
+        self._prepared_end = 0
+        self._sessions = None
+        self._forget_damages()
+        self._generation += 1
+        self._durable_index = self._committed = base.index
+
+    # -- damage
+
+    def corrupt(self, index: int) -> None:
+        """For tests: the batch of this entry cannot be read any more, until it is repaired."""
+        self._corrupt.add(self._batches[bisect_left(self._ends, index)].first_index)
+
+    def note_damage(self, index: int) -> Damage | None:
+        if self.end_index < self.begin_index:
+            return None
+        batch = self._batches[bisect_left(self._ends, max(self.begin_index, min(index, self.end_index)))]
+        if batch.first_index not in self._corrupt:
+            return None
+        damage = Damage(batch.first_index, batch.last_index, "memory", batch.pos, "corrupt")
+        if damage not in self._damages:
+            self._damages = sorted([*self._damages, damage])
+        return damage
+
+    def repair(self, frames: Frames) -> None:
+        damage = next((d for d in self._damages if d.first_index == frames.first_index), None)
+        if damage is None:
+            raise StorageError(f"no damage begins at entry {frames.first_index}", code=Code.DATA_DAMAGED)
+        at = bisect_left(self._ends, damage.first_index)
+        before = self._batches[at - 1].tail if at else self._base_tail()
+        batch = parse_batch(frames.data, 0, before, data_file_size=self.data_file_size)
+        if batch.tail != self._batches[at].tail:
+            raise StorageError(f"entries {frames.first_index} do not fit", code=Code.DATA_DAMAGED)
+        self._batches[at] = batch
+        self._corrupt.discard(damage.first_index)
+        self._damages.remove(damage)
+
+    def scrub(self, from_index: int, max_bytes: int) -> ScrubStep:
+        size = 0
+        known = {damage.first_index for damage in self._damages}
+        for batch in self._batches[bisect_left(self._ends, max(from_index, self.begin_index)) :]:
+            if batch.first_index in self._corrupt - known:
+                reason = "corrupt"
+                damage = Damage(batch.first_index, batch.last_index, "memory", batch.pos, reason)
+                return ScrubStep(batch.last_index + 1, size + batch.size, damage)
+            size += batch.size
+            if size >= max_bytes and batch.last_index < self.end_index:
+                return ScrubStep(batch.last_index + 1, size, None)
+        return ScrubStep(self.begin_index, size, None)
+
+    def _forget_damages(self) -> None:
+        """Only of batches that are gone."""
+        kept = {batch.first_index for batch in self._batches}
+        self._corrupt &= kept
+        self._damages = [damage for damage in self._damages if damage.first_index in kept]
+
+    def _base_tail(self) -> Tail:
+        return Tail(self._base.index, self._base.term, self._base.pos, self._base.chain_crc)
 
     def save_hard_state(self, state: HardState) -> None:
         assert state.term >= self._hard_state.term, f"{state} after {self._hard_state}"
@@ -140,7 +270,9 @@ class MemoryLogStore:
         after it, in order. What is kept is durable: recovery sees to that.
         """
         self._closed = True
-        after = MemoryLogStore(self.identity, capacity=self.capacity)
+        after = MemoryLogStore(
+            self.identity, capacity=self.capacity, disk_reserve_bytes=self.disk_reserve_bytes
+        )
         durable = bisect_right(self._ends, self._durable_index)
         kept = len(self._batches) if kind is CrashKind.PROCESS else rng.randint(durable, len(self._batches))
         after._batches = self._batches[:kept]
@@ -150,6 +282,9 @@ class MemoryLogStore:
         after._hard_state = self._hard_state
         after._committed = self._committed
         after._sessions = self._sessions
+        after._corrupt = set(self._corrupt)
+        after._damages = list(self._damages)
+        after._forget_damages()
         return after
 
     # -- reading
@@ -157,6 +292,7 @@ class MemoryLogStore:
     def entry(self, index: int) -> EntryHeader:
         check_range(index, self.begin_index, self.end_index)
         batch, offset = self._locate(index)
+        self._check_damage(batch, index)
         h = unpack_header(batch.data, offset)
         return EntryHeader(index, h.term, h.pos, h.size, h.channel, h.chain_crc, h.magic)
 
@@ -164,6 +300,8 @@ class MemoryLogStore:
         base = self._base
         if index == base.index:
             return Tail(base.index, base.term, base.pos, base.chain_crc)
+        if index in self._ends and index <= self.end_index:
+            return self._batches[bisect_left(self._ends, index)].tail
         return self.entry(index).tail
 
     def read(self, first_index: int, last_index: int, max_bytes: int, *, whole_batches: bool) -> Frames:
@@ -171,11 +309,14 @@ class MemoryLogStore:
         check_range(first_index, self.begin_index, self.end_index)
         at = bisect_left(self._ends, first_index)
         batch, offset = self._locate(first_index)
+        self._check_damage(batch, first_index)
         assert offset == 0 or not whole_batches, f"entry {first_index} does not begin a batch"
         parts, size, end_pos = [bytes(batch.data)[offset:]], batch.size - offset, batch.end_pos
         for batch in self._batches[at + 1 :]:
             # As with files, a read does not go over the border of one.
             if batch.first_index > last_index or size >= max_bytes or batch.pos != end_pos:
+                break
+            if batch.first_index in self._corrupt:
                 break
             parts.append(bytes(batch.data))
             size, end_pos = size + batch.size, batch.end_pos
@@ -183,8 +324,13 @@ class MemoryLogStore:
 
     def iter_heads(self, from_index: int) -> Iterator[BatchHead]:
         for batch in self._batches[bisect_left(self._ends, from_index) :]:
+            self._check_damage(batch, batch.first_index)
             if batch.head is not None and batch.first_index >= from_index:
                 yield BatchHead(batch.first_index, batch.last_index, batch.term, batch.pos, batch.head)
+
+    def _check_damage(self, batch: Batch, index: int) -> None:
+        if batch.first_index in self._corrupt:
+            raise EntryDamaged(f"entry {index}: damaged", index)
 
     def _locate(self, index: int) -> tuple[Batch, int]:
         """The batch of an entry, and the entry's offset in its data."""

@@ -3,33 +3,59 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
+from typing import TypeVar
 
 from dledger.core.values import Base, Tail
-from dledger.errors import Code, ReadFailed, StorageError
-from dledger.store.api import BatchHead, EntryHeader, Frames, check_range
-from dledger.store.batch import HEADER_SIZE, MAGIC_INTERNAL, DamagedBatch, Run, unpack_header, verify_run
+from dledger.errors import ReadFailed, StorageError
+from dledger.store.api import BatchHead, EntryDamaged, EntryHeader, Frames, check_range
+from dledger.store.batch import (
+    HEADER_SIZE,
+    MAGIC_INTERNAL,
+    DamagedBatch,
+    Header,
+    Run,
+    chain_of,
+    unpack_header,
+    verify_run,
+)
+from dledger.store.damage import KnownDamage
 from dledger.store.files import FileSequence
 from dledger.store.layout import INDEX_RECORD_SIZE, IndexRecord, unpack_record
 
 _HEADS_CHUNK = 4096  # index records looked at together when searching for internal entries
 
+T = TypeVar("T")
+
+
+class _Overtaken(Exception):
+    """The files changed under a read that failed, and the log did not: try again."""
+
 
 class LogReader:
     """Finds entries through the index, or through `add`ed records that are not in the index files yet.
 
-    The lock protects what `add`, `clear_pending` and `cut` change, and is held for moments only.
+    The lock protects what the writing thread changes, and is held for moments only.
     """
 
-    def __init__(self, data: FileSequence, index: FileSequence, base: Base, end_index: int) -> None:
+    def __init__(
+        self,
+        data: FileSequence,
+        index: FileSequence,
+        base: Base,
+        end_index: int,
+        damages: tuple[KnownDamage, ...] = (),
+    ) -> None:
         self._data = data
         self._index = index
         self._base = base
         self._lock = Lock()
         self._end_index = end_index
         self._generation = 0
+        self._damages = damages
+        self._changes = 0  # grows when files are removed or replaced, and the log stays as it is
         self._readers = 0
         # Records of batches that are written but not synced: they get into the index files afterwards.
         self._pending_firsts: list[int] = []
@@ -65,6 +91,23 @@ class LogReader:
                 self._pending_firsts.pop()
                 self._pending.pop()
 
+    def reset(self, base: Base, generation: int) -> None:
+        """The log is empty, and begins after `base`."""
+        with self._lock:
+            self._base = base
+            self._end_index = base.index
+            self._generation = generation
+            self._damages = ()
+            self._pending_firsts.clear()
+            self._pending.clear()
+
+    def change(self, base: Base, damages: tuple[KnownDamage, ...]) -> None:
+        """The log begins after `base`, these damages are known, and files were or will be replaced."""
+        with self._lock:
+            self._base = base
+            self._damages = damages
+            self._changes += 1
+
     def release_removed(self) -> None:
         """Close files that were removed, unless somebody reads: then the last reader does."""
         with self._lock:
@@ -74,49 +117,95 @@ class LogReader:
 
     # -- by any thread
 
+    @property
+    def base(self) -> Base:
+        return self._base
+
+    @property
+    def begin_index(self) -> int:
+        return self._base.index + 1
+
+    @property
+    def indexed_end(self) -> int:
+        """The last entry whose record is in the index files."""
+        with self._lock:
+            return self._pending_firsts[0] - 1 if self._pending_firsts else self._end_index
+
+    def damage_of(self, index: int) -> KnownDamage | None:
+        """The known damage that an entry belongs to."""
+        return next((known for known in self._damages if known.covers(index)), None)
+
     def entry(self, index: int) -> EntryHeader:
         """See LogStore."""
-        with self._reading():
+
+        def find() -> EntryHeader:
             self._check_range(index)
+            self._check_damage(index)
             return self._entry(index)
+
+        return self.guarded(find)
 
     def tail_at(self, index: int) -> Tail:
         """See LogStore."""
         base = self._base
         if index == base.index:
             return Tail(base.index, base.term, base.pos, base.chain_crc)
-        return self.entry(index).tail
+        return self.guarded(lambda: self._tail_at(index))
 
     def read(self, first_index: int, last_index: int, max_bytes: int, *, whole_batches: bool) -> Frames:
         """See LogStore."""
         assert last_index >= first_index, f"read of {first_index}..{last_index}"
-        with self._reading():
+
+        def find() -> Frames:
             end_index = self._check_range(first_index)
+            end_index = self._check_damage(first_index, end_index)
             return self._read(first_index, min(last_index, end_index), max_bytes, whole_batches)
+
+        return self.guarded(find)
 
     def iter_heads(self, from_index: int) -> Iterator[BatchHead]:
         """See LogStore."""
         index = max(from_index, self._base.index + 1)
         while index <= self._end_index:
-            with self._reading():
-                records = self._records(index, min(_HEADS_CHUNK, self._end_index - index + 1))
-                heads = [self._head(index + at) for at in _internal_records(records)]
+            heads, count = self.guarded(lambda at=index: self._heads(at))  # type: ignore[misc]
             yield from heads
-            index += len(records) // INDEX_RECORD_SIZE
+            index += count
+
+    def first_index_at(self, start: int) -> int:
+        """The index of the entry that a data file begins with."""
+
+        def find() -> int:
+            begin = self._data.read(start, HEADER_SIZE)
+            index = unpack_header(begin).index if len(begin) == HEADER_SIZE else -1
+            if not self._base.index < index <= self._end_index or self._record(index).pos != start:
+                raise EntryDamaged(f"{self._data.where(start)}: no entry that the index knows", index)
+            return index
+
+        return self.guarded(find)
+
+    def guarded(self, find: Callable[[], T]) -> T:
+        """Look something up. Removed files stay open meanwhile, and a change in between is no damage."""
+        while True:
+            try:
+                with self._reading():
+                    return find()
+            except _Overtaken:
+                continue
 
     # -- inside
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Keep removed files open, and tell damage from a truncation that came in between."""
         with self._lock:
             self._readers += 1
-            generation = self._generation
+            generation, changes = self._generation, self._changes
         try:
             yield
         except (OSError, StorageError) as error:
             if generation != self._generation:
                 raise ReadFailed(f"the log was truncated while it was read: {error}") from error
+            if changes != self._changes:
+                raise _Overtaken from error
             if isinstance(error, OSError):
                 raise StorageError(f"read: {error}") from error
             raise
@@ -124,6 +213,61 @@ class LogReader:
             with self._lock:
                 self._readers -= 1
             self.release_removed()
+
+    def _check_damage(self, index: int, end_index: int = -1) -> int:
+        """Raises if the entry is known to be damaged. Returns where the next damage ends what can be read."""
+        for known in self._damages:
+            if known.covers(index):
+                d = known.damage
+                raise EntryDamaged(
+                    f"entry {index} is damaged, with {d.first_index}..{d.last_index}: file {d.file}, offset "
+                    f"{d.offset}: {d.reason}",
+                    index,
+                )
+            if known.damage.first_index > index:
+                return min(end_index, known.damage.first_index - 1)
+        return end_index
+
+    def _heads(self, index: int) -> tuple[list[BatchHead], int]:
+        end_index = self._check_damage(index, self._end_index)
+        records = self._records(index, min(_HEADS_CHUNK, end_index - index + 1))
+        return [self._head(index + at) for at in _internal_records(records)], len(
+            records
+        ) // INDEX_RECORD_SIZE
+
+    def _tail_at(self, index: int) -> Tail:
+        self._check_range(index)
+        after = self._after_damage(index)
+        if after is not None:
+            return after
+        self._check_damage(index)
+        entry = self._entry(index)
+        body_crc, body_size = self._sums(entry)
+        header = Header(
+            entry.magic, entry.size, index, entry.term, entry.pos, entry.channel, 0, body_crc, body_size
+        )
+        # What original DLedger wrote has no chain.
+        if entry.chain_crc and chain_of(header, self._chain_before(index)) != entry.chain_crc:
+            raise EntryDamaged(
+                f"entry {index}, {self._data.where(entry.pos)}: chain_crc does not match the header and the "
+                "entry before",
+                index,
+            )
+        return entry.tail
+
+    def _sums(self, entry: EntryHeader) -> tuple[int, int]:
+        header = unpack_header(self._data.read(entry.pos, HEADER_SIZE))
+        return header.body_crc, header.body_size
+
+    def _after_damage(self, index: int) -> Tail | None:
+        """The end of the damage whose last entry this is."""
+        return next((known.after for known in self._damages if known.after.index == index), None)
+
+    def _chain_before(self, index: int) -> int:
+        if index - 1 == self._base.index:
+            return self._base.chain_crc
+        after = self._after_damage(index - 1)
+        return after.chain_crc if after is not None else self._entry(index - 1).chain_crc
 
     def _check_range(self, index: int) -> int:
         end_index = self._end_index
@@ -156,7 +300,7 @@ class LogReader:
         if len(begin) == HEADER_SIZE:
             header = unpack_header(begin)
             fields = (header.magic, header.pos, header.size, header.index, header.term)
-            if fields == record and header.channel >= 0:
+            if fields == record and 0 <= header.channel <= self._end_index - index:
                 return EntryHeader(
                     index,
                     header.term,
@@ -166,21 +310,27 @@ class LogReader:
                     header.chain_crc,
                     header.magic,
                 )
-        raise StorageError(
-            f"entry {index}, {self._data.where(record.pos)}: header and index record do not agree",
-            code=Code.DATA_DAMAGED,
+        raise EntryDamaged(
+            f"entry {index}, {self._data.where(record.pos)}: header and index record do not agree", index
         )
 
     def _read(self, first_index: int, last_index: int, max_bytes: int, whole: bool) -> Frames:
-        previous_chain = self._base.chain_crc
-        if first_index - 1 > self._base.index:
+        if first_index - 1 == self._base.index:
+            previous_chain = self._base.chain_crc
+        elif (after := self._after_damage(first_index - 1)) is not None:
+            previous_chain = after.chain_crc
+        else:
             before = self._entry(first_index - 1)
             assert before.ends_batch or not whole, f"entry {first_index} does not begin a batch"
             previous_chain = before.chain_crc
-        if whole:
-            last_index += self._entry(last_index).channel
-        record, last = self._record(first_index), self._record(last_index)
+        last = self._entry(last_index)
+        if whole and last.channel:
+            last_index += last.channel
+            last = self._entry(last_index)
+        record = self._record(first_index)
         limit = last.pos + last.size - record.pos
+        if limit < record.size:
+            raise self._index_damage(first_index, f"position {record.pos}, beyond that of entry {last_index}")
         size = min(limit, max(max_bytes, record.size))
         data = self._data.read(record.pos, size)
         run = self._verify(data, record, previous_chain, last_index)
@@ -191,27 +341,24 @@ class LogReader:
             run = self._verify(data, record, previous_chain, last_index)
         end, length = (run.whole_last_index, run.whole_size) if whole else (run.last_index, run.size)
         if end < first_index:
-            raise StorageError(
-                f"entry {first_index}, {self._data.where(record.pos)}: cut", code=Code.DATA_DAMAGED
-            )
+            raise EntryDamaged(f"entry {first_index}, {self._data.where(record.pos)}: cut", first_index)
         return Frames(first_index, end, data if length == len(data) else data[:length])
 
     def _verify(self, data: bytes, record: IndexRecord, previous_chain: int, last_index: int) -> Run:
         try:
             return verify_run(data, record.index, record.pos, previous_chain, last_index)
         except DamagedBatch as fault:
-            raise StorageError(
-                f"entry {fault.index}, {self._data.where(fault.pos)}: {fault.what}", code=Code.DATA_DAMAGED
-            ) from fault
+            where = self._data.where(fault.pos)
+            raise EntryDamaged(f"entry {fault.index}, {where}: {fault.what}", fault.index) from fault
 
     def _head(self, index: int) -> BatchHead:
         entry = self._entry(index)
         frames = self._read(index, index, 0, False)
         return BatchHead(index, index + entry.channel, entry.term, entry.pos, frames.data[HEADER_SIZE:])
 
-    def _index_damage(self, index: int, what: str) -> StorageError:
+    def _index_damage(self, index: int, what: str) -> EntryDamaged:
         where = self._index.where(index * INDEX_RECORD_SIZE)
-        return StorageError(f"entry {index}, {where}: {what}", code=Code.DATA_DAMAGED)
+        return EntryDamaged(f"entry {index}, {where}: {what}", index)
 
 
 def _internal_records(records: bytes) -> list[int]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dledger.core.values import NO_BASE, Base, Tail, TermRun
 from dledger.errors import Code, StorageError
 from dledger.store.batch import HEADER_SIZE, Batch, encode_blank, unpack_header
+from dledger.store.damage import KnownDamage, Resumption, is_gone, last_known, make_damage, merge, resume
 from dledger.store.files import FileSequence
 from dledger.store.layout import INDEX_RECORD_SIZE, index_records, unpack_record
 from dledger.store.scan import LogScanner, Verdict, judge_end
-from dledger.store.state_files import Checkpoint
+from dledger.store.state_files import Checkpoint, StoredBase, tail_of
 
 _COMPARE_BYTES = 256 << 10  # index records gathered before they are compared with the stored ones
+
+
+LostEnd = Callable[[Base, int, int, str], None]
 
 
 @dataclass(slots=True)
@@ -22,24 +27,64 @@ class Recovered:
     base: Base
     tail: Tail
     term_runs: list[TermRun]
+    damages: tuple[KnownDamage, ...] = ()
     repairs: list[str] = field(default_factory=list)  # what had to be done, for the operator's log
 
 
-def recover(data: FileSequence, index: FileSequence, checkpoint: Checkpoint | None) -> Recovered:
+def recover(
+    data: FileSequence,
+    index: FileSequence,
+    checkpoint: Checkpoint | None,
+    *,
+    base: Base,
+    damages: tuple[KnownDamage, ...],
+    lost_end: LostEnd,
+) -> Recovered:
     """Find the end of the log, make all of it durable, and index it.
 
-    StorageError DATA_DAMAGED if entries that were durable cannot be read (design rule 10): nothing is cut
-    then. What was never acknowledged and is incomplete is cut. OSError from the disk passes through.
+    Entries that were durable and cannot be read are damage (design rule 10): nothing of it is cut if good
+    entries follow. If none do, the end of the log is lost: `lost_end(base, term, index, reason)` has to make
+    durable that the log went up to (term, index), and that no checkpoint counts on it; then it is cut. What
+    was never acknowledged and is incomplete is cut. OSError from the disk passes through.
     """
-    return _Recovery(data, index, checkpoint).run()
+    return _Recovery(data, index, checkpoint, base, damages, lost_end).run()
+
+
+def choose_base(data: FileSequence, checkpoint: Checkpoint | None, stored: StoredBase | None) -> Base:
+    """The base, from its two copies. StorageError DATA_DAMAGED if both are lost and the log has one."""
+    if checkpoint is None and stored is None:
+        if data.starts and data.starts[0] > 0:
+            raise StorageError(
+                f"{data.path_of(data.starts[0])} is the first file, but where the log begins is lost: both "
+                "the checkpoint and the base are missing or broken",
+                code=Code.DATA_DAMAGED,
+            )
+        return NO_BASE
+    # A crash in the middle of a purge leaves the older base in one of them: the purge is finished then.
+    bases = [part.base for part in (checkpoint, stored) if part is not None]
+    return max(bases, key=lambda base: base.index)
 
 
 class _Recovery:
-    def __init__(self, data: FileSequence, index: FileSequence, checkpoint: Checkpoint | None) -> None:
+    def __init__(
+        self,
+        data: FileSequence,
+        index: FileSequence,
+        checkpoint: Checkpoint | None,
+        base: Base,
+        damages: tuple[KnownDamage, ...],
+        lost_end: LostEnd,
+    ) -> None:
         self._data = data
         self._index = index
         self._checkpoint = checkpoint
-        self._base = checkpoint.base if checkpoint is not None else NO_BASE
+        self._base = base
+        self._known = damages
+        self._lost_end = lost_end
+        self._found: list[KnownDamage] = []
+        self._broken_blanks: list[int] = []
+        self._file_start = 0  # of the data file that is being scanned
+        self._lost = ""  # why the end of the log is lost, if it is
         self._runs: list[TermRun] = []
         self._repairs: list[str] = []
         self._records: list[bytes] = []  # of accepted batches, not yet compared with the stored ones
@@ -51,48 +96,110 @@ class _Recovery:
         # What is read from now on may be known to the page cache only; so may be the names of the files.
         self._data.sync_directory()
         self._index.sync_directory()
-        self._check_data_files()
+        self._finish_purge()
+        data_is_whole = self._check_data_files()
         index_is_whole = self._repair_index_files()
-        tail = self._start(index_is_whole)
-        scanner = LogScanner(self._data, tail)
+        tail = self._scan(self._start(data_is_whole, index_is_whole))
+        tail = self._end(tail)
+        self._finish_file(self._file_start)
+        self._mend_blanks([pos for pos in self._broken_blanks if pos < tail.pos])
+        self._cut(tail)
+        damages = merge([known for known in self._found if known.after.index < tail.index])
+        for known in damages:
+            d = known.damage
+            self._repairs.append(
+                f"DAMAGED: entries {d.first_index}..{d.last_index} cannot be read ({d.reason}); the rest of "
+                "the log is certain, and they have to be fetched from another node"
+            )
+        return Recovered(self._base, tail, self._runs, damages, self._repairs)
+
+    def _scan(self, tail: Tail) -> Tail:
+        """Verify what follows `tail`, over damages, to the end of what is certain."""
         self._records_from = tail.index + 1
         self._index.mark_unsynced(self._records_from * INDEX_RECORD_SIZE)
-        file_start = self._data.start_of(tail.pos)
-        for batch in scanner.batches():
-            batch_start = self._data.start_of(batch.pos)
-            if batch_start != file_start:
-                self._finish_file(file_start)
-                file_start = batch_start
-            self._accept(batch)
+        self._file_start = self._data.start_of(tail.pos)
         known_end = self._checkpoint.tail.index if self._checkpoint is not None else -1
-        tail = scanner.tail
-        end = judge_end(self._data, self._index, tail, scanner.fault, known_end)
-        if end.verdict is Verdict.DAMAGED:
-            raise StorageError(end.reason, code=Code.DATA_DAMAGED)
-        self._finish_file(file_start)
-        self._mend_blanks(scanner.broken_blanks)
-        if end.verdict is Verdict.TORN:
-            self._repairs.append(f"cut a torn write: {end.reason}")
-        self._cut(tail)
-        return Recovered(self._base, tail, self._runs, self._repairs)
+        while True:
+            scanner = LogScanner(self._data, tail)
+            for batch in scanner.batches():
+                self._enter_file(self._data.start_of(batch.pos))
+                self._accept(batch)
+            tail = scanner.tail
+            self._broken_blanks += scanner.broken_blanks
+            end = judge_end(self._data, self._index, tail, scanner.fault, known_end)
+            if end.verdict is Verdict.TORN:
+                self._repairs.append(f"cut a torn write: {end.reason}")
+            if end.verdict is not Verdict.DAMAGED:
+                return tail
+            resumption = resume(self._data, self._index, tail, self._anchors())
+            if resumption is None:
+                self._lost = end.reason
+                return tail
+            pos = scanner.fault.pos if scanner.fault is not None else tail.pos
+            self._found.append(make_damage(self._data, tail, resumption.after, pos, end.reason))
+            self._skip(tail, resumption)
+            tail = resumption.after
 
-    def _check_data_files(self) -> None:
-        expected = self._data.start_of(self._base.pos)
-        starts = self._data.starts
-        for start in starts:
-            if start != expected:
-                raise StorageError(f"{self._data.path_of(expected)} is missing", code=Code.DATA_DAMAGED)
+    def _anchors(self) -> list[Tail]:
+        return [self._checkpoint.tail] if self._checkpoint is not None else []
+
+    def _skip(self, tail: Tail, resumption: Resumption) -> None:
+        """Go on behind a damage. What there is of it stays as it is, records included."""
+        self._data.mark_unsynced(tail.pos)
+        self._compare_records()
+        for at, term in resumption.terms:
+            self._add_run(term, at)
+        self._records_from = resumption.after.index + 1
+        self._enter_file(self._data.start_of(resumption.after.pos))
+
+    def _end(self, tail: Tail) -> Tail:
+        """Where the log ends: before a damage that reaches its end, once it is durable that it was longer."""
+        known = [k for k in self._known if k.after.index <= tail.index and not is_gone(self._data, k)]
+        self._found = list(merge([*self._found, *known]))
+        end = tail
+        while self._found and self._found[-1].after.index >= end.index:
+            known_end = self._found.pop()
+            end = known_end.before
+            self._lost = self._lost or known_end.damage.reason
+        if self._lost:
+            term, index = last_known(self._data, self._index, end, [*self._anchors(), tail])
+            self._repairs.append(
+                f"THE END OF THE LOG IS DAMAGED: it went up to entry {index} of term {term}, and is cut "
+                f"after entry {end.index}; the node rejoins, without a vote, until it has caught up: "
+                f"{self._lost}"
+            )
+            self._lost_end(self._base, term, index, self._lost)
+            self._runs = [run for run in self._runs if run.first_index <= end.index]
+        return end
+
+    def _finish_purge(self) -> None:
+        """Remove what is below the base: a crash came before that. No position there means anything now."""
+        index_begin = (self._base.index + 1) * INDEX_RECORD_SIZE
+        if self._index.remove_below(index_begin) | self._data.remove_below(self._base.pos):
+            self._repairs.append(f"removed files below index {self._base.index + 1}, the begin of the log")
+
+    def _check_data_files(self) -> bool:
+        """Give the data files their shape. False if some were missing or short: then that is to be found."""
+        whole = True
+        starts, size = self._data.starts, self._data.file_size
+        if not starts:
+            return whole
+        for start in range(self._data.start_of(self._base.pos), starts[-1] + size, size):
+            path = self._data.path_of(start)
+            if start not in starts:
+                self._data.ensure(start)
+                self._repairs.append(f"{path} was MISSING")
+                whole = False
+                continue
             length = self._data.length(start)
-            if length > self._data.file_size or (length < self._data.file_size and start != starts[-1]):
-                raise StorageError(
-                    f"{self._data.path_of(start)} has {length} bytes, not {self._data.file_size}",
-                    code=Code.DATA_DAMAGED,
-                )
-            if length < self._data.file_size:
-                # A crash while it was created or cut. That nothing durable is missing, the scan finds out.
+            if length > size:
+                raise StorageError(f"{path} has {length} bytes, not {size}", code=Code.DATA_DAMAGED)
+            if length < size:
+                # The last: a crash while it was created or cut. What is missing of it, the scan finds out.
+                whole = whole and start == starts[-1]
                 self._data.extend(start)
-                self._repairs.append(f"extended {self._data.path_of(start)} from {length} bytes")
-            expected += self._data.file_size
+                self._repairs.append(f"extended {path} from {length} bytes")
+        return whole
 
     def _repair_index_files(self) -> bool:
         """Give the index files their shape. False if records may be missing that the checkpoint counts on."""
@@ -111,16 +218,21 @@ class _Recovery:
                 self._index.extend(start)
         return whole
 
-    def _start(self, index_is_whole: bool) -> Tail:
+    def _start(self, data_is_whole: bool, index_is_whole: bool) -> Tail:
         """The tail to scan from: the checkpoint's if the log agrees with it, else the base."""
         checkpoint = self._checkpoint
-        if checkpoint is not None and index_is_whole and self._agrees(checkpoint):
-            self._runs = list(checkpoint.term_runs)
+        if (
+            checkpoint is not None
+            and checkpoint.tail.index >= self._base.index
+            and data_is_whole
+            and index_is_whole
+            and self._agrees(checkpoint)
+        ):
+            self._runs = clip_runs(checkpoint.term_runs, self._base, checkpoint.tail)
             return checkpoint.tail
         if checkpoint is None and self._data.starts:
             self._repairs.append("no intact checkpoint: verified the whole log")
-        base = self._base
-        return Tail(base.index, base.term, base.pos, base.chain_crc)
+        return tail_of(self._base)
 
     def _agrees(self, checkpoint: Checkpoint) -> bool:
         tail = checkpoint.tail
@@ -139,9 +251,12 @@ class _Recovery:
         found = Tail(header.index, header.term, header.pos + header.size, header.chain_crc)
         return found == tail and header.channel == 0
 
+    def _add_run(self, term: int, first_index: int) -> None:
+        if not self._runs or self._runs[-1].term != term:
+            self._runs.append(TermRun(term, first_index))
+
     def _accept(self, batch: Batch) -> None:
-        if not self._runs or self._runs[-1].term != batch.term:
-            self._runs.append(TermRun(batch.term, batch.first_index))
+        self._add_run(batch.term, batch.first_index)
         records = index_records(batch.data)
         self._records.append(records)
         self._records_size += len(records)
@@ -161,6 +276,11 @@ class _Recovery:
         self._records_from += len(records) // INDEX_RECORD_SIZE
         self._records.clear()
         self._records_size = 0
+
+    def _enter_file(self, start: int) -> None:
+        if start != self._file_start:
+            self._finish_file(self._file_start)
+            self._file_start = start
 
     def _finish_file(self, start: int) -> None:
         """Make a scanned data file durable; only then may its entries get index records."""
@@ -186,10 +306,21 @@ class _Recovery:
     def _cut(self, tail: Tail) -> None:
         """Nothing but zeros may follow the end, neither records nor remains of batches. Index first."""
         records_end = (tail.index + 1) * INDEX_RECORD_SIZE
-        if self._index.next_data(records_end) is not None:
+        if self._lost or self._index.next_data(records_end) is not None:
             self._index.cut(records_end)
             self._repairs.append(f"cut unusable index records after entry {tail.index}")
-        data_files_end = self._data.start_of(tail.pos) + self._data.file_size
-        if self._data.next_data(tail.pos) is not None or self._data.end > data_files_end:
+        # Files of zeros behind the end are prepared ones: they stay.
+        if self._lost or self._data.next_data(tail.pos) is not None:
             self._data.cut(tail.pos)
         self._data.sync()
+
+
+def clip_runs(runs: Sequence[TermRun], base: Base, end: Tail) -> list[TermRun]:
+    """The terms of what a log has between `base` and `end`."""
+    begin = base.index + 1
+    clipped: list[TermRun] = []
+    for run in reversed([run for run in runs if run.first_index <= end.index]):
+        clipped.append(TermRun(run.term, max(run.first_index, begin)))
+        if run.first_index <= begin:
+            break
+    return clipped[::-1] if end.index > base.index else []

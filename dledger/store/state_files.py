@@ -1,4 +1,4 @@
-"""The small files beside the log: term and vote, checkpoint, session table.
+"""The small files beside the log: term and vote, checkpoint, base, session table.
 
 `currterm` and `checkpoint` keep DLedger's keys, so that its tools can read them, and have more of ours. Every
 one is replaced atomically and durably. Only `currterm` is irreplaceable.
@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-from dledger.core.values import NO_BASE, Base, HardState, Tail, TermRun
+from dledger.core.values import Base, HardState, Tail, TermRun
 from dledger.errors import Code, StorageError
 from dledger.store.disk import Disk, read_file, replace_file
 from dledger.store.properties import format_properties, is_intact, parse_properties
 
 _HARD_STATE_KEYS = ("incarnation", "crc")
+_REJOIN_KEYS = ("rejoining", "barredTerm", "floorTerm", "floorIndex")
 _SESSIONS = struct.Struct(">4sqII")
 _SESSIONS_MAGIC = b"DLS1"
 
@@ -31,7 +32,17 @@ class Checkpoint:
     term_runs: tuple[TermRun, ...]
 
 
-EMPTY_CHECKPOINT = Checkpoint(Tail(-1, -1, 0, 0), -1, NO_BASE, ())
+@dataclass(frozen=True, slots=True)
+class StoredBase:
+    """The second copy of the base. `resetting`: everything before it is being removed, and all after it."""
+
+    base: Base
+    resetting: bool = False
+
+
+def tail_of(base: Base) -> Tail:
+    """The end of a log that is empty and begins after `base`."""
+    return Tail(base.index, base.term, base.pos, base.chain_crc)
 
 
 def write_hard_state(disk: Disk, path: Path, state: HardState) -> None:
@@ -42,6 +53,9 @@ def write_hard_state(disk: Disk, path: Path, state: HardState) -> None:
         "voteLeader": state.voted_for or "",
         "incarnation": state.incarnation,
     }
+    rejoin = (int(state.rejoining), state.barred_term, state.floor_term, state.floor_index)
+    if rejoin != (0, -1, -1, -1):
+        values.update(zip(_REJOIN_KEYS, rejoin, strict=True))
     replace_file(disk, path, format_properties(values))
 
 
@@ -63,7 +77,11 @@ def read_hard_state(disk: Disk, path: Path) -> HardState:
     try:
         if not is_intact(content):
             raise ValueError("its crc does not match")
-        return HardState(int(values["currTerm"]), values["voteLeader"] or None, int(values["incarnation"]))
+        rejoining, *rest = (
+            int(values.get(key, default)) for key, default in zip(_REJOIN_KEYS, (0, -1, -1, -1), strict=True)
+        )
+        term, vote, incarnation = int(values["currTerm"]), values["voteLeader"], int(values["incarnation"])
+        return HardState(term, vote or None, incarnation, bool(rejoining), *rest)
     except (ValueError, KeyError) as error:
         raise StorageError(f"{path} is damaged: {error}", code=Code.STATE_DAMAGED) from error
 
@@ -108,6 +126,32 @@ def read_checkpoint(disk: Disk, path: Path) -> Checkpoint | None:
         Base(number["beginIndex"] - 1, number["baseTerm"], number["basePos"], number["baseChainCrc"]),
         tuple(TermRun(*map(int, run.split(":"))) for run in values["termRuns"].split(",") if run),
     )
+
+
+def write_base(disk: Disk, path: Path, stored: StoredBase) -> None:
+    """Durable on return."""
+    base = stored.base
+    values: dict[str, str | int] = {
+        "baseIndex": base.index,
+        "baseTerm": base.term,
+        "basePos": base.pos,
+        "baseChainCrc": base.chain_crc,
+        "resetting": int(stored.resetting),
+    }
+    replace_file(disk, path, format_properties(values))
+
+
+def read_base(disk: Disk, path: Path) -> StoredBase | None:
+    """None if missing or broken: the checkpoint has it too."""
+    try:
+        content = read_file(disk, path)
+    except FileNotFoundError:
+        return None
+    if not is_intact(content):
+        return None
+    values = parse_properties(content)
+    base = Base(*(int(values[key]) for key in ("baseIndex", "baseTerm", "basePos", "baseChainCrc")))
+    return StoredBase(base, values["resetting"] == "1")
 
 
 def write_sessions(disk: Disk, path: Path, index: int, blob: bytes) -> None:

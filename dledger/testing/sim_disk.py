@@ -281,9 +281,8 @@ class SimDisk:
     def size(self, handle: int) -> int:
         return len(self._handle(handle).file.cache)
 
-    def links(self, handle: int) -> int:
-        file = self._handle(handle).file
-        return sum(1 for named in self._names.values() if named is file)
+    def is_at(self, handle: int, path: Path) -> bool:
+        return self._names.get(path) is self._handle(handle).file
 
     def data_ranges(self, handle: int) -> list[tuple[int, int]]:
         return [(0, len(self._handle(handle).file.cache))]
