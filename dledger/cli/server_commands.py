@@ -130,6 +130,12 @@ def server(
       n1 = "10.0.0.1:20911"
       n2 = "10.0.0.2:20911"
       n3 = "10.0.0.3:20911"
+      [tls]
+      certificate = "n1.pem"
+      key = "n1.key"
+      ca = "ca.pem"
+
+    Without [tls] it serves on loopback only, unless allow_plaintext = true.
 
     \b
     Examples:

@@ -87,6 +87,9 @@ async def test_an_old_certificate_expires_and_nobody_notices(
         servers.append(back)
         leader = next(s for s in servers if s.node_status().is_leader)
         await until(lambda: link_is_up(leader, node), within_s=20)
+        # The client's own connection to it is gone; only its new certificate gets it another one.
+        local = client.read(mode="local", server=back.address)
+        assert [entry.body async for entry in local][:1] == [b"before"]
         result = await client.append(b"all")
         await until(lambda: back.node_status().committed_index >= result.index)
         assert terms(servers) == before
