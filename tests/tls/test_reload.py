@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from dledger.cli.certificates import Authority
 from dledger.client import TlsFiles
-from dledger.errors import ConfigError
+from dledger.errors import ConfigError, NotLeader
 from dledger.node.server import NodeServer
 from dledger.rpc import tls
 from dledger.rpc.tls import TlsKeeper
@@ -93,6 +94,45 @@ async def test_an_old_certificate_expires_and_nobody_notices(
         result = await client.append(b"all")
         await until(lambda: back.node_status().committed_index >= result.index)
         assert terms(servers) == before
+
+
+async def test_the_ca_changes_in_three_steps(world: TlsWorld, caplog: pytest.LogCaptureFixture) -> None:
+    own_ca = {node: world.folder / f"ca-{node}.pem" for node in NODES}
+    files = {}
+    for node in NODES:
+        shutil.copyfile(world.ca, own_ca[node])
+        made = world.files(node)
+        files[node] = TlsFiles(own_ca[node], made.certificate, made.key)
+    new = Authority("new CA")
+
+    async def taken_over() -> None:
+        await until(lambda: caplog.text.count("TLS files reloaded") >= len(NODES))
+        caplog.clear()
+
+    async with running(*(world.server(node, files[node]) for node in NODES)) as servers:
+        before = terms(servers)
+        for ca in own_ca.values():
+            ca.write_bytes(world.authority.pem + new.pem)
+        await taken_over()
+        for node in NODES:
+            replace(files[node], world.files(node, authority=new, folder="new"))
+        await taken_over()
+        for ca in own_ca.values():
+            ca.write_bytes(new.pem)
+        await taken_over()
+        trusted = world.files("app", hosts=(), authority=new)
+        trusted = TlsFiles(new.save(world.folder / "new"), trusted.certificate, trusted.key)
+        async with world.client(trusted) as client:
+            assert (await client.append(b"x")).index >= 0
+        # What the old CA signed is worth nothing now.
+        async with world.client(replace_ca(world.files("old", hosts=()), trusted), timeout=1.0) as client:
+            with pytest.raises(NotLeader, match="of a CA that the server does not trust"):
+                await client.append(b"never")
+        assert terms(servers) == before
+
+
+def replace_ca(files: TlsFiles, other: TlsFiles) -> TlsFiles:
+    return TlsFiles(other.ca, files.certificate, files.key)
 
 
 async def test_bad_files_are_not_taken_and_said_so(world: TlsWorld, caplog: pytest.LogCaptureFixture) -> None:
