@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
+from zlib import crc32
 
 from dledger.core.values import Base, Tail
 from dledger.errors import StorageError
@@ -142,28 +144,33 @@ def resume(
 
     Goes from entry to entry, by headers and by index records, until a batch has ended for certain and the
     next one is good. A header is certain only with its chain from a predecessor; so a damage whose last
-    header is unreadable takes the batch behind it along. `anchors`: ends of batches that are certain anyhow;
-    `end`: the end of the log, if that is.
+    header is lost takes the batch behind it along. `anchors`: ends of batches that are certain anyhow; `end`:
+    the end of the log, if that is.
     """
     found = Resumption(tail)
     known = {anchor.index: anchor for anchor in anchors if anchor.index > tail.index}
     at, pos = tail.index + 1, tail.pos
     previous: int | None = tail.chain_crc
     while end is None or at <= end.index:
+        term = found.terms[-1][1] if found.terms else tail.term
         header, record = _look(data, index, at, pos)
+        valid = header is not None and previous is not None and chain_of(header, previous) == header.chain_crc
+        if not valid and previous is not None:
+            healed = _heal(
+                data, at, record.pos if record is not None else pos, previous, header or record, term
+            )
+            header, valid = healed or header, healed is not None
         certain = known.get(at)
         if header is not None:
             found.terms.append((at, header.term))
-            pos = header.pos + header.size
-            valid = previous is not None and chain_of(header, previous) == header.chain_crc
-            previous = header.chain_crc
+            pos, previous = header.pos + header.size, header.chain_crc
             if valid and header.channel == 0:
                 certain = Tail(at, header.term, pos, header.chain_crc)
         elif record is not None:
             found.terms.append((at, record.term))
             pos, previous = record.pos + record.size, None
         elif certain is None:
-            jump = _jump(data, at, pos, found.terms[-1][1] if found.terms else tail.term)
+            jump = _jump(data, at, pos, term)
             if jump is None:
                 break
             at, pos, previous = jump.index, jump.pos, None
@@ -182,6 +189,43 @@ def resume(
     return found
 
 
+def _heal(
+    data: FileSequence, at: int, pos: int, previous: int, hint: Header | IndexRecord | None, term: int
+) -> Header | None:
+    """The header that entry `at` had, if the one behind it proves that: it continues its chain.
+
+    That settles where its batch ends, even if it was the last: no other header has the same chain_crc. Its
+    size is known from where the next entry begins; the few values that the other fields may have are tried.
+    """
+    if hint is not None:
+        pos = hint.pos
+        following = _look_at(data, at + 1, pos + hint.size)
+        sizes = hint.size
+    else:
+        next_pos = find_entry(data, pos + 1, at)
+        following = header_at(data, at + 1, next_pos) if next_pos is not None else None
+        sizes = (next_pos or 0) - pos
+    body_size = sizes - HEADER_SIZE
+    if following is None or body_size < 0 or data.start_of(pos) != data.start_of(pos + sizes):
+        return None
+    body_crc = crc32(data.read(pos + HEADER_SIZE, body_size))
+    terms = {term, following.term} | ({hint.term} if hint is not None else set())
+    for magic, maybe_term, channel in product(
+        (MAGIC_NORMAL, MAGIC_INTERNAL), sorted(terms), (following.channel + 1, 0)
+    ):
+        header = Header(magic, sizes, at, maybe_term, pos, channel, 0, body_crc, body_size)
+        chain = chain_of(header, previous)
+        if chain_of(following, chain) == following.chain_crc:
+            return header._replace(chain_crc=chain)
+    return None
+
+
+def _look_at(data: FileSequence, at: int, pos: int) -> Header | None:
+    """The header of entry `at`, which begins at `pos` or at the next border."""
+    border = data.start_of(pos) + data.file_size
+    return header_at(data, at, pos) or header_at(data, at, border)
+
+
 def _look(
     data: FileSequence, index: FileSequence, at: int, pos: int
 ) -> tuple[Header | None, IndexRecord | None]:
@@ -190,11 +234,9 @@ def _look(
     record = record_of(index, at)
     if record is not None and record.pos not in (pos, border):
         record = None
-    for place in (record.pos,) if record is not None else (pos, border):
-        header = header_at(data, at, place)
-        if header is not None:
-            return header, record
-    return None, record
+    if record is not None:
+        return header_at(data, at, record.pos), record
+    return _look_at(data, at, pos), None
 
 
 def record_of(index: FileSequence, at: int) -> IndexRecord | None:
@@ -291,13 +333,16 @@ def last_known(
     record = _last_record(index)
     if record is not None:
         ends.append((record.index, record.term))
-    pos: int | None = tail.pos
+    # Entries may have lost their records with the power. Of such a one only what the next one's chain proves
+    # is believed: a floor that no log ever had would bar the node for ever.
+    pos = find_entry(data, tail.pos, max(ends)[0])
     while pos is not None:
-        pos = find_entry(data, pos, max(ends)[0])
-        if pos is not None:
-            header = unpack_header(data.read(pos, HEADER_SIZE))
-            ends.append((header.index, header.term))
-            pos += HEADER_SIZE
+        header = header_at(data, unpack_header(data.read(pos, HEADER_SIZE)).index, pos)
+        following = _look_at(data, header.index + 1, pos + header.size) if header is not None else None
+        chain = header.chain_crc if header is not None else 0
+        if following is not None and chain_of(following, chain) == following.chain_crc:
+            ends.append((following.index, following.term))
+        pos = find_entry(data, pos + HEADER_SIZE, max(ends)[0])
     last = max(ends)
     return last[1], last[0]
 

@@ -106,6 +106,8 @@ class DiskLogStore:
                 full = error.errno in FULL
                 if full and spend_reserve(disk, paths):
                     continue
+                if not full:
+                    _leave_marker(disk, paths)
                 code = Code.DISK_FULL if full else Code.DISK_ERROR
                 raise StorageError(f"cannot open {paths.root}: {error}", code=code) from error
 
@@ -525,13 +527,20 @@ class DiskLogStore:
             raise
         except OSError as error:
             self._failed = f"{what}: {error}"
+            if error.errno not in FULL:
+                # Whatever it was, it may have been an fsync of the log: in a truncation, say.
+                self._leave_marker()
             code = Code.DISK_FULL if error.errno in FULL else Code.DISK_ERROR
             raise StorageError(f"{what}: {error}", code=code) from error
 
     def _leave_marker(self) -> None:
-        """Tell the next start not to believe the page cache. The disk is in trouble: it may not work."""
-        with suppress(OSError):
-            self._disk.close(self._disk.open(self._paths.marker, create=True))
+        _leave_marker(self._disk, self._paths)
+
+
+def _leave_marker(disk: Disk, paths: NodePaths) -> None:
+    """Tell the next start not to believe the page cache. The disk is in trouble: it may not work."""
+    with suppress(OSError):
+        disk.close(disk.open(paths.marker, create=True))
 
 
 def _add(runs: list[tuple[int, list[Buffer], int]], pos: int, data: Buffer, file_size: int) -> None:

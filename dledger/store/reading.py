@@ -348,6 +348,9 @@ class LogReader:
         try:
             return verify_run(data, record.index, record.pos, previous_chain, last_index)
         except DamagedBatch as fault:
+            if fault.index > record.index and self._record(fault.index).pos != fault.pos:
+                # The next entry is not here but in the next file: only the blank that says so went bad.
+                return self._verify(data[: fault.pos - record.pos], record, previous_chain, last_index)
             where = self._data.where(fault.pos)
             raise EntryDamaged(f"entry {fault.index}, {where}: {fault.what}", fault.index) from fault
 

@@ -116,6 +116,7 @@ class SimDisk:
         self._crash_at: tuple[int, CrashPoint] | None = None
         self._crashed = False
         self._faults: dict[tuple[str, int], int] = {}
+        self._operation_faults: dict[int, int] = {}
         self._shorts: dict[int, int] = {}
         self._calls: dict[str, int] = {}
 
@@ -128,6 +129,10 @@ class SimDisk:
     def fail(self, operation: str, error: int = errno.EIO, *, nth: int = 1) -> None:
         """Let the nth call from now of an operation (the name of its method) fail with this errno."""
         self._faults[operation, self._calls.get(operation, 0) + nth] = error
+
+    def fail_operation(self, operation: int, error: int = errno.EIO) -> None:
+        """Let the operation with this number (as for `schedule_crash`) fail with this errno."""
+        self._operation_faults[operation] = error
 
     def shorten_write(self, size: int, *, nth: int = 1) -> None:
         """Let the nth pwritev from now write only its first `size` bytes."""
@@ -349,6 +354,8 @@ class SimDisk:
             raise SimulatedCrash
         self._calls[name] = self._calls.get(name, 0) + 1
         error = self._faults.pop((name, self._calls[name]), None)
+        if name != "pread" and error is None:
+            error = self._operation_faults.pop(len(self.operations), None)
         if error is not None:
             raise OSError(error, os.strerror(error), str(path))
 
