@@ -65,11 +65,11 @@ class Directory:
         return client
 
     def no_leader(self, what: str) -> NotLeader:
-        """The error for it: `what`, and why servers could not be talked to where TLS is the reason."""
-        failures = list(self._tls_failures.values())
-        if not failures:
+        """The error for it: `what`, and why a server could not be talked to if TLS is the reason."""
+        if not self._tls_failures:
             return NotLeader(what)
-        return NotLeader("; ".join([what, *(f.message for f in failures)]), code=failures[-1].code)
+        last = next(reversed(self._tls_failures.values()))
+        return NotLeader(f"{what}; {last.message}", code=last.code)
 
     @property
     def leader_address(self) -> str | None:

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from dledger.cli.certificates import Authority
+from dledger.cli.server_commands import node_config
 from dledger.client import AsyncClient, TlsFiles
 from dledger.errors import Code, ConfigError, InvalidRequest
 from dledger.node.config import is_loopback, load_config, parse_config
@@ -154,6 +155,14 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     section = load_config(path).tls
     assert section is not None
     assert (section.ca, section.key) == (tmp_path / "ca.pem", Path("/keys/n1.key"))
+
+
+def test_single_keys_can_be_overridden(tmp_path: Path) -> None:
+    path = tmp_path / "n1.toml"
+    path.write_text(toml_of({**BASE, "tls": TLS}))
+    section = node_config(path, {"tls": {"client_auth": "none"}, "http_tls": False}).tls
+    assert section is not None
+    assert (section.ca, section.client_auth) == (tmp_path / "ca.pem", "none")
 
 
 @pytest.mark.parametrize(
