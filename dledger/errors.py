@@ -174,6 +174,7 @@ _CLASS_OF_CODE: dict[Code, type[DLedgerError]] = {
     Code.NOT_FOLLOWER: Refused,
     Code.INCONSISTENT_STATE: Refused,
     Code.FALL_BEHIND_TOO_MUCH: Refused,
+    Code.ILLEGAL_MEMBER_STATE: Refused,
     Code.TAKE_LEADERSHIP_FAILED: Refused,
     Code.SESSION_EXPIRED: SessionExpired,
     Code.TIMEOUT: Indeterminate,

@@ -24,6 +24,7 @@ from dledger.errors import (
 )
 from dledger.node.log_state import LogState
 from dledger.node.shell import AppendOutcome
+from dledger.store.api import ReservedEnd
 from dledger.store.batch import HEADER_SIZE, Batch, encode_batch, max_batch_size
 from dledger.store.internal import (
     Internal,
@@ -91,7 +92,9 @@ class Admission:
         self.gathered_bytes = 0
         self.pending_bytes = 0  # of all waiters
         self.limits_hit: dict[str, int] = {}
-        self.room: Callable[[], int] | None = None  # position up to which the disk surely has room
+        self.room: Callable[[], ReservedEnd] | None = None  # up to where the disk surely has room
+        self.is_full: Callable[[], bool] = lambda: False  # and there is none to be had
+        self.reserve_in_use = False  # the leader makes room by what is left of the disk: nobody else may
         self._gathered: list[Batch] = []
         self._waiters: deque[Waiter] = deque()  # by index
         self._repeats: list[Waiter] = []  # retries that wait for their first try
@@ -134,12 +137,31 @@ class Admission:
             value = SessionBatch(session_id, seq, len(bodies), crc)
         head = self._stamped(value, now_ms, wall_ms)
         batch = encode_batch(self.tail, term, bodies, data_file_size=self.data_file_size, head=head)
-        if self.room is not None and batch.end_pos > self.room():
-            self.count_limit("disk_reserve_bytes")
-            text = "the disk has no room beyond disk_reserve_bytes; make room, or append elsewhere later"
-            return Overloaded(text, code=Code.DISK_FULL)
+        if self.reserve_in_use or not self.has_room_for(batch):
+            return self._no_room()
         self._gather(token, batch, len(bodies), deadline_ms, now_ms)
         return None
+
+    def has_room_for(self, batch: Batch) -> bool:
+        """Is space reserved for it? An index is only assigned then, so a full disk is known before a push."""
+        if self.room is None:
+            return True
+        end = self.room()
+        return batch.end_pos <= end.pos and batch.last_index <= end.index
+
+    def has_room_for_internal(self, value: Internal, term: int) -> bool:
+        head = encode_internal(Stamped(0, value))
+        return self.has_room_for(
+            encode_batch(self.tail, term, [], data_file_size=self.data_file_size, head=head)
+        )
+
+    def _no_room(self) -> Overloaded:
+        if not self.reserve_in_use and not self.is_full():
+            text = "space on the disk is being prepared; try again in a moment"
+            return Overloaded(text, code=Code.LEADER_PENDING_FULL)
+        self.count_limit("disk_reserve_bytes")
+        text = "the disk has no room beyond disk_reserve_bytes; appends are taken again once there is space"
+        return Overloaded(text, code=Code.DISK_FULL)
 
     def append_internal(self, value: Internal, term: int, now_ms: int, wall_ms: int) -> int:
         """Gather an entry of the log's own; nobody waits for it. Returns its index."""
@@ -147,6 +169,16 @@ class Admission:
         batch = encode_batch(self.tail, term, [], data_file_size=self.data_file_size, head=head)
         self._gather(None, batch, 0, 1 << 62, now_ms)
         return batch.first_index
+
+    def noop(self, tail: Tail, term: int, now_ms: int, wall_ms: int) -> Batch:
+        """The first entry of a leadership, after `tail`: nothing is gathered yet, and nobody waits for it."""
+        assert not self._gathered
+        head = self._stamped(NoOp(), now_ms, wall_ms)
+        batch = encode_batch(tail, term, [], data_file_size=self.data_file_size, head=head)
+        assert batch.head is not None
+        self.state.note(batch.head, batch.first_index, batch.last_index, term, batch.pos, now_ms)
+        self.tail = batch.tail
+        return batch
 
     def _stamped(self, value: Internal | None, now_ms: int, wall_ms: int) -> bytes | None:
         """Rule 12: a batch that has a head carries cluster time in it; one that needs none gets one for that

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from typing import Protocol
 
 from dledger.core.messages import (
     Append,
@@ -18,29 +19,40 @@ from dledger.core.messages import (
     Compare,
     Goodbye,
     Heartbeat,
+    InstallBase,
     Message,
+    PositionRequest,
     PushResponse,
     TakeLeadership,
     Truncate,
     VoteRequest,
 )
 from dledger.core.values import Role
-from dledger.errors import Code, DLedgerError, ReadFailed, StorageError
+from dledger.errors import Code, DLedgerError, NotLeader, ReadFailed, StorageError
 from dledger.node.disk_worker import CheckpointJob, DiskWorker, HardStateReport, Report, StoredReport
 from dledger.node.inbound import Inbound
 from dledger.node.logs import get_logger
+from dledger.node.pacing import Pace
 from dledger.node.peers import PeerLink
 from dledger.node.readable import ReadableLog
 from dledger.node.replica import Replica
-from dledger.node.shell import AppendOutcome, DiskJob, RoleNotice, TruncateJob
+from dledger.node.shell import AppendOutcome, DiskJob, PurgeJob, ResetJob, RoleNotice, TruncateJob
 from dledger.rpc.ports import AppendToken
-from dledger.store.api import Frames, LogStore
+from dledger.store.api import EntryDamaged, Frames, LogStore
 
 _log = get_logger("node")
 
 
 def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
+
+
+class StateKeeper(Protocol):
+    """Whoever applies the log to a state machine; see dledger.node.applier."""
+
+    def save(self, image_index: int) -> None: ...
+    def log_was_reset(self) -> None: ...
+    def committed(self) -> None: ...
 
 
 class AsyncShell:
@@ -55,7 +67,12 @@ class AsyncShell:
         *,
         on_role: Callable[[RoleNotice], None],
         on_fatal: Callable[[DLedgerError], None],
+        on_damage: Callable[[int], None],
+        catch_up_bytes_per_second: int,
     ) -> None:
+        """`on_damage`: an index that could not be read; called on the loop."""
+        self._on_damage = on_damage
+        self._catch_up = {node_id: Pace(catch_up_bytes_per_second) for node_id in addresses}
         self._store = store
         self._addresses = addresses
         self._readable = readable
@@ -69,9 +86,15 @@ class AsyncShell:
         self._dead = False
 
     def wire(
-        self, replica: Replica, worker: DiskWorker, inbound: Inbound, links: Mapping[str, PeerLink]
+        self,
+        replica: Replica,
+        worker: DiskWorker,
+        inbound: Inbound,
+        links: Mapping[str, PeerLink],
+        keeper: StateKeeper,
     ) -> None:
         self._replica = replica
+        self._keeper = keeper
         self._worker = worker
         self._inbound = inbound
         self._links = links
@@ -83,6 +106,20 @@ class AsyncShell:
 
     def tick(self) -> None:
         self._step(self._replica.tick)
+        suspects = self._replica.suspects
+        while suspects:
+            self._on_damage(suspects.pop())
+
+    def purge(self, before_index: int | None, age_ms: int) -> int:
+        """The index before which entries may go now. NotLeader."""
+        try:
+            return self._replica.purge_before(before_index, age_ms, monotonic_ms())
+        except NotLeader as error:
+            self._name_leader(error)
+            raise
+
+    def state_saved(self, image_index: int, state: Sequence[bytes]) -> None:
+        self._step(self._replica.state_saved, image_index, state)
 
     def append(
         self,
@@ -154,6 +191,7 @@ class AsyncShell:
         match report:
             case StoredReport(generation, last_index, term):
                 self._readable.stored(generation, last_index)
+                self._keeper.committed()
                 self._step(self._replica.stored, generation, last_index, term)
             case HardStateReport(number):
                 self._step(self._replica.hard_state_saved, number)
@@ -183,11 +221,11 @@ class AsyncShell:
 
     def send(self, peer: str, message: Message, payload: bytes | None) -> None:
         match message:
-            case Append() | Commit() | Compare() | Truncate() | Goodbye():
+            case Append() | Commit() | Compare() | Truncate() | Goodbye() | InstallBase():
                 self._links[peer].push(message, payload)
             case PushResponse():
                 self._inbound.respond(peer, message)
-            case Heartbeat() | VoteRequest() | TakeLeadership():
+            case Heartbeat() | VoteRequest() | TakeLeadership() | PositionRequest():
                 self._links[peer].ask(message)
             case _:
                 self._inbound.answer(peer, message)
@@ -195,9 +233,33 @@ class AsyncShell:
     def submit(self, job: DiskJob) -> None:
         if isinstance(job, TruncateJob):
             self._readable.truncating(job.generation, job.last_index)
+        elif isinstance(job, ResetJob):
+            _log.warning("the log is replaced: it begins after", index=job.base.index, term=job.base.term)
+            self._readable.resetting(job.generation, job.base.index)
+            self._keeper.log_was_reset()
+        elif isinstance(job, PurgeJob):
+            _log.info("purging up to", index=job.base.index)
         self._worker.submit(job)
 
+    def fsync_began_ms(self) -> int | None:
+        return self._worker.fsync_began_ms
+
+    def save_state(self, image_index: int) -> None:
+        self._loop.call_soon(self._keeper.save, image_index)
+
     def load_push(self, peer: str, stream_id: int, first_index: int, last_index: int, max_bytes: int) -> None:
+        """A follower that needs more than the cache holds is catching up: others come first."""
+        wait_s = self._catch_up[peer].wait_s(self._loop.time())
+        if wait_s > 0:
+            self._loop.call_later(
+                wait_s, self._load_push, peer, stream_id, first_index, last_index, max_bytes
+            )
+        else:
+            self._load_push(peer, stream_id, first_index, last_index, max_bytes)
+
+    def _load_push(
+        self, peer: str, stream_id: int, first_index: int, last_index: int, max_bytes: int
+    ) -> None:
         last = min(last_index, self._readable.stored_index)
         if last < first_index:
             self._loop.call_soon(self._push_loaded, peer, stream_id, first_index, None)
@@ -248,6 +310,7 @@ class AsyncShell:
 
     def committed(self, committed_index: int) -> None:
         self._readable.committed(committed_index)
+        self._keeper.committed()
 
     def fatal(self, error: DLedgerError) -> None:
         self.give_up()
@@ -272,7 +335,11 @@ class AsyncShell:
             return None
         except StorageError as error:
             _log.error("cannot read what a follower needs", first_index=first_index, reason=str(error))
+            if isinstance(error, EntryDamaged):
+                self._loop.call_soon_threadsafe(self._on_damage, error.index)
             return None
 
     def _push_loaded(self, peer: str, stream_id: int, first_index: int, frames: Frames | None) -> None:
+        if frames is not None:
+            self._catch_up[peer].took(len(frames.data), self._loop.time())
         self._step(self._replica.push_loaded, peer, stream_id, first_index, frames)

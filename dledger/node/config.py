@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,10 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from dledger.core.values import Timing
 from dledger.errors import Code, ConfigError
+from dledger.node.retention import RetentionPolicy
 from dledger.rpc.channels import MAX_PAYLOAD_BYTES
 from dledger.rpc.ports import ServiceLimits
 
 Positive = Annotated[int, Field(gt=0)]
+NotNegative = Annotated[int, Field(ge=0)]
+Duration = Annotated[str, Field(pattern=r"^[1-9]\d*(ms|s|m|h|d)$")]
 Name = Annotated[str, Field(min_length=1, max_length=255)]
 Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]*):\d{1,5}$")]
 
@@ -40,6 +44,8 @@ class TimingConfig(_Section):
     tick_ms: Positive = 20
     checkpoint_ms: Positive = 3000
     flush_interval_ms: Positive = 500  # ASYNC_FLUSH only
+    # A leader whose disk stalls for so long steps down, if those of the others work; two election_max_ms.
+    fsync_stall_ms: Positive | None = None
 
     @model_validator(mode="after")
     def _ordered(self) -> TimingConfig:
@@ -56,6 +62,7 @@ class TimingConfig(_Section):
             election_max_ms=self.election_max_ms,
             transfer_timeout_ms=self.transfer_timeout_ms,
             preferred_check_ms=self.preferred_check_ms,
+            fsync_stall_ms=self.fsync_stall_ms or 2 * self.election_max_ms,
         )
 
 
@@ -77,6 +84,8 @@ class LimitsConfig(_Section):
     max_append_timeout_ms: Positive = 60_000
     read_timeout_ms: Positive = 5000
     read_chunk_bytes: Annotated[int, Field(gt=0, le=MAX_PAYLOAD_BYTES)] = 512 << 10
+    catch_up_bytes_per_second: NotNegative = 256 << 20  # to each follower that is far behind; 0: no limit
+    disk_reserve_bytes: NotNegative | None = None  # kept free; a data file, its index and up to 64 MiB more
 
     @model_validator(mode="after")
     def _consistent(self) -> LimitsConfig:
@@ -96,6 +105,30 @@ class LimitsConfig(_Section):
             max_append_timeout_ms=self.max_append_timeout_ms,
             read_chunk_bytes=self.read_chunk_bytes,
         )
+
+
+class RetentionConfig(_Section):
+    """What may be forgotten: entries older than max_age, and more than max_bytes. Neither: nothing is."""
+
+    max_age: Duration | None = None
+    max_bytes: Positive | None = None
+    hold_bytes: NotNegative = 1 << 30  # a follower further behind than this does not hold purging back
+    check_interval: Duration = "10s"
+
+    def policy(self) -> RetentionPolicy:
+        return RetentionPolicy(
+            max_age_ms=None if self.max_age is None else duration_ms(self.max_age),
+            max_bytes=self.max_bytes,
+            hold_bytes=self.hold_bytes,
+            check_ms=duration_ms(self.check_interval),
+        )
+
+
+class ScrubConfig(_Section):
+    """Reading all that is stored, again and again, to find damage while others can still repair it."""
+
+    bytes_per_second: NotNegative = 4 << 20  # 0: only when somebody asks for it
+    pause: Duration = "1d"  # between two rounds over the whole log
 
 
 class LogConfig(_Section):
@@ -142,6 +175,8 @@ class NodeConfig(_Section):
     tls: TlsConfig | None = None
     timing: TimingConfig = TimingConfig()
     limits: LimitsConfig = LimitsConfig()
+    retention: RetentionConfig = RetentionConfig()
+    scrub: ScrubConfig = ScrubConfig()
     log: LogConfig = LogConfig()
 
     @field_validator("directory", mode="before")
@@ -203,6 +238,14 @@ class NodeConfig(_Section):
                     "or say allow_plaintext = true if the network itself can be trusted",
                     code=Code.PLAINTEXT_REFUSED,
                 )
+
+
+def duration_ms(text: str) -> int:
+    """Of "500ms", "10s", "15m", "12h", "7d". ConfigError names the units."""
+    match = re.fullmatch(r"([1-9]\d*)(ms|s|m|h|d)", text)
+    if match is None:
+        raise ConfigError(f"{text!r} is no duration: a number and one of ms, s, m, h, d")
+    return int(match[1]) * {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}[match[2]]
 
 
 def is_loopback(address: str) -> bool:

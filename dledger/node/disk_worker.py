@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Protocol
 
-from dledger.core.values import FlushMode, HardState
-from dledger.errors import DLedgerError, StorageError
+from dledger.core.values import Base, FlushMode, HardState
+from dledger.errors import Code, DLedgerError, StorageError
+from dledger.node.logs import get_logger
 from dledger.node.metrics import NodeMetrics
-from dledger.node.shell import DiskJob, HardStateJob, TruncateJob, WriteJob
+from dledger.node.shell import DiskJob, HardStateJob, PurgeJob, ResetJob, TruncateJob, WriteJob
 from dledger.store.batch import Batch
+
+_log = get_logger("disk")
+
+#: After these the store is as it was, and can be used on.
+_HARMLESS = (Code.DISK_FULL, Code.DATA_DAMAGED)
 
 
 class WritableStore(Protocol):
@@ -25,6 +32,8 @@ class WritableStore(Protocol):
     def append(self, batches: Sequence[Batch]) -> None: ...
     def sync(self) -> int: ...
     def truncate_after(self, index: int) -> None: ...
+    def reset_to(self, base: Base) -> None: ...
+    def purge_to(self, base: Base) -> None: ...
     def save_hard_state(self, state: HardState) -> None: ...
     def save_checkpoint(self, committed_index: int, sessions: tuple[int, bytes] | None) -> None: ...
 
@@ -35,6 +44,14 @@ class CheckpointJob:
 
     committed_index: int
     sessions: tuple[int, bytes] | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallJob:
+    """Disk: do `work`, which writes, between the other jobs; `outcome` is for whoever asked."""
+
+    work: Callable[[], object]
+    outcome: Future[object] = field(default_factory=Future)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +67,7 @@ class HardStateReport:
 
 
 Report = StoredReport | HardStateReport
-Job = DiskJob | CheckpointJob
+Job = DiskJob | CheckpointJob | CallJob
 
 
 class DiskWorker:
@@ -75,21 +92,35 @@ class DiskWorker:
         self._flush_interval_s = flush_interval_ms / 1000
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._sync_due: float | None = None  # ASYNC_FLUSH: when the unsynced writes are to be synced
+        self._purge_to: Base | None = None  # of a purge that the full disk did not let happen yet
         self._busy_since: float | None = None
         # A daemon: a process that ends never waits for a thread that is stuck in the kernel.
         self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
 
     @property
     def busy_seconds(self) -> float:
-        """For how long the sync that is under way has taken; 0 if there is none."""
+        """For how long what is being made durable has taken so far; 0 if nothing is. Any thread."""
         since = self._busy_since
         return 0.0 if since is None else monotonic() - since
+
+    @property
+    def fsync_began_ms(self) -> int | None:
+        """When that began, on the monotonic clock. Writing counts, too: a stuck disk may not even take it."""
+        since = self._busy_since
+        return None if since is None else int(since * 1000)
 
     def start(self) -> None:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
         self._queue.put(job)
+
+    def call(self, work: Callable[[], object]) -> Future[object]:
+        """Do something else that writes to the store on the disk thread. StorageError DISK_FULL and
+        DATA_DAMAGED, after which nothing has changed, go to the caller; others end the process."""
+        job = CallJob(work)
+        self._queue.put(job)
+        return job.outcome
 
     def stop(self, timeout_s: float) -> bool:
         """Finish what is queued. False: the thread is stuck, and the store must not be touched."""
@@ -141,6 +172,7 @@ class DiskWorker:
         return False
 
     def _write(self, jobs: list[WriteJob]) -> None:
+        self._busy_since = monotonic()
         if len(jobs) == 1:
             self._store.append(jobs[0].batches)
         else:
@@ -149,26 +181,65 @@ class DiskWorker:
             self._sync()
         elif self._sync_due is None:
             self._sync_due = monotonic() + self._flush_interval_s
+        self._busy_since = None
         last = jobs[-1].batches[-1]
         # Only a truncation starts a generation, and it separates runs: the last write speaks for all.
         self._deliver(StoredReport(jobs[-1].generation, last.last_index, last.term))
 
-    def _do(self, job: TruncateJob | HardStateJob | CheckpointJob) -> None:
+    def _do(self, job: TruncateJob | HardStateJob | CheckpointJob | ResetJob | PurgeJob | CallJob) -> None:
         match job:
             case TruncateJob(generation, last_index, term):
+                self._busy_since = monotonic()
                 self._store.truncate_after(last_index)
                 self._sync()
                 self._deliver(StoredReport(generation, last_index, term))
+            case ResetJob(generation, base):
+                self._busy_since = monotonic()
+                self._store.reset_to(base)
+                self._deliver(StoredReport(generation, base.index, base.term))
             case HardStateJob(number, hard_state):
+                self._busy_since = monotonic()
                 self._store.save_hard_state(hard_state)
                 self._deliver(HardStateReport(number))
-            case CheckpointJob(committed_index, sessions):
-                self._store.save_checkpoint(committed_index, sessions)
+            case PurgeJob(base):
+                self._purge_to = base
+            case CheckpointJob():
+                self._checkpoint(job)
+            case CallJob():
+                self._call(job)
+        self._busy_since = None
+        if self._purge_to is not None:
+            self._purge(self._purge_to)
+
+    def _checkpoint(self, job: CheckpointJob) -> None:
+        try:
+            self._store.save_checkpoint(job.committed_index, job.sessions)
+        except StorageError as error:
+            if error.code is not Code.DISK_FULL:
+                raise
+            _log.debug("the disk is full: the earlier checkpoint stays")
+
+    def _purge(self, base: Base) -> None:
+        try:
+            self._store.purge_to(base)
+        except StorageError as error:
+            if error.code is not Code.DISK_FULL:
+                raise
+            return  # tried again with the next job; a checkpoint comes every few seconds
+        self._purge_to = None
+
+    def _call(self, job: CallJob) -> None:
+        try:
+            job.outcome.set_result(job.work())
+        except StorageError as error:
+            job.outcome.set_exception(error)
+            if error.code not in _HARMLESS:
+                raise
 
     def _sync(self) -> None:
-        started = perf_counter()
-        self._busy_since = monotonic()
+        started = monotonic()
+        self._busy_since = self._busy_since or started
         self._store.sync()
         self._busy_since = None
         self._sync_due = None
-        self._metrics.fsync_latency.observe(perf_counter() - started)
+        self._metrics.fsync_latency.observe(monotonic() - started)

@@ -44,16 +44,22 @@ class ImageWriter:
         self.chunks = [whole[at : at + CHUNK_BYTES] for at in range(0, len(whole), CHUNK_BYTES)]
 
     def next_entry(self) -> Internal | None:
-        """The next internal entry to append; None when there is none (yet)."""
+        """The next internal entry to append, until `advance`; None when there is none (yet)."""
         if self.chunks is None or self.ended:
             return None
         if self.written == len(self.chunks):
-            self.ended = True
             return ImageEnd(self.image_index, len(self.chunks), self.crc)
-        data = self.chunks[self.written]
-        self.crc = crc32(data, self.crc)
-        self.written += 1
-        return ImageChunk(self.image_index, self.written - 1, data)
+        return ImageChunk(self.image_index, self.written, self.chunks[self.written])
+
+    def advance(self) -> None:
+        """The next entry was appended."""
+        assert self.chunks is not None
+        if self.written == len(self.chunks):
+            self.ended = True
+        else:
+            self.crc = crc32(self.chunks[self.written], self.crc)
+            self.chunks[self.written] = b""  # it is in the log now
+            self.written += 1
 
 
 @dataclass(slots=True)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from dledger.core.messages import (
     Heartbeat,
     HeartbeatResponse,
     Message,
+    PositionRequest,
+    PositionResponse,
     PushMessage,
     PushResponse,
     TakeLeadership,
@@ -19,10 +22,15 @@ from dledger.core.messages import (
 )
 from dledger.errors import Overloaded
 from dledger.rpc.envelope import Identity
-from dledger.rpc.ports import PushPeer
+from dledger.rpc.ports import FetchedFrames, PushPeer
 
 _ANSWER_WITHIN_S = 5.0
 _MAX_WAITING = 64
+
+_MAX_FETCHES = 2
+_MAX_FETCH_BYTES = 1 << 20
+
+Fetch = Callable[[int, int, int], Awaitable[FetchedFrames]]
 
 _Key = tuple[str, str, int, bool]
 
@@ -43,15 +51,20 @@ def _key_of(peer: str, message: Message) -> _Key:
             return peer, "heartbeat", message.round, False
         case TakeLeadership() | TakeLeadershipResponse():
             return peer, "take", 0, False
+        case PositionRequest() | PositionResponse():
+            return peer, "position", message.round, False
     raise AssertionError(f"{message} is neither question nor answer")
 
 
 class Inbound:
     """Implements dledger.rpc.ports.PeerPort."""
 
-    def __init__(self, identity: Identity, events: InboundEvents) -> None:
+    def __init__(self, identity: Identity, events: InboundEvents, fetch: Fetch) -> None:
+        """`fetch` reads committed whole batches of this node's log."""
         self._identity = identity
         self._events = events
+        self._fetch = fetch
+        self._fetching = 0
         self._waiting: dict[_Key, deque[asyncio.Future[Message]]] = {}
         self._waiting_count = 0
         self._streams: dict[str, PushPeer] = {}
@@ -94,6 +107,16 @@ class Inbound:
         stream = self._streams.get(peer)
         if stream is not None and stream.stream_id == response.stream_id:
             stream.respond(response)
+
+    async def fetch(self, first_index: int, last_index: int, max_bytes: int) -> FetchedFrames:
+        """Repairs of others are slow and rare: a few at a time are enough."""
+        if self._fetching >= _MAX_FETCHES:
+            raise Overloaded(f"{_MAX_FETCHES} members fetch entries already")
+        self._fetching += 1
+        try:
+            return await self._fetch(first_index, last_index, min(max(max_bytes, 1), _MAX_FETCH_BYTES))
+        finally:
+            self._fetching -= 1
 
     # -- PeerPort: push streams ---------------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 
 from dledger.errors import Code, NotLeader, ReadFailed
 from dledger.node.async_shell import AsyncShell
@@ -12,8 +13,8 @@ from dledger.node.metrics import NodeMetrics
 from dledger.node.read_points import ReadPoints
 from dledger.node.readable import ReadableLog
 from dledger.rpc.log_client import LogClient, NetworkFailure
-from dledger.rpc.ports import AppendToken, Chunk, ServiceLimits
-from dledger.store.api import LogStore
+from dledger.rpc.ports import AppendToken, Chunk, FetchedFrames, ServiceLimits
+from dledger.store.api import EntryDamaged, LogStore
 from dledger.store.batch import MAGIC_NORMAL, decode_entries
 
 
@@ -32,10 +33,15 @@ class NodeLog:
         *,
         leader: Callable[[], LogClient | None],
         leads: Callable[[], bool],
+        needs_image: Callable[[], bool],
+        on_damage: Callable[[int], None],
         max_waiting_reads: int,
         read_timeout_ms: int,
     ) -> None:
-        """`leader` gives a client of the node that is believed to lead, None if there is none."""
+        """`leader` gives a client of the node that is believed to lead, None if there is none. `on_damage`
+        is called on the loop with an index that cannot be read."""
+        self._needs_image = needs_image
+        self._on_damage = on_damage
         self._group = group
         self._limits = limits
         self._store = store
@@ -67,6 +73,13 @@ class NodeLog:
     def readable_index(self) -> int:
         return self._readable.index
 
+    def check_serving(self) -> None:
+        if self._needs_image():
+            raise ReadFailed(
+                "this node was too far behind and waits for a state image; read from another one",
+                code=Code.ILLEGAL_MEMBER_STATE,
+            )
+
     async def read_index(self) -> int:
         return await self._points.get()
 
@@ -75,9 +88,31 @@ class NodeLog:
 
     async def load(self, first_index: int, last_index: int, max_bytes: int, *, decode: bool) -> Chunk:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._readers, self._load, first_index, last_index, max_bytes, decode
-        )
+        with self.noting_damage():
+            return await loop.run_in_executor(
+                self._readers, self._load, first_index, last_index, max_bytes, decode
+            )
+
+    async def fetch(self, first_index: int, last_index: int, max_bytes: int) -> FetchedFrames:
+        """Committed whole batches, for another node's repair or for a backup."""
+        last = min(last_index, self._readable.index)
+        if first_index > last:
+            raise ReadFailed(f"entry {first_index} is not committed here")
+        loop = asyncio.get_running_loop()
+        with self.noting_damage():
+            frames = await loop.run_in_executor(
+                self._readers,
+                lambda: self._store.read(first_index, last, max_bytes, whole_batches=True),
+            )
+        return FetchedFrames(*frames)
+
+    @contextmanager
+    def noting_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except EntryDamaged as error:
+            self._on_damage(error.index)
+            raise
 
     def observe_append(self, seconds: float) -> None:
         self._metrics.append_latency.observe(seconds)

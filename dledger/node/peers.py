@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from contextlib import aclosing
 from typing import Any, Protocol
 
 from dledger.core.messages import (
     Commit,
     Heartbeat,
     Message,
+    PositionRequest,
     PushMessage,
     PushResponse,
     TakeLeadership,
@@ -25,10 +27,11 @@ from dledger.node.logs import get_logger
 from dledger.rpc.channels import ChannelSecurity
 from dledger.rpc.envelope import Identity
 from dledger.rpc.peer_client import PeerClient, PeerTlsFailure, PeerUnreachable, PushClient, Question
+from dledger.rpc.ports import FetchedFrames
 
 _log = get_logger("peers")
 
-_MAX_CALLS = {Heartbeat: 8, VoteRequest: 4, TakeLeadership: 1}
+_MAX_CALLS = {Heartbeat: 8, VoteRequest: 4, TakeLeadership: 1, PositionRequest: 1}
 _BACKOFF_MIN_S = 0.05
 _BACKOFF_MAX_S = 0.5
 #: A stream that lived for so long was a good one: it is opened again at once.
@@ -36,6 +39,7 @@ _GOOD_LIFE_S = 1.0
 _DRAIN_S = 1.0
 #: A word about a commit alone waits so long for a push to travel with: it costs as much as a push does.
 _COMMIT_WAIT_S = 0.005
+_FETCH_BYTES = 1 << 20
 
 
 class PeerEvents(Protocol):
@@ -131,6 +135,12 @@ class PeerLink:
             self._commit_timer = loop.call_at(due, self._on_commit_timer)
         else:
             self.send_commit()
+
+    async def fetch(self, first_index: int, last_index: int, timeout_s: float) -> list[FetchedFrames]:
+        """Committed entries of the peer. PeerUnreachable, InvalidRequest if it cannot give them."""
+        frames = self._client.fetch(first_index, last_index, _FETCH_BYTES, timeout_s)
+        async with aclosing(frames) as parts:
+            return [part async for part in parts]
 
     def lead(self) -> None:
         """Keep a push stream open from now on. A new leadership gets a new stream."""

@@ -49,6 +49,7 @@ from dledger.core.raft import RaftCore
 from dledger.core.values import Base, CoreConfig, Role, Tail, TermRun
 from dledger.errors import Code, DLedgerError, NotLeader, Overloaded, StorageError, error_for
 from dledger.node.admission import Admission, AppendLimits
+from dledger.node.replica_status import FollowerView, ReplicaStatus, rejoining_text
 from dledger.node.retainer import Retainer
 from dledger.node.retention import RetentionPolicy
 from dledger.node.shell import (
@@ -62,7 +63,7 @@ from dledger.node.shell import (
 )
 from dledger.node.tail_cache import TailCache
 from dledger.store.api import Frames, LogStore
-from dledger.store.batch import Batch, DamagedBatch, encode_batch, parse_batches
+from dledger.store.batch import Batch, DamagedBatch, parse_batches
 from dledger.store.internal import Internal, Purge
 
 
@@ -73,41 +74,6 @@ class ReplicaConfig:
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     cache_bytes: int = 16 << 20  # newest batches kept in memory
     max_waiting_reads: int = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class FollowerView:
-    """What the leader knows of one follower; bytes are of the data stream."""
-
-    node_id: str
-    push_state: str
-    match_index: int
-    lag_entries: int
-    lag_bytes: int
-    inflight_bytes: int
-    last_contact_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaStatus:
-    role: Role
-    term: int
-    role_epoch: int
-    incarnation: int
-    leader_id: str | None
-    ledger_begin_index: int
-    ledger_end_index: int
-    ledger_end_term: int
-    durable_index: int
-    verified_index: int
-    committed_index: int
-    ledger_end_pos: int
-    committed_pos: int
-    pending_bytes: int
-    sessions: int
-    transferring_to: str | None
-    followers: tuple[FollowerView, ...]
-    limits_hit: dict[str, int]
 
 
 class Replica:
@@ -134,7 +100,8 @@ class Replica:
         self.wall_ms = wall_ms
         self.admission = Admission(config.limits, store.data_file_size)
         self.admission.tail = store.tail
-        self.admission.room = lambda: store.tail.pos + store.reserved_bytes
+        self.admission.room = lambda: store.reserved_end
+        self.admission.is_full = lambda: not store.has_room
         self.retainer = Retainer(self, config.retention)
         self._purge_to: Base | None = None  # of a committed PURGE that is still to be carried out
         self._effects: deque[Effect] = deque()
@@ -144,6 +111,7 @@ class Replica:
         self._held: deque[tuple[int, str, Message, bytes | None]] = deque()
         self._requests: dict[int, object] = {}  # reads and transfers: request id -> token
         self._next_request = 0
+        self.suspects: list[int] = []  # could not be read: the shell is to look for damage there
         self._leading = False
         self._commit_moved = False
 
@@ -177,12 +145,22 @@ class Replica:
             elif isinstance(message, Append):
                 self._incoming = self._parse(message, payload)
         except DamagedBatch as error:
-            self._refuse_push(peer, message, error)
+            # Bytes that do not check out change nothing; the leader compares again and sends them anew.
+            self.admission.count_limit("damaged_push")
+            self._refuse_push(peer, message, error.code)
             return
         except StorageError as error:
-            self.shell.fatal(error)
+            if error.code is not Code.DATA_DAMAGED or not isinstance(message, Compare | Append):
+                self.shell.fatal(error)
+                return
+            # The leader asks again; meanwhile what is damaged here can be repaired.
+            self.suspects.append(message.index if isinstance(message, Compare) else message.prev_index)
             return
-        self._step(Receive(peer, message, chain_matches), now_ms)
+        if self._lacks_room():
+            self.admission.count_limit("disk_reserve_bytes")
+            self._refuse_push(peer, message, Code.DISK_FULL)
+        else:
+            self._step(Receive(peer, message, chain_matches), now_ms)
         self._incoming = []
 
     def append(
@@ -282,7 +260,7 @@ class Replica:
         return committed, None if blob is None else (committed, blob)
 
     def status(self) -> ReplicaStatus:
-        core = self.core
+        core, clock, wall_ms = self.core, self.admission.state.clock, self.wall_ms()
         return ReplicaStatus(
             role=core.role,
             term=core.term,
@@ -302,6 +280,11 @@ class Replica:
             transferring_to=core.transferring_to,
             followers=self._follower_views(),
             limits_hit=dict(self.admission.limits_hit),
+            needs_image=self.admission.state.needs_image,
+            newest_image=self.admission.state.newest_image,
+            cluster_time_ms=clock.read(core.now_ms, wall_ms),
+            clock_offset_ms=clock.offset_ms(core.now_ms, wall_ms),
+            rejoining=rejoining_text(core.hard_state, core.rejoining.missing, core.log.end_index),
         )
 
     def _follower_views(self) -> tuple[FollowerView, ...]:
@@ -367,11 +350,7 @@ class Replica:
             case RoleChanged():
                 self._role_changed(effect)
             case AppendNoop(term):
-                noop = encode_batch(
-                    self.log_tail, term, [], data_file_size=self.store.data_file_size, head=b""
-                )
-                self._write_group([noop], now_ms)
-                self.admission.tail = self.log_tail
+                self._write_group([self.admission.noop(self.log_tail, term, now_ms, self.wall_ms())], now_ms)
             case ReadReady(request_id, read_index):
                 self.shell.answer_read(self._requests.pop(request_id), read_index)
             case ReadRefused(request_id, code):
@@ -464,6 +443,7 @@ class Replica:
         """The leader's log begins after ours ended: begin where it does (INSTALL_BASE)."""
         self.cache.clear()
         self.log_tail = Tail(base.index, base.term, base.pos, base.chain_crc)
+        self.committed_pos = max(self.committed_pos, base.pos)
         self.admission.reset(self.log_tail, base)
         self.shell.submit(ResetJob(generation, base))
 
@@ -492,6 +472,16 @@ class Replica:
         """Leader: an entry of the log's own. Returns its index."""
         assert self._leading
         return self.admission.append_internal(value, self.core.term, now_ms, self.wall_ms())
+
+    def has_room_for_internal(self, value: Internal) -> bool:
+        """An image waits for room: it must not take what no-ops and purging need."""
+        return self.admission.has_room_for_internal(value, self.core.term)
+
+    def purge_before(self, index: int | None, age_ms: int, now_ms: int) -> int:
+        """An operator lets entries go: those below an index, or older than an age. The index; NotLeader."""
+        if not self._leading:
+            raise self._not_leader()
+        return self.retainer.ask(index, age_ms, now_ms)
 
     def follower_ends(self) -> list[tuple[int, int]]:
         """Leader: (index, position) up to which each follower has stored the log."""
@@ -563,20 +553,25 @@ class Replica:
             return None
         return self._tail_at(message.index).chain_crc == message.chain_crc
 
-    def _refuse_push(self, peer: str, message: Message, error: DamagedBatch) -> None:
-        """Bytes that do not check out change nothing; the leader compares again and sends them anew."""
+    def _lacks_room(self) -> bool:
+        """Would what is received have to go where there is no room? What was taken has to be stored."""
+        if not self._incoming or self._incoming[-1].last_index <= self.core.log.end_index:
+            return False
+        return not self.admission.has_room_for(self._incoming[-1]) and not self.store.has_room
+
+    def _refuse_push(self, peer: str, message: Message, code: Code) -> None:
         assert isinstance(message, Append)
-        self.admission.count_limit("damaged_push")
         log = self.core.log
         response = PushResponse(
             self.core.term,
             self.core.node_id,
             message.stream_id,
-            error.code,
+            code,
             PushType.APPEND,
             message.prev_index,
             log.begin_index,
             log.end_index,
+            counts=not self.core.hard_state.is_barred,
         )
         self._send(peer, response, None)
 

@@ -27,6 +27,7 @@ class Retainer:
         self.policy = policy
         self.asked_before = -1  # an operator wants entries below this index to go
         self._writer: ImageWriter | None = None
+        self.waits_for_room = False  # the next chunk of an image has no space reserved
         self._purge_pending = False
         self._next_check_ms = 0
         self._stamps: dict[int, int] = {}  # by base.index: cluster time right after a border
@@ -35,6 +36,23 @@ class Retainer:
         """Leadership is over: a half-written image is nobody's, and is never completed."""
         self._writer = None
         self._purge_pending = False
+        self.waits_for_room = False
+
+    @property
+    def is_writing(self) -> bool:
+        """An image is under way, on the leader."""
+        return self._writer is not None
+
+    def ask(self, before_index: int | None, age_ms: int, now_ms: int) -> int:
+        """An operator wants entries gone. Returns the index before which they may go."""
+        if before_index is None:
+            replica = self._replica
+            youngest = replica.admission.state.clock.read(now_ms, replica.wall_ms()) - age_ms
+            old = [b.base.index for b in self._borders() if 0 <= b.stamp_ms <= youngest]
+            before_index = max(old, default=-1) + 1
+        self.asked_before = max(self.asked_before, before_index)
+        self._next_check_ms = 0
+        return before_index
 
     def tick(self, now_ms: int) -> None:
         if not self._replica.core.leadership or not self._replica.core.leadership.noop_is_committed:
@@ -64,6 +82,10 @@ class Retainer:
             entry = self._writer.next_entry()
             if entry is None:
                 return
+            self.waits_for_room = not replica.has_room_for_internal(entry)
+            if self.waits_for_room:
+                return
+            self._writer.advance()
             replica.append_internal(entry, now_ms)
 
     def _check(self, now_ms: int) -> None:

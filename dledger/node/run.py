@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import sys
 
@@ -11,6 +12,7 @@ from dledger.errors import ConfigError, DLedgerError
 from dledger.node.config import NodeConfig
 from dledger.node.logs import configure_logging, get_logger
 from dledger.node.server import NodeServer
+from dledger.node.state_machine import StateMachine
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -21,17 +23,17 @@ EXIT_CONFIG = 2
 _SWITCH_INTERVAL_S = 0.0005
 
 
-def run_node(config: NodeConfig) -> int:
+def run_node(config: NodeConfig, state_machine: StateMachine | None = None) -> int:
     """Run until SIGTERM or SIGINT. Returns an exit code; errors are written to stderr, with what to do."""
     configure_logging(config.log.format, config.log.level, node=config.node_id, group=config.group)
     try:
-        return asyncio.run(_serve(config))
+        return asyncio.run(_serve(config, state_machine))
     except DLedgerError as error:
         get_logger("node").error("cannot start", code=int(error.code), reason=str(error))
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
 
 
-async def _serve(config: NodeConfig) -> int:
+async def _serve(config: NodeConfig, state_machine: StateMachine | None) -> int:
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[signal.Signals] = loop.create_future()
 
@@ -41,12 +43,23 @@ async def _serve(config: NodeConfig) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask, number)
-    server = NodeServer(config)
-    await server.start()
+    server = NodeServer(config, state_machine)
+    starting = asyncio.ensure_future(server.start())
+    # A start may wait for other members, and somebody may not want to wait with it.
+    await asyncio.wait([starting, asked], return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return EXIT_OK
+    await starting
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     # What start-up made stays: the collector need not look at it again and again.
     gc.collect()
     gc.freeze()
     get_logger("node").info("stopping", signal=(await asked).name)
     await server.stop()
+    if not server.is_released:
+        # A thread is stuck in the kernel. The interpreter would wait for it at its exit, for ever.
+        sys.stderr.flush()
+        os._exit(EXIT_FAILED)
     return EXIT_OK

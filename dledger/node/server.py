@@ -6,33 +6,44 @@ import asyncio
 import os
 import random
 import sys
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
+from dledger.core.messages import Message
 from dledger.core.values import CoreConfig, Membership, Role
-from dledger.errors import Code, ConfigError, DLedgerError, Indeterminate
+from dledger.errors import ConfigError, DLedgerError
+from dledger.node.admin import NodeAdmin
 from dledger.node.admission import AppendLimits
-from dledger.node.async_shell import AsyncShell
-from dledger.node.config import NodeConfig
+from dledger.node.allocator import Allocator
+from dledger.node.applier import Applier
+from dledger.node.async_shell import AsyncShell, monotonic_ms
+from dledger.node.config import NodeConfig, duration_ms
 from dledger.node.disk_worker import DiskWorker
 from dledger.node.inbound import Inbound
+from dledger.node.log_state import LogState
 from dledger.node.logs import get_logger
 from dledger.node.metrics import NodeMetrics
 from dledger.node.node_log import NodeLog
-from dledger.node.peers import PeerLink
+from dledger.node.peers import PeerEvents, PeerLink
 from dledger.node.readable import ReadableLog
+from dledger.node.repairer import Repairer, Scrubber
 from dledger.node.replica import Replica, ReplicaConfig
 from dledger.node.security import NodeSecurity
 from dledger.node.shell import RoleNotice
+from dledger.node.state_machine import StateMachine
 from dledger.node.status_view import StatusView
+from dledger.node.wall_clock import JumpWatch, wall_ms
 from dledger.rpc.envelope import Identity
 from dledger.rpc.log_client import LogClient
 from dledger.rpc.serving import NodeGrpc
 from dledger.status.http import HttpServer, start_http
 from dledger.status.model import NodeStatus
+from dledger.store.api import EntryDamaged
 from dledger.store.batch import max_batch_size
+from dledger.store.disk import Disk
 from dledger.store.disk_store import DiskLogStore
 
 _log = get_logger("node")
@@ -41,6 +52,9 @@ _log = get_logger("node")
 EXIT_FATAL = 74
 
 _READER_THREADS = 2
+#: So much space is prepared ahead of the end of the log, but no more than two data files.
+_AHEAD_BYTES = 64 << 20
+_REPAIR_PAUSE_S = 1.0
 _TLS_LOOK_MS = 1000
 _TRANSFER_S = 1.0
 _GRACE_S = 0.2
@@ -55,6 +69,44 @@ def exit_process(error: DLedgerError) -> None:
     os._exit(EXIT_FATAL)
 
 
+async def finished(work: Callable[[], bool], within_s: float) -> bool:
+    """Whether `work` was done in time and says so itself. It runs on a thread that nobody has to wait for."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[bool] = loop.create_future()
+
+    def settle(result: bool | BaseException) -> None:
+        if done.done():
+            return
+        if isinstance(result, BaseException):
+            done.set_exception(result)
+        else:
+            done.set_result(result)
+
+    def run() -> None:
+        result: bool | BaseException
+        try:
+            result = work()
+        except BaseException as error:
+            result = error
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(settle, result)
+
+    threading.Thread(target=run, name="release", daemon=True).start()
+    try:
+        async with asyncio.timeout(within_s):
+            return await done
+    except TimeoutError:
+        return False
+
+
+class _NobodyListens:
+    """Before a node runs nothing but repair uses its links."""
+
+    def peer_answered(self, peer: str, message: Message) -> None: ...
+    def stream_up(self, peer: str, stream_id: int, incarnation: int) -> None: ...
+    def stream_down(self, peer: str, stream_id: int) -> None: ...
+
+
 class NodeServer:
     """A node in this process. `start` once, `stop` once; both on the same event loop.
 
@@ -63,9 +115,21 @@ class NodeServer:
     """
 
     def __init__(
-        self, config: NodeConfig, *, on_fatal: Callable[[DLedgerError], None] = exit_process
+        self,
+        config: NodeConfig,
+        state_machine: StateMachine | None = None,
+        *,
+        on_fatal: Callable[[DLedgerError], None] = exit_process,
+        disk: Disk | None = None,
+        wall_ms: Callable[[], int] = wall_ms,
     ) -> None:
+        """`disk` and `wall_ms`: other files and another wall clock than those of the machine."""
         self.config = config
+        self._machine = state_machine
+        self._disk = disk
+        self._wall_ms = wall_ms
+        self._rejoining = ""
+        self.is_released = False  # after `stop`: nothing is left that a stuck disk keeps
         self.metrics = NodeMetrics()
         self._on_fatal = on_fatal
         self._readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="reader")
@@ -96,9 +160,14 @@ class NodeServer:
             self._readers.shutdown(wait=False)
             raise
         try:
+            await self._repair_before_start()
             self._build()
             self._worker.start()
+            self._allocator.start()
             self._shell.start()
+            self._applier.start()
+            self._repairer.start()
+            self._scrubber.start()
             await self._grpc.start(self.config.listen_address)
             if self.config.http_listen:
                 context = self._security.http_context if self._security else None
@@ -110,7 +179,7 @@ class NodeServer:
         for link in self._links.values():
             link.connect()
         timing = self.config.timing
-        self._every("tick", timing.tick_ms, self._shell.tick)
+        self._every("tick", timing.tick_ms, self._tick)
         self._every("checkpoint", timing.checkpoint_ms, self._checkpoint)
         if self._security is not None:
             self._every("tls", _TLS_LOOK_MS, self._look_at_certificates)
@@ -134,8 +203,17 @@ class NodeServer:
         """Recover, and make the new incarnation durable before anything else happens (rule 2)."""
         config = self.config
         store = DiskLogStore.open(
-            config.directory, cluster_id=config.cluster_id, group=config.group, node_id=config.node_id
+            config.directory,
+            disk=self._disk,
+            cluster_id=config.cluster_id,
+            group=config.group,
+            node_id=config.node_id,
+            disk_reserve_bytes=config.limits.disk_reserve_bytes,
         )
+        for text in store.repairs:
+            _log.warning("found at start", what=text)
+        for damage in store.damages:
+            _log.error("known to be damaged", **damage._asdict())
         try:
             largest = max_batch_size(store.data_file_size)
             if config.limits.max_batch_bytes > largest:
@@ -153,19 +231,19 @@ class NodeServer:
     def _build(self) -> None:
         config, store = self.config, self.store
         limits = config.limits
-        identity = Identity(
-            config.cluster_id,
-            config.group,
-            config.node_id,
-            tuple(config.members),
-            store.hard_state.incarnation,
-        )
         committed = max(store.base.index, store.committed_checkpoint)
         readable = ReadableLog(committed, store.end_index, limits.max_waiting_reads)
         shell = AsyncShell(
-            store, config.members, readable, self._readers, on_role=self._on_role, on_fatal=self._on_fatal
+            store,
+            config.members,
+            readable,
+            self._readers,
+            on_role=self._on_role,
+            on_fatal=self._on_fatal,
+            on_damage=self._suspect,
+            catch_up_bytes_per_second=limits.catch_up_bytes_per_second,
         )
-        worker = DiskWorker(
+        self._worker = DiskWorker(
             store,
             store.identity.flush_mode,
             deliver=shell.disk_reported,
@@ -173,13 +251,33 @@ class NodeServer:
             metrics=self.metrics,
             flush_interval_ms=config.timing.flush_interval_ms,
         )
-        inbound = Inbound(identity, shell)
-        links = {
+        ahead = min(2 * store.data_file_size, _AHEAD_BYTES)
+        self._allocator = Allocator(store, ahead, on_fatal=self._disk_failed)
+        replica = Replica(
+            self._replica_config(), store, shell, random_ms=random.randint, wall_ms=self._wall_ms
+        )
+        self._replica, self._shell, self._readable = replica, shell, readable
+        self._links = self._make_links(shell)
+        self._jumps = JumpWatch(self._wall_ms, monotonic_ms)
+        self._build_log()
+        self._build_care()
+        inbound = Inbound(self._peer_identity(), shell, self.log.fetch)
+        shell.wire(replica, self._worker, inbound, self._links, self._applier)
+        self._build_services(inbound)
+
+    def _peer_identity(self) -> Identity:
+        config = self.config
+        incarnation = self.store.hard_state.incarnation
+        return Identity(config.cluster_id, config.group, config.node_id, tuple(config.members), incarnation)
+
+    def _make_links(self, events: PeerEvents) -> dict[str, PeerLink]:
+        config, identity = self.config, self._peer_identity()
+        return {
             node_id: PeerLink(
                 node_id,
                 address,
                 identity,
-                shell,
+                events,
                 next_stream_id=self._next_stream_id,
                 call_timeout_ms=config.timing.election_min_ms,
                 security=self._security.channel(node_id) if self._security else None,
@@ -187,38 +285,68 @@ class NodeServer:
             for node_id, address in config.members.items()
             if node_id != config.node_id
         }
-        replica = Replica(self._replica_config(), store, shell, random_ms=random.randint)
-        shell.wire(replica, worker, inbound, links)
-        self._replica, self._worker, self._shell = replica, worker, shell
-        self._links = links
+
+    def _build_log(self) -> None:
+        limits, replica = self.config.limits, self._replica
         self.log = NodeLog(
-            config.group,
+            self.config.group,
             limits.service(),
-            store,
-            shell,
-            readable,
+            self.store,
+            self._shell,
+            self._readable,
             self._readers,
             self.metrics,
             leader=self._leader_client,
             leads=lambda: replica.core.role is Role.LEADER,
+            needs_image=lambda: replica.admission.state.needs_image,
+            on_damage=self._suspect,
             max_waiting_reads=limits.max_waiting_reads,
             read_timeout_ms=limits.read_timeout_ms,
         )
+
+    def _build_care(self) -> None:
+        """What looks after the log beside serving it: state, repair, scrub."""
+        store, state, config = self.store, self._replica.admission.state, self.config
+        self._applier = Applier(
+            self._machine,
+            store,
+            self._readable,
+            newest_image=lambda: state.newest_image,
+            needs_image=lambda: state.needs_image,
+            saved=self._shell.state_saved,
+            on_damage=self._suspect,
+            on_fatal=self._shell.fatal,
+        )
+        self._repairer = Repairer(store, self._links, self._worker.call)
+        self._scrubber = Scrubber(
+            store,
+            self._readers,
+            self._suspect,
+            bytes_per_second=config.scrub.bytes_per_second,
+            pause_s=duration_ms(config.scrub.pause) / 1000,
+        )
+
+    def _build_services(self, inbound: Inbound) -> None:
+        config, security = self.config, self._security
         self.status = StatusView(
             config,
-            store.identity.flush_mode,
-            replica,
-            worker,
-            readable,
-            links,
+            self.store.identity.flush_mode,
+            self._replica,
+            self._worker,
+            self._applier,
+            self._repairer,
+            self._scrubber,
+            self._links,
             self.metrics,
             self._client_of,
         )
-        security = self._security
+        self.admin = NodeAdmin(
+            config, self.store, self._shell, self.log, self._scrubber, self.status.node_status
+        )
         self._grpc = NodeGrpc(
             self.log,
             inbound,
-            self,
+            self.admin,
             credentials=security.server_credentials() if security else None,
             peer_names=security.peer_names if security else None,
         )
@@ -241,26 +369,39 @@ class NodeServer:
             max_pending_bytes=limits.max_pending_bytes,
         )
         return ReplicaConfig(
-            core, appends, cache_bytes=limits.tail_cache_bytes, max_waiting_reads=limits.max_waiting_reads
+            core,
+            appends,
+            retention=config.retention.policy(),
+            cache_bytes=limits.tail_cache_bytes,
+            max_waiting_reads=limits.max_waiting_reads,
         )
 
-    # -- AdminPort ----------------------------------------------------------------------------------------
+    async def _repair_before_start(self) -> None:
+        """Damage in what the sessions are rebuilt from has to be repaired first; the rest can wait."""
+        loop = asyncio.get_running_loop()
+        if not self.store.damages or await loop.run_in_executor(self._readers, self._can_rebuild):
+            return
+        _log.error("the newest entries are damaged: waiting until other members have repaired them")
+        links = self._make_links(_NobodyListens())
 
-    @property
-    def group(self) -> str:
-        return self.config.group
+        def at_once(work: Callable[[], object]) -> Future[object]:
+            return self._readers.submit(work)
 
-    async def transfer(self, to: str | None) -> None:
-        """DLedgerError says why leadership was not handed over; NotLeader names who leads."""
-        if to is not None and to not in self.config.members:
-            known = ", ".join(sorted(self.config.members))
-            raise DLedgerError(f"{to!r} is no member: {known}", code=Code.UNKNOWN_MEMBER)
-        bound_s = 2 * self.config.timing.transfer_timeout_ms / 1000
         try:
-            async with asyncio.timeout(bound_s):
-                await self._shell.transfer(to)
-        except TimeoutError:
-            raise Indeterminate(f"no end of the transfer within {bound_s:g} s", code=Code.TIMEOUT) from None
+            repairer = Repairer(self.store, links, at_once)
+            while not await repairer.repair_all():
+                await asyncio.sleep(_REPAIR_PAUSE_S)
+        finally:
+            for link in links.values():
+                await link.close()
+
+    def _can_rebuild(self) -> bool:
+        state = LogState(max_sessions=1 << 31)
+        try:
+            state.rebuild(self.store, self.store.committed_checkpoint, 0)
+        except EntryDamaged:
+            return False
+        return True
 
     # -- running ------------------------------------------------------------------------------------------
 
@@ -282,8 +423,26 @@ class NodeServer:
         self._shell.give_up()
         self._on_fatal(error)
 
+    def _suspect(self, index: int) -> None:
+        self._repairer.suspect(index)
+
+    def _tick(self) -> None:
+        self._shell.tick()
+        if self.store.reserved_bytes < self._allocator.ahead_bytes:
+            self._allocator.look()
+        # An image that makes room may use the reserve; callers may not, as long as it does.
+        retainer = self._replica.retainer
+        in_use = retainer.is_writing and self._allocator.is_full
+        self._replica.admission.reserve_in_use = in_use
+        self._allocator.use_reserve = in_use and retainer.waits_for_room
+
     def _checkpoint(self) -> None:
         self._shell.checkpoint()
+        self._jumps.look()
+        rejoining = self._replica.status().rejoining
+        if rejoining != self._rejoining:
+            self._rejoining = rejoining
+            _log.info("rejoining", state=rejoining or "done: this node is a full member again")
         asyncio.get_running_loop().run_in_executor(self._readers, self.status.measure_disk)
 
     def _next_stream_id(self) -> int:
@@ -353,9 +512,21 @@ class NodeServer:
             # The push streams then break without GOODBYE, which the followers act upon at once.
             _log.info("leadership was not handed over", reason=str(error) or "time-out")
 
+    async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int:
+        """Until the state machine has applied all up to `index`; without one: all that was acknowledged
+        before the call, as a linearizable read needs it. Returns the index. ReadFailed."""
+        if index is None:
+            index = await self.log.read_index()
+        await self._applier.wait(index, timeout_ms)
+        return index
+
     async def _abandon(self) -> None:
         """Release everything, in whatever state it is."""
-        loop = asyncio.get_running_loop()
+        if not hasattr(self, "_grpc"):
+            # It never got so far as to have parts.
+            self._readers.shutdown(wait=False)
+            self.is_released = await finished(self._close_only, _DISK_STOP_S)
+            return
         if self._http is not None:
             await self._http.stop()
         await self._grpc.stop(0)
@@ -366,8 +537,20 @@ class NodeServer:
         for task in self._retired:
             task.cancel()
         await asyncio.gather(*self._retired, return_exceptions=True)
-        if await loop.run_in_executor(self._readers, self._worker.stop, _DISK_STOP_S):
-            await loop.run_in_executor(self._readers, self.store.close)
-        else:
+        for part in (self._scrubber, self._repairer, self._applier):
+            await part.stop()
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        self.is_released = await finished(self._close_store, 2 * _DISK_STOP_S)
+        if not self.is_released:
             _log.error("the disk does not answer: stopping without it")
-        self._readers.shutdown(wait=False)
+
+    def _close_only(self) -> bool:
+        self.store.close()
+        return True
+
+    def _close_store(self) -> bool:
+        """On a thread of its own, which may get stuck."""
+        if not self._allocator.stop(_DISK_STOP_S) or not self._worker.stop(_DISK_STOP_S):
+            return False
+        self.store.close()
+        return True

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from dledger.core.values import FlushMode, Role
 from dledger.errors import DLedgerError
+from dledger.node.admin import damaged_range
+from dledger.node.applier import Applier
 from dledger.node.config import NodeConfig
 from dledger.node.disk_worker import DiskWorker
 from dledger.node.metrics import NodeMetrics
 from dledger.node.peers import PeerLink
-from dledger.node.readable import ReadableLog
+from dledger.node.repairer import Repairer, Scrubber
 from dledger.node.replica import Replica
 from dledger.node.shell import RoleNotice
 from dledger.rpc.log_client import LogClient
@@ -40,7 +42,9 @@ class StatusView:
         flush_mode: FlushMode,
         replica: Replica,
         worker: DiskWorker,
-        readable: ReadableLog,
+        applier: Applier,
+        repairer: Repairer,
+        scrubber: Scrubber,
         links: Mapping[str, PeerLink],
         metrics: NodeMetrics,
         client_of: Callable[[str], LogClient],
@@ -49,7 +53,9 @@ class StatusView:
         self._flush_mode = flush_mode
         self._replica = replica
         self._worker = worker
-        self._readable = readable
+        self._applier = applier
+        self._repairer = repairer
+        self._scrubber = scrubber
         self._links = links
         self._metrics = metrics
         self._client_of = client_of
@@ -81,7 +87,7 @@ class StatusView:
         self._disk_free = self._replica.store.free_bytes()
 
     def node_status(self) -> NodeStatus:
-        config, found = self._config, self._replica.status()
+        config, found, store = self._config, self._replica.status(), self._replica.store
         leader_id = found.leader_id or ""
         return NodeStatus(
             cluster_id=config.cluster_id,
@@ -104,7 +110,7 @@ class StatusView:
             durable_index=found.durable_index,
             verified_index=found.verified_index,
             committed_index=found.committed_index,
-            applied_index=self._readable.index,
+            applied_index=self._applier.applied_index,
             ledger_end_pos=found.ledger_end_pos,
             committed_pos=found.committed_pos,
             flush_mode=self._flush_mode.value,
@@ -119,6 +125,17 @@ class StatusView:
             health=self._health(),
             transferring_to=found.transferring_to or "",
             sessions=found.sessions,
+            damaged=tuple(damaged_range(damage) for damage in store.damages),
+            rejoining=found.rejoining,
+            needs_image=found.needs_image,
+            no_room=not self._replica.core.has_room,
+            reserved_bytes=store.reserved_bytes,
+            scrubbed_index=self._scrubber.scrubbed_index,
+            scrub_found=self._repairer.found,
+            repaired=self._repairer.repaired,
+            cluster_time_ms=found.cluster_time_ms,
+            clock_offset_ms=found.clock_offset_ms,
+            newest_image=found.newest_image,
         )
 
     async def cluster_status(self) -> dict[str, Answer]:
@@ -164,8 +181,17 @@ class StatusView:
         busy = self._worker.busy_seconds
         if busy > _SLOW_FSYNC_S:
             return f"disk: an fdatasync has taken {busy:.1f} s so far"
+        if damages := self._replica.store.damages:
+            first = damages[0]
+            return f"damaged: entries {first.first_index}..{first.last_index} cannot be read"
+        if not self._replica.core.has_room:
+            return "the disk is full"
         if self._replica.core.role is not Role.LEADER and self._leader is None:
             return "no leader"
+        if rejoining := self._replica.status().rejoining:
+            return f"rejoining: {rejoining}"
+        if self._replica.admission.state.needs_image:
+            return "was too far behind: waits for a state image"
         return "ok"
 
 

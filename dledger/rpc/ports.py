@@ -80,6 +80,9 @@ class LogPort(Protocol):
     ) -> None:
         """Answered through `token`, perhaps before this returns."""
 
+    def check_serving(self) -> None:
+        """ReadFailed (ILLEGAL_MEMBER_STATE) while this node has no state to serve."""
+
     async def read_index(self) -> int:
         """A linearizable read point, from the leader. ReadFailed or Overloaded if there is none to be had."""
 

@@ -65,6 +65,7 @@ class ReadService:
         port = self._port
         if request.from_index < -1 or request.count < 0:
             raise InvalidRequest(f"from_index {request.from_index}, count {request.count}")
+        port.check_serving()
         if request.mode == pb.READ_MODE_LINEARIZABLE:
             await port.wait_readable(await port.read_index(), timeout_ms=_CATCH_UP_MS)
         elif request.mode != pb.READ_MODE_LOCAL:

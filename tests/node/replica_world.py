@@ -14,6 +14,8 @@ from dledger.node.shell import (
     AppendOutcome,
     DiskJob,
     HardStateJob,
+    PurgeJob,
+    ResetJob,
     RoleNotice,
     TruncateJob,
     WriteJob,
@@ -55,6 +57,8 @@ class RecordingShell:
     roles: list[RoleNotice] = field(default_factory=list)
     commits: list[int] = field(default_factory=list)
     fatals: list[DLedgerError] = field(default_factory=list)
+    images: list[int] = field(default_factory=list)  # asked for and not yet given
+    fsync_began: int | None = None
 
     def send(self, peer: str, message: Message, payload: bytes | None) -> None:
         self.sent.append(Sent(peer, message, payload))
@@ -77,6 +81,12 @@ class RecordingShell:
 
     def role_changed(self, notice: RoleNotice) -> None:
         self.roles.append(notice)
+
+    def fsync_began_ms(self) -> int | None:
+        return self.fsync_began
+
+    def save_state(self, image_index: int) -> None:
+        self.images.append(image_index)
 
     def committed(self, committed_index: int) -> None:
         self.commits.append(committed_index)
@@ -104,12 +114,19 @@ class Host:
         self.store = store or MemoryLogStore(Identity("cluster", "group", node_id, FILE_SIZE))
         old = self.store.hard_state
         self.store.save_hard_state(HardState(old.term, old.voted_for, old.incarnation + 1))
+        self.store.prepare(FILE_SIZE // 2)
         self.shell = RecordingShell()
         core = CoreConfig(node_id, Membership(tuple(voters)), max_push_bytes=max_push_bytes)
         config = ReplicaConfig(
             core, limits or AppendLimits(), cache_bytes=cache_bytes, max_waiting_reads=max_waiting_reads
         )
-        self.replica = Replica(config, self.store, self.shell, random_ms=lambda low, high: low)
+        self.replica = Replica(
+            config,
+            self.store,
+            self.shell,
+            random_ms=lambda low, high: low,
+            wall_ms=lambda: 1_000_000 + self.now,
+        )
         self.replica.start(self.now)
 
     @property
@@ -136,6 +153,12 @@ class Host:
                 self.store.truncate_after(last_index)
                 self.store.sync()
                 self.replica.stored(self.now, generation, last_index, term)
+            case ResetJob(generation, base):
+                self.store.reset_to(base)
+                self.replica.stored(self.now, generation, base.index, base.term)
+            case PurgeJob(base):
+                self.store.purge_to(base)
+        self.store.prepare(FILE_SIZE // 2)
 
     def append(
         self,

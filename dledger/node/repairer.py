@@ -1,0 +1,189 @@
+"""Damage (design rule 10): found by any read or by the scrub, repaired in place from any other member.
+
+Nothing is cut and nothing is guessed: a range is only ever replaced by entries that chain from the good one
+before it to the good one after it. Until then reads of the range fail, and this node does not lead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from typing import Protocol
+
+from dledger.errors import DLedgerError, InvalidRequest, StorageError
+from dledger.node.logs import get_logger
+from dledger.node.pacing import Pace
+from dledger.rpc.peer_client import PeerUnreachable
+from dledger.rpc.ports import FetchedFrames
+from dledger.store.api import Damage, Frames, LogStore
+
+_log = get_logger("repair")
+
+_FETCH_TIMEOUT_S = 30.0
+_PAUSE_MIN_S = 0.2
+_PAUSE_MAX_S = 30.0
+
+
+class Source(Protocol):
+    """A member that may have good entries."""
+
+    async def fetch(self, first_index: int, last_index: int, timeout_s: float) -> list[FetchedFrames]: ...
+
+
+class Repairer:
+    """All methods on the loop; what writes goes to the disk thread by `call`."""
+
+    def __init__(
+        self,
+        store: LogStore,
+        sources: Mapping[str, Source],
+        call: Callable[[Callable[[], object]], Future[object]],
+    ) -> None:
+        self._store = store
+        self._sources = sources
+        self._call = call
+        self._suspects: set[int] = set()
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.found = 0
+        self.repaired = 0
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def suspect(self, index: int) -> None:
+        """A read of `index` failed: find out what is damaged there, and repair it."""
+        self._suspects.add(index)
+        self._woken.set()
+
+    async def _run(self) -> None:
+        pause = _PAUSE_MIN_S
+        while True:
+            self._woken.clear()
+            await self._look()
+            if not self._store.damages:
+                pause = _PAUSE_MIN_S
+                await self._woken.wait()
+            elif await self.repair_all():
+                pause = _PAUSE_MIN_S
+            else:
+                try:
+                    async with asyncio.timeout(random.uniform(pause / 2, pause)):
+                        await self._woken.wait()
+                except TimeoutError:
+                    pause = min(pause * 2, _PAUSE_MAX_S)
+
+    async def _look(self) -> None:
+        while self._suspects:
+            index = self._suspects.pop()
+            known = self._store.damages
+            try:
+                damage = await self._on_disk(lambda index=index: self._store.note_damage(index))  # type: ignore[misc]
+            except StorageError as error:
+                _log.error("cannot look at damage", index=index, reason=str(error))
+                continue
+            if isinstance(damage, Damage) and damage not in known:
+                self.found += 1
+                _log.error(
+                    "damaged entries: they are being repaired from another member",
+                    first=damage.first_index,
+                    last=damage.last_index,
+                    file=damage.file,
+                    offset=damage.offset,
+                    reason=damage.reason,
+                )
+
+    async def repair_all(self) -> bool:
+        """Repair what is known to be damaged. False: some of it could not be repaired now."""
+        return all([await self._repair(damage) for damage in self._store.damages])
+
+    async def _repair(self, damage: Damage) -> bool:
+        for peer in random.sample(sorted(self._sources), len(self._sources)):
+            try:
+                parts = await self._sources[peer].fetch(
+                    damage.first_index, damage.last_index, _FETCH_TIMEOUT_S
+                )
+                frames = _joined(parts, damage)
+                await self._on_disk(lambda frames=frames: self._store.repair(frames))  # type: ignore[misc]
+            except (PeerUnreachable, InvalidRequest, StorageError) as error:
+                _log.warning("no repair from this member", peer=peer, reason=str(error))
+                continue
+            self.repaired += 1
+            _log.info("repaired", first=damage.first_index, last=damage.last_index, peer=peer)
+            return True
+        return False
+
+    async def _on_disk(self, work: Callable[[], object]) -> object:
+        return await asyncio.wrap_future(self._call(work))
+
+
+def _joined(parts: list[FetchedFrames], damage: Damage) -> Frames:
+    if not parts or parts[0].first_index != damage.first_index or parts[-1].last_index < damage.last_index:
+        raise InvalidRequest("it sent other entries than were asked for")
+    return Frames(parts[0].first_index, parts[-1].last_index, b"".join(part.data for part in parts))
+
+
+class Scrubber:
+    """Reads all that is stored, slowly, and has damage repaired before it meets other damage elsewhere."""
+
+    def __init__(
+        self,
+        store: LogStore,
+        readers: Executor,
+        suspect: Callable[[int], None],
+        *,
+        bytes_per_second: int,
+        pause_s: float,
+    ) -> None:
+        """bytes_per_second 0: never by itself. `pause_s` goes by between two rounds over the whole log."""
+        self._store = store
+        self._readers = readers
+        self._suspect = suspect
+        self._rate = bytes_per_second
+        self._pause_s = pause_s
+        self._task: asyncio.Task[None] | None = None
+        self.scrubbed_index = -1
+        self.bytes_read = 0
+
+    def start(self) -> None:
+        if self._rate:
+            self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        at = 0
+        pace = Pace(self._rate)
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                next_index, _, wrapped = await self.step(at, pace)
+            except DLedgerError as error:
+                _log.error("the scrub cannot go on for now", index=at, reason=str(error))
+                next_index, wrapped = at, True
+            wait_s = self._pause_s if wrapped else pace.wait_s(loop.time())
+            await asyncio.sleep(max(wait_s, 0.01))
+            at = next_index
+
+    async def step(self, at: int, pace: Pace, size: int = 256 << 10) -> tuple[int, Damage | None, bool]:
+        """Verify some of the log from `at` on: where to go on, what was found, whether that was the end."""
+        loop = asyncio.get_running_loop()
+        at = max(at, self._store.begin_index)
+        found = await loop.run_in_executor(self._readers, self._store.scrub, at, size)
+        pace.took(found.bytes_read, loop.time())
+        self.bytes_read += found.bytes_read
+        if found.damage is not None:
+            self._suspect(found.damage.first_index)
+        wrapped = found.next_index <= at or found.next_index > self._store.end_index
+        self.scrubbed_index = self._store.end_index if wrapped else found.next_index - 1
+        return found.next_index, found.damage, wrapped
