@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dledger.core.values import Base
 from dledger.node.images import ImageWriter
 from dledger.node.retention import Border, RetentionPolicy, held_back, wanted_base
+from dledger.store.api import EntryDamaged
 from dledger.store.internal import ImageBegin, ImageEnd, Internal, Purge, decode_internal, strip_stamp
 
 if TYPE_CHECKING:
@@ -127,9 +128,12 @@ class Retainer:
 
     def _stamp_after(self, base: Base) -> int:
         if base.index not in self._stamps:
-            for head in self._replica.store.iter_heads(base.index + 1):
-                stamp, _ = strip_stamp(decode_internal(head.head))
-                if stamp is not None:
-                    self._stamps[base.index] = stamp
-                    break
+            try:
+                for head in self._replica.store.iter_heads(base.index + 1):
+                    stamp, _ = strip_stamp(decode_internal(head.head))
+                    if stamp is not None:
+                        self._stamps[base.index] = stamp
+                        break
+            except EntryDamaged as error:
+                self._replica.suspects.append(error.index)
         return self._stamps.get(base.index, -1)

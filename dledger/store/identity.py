@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from dledger.store.layout import (
 from dledger.store.state_files import write_hard_state
 
 FORMAT_VERSION = 1
+#: What grows with it by 2**32 must stay far below 2**63.
+MAX_FIRST_INCARNATION = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +53,21 @@ class Identity:
             raise ConfigError(f"data_file_size must be {MIN_DATA_FILE_SIZE}..{(1 << 31) - 1} bytes: {size!r}")
 
 
-def init_directory(directory: Path | str, identity: Identity, *, disk: Disk | None = None) -> None:
-    """Make an empty or absent directory that of a new node.
+def first_incarnation() -> int:
+    """For a new directory. At random: a node whose directory was lost must not repeat an incarnation that
+    the others still know, or they would take it for the one that had the log."""
+    return int.from_bytes(os.urandom(4)) & (MAX_FIRST_INCARNATION - 1)
+
+
+def init_directory(
+    directory: Path | str,
+    identity: Identity,
+    *,
+    disk: Disk | None = None,
+    incarnation: int = 0,
+    rejoining: bool = False,
+) -> None:
+    """Make an empty or absent directory that of a new node; `rejoining`: of one that lost its own.
 
     StorageError ALREADY_INITIALIZED if there is anything in it, except for the remains of an init that a
     crash had cut short. The identity is written last: without it the directory counts as not initialised.
@@ -60,12 +76,12 @@ def init_directory(directory: Path | str, identity: Identity, *, disk: Disk | No
     paths = NodePaths(Path(directory))
     try:
         _make_directories(disk, paths.root)
-        _require_empty(disk, paths)
+        _require_empty(disk, paths, rejoining=rejoining)
         for path in (paths.data, paths.index_files):
             if not disk.exists(path):
                 disk.mkdir(path)
         replace_file(disk, paths.notice, NOTICE_TEXT.encode())
-        write_hard_state(disk, paths.hard_state, HardState())
+        write_hard_state(disk, paths.hard_state, HardState(0, None, incarnation, rejoining))
         replace_file(disk, paths.identity, _encode(identity))
     except OSError as error:
         raise StorageError(f"cannot initialise {paths.root}: {error}") from error
@@ -118,20 +134,22 @@ def _make_directories(disk: Disk, path: Path) -> None:
         disk.sync_directory(parent)
 
 
-def _require_empty(disk: Disk, paths: NodePaths) -> None:
+def _require_empty(disk: Disk, paths: NodePaths, *, rejoining: bool) -> None:
     remains = {DATA, INDEX, NOTICE, HARD_STATE} | {f"{name}.tmp" for name in (NOTICE, HARD_STATE, IDENTITY)}
     found = set(disk.listdir(paths.root))
     files = [p for p in (paths.data, paths.index_files) if p.name in found]
-    if found - remains or any(disk.listdir(path) for path in files) or _has_voted(disk, paths, found):
+    known = _is_memory(disk, paths, found, rejoining=rejoining)
+    if found - remains or any(disk.listdir(path) for path in files) or known:
         raise StorageError(f"{paths.root} is not empty", code=Code.ALREADY_INITIALIZED)
 
 
-def _has_voted(disk: Disk, paths: NodePaths, found: set[str]) -> bool:
-    """A currterm that is not the one of an unfinished init is some node's memory, not to be overwritten."""
+def _is_memory(disk: Disk, paths: NodePaths, found: set[str], *, rejoining: bool) -> bool:
+    """A currterm that is not the one of an unfinished init is some node's memory, not to be overwritten: it
+    may have voted, or must not before it has rejoined."""
     if HARD_STATE not in found:
         return False
     content = read_file(disk, paths.hard_state)
-    return b"currTerm=0\n" not in content or b"incarnation=0\n" not in content
+    return b"currTerm=0\n" not in content or (b"rejoining=1\n" in content and not rejoining)
 
 
 def _encode(identity: Identity) -> bytes:

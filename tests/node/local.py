@@ -11,19 +11,35 @@ from typing import Any
 from dledger.errors import DLedgerError
 from dledger.node.config import parse_config
 from dledger.node.server import NodeServer
-from dledger.store.identity import Identity, init_directory
+from dledger.node.state_machine import StateMachine
+from dledger.node.wall_clock import wall_ms
+from dledger.store.disk import Disk
+from dledger.store.identity import Identity, first_incarnation, init_directory
 from tests.process.cluster import free_ports
 
 CLUSTER, GROUP = "c", "g"
 
 
 def make_server(
-    folder: Path, node: str, members: Mapping[str, str], settings: Mapping[str, Any] | None = None
+    folder: Path,
+    node: str,
+    members: Mapping[str, str],
+    settings: Mapping[str, Any] | None = None,
+    *,
+    data_file_size: int = 4 << 20,
+    machine: StateMachine | None = None,
+    disk: Disk | None = None,
+    wall_ms: Callable[[], int] = wall_ms,
+    rejoining: bool = False,
 ) -> NodeServer:
     """A node that is not started; its directory is made if there is none."""
     directory = folder / node
     if not directory.exists():
-        init_directory(directory, Identity(CLUSTER, GROUP, node, data_file_size=4 << 20))
+        identity = Identity(CLUSTER, GROUP, node, data_file_size=data_file_size)
+        if rejoining:
+            init_directory(directory, identity, incarnation=first_incarnation(), rejoining=True)
+        else:
+            init_directory(directory, identity)
 
     def fail(error: DLedgerError) -> None:
         raise AssertionError(f"{node} would have ended its process: {error}")
@@ -37,16 +53,33 @@ def make_server(
         "timing": {"heartbeat_ms": 40, "election_min_ms": 200, "election_max_ms": 400},
         **(settings or {}),
     }
-    return NodeServer(parse_config(content), on_fatal=fail)
+    return NodeServer(parse_config(content), machine, on_fatal=fail, disk=disk, wall_ms=wall_ms)
 
 
 @asynccontextmanager
 async def running_nodes(
-    folder: Path, count: int = 1, settings: Mapping[str, Any] | None = None
+    folder: Path,
+    count: int = 1,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    data_file_size: int = 4 << 20,
+    machines: Mapping[str, StateMachine] | None = None,
+    disks: Mapping[str, Disk] | None = None,
 ) -> AsyncIterator[list[NodeServer]]:
     """`count` started nodes, one of which leads; stopped at the end."""
     members = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(free_ports(count), 1)}
-    servers = [make_server(folder, node, members, settings) for node in members]
+    servers = [
+        make_server(
+            folder,
+            node,
+            members,
+            settings,
+            data_file_size=data_file_size,
+            machine=(machines or {}).get(node),
+            disk=(disks or {}).get(node),
+        )
+        for node in members
+    ]
     try:
         for server in servers:
             await server.start()

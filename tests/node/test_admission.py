@@ -17,13 +17,17 @@ from dledger.errors import (
 from dledger.node.admission import AppendLimits
 from dledger.node.shell import AppendOutcome
 from dledger.store.batch import HEADER_SIZE
+from dledger.store.internal import SessionBatch, Stamped, encode_internal
 from tests.node.replica_world import Host
+
+# Each batch is reckoned to begin with an entry of the log's own: of a session, with a stamp.
+_HEAD = HEADER_SIZE + len(encode_internal(Stamped(0, SessionBatch(0, 0, 0, 0))))
 
 SMALL = AppendLimits(
     max_body_bytes=100,
-    max_batch_bytes=400,
+    max_batch_bytes=400 + _HEAD,
     max_batch_entries=5,
-    max_pending_bytes=600,
+    max_pending_bytes=600 + _HEAD,
     max_pending_appends=4,
     max_sessions=3,
 )
@@ -71,9 +75,10 @@ def test_rule_13_a_batch_may_be_as_large_as_the_limit_with_its_headers(sizes: li
 def test_rule_13_the_entry_of_a_session_counts_towards_its_batch() -> None:
     host = host_with()
     session = open_session(host)
-    bodies = [bytes(100), bytes(100), bytes(56)]
-    assert code(host.append("with session", *bodies, session=(session, 1))) is Code.BATCH_TOO_LARGE
-    assert host.append("without", *bodies) is None
+    bodies = [bytes(100), bytes(100), bytes(57)]
+    assert code(host.append("too large", *bodies, session=(session, 1))) is Code.BATCH_TOO_LARGE
+    assert host.append("just right", *bodies[:2], bytes(56), session=(session, 1)) is None
+    assert host.replica.admission.pending_bytes == 400 + _HEAD
 
 
 def test_rule_13_a_batch_has_a_greatest_number_of_entries() -> None:

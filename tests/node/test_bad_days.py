@@ -1,0 +1,304 @@
+"""Real nodes on bad days: purged logs, far-behind, wiped, damaged, full and stuck ones (rules 9 to 12)."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dledger.client import AsyncClient
+from dledger.errors import Code, DLedgerError, ReadFailed
+from dledger.node.server import NodeServer
+from dledger.node.state_machine import AppliedEntry
+from dledger.rpc.log_client import LogClient
+from dledger.store.disk import Disk
+from tests.node.faulty_disk import FaultyDisk
+from tests.node.local import GROUP, leader_of, make_server, running_nodes, until
+
+FILE = 64 << 10
+#: Retention that purges as soon as there is anything to purge.
+EAGER = {"retention": {"max_bytes": 2 * FILE, "hold_bytes": 0, "check_interval": "20ms"}}
+SMALL: dict[str, Any] = {
+    "limits": {"max_batch_bytes": 32 << 10, "max_body_bytes": 16 << 10, "tail_cache_bytes": 64 << 10}
+}
+
+
+class Counter:
+    """A state machine: how many entries, and the sum of their sizes."""
+
+    def __init__(self) -> None:
+        self.count = self.size = 0
+        self.loads = 0
+
+    def apply(self, entries: Sequence[AppliedEntry]) -> None:
+        self.count += len(entries)
+        self.size += sum(len(entry.body) for entry in entries)
+
+    def save(self) -> Iterable[bytes]:
+        yield b"%d " % self.count
+        yield b"%d" % self.size
+
+    def load(self, chunks: Iterable[bytes]) -> None:
+        count, _, size = b"".join(chunks).partition(b" ")
+        self.count, self.size = int(count or 0), int(size or 0)
+        self.loads += 1
+
+
+def client_of(servers: Sequence[NodeServer], **options: Any) -> AsyncClient:
+    return AsyncClient([server.address for server in servers], group=GROUP, **options)
+
+
+async def fill(servers: Sequence[NodeServer], count: int, size: int = 1000) -> list[int]:
+    """Append `count` entries, a few at a time; their indexes."""
+    indexes: list[int] = []
+    async with client_of(servers) as client:
+        for first in range(0, count, 20):
+            batch = [b"%06d" % n + bytes(size) for n in range(first, min(first + 20, count))]
+            indexes += [result.index for result in await client.append_many(batch)]
+    return indexes
+
+
+async def read_all(server: NodeServer, from_index: int = -1) -> list[bytes]:
+    async with client_of([server], session=False) as client:
+        return [e.body async for e in client.read(from_index, server=server.address)]
+
+
+def equal_and_committed(servers: Sequence[NodeServer]) -> bool:
+    found = [s.node_status() for s in servers]
+    ends = {(s.ledger_end_index, s.committed_index, s.applied_index) for s in found}
+    return len(ends) == 1 and found[0].committed_index == found[0].ledger_end_index
+
+
+async def test_the_log_is_purged_by_size_on_all_nodes_and_readers_learn_the_new_begin(tmp_path: Path) -> None:
+    settings = {**EAGER, **SMALL}
+    async with running_nodes(tmp_path, 3, settings, data_file_size=FILE) as servers:
+        await fill(servers, 400)
+        await until(lambda: all(s.node_status().ledger_begin_index > 0 for s in servers))
+        await until(lambda: len({s.node_status().ledger_begin_index for s in servers}) == 1)
+        begin = servers[0].node_status().ledger_begin_index
+        with pytest.raises(ReadFailed, match=str(begin)) as caught:
+            await read_all(servers[0], 0)
+        assert caught.value.code is Code.INDEX_LESS_THAN_LOCAL_BEGIN
+        bodies = await read_all(servers[0])
+        assert bodies and bodies[-1].startswith(b"000399")
+
+
+async def test_a_session_outlives_the_purging_of_what_opened_it_and_a_restart(tmp_path: Path) -> None:
+    settings = {**EAGER, **SMALL}
+    async with running_nodes(tmp_path, 1, settings, data_file_size=FILE) as (node,):
+        client = LogClient(node.address, GROUP)
+        session = await client.open_session(5)
+        await fill([node], 400)
+        await until(lambda: node.node_status().ledger_begin_index > session)
+        members = {"n1": node.config.address}
+        await client.close()
+    (tmp_path / "n1" / "sessions").unlink()  # so that the image alone tells
+    again = make_server(tmp_path, "n1", members, settings)
+    await again.start()
+    try:
+        await until(lambda: again.node_status().is_leader)
+        assert again.node_status().sessions >= 1
+    finally:
+        await again.stop()
+
+
+async def test_an_operator_purges_by_index(tmp_path: Path) -> None:
+    async with running_nodes(tmp_path, 1, SMALL, data_file_size=FILE) as (node,):
+        indexes = await fill([node], 200)
+        client = LogClient(node.address, GROUP)
+        before, _ = await client.purge(indexes[100], 0, 5)
+        assert before == indexes[100]
+        await until(lambda: 0 < node.node_status().ledger_begin_index <= indexes[100])
+        assert node.node_status().newest_image > indexes[-1]
+        await client.close()
+
+
+async def test_a_follower_far_behind_gets_a_base_and_serves_once_it_has_an_image(tmp_path: Path) -> None:
+    machines = {f"n{i}": Counter() for i in (1, 2, 3)}
+    settings = {**EAGER, **SMALL}
+    async with running_nodes(tmp_path, 3, settings, data_file_size=FILE, machines=machines) as servers:
+        late = next(s for s in servers if s is not leader_of(servers))
+        others = [s for s in servers if s is not late]
+        node_id, members = late.config.node_id, late.config.members
+        await late.stop()
+        await fill(others, 600)
+        await until(lambda: all(s.node_status().ledger_begin_index > 100 for s in others))
+        machine = Counter()
+        back = make_server(tmp_path, node_id, members, settings, machine=machine)
+        servers[servers.index(late)] = back
+        await back.start()
+        await until(lambda: equal_and_committed(servers), 20)
+        assert back.node_status().ledger_begin_index > 100
+        assert not back.node_status().needs_image
+        left = [machines[s.config.node_id] for s in others]
+        assert [(m.count, m.size) for m in (*left, machine)] == [(600, 600 * 1006)] * 3
+        assert (await read_all(back))[-1].startswith(b"000599")
+
+
+async def test_rule_11_a_wiped_node_rejoins_while_clients_append(tmp_path: Path) -> None:
+    async with running_nodes(tmp_path, 3, SMALL, data_file_size=FILE) as servers:
+        await fill(servers, 100)
+        lost = next(s for s in servers if s is not leader_of(servers))
+        node_id, members = lost.config.node_id, lost.config.members
+        others = [s for s in servers if s is not lost]
+        await lost.stop()
+        shutil.rmtree(tmp_path / node_id)
+        writing = asyncio.ensure_future(fill(others, 300))
+        back = make_server(tmp_path, node_id, members, SMALL, data_file_size=FILE, rejoining=True)
+        servers[servers.index(lost)] = back
+        await back.start()
+        assert back.node_status().incarnation > 1
+        await writing
+        await until(lambda: back.node_status().rejoining == "", 20)
+        await until(lambda: equal_and_committed(servers), 20)
+        # It counts again: with one of the others gone, the two that are left commit.
+        gone = next(s for s in others if s is not leader_of(others))
+        await gone.stop()
+        servers.remove(gone)
+        await fill(servers, 20)
+        assert len(await read_all(back)) == 420
+
+
+def flip(directory: Path, what: bytes) -> None:
+    """Change one byte in the middle of where `what` is stored."""
+    for path in sorted((directory / "data").iterdir()):
+        content = path.read_bytes()
+        at = content.find(what)
+        if at >= 0:
+            with path.open("r+b") as file:
+                file.seek(at + len(what) // 2)
+                old = file.read(1)[0]
+                file.seek(at + len(what) // 2)
+                file.write(bytes([old ^ 1]))
+            return
+    raise AssertionError(f"{what!r} is not stored in {directory}")
+
+
+async def test_rule_10_a_flipped_byte_is_found_by_a_reader_and_repaired_from_a_peer(tmp_path: Path) -> None:
+    async with running_nodes(tmp_path, 3, SMALL, data_file_size=FILE) as servers:
+        await fill(servers, 100)
+        await until(lambda: equal_and_committed(servers))
+        node = next(s for s in servers if s is not leader_of(servers))
+        flip(tmp_path / node.config.node_id, b"000040")
+        with pytest.raises(DLedgerError) as caught:
+            client = LogClient(node.address, GROUP)
+            async for _ in client.read(0, 0, follow=False, linearizable=False, include_internal=False):
+                pass
+        assert caught.value.code is Code.DATA_DAMAGED
+        await client.close()
+        await until(lambda: node.node_status().repaired == 1)
+        assert node.node_status().damaged == ()
+        assert len(await read_all(node)) == 100
+
+
+async def test_rule_10_a_scrub_finds_and_repairs_what_nobody_reads(tmp_path: Path) -> None:
+    settings = {**SMALL, "scrub": {"bytes_per_second": 0}}
+    async with running_nodes(tmp_path, 3, settings, data_file_size=FILE) as servers:
+        await fill(servers, 100)
+        await until(lambda: equal_and_committed(servers))
+        leader = leader_of(servers)
+        flip(tmp_path / leader.config.node_id, b"000040")
+        client = LogClient(leader.address, GROUP)
+        steps = [step async for step in client.scrub(0)]
+        await client.close()
+        assert steps[-1].done
+        assert [d.first_index <= 45 <= d.last_index for step in steps for d in step.found]
+        await until(lambda: leader.node_status().repaired == 1)
+        assert len(await read_all(leader)) == 100
+
+
+async def test_rule_9_a_full_disk_refuses_before_any_push_and_recovers_by_itself(tmp_path: Path) -> None:
+    disk = FaultyDisk(tmp_path, capacity=12 * FILE)
+    settings = {"limits": {**SMALL["limits"], "disk_reserve_bytes": 4 * FILE}}
+    async with running_nodes(tmp_path, 1, settings, data_file_size=FILE, disks={"n1": disk}) as (node,):
+        await until(lambda: node.node_status().reserved_bytes > 0)
+        written = 0
+        with pytest.raises(DLedgerError) as caught:
+            async with client_of([node], session=False, timeout=10) as client:
+                while True:
+                    await client.append(bytes(4000), timeout=3)
+                    written += 1
+        assert caught.value.code is Code.DISK_FULL
+        assert written > 0
+        await until(lambda: node.node_status().no_room)
+        assert node.node_status().is_leader, "nobody else has room: it stays, and serves reads"
+        assert node.node_status().health == "the disk is full"
+        assert len(await read_all(node)) == written
+        disk.capacity = 40 * FILE
+        await until(lambda: not node.node_status().no_room)
+        async with client_of([node], session=False) as client:
+            await client.append(b"there is room again")
+        assert len(await read_all(node)) == written + 1
+
+
+async def test_rule_9_a_full_follower_catches_up_when_there_is_room_again(tmp_path: Path) -> None:
+    disks: dict[str, Disk] = {f"n{i}": FaultyDisk(tmp_path / f"n{i}") for i in (1, 2, 3)}
+    settings = {"limits": {**SMALL["limits"], "disk_reserve_bytes": 4 * FILE}}
+    async with running_nodes(tmp_path, 3, settings, data_file_size=FILE, disks=disks) as servers:
+        full = next(s for s in servers if s is not leader_of(servers))
+        others = [s for s in servers if s is not full]
+        quota = disks[full.config.node_id]
+        assert isinstance(quota, FaultyDisk)
+        quota.capacity = 10 * FILE
+        await fill(others, 900)
+        await until(lambda: full.node_status().no_room)
+        leader = leader_of(others).node_status()
+        assert full.node_status().ledger_end_index < leader.ledger_end_index
+        quota.capacity = 100 * FILE
+        await until(lambda: equal_and_committed(servers), 20)
+
+
+async def test_rule_9_a_leader_with_a_stuck_disk_makes_way_and_comes_back(tmp_path: Path) -> None:
+    disks: dict[str, Disk] = {f"n{i}": FaultyDisk(tmp_path / f"n{i}") for i in (1, 2, 3)}
+    settings = {**SMALL, "timing": {"heartbeat_ms": 50, "election_min_ms": 300, "election_max_ms": 600}}
+    async with running_nodes(tmp_path, 3, settings, data_file_size=FILE, disks=disks) as servers:
+        await fill(servers, 20)
+        old = leader_of(servers)
+        stuck = disks[old.config.node_id]
+        assert isinstance(stuck, FaultyDisk)
+        stuck.stick()
+        try:
+            others = [s for s in servers if s is not old]
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            async with client_of(servers) as client:
+                while not any(s.node_status().is_leader for s in others):
+                    await client.append(b"while the disk is stuck", timeout=10)
+            assert loop.time() - began < 3 * 0.6 + 1.0  # the machine is shared
+            await fill(others, 20)
+        finally:
+            stuck.release()
+        await until(lambda: equal_and_committed(servers), 20)
+        assert not old.node_status().is_leader
+
+
+async def test_rule_12_cluster_time_goes_on_and_follows_no_jump(tmp_path: Path) -> None:
+    wall = [1_700_000_000_000]
+    node = make_server(tmp_path, "n1", {"n1": "127.0.0.1:0"}, wall_ms=lambda: wall[0])
+    await node.start()
+    try:
+        await until(lambda: node.node_status().is_leader)
+        before = node.node_status().cluster_time_ms
+        wall[0] += 86_400_000
+        status = node.node_status()
+        assert before <= status.cluster_time_ms < before + 60_000
+        assert status.clock_offset_ms > 86_000_000
+    finally:
+        await node.stop()
+
+
+async def test_a_backup_is_the_committed_log(tmp_path: Path) -> None:
+    async with running_nodes(tmp_path, 1, SMALL, data_file_size=FILE) as (node,):
+        await fill([node], 50)
+        client = LogClient(node.address, GROUP)
+        parts = [part async for part in client.backup()]
+        await client.close()
+        head, frames = parts[0], b"".join(p for p in parts[1:] if isinstance(p, bytes))
+        assert not isinstance(head, bytes)
+        assert (head.cluster_id, head.data_file_size, head.base.index) == ("c", FILE, -1)
+        assert head.last_index == node.node_status().committed_index
+        assert frames.count(b"000049") == 1
