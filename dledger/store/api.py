@@ -142,7 +142,7 @@ class LogStore(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether another data file is prepared, or can be without touching the reserve."""
+        """Whether there is room for more: in prepared files, or for new ones without touching the reserve."""
 
     @property
     def reserved_end(self) -> ReservedEnd:

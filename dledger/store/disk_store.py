@@ -8,11 +8,11 @@ from pathlib import Path
 
 from dledger.core.values import Base, HardState, Tail, TermRun
 from dledger.errors import Code, StorageError
-from dledger.store.api import BatchHead, Damage, EntryHeader, Frames, ReservedEnd, ScrubStep
+from dledger.store.api import BatchHead, Damage, EntryDamaged, EntryHeader, Frames, ReservedEnd, ScrubStep
 from dledger.store.batch import Batch, encode_blank, place
 from dledger.store.damage import KnownDamage, clip, locate, merge, write_damages
 from dledger.store.disk import Buffer, Disk, OsDisk
-from dledger.store.files import FileSequence
+from dledger.store.files import FileSequence, SyncError
 from dledger.store.identity import Identity, load_identity
 from dledger.store.layout import INDEX_RECORD_SIZE, NodePaths, index_file_size, index_records
 from dledger.store.opening import Opening, finish_reset, leave_marker, take_lock
@@ -100,9 +100,9 @@ class DiskLogStore:
                 return cls._open(disk, paths, identity, disk_reserve_bytes)
             except OSError as error:
                 full = error.errno in FULL
-                if full and spend_reserve(disk, paths):
+                if full and not isinstance(error, SyncError) and spend_reserve(disk, paths):
                     continue
-                if not full:
+                if not full or isinstance(error, SyncError):
                     leave_marker(disk, paths)
                 code = Code.DISK_FULL if full else Code.DISK_ERROR
                 raise StorageError(f"cannot open {paths.root}: {error}", code=code) from error
@@ -258,11 +258,7 @@ class DiskLogStore:
         if self._durable == tail:
             return tail.index
         with self._writing("sync"):
-            try:
-                self._data.sync()
-            except OSError as error:
-                self._leave_marker()
-                raise StorageError(f"fdatasync failed: {error}", code=Code.FSYNC_FAILED) from error
+            self._data.sync()
             self._check_directory()
             self._write_records(*self._reader.pending_records())
         self._durable = tail
@@ -326,7 +322,7 @@ class DiskLogStore:
         borders = []
         for start in self._data.starts:
             if self._base.pos < start < self._tail.pos:
-                with suppress(StorageError):  # damaged around there: no border that could be proved
+                with suppress(EntryDamaged):  # damaged around there: no border that could be proved
                     borders.append(self._border(start))
         return borders
 
@@ -340,7 +336,7 @@ class DiskLogStore:
             return
         size = self.data_file_size
         assert base.pos % size == 0 and base.index < self._tail.index, f"{base} is no border"
-        with suppress(StorageError):  # damaged: then the caller knows better than this copy
+        with suppress(EntryDamaged):  # damaged: then the caller knows better than this copy
             assert self._border(base.pos) == base, f"{base} is no border: {self._border(base.pos)} is"
         if self._durable.index < base.index:
             self.sync()
@@ -402,7 +398,7 @@ class DiskLogStore:
         known = next((k for k in self._damages if k.damage.first_index == frames.first_index), None)
         if known is None:
             raise StorageError(f"no damage begins at entry {frames.first_index}", code=Code.DATA_DAMAGED)
-        plan = plan_repair(self._data, known, frames, self._tail)
+        plan = self._reader.guarded(lambda: plan_repair(self._data, known, frames, self._tail))
         with self._changing_nothing_if_full("a repair"), self._writing("repair"):
             for start, parts in plan.files.items():
                 self._data.replace(start, parts)
@@ -445,11 +441,7 @@ class DiskLogStore:
 
     def _write_checkpoint(self, base: Base) -> None:
         """The index records that it counts on are made durable before it."""
-        try:
-            self._index.sync()
-        except OSError as error:
-            self._leave_marker()
-            raise StorageError(f"fdatasync of the index failed: {error}", code=Code.FSYNC_FAILED) from error
+        self._index.sync()
         tail = self._durable
         runs = tuple(clip_runs(self._term_runs, base, tail))
         checkpoint = Checkpoint(tail, max(self._committed, base.index), base, runs)
@@ -507,7 +499,7 @@ class DiskLogStore:
             yield
         except StorageError as error:
             cause = error.__cause__
-            if not isinstance(cause, OSError) or cause.errno not in FULL:
+            if not isinstance(cause, OSError) or isinstance(cause, SyncError) or cause.errno not in FULL:
                 raise
             self._failed = None
             raise full_error(what, cause) from cause
@@ -523,9 +515,9 @@ class DiskLogStore:
             raise
         except OSError as error:
             self._failed = f"{what}: {error}"
-            if error.errno not in FULL:
-                # Whatever it was, it may have been an fsync of the log: in a truncation, say.
+            if isinstance(error, SyncError):
                 self._leave_marker()
+                raise StorageError(f"{what}: fdatasync failed: {error}", code=Code.FSYNC_FAILED) from error
             code = Code.DISK_FULL if error.errno in FULL else Code.DISK_ERROR
             raise StorageError(f"{what}: {error}", code=code) from error
 

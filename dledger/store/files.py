@@ -15,6 +15,10 @@ _ZERO_PROBE = 1 << 20  # bytes looked at in one go when searching for anything t
 _ZEROS = bytes(_ZERO_PROBE)
 
 
+class SyncError(OSError):
+    """An fsync of a file of the log failed: what the page cache holds of it is not to be believed."""
+
+
 class FileSequence:
     """The files of one directory, consecutive, each of `file_size` bytes and named by its first position.
 
@@ -159,7 +163,7 @@ class FileSequence:
         """Make all that was written durable. StorageError if a file was removed under us."""
         for start in sorted(self._dirty):
             handle = self._handles[start]
-            self._disk.fdatasync(handle)
+            self._sync_handle(handle)
             if not self._disk.is_at(handle, self.path_of(start)):
                 raise StorageError(f"{self.path_of(start)} was removed while in use")
             self._dirty.discard(start)
@@ -170,8 +174,14 @@ class FileSequence:
 
     def sync_file(self, start: int) -> None:
         """Make the file that begins at `start` durable, whoever wrote to it."""
-        self._disk.fdatasync(self._handles[start])
+        self._sync_handle(self._handles[start])
         self._dirty.discard(start)
+
+    def _sync_handle(self, handle: int) -> None:
+        try:
+            self._disk.fdatasync(handle)
+        except OSError as error:
+            raise SyncError(error.errno, *error.args[1:]) from error
 
     def sync_directory(self) -> None:
         """Make the names of the files durable."""

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 from zlib import crc32
 
-from dledger.core.values import NO_BASE, HardState, Tail
+from dledger.core.values import Base, HardState, Tail
 from dledger.errors import StorageError
-from dledger.store.batch import HEADER_SIZE, MAGIC_BLANK, chain_of, unpack_header
+from dledger.store.api import Damage
+from dledger.store.batch import HEADER_SIZE, MAGIC_BLANK, Batch, chain_of, unpack_header
+from dledger.store.damage import make_damage, read_damages, resume
 from dledger.store.disk import Disk, OsDisk
 from dledger.store.files import FileSequence
 from dledger.store.identity import Identity, load_identity
@@ -22,8 +24,16 @@ from dledger.store.layout import (
     index_file_size,
     unpack_record,
 )
+from dledger.store.recovery import choose_base
 from dledger.store.scan import LogScanner, Verdict, judge_end
-from dledger.store.state_files import Checkpoint, read_checkpoint, read_hard_state
+from dledger.store.state_files import (
+    Checkpoint,
+    StoredBase,
+    read_base,
+    read_checkpoint,
+    read_hard_state,
+    tail_of,
+)
 
 T = TypeVar("T")
 
@@ -61,6 +71,11 @@ class DirectoryReport:
     checkpoint: Checkpoint | None = None
     data_files: list[FileReport] = field(default_factory=list)
     index_files: list[FileReport] = field(default_factory=list)
+    base: Base | None = None  # the last purged entry
+    resetting: bool = False  # everything is about to be removed: the next start goes on with that
+    prepared_files: list[FileReport] = field(default_factory=list)  # data files behind the end, still empty
+    damages: list[Damage] = field(default_factory=list)  # found now, with good entries behind
+    noted_damages: list[Damage] = field(default_factory=list)  # that the node knows of
     begin_index: int = 0
     end_index: int = -1  # of the last whole batch that is good
     end_term: int = -1
@@ -111,6 +126,8 @@ class _Inspection:
         self._index = FileSequence(disk, self._paths.index_files, index_file_size(size), write=False)
         for files in (self._data, self._index):
             self._attempt(files.load)
+        self._stored_base: StoredBase | None = self._attempt(lambda: read_base(disk, self._paths.base))
+        self._base = self._find_base()
 
     def close(self) -> None:
         self._data.close()
@@ -123,8 +140,12 @@ class _Inspection:
             self._problems.append(str(error))
             return None
 
+    def _find_base(self) -> Base | None:
+        if self._stored_base is not None and self._stored_base.resetting:
+            return self._stored_base.base
+        return self._attempt(lambda: choose_base(self._data, self._checkpoint, self._stored_base))
+
     def report(self) -> DirectoryReport:
-        base = self._checkpoint.base if self._checkpoint is not None else NO_BASE
         report = DirectoryReport(
             self._paths.root,
             self._identity,
@@ -132,27 +153,52 @@ class _Inspection:
             self._checkpoint,
             _files(self._data),
             _files(self._index),
-            begin_index=base.index + 1,
+            base=self._base,
+            resetting=self._stored_base is not None and self._stored_base.resetting,
             problems=self._problems,
         )
-        scanner = LogScanner(self._data, Tail(base.index, base.term, base.pos, base.chain_crc))
-        for batch in scanner.batches():
-            report.batch_count += 1
-            report.entry_count += batch.count
-            pos = batch.pos
-            for index in range(batch.first_index, batch.last_index + 1):
-                report.unindexed_count += not self._is_indexed(index, pos)
-                pos += unpack_header(batch.data, pos - batch.pos).size
-        tail = scanner.tail
-        report.end_index, report.end_term, report.end_pos = tail.index, tail.term, tail.pos
-        known_end = self._checkpoint.tail.index if self._checkpoint is not None else -1
-        judgement = judge_end(self._data, self._index, tail, scanner.fault, known_end)
-        report.verdict, report.verdict_reason = judgement
+        noted = self._attempt(lambda: read_damages(self._disk, self._paths.damage)) or ()
+        report.noted_damages = [known.damage for known in noted]
+        if self._base is not None and not report.resetting:
+            report.begin_index = self._base.index + 1
+            self._scan(report, tail_of(self._base))
+        report.prepared_files = [file for file in report.data_files if file.start > report.end_pos]
         for files in (report.data_files, report.index_files):
             for before, after in pairwise(files):
                 if before.start + before.length != after.start:
                     report.problems.append(f"{before.path} ends before {after.path} begins")
         return report
+
+    def _scan(self, report: DirectoryReport, tail: Tail) -> None:
+        """Over damages, to the end; the first one decides the verdict."""
+        anchors = [self._checkpoint.tail] if self._checkpoint is not None else []
+        known_end = self._checkpoint.tail.index if self._checkpoint is not None else -1
+        while True:
+            scanner = LogScanner(self._data, tail)
+            for batch in scanner.batches():
+                self._count(report, batch)
+            tail = scanner.tail
+            report.end_index, report.end_term, report.end_pos = tail.index, tail.term, tail.pos
+            judgement = judge_end(self._data, self._index, tail, scanner.fault, known_end)
+            if not report.damages:
+                report.verdict, report.verdict_reason = judgement
+            resumption = None
+            if judgement.verdict is Verdict.DAMAGED:
+                resumption = resume(self._data, self._index, tail, anchors)
+            if resumption is None:
+                return
+            pos = scanner.fault.pos if scanner.fault is not None else tail.pos
+            known = make_damage(self._data, tail, resumption.after, pos, judgement.reason)
+            report.damages.append(known.damage)
+            tail = known.after
+
+    def _count(self, report: DirectoryReport, batch: Batch) -> None:
+        report.batch_count += 1
+        report.entry_count += batch.count
+        pos = batch.pos
+        for index in range(batch.first_index, batch.last_index + 1):
+            report.unindexed_count += not self._is_indexed(index, pos)
+            pos += unpack_header(batch.data, pos - batch.pos).size
 
     def _is_indexed(self, index: int, pos: int) -> bool:
         stored = self._index.read(index * INDEX_RECORD_SIZE, INDEX_RECORD_SIZE)
@@ -185,8 +231,9 @@ class _Inspection:
             record = unpack_record(stored)
             if record.is_plausible(first_index):
                 return record.pos, self._chain_at(first_index - 1)
-        base = self._checkpoint.base if self._checkpoint is not None else NO_BASE
-        return base.pos, base.chain_crc
+        if self._base is None:
+            return (self._data.starts or [0])[0], None
+        return self._base.pos, self._base.chain_crc
 
     def _chain_at(self, index: int) -> int | None:
         stored = self._index.read(index * INDEX_RECORD_SIZE, INDEX_RECORD_SIZE)

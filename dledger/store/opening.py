@@ -93,9 +93,9 @@ def leave_marker(disk: Disk, paths: NodePaths) -> None:
 def take_lock(disk: Disk, paths: NodePaths) -> int:
     handle = disk.open(paths.lock, create=True)
     if disk.lock(handle):
-        owner = f"{os.getpid()}\n".encode()
-        disk.truncate(handle, 0)
-        write_all(disk, handle, [owner], 0)
+        with suppress(OSError):  # only a courtesy to whoever finds it locked; the disk may be full
+            disk.truncate(handle, 0)
+            write_all(disk, handle, [f"{os.getpid()}\n".encode()], 0)
         return handle
     owner = disk.pread(handle, 32, 0).strip()
     disk.close(handle)

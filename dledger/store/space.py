@@ -75,7 +75,9 @@ class Space:
 
     def has_room(self, tail: Tail) -> bool:
         """See LogStore."""
-        if self._data.reserved_end > self._data.start_of(tail.pos) + self._data.file_size:
+        # Half of what one more pair of files holds in the worst case.
+        least = min(self._data.file_size, self._index.file_size // INDEX_RECORD_SIZE * HEADER_SIZE) // 2
+        if self.reserved_bytes(tail) >= least:
             return True
         need = self._data.file_size + self._index.file_size
         return self.free_bytes() - need >= self.disk_reserve_bytes

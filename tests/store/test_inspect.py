@@ -46,7 +46,9 @@ def test_damage_is_named_and_entries_beyond_it_are_listed() -> None:
     bad = batches[3]
     disk.flip(ROOT / "data" / file_name(bad.pos - bad.pos % 1024), bad.pos % 1024 + 50)
     report = inspect_directory(ROOT, disk=disk)
-    assert report.verdict is Verdict.DAMAGED and report.end_index == batches[2].last_index
+    assert report.verdict is Verdict.DAMAGED and report.end_index == batches[-1].last_index
+    (damage,) = report.damages
+    assert (damage.first_index, damage.last_index) == (bad.first_index, bad.last_index)
     assert f"entry {bad.first_index}," in report.verdict_reason
     entries = list(list_entries(ROOT, disk=disk))
     assert len(entries) == batches[-1].last_index + 1
@@ -76,3 +78,29 @@ def test_a_damaged_vote_is_named(tmp_path: Path) -> None:
     (tmp_path / "n0" / "currterm").write_bytes(b"currTerm=7\nvoteLeader=\nincarnation=1\ncrc=00000000\n")
     report = inspect_directory(tmp_path / "n0")
     assert report.hard_state is None and any("currterm" in problem for problem in report.problems)
+
+
+def test_base_prepared_files_damages_and_a_rejoining_node_are_shown() -> None:
+    disk, store = new_sim_store()
+    batches = make_batches(20, seed=2)
+    store.append(batches)
+    store.sync()
+    base = store.borders()[1]
+    store.purge_to(base)
+    store.prepare(3 * 1024)
+    store.save_hard_state(HardState(4, None, 1, rejoining=True, floor_term=3, floor_index=9))
+    bad = next(b for b in batches if b.first_index > base.index)
+    disk.flip(ROOT / "data" / file_name(bad.pos), 50)
+    assert store.note_damage(bad.first_index) is not None
+    report = inspect_directory(ROOT, disk=disk)
+    assert report.base == base and report.begin_index == base.index + 1
+    assert report.end_index == batches[-1].last_index and not report.resetting
+    assert report.hard_state is not None and report.hard_state.rejoining
+    assert [d.first_index for d in report.damages] == [bad.first_index]
+    assert report.noted_damages == list(store.damages)
+    assert len(report.prepared_files) >= 2
+    assert report.problems == []
+    disk.unlink(ROOT / "base")
+    disk.unlink(ROOT / "checkpoint")
+    report = inspect_directory(ROOT, disk=disk)
+    assert report.base is None and any("where the log begins is lost" in p for p in report.problems)

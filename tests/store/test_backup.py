@@ -1,0 +1,124 @@
+"""Backups, and the directories of a new cluster made from one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dledger.core.values import NO_BASE
+from dledger.errors import Code, StorageError
+from dledger.store.api import Frames, LogStore
+from dledger.store.backup import read_manifest, restore_directory, write_backup
+from dledger.store.disk_store import DiskLogStore
+from dledger.testing.sim_disk import CrashPoint, SimDisk, SimulatedCrash
+from tests.store.helpers import IDENTITY, SIZE, make_batches, new_sim_store, read_all
+
+BACKUP, TARGET = Path("/backup"), Path("/new")
+NEW = replace(IDENTITY, cluster_id="restored", node_id="m0")
+
+
+def frames_of(store: LogStore) -> Iterator[Frames]:
+    index = store.begin_index
+    while index <= store.end_index:
+        frames = store.read(index, store.end_index, 400, whole_batches=True)
+        yield frames
+        index = frames.last_index + 1
+
+
+@pytest.mark.parametrize("purged", [False, True])
+def test_three_directories_from_one_backup_are_equal(purged: bool) -> None:
+    disk, store = new_sim_store()
+    store.append(make_batches(25, seed=3))
+    store.sync()
+    if purged:
+        store.purge_to(store.borders()[1])
+    manifest = write_backup(frames_of(store), IDENTITY, BACKUP, base=store.base, disk=disk)
+    assert manifest == read_manifest(BACKUP, disk=disk) and manifest.tail == store.tail
+    for node_id in ("m0", "m1", "m2"):
+        target = Path(f"/{node_id}")
+        identity = replace(NEW, node_id=node_id)
+        restore_directory(BACKUP, target, identity, backup_disk=disk, disk=disk)
+        restored = DiskLogStore.open(target, disk=disk)
+        assert restored.identity == identity and restored.repairs == ()
+        assert (restored.base, restored.tail) == (store.base, store.tail)
+        assert read_all(restored) == read_all(store) and restored.term_runs == store.term_runs
+        assert restored.committed_checkpoint == store.end_index
+        state = restored.hard_state
+        assert state.term >= store.tail.term and state.voted_for is None and not state.is_barred
+
+
+def test_a_real_directory(tmp_path: Path) -> None:
+    _, store = new_sim_store()
+    store.append(make_batches(25, seed=3))
+    write_backup(frames_of(store), IDENTITY, tmp_path / "backup")
+    restore_directory(tmp_path / "backup", tmp_path / "new", NEW)
+    with closing(DiskLogStore.open(tmp_path / "new")) as restored:
+        assert read_all(restored) == read_all(store)
+
+
+def test_an_empty_log_has_a_backup_too() -> None:
+    disk, store = new_sim_store()
+    write_backup(frames_of(store), IDENTITY, BACKUP, disk=disk)
+    restore_directory(BACKUP, TARGET, NEW, backup_disk=disk, disk=disk)
+    restored = DiskLogStore.open(TARGET, disk=disk)
+    assert restored.end_index == -1 and restored.base == NO_BASE
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    disk, store = new_sim_store()
+    store.append(make_batches(25, seed=3))
+    frames = list(frames_of(store))
+    with pytest.raises(StorageError):
+        write_backup(frames[1:], IDENTITY, BACKUP, disk=disk)
+    with pytest.raises(StorageError, match="is no backup"):
+        read_manifest(BACKUP, disk=disk)
+    write_backup(frames, IDENTITY, BACKUP, disk=disk)
+    with pytest.raises(StorageError) as error:
+        write_backup(frames, IDENTITY, BACKUP, disk=disk)
+    assert error.value.code is Code.ALREADY_INITIALIZED
+    for identity in (replace(NEW, data_file_size=2 * SIZE), replace(NEW, cluster_id="cluster")):
+        with pytest.raises(StorageError) as error:
+            restore_directory(BACKUP, TARGET, identity, backup_disk=disk, disk=disk)
+        assert error.value.code is Code.FOREIGN_DIRECTORY
+    assert not disk.exists(TARGET)
+
+
+def test_a_flipped_byte_of_a_backup_is_found() -> None:
+    disk, store = new_sim_store()
+    store.append(make_batches(4, seed=3))
+    write_backup(frames_of(store), IDENTITY, BACKUP, disk=disk)
+    for name in ("entries", "manifest"):
+        for offset in range(0, len(disk.content(BACKUP / name)), 7):
+            twin = disk.copy()
+            twin.flip(BACKUP / name, offset)
+            with pytest.raises(StorageError):
+                restore_directory(BACKUP, TARGET, NEW, backup_disk=twin, disk=twin)
+            if twin.exists(TARGET):
+                assert DiskLogStore.open(TARGET, disk=twin).hard_state.rejoining
+
+
+def test_a_restore_that_was_cut_short_does_not_pass_for_a_node_that_has_it_all() -> None:
+    source, store = new_sim_store()
+    store.append(make_batches(8, seed=3))
+    write_backup(frames_of(store), IDENTITY, BACKUP, disk=source)
+    step, opened = 1, 0
+    while True:
+        disk = SimDisk()
+        disk.schedule_crash(step, CrashPoint.AFTER)
+        try:
+            restore_directory(BACKUP, TARGET, NEW, backup_disk=source, disk=disk)
+        except SimulatedCrash:
+            twin = disk.copy()
+        else:
+            break
+        step += 1
+        if twin.exists(TARGET / "identity"):
+            restored = DiskLogStore.open(TARGET, disk=twin)
+            state = restored.hard_state
+            assert state.rejoining or restored.tail == store.tail
+            opened += 1
+    assert opened > 20
