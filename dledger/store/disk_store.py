@@ -296,7 +296,7 @@ class DiskLogStore:
         )
         if index == self._tail.index:
             return
-        if index > self._base.index:
+        if index > self._base.index and all(known.after.index != index for known in self._damages):
             assert self.entry(index).ends_batch, f"entry {index} does not end a batch"
         tail = self.tail_at(index)
         with self._space.files_lock, self._writing("truncate"):
