@@ -464,9 +464,11 @@ class DiskLogStore:
                 self.sync()
                 self._checkpoint_if_room()
         finally:
-            self._data.close()
-            self._index.close()
-            self._disk.close(self._lock_handle)
+            with self._space.files_lock:
+                self._space.is_closed = True
+                self._data.close()
+                self._index.close()
+                self._disk.close(self._lock_handle)
 
     # -- reading
 

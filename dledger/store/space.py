@@ -42,6 +42,7 @@ class Space:
         # Held by whatever adds files to the log or removes some, so that there is never a gap between them.
         # Neither writes nor syncs take it.
         self.files_lock = RLock()
+        self.is_closed = False  # a `prepare` that comes late must not touch what another process may open
         self._disk = disk
         self._paths = paths
         self._data = data
@@ -84,9 +85,11 @@ class Space:
 
     def prepare(self, ahead_bytes: int, tail_now: Callable[[], Tail], *, use_reserve: bool) -> bool:
         """See LogStore. OSError unless the disk is merely full."""
-        self._restore_state_reserve()
         while True:
             with self.files_lock:
+                if self.is_closed:
+                    return False
+                self._restore_state_reserve()
                 tail = tail_now()
                 if self.reserved_bytes(tail) >= ahead_bytes:
                     return True

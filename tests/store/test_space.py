@@ -269,3 +269,10 @@ def test_rule_9_after_a_failed_fsync_the_cache_is_dropped_before_anything_of_the
     assert len(disk.dropped) == len(list((root / "data").iterdir())) + len(list((root / "index").iterdir()))
     assert not (root / "fsync-failed").exists() and read_all(store) == join(batches)
     store.close()
+
+
+def test_a_closed_store_prepares_nothing() -> None:
+    disk, store = new_sim_store()
+    store.close()
+    files = disk.files()
+    assert not store.prepare(SIZE) and disk.files() == files
