@@ -204,16 +204,18 @@ def kill(directory: Path, node: str, name: str) -> None:
 @_dir_option
 @click.argument("node")
 @click.option("--timeout", type=float, default=10.0, show_default=True, help="Seconds before SIGKILL.")
-def restart_node(directory: Path, node: str, timeout: float) -> None:
+@click.option("--rejoin", is_flag=True, help="Its directory was lost: it gets its log from the others.")
+def restart_node(directory: Path, node: str, timeout: float, rejoin: bool) -> None:
     """Stop NODE (n1, n2, ..., or `leader`) if it runs, and start it.
 
     \b
-    Example:
+    Examples:
       dledger cluster restart-node --dir /tmp/log n1
+      rm -r /tmp/log/n2/store && dledger cluster restart-node --dir /tmp/log n2 --rejoin
     """
     local = LocalCluster(directory)
     node_id = _resolve(local, node)
-    pid = local.restart_node(node_id, seconds=timeout)
+    pid = local.restart_node(node_id, seconds=timeout, rejoin=rejoin)
     click.echo(f"{node_id} started (pid {pid})")
 
 

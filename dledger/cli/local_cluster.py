@@ -47,7 +47,7 @@ from dledger.core.values import FlushMode
 from dledger.errors import Code, ConfigError, DLedgerError
 from dledger.status.encoding import node_status_from_json
 from dledger.status.model import NodeStatus
-from dledger.store.identity import Identity, init_directory
+from dledger.store.identity import Identity, first_incarnation, init_directory
 
 if TYPE_CHECKING:
     from dledger.client import TlsFiles
@@ -139,6 +139,7 @@ class LocalCluster:
             init_directory(
                 folder / "store",
                 Identity(plan.cluster_id, group, node.node_id, data_file_size, flush_mode),
+                incarnation=first_incarnation(),
             )
         save_plan(root, plan)
         return cls(root)
@@ -224,18 +225,23 @@ class LocalCluster:
                 self.process(node.node_id).start(environment)
             return [node.node_id for node in down]
 
-    def start_node(self, node_id: str, environment: Mapping[str, str] | None = None) -> int:
-        """Start one node that is down; returns its pid."""
+    def start_node(
+        self, node_id: str, environment: Mapping[str, str] | None = None, *, rejoin: bool = False
+    ) -> int:
+        """Start one node that is down; returns its pid. `rejoin`: its directory was lost."""
+        store = self.store_directory(node_id)
+        if rejoin and store.exists() and any(store.iterdir()):
+            raise ClusterError(f"{store} is not empty: move it away first, if what it holds is not wanted")
         with self._exclusive():
             process = self.process(node_id)
             if process.is_alive:
                 raise ClusterError(f"{node_id} runs already (pid {process.pid})")
-            return process.start(environment)
+            return process.start(environment, ["--rejoin"] if rejoin else [])
 
-    def restart_node(self, node_id: str, *, seconds: float = 10.0) -> int:
+    def restart_node(self, node_id: str, *, seconds: float = 10.0, rejoin: bool = False) -> int:
         """Stop one node gracefully, if it runs, and start it again."""
         self.stop_node(node_id, seconds=seconds)
-        return self.start_node(node_id)
+        return self.start_node(node_id, rejoin=rejoin)
 
     def stop(self, *, seconds: float = 10.0) -> dict[str, bool]:
         """Stop all that run, at once. node_id -> True: ended by itself, False: had to be killed."""

@@ -21,6 +21,10 @@ _COMMANDS = {
     "read": "dledger.cli.read_command:read",
     "status": "dledger.cli.status_command:status",
     "transfer": "dledger.cli.status_command:transfer",
+    "purge": "dledger.cli.upkeep_commands:purge",
+    "scrub": "dledger.cli.upkeep_commands:scrub",
+    "backup": "dledger.cli.upkeep_commands:backup",
+    "restore": "dledger.cli.upkeep_commands:restore",
     "inspect": "dledger.cli.inspect_command:inspect",
     "demo": "dledger.cli.demo_command:demo",
 }

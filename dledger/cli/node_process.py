@@ -93,7 +93,7 @@ class NodeProcess:
         facts = self._facts()
         return facts is not None and facts.state == "T"
 
-    def start(self, environment: Mapping[str, str] | None = None) -> int:
+    def start(self, environment: Mapping[str, str] | None = None, options: Sequence[str] = ()) -> int:
         """Start the server and return its pid. Does not wait until it serves."""
         assert not self.is_alive, f"{self.config} already runs"
         for name in ("pid", "exit"):
@@ -101,7 +101,7 @@ class NodeProcess:
         self._reap()
         shell = shutil.which("sh") or "/bin/sh"
         self._keeper = subprocess.Popen(
-            [shell, "-c", _KEEPER, "sh", str(self.folder), *server_command(self.config)],
+            [shell, "-c", _KEEPER, "sh", str(self.folder), *server_command(self.config), *options],
             cwd=self.folder,
             env={**os.environ, **_import_path(), **(environment or {})},
             stdin=subprocess.DEVNULL,

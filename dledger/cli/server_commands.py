@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from dledger.errors import ConfigError
 
 if TYPE_CHECKING:
     from dledger.node.config import NodeConfig
+    from dledger.node.state_machine import StateMachine
 
 _config_option = click.option(
     "--config",
@@ -55,7 +57,7 @@ def init(
     """Make an empty directory that of a new node.
 
     Once per node, before its first start; a server refuses a directory without it. Never do this for a
-    node that lost its directory: it has forgotten how it voted.
+    node that lost its directory, as it has forgotten how it voted: start that one with `server --rejoin`.
 
     All nodes of a cluster need the same cluster id, group, data file size and flush mode.
 
@@ -64,7 +66,7 @@ def init(
       dledger init --config n1.toml
       dledger init --directory /var/lib/log --cluster-id orders --node-id n1
     """
-    from dledger.store.identity import Identity, init_directory
+    from dledger.store.identity import Identity, first_incarnation, init_directory
 
     values = _read_toml(path) if path is not None else {}
     if path is not None and directory is None and "directory" in values:
@@ -86,7 +88,7 @@ def init(
         flush_mode=FlushMode(flush_mode.upper()),
         **sizes,
     )
-    init_directory(directory, identity)
+    init_directory(directory, identity, incarnation=first_incarnation())
     click.echo(f"{directory} belongs to {node_id} of cluster {cluster_id} now")
 
 
@@ -104,6 +106,14 @@ def init(
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key, e.g. timing.heartbeat_ms=50."
 )
+@click.option(
+    "--rejoin",
+    is_flag=True,
+    help="The directory was lost: begin anew, and get the log from the others.",
+)
+@click.option(
+    "--state-machine", "machine", metavar="MODULE:FACTORY", help="Apply the log to what FACTORY() returns."
+)
 def server(
     path: Path | None,
     directory: Path | None,
@@ -116,6 +126,8 @@ def server(
     log_level: str | None,
     log_format: str | None,
     settings: Sequence[str],
+    rejoin: bool,
+    machine: str | None,
 ) -> None:
     """Run one node until SIGTERM or Ctrl-C. It logs to stderr.
 
@@ -141,6 +153,8 @@ def server(
     Examples:
       dledger init --config n1.toml && dledger server --config n1.toml
       dledger server --config n1.toml --log-level debug --set timing.election_min_ms=2000
+      dledger server --config n1.toml --rejoin
+      dledger server --config n1.toml --state-machine examples.kv:KeyValueStore
     """
     from dledger.node.run import run_node
 
@@ -160,7 +174,22 @@ def server(
     for key, level in (("level", log_level), ("format", log_format)):
         if level is not None:
             overrides.setdefault("log", {})[key] = level
-    raise click.exceptions.Exit(run_node(node_config(path, overrides)))
+    config = node_config(path, overrides)
+    state_machine = None if machine is None else _state_machine(machine)
+    raise click.exceptions.Exit(run_node(config, state_machine, rejoin=rejoin))
+
+
+def _state_machine(name: str) -> StateMachine:
+    module, colon, factory = name.partition(":")
+    if not colon:
+        raise click.UsageError(f"--state-machine {name!r}: expected MODULE:FACTORY")
+    try:
+        made = getattr(importlib.import_module(module), factory)()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"--state-machine {name}: {error}") from error
+    assert all(callable(getattr(made, method, None)) for method in ("apply", "save", "load")), made
+    machine: StateMachine = made
+    return machine
 
 
 def node_config(path: Path | None, overrides: Mapping[str, Any]) -> NodeConfig:

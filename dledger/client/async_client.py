@@ -19,6 +19,7 @@ from dledger.client.values import AppendResult, Entry
 from dledger.errors import Code, ConfigError, DLedgerError, Indeterminate, NotLeader, ReadFailed
 from dledger.rpc.channels import ChannelSecurity
 from dledger.rpc.log_client import LogClient, NetworkFailure
+from dledger.rpc.ports import BackupHead, ScrubProgress
 from dledger.rpc.tls import ClientTls, TlsFiles
 from dledger.status.model import NodeStatus
 
@@ -248,6 +249,27 @@ class AsyncClient:
                 self._directory.lost(leader.address)
 
         return await self._on_leader(ask, seconds, retry=(NotLeader,))
+
+    async def purge(
+        self, before_index: int | None = None, *, before_age_ms: int = 0, timeout: float | None = None
+    ) -> tuple[int, int]:
+        """Let entries below an index, or older than an age, go: (the index, where the log begins now).
+
+        It happens later, in the background. Raises Refused, and InvalidRequest if neither is given.
+        """
+        seconds = self._timeout if timeout is None else timeout
+        index = -1 if before_index is None else before_index
+        return await self._on_leader(lambda leader: leader.purge(index, before_age_ms, seconds), seconds)
+
+    def scrub(self, server: str, *, bytes_per_second: int = 0) -> AsyncGenerator[ScrubProgress, None]:
+        """Verify all that `server` stores, and have it repaired; progress until it is done."""
+        self._check_open()
+        return self._directory.client(server).scrub(bytes_per_second)
+
+    def backup(self, server: str) -> AsyncGenerator[BackupHead | bytes, None]:
+        """What follows, then all entries committed at `server` now, as they are stored."""
+        self._check_open()
+        return self._directory.client(server).backup()
 
     async def _on_leader(
         self,

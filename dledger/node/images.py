@@ -33,6 +33,7 @@ class ImageWriter:
 
     image_index: int
     sessions: bytes  # the table to the end of the log before the begin mark
+    chunk_bytes: int = CHUNK_BYTES
     chunks: list[bytes] | None = None  # None: the state machine has not been asked yet, or has not answered
     written: int = 0
     crc: int = 0
@@ -41,7 +42,8 @@ class ImageWriter:
     def provide(self, state: Iterable[bytes]) -> None:
         """What the state machine gave, as of image_index."""
         whole = b"".join([_SESSIONS_LENGTH.pack(len(self.sessions)), self.sessions, *state])
-        self.chunks = [whole[at : at + CHUNK_BYTES] for at in range(0, len(whole), CHUNK_BYTES)]
+        size = self.chunk_bytes
+        self.chunks = [whole[at : at + size] for at in range(0, len(whole), size)]
 
     def next_entry(self) -> Internal | None:
         """The next internal entry to append, until `advance`; None when there is none (yet)."""

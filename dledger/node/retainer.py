@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dledger.core.values import Base
-from dledger.node.images import ImageWriter
+from dledger.node.images import CHUNK_BYTES, ImageWriter
 from dledger.node.retention import Border, RetentionPolicy, held_back, wanted_base
 from dledger.store.api import EntryDamaged
 from dledger.store.internal import ImageBegin, ImageEnd, Internal, Purge, decode_internal, strip_stamp
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from dledger.node.replica import Replica
 
+_CHUNK_OVERHEAD = 128  # of the entry that carries a chunk: more than its header, stamp and tag
 _PENDING_BYTES = 1 << 20  # chunks wait while so much of the log is uncommitted: appends of users go first
 
 
@@ -114,7 +115,8 @@ class Retainer:
         # The table to the end of the log, which is committed when the begin mark is.
         sessions = replica.admission.sessions.encode_all()
         index = replica.append_internal(ImageBegin(), now_ms)
-        self._writer = ImageWriter(index, sessions)
+        room = max(1, replica.config.limits.max_batch_bytes - _CHUNK_OVERHEAD)
+        self._writer = ImageWriter(index, sessions, min(CHUNK_BYTES, room))
         replica.shell.save_state(index)
 
     def _borders(self) -> list[Border]:

@@ -7,10 +7,12 @@ import gc
 import os
 import signal
 import sys
+from typing import Any
 
 from dledger.errors import ConfigError, DLedgerError
 from dledger.node.config import NodeConfig
 from dledger.node.logs import configure_logging, get_logger
+from dledger.node.rejoin import prepare_rejoin
 from dledger.node.server import NodeServer
 from dledger.node.state_machine import StateMachine
 
@@ -23,17 +25,17 @@ EXIT_CONFIG = 2
 _SWITCH_INTERVAL_S = 0.0005
 
 
-def run_node(config: NodeConfig, state_machine: StateMachine | None = None) -> int:
+def run_node(config: NodeConfig, state_machine: StateMachine | None = None, *, rejoin: bool = False) -> int:
     """Run until SIGTERM or SIGINT. Returns an exit code; errors are written to stderr, with what to do."""
     configure_logging(config.log.format, config.log.level, node=config.node_id, group=config.group)
     try:
-        return asyncio.run(_serve(config, state_machine))
+        return asyncio.run(_serve(config, state_machine, rejoin))
     except DLedgerError as error:
         get_logger("node").error("cannot start", code=int(error.code), reason=str(error))
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
 
 
-async def _serve(config: NodeConfig, state_machine: StateMachine | None) -> int:
+async def _serve(config: NodeConfig, state_machine: StateMachine | None, rejoin: bool) -> int:
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[signal.Signals] = loop.create_future()
 
@@ -44,9 +46,10 @@ async def _serve(config: NodeConfig, state_machine: StateMachine | None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask, number)
     server = NodeServer(config, state_machine)
-    starting = asyncio.ensure_future(server.start())
+    starting = asyncio.ensure_future(_start(server, rejoin))
     # A start may wait for other members, and somebody may not want to wait with it.
-    await asyncio.wait([starting, asked], return_when=asyncio.FIRST_COMPLETED)
+    waited: list[asyncio.Future[Any]] = [starting, asked]
+    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
@@ -63,3 +66,9 @@ async def _serve(config: NodeConfig, state_machine: StateMachine | None) -> int:
         sys.stderr.flush()
         os._exit(EXIT_FAILED)
     return EXIT_OK
+
+
+async def _start(server: NodeServer, rejoin: bool) -> None:
+    if rejoin:
+        await prepare_rejoin(server.config)
+    await server.start()

@@ -136,6 +136,7 @@ class StatusView:
             cluster_time_ms=found.cluster_time_ms,
             clock_offset_ms=found.clock_offset_ms,
             newest_image=found.newest_image,
+            data_file_size=store.data_file_size,
         )
 
     async def cluster_status(self) -> dict[str, Answer]:

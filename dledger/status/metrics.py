@@ -98,6 +98,28 @@ _GAUGES: tuple[tuple[str, str, Callable[[NodeStatus], float]], ...] = (
     ("dledger_pending_bytes", "Bytes appended here and not yet committed.", lambda s: s.pending_bytes),
     ("dledger_disk_used_bytes", "Bytes on disk used by this node's data.", lambda s: s.disk_used_bytes),
     ("dledger_disk_free_bytes", "Bytes free on the disk of the data.", lambda s: s.disk_free_bytes),
+    ("dledger_damaged_ranges", "Ranges of entries that cannot be read now.", lambda s: len(s.damaged)),
+    ("dledger_damages_found", "Damaged ranges found since the start.", lambda s: s.scrub_found),
+    ("dledger_damages_repaired", "Damaged ranges repaired since the start.", lambda s: s.repaired),
+    ("dledger_scrubbed_index", "How far the scrub has come.", lambda s: s.scrubbed_index),
+    (
+        "dledger_rejoining",
+        "1 while the node does not count: it lost its log, or its end.",
+        lambda s: bool(s.rejoining),
+    ),
+    ("dledger_needs_image", "1 while the node waits for a state image.", lambda s: s.needs_image),
+    ("dledger_disk_full", "1 while there is no room beyond the reserve.", lambda s: s.no_room),
+    ("dledger_reserved_bytes", "Bytes that can be appended for sure.", lambda s: s.reserved_bytes),
+    (
+        "dledger_clock_offset_seconds",
+        "How far the wall clock is ahead of cluster time.",
+        lambda s: s.clock_offset_ms / 1000,
+    ),
+    (
+        "dledger_newest_image_index",
+        "Index of the newest committed state image; -1: none.",
+        lambda s: s.newest_image,
+    ),
     ("dledger_sessions", "Append sessions held by the log.", lambda s: s.sessions),
     ("dledger_uptime_seconds", "Time since the node started.", lambda s: s.uptime_ms / 1000),
 )

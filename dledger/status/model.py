@@ -98,6 +98,7 @@ class NodeStatus:
     cluster_time_ms: int = 0
     clock_offset_ms: int = 0
     newest_image: int = -1
+    data_file_size: int = 0
 
     @property
     def is_leader(self) -> bool:

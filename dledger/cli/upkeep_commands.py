@@ -1,0 +1,216 @@
+"""`dledger purge`, `scrub`, `backup` and `restore`: what keeps a log in shape."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import click
+
+from dledger.cli.client_options import client_options
+from dledger.cli.exits import Exit
+from dledger.cli.output import human_bytes
+from dledger.client import AsyncClient, TlsFiles
+from dledger.core.values import FlushMode
+from dledger.errors import ConfigError
+from dledger.node.config import duration_ms
+from dledger.store.api import Frames
+from dledger.store.backup import read_manifest, restore_directory, write_backup
+from dledger.store.batch import unpack_header
+from dledger.store.identity import Identity
+
+
+@click.command()
+@client_options
+@click.option("--before", "before_index", type=click.IntRange(0), help="Entries below this index may go.")
+@click.option("--before-age", metavar="AGE", help="Entries older than this may go: 12h, 7d, ...")
+@click.option("--timeout", type=float, default=10.0, show_default=True, help="Seconds.")
+def purge(
+    servers: list[str],
+    group: str,
+    tls: TlsFiles | None,
+    before_index: int | None,
+    before_age: str | None,
+    timeout: float,
+) -> None:
+    """Let old entries go, on all nodes equally.
+
+    The leader first writes a state image into the log, so that no state is lost; then the log is cut at the
+    last border between data files that is allowed. This happens in the background: `dledger status` shows
+    the new begin. Whoever reads below it gets 419 and the new begin.
+
+    \b
+    Examples:
+      dledger purge --before 1000000
+      dledger purge --before-age 7d
+    """
+    if (before_index is None) == (before_age is None):
+        raise click.UsageError("give one of --before and --before-age")
+    age_ms = 0 if before_age is None else duration_ms(before_age)
+
+    async def run() -> tuple[int, int]:
+        async with AsyncClient(servers, group=group, session=False, tls=tls) as client:
+            return await client.purge(before_index, before_age_ms=age_ms, timeout=timeout)
+
+    before, begin = asyncio.run(run())
+    click.echo(f"entries below {before} may go; the log begins at {begin} now")
+
+
+@click.command()
+@client_options
+@click.option("--node", help="host:port of one of the servers.  [default: all, one after the other]")
+@click.option("--rate", type=click.IntRange(1), help="Bytes a second.  [default: as fast as it goes]")
+def scrub(servers: list[str], group: str, tls: TlsFiles | None, node: str | None, rate: int | None) -> None:
+    """Verify all that a node stores. What is damaged is repaired from the other nodes.
+
+    Exits with 1 if damage was found, repaired or not.
+
+    \b
+    Examples:
+      dledger scrub
+      dledger scrub --node 10.0.0.2:20911 --rate 50000000
+    """
+    if node is not None and node not in servers:
+        raise click.UsageError(f"--node {node} is none of --servers")
+
+    async def run() -> int:
+        found = 0
+        async with AsyncClient(servers, group=group, session=False, tls=tls) as client:
+            for server in [node] if node is not None else servers:
+                found += await _scrub_one(client, server, rate or 0)
+        return found
+
+    if asyncio.run(run()):
+        raise click.exceptions.Exit(Exit.FAILED)
+
+
+async def _scrub_one(client: AsyncClient, server: str, rate: int) -> int:
+    found = 0
+    async with aclosing(client.scrub(server, bytes_per_second=rate)) as steps:
+        async for step in steps:
+            for damage in step.found:
+                found += 1
+                click.echo(
+                    f"{server}: entries {damage.first_index}..{damage.last_index} are damaged: "
+                    f"{damage.file} at {damage.offset}: {damage.reason}"
+                )
+            if step.done:
+                click.echo(
+                    f"{server}: verified up to {step.ledger_end_index}, {human_bytes(step.bytes_read)}, "
+                    f"{found} damaged range{'' if found == 1 else 's'}"
+                )
+            else:
+                click.echo(f"{server}: at {step.next_index} of {step.ledger_end_index}", err=True)
+    return found
+
+
+@click.command()
+@client_options
+@click.option(
+    "--to",
+    "directory",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A directory that is made, or has no backup in it.",
+)
+@click.option("--node", help="host:port to copy from.  [default: the first of --servers]")
+def backup(servers: list[str], group: str, tls: TlsFiles | None, directory: Path, node: str | None) -> None:
+    """Copy all committed entries of a running node: a consistent prefix of the log.
+
+    \b
+    Example:
+      dledger backup --to /backup/orders-2025-01-31
+    """
+    manifest = asyncio.run(_backup(servers, group, tls, node or servers[0], directory))
+    click.echo(f"{directory}: entries {manifest[0]}..{manifest[1]}")
+
+
+async def _backup(
+    servers: list[str], group: str, tls: TlsFiles | None, node: str, directory: Path
+) -> tuple[int, int]:
+    loop = asyncio.get_running_loop()
+    async with (
+        AsyncClient(servers, group=group, session=False, tls=tls) as client,
+        aclosing(client.backup(node)) as parts,
+    ):
+        head = await anext(parts)
+        if isinstance(head, bytes):
+            raise ConfigError(f"{node} did not say what it sends")
+        identity = Identity(
+            head.cluster_id, head.group, head.node_id, head.data_file_size, FlushMode(head.flush_mode)
+        )
+
+        def frames() -> Iterator[Frames]:
+            at = head.base.index + 1
+            while (data := asyncio.run_coroutine_threadsafe(_next(parts), loop).result()) is not None:
+                found = Frames(at, _last_index(data), data)
+                at = found.last_index + 1
+                yield found
+
+        manifest = await asyncio.to_thread(
+            lambda: write_backup(frames(), identity, directory, base=head.base)
+        )
+    if manifest.tail.index != head.last_index:
+        raise ConfigError(f"{node} ended at {manifest.tail.index}, not at {head.last_index}: try again")
+    return head.base.index + 1, manifest.tail.index
+
+
+async def _next(parts: AsyncGenerator[object, None]) -> bytes | None:
+    part = await anext(parts, None)
+    assert part is None or isinstance(part, bytes)
+    return part
+
+
+def _last_index(frames: bytes) -> int:
+    at, index = 0, -1
+    while at < len(frames):
+        header = unpack_header(frames[at : at + 48])
+        index = header.index
+        at += header.size
+    return index
+
+
+@click.command()
+@click.argument("source", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--data-dir",
+    "directory",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The directory of the new node; empty or absent.",
+)
+@click.option("--cluster-id", required=True, help="Of the new cluster: not that of the old one.")
+@click.option("--node-id", required=True, help="This node of the new cluster.")
+@click.option("--group", help="Name of the log.  [default: that of the backup]")
+@click.option(
+    "--flush-mode",
+    type=click.Choice([mode.value for mode in FlushMode], case_sensitive=False),
+    default=FlushMode.SYNC_FLUSH.value,
+    show_default=True,
+)
+def restore(
+    source: Path, directory: Path, cluster_id: str, node_id: str, group: str | None, flush_mode: str
+) -> None:
+    """Make the directory of a node of a new cluster from a backup. Repeat it for every node.
+
+    The old cluster must not be mixed with the new one: they have different ids, and refuse each other.
+
+    \b
+    Example:
+      for n in n1 n2 n3; do
+        dledger restore /backup/orders --data-dir /var/lib/log-$n --cluster-id orders-2 --node-id $n
+      done
+    """
+    manifest = read_manifest(source)
+    identity = Identity(
+        cluster_id,
+        group or manifest.group,
+        node_id,
+        manifest.data_file_size,
+        FlushMode(flush_mode.upper()),
+    )
+    restore_directory(source, directory, identity)
+    first, last = manifest.base.index + 1, manifest.tail.index
+    click.echo(f"{directory} belongs to {node_id} of cluster {cluster_id} and holds entries {first}..{last}")

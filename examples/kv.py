@@ -1,0 +1,116 @@
+"""A key-value store on the replicated log, in a hundred lines: what a state machine looks like.
+
+Writes are entries of the log; every node applies them in the same order to a dict. A read is linearizable: it
+asks how far the log is committed, waits until that much is applied here, then looks into the dict.
+
+Run three nodes with this state machine, each in its own terminal::
+
+    dledger server --config n1.toml --state-machine examples.kv:KeyValueStore
+
+Write through the log from anywhere, and read from the log what a node would apply::
+
+    python -m examples.kv --servers 127.0.0.1:20911 put colour blue
+    python -m examples.kv --servers 127.0.0.1:20911 get colour
+    python -m examples.kv --servers 127.0.0.1:20911 delete colour
+
+In a program of its own, a node and its store live together; `get` below is then a local look-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+
+from dledger import Client
+from dledger.node.server import NodeServer
+from dledger.node.state_machine import AppliedEntry
+
+
+class KeyValueStore:
+    """Implements dledger.node.state_machine.StateMachine."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # the node applies on a thread of its own
+        self._values: dict[str, str] = {}
+
+    def apply(self, entries: Sequence[AppliedEntry]) -> None:
+        with self._lock:
+            for entry in entries:
+                apply_command(self._values, entry.body)
+
+    def save(self) -> Iterable[bytes]:
+        with self._lock:
+            yield json.dumps(self._values, sort_keys=True).encode()
+
+    def load(self, chunks: Iterable[bytes]) -> None:
+        state = b"".join(chunks)
+        with self._lock:
+            self._values = json.loads(state) if state else {}
+
+    def get(self, key: str) -> str | None:
+        """What this node has applied so far; see `get` below for a linearizable read."""
+        with self._lock:
+            return self._values.get(key)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._values)
+
+
+def put_command(key: str, value: str) -> bytes:
+    return json.dumps(["put", key, value]).encode()
+
+
+def delete_command(key: str) -> bytes:
+    return json.dumps(["delete", key]).encode()
+
+
+def apply_command(values: dict[str, str], body: bytes) -> None:
+    """What is no command changes nothing: an exception would end every node, again after each restart."""
+    try:
+        name, key, *rest = json.loads(body)
+    except (ValueError, TypeError):
+        return
+    if name == "put" and len(rest) == 1:
+        values[key] = rest[0]
+    elif name == "delete":
+        values.pop(key, None)
+
+
+async def get(node: NodeServer, store: KeyValueStore, key: str) -> str | None:
+    """A linearizable read: it sees every write that was acknowledged before it began."""
+    await node.wait_applied()
+    return store.get(key)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m examples.kv", description=__doc__.partition("\n")[0])
+    parser.add_argument("--servers", required=True, help="host:port,...")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, fields in (("put", ("key", "value")), ("get", ("key",)), ("delete", ("key",))):
+        command = commands.add_parser(name)
+        for field in fields:
+            command.add_argument(field)
+    given = parser.parse_args(arguments)
+    with Client(given.servers.split(",")) as client:
+        if given.command == "put":
+            client.append(put_command(given.key, given.value))
+        elif given.command == "delete":
+            client.append(delete_command(given.key))
+        else:
+            # Without a node of its own this program replays the log; it must not have been purged.
+            values: dict[str, str] = {}
+            for entry in client.read(0):
+                apply_command(values, entry.body)
+            if given.key not in values:
+                print(f"{given.key} is not there", file=sys.stderr)
+                return 1
+            print(values[given.key])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
