@@ -68,3 +68,5 @@ class Rejoining:
         core.change_hard_state(
             replace(state, rejoining=False, barred_term=barred, floor_term=-1, floor_index=-1)
         )
+        # The leader learns of it now: on an idle cluster nothing else would be acknowledged.
+        core.following.acknowledge(even_if_known=True)

@@ -13,13 +13,14 @@ from dledger.node.run import EXIT_CONFIG, run_node
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m dledger.node", description="Run one node.")
     parser.add_argument("--config", required=True, metavar="FILE", help="configuration of the node (TOML)")
+    parser.add_argument("--rejoin", action="store_true", help="the directory was lost: begin anew")
     arguments = parser.parse_args()
     try:
         config = load_config(arguments.config)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
-    return run_node(config)
+    return run_node(config, rejoin=arguments.rejoin)
 
 
 if __name__ == "__main__":

@@ -43,9 +43,9 @@ def test_inflight_bytes_are_what_was_pushed_and_not_acknowledged() -> None:
 
 def test_a_new_stream_begins_with_a_probe_and_keeps_the_match_of_the_same_life() -> None:
     p = appending(4)
-    p.pushed(9, 100)
+    p.pushed(9, 100, 0)
     p.acknowledged(9)
-    p.pushed(12, 100)
+    p.pushed(12, 100, 0)
     p.stream_up(2, 7)
     assert (p.state, p.match_index, p.inflight_bytes, p.loading) == (PushState.COMPARE, 9, 0, False)
 

@@ -99,7 +99,7 @@ class ProcessCluster:
 
     # -- processes ----------------------------------------------------------------------------------------
 
-    async def start(self, nodes: Sequence[str] | None = None) -> None:
+    async def start(self, nodes: Sequence[str] | None = None, *options: str) -> None:
         for node in nodes or self.members:
             with (self.folder / f"{node}.log").open("ab") as log:
                 process = await asyncio.create_subprocess_exec(
@@ -108,6 +108,7 @@ class ProcessCluster:
                     "dledger.node",
                     "--config",
                     str(self.folder / f"{node}.toml"),
+                    *options,
                     cwd=_REPO,
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,

@@ -1,0 +1,97 @@
+"""purge, scrub, backup, restore and the return of a lost node, as commands on three real nodes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dledger.cli.local_cluster import LocalCluster, LocalNode
+from dledger.store.disk_store import DiskLogStore
+
+from .conftest import DATA_FILE_SIZE, Command
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("cli-upkeep")]
+
+LINES = b"".join(b"%06d %s\n" % (n, b"x" * 500) for n in range(20_000))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    with LocalCluster.create(tmp_path / "c", base_port=0, data_file_size=DATA_FILE_SIZE) as cluster:
+        cluster.start()
+        cluster.wait_for_leader()
+        yield cluster
+
+
+def test_purging_then_a_backup_and_a_new_cluster_of_it(
+    cluster: LocalCluster, on_cluster: Command, tmp_path: Path
+) -> None:
+    on_cluster("append", "--quiet", stdin=LINES)
+    said = on_cluster("purge", "--before", "15000").stdout
+    assert "entries below 15000 may go" in said
+
+    def purged(nodes: list[LocalNode]) -> LocalNode | None:
+        return nodes[0] if all(0 < node.ledger_begin_index <= 15_000 for node in nodes) else None
+
+    begin = cluster.wait_until(purged, 30, "a purged log").ledger_begin_index  # type: ignore[arg-type]
+    refused = on_cluster("read", "--from", "0", code=1)
+    assert "419 INDEX_LESS_THAN_LOCAL_BEGIN" in refused.stderr
+    assert str(begin) in refused.stderr
+
+    left = on_cluster("read").stdout_bytes
+    assert LINES.endswith(left)
+    backup = tmp_path / "backup"
+    assert f"entries {begin}.." in on_cluster("backup", "--to", str(backup)).stdout
+    assert "409" not in on_cluster("backup", "--to", str(backup), code=1).stderr
+    target = tmp_path / "restored"
+    restored = on_cluster(
+        "restore", str(backup), "--data-dir", str(target), "--cluster-id", "new", "--node-id", "n1"
+    )
+    assert "belongs to n1 of cluster new" in restored.stdout
+    store = DiskLogStore.open(target)
+    assert store.begin_index == begin
+    store.close()
+
+
+def test_a_scrub_finds_damage_and_the_other_nodes_repair_it(
+    cluster: LocalCluster, on_cluster: Command
+) -> None:
+    on_cluster("append", "--quiet", stdin=LINES[:500_000])
+    assert "0 damaged ranges" in on_cluster("scrub").stdout
+    data = next(iter(sorted((cluster.store_directory("n2") / "data").iterdir())))
+    content = data.read_bytes()
+    at = content.index(b"000100 ")
+    with data.open("r+b") as file:
+        file.seek(at + 50)
+        file.write(b"?")
+    found = on_cluster("scrub", code=1).stdout
+    assert "1 damaged range" in found
+
+    def repaired(nodes: list[LocalNode]) -> LocalNode | None:
+        return nodes[0] if all(node.health == "ok" for node in nodes) else None
+
+    cluster.wait_until(repaired, 20, "a repaired log")  # type: ignore[arg-type]
+    assert "0 damaged ranges" in on_cluster("scrub").stdout
+
+
+def test_one_command_brings_a_lost_node_back(cluster: LocalCluster, on_cluster: Command) -> None:
+    on_cluster("append", "--quiet", stdin=LINES[:100_000])
+    directory = str(cluster.directory)
+    refused = on_cluster("cluster", "restart-node", "--dir", directory, "n2", "--rejoin", code=1)
+    assert "is not empty" in refused.stderr
+    cluster.stop_node("n2")
+    shutil.rmtree(cluster.store_directory("n2"))
+    on_cluster("append", "--quiet", stdin=LINES[100_000:200_000])
+    on_cluster("cluster", "restart-node", "--dir", directory, "n2", "--rejoin")
+
+    def back(nodes: list[LocalNode]) -> LocalNode | None:
+        ends = {(node.ledger_end_index, node.health) for node in nodes}
+        return nodes[0] if len(ends) == 1 and nodes[0].health == "ok" else None
+
+    cluster.wait_until(back, 30, "a node that is back")  # type: ignore[arg-type]
+    assert "waiting for" in "\n".join(cluster.log_tail("n2", 100)) or "rejoining" in "\n".join(
+        cluster.log_tail("n2", 100)
+    )

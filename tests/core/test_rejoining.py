@@ -1,0 +1,56 @@
+"""A node that lost its log says when it has all that it must have, also on an idle cluster (rule 11)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dledger.core.messages import PositionRequest, PositionResponse, PushResponse
+from tests.core.driver import Node, compare, heartbeat, push
+
+
+def rejoining_node() -> Node:
+    """An empty node "a" that the leader "b" of term 3 pushes to."""
+    node = Node(term=0)
+    node.core.hard_state = replace(node.core.hard_state, rejoining=True)
+    node.pass_time(node.core.timing.heartbeat_ms)
+    assert {peer for peer, m in node.sent if isinstance(m, PositionRequest)} == {"b", "c"}
+    node.receive("b", heartbeat(3))
+    node.receive("b", compare(3, -1, -1))
+    return node
+
+
+def position(node: Node, peer: str, end_term: int, end_index: int) -> None:
+    round_ = node.core.vote_round  # nothing was voted on since
+    node.receive(peer, PositionResponse(3, peer, round_, end_term, end_index))
+
+
+def test_rule_11_what_it_stores_does_not_count_before_every_member_has_answered() -> None:
+    node = rejoining_node()
+    node.receive("b", push(3, -1, -1, [3, 3, 3]))
+    position(node, "b", 3, 2)
+    assert all(not m.counts and not m.awaits_new_term for m in node.all_sent(PushResponse))
+    assert node.core.rejoining.missing == ("c",)
+
+
+def test_rule_11_the_last_answer_alone_tells_the_leader_that_a_new_term_is_awaited() -> None:
+    node = rejoining_node()
+    node.receive("b", push(3, -1, -1, [3, 3, 3]))
+    position(node, "b", 3, 2)
+    node.forget()
+    position(node, "c", 3, 2)
+    said = node.last_sent(PushResponse)
+    assert (said.index, said.counts, said.awaits_new_term) == (2, False, True)
+    assert node.core.hard_state.barred_term == 3
+
+
+def test_rule_11_it_waits_for_the_greatest_end_that_it_heard_of() -> None:
+    node = rejoining_node()
+    position(node, "b", 3, 2)
+    position(node, "c", 3, 1)
+    assert node.core.hard_state.rejoining
+    node.receive("b", push(3, -1, -1, [3, 3]))
+    assert node.core.hard_state.rejoining
+    node.receive("b", push(3, 1, 3, [3]))
+    node.pass_time(1)
+    assert not node.core.hard_state.rejoining
+    assert node.last_sent(PushResponse).awaits_new_term
