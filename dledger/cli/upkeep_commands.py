@@ -189,6 +189,7 @@ def _last_index(frames: bytes) -> int:
     type=click.Choice([mode.value for mode in FlushMode], case_sensitive=False),
     default=FlushMode.SYNC_FLUSH.value,
     show_default=True,
+    help="Of the new cluster: equal on all of its nodes.",
 )
 def restore(
     source: Path, directory: Path, cluster_id: str, node_id: str, group: str | None, flush_mode: str
