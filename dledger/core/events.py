@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from dledger.core.messages import Message
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tick:
     """Time has passed. Timers are judged by the `now_ms` that goes with every event."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Receive:
     """A message from a peer. `chain_matches` answers, for a COMPARE, whether the chain checksum stored here
     at its index equals the one in the message (None: no such entry here)."""
@@ -22,7 +22,7 @@ class Receive:
     chain_matches: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Appended:
     """The leader's own node put a range after the end of its log (not yet durable)."""
 
@@ -32,7 +32,7 @@ class Appended:
     byte_size: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stored:
     """The log up to last_index (of `term`) is durable. `generation` is that of the write."""
 
@@ -41,7 +41,7 @@ class Stored:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StreamUp:
     """Leader: a push stream to `peer` is open and the handshake is done. stream_id never repeats."""
 
@@ -50,7 +50,7 @@ class StreamUp:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StreamDown:
     """Leader: that push stream has ended."""
 
@@ -58,7 +58,7 @@ class StreamDown:
     stream_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LeaderStreamLost:
     """Follower: the push stream from `leader_id` ended without a GOODBYE (design rule 5)."""
 
@@ -66,7 +66,7 @@ class LeaderStreamLost:
     stream_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pushed:
     """Leader: the answer to a PushRange. The range was handed to the stream; an empty range (last < first)
     says that nothing could be read and the peer is to be probed again."""
@@ -78,12 +78,12 @@ class Pushed:
     byte_size: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReadIndexRequest:
     request_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TransferRequest:
     """An operator, or a graceful stop, asks this leader to hand over. to=None: to the best peer."""
 
@@ -91,7 +91,7 @@ class TransferRequest:
     to: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Settled:
     """Leader: all that a commit released has been appended and pushed. Followers that nothing was pushed to
     are told the committed index now."""

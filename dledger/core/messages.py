@@ -25,7 +25,7 @@ class PushType(IntEnum):
     GOODBYE = 6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VoteRequest:
     term: int
     candidate_id: str
@@ -36,7 +36,7 @@ class VoteRequest:
     round: int  # of the candidate, returned: answers to older rounds are dropped
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VoteResponse:
     term: int
     voter_id: str
@@ -45,7 +45,7 @@ class VoteResponse:
     round: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Heartbeat:
     term: int
     leader_id: str
@@ -53,7 +53,7 @@ class Heartbeat:
     committed_index: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HeartbeatResponse:
     term: int
     node_id: str
@@ -61,7 +61,7 @@ class HeartbeatResponse:
     success: bool  # False: the sender's term is higher, or the message was not from its leader
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Compare:
     """Does your log hold (index, index_term), and with this chain? index -1 always matches."""
 
@@ -74,7 +74,7 @@ class Compare:
     chain_crc: int = 0  # filled in from the log by whoever sends it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Truncate:
     """Delete from `index` on, if and only if the entry there has another term than `index_term`."""
 
@@ -86,7 +86,7 @@ class Truncate:
     index_term: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Append:
     """Entries first_index..last_index follow (prev_index, prev_term). `runs`: their terms, never empty."""
 
@@ -105,7 +105,7 @@ class Append:
         assert self.runs and self.runs[0].first_index == self.first_index
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Commit:
     term: int
     leader_id: str
@@ -113,7 +113,7 @@ class Commit:
     committed_index: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Goodbye:
     """The leader ends this push stream on purpose: its end is no sign that the leader died."""
 
@@ -127,7 +127,7 @@ class Goodbye:
 PushMessage = Compare | Truncate | Append | Commit | Goodbye
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PushResponse:
     """Answer on a push stream.
 
@@ -149,14 +149,14 @@ class PushResponse:
     conflict_index: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TakeLeadership:
     term: int
     leader_id: str
     take_leadership_index: int  # the leader's ledger_end_index
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TakeLeadershipResponse:
     term: int
     node_id: str
