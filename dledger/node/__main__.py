@@ -6,14 +6,18 @@ import argparse
 import sys
 
 from dledger.errors import ConfigError
-from dledger.node.config import load_config
-from dledger.node.run import EXIT_CONFIG, run_node
+from dledger.node.engine import choose_engine
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m dledger.node", description="Run one node.")
     parser.add_argument("--config", required=True, metavar="FILE", help="configuration of the node (TOML)")
     arguments = parser.parse_args()
+    choose_engine()
+    # These import grpc, for which the choice has to be made before.
+    from dledger.node.config import load_config
+    from dledger.node.run import EXIT_CONFIG, run_node
+
     try:
         config = load_config(arguments.config)
     except ConfigError as error:
