@@ -1,1 +1,5 @@
 """Benchmarks of a cluster of real processes on this machine, with yardsticks and peers in the same run."""
+
+from dledger.node.engine import choose_engine
+
+choose_engine()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import click
 
 from benchmarks import appends, failover, memory, reads, restart, unary, yardsticks
 from benchmarks.common import BenchError, Row, end_on_signals, say, show, write_json
 
-Figure = Callable[[float], Awaitable[list[Row]]]
+Figure = Callable[[float], Coroutine[Any, Any, list[Row]]]
 
 FIGURES: dict[str, Figure] = {
     yardsticks.NAME: yardsticks.run,
@@ -45,7 +46,7 @@ def main(names: tuple[str, ...], seconds: float, json_file: Path | None, long_ru
             length = seconds
             if name == "memory":
                 length = memory.LONG_SECONDS if long_run else max(seconds, _MEMORY_SECONDS)
-            rows += asyncio.run(_run(figure, length))
+            rows += asyncio.run(figure(length))
     except KeyboardInterrupt:
         say("interrupted; processes and data are gone")
         raise SystemExit(130) from None
@@ -56,10 +57,6 @@ def main(names: tuple[str, ...], seconds: float, json_file: Path | None, long_ru
             show("Three nodes and the client on this machine", rows)
             if json_file is not None:
                 write_json(json_file, rows)
-
-
-async def _run(figure: Figure, seconds: float) -> list[Row]:
-    return await figure(seconds)
 
 
 if __name__ == "__main__":

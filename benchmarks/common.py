@@ -136,7 +136,7 @@ async def interleaved(
         await warm(operation, concurrency)
     loads: dict[str, list[Load]] = {name: [] for name in operations}
     for number in range(rounds):
-        names = list(operations) if number % 2 == 0 else list(reversed(operations))
+        names = list(operations) if number % 2 == 0 else list(operations)[::-1]
         for name in names:
             operation, concurrency = operations[name]
             loads[name].append(await closed_loops(operation, concurrency, seconds / rounds))

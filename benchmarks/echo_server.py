@@ -26,7 +26,7 @@ async def _stream(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator
 
 async def serve() -> None:
     server = grpc.aio.server(options=server_options())
-    handlers = {
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         "Unary": grpc.unary_unary_rpc_method_handler(_unary),
         "Stream": grpc.stream_stream_rpc_method_handler(_stream),
     }

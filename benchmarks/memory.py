@@ -67,7 +67,8 @@ async def _load(
             if ahead > 0:  # the disk would not hold an unchecked load for so long
                 await asyncio.sleep(min(until - now, ahead * seconds / most_entries))
                 continue
-            entries += await system.bulk()
+            stored = await system.bulk()
+            entries += stored
 
     loops = [asyncio.create_task(loop()) for _ in range(ours.BATCHES_IN_FLIGHT)]
     next_word = started + 60

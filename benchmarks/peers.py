@@ -47,9 +47,9 @@ COMPARISONS = (
     Comparison(
         "batches",
         f"bulk: {_OURS} {ours.BATCH} x {ours.BATCHES_IN_FLIGHT}, {_ETCD} {peers_etcd.BULK_PUTS} puts x 4, "
-        f"{_NATS} {peers_nats.BATCH} publishes x 4",
+        f"{_NATS} {peers_nats.BATCH} publishes x 2",
         lambda system: system.bulk,
-        {_OURS: ours.BATCHES_IN_FLIGHT, _ETCD: 4, _NATS: 4},
+        {_OURS: ours.BATCHES_IN_FLIGHT, _ETCD: 4, _NATS: 2},
         {_ETCD: 4.0},
     ),
     Comparison(

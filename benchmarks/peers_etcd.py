@@ -14,7 +14,7 @@ import shutil
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,12 @@ class EtcdClient:
         self._channels = [
             grpc.aio.insecure_channel(address, options=channel_options()) for _ in range(_CHANNELS)
         ]
-        self._puts = itertools.cycle([c.unary_unary("/etcdserverpb.KV/Put") for c in self._channels])
-        self._txns = itertools.cycle([c.unary_unary("/etcdserverpb.KV/Txn") for c in self._channels])
+        self._puts: Iterator[Any] = itertools.cycle(
+            [c.unary_unary("/etcdserverpb.KV/Put") for c in self._channels]
+        )
+        self._txns: Iterator[Any] = itertools.cycle(
+            [c.unary_unary("/etcdserverpb.KV/Txn") for c in self._channels]
+        )
         self._numbers = itertools.count()
 
     def _put_request(self) -> Any:

@@ -288,6 +288,17 @@ class LocalCluster:
 
         return self.wait_until(found, seconds, "a leader")
 
+    def wait_for_all(self, seconds: float = 30.0) -> LocalNode:
+        """Wait until every node serves and all know the same leader; that one. Errors as wait_for_leader."""
+
+        def found(nodes: Sequence[LocalNode]) -> LocalNode | None:
+            leaders = {n.leader_id for n in nodes}
+            if len(leaders) != 1:
+                return None
+            return next((n for n in nodes if n.role == "LEADER" and n.node_id in leaders), None)
+
+        return self.wait_until(found, seconds, "a leader that all nodes know")
+
     def wait_until(
         self, found: Callable[[Sequence[LocalNode]], LocalNode | None], seconds: float, what: str
     ) -> LocalNode:

@@ -11,6 +11,7 @@ import click
 
 from dledger.cli.exits import EXIT_CODES_HELP, Exit, exit_code_of, print_error
 from dledger.errors import DLedgerError
+from dledger.node.engine import choose_engine
 
 # command -> module:attribute. Loaded when used: a server must not pay for what only the demo needs.
 _COMMANDS = {
@@ -106,4 +107,5 @@ def cli(debug: bool) -> None:
 
 
 def main() -> None:
+    choose_engine()
     cli(prog_name="dledger")

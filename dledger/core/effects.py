@@ -9,14 +9,14 @@ from dledger.core.values import Base, HardState, Role
 from dledger.errors import Code
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PersistHardState:
     """Make this durable. No Send or Push effect that comes after it may leave the node before that."""
 
     hard_state: HardState
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Send:
     """Send to `peer`, in order with other sends to it. A COMPARE gets its chain_crc filled in."""
 
@@ -24,7 +24,7 @@ class Send:
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PushRange:
     """Read whole batches from first_index on, at least one, at most max_bytes, none past last_index; send
     them as an Append on the stream, and report the range with a Pushed event."""
@@ -37,7 +37,7 @@ class PushRange:
     prev_term: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AppendNoop:
     """A new leader: put an empty internal entry of this term after the end of the log, as a group of its
     own, at once, and report it with an Appended event."""
@@ -45,7 +45,7 @@ class AppendNoop:
     term: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StoreEntries:
     """Follower: write the entries of `message` from first_index on (all before it are here already)."""
 
@@ -53,7 +53,7 @@ class StoreEntries:
     first_index: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TruncateLog:
     """Delete everything above `last_index`. Completions of writes of older generations are void."""
 
@@ -61,7 +61,8 @@ class TruncateLog:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+<<<<<<< HEAD
+@dataclass(slots=True)
 class ResetLog:
     """Forget the whole log and begin after `base`. Completions of older generations are void."""
 
@@ -69,12 +70,15 @@ class ResetLog:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+=======
+@dataclass(slots=True)
+>>>>>>> main
 class CommitAdvanced:
     committed_index: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoleChanged:
     """Role, term or known leader changed. role_epoch grows with every change of role (not of leader)."""
 
@@ -85,7 +89,7 @@ class RoleChanged:
     cause: str  # start, timeout, stream-lost, transfer, higher-term, quorum-lost, leader-seen, won
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReadReady:
     """The read may be served once this node's committed index has reached read_index."""
 
@@ -93,20 +97,20 @@ class ReadReady:
     read_index: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReadRefused:
     request_id: int
     code: Code
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TransferEnded:
     request_id: int
     code: Code  # SUCCESS: `to` leads; otherwise why not
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fatal:
     """A safety rule would have been broken. The node must stop, loudly, and change nothing more."""
 

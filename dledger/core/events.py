@@ -8,7 +8,7 @@ from dledger.core.messages import Message
 from dledger.core.values import Base
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tick:
     """Time has passed. Timers are judged by the `now_ms` that goes with every event. `fsync_began_ms`: when
     the fsync that is under way began, on the same clock; None: none is."""
@@ -16,7 +16,7 @@ class Tick:
     fsync_began_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Receive:
     """A message from a peer. `chain_matches` answers, for a COMPARE, whether the chain checksum stored here
     at its index equals the one in the message (None: no such entry here)."""
@@ -26,7 +26,7 @@ class Receive:
     chain_matches: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Appended:
     """The leader's own node put a range after the end of its log (not yet durable)."""
 
@@ -36,7 +36,7 @@ class Appended:
     byte_size: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stored:
     """The log up to last_index (of `term`) is durable. `generation` is that of the write."""
 
@@ -45,7 +45,7 @@ class Stored:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StreamUp:
     """Leader: a push stream to `peer` is open and the handshake is done. stream_id never repeats."""
 
@@ -54,7 +54,7 @@ class StreamUp:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StreamDown:
     """Leader: that push stream has ended."""
 
@@ -62,7 +62,7 @@ class StreamDown:
     stream_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LeaderStreamLost:
     """Follower: the push stream from `leader_id` ended without a GOODBYE (design rule 5)."""
 
@@ -70,7 +70,7 @@ class LeaderStreamLost:
     stream_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pushed:
     """Leader: the answer to a PushRange. The range was handed to the stream; an empty range (last < first)
     says that nothing could be read and the peer is to be probed again."""
@@ -82,12 +82,12 @@ class Pushed:
     byte_size: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReadIndexRequest:
     request_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TransferRequest:
     """An operator, or a graceful stop, asks this leader to hand over. to=None: to the best peer."""
 
@@ -95,7 +95,8 @@ class TransferRequest:
     to: str | None
 
 
-@dataclass(frozen=True, slots=True)
+<<<<<<< HEAD
+@dataclass(slots=True)
 class Fitness:
     """What this node is fit for has changed: damaged below its end, without room, or waiting for a state
     image, it does not campaign; a leader without room hands over to a peer that has some."""
@@ -104,14 +105,17 @@ class Fitness:
     has_room: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Purged:
     """A committed PURGE is being carried out: the log begins after `base` now."""
 
     base: Base
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+=======
+@dataclass(slots=True)
+>>>>>>> main
 class Settled:
     """Leader: all that a commit released has been appended and pushed. Followers that nothing was pushed to
     are told the committed index now."""

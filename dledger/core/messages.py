@@ -25,7 +25,7 @@ class PushType(IntEnum):
     GOODBYE = 6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VoteRequest:
     term: int
     candidate_id: str
@@ -36,7 +36,7 @@ class VoteRequest:
     round: int  # of the candidate, returned: answers to older rounds are dropped
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VoteResponse:
     term: int
     voter_id: str
@@ -45,7 +45,7 @@ class VoteResponse:
     round: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Heartbeat:
     term: int
     leader_id: str
@@ -53,7 +53,7 @@ class Heartbeat:
     committed_index: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HeartbeatResponse:
     term: int
     node_id: str
@@ -63,7 +63,7 @@ class HeartbeatResponse:
     has_room: bool = True  # False: its disk is full; leadership is not handed to it (rule 9)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Compare:
     """Does your log hold (index, index_term), and with this chain? index -1 always matches."""
 
@@ -76,7 +76,7 @@ class Compare:
     chain_crc: int = 0  # filled in from the log by whoever sends it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Truncate:
     """Delete from `index` on, if and only if the entry there has another term than `index_term`."""
 
@@ -88,7 +88,7 @@ class Truncate:
     index_term: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Append:
     """Entries first_index..last_index follow (prev_index, prev_term). `runs`: their terms, never empty."""
 
@@ -107,7 +107,7 @@ class Append:
         assert self.runs and self.runs[0].first_index == self.first_index
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Commit:
     term: int
     leader_id: str
@@ -115,7 +115,7 @@ class Commit:
     committed_index: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Goodbye:
     """The leader ends this push stream on purpose: its end is no sign that the leader died."""
 
@@ -126,7 +126,7 @@ class Goodbye:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class InstallBase:
     """Your log ends before mine begins: forget it and begin after `base`."""
 
@@ -140,7 +140,7 @@ class InstallBase:
 PushMessage = Compare | Truncate | Append | Commit | Goodbye | InstallBase
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PushResponse:
     """Answer on a push stream.
 
@@ -164,7 +164,7 @@ class PushResponse:
     awaits_new_term: bool = False  # it has all it must have, and will count from the next term on
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PositionRequest:
     """A rejoining node asks every other member how far the log may have been acknowledged."""
 
@@ -173,7 +173,7 @@ class PositionRequest:
     round: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PositionResponse:
     term: int
     node_id: str
@@ -182,14 +182,14 @@ class PositionResponse:
     ledger_end_index: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TakeLeadership:
     term: int
     leader_id: str
     take_leadership_index: int  # the leader's ledger_end_index
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TakeLeadershipResponse:
     term: int
     node_id: str

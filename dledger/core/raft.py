@@ -126,7 +126,7 @@ class RaftCore:
 
     @property
     def successor_asked(self) -> bool:
-        """TakeLeadership is out. What is appended now would put the successor behind, and fail it."""
+        """TakeLeadership is out: what is appended now would put the successor behind."""
         handover = self.leadership.handover if self.leadership else None
         return handover is not None and handover.asked
 

@@ -6,8 +6,7 @@ import argparse
 import sys
 
 from dledger.errors import ConfigError
-from dledger.node.config import load_config
-from dledger.node.run import EXIT_CONFIG, run_node
+from dledger.node.engine import choose_engine
 
 
 def main() -> int:
@@ -15,6 +14,11 @@ def main() -> int:
     parser.add_argument("--config", required=True, metavar="FILE", help="configuration of the node (TOML)")
     parser.add_argument("--rejoin", action="store_true", help="the directory was lost: begin anew")
     arguments = parser.parse_args()
+    choose_engine()
+    # These import grpc, for which the choice has to be made before.
+    from dledger.node.config import load_config
+    from dledger.node.run import EXIT_CONFIG, run_node
+
     try:
         config = load_config(arguments.config)
     except ConfigError as error:

@@ -16,7 +16,7 @@ from dledger.errors import DLedgerError
 from dledger.store.batch import Batch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AppendOutcome:
     """A committed append. index, term, pos are those of the first body's entry; -1 when forgotten."""
 
@@ -27,7 +27,7 @@ class AppendOutcome:
     duplicate: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WriteJob:
     """Disk: append these batches, make them durable (SYNC_FLUSH), write their index records; then report
     `replica.stored(generation, last_index, term)`. A shell may make several queued jobs durable at once."""
@@ -36,7 +36,7 @@ class WriteJob:
     batches: Sequence[Batch]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TruncateJob:
     """Disk: store.truncate_after(last_index), then store.sync(), so that what is left is durable even though
     completions of earlier writes are void now; then report `replica.stored(generation, last_index, term)`."""
@@ -46,7 +46,7 @@ class TruncateJob:
     term: int  # of the entry at last_index
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HardStateJob:
     """Disk: store.save_hard_state; then report `replica.hard_state_saved(number)`."""
 
@@ -54,7 +54,7 @@ class HardStateJob:
     hard_state: HardState
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ResetJob:
     """Disk: store.reset_to(base); then report `replica.stored(generation, base.index, base.term)`."""
 
@@ -62,7 +62,7 @@ class ResetJob:
     base: Base
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PurgeJob:
     """Disk: store.purge_to(base). No completion is reported; the core has forgotten the entries already."""
 
@@ -72,7 +72,7 @@ class PurgeJob:
 DiskJob = WriteJob | TruncateJob | HardStateJob | ResetJob | PurgeJob
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoleNotice:
     """Role, term or known leader of this node changed. `cause` as in core.effects.RoleChanged."""
 

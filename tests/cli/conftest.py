@@ -70,7 +70,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("cluster")
     with LocalCluster.create(directory, nodes=3, base_port=0, data_file_size=DATA_FILE_SIZE) as cluster:
         cluster.start()
-        cluster.wait_for_leader()
+        cluster.wait_for_all()
         yield cluster
 
 

@@ -156,7 +156,7 @@ def test_no_majority_leaves_lines_in_doubt(cluster: LocalCluster, on_cluster: Co
     assert process.returncode == 3, errors
     assert b"1 lines acknowledged, 1 in doubt" in errors
     assert b"the first line concerned is line 2" in errors
-    cluster.wait_for_leader()
+    cluster.wait_for_all()
 
 
 async def test_stdin_is_a_stream(cluster: LocalCluster, on_cluster: Command) -> None:

@@ -188,12 +188,14 @@ def stale_push_answer(patch: pytest.MonkeyPatch) -> None:
 
 
 def stale_vote_answer(patch: pytest.MonkeyPatch) -> None:
-    """Answers to older rounds are counted, those to pre-votes among them."""
+    """Answers to older rounds and terms are counted, those to pre-votes among them."""
     original = RaftCore._vote_response
 
     def vote_response(core: RaftCore, peer: str, response: Any) -> None:
         if core.candidacy is not None:
-            response = replace(response, round=core.candidacy.round, pre_vote=core.candidacy.pre_vote)
+            asked = core.candidacy
+            term = max(response.term, core.term)
+            response = replace(response, term=term, round=asked.round, pre_vote=asked.pre_vote)
         original(core, peer, response)
 
     patch.setattr(RaftCore, "_vote_response", vote_response)
