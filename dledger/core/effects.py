@@ -61,7 +61,6 @@ class TruncateLog:
     generation: int
 
 
-<<<<<<< HEAD
 @dataclass(slots=True)
 class ResetLog:
     """Forget the whole log and begin after `base`. Completions of older generations are void."""
@@ -71,9 +70,6 @@ class ResetLog:
 
 
 @dataclass(slots=True)
-=======
-@dataclass(slots=True)
->>>>>>> main
 class CommitAdvanced:
     committed_index: int
 

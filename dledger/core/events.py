@@ -95,7 +95,6 @@ class TransferRequest:
     to: str | None
 
 
-<<<<<<< HEAD
 @dataclass(slots=True)
 class Fitness:
     """What this node is fit for has changed: damaged below its end, without room, or waiting for a state
@@ -113,9 +112,6 @@ class Purged:
 
 
 @dataclass(slots=True)
-=======
-@dataclass(slots=True)
->>>>>>> main
 class Settled:
     """Leader: all that a commit released has been appended and pushed. Followers that nothing was pushed to
     are told the committed index now."""
