@@ -184,7 +184,9 @@ class AsyncShell:
             self._worker.submit(CheckpointJob(*found))
 
     def disk_reported(self, report: Report) -> None:
-        """On the disk thread."""
+        """On the disk thread. One that was stuck may come back after the loop is gone."""
+        if self._dead:
+            return
         self._loop.call_soon_threadsafe(self._on_report, report)
 
     def _on_report(self, report: Report) -> None:

@@ -542,6 +542,7 @@ class NodeServer:
         self._readers.shutdown(wait=False, cancel_futures=True)
         self.is_released = await finished(self._close_store, 2 * _DISK_STOP_S)
         if not self.is_released:
+            self._shell.give_up()
             _log.error("the disk does not answer: stopping without it")
 
     def _close_only(self) -> bool:

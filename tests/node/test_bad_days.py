@@ -276,6 +276,53 @@ async def test_rule_9_a_leader_with_a_stuck_disk_makes_way_and_comes_back(tmp_pa
         assert not old.node_status().is_leader
 
 
+async def test_rule_9_nobody_makes_way_when_all_disks_are_stuck(tmp_path: Path) -> None:
+    disks = {f"n{i}": FaultyDisk(tmp_path / f"n{i}") for i in (1, 2, 3)}
+    settings = {**SMALL, "timing": {"heartbeat_ms": 50, "election_min_ms": 300, "election_max_ms": 600}}
+    async with running_nodes(tmp_path, 3, settings, data_file_size=FILE, disks=disks) as servers:
+        await fill(servers, 20)
+        before = leader_of(servers).node_status()
+        for disk in disks.values():
+            disk.stick()
+        try:
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            async with client_of(servers) as client:
+                stuck = asyncio.ensure_future(client.append(b"while all disks are stuck", timeout=30))
+                await until(lambda: loop.time() - began > 4 * 1.2)
+                after = leader_of(servers).node_status()
+                assert (after.node_id, after.term, after.is_leader) == (before.node_id, before.term, True)
+                assert "fdatasync has taken" in after.health
+                assert len(await read_all(leader_of(servers))) == 20, "reads do not wait behind it"
+                for disk in disks.values():
+                    disk.release()
+                await stuck
+        finally:
+            for disk in disks.values():
+                disk.release()
+        assert leader_of(servers).node_status().term == before.term
+
+
+async def test_rule_9_a_node_stops_without_its_stuck_disk(tmp_path: Path) -> None:
+    disk = FaultyDisk(tmp_path)
+    node = make_server(tmp_path, "n1", {"n1": "127.0.0.1:0"}, disk=disk)
+    await node.start()
+    await until(lambda: node.node_status().is_leader)
+    disk.stick()
+    try:
+        node.log.append(Unanswered(), [b"stuck"], None, False, 1000)
+        await until(lambda: node.node_status().ledger_end_index > 0)
+        await node.stop()
+        assert not node.is_released
+    finally:
+        disk.release()
+
+
+class Unanswered:
+    def answer(self, outcome: object) -> None:
+        """Whatever it is: the node is stopping."""
+
+
 async def test_rule_12_cluster_time_goes_on_and_follows_no_jump(tmp_path: Path) -> None:
     wall = [1_700_000_000_000]
     node = make_server(tmp_path, "n1", {"n1": "127.0.0.1:0"}, wall_ms=lambda: wall[0])

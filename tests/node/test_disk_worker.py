@@ -8,7 +8,7 @@ from threading import Event
 
 import pytest
 
-from dledger.core.values import EMPTY_TAIL, FlushMode, HardState
+from dledger.core.values import EMPTY_TAIL, Base, FlushMode, HardState
 from dledger.errors import Code, DLedgerError, StorageError
 from dledger.node.disk_worker import CheckpointJob, DiskWorker, HardStateReport, Report, StoredReport
 from dledger.node.metrics import NodeMetrics
@@ -26,10 +26,13 @@ class FakeStore:
         self.hold: Event | None = None
         self.syncing = Event()
         self.fail = ""
+        self.full = ""  # what finds no room, and changes nothing
 
     def _do(self, what: str) -> None:
         if self.fail and what.startswith(self.fail):
             raise StorageError(f"{what} fails", code=Code.FSYNC_FAILED)
+        if self.full and what.startswith(self.full):
+            raise StorageError(f"no room for {what}", code=Code.DISK_FULL)
         self.done.append(what)
 
     def append(self, batches: Sequence[Batch]) -> None:
@@ -44,6 +47,12 @@ class FakeStore:
 
     def truncate_after(self, index: int) -> None:
         self._do(f"truncate {index}")
+
+    def reset_to(self, base: Base) -> None:
+        self._do(f"reset {base.index}")
+
+    def purge_to(self, base: Base) -> None:
+        self._do(f"purge {base.index}")
 
     def save_hard_state(self, state: HardState) -> None:
         self._do(f"state {state.term}")
