@@ -307,7 +307,7 @@ async def test_rule_9_a_node_stops_without_its_stuck_disk(tmp_path: Path) -> Non
     disk = FaultyDisk(tmp_path)
     node = make_server(tmp_path, "n1", {"n1": "127.0.0.1:0"}, disk=disk)
     await node.start()
-    await until(lambda: node.node_status().is_leader)
+    await until(lambda: node.node_status().committed_index == 0)
     disk.stick()
     try:
         node.log.append(Unanswered(), [b"stuck"], None, False, 1000)
