@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from dledger.node.shell import DiskJob, HardStateJob, TruncateJob, WriteJob
+from dledger.node.shell import DiskJob, HardStateJob, PurgeJob, ResetJob, TruncateJob, WriteJob
 
 if TYPE_CHECKING:
     from dledger.testing.process import SimProcess
@@ -38,6 +38,7 @@ class DiskThread:
         self._queue: deque[Job] = deque()
         self._is_busy = False
         self._last_report_ms = 0
+        self.sync_began_ms: int | None = None  # of the write under way, on the simulation's clock
 
     @property
     def is_idle(self) -> bool:
@@ -64,6 +65,7 @@ class DiskThread:
             group.append(self._queue.popleft())
         process = self._process
         if isinstance(job, WriteJob):
+            self.sync_began_ms = process.sim.clock.now_ms
             writes = [j for j in group if isinstance(j, WriteJob)]
             self._write(writes)
         process.after_disk_time(lambda: self._finish(group))
@@ -79,6 +81,7 @@ class DiskThread:
     def _finish(self, group: list[Job]) -> None:
         process = self._process
         job = group[-1]
+        self.sync_began_ms = None
         match job:
             case WriteJob():
                 process.store.sync()
@@ -97,6 +100,13 @@ class DiskThread:
                 process.sim.invariants.hard_state_saved(process.node_id, job.hard_state)
                 number = job.number
                 self._report(lambda: process.replica.hard_state_saved(process.now_ms(), number))
+            case ResetJob(generation, base):
+                process.store.reset_to(base)
+                self._report(
+                    lambda: process.replica.stored(process.now_ms(), generation, base.index, base.term)
+                )
+            case PurgeJob(base):
+                process.store.purge_to(base)
             case CheckpointJob():
                 process.sim.counts["checkpoints"] += 1
                 process.store.save_checkpoint(job.committed_index, job.sessions)

@@ -13,7 +13,7 @@ from enum import Enum
 from dledger.errors import DLedgerError, InvalidRequest, Refused
 from dledger.node.shell import AppendOutcome
 from dledger.store.batch import MAGIC_NORMAL, Batch, decode_entries
-from dledger.store.internal import SessionBatch, SessionOpen, decode_internal
+from dledger.store.internal import SessionBatch, SessionOpen, decode_internal, strip_stamp
 from dledger.testing.violation import Violation
 
 RESULTS_KEPT = 64  # results of a session that the log remembers (design section 3.5)
@@ -146,7 +146,7 @@ class Oracle:
         """The next batch of the one committed log."""
         first_body = batch.first_index + (batch.head is not None)
         if batch.head is not None:
-            match decode_internal(batch.head):
+            match strip_stamp(decode_internal(batch.head))[1]:
                 case SessionOpen():
                     self._sessions[batch.first_index] = _Session()
                 case SessionBatch(session_id, seq):

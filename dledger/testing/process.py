@@ -7,7 +7,16 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from dledger.core.messages import Append, Commit, Compare, Goodbye, Message, PushResponse, Truncate
+from dledger.core.messages import (
+    Append,
+    Commit,
+    Compare,
+    Goodbye,
+    InstallBase,
+    Message,
+    PushResponse,
+    Truncate,
+)
 from dledger.core.values import Role
 from dledger.errors import DLedgerError
 from dledger.node.shell import AppendOutcome, DiskJob, RoleNotice
@@ -110,6 +119,7 @@ class SimProcess:
         self.sim.clock.after(self.sim.profile.tick_ms, self._tick)
 
     def _tick_replica(self) -> None:
+        self.store.prepare(self.store.data_file_size)
         self.replica.tick(self.now_ms())
 
     def _checkpoint(self) -> None:
@@ -195,7 +205,7 @@ class SimProcess:
         self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "->", peer, message)
         self.sim.invariants.sent(self, peer, message)
         match message:
-            case Compare() | Truncate() | Append() | Commit() | Goodbye():
+            case Compare() | Truncate() | Append() | Commit() | Goodbye() | InstallBase():
                 stream = self._outbound.get(peer)
                 if stream is not None and stream.stream_id == message.stream_id:
                     stream.push(message, payload)
@@ -212,6 +222,17 @@ class SimProcess:
         self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "disk", job)
         self.sim.invariants.submitted(self, job)
         self._disk.submit(job)
+
+    def fsync_began_ms(self) -> int | None:
+        began = self._disk.sync_began_ms
+        return None if began is None else self._clock_offset_ms + int((began - self._started_ms) * self._rate)
+
+    def wall_ms(self) -> int:
+        return 1_700_000_000_000 + self.sim.clock.now_ms
+
+    def save_state(self, image_index: int) -> None:
+        """The simulated state machines are checked against the log, not kept in it."""
+        self.after(0, lambda: self.replica.state_saved(self.now_ms(), image_index, ()))
 
     def load_push(self, peer: str, stream_id: int, first_index: int, last_index: int, max_bytes: int) -> None:
         if not self.alive:

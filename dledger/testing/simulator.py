@@ -439,7 +439,7 @@ class Simulation:
         )
         config = ReplicaConfig(core, limits, cache_bytes=profile.cache_bytes)
         rng = self.seeds.take(f"{process.node_id} core")
-        return self._replica_type(config, store, process, random_ms=rng.randint)
+        return self._replica_type(config, store, process, random_ms=rng.randint, wall_ms=process.wall_ms)
 
     def new_state_machine(self) -> StateMachine | None:
         return self._state_machine() if self._state_machine is not None else None
