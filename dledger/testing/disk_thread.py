@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING
 
+from dledger.errors import Code, StorageError
 from dledger.node.shell import DiskJob, HardStateJob, PurgeJob, ResetJob, TruncateJob, WriteJob
 
 if TYPE_CHECKING:
+    from dledger.core.values import Base
     from dledger.testing.process import SimProcess
 
 
@@ -38,7 +40,8 @@ class DiskThread:
         self._queue: deque[Job] = deque()
         self._is_busy = False
         self._last_report_ms = 0
-        self.sync_began_ms: int | None = None  # of the write under way, on the simulation's clock
+        self.sync_began_ms: int | None = None  # of the job under way, on the simulation's clock
+        self._purge_to: Base | None = None  # of a purge that a full disk has put off
 
     @property
     def is_idle(self) -> bool:
@@ -56,6 +59,7 @@ class DiskThread:
             self._is_busy = False
             return
         self._is_busy = True
+        self.sync_began_ms = self._process.sim.clock.now_ms
         job = self._queue.popleft()
         group = [job]
         # Several queued writes may share one fdatasync, as a real shell's group commit does.
@@ -65,7 +69,6 @@ class DiskThread:
             group.append(self._queue.popleft())
         process = self._process
         if isinstance(job, WriteJob):
-            self.sync_began_ms = process.sim.clock.now_ms
             writes = [j for j in group if isinstance(j, WriteJob)]
             self._write(writes)
         process.after_disk_time(lambda: self._finish(group))
@@ -88,12 +91,14 @@ class DiskThread:
                 process.sim.counts["fsyncs"] += 1
                 process.sim.invariants.synced(process.node_id)
                 last = job.batches[-1]
-                generation, last_index, term = job.generation, last.last_index, last.term
-                self._report(lambda: process.replica.stored(process.now_ms(), generation, last_index, term))
+                self._report_stored(job.generation, last.last_index, last.term)
             case TruncateJob():
                 process.sim.invariants.truncating(process.node_id, job.last_index)
                 process.store.truncate_after(job.last_index)
                 process.sim.invariants.truncated(process.node_id, job.last_index)
+                process.store.sync()
+                process.sim.invariants.synced(process.node_id)
+                self._report_stored(job.generation, job.last_index, job.term)
             case HardStateJob():
                 process.sim.invariants.hard_state_starts(process.node_id, job.hard_state)
                 process.store.save_hard_state(job.hard_state)
@@ -101,16 +106,43 @@ class DiskThread:
                 number = job.number
                 self._report(lambda: process.replica.hard_state_saved(process.now_ms(), number))
             case ResetJob(generation, base):
+                self._purge_to = None
+                process.sim.invariants.resetting(process.node_id, base)
                 process.store.reset_to(base)
-                self._report(
-                    lambda: process.replica.stored(process.now_ms(), generation, base.index, base.term)
-                )
+                process.sim.invariants.reset(process.node_id)
+                self._report_stored(generation, base.index, base.term)
             case PurgeJob(base):
-                process.store.purge_to(base)
+                self._purge_to = base
             case CheckpointJob():
                 process.sim.counts["checkpoints"] += 1
-                process.store.save_checkpoint(job.committed_index, job.sessions)
+                committed, sessions = job.committed_index, job.sessions
+                self._unless_full(lambda: process.store.save_checkpoint(committed, sessions))
+        if self._purge_to is not None:
+            self._purge(self._purge_to)
         self._start()
+
+    def _purge(self, base: Base) -> None:
+        process = self._process
+        process.sim.invariants.purging(process.node_id, base)
+        if self._unless_full(lambda: process.store.purge_to(base)):
+            process.sim.counts["purges"] += 1
+            process.sim.invariants.purged(process.node_id)
+            self._purge_to = None
+
+    def _unless_full(self, work: Callable[[], None]) -> bool:
+        """False: the disk is full, and nothing has changed."""
+        try:
+            work()
+        except StorageError as error:
+            if error.code is not Code.DISK_FULL:
+                raise
+            self._process.sim.counts["disk jobs put off: no room"] += 1
+            return False
+        return True
+
+    def _report_stored(self, generation: int, last_index: int, term: int) -> None:
+        process = self._process
+        self._report(lambda: process.replica.stored(process.now_ms(), generation, last_index, term))
 
     def _report(self, action: Callable[[], None]) -> None:
         """The completion crosses to the loop, in order; the loop may be busy for a moment."""

@@ -11,10 +11,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dledger.core.messages import Heartbeat, Message, VoteRequest, VoteResponse
-from dledger.core.values import HardState, Role, VoteResult
-from dledger.node.shell import DiskJob, HardStateJob, RoleNotice, TruncateJob, WriteJob
+from dledger.core.messages import (
+    Heartbeat,
+    HeartbeatResponse,
+    Message,
+    PushResponse,
+    VoteRequest,
+    VoteResponse,
+)
+from dledger.core.values import NO_BASE, Base, HardState, Role, VoteResult
+from dledger.node.shell import (
+    DiskJob,
+    HardStateJob,
+    PurgeJob,
+    ResetJob,
+    RoleNotice,
+    TruncateJob,
+    WriteJob,
+)
 from dledger.store.batch import Batch
+from dledger.testing.housekeeping import Housekeeping
 from dledger.testing.mirror import BatchLog, NodeMirror
 from dledger.testing.violation import Violation
 
@@ -43,6 +59,7 @@ class Invariants:
         self.counts = counts
         self.committed = BatchLog()  # the one log, as far as any node has said that it is committed
         self.leaders: dict[int, str] = {}  # term -> who has led it
+        self.housekeeping = Housekeeping(counts)
         self._on_commit = on_commit
         self._committed_in: dict[int, Batch] = {}  # term -> the last batch that its leader committed
         self._votes: dict[int, dict[str, str]] = {}  # term -> voter -> candidate
@@ -75,6 +92,11 @@ class Invariants:
                     self._appended(mirror, batch)
             case TruncateJob():
                 self._truncated(process, mirror, job.last_index)
+            case ResetJob():
+                self._reset(process, mirror, job.base)
+            case PurgeJob():
+                self._check_base(mirror.node_id, job.base)
+                mirror.view.purge(job.base)
             case HardStateJob():
                 self.saving_hard_state(mirror.node_id, job.hard_state)
 
@@ -95,6 +117,22 @@ class Invariants:
                 )
         view.append(self._remember(batch))
 
+    def _reset(self, process: SimProcess, mirror: NodeMirror, base: Base) -> None:
+        self.counts["logs begun anew at a base"] += 1
+        if process.replica.core.role is Role.LEADER:
+            raise Violation("leader append-only", f"{mirror.node_id} begins a new log while it leads")
+        if base.index <= mirror.view.base.index:
+            raise Violation("begin only grows", f"{mirror.node_id}: {base} after {mirror.view.base}")
+        self._check_base(mirror.node_id, base)
+        mirror.view = BatchLog(base=base)
+
+    def _check_base(self, node_id: str, base: Base) -> None:
+        """Only a committed PURGE moves the begin of a log, and by all nodes to the same places."""
+        self.housekeeping.check_base(node_id, base)
+        last = self.committed.ending_at(base.index)
+        if last is None or (last.term, last.chain_crc) != (base.term, base.chain_crc):
+            raise Violation("purge", f"{node_id} begins after {base}, which is committed as {last}")
+
     def _remember(self, batch: Batch) -> Batch:
         """One copy of each batch for all logs: those of a replica let go of their bytes when it is done."""
         key = (batch.last_index, batch.chain_crc)
@@ -112,7 +150,7 @@ class Invariants:
                 f"{mirror.node_id} truncates after {last_index},"
                 f" committed {process.replica.core.committed_index}",
             )
-        if last_index >= 0 and mirror.view.ending_at(last_index) is None:
+        if not mirror.view.ends_at(last_index):
             raise Violation(
                 "batches are atomic", f"{mirror.node_id} truncates after {last_index}, inside a batch"
             )
@@ -139,6 +177,8 @@ class Invariants:
         """Rule 2: nothing leaves that depends on a term or a vote which is not durable."""
         mirror = self.mirrors[process.node_id]
         durable = mirror.hard_state
+        if isinstance(message, HeartbeatResponse | PushResponse) and message.counts and durable.is_barred:
+            raise Violation("rejoining", f"{process.node_id} counts, durable: {durable}")
         if isinstance(message, VoteRequest) and message.pre_vote:
             return
         if message.term > durable.term:
@@ -156,6 +196,8 @@ class Invariants:
             self._check_leads(message.term, process.node_id)
 
     def _voted(self, process: SimProcess, term: int, candidate: str, durable: HardState) -> None:
+        if durable.rejoining or term <= durable.barred_term:
+            raise Violation("rejoining", f"{process.node_id} votes for {candidate}, durable: {durable}")
         votes = self._votes.setdefault(term, {})
         if votes.setdefault(process.node_id, candidate) != candidate:
             raise Violation(
@@ -192,10 +234,12 @@ class Invariants:
                 f"{process.node_id} is elected in term {notice.term}, led by {self.leaders[notice.term]}",
             )
         self.leaders[notice.term] = process.node_id
+        if self.mirrors[process.node_id].hard_state.is_barred:
+            raise Violation("rejoining", f"{process.node_id} leads term {notice.term} and is barred from it")
         # What leaders of higher terms committed is not asked for: votes of a term may arrive very late.
         earlier = [batch for term, batch in self._committed_in.items() if term < notice.term]
         last = max(earlier, key=lambda batch: batch.last_index, default=None)
-        if last is not None and not self.mirrors[process.node_id].view.holds(last):
+        if last is not None and not self.mirrors[process.node_id].view.covers(last):
             raise Violation(
                 "leader completeness",
                 f"{process.node_id} leads term {notice.term} without the committed entry {last.last_index}",
@@ -206,6 +250,8 @@ class Invariants:
     def advanced(self, process: SimProcess, index: int) -> None:
         """A node says that it is committed up to `index`."""
         mirror = self.mirrors[process.node_id]
+        if mirror.view.base.index == index >= 0:
+            return  # it was checked when the log began there
         here = mirror.view.ending_at(index)
         if here is None:
             raise Violation(
@@ -222,12 +268,13 @@ class Invariants:
             self._check_majority(process, batch)
             self.committed.append(batch)
             self._committed_in[core.term] = batch
+            self.housekeeping.committed(batch)
             self._on_commit(batch)
         if not self.committed.holds(here):
             raise Violation("state-machine safety", f"{process.node_id} commits another entry {index}")
 
     def _check_majority(self, process: SimProcess, batch: Batch) -> None:
-        holders = [m.node_id for m in self.mirrors.values() if m.is_durable(batch)]
+        holders = [m.node_id for m in self.mirrors.values() if m.has_stored(batch)]
         if len(holders) < self.majority:
             raise Violation(
                 "durable on a majority",
@@ -247,7 +294,7 @@ class Invariants:
             )
         # A batch that was committed before may have holders that are truncating nothing but crashed: their
         # disks still count. So the majority is there at every acknowledgement, the first and any later one.
-        if sum(m.is_durable(batch) for m in self.mirrors.values()) < self.majority:
+        if sum(m.has_stored(batch) for m in self.mirrors.values()) < self.majority:
             raise Violation("durable on a majority", f"{process.node_id} acknowledges {last_index} too early")
 
     # -- after each step of a process
@@ -265,14 +312,15 @@ class Invariants:
             raise Violation(
                 "committed <= end", f"{process.node_id}: {core.committed_index} of {view.end_index}"
             )
-        if core.log.durable_index > self.mirrors[process.node_id].durable_index:
+        # A base that was installed is committed elsewhere: it counts as durable before it is so here, too.
+        if core.log.durable_index > max(self.mirrors[process.node_id].durable_index, view.base.index):
             raise Violation(
                 "durable_index",
                 f"{process.node_id} believes {core.log.durable_index} durable,"
                 f" it is {self.mirrors[process.node_id].durable_index}",
             )
         for index in (core.log.durable_index, core.log.verified_index):
-            if 0 <= index <= view.end_index and view.ending_at(index) is None:
+            if index <= view.end_index and not view.ends_at(index):
                 raise Violation("batches are atomic", f"{process.node_id}: {index} is inside a batch")
 
     def _check_backwards(self, node_id: str, old: _Seen, new: _Seen) -> None:
@@ -306,27 +354,68 @@ class Invariants:
         mirror.durable_index = min(mirror.durable_index, last_index)
         mirror.truncating_after = None
 
+    def purging(self, node_id: str, base: Base) -> None:
+        mirror = self.mirrors[node_id]
+        if base.index > mirror.durable_index:
+            raise Violation("purge", f"{node_id} purges to {base}, only {mirror.durable_index} is durable")
+        mirror.purging_to = base
+
+    def purged(self, node_id: str) -> None:
+        mirror = self.mirrors[node_id]
+        if mirror.purging_to is not None:
+            mirror.written.purge(mirror.purging_to)
+        mirror.purging_to = None
+
+    def resetting(self, node_id: str, base: Base) -> None:
+        self.mirrors[node_id].resetting_to = base
+
+    def reset(self, node_id: str) -> None:
+        mirror = self.mirrors[node_id]
+        assert mirror.resetting_to is not None
+        mirror.written = BatchLog(base=mirror.resetting_to)
+        mirror.durable_index = mirror.resetting_to.index
+        mirror.purging_to = mirror.resetting_to = None
+
+    def wiped(self, node_id: str, hard_state: HardState) -> None:
+        """The disk of a node that is down was replaced by an empty one."""
+        self.mirrors[node_id].wipe(hard_state)
+
+    @property
+    def lost_nodes(self) -> set[str]:
+        """Nodes whose copies do not count: they lost their logs and are not back yet."""
+        return {m.node_id for m in self.mirrors.values() if m.hard_state.is_barred}
+
     def hard_state_starts(self, node_id: str, state: HardState) -> None:
         self.mirrors[node_id].hard_state_under_way = state
 
     def hard_state_saved(self, node_id: str, state: HardState) -> None:
         self.mirrors[node_id].hard_state = state
 
-    def recovered(self, node_id: str, ends: list[tuple[int, int, int]], hard_state: HardState) -> None:
+    def recovered(
+        self,
+        node_id: str,
+        ends: list[tuple[int, int, int]],
+        hard_state: HardState,
+        base: Base = NO_BASE,
+    ) -> None:
         """A node has opened its store after a crash: (last index, term, chain) of each batch found."""
         mirror = self.mirrors[node_id]
+        if base not in (mirror.written.base, mirror.purging_to, mirror.resetting_to):
+            raise Violation("recovery", f"{node_id} began after {mirror.written.base}, now after {base}")
         batches = []
         for last_index, term, chain in ends:
             batch = self._known.get((last_index, chain))
             if batch is None or batch.term != term:
                 raise Violation("recovery", f"{node_id} finds an entry {last_index}@{term} that nobody wrote")
             batches.append(batch)
-        found = BatchLog(batches)
+        found = BatchLog(batches, base)
         promised = mirror.durable_index
+        if base == mirror.resetting_to and base.index >= 0:
+            promised = base.index
         if mirror.truncating_after is not None:
             promised = min(promised, mirror.truncating_after)
         last = mirror.written.ending_at(promised)
-        if promised >= 0 and (last is None or not found.holds(last)):
+        if promised > base.index and (last is None or not found.holds(last)):
             raise Violation(
                 "recovery", f"{node_id} had {promised} durable and comes back with {found.end_index}"
             )
@@ -334,7 +423,7 @@ class Invariants:
             raise Violation("recovery", f"{node_id} had {mirror.hard_state} and comes back with {hard_state}")
         mirror.hard_state = mirror.hard_state_wanted = hard_state
         mirror.hard_state_under_way = None
-        mirror.truncating_after = None
+        mirror.truncating_after = mirror.purging_to = mirror.resetting_to = None
         mirror.written = found
         mirror.durable_index = found.end_index
-        mirror.view = BatchLog(batches)
+        mirror.view = BatchLog(batches, base)

@@ -38,6 +38,9 @@ class Nemesis:
             "transfer": self._transfer,
             "graceful_stop": self._graceful_stop,
             "lossy_minute": self._lossy_minute,
+            "lose_disk": self._lose_disk,
+            "clock_jump": self._clock_jump,
+            "full_disk": self._full_disk,
         }
 
     def start(self) -> None:
@@ -207,3 +210,25 @@ class Nemesis:
         victim = self._victim()
         if victim is not None:
             victim.disk_stuck_until_ms = self.sim.clock.now_ms + self._duration_ms()
+
+    def _lose_disk(self) -> None:
+        node_id = self._node()
+        if self.sim.lose_disk(node_id):
+            self.sim.clock.after(self._duration_ms(), lambda: self.sim.boot_if_down(node_id))
+
+    def _full_disk(self) -> None:
+        """Nearly full: sooner or later there is no room but the reserve, until somebody cleans up."""
+        host = self.sim.nodes[self._node()].host
+        host.make_room()
+        host.fill(self.rng.randint(0, 3))
+        self.sim.clock.after(2 * self._duration_ms(), host.make_room)
+
+    # -- clocks
+
+    def _clock_jump(self) -> None:
+        """An operator, or a broken time server, sets the clock of a machine: by minutes, or by years."""
+        if self.sim.invariants.housekeeping.first_stamp_ms is None:
+            return  # whoever stamps first has nothing else to go by
+        furthest_ms = self.rng.choice((60_000, 3_600_000, 10 * 365 * 86_400_000))
+        node = self.sim.nodes[self._node()]
+        node.wall_offset_ms = self.rng.randint(-furthest_ms, furthest_ms)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dledger.testing.simulator import Simulation, StateMachine
 
 STREAM_IDS_PER_LIFE = 1 << 20
+EPOCH_MS = 1_700_000_000_000
 AnswerAppend = Callable[[AppendOutcome | DLedgerError], None]
 AnswerRead = Callable[[int | DLedgerError], None]
 AnswerTransfer = Callable[[DLedgerError | None], None]
@@ -59,6 +60,7 @@ class SimProcess:
         self._disk = DiskThread(self, rng)
         self._in_turn = False
         self._flush_asked = False
+        self._is_full = False  # the allocator found no room
         self._leads = False
         self._streams_opened = 0
         self._applied_index = -1
@@ -115,12 +117,24 @@ class SimProcess:
         if not self.alive:
             return
         if not self.is_paused:
+            # As an allocator does: on a thread of its own, where the machine may go down, too.
+            self.on_disk(self._prepare)
             self.post(self._tick_replica)
         self.sim.clock.after(self.sim.profile.tick_ms, self._tick)
 
     def _tick_replica(self) -> None:
-        self.store.prepare(self.store.data_file_size)
         self.replica.tick(self.now_ms())
+        retainer = self.replica.retainer
+        self.replica.admission.reserve_in_use = retainer.is_writing and self._is_full
+
+    def _prepare(self) -> None:
+        """The allocator keeps space reserved ahead of need; an image that makes room may use the reserve."""
+        size = self.store.data_file_size
+        self._is_full = not self.store.prepare(2 * size)
+        if self._is_full:
+            self.sim.counts["found the disk full"] += 1
+            if self.replica.retainer.waits_for_room:
+                self.store.prepare(size, use_reserve=True)
 
     def _checkpoint(self) -> None:
         self.after(self.sim.profile.checkpoint_every_ms, self._store_checkpoint)
@@ -228,7 +242,8 @@ class SimProcess:
         return None if began is None else self._clock_offset_ms + int((began - self._started_ms) * self._rate)
 
     def wall_ms(self) -> int:
-        return 1_700_000_000_000 + self.sim.clock.now_ms
+        """Of this machine, and it may jump."""
+        return EPOCH_MS + self.sim.clock.now_ms + self.sim.nodes[self.node_id].wall_offset_ms
 
     def save_state(self, image_index: int) -> None:
         """The simulated state machines are checked against the log, not kept in it."""

@@ -6,10 +6,14 @@ ever gets far enough to meet the rarer histories.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from dledger.core.values import Timing
+from dledger.node.retention import RetentionPolicy
+
+#: The bad days: each is drawn by itself, after all that is drawn for the others.
+BAD_DAYS = ("lose_disk", "clock_jump", "full_disk")
 
 FAULTS = (
     "crash_process",
@@ -80,6 +84,8 @@ class Profile:
     body_max_bytes: int = 60
     window: int = 4  # batches in flight per session
     max_sessions: int = 50
+    stamp_every_ms: int = 1000
+    retention: RetentionPolicy = RetentionPolicy()
     request_timeout_ms: int = 500
 
     @property
@@ -108,7 +114,7 @@ def draw_profile(rng: Random, nodes: int | None = None, on_disk: bool | None = N
     sessions = rng.randint(1, 3)
     enabled = tuple(f for f in FAULTS if rng.random() < 0.6) or ("crash_process",)
     preferred = (f"n{rng.randrange(count)}",) if rng.random() < 0.3 else ()
-    return Profile(
+    profile = Profile(
         nodes=count,
         on_disk=drawn_disk if on_disk is None else on_disk,
         fault_phase_ms=rng.randint(5000, 12000),
@@ -137,4 +143,22 @@ def draw_profile(rng: Random, nodes: int | None = None, on_disk: bool | None = N
         window=rng.choice((1, 4, 10)),
         # Fewer than there are clients, and their sessions would evict each other for ever.
         max_sessions=rng.choice((sessions + 1, 50)),
+    )
+    return _with_bad_days(rng, profile)
+
+
+def _with_bad_days(rng: Random, profile: Profile) -> Profile:
+    files = rng.choice((None, None, 1, 2, 5))
+    retention = RetentionPolicy(
+        max_bytes=None if files is None else files * profile.data_file_size,
+        hold_bytes=rng.choice((0, 4 * profile.data_file_size, 1 << 30)),
+        check_ms=rng.choice((20, 100, 500)),
+    )
+    days = tuple(day for day in BAD_DAYS if rng.random() < 0.4)
+    return replace(
+        profile,
+        retention=retention,
+        faults=profile.faults + days,
+        timing=replace(profile.timing, fsync_stall_ms=rng.choice((300, 600, 4000))),
+        stamp_every_ms=rng.choice((20, 1000)),
     )

@@ -111,13 +111,20 @@ def check_end(sim: Simulation) -> None:
     logs = [mirror.view for mirror in sim.invariants.mirrors.values()]
     reference = sim.invariants.committed
     for mirror in sim.invariants.mirrors.values():
+        begin = mirror.view.base.index
+        if begin >= 0:
+            sim.invariants.housekeeping.check_base(mirror.node_id, mirror.view.base)
         ends = [(b.last_index, b.term, b.chain_crc) for b in mirror.view.batches]
-        if ends != [(b.last_index, b.term, b.chain_crc) for b in reference.batches]:
+        kept = reference.ending_in(begin, reference.end_index)
+        if ends != [(b.last_index, b.term, b.chain_crc) for b in kept]:
             raise Violation(
                 "all logs equal", f"{mirror.node_id} ends at {mirror.view.end_index}: {sim.summary()}"
             )
     assert all(log.end_index == reference.end_index for log in logs)
     sim.oracle.check_final()
+    tables = {p.node_id: p.replica.admission.sessions.encode_committed() for p in sim.processes()}
+    if len(set(tables.values())) > 1:
+        raise Violation("sessions", f"after the same log the session tables differ: {sim.summary()}")
     digests = [p.machine.digest() for p in sim.processes() if p.machine is not None]
     if any(digest != digests[0] for digest in digests):
         raise Violation("state machines equal", f"digests after the same log: {digests}")

@@ -62,6 +62,7 @@ class SimNode:
     process: SimProcess | None = None
     lives: int = 0
     disk_factor: int = 1
+    wall_offset_ms: int = 0  # of its wall clock: machines do not agree, and clocks jump
     crash_kind: CrashKind = CrashKind.POWER  # of a crash inside a disk operation
     restart_after_ms: int | None = None  # after a crash inside a disk operation
 
@@ -204,6 +205,7 @@ class Simulation:
             and core.term == first.term
             and core.log.end_index == first.log.end_index
             and core.committed_index == core.log.end_index == core.log.durable_index
+            and not core.hard_state.is_barred
             for core in cores
         )
 
@@ -234,7 +236,7 @@ class Simulation:
             raise Violation("liveness", f"{node_id} was restarted {MAX_LIVES} times")
         try:
             store = node.host.open()
-            self.invariants.recovered(node_id, batch_ends(store), store.hard_state)
+            self.invariants.recovered(node_id, batch_ends(store), store.hard_state, store.base)
             process = SimProcess(self, node_id, store, self.seeds.take(f"{node_id}.{node.lives}"))
         except SimulatedCrash:
             self._crashed_within(node)
@@ -256,6 +258,24 @@ class Simulation:
         for stream in self.network.streams_of(node_id):
             self._tear(stream, process, kind)
         node.host.crash(kind, node.rng)
+
+    def lose_disk(self, node_id: str) -> bool:
+        """A machine breaks down for good; a new one, with an empty disk, is to take its place. False, with
+        nothing done, if so many have lost their logs that the promises would not cover it.
+
+        One at a time is rejoining: each needs to hear from all others that they have not lost theirs.
+        """
+        lost = self.invariants.lost_nodes - {node_id}
+        rejoining = any(self.invariants.mirrors[n].hard_state.rejoining for n in lost)
+        if rejoining or len(lost) + 1 > (self.profile.nodes - 1) // 2:
+            return False
+        node = self.nodes[node_id]
+        self.crash(node_id, CrashKind.POWER)
+        self.counts["disks lost"] += 1
+        self.trace.add(self.clock.now_ms, node_id, "its disk is lost")
+        incarnation = node.rng.randint(1 << 20, 1 << 30)
+        self.invariants.wiped(node_id, node.host.replace_disk(incarnation))
+        return True
 
     def _tear(self, stream: PushStream, dead: SimProcess, kind: CrashKind) -> None:
         """A killed process's kernel says so at once, if it is heard; a machine without power says nothing."""
@@ -372,6 +392,7 @@ class Simulation:
         self.network.heal_all()
         for node in self.nodes.values():
             node.disk_factor = 1
+            node.host.make_room()
             if node.process is None:
                 self.boot(node.node_id)
             if node.process is not None:
@@ -436,8 +457,9 @@ class Simulation:
             max_batch_bytes=min(2000, max_batch_size(profile.data_file_size)),
             group_bytes=profile.group_bytes,
             max_sessions=profile.max_sessions,
+            stamp_every_ms=profile.stamp_every_ms,
         )
-        config = ReplicaConfig(core, limits, cache_bytes=profile.cache_bytes)
+        config = ReplicaConfig(core, limits, profile.retention, cache_bytes=profile.cache_bytes)
         rng = self.seeds.take(f"{process.node_id} core")
         return self._replica_type(config, store, process, random_ms=rng.randint, wall_ms=process.wall_ms)
 
@@ -450,6 +472,8 @@ class Simulation:
             machine.apply(index, body)
 
     def _entry_committed(self, batch: Batch) -> None:
+        fastest = (1 + self.profile.skew) * 1.001
+        self.invariants.housekeeping.check_time(int(self.clock.now_ms * fastest) + 1000)
         self.counts["entries committed"] += batch.count
         self.oracle.committed(batch)
         if self._state_machine is not None:

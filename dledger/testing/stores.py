@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
+from dledger.core.values import HardState
 from dledger.store.api import LogStore
 from dledger.store.disk import CrashKind
 from dledger.store.disk_store import DiskLogStore
@@ -14,6 +15,8 @@ from dledger.store.memory_store import MemoryLogStore
 from dledger.testing.sim_disk import CrashPoint, SimDisk
 
 DIRECTORY = Path("/node")
+UNBOUNDED = 1 << 40
+RESERVE_FILES = 4  # of the size of a data file
 
 
 class StoreHost(Protocol):
@@ -25,6 +28,15 @@ class StoreHost(Protocol):
     def crash(self, kind: CrashKind, rng: Random) -> None:
         """The process or the machine goes down: the open store is gone."""
 
+    def replace_disk(self, incarnation: int) -> HardState:
+        """All is lost, and the node is to rejoin; only while it is down. Returns the hard state it begins with."""
+
+    def fill(self, files_left: int) -> None:
+        """The disk becomes so full that, beside the reserve, only so many data files find room."""
+
+    def make_room(self) -> None:
+        """There is space again."""
+
     def crash_within(self, operations: int, point: CrashPoint) -> bool:
         """Go down inside one of the next disk operations. False if this host cannot."""
 
@@ -33,13 +45,31 @@ class MemoryHost:
     """The fast twin: it models what is durable, without files."""
 
     def __init__(self, identity: Identity) -> None:
-        self._store = MemoryLogStore(identity)
+        self._identity = identity
+        self._reserve = RESERVE_FILES * identity.data_file_size
+        self._store = self._new_store()
+
+    def _new_store(self) -> MemoryLogStore:
+        return MemoryLogStore(self._identity, disk_reserve_bytes=self._reserve)
 
     def open(self) -> LogStore:
         return self._store
 
     def crash(self, kind: CrashKind, rng: Random) -> None:
         self._store = self._store.crash(kind, rng)
+
+    def replace_disk(self, incarnation: int) -> HardState:
+        self._store = self._new_store()
+        self._store.save_hard_state(HardState(0, None, incarnation, rejoining=True))
+        return self._store.hard_state
+
+    def fill(self, files_left: int) -> None:
+        store = self._store
+        used = store.capacity - store.free_bytes()
+        store.capacity = used + self._reserve + files_left * store.data_file_size
+
+    def make_room(self) -> None:
+        self._store.capacity = UNBOUNDED
 
     def crash_within(self, operations: int, point: CrashPoint) -> bool:
         return False
@@ -49,14 +79,28 @@ class DiskHost:
     """Real files' layout and recovery, on a disk in memory."""
 
     def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._reserve = RESERVE_FILES * identity.data_file_size
         self.disk = SimDisk()
         init_directory(DIRECTORY, identity, disk=self.disk)
 
     def open(self) -> LogStore:
-        return DiskLogStore.open(DIRECTORY, disk=self.disk)
+        return DiskLogStore.open(DIRECTORY, disk=self.disk, disk_reserve_bytes=self._reserve)
 
     def crash(self, kind: CrashKind, rng: Random) -> None:
         self.disk.crash(kind, rng, reorder=rng.random() < 0.5)
+
+    def replace_disk(self, incarnation: int) -> HardState:
+        self.disk = SimDisk()
+        init_directory(DIRECTORY, self._identity, disk=self.disk, incarnation=incarnation, rejoining=True)
+        return HardState(0, None, incarnation, rejoining=True)
+
+    def fill(self, files_left: int) -> None:
+        used = self.disk.capacity - self.disk.free_bytes(DIRECTORY)
+        self.disk.capacity = used + self._reserve + files_left * self._identity.data_file_size
+
+    def make_room(self) -> None:
+        self.disk.capacity = UNBOUNDED
 
     def crash_within(self, operations: int, point: CrashPoint) -> bool:
         self.disk.schedule_crash(len(self.disk.operations) + operations, point)
