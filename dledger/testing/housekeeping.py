@@ -58,7 +58,8 @@ class Housekeeping:
         if base.index >= self.newest_image:
             raise Violation(
                 "purge",
-                f"entry {batch.first_index} purges up to {base.index}, the newest image is {self.newest_image}",
+                f"entry {batch.first_index} purges up to {base.index},"
+                f" the newest image is {self.newest_image}",
             )
         self.bases.add(base)
 

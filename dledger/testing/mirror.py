@@ -73,7 +73,7 @@ class BatchLog:
         return found is not None and found.chain_crc == batch.chain_crc and found.term == batch.term
 
     def covers(self, batch: Batch) -> bool:
-        """Is it in here, or was it purged? What is purged was committed, which is checked when that happens."""
+        """Is it in here, or was it purged? That what is purged was committed is checked by itself."""
         return batch.last_index <= self.base.index or self.holds(batch)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from dledger.errors import DLedgerError, InvalidRequest, Refused
+from dledger.errors import DLedgerError, InvalidRequest, Refused, SessionExpired
 from dledger.node.shell import AppendOutcome
 from dledger.store.batch import MAGIC_NORMAL, Batch, decode_entries
 from dledger.store.internal import SessionBatch, SessionOpen, decode_internal, strip_stamp
@@ -55,7 +55,8 @@ class _Session:
 class Oracle:
     """Judges answers against the log that the checker has seen committed."""
 
-    def __init__(self, batch_of_index: Callable[[int], Batch | None]) -> None:
+    def __init__(self, batch_of_index: Callable[[int], Batch | None], max_sessions: int) -> None:
+        self._max_sessions = max_sessions
         self._committed_batch = batch_of_index  # the committed batch that holds an index
         self._appends: dict[bytes, Append] = {}  # by body
         self._stored_at: dict[bytes, int] = {}  # committed bodies
@@ -69,6 +70,7 @@ class Oracle:
     def begin(self, append: Append) -> None:
         """A try is about to be sent."""
         append.tries_open += 1
+        self.session_opens += append.opens_session
         if append.session is not None and append.session[0] in self._sessions:
             session = self._sessions[append.session[0]]
             session.sent_seq = max(session.sent_seq, append.session[1])
@@ -77,6 +79,8 @@ class Oracle:
 
     def answered(self, append: Append, answer: AppendOutcome | DLedgerError) -> None:
         """The node has answered a try; whether the client hears of it does not matter here."""
+        if isinstance(answer, SessionExpired):
+            self._check_expired(append)
         if isinstance(answer, DLedgerError):
             if isinstance(answer, Refused | InvalidRequest):
                 append.tries_open -= 1
@@ -113,6 +117,11 @@ class Oracle:
         if answer.index not in self._sessions:
             raise Violation("sessions", f"session {answer.index} was answered, but its OPEN is not committed")
         self.seen_index = max(self.seen_index, answer.index)
+
+    def _check_expired(self, append: Append) -> None:
+        assert append.session is not None
+        if append.session[0] in self._sessions and self.session_opens <= self._max_sessions:
+            raise Violation("sessions", f"session {append.session[0]} is said to have expired: none had to go")
 
     def _check_forgotten(self, append: Append, answer: AppendOutcome) -> None:
         if append.session is None or not answer.duplicate:

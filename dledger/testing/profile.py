@@ -15,6 +15,8 @@ from dledger.node.retention import RetentionPolicy
 #: The bad days: each is drawn by itself, after all that is drawn for the others.
 BAD_DAYS = ("lose_disk", "clock_jump", "full_disk")
 
+KEEP_ALL = RetentionPolicy()
+
 FAULTS = (
     "crash_process",
     "crash_power",
@@ -85,7 +87,7 @@ class Profile:
     window: int = 4  # batches in flight per session
     max_sessions: int = 50
     stamp_every_ms: int = 1000
-    retention: RetentionPolicy = RetentionPolicy()
+    retention: RetentionPolicy = KEEP_ALL
     request_timeout_ms: int = 500
 
     @property

@@ -118,7 +118,7 @@ class Simulation:
         self.counts: Counter[str] = Counter()
         self.roles: list[tuple[int, str, RoleNotice]] = []
         self.invariants = Invariants(profile.node_ids, self.counts, self._entry_committed)
-        self.oracle = Oracle(self.invariants.committed_batch)
+        self.oracle = Oracle(self.invariants.committed_batch, profile.max_sessions)
         self.network = Network(
             self.clock,
             self.seeds.take("network"),

@@ -29,7 +29,7 @@ class StoreHost(Protocol):
         """The process or the machine goes down: the open store is gone."""
 
     def replace_disk(self, incarnation: int) -> HardState:
-        """All is lost, and the node is to rejoin; only while it is down. Returns the hard state it begins with."""
+        """All is lost, and the node, which is down, is to rejoin. Returns its hard state."""
 
     def fill(self, files_left: int) -> None:
         """The disk becomes so full that, beside the reserve, only so many data files find room."""

@@ -14,7 +14,9 @@ import pytest
 
 from dledger.core import leadership as leadership_module
 from dledger.core import raft as raft_module
+from dledger.core.cluster_clock import ClusterClock
 from dledger.core.effects import PersistHardState, ReadReady, TruncateLog
+from dledger.core.election import compare_logs
 from dledger.core.following import Following
 from dledger.core.leadership import Leadership
 from dledger.core.log_view import LogView
@@ -23,13 +25,17 @@ from dledger.core.progress import Progress
 from dledger.core.quorum import committed_by
 from dledger.core.raft import RaftCore
 from dledger.core.read_index import ReadIndexQueue, WaitingRead
+from dledger.core.rejoining import Rejoining
 from dledger.core.sessions import SessionTable
-from dledger.core.values import HardState, Membership, Role
+from dledger.core.values import HardState, Membership, Role, VoteResult
 from dledger.errors import Code, DLedgerError, NotLeader
 from dledger.node.admission import Admission
+from dledger.node.log_state import LogState
 from dledger.node.replica import Replica
+from dledger.node.retainer import Retainer
 from dledger.node.shell import AppendOutcome, DiskJob, TruncateJob
 from dledger.store.batch import Batch
+from dledger.store.internal import Purge
 from dledger.testing.process import SimProcess
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -377,3 +383,86 @@ def votes_for_several(patch: pytest.MonkeyPatch) -> None:
         return original(core, request)
 
     patch.setattr(RaftCore, "_judge", judge)
+
+
+def rejoining_node_counted(patch: pytest.MonkeyPatch) -> None:
+    """Answers of a node that lost its log count: entries are committed that a minority holds for certain."""
+    original = Leadership.on_response
+
+    def on_response(leadership: Leadership, peer: str, response: HeartbeatResponse | PushResponse) -> None:
+        original(leadership, peer, replace(response, counts=True))
+
+    patch.setattr(Leadership, "on_response", on_response)
+
+
+def rejoining_node_votes(patch: pytest.MonkeyPatch) -> None:
+    """A node that lost its vote with its log votes again."""
+    original = RaftCore._judge
+
+    def judge(core: RaftCore, request: VoteRequest) -> VoteResult:
+        result = original(core, request)
+        if result is not VoteResult.REJECT_NOT_READY:
+            return result
+        result = compare_logs(request, core.log)
+        free = core.hard_state.voted_for in (None, request.candidate_id)
+        if result is VoteResult.ACCEPT and not request.pre_vote and free:
+            core._persist(replace(core.hard_state, voted_for=request.candidate_id))
+        return result if free else VoteResult.REJECT_ALREADY_VOTED
+
+    patch.setattr(RaftCore, "_judge", judge)
+
+
+def rejoined_without_hearing_all(patch: pytest.MonkeyPatch) -> None:
+    """One other member has said where its log ends, and that is taken for all that was ever acknowledged."""
+
+    def missing(rejoining: Rejoining) -> tuple[str, ...]:
+        others = rejoining.core.membership.others(rejoining.core.node_id)
+        return () if rejoining._heard else others
+
+    patch.setattr(Rejoining, "missing", property(missing))
+
+
+def purged_before_the_image(patch: pytest.MonkeyPatch) -> None:
+    """The PURGE is written when an image begins, not when it is complete and committed."""
+    original = Retainer._begin_image
+
+    def begin_image(retainer: Retainer, now_ms: int) -> None:
+        original(retainer, now_ms)
+        retainer._replica.append_internal(Purge(retainer._borders()[-1].base), now_ms)
+
+    patch.setattr(Retainer, "_begin_image", begin_image)
+
+
+def image_ignored_at_start(patch: pytest.MonkeyPatch) -> None:
+    """A node without a stored session table rebuilds it from what its log still holds."""
+    patch.setattr(LogState, "_load_newest_image", lambda state, store, committed: store.base.index)
+
+
+def image_ignored_after_a_base(patch: pytest.MonkeyPatch) -> None:
+    """A node that was given a base goes on without the sessions of the image."""
+    original = LogState.reset
+
+    def reset(state: LogState, base: Any) -> None:
+        original(state, base)
+        state.needs_image = False
+
+    patch.setattr(LogState, "reset", reset)
+
+
+def clock_jump_followed(patch: pytest.MonkeyPatch) -> None:
+    """Cluster time is whatever the leader's wall clock says, as long as it does not fall."""
+
+    def read(clock: ClusterClock, now_ms: int, wall_ms: int) -> int:
+        return max(wall_ms, clock.last_stamp_ms or 0)
+
+    patch.setattr(ClusterClock, "read", read)
+
+
+def wall_clock_stamped(patch: pytest.MonkeyPatch) -> None:
+    """Stamps are wall-clock time, and fall with it."""
+    patch.setattr(ClusterClock, "read", lambda clock, now_ms, wall_ms: wall_ms)
+
+
+def room_not_reserved(patch: pytest.MonkeyPatch) -> None:
+    """An index is assigned before there is space for the entry: a full disk stops the node."""
+    patch.setattr(Admission, "has_room_for", lambda admission, batch: True)

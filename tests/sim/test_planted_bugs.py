@@ -61,6 +61,15 @@ BY_SEEDS: list[tuple[planted.Plant, Profile | None]] = [
     (planted.unknown_reported_as_failed, None),
     (planted.truncation_not_written, None),
     (planted.leader_truncates_itself, None),
+    (planted.rejoining_node_counted, None),
+    (planted.rejoining_node_votes, None),
+    (planted.rejoined_without_hearing_all, None),
+    (planted.purged_before_the_image, None),
+    (planted.image_ignored_at_start, None),
+    (planted.image_ignored_after_a_base, None),
+    (planted.clock_jump_followed, None),
+    (planted.wall_clock_stamped, None),
+    (planted.room_not_reserved, None),
 ]
 
 BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
