@@ -25,7 +25,7 @@ from dledger.store.internal import (
     strip_stamp,
 )
 
-_STORED = struct.Struct(">q")
+_STORED = struct.Struct(">qq")  # the newest image, the last stamp; the session table follows
 
 
 class Head(NamedTuple):
@@ -56,7 +56,10 @@ class LogState:
         covered = store.base.index
         stored = store.load_sessions()
         if stored is not None and store.base.index <= stored[0] <= store.end_index:
-            (self.newest_image,) = _STORED.unpack_from(stored[1])
+            self.newest_image, stamp_ms = _STORED.unpack_from(stored[1])
+            if stamp_ms >= 0:
+                # What the table covers is not looked at again, and without a stamp the wall clock would rule.
+                self.clock.learn(stamp_ms, now_ms)
             self.sessions.load(stored[1][_STORED.size :])
             covered = stored[0]
         elif store.base.index >= 0:
@@ -154,4 +157,5 @@ class LogState:
         """For the checkpoint; None while there is nothing worth storing."""
         if self.needs_image:
             return None
-        return _STORED.pack(self.newest_image) + self.sessions.encode_committed()
+        stamp_ms = -1 if self.clock.last_stamp_ms is None else self.clock.last_stamp_ms
+        return _STORED.pack(self.newest_image, stamp_ms) + self.sessions.encode_committed()

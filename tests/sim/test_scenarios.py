@@ -559,3 +559,18 @@ def test_power_loss_of_all_nodes_at_once_loses_nothing() -> None:
         c.must_store()
         assert c.process(c.elect()).replica.core.role is Role.LEADER
         assert all(a.answer is None or a.is_acknowledged for a in attempts)
+
+
+@pytest.mark.parametrize("jump_ms", [3_600_000, -3_600_000])
+def test_cluster_time_outlives_a_restart_with_wrong_clocks(jump_ms: int) -> None:
+    """All that carries a stamp is covered by the stored session table: the table has to know the time, too."""
+    cluster = Cluster()
+    cluster.write(cluster.begin())
+    cluster.run_for(1000)
+    first_ms = cluster.invariants.housekeeping.last_stamp_ms
+    for node_id in cluster.profile.node_ids:
+        cluster.crash(node_id, CrashKind.PROCESS)
+        cluster.nodes[node_id].wall_offset_ms = jump_ms
+    cluster.start()
+    cluster.elect()
+    assert 0 <= cluster.invariants.housekeeping.last_stamp_ms - first_ms <= cluster.clock.now_ms
