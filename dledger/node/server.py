@@ -41,7 +41,7 @@ from dledger.rpc.log_client import LogClient
 from dledger.rpc.serving import NodeGrpc
 from dledger.status.http import HttpServer, start_http
 from dledger.status.model import NodeStatus
-from dledger.store.api import EntryDamaged
+from dledger.store.api import EntryDamaged, LogStore
 from dledger.store.batch import max_batch_size
 from dledger.store.disk import Disk
 from dledger.store.disk_store import DiskLogStore
@@ -67,6 +67,10 @@ def exit_process(error: DLedgerError) -> None:
     with suppress(Exception):
         sys.stderr.flush()
     os._exit(EXIT_FATAL)
+
+
+def _ahead_bytes(store: LogStore) -> int:
+    return min(2 * store.data_file_size, _AHEAD_BYTES)
 
 
 async def finished(work: Callable[[], bool], within_s: float) -> bool:
@@ -223,6 +227,7 @@ class NodeServer:
                 )
             state = store.hard_state
             store.save_hard_state(replace(state, incarnation=state.incarnation + 1))
+            store.prepare(_ahead_bytes(store))  # so that the first append need not be refused
         except BaseException:
             store.close()
             raise
@@ -251,8 +256,7 @@ class NodeServer:
             metrics=self.metrics,
             flush_interval_ms=config.timing.flush_interval_ms,
         )
-        ahead = min(2 * store.data_file_size, _AHEAD_BYTES)
-        self._allocator = Allocator(store, ahead, on_fatal=self._disk_failed)
+        self._allocator = Allocator(store, _ahead_bytes(store), on_fatal=self._disk_failed)
         replica = Replica(
             self._replica_config(), store, shell, random_ms=random.randint, wall_ms=self._wall_ms
         )

@@ -122,9 +122,6 @@ class SimProcess:
             self.post(self._tick_replica)
         self.sim.clock.after(self.sim.profile.tick_ms, self._tick)
 
-    def _prepare(self) -> None:
-        self.store.prepare(self.store.data_file_size)
-
     def _tick_replica(self) -> None:
         self.replica.tick(self.now_ms())
         retainer = self.replica.retainer
