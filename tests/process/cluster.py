@@ -192,7 +192,7 @@ class ProcessCluster:
         """Until all nodes have committed the same log and have it on their disks. Its last index."""
 
         def equal(seen: dict[str, NodeStatus]) -> NodeStatus | None:
-            # Committed does not mean written everywhere: a majority has it, and this node may be the other one.
+            # Committed does not mean written everywhere: this node may not be of the majority that has it.
             ends = {
                 (s.ledger_end_index, s.ledger_end_term, s.committed_index, s.durable_index)
                 for s in seen.values()
