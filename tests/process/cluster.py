@@ -190,14 +190,19 @@ class ProcessCluster:
         return await self.wait_for(agreed, nodes=nodes, within_s=within_s)
 
     async def settle(self, within_s: float = 20.0) -> int:
-        """Until all nodes hold and have committed the same log. Its last index."""
+        """Until all nodes have committed the same log and have it on their disks. Its last index."""
 
         def equal(seen: dict[str, NodeStatus]) -> NodeStatus | None:
-            ends = {(s.ledger_end_index, s.ledger_end_term, s.committed_index) for s in seen.values()}
+            # Committed does not mean written everywhere: this node may not be of the majority that has it.
+            ends = {
+                (s.ledger_end_index, s.ledger_end_term, s.committed_index, s.durable_index)
+                for s in seen.values()
+            }
             first = next(iter(seen.values()), None)
             if len(seen) < len(self.members) or len(ends) != 1 or first is None:
                 return None
-            return first if first.committed_index == first.ledger_end_index else None
+            whole = first.durable_index == first.committed_index == first.ledger_end_index
+            return first if whole else None
 
         return (await self.wait_for(equal, within_s=within_s)).ledger_end_index
 
