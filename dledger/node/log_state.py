@@ -46,7 +46,8 @@ class LogState:
         self.newest_image = -1  # index of the newest complete, committed image; -1: none
         self.needs_image = False  # the log begins at a base that was installed: nothing is served yet
         self._marks: deque[Head] = deque()  # image ends and purges that are not committed yet
-        self._deferred: list[Head] = []  # what comes after an installed base, until the image is there
+        self._deferred: list[Head] = []  # what comes after an installed base, until the image is committed
+        self._image_end: int | None = None  # of the image in use, while that is not known to be committed
 
     # -- at start -----------------------------------------------------------------------------------------
 
@@ -88,6 +89,7 @@ class LogState:
         self.needs_image = base.index >= 0
         self._marks.clear()
         self._deferred.clear()
+        self._image_end = None
 
     # -- as the log grows and shrinks ---------------------------------------------------------------------
 
@@ -101,8 +103,12 @@ class LogState:
             self._marks.append(noted)
         if self.needs_image:
             self._deferred.append(noted)
-        else:
-            self._apply(noted)
+            if isinstance(value, ImageEnd):
+                self._try_image()
+            return
+        if self._image_end is not None:
+            self._deferred.append(noted)
+        self._apply(noted)
 
     def _apply(self, head: Head) -> None:
         match head.value:
@@ -122,6 +128,11 @@ class LogState:
             self._marks.pop()
         while self._deferred and self._deferred[-1].last_index > last_index:
             self._deferred.pop()
+        if self._image_end is not None and last_index < self._image_end:
+            self._image_end = None
+            self.needs_image = True
+            self.sessions = SessionTable(max_sessions=self._max_sessions)
+            self._try_image()
 
     def committed(self, committed_index: int) -> list[Internal]:
         """Purges and image ends that are committed now, in order."""
@@ -129,33 +140,34 @@ class LogState:
         done: list[Internal] = []
         while self._marks and self._marks[0].last_index <= committed_index:
             mark = self._marks.popleft().value
-            if isinstance(mark, ImageEnd):
-                if self.needs_image:
-                    self._try_image(committed_index)
-                elif mark.image_index > self.newest_image:
-                    self.newest_image = mark.image_index
+            if isinstance(mark, ImageEnd) and not self.needs_image:
+                self.newest_image = max(self.newest_image, mark.image_index)
             done.append(mark)
+        if self._image_end is not None and self._image_end <= committed_index:
+            self._image_end = None
+            self._deferred.clear()
         return done
 
-    def _try_image(self, committed_index: int) -> None:
-        """An image that was awaited may be complete: begin from it, then repeat what came after its mark."""
-        image = find_image(
-            (head.first_index, head.value) for head in self._deferred if head.last_index <= committed_index
-        )
+    def _try_image(self) -> None:
+        """An image that was awaited may be complete: begin from it, then repeat what came after its mark.
+
+        It need not be committed: it fits the log that it is in, and goes with it. After a crash of all nodes
+        nobody knows what is committed, and if all had to wait for that, none would ever lead.
+        """
+        image = find_image((head.first_index, head.value) for head in self._deferred)
         if image is None:
             return
         self.sessions.load(image.sessions)
-        self.newest_image = image.image_index
         self.needs_image = False
-        deferred, self._deferred = self._deferred, []
-        for head in deferred:
+        for head in self._deferred:
             if head.first_index > image.image_index:
                 self._apply(head)
-        self.sessions.committed(committed_index)
+            if isinstance(head.value, ImageEnd) and head.value.image_index == image.image_index:
+                self._image_end = head.last_index
 
     def encode_committed(self) -> bytes | None:
         """For the checkpoint; None while there is nothing worth storing."""
-        if self.needs_image:
+        if self.needs_image or self._image_end is not None:
             return None
         stamp_ms = -1 if self.clock.last_stamp_ms is None else self.clock.last_stamp_ms
         return _STORED.pack(self.newest_image, stamp_ms) + self.sessions.encode_committed()
