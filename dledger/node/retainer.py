@@ -32,6 +32,8 @@ class Retainer:
         self.waits_for_room = False  # the next chunk of an image has no space reserved
         self._purge_pending = False
         self._next_check_ms = 0
+        self._image_pos = 0  # where the last image of this leadership began, and how much of the log it took
+        self._image_bytes = 0
         self._stamps: dict[int, int] = {}  # by base.index: cluster time right after a border
 
     def stop(self) -> None:
@@ -39,6 +41,7 @@ class Retainer:
         self._writer = None
         self._purge_pending = False
         self.waits_for_room = False
+        self._image_pos = self._image_bytes = 0
 
     @property
     def is_writing(self) -> bool:
@@ -75,6 +78,7 @@ class Retainer:
         if isinstance(mark, ImageEnd) and self._writer and mark.image_index == self._writer.image_index:
             self._writer = None
             self._next_check_ms = 0
+            self._image_bytes = self._replica.log_tail.pos - self._image_pos
         elif isinstance(mark, Purge):
             self._purge_pending = False
 
@@ -107,7 +111,9 @@ class Retainer:
         if below:
             self._purge_pending = True
             replica.append_internal(Purge(below[-1]), now_ms)
-        if wanted.index >= newest:
+        # An image larger than max_bytes would else call for the next one, for ever, on an idle cluster, too.
+        has_grown = end_pos - self._image_pos >= 2 * self._image_bytes
+        if wanted.index >= newest and (has_grown or wanted.index < self.asked_before):
             self._begin_image(now_ms)
 
     def _begin_image(self, now_ms: int) -> None:
@@ -116,6 +122,7 @@ class Retainer:
         sessions = replica.admission.sessions.encode_all()
         index = replica.append_internal(ImageBegin(), now_ms)
         room = max(1, replica.config.limits.max_batch_bytes - _CHUNK_OVERHEAD)
+        self._image_pos = replica.log_tail.pos
         self._writer = ImageWriter(index, sessions, min(CHUNK_BYTES, room))
         replica.shell.save_state(index)
 
