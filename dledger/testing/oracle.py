@@ -121,7 +121,9 @@ class Oracle:
     def _check_expired(self, append: Append) -> None:
         assert append.session is not None
         if append.session[0] in self._sessions and self.session_opens <= self._max_sessions:
-            raise Violation("sessions", f"session {append.session[0]} is said to have expired: none had to go")
+            raise Violation(
+                "sessions", f"session {append.session[0]} is said to have expired: none had to go"
+            )
 
     def _check_forgotten(self, append: Append, answer: AppendOutcome) -> None:
         if append.session is None or not answer.duplicate:

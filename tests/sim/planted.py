@@ -35,7 +35,7 @@ from dledger.node.replica import Replica
 from dledger.node.retainer import Retainer
 from dledger.node.shell import AppendOutcome, DiskJob, TruncateJob
 from dledger.store.batch import Batch
-from dledger.store.internal import Purge
+from dledger.store.internal import Internal, Purge
 from dledger.testing.process import SimProcess
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -218,29 +218,28 @@ def sessions_not_undone(patch: pytest.MonkeyPatch) -> None:
 def sessions_without_tail(patch: pytest.MonkeyPatch) -> None:
     """A new leader knows nothing of session batches that are in its log but not committed: stored twice."""
 
-    def follow(admission: Admission, batches: Iterable[Batch]) -> None:
+    def follow(admission: Admission, batches: Iterable[Batch], now_ms: int) -> None:
         for batch in batches:
-            late.setdefault(id(admission), []).append(batch)
+            late.setdefault(id(admission.state), []).append((batch, now_ms))
             admission.tail = batch.tail
 
-    def truncated(admission: Admission, tail: Any) -> None:
-        kept = [b for b in late.get(id(admission), []) if b.last_index <= tail.index]
-        late[id(admission)] = kept
-        original_truncate(admission, tail)
+    def truncated(state: LogState, last_index: int) -> None:
+        late[id(state)] = [(b, ms) for b, ms in late.get(id(state), []) if b.last_index <= last_index]
+        original_truncate(state, last_index)
 
-    def committed(admission: Admission, index: int) -> list[tuple[object, AppendOutcome]]:
-        waiting = late.get(id(admission), [])
-        while waiting and waiting[0].last_index <= index:
-            batch = waiting.pop(0)
+    def committed(state: LogState, index: int) -> list[Internal]:
+        waiting = late.get(id(state), [])
+        while waiting and waiting[0][0].last_index <= index:
+            batch, ms = waiting.pop(0)
             if batch.head is not None:
-                admission._note_head(batch.head, batch.first_index, batch.last_index, batch.term, batch.pos)
-        return original_committed(admission, index)
+                state.note(batch.head, batch.first_index, batch.last_index, batch.term, batch.pos, ms)
+        return original_committed(state, index)
 
-    late: dict[int, list[Batch]] = {}
-    original_truncate, original_committed = Admission.truncate_after, Admission.committed
+    late: dict[int, list[tuple[Batch, int]]] = {}
+    original_truncate, original_committed = LogState.truncate_after, LogState.committed
     patch.setattr(Admission, "follow", follow)
-    patch.setattr(Admission, "truncate_after", truncated)
-    patch.setattr(Admission, "committed", committed)
+    patch.setattr(LogState, "truncate_after", truncated)
+    patch.setattr(LogState, "committed", committed)
 
 
 def vote_by_current_term(patch: pytest.MonkeyPatch) -> None:
