@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from dledger.testing.profile import FAULTS
+from dledger.testing.profile import BAD_DAYS, FAULTS
 from dledger.testing.run import RunOptions, RunResult, run_seed
 
 MS_PER_HOUR = 3_600_000
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
             elapsed = time.monotonic() - begin
             print(f"{done}/{options.seeds} seeds, {len(failures)} failed, {elapsed:.0f} s", flush=True)
     _summary(options.seeds, totals, failures, heal_ms, time.monotonic() - begin)
-    never = [name for name in FAULTS if not totals[f"faults: {name}"]]
+    never = [name for name in (*FAULTS, *BAD_DAYS) if not totals[f"faults: {name}"]]
     # In a handful of seeds a fault may well not come up; in hundreds, its absence is the simulator's fault.
     if never and options.seeds >= 100:
         print(f"faults that never occurred: {', '.join(never)}")

@@ -33,7 +33,7 @@ from dledger.node.admission import Admission
 from dledger.node.log_state import LogState
 from dledger.node.replica import Replica
 from dledger.node.retainer import Retainer
-from dledger.node.shell import AppendOutcome, DiskJob, TruncateJob
+from dledger.node.shell import DiskJob, TruncateJob
 from dledger.store.batch import Batch
 from dledger.store.internal import Internal, Purge
 from dledger.testing.process import SimProcess

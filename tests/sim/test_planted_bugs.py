@@ -38,6 +38,14 @@ DEPOSED_READERS = replace(
     keepalive_ms=40,
 )
 
+#: Nodes that lose their logs while others are cut off.
+AMNESIA = replace(
+    ROUGH,
+    faults=("lose_disk", "isolate", "split", "crash_power", "slow_disk"),
+    fault_every_ms=150,
+    fault_phase_ms=8000,
+)
+
 BY_SEEDS: list[tuple[planted.Plant, Profile | None]] = [
     (planted.vote_not_persisted, None),
     (planted.term_not_persisted, None),
@@ -63,7 +71,7 @@ BY_SEEDS: list[tuple[planted.Plant, Profile | None]] = [
     (planted.leader_truncates_itself, None),
     (planted.rejoining_node_counted, None),
     (planted.rejoining_node_votes, None),
-    (planted.rejoined_without_hearing_all, None),
+    (planted.rejoined_without_hearing_all, AMNESIA),
     (planted.purged_before_the_image, None),
     (planted.image_ignored_at_start, None),
     (planted.image_ignored_after_a_base, None),

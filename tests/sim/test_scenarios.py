@@ -563,7 +563,7 @@ def test_power_loss_of_all_nodes_at_once_loses_nothing() -> None:
 
 @pytest.mark.parametrize("jump_ms", [3_600_000, -3_600_000])
 def test_cluster_time_outlives_a_restart_with_wrong_clocks(jump_ms: int) -> None:
-    """All that carries a stamp is covered by the stored session table: the table has to know the time, too."""
+    """All that carries a stamp is covered by the stored session table: that has to know the time, too."""
     cluster = Cluster()
     cluster.write(cluster.begin())
     cluster.run_for(1000)
