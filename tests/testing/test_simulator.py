@@ -72,7 +72,7 @@ def test_cluster_driven_by_hand() -> None:
 
 
 def test_oracle_tells_lost_and_repeated_and_invented_entries_apart() -> None:
-    oracle = Oracle(lambda index: None)
+    oracle = Oracle(lambda index: None, max_sessions=100)
     oracle.begin(Append([b"x"], None))
     with pytest.raises(Violation, match="phantom"):
         oracle._committed_body(b"y", 0)
