@@ -272,8 +272,8 @@ class Pipeline:
             raise self._stream_over or failure from None
         finally:
             guard.cancel()
-            # The receiver ends with the call. Cancelling it leaves an event behind for a closed loop, so that is
-            # only for a call that gRPC does not end: nobody who wants to stop may wait for it for ever.
+            # The receiver ends with the call. Cancelling it leaves an event behind for a closed loop, so that
+            # is only for a call that gRPC does not end: who wants to stop must not wait for it for ever.
             ending = (asyncio.create_task(stream.close()), receiver, guard)
             _, late = await asyncio.wait(ending, timeout=_LAST_ANSWERS)
             for task in late:
