@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,10 @@ from dledger.cli.main import cli
 
 #: Small enough to copy, large enough for the default limits.
 DATA_FILE_SIZE = 2 << 20
+
+
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Command:
@@ -43,6 +48,8 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=self.process_environment,
+            # A shell starts what runs in the background with SIGINT ignored, and children would inherit that.
+            preexec_fn=_heed_interrupts,
         ) as process:
             try:
                 yield process
