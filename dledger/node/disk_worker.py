@@ -26,8 +26,8 @@ _log = get_logger("disk")
 _HARMLESS = (Code.DISK_FULL, Code.DATA_DAMAGED)
 
 
-#: Index records wait until the thread has nothing to do for so long, but not longer than the second bound: they
-#: are not needed for an answer, and one write for many batches is cheaper.
+#: Index records wait until the thread has nothing to do for so long, but not longer than the second bound:
+#: they are not needed for an answer, and one write for many batches is cheaper.
 _INDEX_IDLE_S = 0.005
 _INDEX_WAIT_S = 0.02
 
