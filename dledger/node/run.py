@@ -12,6 +12,7 @@ from typing import Any
 from dledger.errors import ConfigError, DLedgerError
 from dledger.node.config import NodeConfig
 from dledger.node.logs import configure_logging, get_logger
+from dledger.node.polling import SparingSelector
 from dledger.node.rejoin import prepare_rejoin
 from dledger.node.server import NodeServer
 from dledger.node.state_machine import StateMachine
@@ -29,10 +30,15 @@ def run_node(config: NodeConfig, state_machine: StateMachine | None = None, *, r
     """Run until SIGTERM or SIGINT. Returns an exit code; errors are written to stderr, with what to do."""
     configure_logging(config.log.format, config.log.level, node=config.node_id, group=config.group)
     try:
-        return asyncio.run(_serve(config, state_machine, rejoin))
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            return runner.run(_serve(config, state_machine, rejoin))
     except DLedgerError as error:
         get_logger("node").error("cannot start", code=int(error.code), reason=str(error))
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.SelectorEventLoop(SparingSelector())
 
 
 async def _serve(config: NodeConfig, state_machine: StateMachine | None, rejoin: bool) -> int:
