@@ -97,6 +97,9 @@ class Replica:
         self.core = RaftCore(config.core, store.hard_state, log, store.committed_checkpoint, random_ms)
         self.cache = TailCache(config.cache_bytes)
         self.log_tail = store.tail  # the end of what was handed to the disk thread
+        self._tail_before = (
+            store.tail
+        )  # the same before the last group; commits mostly reach up to one of both
         self.committed_pos = self._tail_at(self.core.committed_index).pos
         self.wall_ms = wall_ms
         self.admission = Admission(config.limits, store.data_file_size)
@@ -410,6 +413,8 @@ class Replica:
         """The end of the log as if `index` were its last entry. What is not cached is in the store."""
         if index == self.log_tail.index:
             return self.log_tail
+        if index == self._tail_before.index:
+            return self._tail_before
         return self.cache.tail_at(index) or self.store.tail_at(index)
 
     def _write_group(self, batches: list[Batch], now_ms: int) -> None:
@@ -431,7 +436,7 @@ class Replica:
         self.shell.submit(WriteJob(self.core.log.generation, batches))
         for batch in batches:
             self.cache.append(batch)
-        self.log_tail = batches[-1].tail
+        self._tail_before, self.log_tail = self.log_tail, batches[-1].tail
 
     def _store_entries(self, first_index: int, now_ms: int) -> None:
         """Follower: the core has taken the entries from first_index on of the Append in hand."""
@@ -453,14 +458,14 @@ class Replica:
     def _truncate(self, last_index: int, generation: int) -> None:
         tail = self._tail_at(last_index)
         self.cache.truncate_after(last_index)
-        self.log_tail = tail
+        self.log_tail = self._tail_before = tail
         self.admission.truncate_after(tail)
         self.shell.submit(TruncateJob(generation, last_index, tail.term))
 
     def _reset(self, base: Base, generation: int) -> None:
         """The leader's log begins after ours ended: begin where it does (INSTALL_BASE)."""
         self.cache.clear()
-        self.log_tail = Tail(base.index, base.term, base.pos, base.chain_crc)
+        self.log_tail = self._tail_before = Tail(base.index, base.term, base.pos, base.chain_crc)
         self.committed_pos = max(self.committed_pos, base.pos)
         self.admission.reset(self.log_tail, base)
         self.shell.submit(ResetJob(generation, base))
