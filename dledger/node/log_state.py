@@ -171,3 +171,17 @@ class LogState:
             return None
         stamp_ms = -1 if self.clock.last_stamp_ms is None else self.clock.last_stamp_ms
         return _STORED.pack(self.newest_image, stamp_ms) + self.sessions.encode_committed()
+
+
+class Rebuilt(NamedTuple):
+    """What a start made of the log: its state, and the committed marks to be carried out again."""
+
+    state: LogState
+    marks: list[Internal]
+
+
+def rebuild(store: LogStore, max_sessions: int, now_ms: int) -> Rebuilt:
+    """EntryDamaged if an entry that is needed for it cannot be read."""
+    state = LogState(max_sessions=max_sessions)
+    committed_index = max(store.base.index, store.committed_checkpoint)
+    return Rebuilt(state, state.rebuild(store, committed_index, now_ms))

@@ -63,6 +63,12 @@ class Repairer:
         self._suspects.add(index)
         self._woken.set()
 
+    async def mend(self, index: int) -> bool:
+        """Find out what is damaged around an entry, and repair all that is. Before `start` only."""
+        self._suspects.add(index)
+        await self._look()
+        return await self.repair_all()
+
     async def _run(self) -> None:
         pause = _PAUSE_MIN_S
         while True:

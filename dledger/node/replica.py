@@ -44,12 +44,13 @@ from dledger.core.events import (
     TransferRequest,
 )
 from dledger.core.log_view import LogView
-from dledger.core.messages import Append, Compare, Message, PushResponse, PushType
+from dledger.core.messages import Append, Compare, Message, PushResponse, PushType, Truncate
 from dledger.core.raft import RaftCore
 from dledger.core.values import Base, CoreConfig, Role, Tail, TermRun
 from dledger.errors import Code, DLedgerError, NotLeader, Overloaded, StorageError, error_for
 from dledger.node.admission import Admission, AppendLimits
-from dledger.node.replica_status import FollowerView, ReplicaStatus, rejoining_text
+from dledger.node.log_state import Rebuilt, rebuild
+from dledger.node.replica_status import ReplicaStatus, status_of
 from dledger.node.retainer import Retainer
 from dledger.node.retention import RetentionPolicy
 from dledger.node.shell import (
@@ -62,7 +63,7 @@ from dledger.node.shell import (
     WriteJob,
 )
 from dledger.node.tail_cache import TailCache
-from dledger.store.api import Frames, LogStore
+from dledger.store.api import EntryDamaged, Frames, LogStore
 from dledger.store.batch import Batch, DamagedBatch, parse_batches
 from dledger.store.internal import Internal, Purge
 
@@ -87,8 +88,10 @@ class Replica:
         *,
         random_ms: Callable[[int, int], int],
         wall_ms: Callable[[], int],
+        rebuilt: Rebuilt | None = None,
     ) -> None:
-        """`wall_ms`: this node's wall clock, ms since the Unix epoch; cluster time is drawn towards it."""
+        """`wall_ms`: this node's wall clock, ms since the Unix epoch; cluster time is drawn towards it.
+        `rebuilt`: what `rebuild` made of the store, if that was done before; reading it takes time."""
         self.config = config
         self.store = store
         self.shell = shell
@@ -96,9 +99,10 @@ class Replica:
         self.core = RaftCore(config.core, store.hard_state, log, store.committed_checkpoint, random_ms)
         self.cache = TailCache(config.cache_bytes)
         self.log_tail = store.tail  # the end of what was handed to the disk thread
-        self.committed_pos = self._tail_at(self.core.committed_index).pos
+        self.committed_pos = store.base.pos
         self.wall_ms = wall_ms
         self.admission = Admission(config.limits, store.data_file_size)
+        self._rebuilt = rebuilt
         self.admission.tail = store.tail
         self.admission.room = lambda: store.reserved_end
         self.admission.is_full = lambda: not store.has_room
@@ -112,13 +116,16 @@ class Replica:
         self._requests: dict[int, object] = {}  # reads and transfers: request id -> token
         self._next_request = 0
         self.suspects: list[int] = []  # could not be read: the shell is to look for damage there
+        self._unread_probes: dict[str, Compare] = {}  # by peer: what they are to be told of is to be repaired
         self._leading = False
         self._commit_moved = False
 
     def start(self, now_ms: int) -> None:
         """Once, before anything else."""
-        marks = self.admission.state.rebuild(self.store, self.core.committed_index, now_ms)
-        self._carry_out(marks)
+        rebuilt = self._rebuilt or rebuild(self.store, self.config.limits.max_sessions, now_ms)
+        self.admission.state, self._rebuilt = rebuilt.state, None
+        self._note_committed_pos()
+        self._carry_out(rebuilt.marks)
         self._judge_fitness(now_ms)
         self._effects.extend(self.core.start(now_ms))
         self._settle(now_ms)
@@ -129,6 +136,7 @@ class Replica:
         """Time has passed: call about every 20 ms."""
         self._judge_fitness(now_ms)
         self._purge(now_ms)
+        self._repeat_probes()
         self._step(Tick(self.shell.fsync_began_ms()), now_ms)
         self.retainer.tick(now_ms)
         self.flush(now_ms)
@@ -144,17 +152,21 @@ class Replica:
                 chain_matches = self._chain_matches(message)
             elif isinstance(message, Append):
                 self._incoming = self._parse(message, payload)
-        except DamagedBatch as error:
-            # Bytes that do not check out change nothing; the leader compares again and sends them anew.
-            self.admission.count_limit("damaged_push")
+                self._check_cut(message)
+            elif isinstance(message, Truncate):
+                self._check_cut(message)
+        except (DamagedBatch, EntryDamaged) as error:
+            # Bytes that do not check out change nothing, and what is here and cannot be read is not built
+            # upon: the leader compares again, and sends anew what is right by then.
+            if isinstance(error, EntryDamaged):
+                self.suspects.append(error.index)
+            else:
+                self.admission.count_limit("damaged_push")
+            self._incoming = []
             self._refuse_push(peer, message, error.code)
             return
         except StorageError as error:
-            if error.code is not Code.DATA_DAMAGED or not isinstance(message, Compare | Append):
-                self.shell.fatal(error)
-                return
-            # The leader asks again; meanwhile what is damaged here can be repaired.
-            self.suspects.append(message.index if isinstance(message, Compare) else message.prev_index)
+            self.shell.fatal(error)
             return
         if self._lacks_room():
             self.admission.count_limit("disk_reserve_bytes")
@@ -260,54 +272,15 @@ class Replica:
         return committed, None if blob is None else (committed, blob)
 
     def status(self) -> ReplicaStatus:
-        core, clock, wall_ms = self.core, self.admission.state.clock, self.wall_ms()
-        return ReplicaStatus(
-            role=core.role,
-            term=core.term,
-            role_epoch=core.role_epoch,
-            incarnation=core.hard_state.incarnation,
-            leader_id=core.leader_id,
-            ledger_begin_index=core.log.begin_index,
-            ledger_end_index=core.log.end_index,
-            ledger_end_term=core.log.end_term,
-            durable_index=core.log.durable_index,
-            verified_index=core.log.verified_index,
-            committed_index=core.committed_index,
-            ledger_end_pos=self.log_tail.pos,
-            committed_pos=self.committed_pos,
-            pending_bytes=self.admission.pending_bytes,
-            sessions=len(self.admission.sessions),
-            transferring_to=core.transferring_to,
-            followers=self._follower_views(),
-            limits_hit=dict(self.admission.limits_hit),
-            needs_image=self.admission.state.needs_image,
-            newest_image=self.admission.state.newest_image,
-            cluster_time_ms=clock.read(core.now_ms, wall_ms),
-            clock_offset_ms=clock.offset_ms(core.now_ms, wall_ms),
-            rejoining=rejoining_text(core.hard_state, core.rejoining.missing, core.log.end_index),
-        )
+        return status_of(self)
 
-    def _follower_views(self) -> tuple[FollowerView, ...]:
-        leadership = self.core.leadership
-        if leadership is None:
-            return ()
-        end = self.core.log.end_index
-        return tuple(
-            FollowerView(
-                node_id=p.peer,
-                push_state=p.state.value,
-                match_index=p.match_index,
-                lag_entries=end - p.match_index,
-                lag_bytes=self.log_tail.pos - self._pos_after(p.match_index),
-                inflight_bytes=p.inflight_bytes,
-                last_contact_ms=self.core.now_ms - p.last_contact_ms,
-            )
-            for p in leadership.progress.values()
-        )
-
-    def _pos_after(self, index: int) -> int:
-        """Position after an entry that is the last of a batch here; 0 if nothing is known of it."""
-        return self._tail_at(index).pos if index >= self.core.log.base.index else self.core.log.base.pos
+    def pos_after(self, index: int) -> int:
+        """Position after an entry that is the last of a batch here. Of one that is gone or cannot be read a
+        bound has to do: that of the base, or of the end."""
+        if index < self.core.log.base.index:
+            return self.core.log.base.pos
+        tail = self._tail_unless_damaged(index)
+        return self.log_tail.pos if tail is None else tail.pos
 
     # -- carrying out effects -----------------------------------------------------------------------------
 
@@ -366,11 +339,23 @@ class Replica:
     def _send(self, peer: str, message: Message, payload: bytes | None) -> None:
         """Rule 2: nothing leaves while a term or vote that it may depend on is not durable."""
         if isinstance(message, Compare):
-            message = replace(message, chain_crc=self._tail_at(message.index).chain_crc)
+            tail = self._tail_unless_damaged(message.index)
+            if tail is None:
+                self._unread_probes[peer] = message
+                return
+            message = replace(message, chain_crc=tail.chain_crc)
         if self._hard_states_saved < self._hard_states_submitted:
             self._held.append((self._hard_states_submitted, peer, message, payload))
         else:
             self.shell.send(peer, message, payload)
+
+    def _repeat_probes(self) -> None:
+        """What could not be read when it was to be sent may have been repaired."""
+        unread, self._unread_probes = self._unread_probes, {}
+        for peer, message in unread.items():
+            leadership = self.core.leadership
+            if leadership is not None and leadership.awaits_probe(peer, message):
+                self._send(peer, message, None)
 
     def _role_changed(self, effect: RoleChanged) -> None:
         leads = effect.role is Role.LEADER
@@ -386,11 +371,17 @@ class Replica:
 
     def _committed(self, committed_index: int) -> None:
         self._commit_moved = True
-        self.committed_pos = self._tail_at(committed_index).pos
+        self._note_committed_pos()
         self._carry_out(self.admission.state.committed(committed_index))
         for token, outcome in self.admission.committed(committed_index):
             self.shell.answer_append(token, outcome)
         self.shell.committed(committed_index)
+
+    def _note_committed_pos(self) -> None:
+        """For those who watch: if the entry cannot be read, the next commit will say."""
+        tail = self._tail_unless_damaged(self.core.committed_index)
+        if tail is not None:
+            self.committed_pos = tail.pos
 
     # -- the log's bytes ----------------------------------------------------------------------------------
 
@@ -399,6 +390,14 @@ class Replica:
         if index == self.log_tail.index:
             return self.log_tail
         return self.cache.tail_at(index) or self.store.tail_at(index)
+
+    def _tail_unless_damaged(self, index: int) -> Tail | None:
+        """Rule 10: what cannot be read is handed to the shell, to be repaired, and stops nothing here."""
+        try:
+            return self._tail_at(index)
+        except EntryDamaged as error:
+            self.suspects.append(error.index)
+            return None
 
     def _write_group(self, batches: list[Batch], now_ms: int) -> None:
         """Leader: the disk write and the pushes of a group start together (design 3.2)."""
@@ -487,7 +486,7 @@ class Replica:
         """Leader: (index, position) up to which each follower has stored the log."""
         leadership = self.core.leadership
         ends = [p.stored_index for p in leadership.progress.values()] if leadership else []
-        return [(index, self._pos_after(index)) for index in ends]
+        return [(index, self.pos_after(index)) for index in ends]
 
     def _judge_fitness(self, now_ms: int) -> None:
         """Rules 9 to 11: who may not lead, says so in time."""
@@ -553,6 +552,14 @@ class Replica:
             return None
         return self._tail_at(message.index).chain_crc == message.chain_crc
 
+    def _check_cut(self, message: Append | Truncate) -> None:
+        """EntryDamaged if the message would make the log end at an entry that cannot be read: to cut behind
+        it, its end has to be known."""
+        cut = self.core.following.cut_by(message)
+        if cut is not None:
+            tail_at = self.store.tail_at if cut - 1 <= self.core.log.durable_index else self._tail_at
+            tail_at(cut - 1)
+
     def _lacks_room(self) -> bool:
         """Would what is received have to go where there is no room? What was taken has to be stored."""
         if not self._incoming or self._incoming[-1].last_index <= self.core.log.end_index:
@@ -560,15 +567,17 @@ class Replica:
         return not self.admission.has_room_for(self._incoming[-1]) and not self.store.has_room
 
     def _refuse_push(self, peer: str, message: Message, code: Code) -> None:
-        assert isinstance(message, Append)
+        """The leader then compares again, after a while, at the index before what was refused."""
+        assert isinstance(message, Append | Compare | Truncate)
         log = self.core.log
+        is_probe = isinstance(message, Compare)
         response = PushResponse(
             self.core.term,
             self.core.node_id,
             message.stream_id,
             code,
-            PushType.APPEND,
-            message.prev_index,
+            PushType.COMPARE if is_probe else PushType.APPEND,
+            message.prev_index if isinstance(message, Append) else message.index - (not is_probe),
             log.begin_index,
             log.end_index,
             counts=not self.core.hard_state.is_barred,

@@ -23,7 +23,7 @@ from dledger.node.async_shell import AsyncShell, monotonic_ms
 from dledger.node.config import NodeConfig, duration_ms
 from dledger.node.disk_worker import DiskWorker
 from dledger.node.inbound import Inbound
-from dledger.node.log_state import LogState
+from dledger.node.log_state import Rebuilt, rebuild
 from dledger.node.logs import get_logger
 from dledger.node.metrics import NodeMetrics
 from dledger.node.node_log import NodeLog
@@ -164,8 +164,7 @@ class NodeServer:
             self._readers.shutdown(wait=False)
             raise
         try:
-            await self._repair_before_start()
-            self._build()
+            self._build(await self._rebuild())
             self._worker.start()
             self._allocator.start()
             self._shell.start()
@@ -233,7 +232,7 @@ class NodeServer:
             raise
         return store
 
-    def _build(self) -> None:
+    def _build(self, rebuilt: Rebuilt) -> None:
         config, store = self.config, self.store
         limits = config.limits
         committed = max(store.base.index, store.committed_checkpoint)
@@ -258,7 +257,12 @@ class NodeServer:
         )
         self._allocator = Allocator(store, _ahead_bytes(store), on_fatal=self._disk_failed)
         replica = Replica(
-            self._replica_config(), store, shell, random_ms=random.randint, wall_ms=self._wall_ms
+            self._replica_config(),
+            store,
+            shell,
+            random_ms=random.randint,
+            wall_ms=self._wall_ms,
+            rebuilt=rebuilt,
         )
         self._replica, self._shell, self._readable = replica, shell, readable
         self._links = self._make_links(shell)
@@ -366,26 +370,33 @@ class NodeServer:
             max_inflight_bytes=limits.max_inflight_bytes,
             max_push_bytes=limits.max_push_bytes,
         )
-        appends = AppendLimits(
-            max_body_bytes=limits.max_body_bytes,
-            max_batch_bytes=limits.max_batch_bytes,
-            max_batch_entries=limits.max_batch_entries,
-            max_pending_bytes=limits.max_pending_bytes,
-        )
         return ReplicaConfig(
             core,
-            appends,
+            self._append_limits(),
             retention=config.retention.policy(),
             cache_bytes=limits.tail_cache_bytes,
             max_waiting_reads=limits.max_waiting_reads,
         )
 
-    async def _repair_before_start(self) -> None:
-        """Damage in what the sessions are rebuilt from has to be repaired first; the rest can wait."""
-        loop = asyncio.get_running_loop()
-        if not self.store.damages or await loop.run_in_executor(self._readers, self._can_rebuild):
-            return
-        _log.error("the newest entries are damaged: waiting until other members have repaired them")
+    def _append_limits(self) -> AppendLimits:
+        limits = self.config.limits
+        return AppendLimits(
+            max_body_bytes=limits.max_body_bytes,
+            max_batch_bytes=limits.max_batch_bytes,
+            max_batch_entries=limits.max_batch_entries,
+            max_pending_bytes=limits.max_pending_bytes,
+        )
+
+    async def _rebuild(self) -> Rebuilt:
+        """Sessions and what else the log says of itself. Damage in what that is read from has to be repaired
+        first; the rest can wait."""
+        try:
+            return await self._try_rebuild()
+        except EntryDamaged as error:
+            _log.error(
+                "entries that the start needs are damaged: waiting for another member's", index=error.index
+            )
+            damaged = error.index
         links = self._make_links(_NobodyListens())
 
         def at_once(work: Callable[[], object]) -> Future[object]:
@@ -393,19 +404,21 @@ class NodeServer:
 
         try:
             repairer = Repairer(self.store, links, at_once)
-            while not await repairer.repair_all():
+            while True:
+                await repairer.mend(damaged)
+                try:
+                    return await self._try_rebuild()
+                except EntryDamaged as error:
+                    damaged = error.index
                 await asyncio.sleep(_REPAIR_PAUSE_S)
         finally:
             for link in links.values():
                 await link.close()
 
-    def _can_rebuild(self) -> bool:
-        state = LogState(max_sessions=1 << 31)
-        try:
-            state.rebuild(self.store, self.store.committed_checkpoint, 0)
-        except EntryDamaged:
-            return False
-        return True
+    async def _try_rebuild(self) -> Rebuilt:
+        loop = asyncio.get_running_loop()
+        sessions = self._append_limits().max_sessions
+        return await loop.run_in_executor(self._readers, rebuild, self.store, sessions, monotonic_ms())
 
     # -- running ------------------------------------------------------------------------------------------
 

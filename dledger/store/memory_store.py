@@ -300,7 +300,7 @@ class MemoryLogStore:
         base = self._base
         if index == base.index:
             return Tail(base.index, base.term, base.pos, base.chain_crc)
-        if index in self._ends and index <= self.end_index:
+        if any(damage.last_index == index for damage in self._damages):
             return self._batches[bisect_left(self._ends, index)].tail
         return self.entry(index).tail
 
