@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +17,11 @@ from typing import Protocol
 Buffer = bytes | bytearray | memoryview
 
 IOV_MAX = 1024  # the kernel takes no more buffers in one pwritev
+#: What a read fails with when the medium has lost the bytes, or the file system finds them damaged.
+UNREADABLE = (errno.EIO, errno.EBADMSG, errno.EILSEQ, errno.ENODATA, errno.EUCLEAN)
+PAGE = 4096  # what the page cache reads at least, so what one bad sector takes along
+#: Stands for lost bytes: no checksum, header or index record of ours looks like it, nor does a hole.
+LOST = b"\xdb"
 
 
 class CrashKind(Enum):
@@ -35,7 +40,7 @@ class Disk(Protocol):
     def close(self, handle: int) -> None: ...
 
     def pread(self, handle: int, size: int, offset: int) -> bytes:
-        """Up to `size` bytes; fewer only at the end of the file."""
+        """Up to `size` bytes; fewer only at the end of the file. An error of `UNREADABLE`: they are lost."""
 
     def pwritev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
         """Write at most IOV_MAX buffers, one after the other. Returns the bytes written: may be fewer."""
@@ -200,11 +205,41 @@ def write_all(disk: Disk, handle: int, buffers: Sequence[Buffer], offset: int) -
     return written
 
 
+def read_around(
+    disk: Disk, handle: int, size: int, offset: int, lost: Callable[[int], None] | None = None
+) -> bytes:
+    """Like `pread`, but what the disk cannot read any more comes as bytes that are surely wrong.
+
+    So an unreadable sector is damage like any other (design rule 10): whoever checks what was read finds it,
+    as narrow as it is. `lost` is told where each page begins that is not to be had.
+    """
+    try:
+        return disk.pread(handle, size, offset)
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            raise
+    parts = []
+    end = min(offset + size, disk.size(handle))
+    at = offset
+    while at < end:
+        length = min(PAGE - at % PAGE, end - at)
+        try:
+            parts.append(disk.pread(handle, length, at))
+        except OSError as error:
+            if error.errno not in UNREADABLE:
+                raise
+            parts.append(LOST * length)
+            if lost is not None:
+                lost(at - at % PAGE)
+        at += length
+    return b"".join(parts)
+
+
 def read_file(disk: Disk, path: Path) -> bytes:
-    """The content of a small file. FileNotFoundError if there is none."""
+    """The content of a small file; what cannot be read is surely wrong. FileNotFoundError without one."""
     handle = disk.open(path, write=False)
     try:
-        return disk.pread(handle, disk.size(handle), 0)
+        return read_around(disk, handle, disk.size(handle), 0)
     finally:
         disk.close(handle)
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dledger.errors import Code, StorageError
-from dledger.store.disk import Buffer, Disk, write_all
+from dledger.store.disk import LOST, PAGE, UNREADABLE, Buffer, Disk, read_around, write_all
 from dledger.store.layout import file_name, start_of
 
 TEMPORARY = ".tmp"  # ends the name of a file that is to replace another one
@@ -36,6 +36,7 @@ class FileSequence:
         self._ranges: dict[int, list[tuple[int, int]]] = {}  # where a file can have other bytes than zeros
         self._dirty: set[int] = set()
         self._removed: list[int] = []
+        self._unreadable: set[int] = set()  # positions of pages that reads found lost
         self._sparse: set[int] = set()  # files whose space could not be reserved
 
     # -- the set of files
@@ -149,13 +150,37 @@ class FileSequence:
         handle = self._handles.get(start)
         if handle is None:
             return b""
-        return self._disk.pread(handle, min(size, start + self.file_size - pos), pos - start)
+        return self._pread(start, handle, min(size, start + self.file_size - pos), pos - start)
+
+    def _pread(self, start: int, handle: int, size: int, offset: int) -> bytes:
+        try:
+            return self._disk.pread(handle, size, offset)
+        except OSError as error:
+            if error.errno not in UNREADABLE:
+                raise
+            lost = self._unreadable
+            return read_around(self._disk, handle, size, offset, lambda at: lost.add(start + at))
+
+    def is_unreadable_after(self, pos: int) -> bool:
+        """Whether a read met a place from `pos` on that the disk cannot give back any more."""
+        return any(at + PAGE > pos for at in self._unreadable)
+
+    def _give_up_page(self, start: int, begin: int, end: int) -> None:
+        """A page that cannot be read cannot be written in part either: what it held is lost, so write all of
+        it, surely wrong, before some of it is written anew."""
+        for at in sorted(self._unreadable):
+            if start + begin - PAGE < at < start + end:
+                length = min(PAGE, start + self.file_size - at)
+                write_all(self._disk, self._handles[start], [LOST * length], at - start)
+                self._unreadable.discard(at)
 
     def write(self, pos: int, buffers: Sequence[Buffer], *, size: int) -> None:
         """Write `size` bytes at `pos`, all within one file, which must exist."""
         start = self.start_of(pos)
         assert pos + size <= start + self.file_size, f"{size} bytes at {pos} reach over the end of a file"
         self._dirty.add(start)
+        if self._unreadable:
+            self._give_up_page(start, pos - start, pos - start + size)
         written = write_all(self._disk, self._handles[start], buffers, pos - start)
         assert written == size, f"{written} bytes written, {size} announced"
 
@@ -206,7 +231,7 @@ class FileSequence:
         for begin, end in self._ranges.get(start, [(0, self.file_size)]):
             at = max(begin, offset)
             while at < end:
-                chunk = self._disk.pread(handle, min(_ZERO_PROBE, end - at), at)
+                chunk = self._pread(start, handle, min(_ZERO_PROBE, end - at), at)
                 if not chunk:
                     break
                 if chunk != _ZEROS[: len(chunk)]:
@@ -228,6 +253,7 @@ class FileSequence:
             self._disk.sync_directory(self.directory)
         handle = self._handles.get(keep_last)
         if handle is not None and pos - keep_last < self.file_size:
+            self._give_up_page(keep_last, pos - keep_last, pos - keep_last + 1)
             self._disk.truncate(handle, pos - keep_last)
             self.extend(keep_last)
             self.sync_file(keep_last)
@@ -249,6 +275,7 @@ class FileSequence:
 
     def _remove(self, start: int) -> None:
         self._removed.append(self._handles.pop(start))
+        self._unreadable = {at for at in self._unreadable if self.start_of(at) != start}
         self._dirty.discard(start)
         self._sparse.discard(start)
         self._disk.unlink(self.path_of(start))
@@ -266,7 +293,7 @@ class FileSequence:
             self._disk.truncate(handle, 0)
             self._disk.allocate(handle, 0, self.file_size)
             at = 0
-            while chunk := self._disk.pread(old, _ZERO_PROBE, at):
+            while chunk := self._pread(start, old, _ZERO_PROBE, at):
                 if chunk != _ZEROS[: len(chunk)]:
                     write_all(self._disk, handle, [chunk], at)
                 at += len(chunk)
@@ -280,6 +307,7 @@ class FileSequence:
                 self._disk.unlink(temporary)
             raise
         self._ranges.pop(start, None)
+        self._unreadable = {at for at in self._unreadable if self.start_of(at) != start}
         self._sparse.discard(start)
         self._dirty.discard(start)
         self._handles[start] = handle
