@@ -23,7 +23,7 @@ from dledger.store.batch import Batch
 _log = get_logger("disk")
 
 #: After these the store is as it was, and can be used on.
-_HARMLESS = (Code.DISK_FULL, Code.DATA_DAMAGED)
+HARMLESS = (Code.DISK_FULL, Code.DATA_DAMAGED)
 
 
 class WritableStore(Protocol):
@@ -233,7 +233,7 @@ class DiskWorker:
             job.outcome.set_result(job.work())
         except StorageError as error:
             job.outcome.set_exception(error)
-            if error.code not in _HARMLESS:
+            if error.code not in HARMLESS:
                 raise
 
     def _sync(self) -> None:

@@ -49,7 +49,7 @@ from dledger.core.raft import RaftCore
 from dledger.core.values import Base, CoreConfig, Role, Tail, TermRun
 from dledger.errors import Code, DLedgerError, NotLeader, Overloaded, StorageError, error_for
 from dledger.node.admission import Admission, AppendLimits
-from dledger.node.log_state import Rebuilt, rebuild
+from dledger.node.log_state import Rebuilt
 from dledger.node.replica_status import ReplicaStatus, status_of
 from dledger.node.retainer import Retainer
 from dledger.node.retention import RetentionPolicy
@@ -102,7 +102,9 @@ class Replica:
         self.committed_pos = store.base.pos
         self.wall_ms = wall_ms
         self.admission = Admission(config.limits, store.data_file_size)
-        self._rebuilt = rebuilt
+        self._marks = None if rebuilt is None else rebuilt.marks  # to be carried out at the start
+        if rebuilt is not None:
+            self.admission.state = rebuilt.state
         self.admission.tail = store.tail
         self.admission.room = lambda: store.reserved_end
         self.admission.is_full = lambda: not store.has_room
@@ -122,10 +124,11 @@ class Replica:
 
     def start(self, now_ms: int) -> None:
         """Once, before anything else."""
-        rebuilt = self._rebuilt or rebuild(self.store, self.config.limits.max_sessions, now_ms)
-        self.admission.state, self._rebuilt = rebuilt.state, None
+        marks, self._marks = self._marks, None
+        if marks is None:
+            marks = self.admission.state.rebuild(self.store, self.core.committed_index, now_ms)
         self._note_committed_pos()
-        self._carry_out(rebuilt.marks)
+        self._carry_out(marks)
         self._judge_fitness(now_ms)
         self._effects.extend(self.core.start(now_ms))
         self._settle(now_ms)

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -35,6 +34,7 @@ from dledger.node.security import NodeSecurity
 from dledger.node.shell import RoleNotice
 from dledger.node.state_machine import StateMachine
 from dledger.node.status_view import StatusView
+from dledger.node.threads import finished
 from dledger.node.wall_clock import JumpWatch, wall_ms
 from dledger.rpc.envelope import Identity
 from dledger.rpc.log_client import LogClient
@@ -71,36 +71,6 @@ def exit_process(error: DLedgerError) -> None:
 
 def _ahead_bytes(store: LogStore) -> int:
     return min(2 * store.data_file_size, _AHEAD_BYTES)
-
-
-async def finished(work: Callable[[], bool], within_s: float) -> bool:
-    """Whether `work` was done in time and says so itself. It runs on a thread that nobody has to wait for."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[bool] = loop.create_future()
-
-    def settle(result: bool | BaseException) -> None:
-        if done.done():
-            return
-        if isinstance(result, BaseException):
-            done.set_exception(result)
-        else:
-            done.set_result(result)
-
-    def run() -> None:
-        result: bool | BaseException
-        try:
-            result = work()
-        except BaseException as error:
-            result = error
-        with suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(settle, result)
-
-    threading.Thread(target=run, name="release", daemon=True).start()
-    try:
-        async with asyncio.timeout(within_s):
-            return await done
-    except TimeoutError:
-        return False
 
 
 class _NobodyListens:
@@ -325,7 +295,13 @@ class NodeServer:
             on_damage=self._suspect,
             on_fatal=self._shell.fatal,
         )
-        self._repairer = Repairer(store, self._links, self._worker.call)
+        self._repairer = Repairer(
+            store,
+            self._links,
+            self._worker.call,
+            on_fatal=self._disk_failed,
+            bytes_per_second=config.limits.repair_bytes_per_second,
+        )
         self._scrubber = Scrubber(
             store,
             self._readers,
@@ -403,7 +379,7 @@ class NodeServer:
             return self._readers.submit(work)
 
         try:
-            repairer = Repairer(self.store, links, at_once)
+            repairer = Repairer(self.store, links, at_once, on_fatal=self._on_fatal, bytes_per_second=0)
             while True:
                 await repairer.mend(damaged)
                 try:

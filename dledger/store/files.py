@@ -280,39 +280,43 @@ class FileSequence:
         self._sparse.discard(start)
         self._disk.unlink(self.path_of(start))
 
-    def replace(self, start: int, parts: Sequence[tuple[int, Buffer]]) -> None:
-        """Replace the file that begins at `start` by a copy which has these bytes at these positions.
+    def begin_copy(self, start: int) -> int:
+        """A handle of a new, empty file that may take the place of the one that begins at `start`.
 
-        The name has the old file or the new one, whole, at any time; so have readers. ENOSPC changes nothing.
+        Any thread; one copy of a file at a time. ENOSPC leaves nothing behind.
         """
-        path = self.path_of(start)
-        temporary = path.with_name(path.name + TEMPORARY)
-        old = self._handles[start]
-        handle = self._disk.open(temporary, create=True)
+        handle = self._disk.open(self._temporary(start), create=True)
         try:
             self._disk.truncate(handle, 0)
             self._disk.allocate(handle, 0, self.file_size)
-            at = 0
-            while chunk := self._pread(start, old, _ZERO_PROBE, at):
-                if chunk != _ZEROS[: len(chunk)]:
-                    write_all(self._disk, handle, [chunk], at)
-                at += len(chunk)
-            for pos, content in parts:
-                write_all(self._disk, handle, [content], pos - start)
-            self._disk.fdatasync(handle)
-            self._disk.rename(temporary, path)
         except OSError:
-            self._disk.close(handle)
             with suppress(OSError):
-                self._disk.unlink(temporary)
+                self.drop_copy(start, handle)
             raise
+        return handle
+
+    def drop_copy(self, start: int, handle: int) -> None:
+        """What `begin_copy` made is not wanted any more."""
+        self._disk.close(handle)
+        self._disk.unlink(self._temporary(start))
+
+    def install_copy(self, start: int, handle: int) -> None:
+        """Replace the file that begins at `start` by its copy, which is complete and durable.
+
+        The name has the old file or the new one, whole, at any time; so have readers.
+        """
+        self._disk.rename(self._temporary(start), self.path_of(start))
         self._ranges.pop(start, None)
         self._unreadable = {at for at in self._unreadable if self.start_of(at) != start}
         self._sparse.discard(start)
         self._dirty.discard(start)
+        self._removed.append(self._handles[start])
         self._handles[start] = handle
-        self._removed.append(old)
         self._disk.sync_directory(self.directory)
+
+    def _temporary(self, start: int) -> Path:
+        path = self.path_of(start)
+        return path.with_name(path.name + TEMPORARY)
 
     def close_removed(self) -> None:
         """Give up the handles of files that `cut` removed."""
