@@ -64,8 +64,11 @@ class Disk(Protocol):
     def data_ranges(self, handle: int) -> list[tuple[int, int]]:
         """Ranges (begin, end) outside of which there are only zeros. Ask before reading: it adds some."""
 
-    def drop_cache(self, handle: int) -> None:
-        """Forget clean pages, so that the next read sees what the disk holds. Advice, best effort."""
+    def drop_cache(self, handle: int, offset: int = 0, size: int = 0) -> None:
+        """Forget clean pages of a range, so that the next read sees what the disk holds. Size 0: to the end.
+
+        Advice, best effort. Pages that are only partly in the range stay, and so do dirty ones.
+        """
 
     def rename(self, old: Path, new: Path) -> None:
         """Atomically give `old` the name `new`, replacing what had it."""
@@ -155,8 +158,8 @@ class OsDisk:
                 raise
         return ranges
 
-    def drop_cache(self, handle: int) -> None:
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    def drop_cache(self, handle: int, offset: int = 0, size: int = 0) -> None:
+        os.posix_fadvise(handle, offset, size, os.POSIX_FADV_DONTNEED)
 
     def rename(self, old: Path, new: Path) -> None:
         old.rename(new)

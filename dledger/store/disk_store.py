@@ -453,7 +453,15 @@ class DiskLogStore:
         self._failed = reason
 
     def scrub(self, from_index: int, max_bytes: int) -> ScrubStep:
-        return scrub_step(self._reader, self._data, self._index, lambda: self._tail, from_index, max_bytes)
+        return scrub_step(
+            self._reader,
+            self._data,
+            self._index,
+            lambda: self._tail,
+            lambda: self._durable,
+            from_index,
+            max_bytes,
+        )
 
     def _set_damages(self, damages: tuple[KnownDamage, ...]) -> None:
         """The stored list first: what reads know is not forgotten by a crash."""

@@ -217,6 +217,17 @@ class FileSequence:
         for handle in list(self._handles.values()):
             self._disk.drop_cache(handle)
 
+    def drop_cache_of(self, pos: int, end: int) -> None:
+        """The same for what lies between two positions of one file, and is durable up to `end`."""
+        start = self.start_of(pos)
+        handle = self._handles.get(start)
+        begin = pos - start - (pos - start) % PAGE
+        # The page that `end` is in may be written to: dropping it would have it written out at once.
+        until = end - start - (end - start) % PAGE
+        if handle is not None and until > begin:
+            with suppress(OSError):  # not every file system takes advice
+                self._disk.drop_cache(handle, begin, until - begin)
+
     def next_data(self, pos: int) -> int | None:
         """The first position from `pos` on, in any file, where there was a byte other than zero at `load`."""
         for start in self.starts:

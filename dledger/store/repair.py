@@ -10,9 +10,9 @@ from pathlib import Path
 from dledger.core.values import Tail
 from dledger.errors import Code, ReadFailed, StorageError
 from dledger.store.api import Damage, EntryDamaged, Frames, ScrubStep
-from dledger.store.batch import encode_blank, parse_batch
+from dledger.store.batch import HEADER_SIZE, encode_blank, parse_batch
 from dledger.store.damage import KnownDamage, header_at, locate
-from dledger.store.disk import Buffer, Disk, write_all
+from dledger.store.disk import PAGE, Buffer, Disk, write_all
 from dledger.store.files import FileSequence
 from dledger.store.layout import INDEX_RECORD_SIZE, index_records
 from dledger.store.reading import LogReader
@@ -245,6 +245,7 @@ def scrub_step(
     data: FileSequence,
     index: FileSequence,
     tail: Callable[[], Tail],
+    durable: Callable[[], Tail],
     from_index: int,
     max_bytes: int,
 ) -> ScrubStep:
@@ -256,6 +257,10 @@ def scrub_step(
     if first > end_index:
         return ScrubStep(begin, 0, None)
     try:
+        # What the page cache holds tells nothing of the disk. Only a small range at a time is dropped, right
+        # before it is read again, so that whoever else reads there finds it in the cache as before.
+        pos = reader.entry(first).pos
+        reader.guarded(lambda: _drop_cache(data, index, pos, first, max_bytes, durable()))
         frames = reader.read(first, end_index, max_bytes, whole_batches=False)
         reader.guarded(lambda: _check_records(index, frames))
     except ReadFailed:  # purged or truncated meanwhile
@@ -272,6 +277,18 @@ def scrub_step(
         return ScrubStep(max(first, last) + 1, max_bytes, Damage(at, last, file, offset, str(error)))
     next_index = frames.last_index + 1
     return ScrubStep(next_index if next_index <= end_index else begin, len(frames.data), None)
+
+
+def _drop_cache(
+    data: FileSequence, index: FileSequence, pos: int, first: int, max_bytes: int, durable: Tail
+) -> None:
+    """Of what a read of so many bytes from an entry on is going to look at, as far as it is durable."""
+    border = data.start_of(pos) + data.file_size
+    data.drop_cache_of(pos, min(pos + max_bytes + PAGE, border, durable.pos))
+    at = first * INDEX_RECORD_SIZE
+    border = index.start_of(at) + index.file_size
+    last = min(first + max_bytes // HEADER_SIZE, durable.index)
+    index.drop_cache_of(at, min((last + 1) * INDEX_RECORD_SIZE, border))
 
 
 def _check_records(index: FileSequence, frames: Frames) -> None:

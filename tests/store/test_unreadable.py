@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -14,6 +15,7 @@ from dledger.store import disk as disk_module
 from dledger.store import files as files_module
 from dledger.store.api import EntryDamaged, Frames
 from dledger.store.batch import Batch
+from dledger.store.disk import Buffer, OsDisk
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import init_directory
 from dledger.testing.sim_disk import CrashKind
@@ -169,3 +171,66 @@ def test_rule_10_every_way_to_read_says_damaged_and_not_that_the_disk_failed() -
     assert store.scrub(bad.first_index, 100).damage is not None
     store.append(make_batches(1, tail=store.tail, term=90))
     store.sync()
+
+
+class CachingDisk(OsDisk):
+    """Reads come from a cache, once a page is in it; `flip` changes what is on the disk below."""
+
+    def __init__(self) -> None:
+        self.pages: dict[tuple[int, int], bytes] = {}
+        self.dropped = 0
+
+    def pread(self, handle: int, size: int, offset: int) -> bytes:
+        parts = []
+        for begin in range(offset - offset % PAGE, offset + size, PAGE):
+            key = (os.fstat(handle).st_ino, begin)
+            if key not in self.pages:
+                self.pages[key] = super().pread(handle, PAGE, begin)
+            parts.append(self.pages[key])
+        skip = offset % PAGE
+        return b"".join(parts)[skip : skip + size]
+
+    def pwritev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
+        done = super().pwritev(handle, buffers, offset)
+        for begin in range(offset - offset % PAGE, offset + done, PAGE):
+            self.pages.pop((os.fstat(handle).st_ino, begin), None)
+        return done
+
+    def drop_cache(self, handle: int, offset: int = 0, size: int = 0) -> None:
+        assert offset % PAGE == 0 and size % PAGE == 0, "pages that are partly in the range would stay"
+        for begin in range(offset, offset + size, PAGE):
+            self.dropped += self.pages.pop((os.fstat(handle).st_ino, begin), None) is not None
+
+
+@pytest.mark.parametrize("folder", ["data", "index"])
+def test_rule_10_the_scrub_sees_the_disk_and_not_the_page_cache(tmp_path: Path, folder: str) -> None:
+    init_directory(tmp_path / "n0", IDENTITY)
+    disk = CachingDisk()
+    store = DiskLogStore.open(tmp_path / "n0", disk=disk)
+    store.append(BATCHES)
+    store.sync()
+    assert read_all(store) == join(BATCHES), "all of it is in the cache now"
+    with sorted((tmp_path / "n0" / folder).iterdir())[0].open("r+b") as file:
+        file.seek(41)
+        (byte,) = file.read(1)
+        file.seek(41)
+        file.write(bytes([byte ^ 4]))
+    assert read_all(store) == join(BATCHES), "a reader is none the wiser"
+    step = store.scrub(0, 300)
+    assert step.damage is not None and disk.dropped > 0
+    store.close()
+
+
+def test_the_scrub_leaves_pages_alone_that_are_being_written_to(tmp_path: Path) -> None:
+    init_directory(tmp_path / "n0", IDENTITY)
+    disk = CachingDisk()
+    store = DiskLogStore.open(tmp_path / "n0", disk=disk)
+    store.append(BATCHES[:1])
+    store.sync()
+    store.append(BATCHES[1:])
+    tail_page = BATCHES[0].end_pos - BATCHES[0].end_pos % PAGE
+    read_all(store)
+    before = {key for key in disk.pages if key[1] >= tail_page}
+    store.scrub(0, 10_000)
+    assert before <= set(disk.pages), "from the page of the durable end on nothing was dropped"
+    store.close()
