@@ -49,6 +49,7 @@ from dledger.core.raft import RaftCore
 from dledger.core.values import Base, CoreConfig, Role, Tail, TermRun
 from dledger.errors import Code, DLedgerError, NotLeader, Overloaded, StorageError, error_for
 from dledger.node.admission import Admission, AppendLimits
+from dledger.node.held import HeldMessages
 from dledger.node.log_state import Rebuilt
 from dledger.node.replica_status import ReplicaStatus, status_of
 from dledger.node.retainer import Retainer
@@ -114,7 +115,7 @@ class Replica:
         self._incoming: list[Batch] = []  # batches of the Append that is being received
         self._hard_states_submitted = 0
         self._hard_states_saved = 0
-        self._held: deque[tuple[int, str, Message, bytes | None]] = deque()
+        self._held = HeldMessages()
         self._requests: dict[int, object] = {}  # reads and transfers: request id -> token
         self._next_request = 0
         self.suspects: list[int] = []  # could not be read: the shell is to look for damage there
@@ -229,9 +230,8 @@ class Replica:
     def hard_state_saved(self, now_ms: int, number: int) -> None:
         """The disk thread reports: HardStateJob `number` is durable. What waited may leave (rule 2)."""
         self._hard_states_saved = number
-        while self._held and self._held[0][0] <= number:
-            _, peer, message, payload = self._held.popleft()
-            self.shell.send(peer, message, payload)
+        for held in self._held.release(number):
+            self.shell.send(held.peer, held.message, held.payload)
 
     def push_loaded(self, now_ms: int, peer: str, stream_id: int, first: int, frames: Frames | None) -> None:
         """What shell.load_push(peer, stream_id, first, ...) asked for; None if it could not be read."""
@@ -348,7 +348,7 @@ class Replica:
                 return
             message = replace(message, chain_crc=tail.chain_crc)
         if self._hard_states_saved < self._hard_states_submitted:
-            self._held.append((self._hard_states_submitted, peer, message, payload))
+            self._held.add(self._hard_states_submitted, peer, message, payload)
         else:
             self.shell.send(peer, message, payload)
 
