@@ -81,6 +81,10 @@ _REFUSALS: dict[Judgement, tuple[type[DLedgerError], Code, str]] = {
 }
 
 
+class RoomIsComing(Overloaded):
+    """Space for the batch is being prepared: it may be taken in a moment."""
+
+
 class Admission:
     def __init__(self, limits: AppendLimits, data_file_size: int) -> None:
         largest = max_batch_size(data_file_size)
@@ -94,6 +98,7 @@ class Admission:
         self.limits_hit: dict[str, int] = {}
         self.room: Callable[[], ReservedEnd] | None = None  # up to where the disk surely has room
         self.is_full: Callable[[], bool] = lambda: False  # and there is none to be had
+        self.want_room: Callable[[], None] = lambda: None  # somebody waits for `room` to grow
         self.reserve_in_use = False  # the leader makes room by what is left of the disk: nobody else may
         self._gathered: list[Batch] = []
         self._waiters: deque[Waiter] = deque()  # by index
@@ -158,7 +163,7 @@ class Admission:
     def _no_room(self) -> Overloaded:
         if not self.reserve_in_use and not self.is_full():
             text = "space on the disk is being prepared; try again in a moment"
-            return Overloaded(text, code=Code.LEADER_PENDING_FULL)
+            return RoomIsComing(text, code=Code.LEADER_PENDING_FULL)
         self.count_limit("disk_reserve_bytes")
         text = "the disk has no room beyond disk_reserve_bytes; appends are taken again once there is space"
         return Overloaded(text, code=Code.DISK_FULL)

@@ -48,13 +48,15 @@ from dledger.core.messages import Append, Compare, Message, PushResponse, PushTy
 from dledger.core.raft import RaftCore
 from dledger.core.values import Base, CoreConfig, Role, Tail, TermRun
 from dledger.errors import Code, DLedgerError, NotLeader, Overloaded, StorageError, error_for
-from dledger.node.admission import Admission, AppendLimits
+from dledger.node.admission import Admission, AppendLimits, RoomIsComing
 from dledger.node.held import HeldMessages
 from dledger.node.log_state import Rebuilt
+from dledger.node.parking import ParkedAppend, Parking
 from dledger.node.replica_status import ReplicaStatus, status_of
 from dledger.node.retainer import Retainer
 from dledger.node.retention import RetentionPolicy
 from dledger.node.shell import (
+    AppendOutcome,
     HardStateJob,
     PurgeJob,
     ResetJob,
@@ -109,6 +111,7 @@ class Replica:
         self.admission.tail = store.tail
         self.admission.room = lambda: store.reserved_end
         self.admission.is_full = lambda: not store.has_room
+        self.parking = Parking(config.limits.max_pending_bytes, config.limits.max_pending_appends)
         self.retainer = Retainer(self, config.retention)
         self._purge_to: Base | None = None  # of a committed PURGE that is still to be carried out
         self._effects: deque[Effect] = deque()
@@ -195,23 +198,65 @@ class Replica:
         if problem is not None:
             self.shell.answer_append(token, problem)
             return
-        answer = self.admission.admit(
+        deadline_ms = now_ms + timeout_ms
+        # Who came first gets the room first; the batches of a session are to stay in order, too.
+        answer = (
+            self._admit(token, bodies, session, open_session, deadline_ms, now_ms)
+            if not len(self.parking)
+            else RoomIsComing("others wait for room on the disk; try again later")
+        )
+        if answer is None:
+            return
+        if isinstance(answer, RoomIsComing):
+            parked = ParkedAppend(token, bodies, session, open_session, deadline_ms)
+            if self.parking.add(parked, self.admission.pending_bytes):
+                self.admission.want_room()
+                return
+            self.admission.count_limit("max_pending_bytes")
+        self.shell.answer_append(token, answer)
+
+    def _admit(
+        self,
+        token: object,
+        bodies: Sequence[bytes],
+        session: tuple[int, int] | None,
+        open_session: bool,
+        deadline_ms: int,
+        now_ms: int,
+    ) -> AppendOutcome | DLedgerError | None:
+        return self.admission.admit(
             token,
             bodies,
             session=session,
             open_session=open_session,
-            deadline_ms=now_ms + timeout_ms,
+            deadline_ms=deadline_ms,
             term=self.core.term,
             committed_index=self.core.committed_index,
             now_ms=now_ms,
             wall_ms=self.wall_ms(),
         )
-        if answer is not None:
-            self.shell.answer_append(token, answer)
+
+    def _retry_parked(self, now_ms: int) -> None:
+        """Space may have been prepared for those who wait for it."""
+        problem = self._why_no_append()
+        if problem is not None:
+            for token in self.parking.clear():
+                self.shell.answer_append(token, problem)
+            return
+
+        def admit(it: ParkedAppend) -> AppendOutcome | DLedgerError | None:
+            return self._admit(it.token, it.bodies, it.session, it.open_session, it.deadline_ms, now_ms)
+
+        for token, outcome in self.parking.retry(now_ms, admit):
+            self.shell.answer_append(token, outcome)
+        if len(self.parking):
+            self.admission.want_room()
 
     def flush(self, now_ms: int) -> None:
         """The end of a turn in which appends came. Groups are self-clocked (design 3.2): while a group is
         uncommitted, appends gather into the next one, unless enough bytes wait to be worth their own."""
+        if len(self.parking):
+            self._retry_parked(now_ms)
         gathered = self.admission.gathered_bytes
         if not gathered or not self._leading or self.core.successor_asked:
             return
@@ -365,6 +410,8 @@ class Replica:
         if self._leading and not leads:
             refused = self._not_leader()
             self.retainer.stop()
+            for token in self.parking.clear():
+                self.shell.answer_append(token, refused)
             for token, error in self.admission.abandon(self.log_tail, refused):
                 self.shell.answer_append(token, error)
         self._leading = leads

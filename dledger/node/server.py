@@ -225,7 +225,14 @@ class NodeServer:
             metrics=self.metrics,
             flush_interval_ms=config.timing.flush_interval_ms,
         )
-        self._allocator = Allocator(store, _ahead_bytes(store), on_fatal=self._disk_failed)
+        self._allocator = Allocator(
+            store,
+            _ahead_bytes(store),
+            on_fatal=self._disk_failed,
+            most_bytes=_AHEAD_BYTES,
+            position=lambda: store.tail.pos,
+            on_prepared=shell.room_was_made,
+        )
         replica = Replica(
             self._replica_config(),
             store,
@@ -234,6 +241,7 @@ class NodeServer:
             wall_ms=self._wall_ms,
             rebuilt=rebuilt,
         )
+        replica.admission.want_room = self._allocator.look
         self._replica, self._shell, self._readable = replica, shell, readable
         self._links = self._make_links(shell)
         self._jumps = JumpWatch(self._wall_ms, monotonic_ms)
