@@ -212,8 +212,12 @@ class DiskWorker:
             self._purge(self._purge_to)
 
     def _checkpoint(self, job: CheckpointJob) -> None:
+        if self._purge_to is not None:
+            self._purge(self._purge_to)
+        # A start looks only behind what the stored table covers for a purge that is still to be carried out.
+        sessions = job.sessions if self._purge_to is None else None
         try:
-            self._store.save_checkpoint(job.committed_index, job.sessions)
+            self._store.save_checkpoint(job.committed_index, sessions)
         except StorageError as error:
             if error.code is not Code.DISK_FULL:
                 raise

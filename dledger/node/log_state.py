@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from contextlib import suppress
 from typing import NamedTuple
 
 from dledger.core.cluster_clock import ClusterClock
 from dledger.core.sessions import Result, SessionTable
 from dledger.core.values import Base
 from dledger.node.images import find_image
-from dledger.store.api import LogStore
+from dledger.store.api import EntryDamaged, LogStore
 from dledger.store.batch import HEADER_SIZE
 from dledger.store.internal import (
+    ImageBegin,
     ImageEnd,
     Internal,
     Purge,
@@ -44,6 +46,9 @@ class LogState:
         self.sessions = SessionTable(max_sessions=max_sessions)
         self.clock = ClusterClock()
         self.newest_image = -1  # index of the newest complete, committed image; -1: none
+        self.image_pos = 0  # where the newest image begins, and how much of the log it takes; 0: not known
+        self.image_bytes = 0
+        self._begun = (-1, 0)  # index and position of the newest begin mark of an image
         self.needs_image = False  # the log begins at a base that was installed: nothing is served yet
         self._marks: deque[Head] = deque()  # image ends and purges that are not committed yet
         self._deferred: list[Head] = []  # what comes after an installed base, until the image is committed
@@ -63,11 +68,29 @@ class LogState:
                 self.clock.learn(stamp_ms, now_ms)
             self.sessions.load(stored[1][_STORED.size :])
             covered = stored[0]
+            self._measure_image(store)
         elif store.base.index >= 0:
             covered = self._load_newest_image(store, committed_index)
         for batch in store.iter_heads(covered + 1):
             self.note(batch.head, batch.first_index, batch.last_index, batch.term, batch.pos, now_ms)
         return self.committed(committed_index)
+
+    def _measure_image(self, store: LogStore) -> None:
+        """What the stored table leaves out. Damage there is no reason not to start."""
+        if self.newest_image < store.begin_index:
+            return
+        with suppress(EntryDamaged):
+            for batch in store.iter_heads(self.newest_image):
+                _, value = strip_stamp(decode_internal(batch.head))
+                self._measure(value, batch.first_index, batch.pos)
+                if isinstance(value, ImageEnd):
+                    return
+
+    def _measure(self, value: Internal, first_index: int, pos: int) -> None:
+        if isinstance(value, ImageBegin):
+            self._begun = (first_index, pos)
+        elif isinstance(value, ImageEnd) and value.image_index == self._begun[0]:
+            self.image_pos, self.image_bytes = self._begun[1], pos - self._begun[1]
 
     def _load_newest_image(self, store: LogStore, committed_index: int) -> int:
         """Without a stored table, a log that does not begin at 0 is only as good as its image."""
@@ -86,6 +109,7 @@ class LogState:
         """The log was replaced by one that begins after `base` (INSTALL_BASE)."""
         self.sessions = SessionTable(max_sessions=self._max_sessions)
         self.newest_image = -1
+        self.image_pos = self.image_bytes = 0
         self.needs_image = base.index >= 0
         self._marks.clear()
         self._deferred.clear()
@@ -101,6 +125,7 @@ class LogState:
         noted = Head(value, first_index, last_index, term, pos + HEADER_SIZE + len(head))
         if isinstance(value, ImageEnd | Purge):
             self._marks.append(noted)
+        self._measure(value, first_index, pos)
         if self.needs_image:
             self._deferred.append(noted)
             if isinstance(value, ImageEnd):

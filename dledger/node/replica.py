@@ -314,7 +314,8 @@ class Replica:
     def checkpoint(self) -> tuple[int, tuple[int, bytes] | None]:
         """(committed_index, (index, session table)) for store.save_checkpoint."""
         committed = self.core.committed_index
-        if committed > self.core.log.durable_index:
+        if committed > self.core.log.durable_index or self._purge_to is not None:
+            # A start looks only behind what the table covers for a purge that is still to be carried out.
             return committed, None
         blob = self.admission.state.encode_committed()
         return committed, None if blob is None else (committed, blob)
