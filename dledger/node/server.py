@@ -341,6 +341,7 @@ class NodeServer:
             self.admin,
             credentials=security.server_credentials() if security else None,
             peer_names=security.peer_names if security else None,
+            admin_names=security.admin_names if security else None,
         )
 
     def _replica_config(self) -> ReplicaConfig:
