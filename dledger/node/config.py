@@ -77,6 +77,7 @@ class LimitsConfig(_Section):
     max_waiting_reads: Positive = 4096
     max_unanswered_per_stream: Positive = 1024
     max_pending_bytes: Positive = 64 << 20
+    max_pending_appends: Positive = 65_536
     max_push_bytes: Annotated[int, Field(gt=0, le=MAX_PAYLOAD_BYTES)] = 1 << 20
     max_inflight_bytes: Positive = 16 << 20
     tail_cache_bytes: Positive = 64 << 20

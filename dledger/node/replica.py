@@ -45,7 +45,7 @@ from dledger.core.events import (
     TransferRequest,
 )
 from dledger.core.log_view import LogView
-from dledger.core.messages import Append, Compare, Message, PushResponse, PushType, Truncate
+from dledger.core.messages import Append, Compare, Message, Truncate
 from dledger.core.raft import RaftCore
 from dledger.core.values import Base, CoreConfig, Role, Tail, TermRun
 from dledger.errors import Code, DLedgerError, NotLeader, Overloaded, StorageError, error_for
@@ -53,6 +53,7 @@ from dledger.node.admission import Admission, AppendLimits, RoomIsComing
 from dledger.node.held import HeldMessages
 from dledger.node.log_state import Rebuilt
 from dledger.node.parking import ParkedAppend, Parking
+from dledger.node.pushes import chain_matches, check_cut, refusal
 from dledger.node.replica_status import ReplicaStatus, status_of
 from dledger.node.retainer import Retainer
 from dledger.node.retention import RetentionPolicy
@@ -158,15 +159,15 @@ class Replica:
         if not isinstance(message, Append | Compare | Truncate):
             self._step(Receive(peer, message), now_ms)
             return
-        chain_matches: bool | None = None
+        matches: bool | None = None
         try:
             if isinstance(message, Compare):
-                chain_matches = self._chain_matches(message)
+                matches = chain_matches(self.core.log, self._tail_at, message)
             elif isinstance(message, Append):
                 self._incoming = self._parse(message, payload)
-                self._check_cut(message)
+                check_cut(self.core, self.store, self._tail_at, message)
             else:
-                self._check_cut(message)
+                check_cut(self.core, self.store, self._tail_at, message)
         except (DamagedBatch, EntryDamaged) as error:
             # Bytes that do not check out change nothing, and what is here and cannot be read is not built
             # upon: the leader compares again, and sends anew what is right by then.
@@ -175,16 +176,16 @@ class Replica:
             else:
                 self.admission.count_limit("damaged_push")
             self._incoming = []
-            self._refuse_push(peer, message, error.code)
+            self._send(peer, refusal(self.core, message, error.code), None)
             return
         except StorageError as error:
             self.shell.fatal(error)
             return
         if self._lacks_room():
             self.admission.count_limit("disk_reserve_bytes")
-            self._refuse_push(peer, message, Code.DISK_FULL)
+            self._send(peer, refusal(self.core, message, Code.DISK_FULL), None)
         else:
-            self._step(Receive(peer, message, chain_matches), now_ms)
+            self._step(Receive(peer, message, matches), now_ms)
         self._incoming = []
 
     def append(
@@ -615,44 +616,11 @@ class Replica:
             raise DamagedBatch("the terms are not those announced", index=message.first_index, pos=tail.pos)
         return batches
 
-    def _chain_matches(self, message: Compare) -> bool | None:
-        """Rule 6: two logs that hold the same (index, term) must have the same history up to there."""
-        log = self.core.log
-        if message.index <= log.base.index or not log.holds(message.index, message.index_term):
-            return None
-        return self._tail_at(message.index).chain_crc == message.chain_crc
-
-    def _check_cut(self, message: Append | Truncate) -> None:
-        """EntryDamaged if the message would make the log end at an entry that cannot be read: to cut behind
-        it, its end has to be known."""
-        cut = self.core.following.cut_by(message)
-        if cut is not None:
-            tail_at = self.store.tail_at if cut - 1 <= self.core.log.durable_index else self._tail_at
-            tail_at(cut - 1)
-
     def _lacks_room(self) -> bool:
         """Would what is received have to go where there is no room? What was taken has to be stored."""
         if not self._incoming or self._incoming[-1].last_index <= self.core.log.end_index:
             return False
         return not self.admission.has_room_for(self._incoming[-1]) and not self.store.has_room
-
-    def _refuse_push(self, peer: str, message: Message, code: Code) -> None:
-        """The leader then compares again, after a while, at the index before what was refused."""
-        assert isinstance(message, Append | Compare | Truncate)
-        log = self.core.log
-        is_probe = isinstance(message, Compare)
-        response = PushResponse(
-            self.core.term,
-            self.core.node_id,
-            message.stream_id,
-            code,
-            PushType.COMPARE if is_probe else PushType.APPEND,
-            message.prev_index if isinstance(message, Append) else message.index - (not is_probe),
-            log.begin_index,
-            log.end_index,
-            counts=not self.core.hard_state.is_barred,
-        )
-        self._send(peer, response, None)
 
     # -- callers ------------------------------------------------------------------------------------------
 

@@ -370,6 +370,7 @@ class NodeServer:
             max_batch_bytes=limits.max_batch_bytes,
             max_batch_entries=limits.max_batch_entries,
             max_pending_bytes=limits.max_pending_bytes,
+            max_pending_appends=limits.max_pending_appends,
         )
 
     async def _rebuild(self) -> Rebuilt:
