@@ -8,36 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dledger.cli.cluster_plan import free_ports as free_ports
 from dledger.errors import DLedgerError
 from dledger.rpc.log_client import LogClient
 from dledger.status.model import NodeStatus
 from dledger.store.batch import Entry, decode_entries
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import Identity, init_directory
+from tests.process.faulty_node import Faults
 
 T = TypeVar("T")
 
 CLUSTER, GROUP = "test-cluster", "test-group"
 _LOOK_EVERY_S = 0.02
 _REPO = Path(__file__).resolve().parents[2]
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def toml_of(values: Mapping[str, Any], table: str = "") -> str:
@@ -60,8 +51,12 @@ class ProcessCluster:
         *,
         settings: Mapping[str, Any] | None = None,
         data_file_size: int = 16 << 20,
+        spoilable: bool = False,
+        init: bool = True,
     ) -> None:
+        """`spoilable`: with disks that `spoil` has a say in. `init` False: the directories are there."""
         self.folder = folder
+        self._spoilable = spoilable
         ports = free_ports(size)
         self.members = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(ports, 1)}
         self.processes: dict[str, asyncio.subprocess.Process] = {}
@@ -70,7 +65,8 @@ class ProcessCluster:
         self._clients = {node: LogClient(address, GROUP) for node, address in self.members.items()}
         for node in self.members:
             directory = folder / node
-            init_directory(directory, Identity(CLUSTER, GROUP, node, data_file_size=data_file_size))
+            if init:
+                init_directory(directory, Identity(CLUSTER, GROUP, node, data_file_size=data_file_size))
             config = {
                 "directory": str(directory),
                 "node_id": node,
@@ -103,13 +99,10 @@ class ProcessCluster:
         for node in nodes or self.members:
             with (self.folder / f"{node}.log").open("ab") as log:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "dledger.node",
-                    "--config",
-                    str(self.folder / f"{node}.toml"),
+                    *self._command(node),
                     *options,
                     cwd=_REPO,
+                    env={**os.environ, "PYTHONPATH": str(_REPO)},
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -117,6 +110,22 @@ class ProcessCluster:
             self.processes[node] = process
             self._expected_down.discard(node)
             self._ends[node] = asyncio.create_task(process.wait())
+
+    def _command(self, node: str) -> list[str]:
+        config = ["--config", str(self.folder / f"{node}.toml")]
+        if not self._spoilable:
+            return [sys.executable, "-m", "dledger.node", *config]
+        faults = ["--faults", str(self._faults_of(node))]
+        return [sys.executable, "-m", "tests.process.faulty_node", *config, *faults]
+
+    def _faults_of(self, node: str) -> Path:
+        return self.folder / f"{node}.faults"
+
+    def spoil(self, *nodes: str, **faults: Any) -> None:
+        """From now on the disks of these nodes have these faults (see Faults), and no others."""
+        assert self._spoilable
+        for node in nodes:
+            Faults(**faults).save(self._faults_of(node))
 
     def signal(self, node: str, number: signal.Signals) -> None:
         if number in (signal.SIGKILL, signal.SIGTERM):
@@ -229,6 +238,10 @@ class ProcessCluster:
             return entries
         finally:
             store.close()
+
+    def data_begin(self, node: str) -> int:
+        """Where the data stream of a stopped node begins: what is before was purged."""
+        return min(int(path.name) for path in (self.folder / node / "data").iterdir())
 
     def data_bytes(self, node: str, first_pos: int, end_pos: int) -> bytes:
         """The data stream of a stopped node, read from its files without the store."""
