@@ -8,23 +8,32 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
+import signal
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from dledger.node.engine import choose_engine
+from dledger.store.disk import Buffer
 from tests.node.faulty_disk import FaultyDisk
 
 
 @dataclass(frozen=True)
 class Faults:
     """`capacity`: bytes that the node's directory may hold. `stuck`: what syncs and allocates waits until it
-    is not. `slow_ms`: so long takes every fdatasync, besides what it really takes."""
+    is not. `slow_ms`: so long takes every fdatasync, besides what it really takes. `die_at`: the process
+    kills itself before the first operation that fits, such as "rename base" or "unlink data/* then rename
+    base", or in the middle of "write IC" (an entry that has this tag of dledger.store.internal)."""
 
     capacity: int | None = None
     stuck: bool = False
     slow_ms: int = 0
+    die_at: str = ""
 
     def save(self, path: Path) -> None:
         partial = path.with_suffix(".new")
@@ -42,6 +51,7 @@ class SpoiledDisk(FaultyDisk):
     def __init__(self, root: Path, faults: Path) -> None:
         super().__init__(root)
         self._faults = faults
+        self._reached = 0  # steps on the way to where the process is to die
         self._pause = threading.Event()  # never set: the disk takes its time
 
     def fdatasync(self, handle: int) -> None:
@@ -62,6 +72,31 @@ class SpoiledDisk(FaultyDisk):
     def free_bytes(self, path: Path) -> int:
         self.capacity = Faults.load(self._faults).capacity
         return super().free_bytes(path)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._die_at("rename", new)
+        super().rename(old, new)
+
+    def unlink(self, path: Path) -> None:
+        self._die_at("unlink", path)
+        super().unlink(path)
+
+    def pwritev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
+        point = Faults.load(self._faults).die_at
+        if point.startswith("write "):
+            content = b"".join(buffers)
+            # The body of an internal entry begins with its cluster time, mostly, then its tag.
+            if re.search(b"T1.{8}" + point.removeprefix("write ").encode(), content, re.DOTALL):
+                super().pwritev(handle, [content[: len(content) // 2]], offset)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().pwritev(handle, buffers, offset)
+
+    def _die_at(self, operation: str, path: Path) -> None:
+        points = Faults.load(self._faults).die_at.split(" then ")
+        if fnmatch(f"{operation} {path.relative_to(self.root)}", points[min(self._reached, len(points) - 1)]):
+            self._reached += 1
+            if self._reached == len(points):
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def _wait_while_stuck(self) -> None:
         while Faults.load(self._faults).stuck:
