@@ -53,10 +53,13 @@ class ProcessCluster:
         data_file_size: int = 16 << 20,
         spoilable: bool = False,
         init: bool = True,
+        server_options: Sequence[str] = (),
     ) -> None:
-        """`spoilable`: with disks that `spoil` has a say in. `init` False: the directories are there."""
+        """`spoilable`: with disks that `spoil` has a say in. `init` False: the directories are there.
+        `server_options`: start the nodes with `dledger server` and these."""
         self.folder = folder
         self._spoilable = spoilable
+        self._server_options = server_options
         ports = free_ports(size)
         self.members = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(ports, 1)}
         self.processes: dict[str, asyncio.subprocess.Process] = {}
@@ -113,6 +116,8 @@ class ProcessCluster:
 
     def _command(self, node: str) -> list[str]:
         config = ["--config", str(self.folder / f"{node}.toml")]
+        if self._server_options:
+            return [sys.executable, "-m", "dledger.cli", "server", *config, *self._server_options]
         if not self._spoilable:
             return [sys.executable, "-m", "dledger.node", *config]
         faults = ["--faults", str(self._faults_of(node))]
@@ -155,6 +160,24 @@ class ProcessCluster:
 
     def log_of(self, node: str) -> str:
         return (self.folder / f"{node}.log").read_text()
+
+    async def command(self, *arguments: str, code: int | None = 0) -> str:
+        """Run a `dledger` command; what it prints. Commands of clients get --servers and --group."""
+        clients = arguments[0] in ("append", "read", "status", "purge", "scrub", "backup")
+        options = ["--servers", ",".join(self.addresses), "--group", GROUP] if clients else []
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "dledger.cli", *arguments, *options),
+            cwd=_REPO,
+            env={**os.environ, "PYTHONPATH": str(_REPO)},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        printed = (await process.communicate())[0].decode()
+        assert code is None or process.returncode == code, (
+            f"{arguments}: exit code {process.returncode}\n{printed}"
+        )
+        return printed
 
     # -- states -------------------------------------------------------------------------------------------
 

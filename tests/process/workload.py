@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
+from typing import Protocol
 
 from dledger.client import TlsFiles
 from dledger.client.async_client import AsyncClient
@@ -15,16 +16,23 @@ from tests.process.cluster import GROUP, ProcessCluster
 ENTRY = b"entry-%08d"
 
 
+class Servers(Protocol):
+    """What is written to: a cluster of any kind."""
+
+    @property
+    def addresses(self) -> list[str]: ...
+
+
 class Workload:
     """`async with Workload(cluster) as load:` writes in one session, several appends at a time.
 
     `size`: of a body, at least. `pause_s`: of each writer after each append. `in_session` False: appends may
-    then be refused (DISK_FULL and the like) or stay in doubt, and both is noted.
+    then be refused (DISK_FULL and the like) or stay in doubt, and both is noted. `first`: the first number.
     """
 
     def __init__(
         self,
-        cluster: ProcessCluster,
+        cluster: Servers,
         at_once: int = 8,
         *,
         size: int = 0,
@@ -32,6 +40,7 @@ class Workload:
         in_session: bool = True,
         timeout: float = 30.0,
         tls: TlsFiles | None = None,
+        first: int = 1,
     ) -> None:
         self._cluster = cluster
         self._at_once = at_once
@@ -43,7 +52,7 @@ class Workload:
         self.acknowledged: dict[int, int] = {}  # index -> number
         self.refused: dict[int, Code] = {}  # number -> why
         self.in_doubt: set[int] = set()  # numbers
-        self._number = 0
+        self._number = first - 1
         self._changed = asyncio.Condition()
         self._stopped = asyncio.Event()
 
@@ -119,6 +128,7 @@ class Workload:
 
     async def assert_kept(self) -> None:
         """See assert_nothing_lost; and nothing that was refused is stored."""
+        assert isinstance(self._cluster, ProcessCluster)
         await assert_nothing_lost(self._cluster, self.acknowledged, size=self._size)
         for node in self._cluster.members:
             bodies = {entry.body for entry in self._cluster.stored_entries(node)}
