@@ -114,8 +114,8 @@ def _rows(before: Load, without: Load, found: _CatchUp, after: Load, behind_byte
             f"{rate:.0f} MB/s",
             f">= {LEAST_MB_PER_S:.0f} MB/s",
             rate >= LEAST_MB_PER_S,
-            f"{found.stored_bytes / 1e6:,.0f} MB in {found.seconds:.1f} s, after {found.start_seconds:.1f} s for "
-            f"its start; cores kept busy: {cores}",
+            f"{found.stored_bytes / 1e6:,.0f} MB in {found.seconds:.1f} s, after {found.start_seconds:.1f} s "
+            f"for its start; cores kept busy: {cores}",
             {
                 "mb_per_second": rate,
                 "seconds": found.seconds,
