@@ -13,6 +13,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -22,7 +23,12 @@ from benchmarks.soak_samples import Sampler
 from dledger.cli.local_cluster import LocalCluster
 
 DATA_FILE_SIZE = 8 << 20
-RETENTION = {"max_bytes": 32 << 20, "hold_bytes": 16 << 20, "check_interval": "1s"}
+#: A tail cache that is full within the warm-up: it is no growth.
+SETTINGS: dict[str, Any] = {
+    "retention": {"max_bytes": 32 << 20, "hold_bytes": 16 << 20, "check_interval": "1s"},
+    "limits": {"tail_cache_bytes": 16 << 20},
+    "scrub": {"pause": "1m"},
+}
 #: What retention keeps, a data file that is not full, two prepared ones, one that the newest image holds;
 #: their indexes are another sixth.
 MOST_DISK_BYTES = int((32 + 16 + 4 * 8) * (1 << 20) * 1.17)
@@ -41,7 +47,7 @@ async def run(seconds: float) -> list[Row]:
             folder / "cluster",
             base_port=0,
             data_file_size=DATA_FILE_SIZE,
-            settings={"retention": RETENTION, "scrub": {"pause": "1m"}},
+            settings=SETTINGS,
         )
         with cluster:
             await asyncio.to_thread(cluster.start)
