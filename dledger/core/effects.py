@@ -25,6 +25,15 @@ class Send:
 
 
 @dataclass(slots=True)
+class PushAppended:
+    """Send `message` on its stream with the bytes of the range that was just appended: it is the whole of it.
+    The core counts it as pushed."""
+
+    peer: str
+    message: Append
+
+
+@dataclass(slots=True)
 class PushRange:
     """Read whole batches from first_index on, at least one, at most max_bytes, none past last_index; send
     them as an Append on the stream, and report the range with a Pushed event."""
@@ -117,6 +126,7 @@ class Fatal:
 Effect = (
     PersistHardState
     | Send
+    | PushAppended
     | PushRange
     | AppendNoop
     | StoreEntries

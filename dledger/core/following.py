@@ -69,6 +69,11 @@ class Following:
             self.forget_stream()
             self.stream_id = message.stream_id
         match message:
+            case Append() if self._follows_the_end(message):
+                core.log.append(message.runs, message.last_index)
+                core.emit(StoreEntries(message, message.first_index))
+                core.log.verified_index = message.last_index
+                self.acknowledge()
             case Append():
                 self._append(peer, message)
             case Compare():
@@ -86,9 +91,7 @@ class Following:
 
     def learn_committed(self, leader_committed: int) -> None:
         """Only what is known to equal the leader's log may be called committed (rule 8)."""
-        self.core.commit_to(
-            max(self.core.committed_index, min(leader_committed, self.core.log.verified_index))
-        )
+        self.core.commit_to(min(leader_committed, self.core.log.verified_index))
 
     def acknowledge(self, *, even_if_known: bool = False) -> None:
         """Tell the leader how far its log is durable here."""
@@ -147,6 +150,11 @@ class Following:
             return
         # The same entry, or none: a delayed or repeated message. Say where the logs are known to match.
         self._answer(peer, message, Code.SUCCESS, log.verified_index)
+
+    def _follows_the_end(self, message: Append) -> bool:
+        """The steady state: all before it is here, and nothing of it."""
+        log = self.core.log
+        return message.prev_index == log.end_index and message.prev_term == log.end_term
 
     def _append(self, peer: str, message: Append) -> None:
         log = self.core.log
@@ -233,6 +241,7 @@ class Following:
         conflict_index: int = -1,
     ) -> None:
         core = self.core
+        barred = core.hard_state.is_barred
         core.send(
             peer,
             PushResponse(
@@ -246,8 +255,8 @@ class Following:
                 core.log.end_index,
                 conflict_term,
                 conflict_index,
-                counts=not core.hard_state.is_barred,
-                awaits_new_term=core.hard_state.is_barred and not core.hard_state.rejoining,
+                not barred,
+                barred and not core.hard_state.rejoining,
             ),
         )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from dledger.core.effects import (
     AppendNoop,
+    PushAppended,
     PushRange,
     ReadReady,
     ReadRefused,
@@ -17,6 +18,7 @@ from dledger.core.effects import (
 )
 from dledger.core.events import Appended, Pushed, StreamDown, StreamUp
 from dledger.core.messages import (
+    Append,
     Commit,
     Compare,
     Goodbye,
@@ -106,15 +108,27 @@ class Leadership:
     # -- appending and pushing ----------------------------------------------------------------------------
 
     def _appended(self, event: Appended) -> None:
-        log = self.core.log
-        assert event.term == self.term and event.first_index == log.end_index + 1, (event, log)
-        log.append([TermRun(event.term, event.first_index)], event.last_index)
-        log.verified_index = event.last_index
+        core, log = self.core, self.core.log
+        first, last, size = event.first_index, event.last_index, event.byte_size
+        assert event.term == self.term and first == log.end_index + 1, (event, log)
+        prev_term = log.end_term
+        runs = (TermRun(self.term, first),)
+        log.append(runs, last)
+        log.verified_index = last
         if self.noop_index is None:
-            assert event.first_index == event.last_index, "the first entry of a term is its no-op, alone"
-            self.noop_index = event.first_index
+            assert first == last, "the first entry of a term is its no-op, alone"
+            self.noop_index = first
         for p in self.progress.values():
-            self._push(p)
+            if not p.takes(first, core.config.max_inflight_bytes) or size > core.config.max_push_bytes:
+                self._push(p)
+                continue
+            # The steady state: whoever has all before it is sent what was just appended, as it is.
+            committed = p.committed_sent = core.committed_index
+            p.pushed(last, size, core.now_ms)
+            message = Append(
+                self.term, core.node_id, p.stream_id, committed, first - 1, prev_term, first, last, runs
+            )
+            core.emit(PushAppended(p.peer, message))
 
     def _pushed(self, event: Pushed) -> None:
         p = self.progress[event.peer]
@@ -175,7 +189,7 @@ class Leadership:
         p.counts = response.counts
         if not response.counts:
             p.match_index = -1  # of a former life, perhaps: it holds for nobody
-        if isinstance(response, HeartbeatResponse):
+        if not isinstance(response, PushResponse):
             p.has_room = response.has_room
             if response.success and response.counts:
                 p.last_contact_ms = self.core.now_ms
@@ -196,7 +210,8 @@ class Leadership:
                 return  # nobody can hold more of our log than we do: not a answer to believe
             if response.type is PushType.APPEND:
                 if p.acknowledged(response.index, counts=response.counts):
-                    self.advance_commit()
+                    if response.index > self.core.committed_index:
+                        self.advance_commit()
                     self._advance_handover()
                 self._push(p)
             elif response.type in _PROBES and p.is_answer_to_probe(response.index):

@@ -76,14 +76,14 @@ class LogView:
     def append(self, runs: Sequence[TermRun], last_index: int) -> None:
         """Put runs[0].first_index..last_index after the end. Terms never fall along a log."""
         assert runs and runs[0].first_index == self.end_index + 1 <= last_index, (runs, last_index, self)
+        term = self.end_term
         for run in runs:
-            assert run.term >= self.end_term, f"term falls from {self.end_term} to {run} in {self!r}"
-            if run.term != self.end_term or not self._runs:
+            assert run.term >= term, f"term falls from {term} to {run} in {self!r}"
+            if run.term != term or not self._runs:
                 self._runs.append(run)
                 self._starts.append(run.first_index)
-            self.end_index = max(self.end_index, run.first_index)
+                term = run.term
         self.end_index = last_index
-        self._check()
 
     def truncate_after(self, last_index: int) -> None:
         """Delete everything above last_index and begin a new generation."""

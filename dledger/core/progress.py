@@ -94,6 +94,15 @@ class Progress:
         self.probe_due_ms = None
         self.next_index = index + 1
 
+    def takes(self, first_index: int, max_inflight_bytes: int) -> bool:
+        """Is `first_index` what it waits for, with nothing on the way to it and room for more?"""
+        return (
+            self.next_index == first_index
+            and self.state is PushState.APPEND
+            and not self.loading
+            and self.inflight_bytes < max_inflight_bytes
+        )
+
     def pushed(self, last_index: int, byte_size: int, now_ms: int) -> None:
         assert self.state is PushState.APPEND and last_index >= self.next_index
         self.next_index = last_index + 1

@@ -98,6 +98,7 @@ class RaftCore:
         self.last_leader_contact_ms = LONG_AGO_MS
         self.stickiness_dropped = False
         self.election_deadline_ms = 0
+        self._election_timeout_ms = self.timing.election_max_ms
         # Answers to a former life must not fit a round of this one.
         self.vote_round = hard_state.incarnation * ROUNDS_PER_INCARNATION
         self.candidacy: Candidacy | None = None
@@ -149,10 +150,20 @@ class RaftCore:
         """Let one event happen. After a Fatal effect every further step does nothing."""
         if self.stopped is not None:
             return []
-        self.now_ms = max(self.now_ms, now_ms)
-        match event:
+        if now_ms > self.now_ms:
+            self.now_ms = now_ms
+        match event:  # what is frequent comes first
             case Receive():
                 self._receive(event)
+            case Stored():
+                self._stored(event)
+            case Appended() | Pushed() | StreamUp() | StreamDown():
+                # Late reports to a node that no longer leads are about a leadership that is over.
+                if self.leadership:
+                    self.leadership.on_event(event)
+            case Settled():
+                if self.leadership:
+                    self.leadership.announce_commit()
             case Tick(fsync_began_ms):
                 self.fsync_began_ms = fsync_began_ms
                 self.rejoining.tick()
@@ -163,11 +174,6 @@ class RaftCore:
                 self.log.purge(base)
                 if self.leadership:
                     self.leadership.purged()
-            case Stored():
-                self._stored(event)
-            case Settled():
-                if self.leadership:
-                    self.leadership.announce_commit()
             case LeaderStreamLost():
                 self._leader_stream_lost(event)
             case ReadIndexRequest():
@@ -180,10 +186,6 @@ class RaftCore:
                     self.leadership.transfer(event.request_id, event.to)
                 else:
                     self.emit(TransferEnded(event.request_id, Code.NOT_LEADER, "this node does not lead"))
-            case Appended() | StreamUp() | StreamDown() | Pushed():
-                # Late reports to a node that no longer leads are about a leadership that is over.
-                if self.leadership:
-                    self.leadership.on_event(event)
         check_core(self)
         return self.take_effects()
 
@@ -209,19 +211,19 @@ class RaftCore:
         peer, message = event.peer, event.message
         if peer not in self.membership.voters or peer == self.node_id:
             return
-        match message:
+        match message:  # what is frequent comes first
+            case PushResponse() | HeartbeatResponse():
+                if not self._higher_term(message.term) and self.leadership:
+                    self.leadership.on_response(peer, message)
+            case Append() | Commit() | Compare() | Truncate() | Goodbye() | InstallBase():
+                if message.leader_id == peer:
+                    self.following.on_push(peer, message, event.chain_matches)
+            case Heartbeat():
+                self._heartbeat(peer, message)
             case VoteRequest():
                 self._vote_request(peer, message)
             case VoteResponse():
                 self._vote_response(peer, message)
-            case Heartbeat():
-                self._heartbeat(peer, message)
-            case HeartbeatResponse() | PushResponse():
-                if not self._higher_term(message.term) and self.leadership:
-                    self.leadership.on_response(peer, message)
-            case Compare() | Truncate() | Append() | Commit() | Goodbye() | InstallBase():
-                if message.leader_id == peer:
-                    self.following.on_push(peer, message, event.chain_matches)
             case PositionRequest():
                 self.rejoining.on_request(peer, message)
             case PositionResponse():
@@ -282,7 +284,7 @@ class RaftCore:
         self.stickiness_dropped = False
         self.shortcut = None
         self.candidacy = None
-        self._reset_election_deadline()
+        self.election_deadline_ms = self.now_ms + self._election_timeout_ms
         return True
 
     # -- votes --------------------------------------------------------------------------------------------
@@ -497,8 +499,10 @@ class RaftCore:
         self._ask_pre_vote("stream-lost")
 
     def _reset_election_deadline(self) -> None:
+        """By a new random time-out, which also holds while this leader is heard from."""
         low, high = self.timing.election_min_ms, self.timing.election_max_ms
-        self.election_deadline_ms = self.now_ms + self.random_ms(low, high)
+        self._election_timeout_ms = self.random_ms(low, high)
+        self.election_deadline_ms = self.now_ms + self._election_timeout_ms
 
     # -- roles --------------------------------------------------------------------------------------------
 
@@ -593,7 +597,7 @@ class RaftCore:
             self.following.acknowledge()
 
     def commit_to(self, index: int) -> None:
-        assert self.log.base.index <= index <= self.log.end_index
+        assert index <= self.log.end_index
         if index > self.committed_index:
             self.committed_index = index
             self.emit(CommitAdvanced(index))

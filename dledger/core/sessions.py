@@ -100,7 +100,8 @@ class SessionTable:
         before = self._sessions.get(session_id)
         assert before is not None and seq == before.last_seq + 1, (session_id, seq, before)
         self._undo.append(_Undo(result.last_index, session_id, before, -1, None))
-        results = (*before.results[-(RESULTS_KEPT - 1) :], result)
+        kept = before.results
+        results = (*(kept if len(kept) < RESULTS_KEPT else kept[1:]), result)
         self._sessions[session_id] = Session(seq, result.last_index, results)
 
     def truncate_after(self, last_index: int) -> None:

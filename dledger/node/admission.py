@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
 from dledger.core.sessions import MAX_SESSIONS, Judgement, Result, SessionTable
 from dledger.core.values import Base, Tail
@@ -63,6 +64,7 @@ class Waiter:
     outcome: AppendOutcome
 
 
+_NO_ROOM = ReservedEnd(-1, -1)
 _OVERHEAD_OF_HEAD = HEADER_SIZE + len(encode_internal(Stamped(0, SessionBatch(0, 0, 0, 0))))
 
 _REFUSALS: dict[Judgement, tuple[type[DLedgerError], Code, str]] = {
@@ -93,6 +95,7 @@ class Admission:
         self.pending_bytes = 0  # of all waiters
         self.limits_hit: dict[str, int] = {}
         self.room: Callable[[], ReservedEnd] | None = None  # up to where the disk surely has room
+        self._known_room = _NO_ROOM  # what `room` said last: it shrinks only when the log does
         self.is_full: Callable[[], bool] = lambda: False  # and there is none to be had
         self.reserve_in_use = False  # the leader makes room by what is left of the disk: nobody else may
         self._gathered: list[Batch] = []
@@ -124,29 +127,36 @@ class Admission:
         if problem is not None:
             return problem
         value: Internal | None = None
+        sums: list[int] | None = None
         if open_session:
             value = SessionOpen()
         elif session is not None:
             session_id, seq = session
-            crc = bodies_crc(bodies)
+            sums = [crc32(body) for body in bodies]
+            crc = bodies_crc(bodies, sums)
             judgement, first_try = self.sessions.judge(session_id, seq, len(bodies), crc, committed_index)
             if judgement is not Judgement.NEW:
                 return self._judged(
                     token, judgement, first_try, session_id, seq, len(bodies), deadline_ms, committed_index
                 )
             value = SessionBatch(session_id, seq, len(bodies), crc)
-        head = self._stamped(value, now_ms, wall_ms)
-        batch = encode_batch(self.tail, term, bodies, data_file_size=self.data_file_size, head=head)
+        value = self._stamped(value, now_ms, wall_ms)
+        head = None if value is None else encode_internal(value)
+        batch = encode_batch(
+            self.tail, term, bodies, data_file_size=self.data_file_size, head=head, sums=sums
+        )
         if self.reserve_in_use or not self.has_room_for(batch):
             return self._no_room()
-        self._gather(token, batch, len(bodies), deadline_ms, now_ms)
+        self._gather(token, batch, value, len(bodies), deadline_ms, now_ms)
         return None
 
     def has_room_for(self, batch: Batch) -> bool:
         """Is space reserved for it? An index is only assigned then, so a full disk is known before a push."""
+        if batch.end_pos <= self._known_room.pos and batch.last_index <= self._known_room.index:
+            return True
         if self.room is None:
             return True
-        end = self.room()
+        end = self._known_room = self.room()
         return batch.end_pos <= end.pos and batch.last_index <= end.index
 
     def has_room_for_internal(self, value: Internal, term: int) -> bool:
@@ -165,22 +175,26 @@ class Admission:
 
     def append_internal(self, value: Internal, term: int, now_ms: int, wall_ms: int) -> int:
         """Gather an entry of the log's own; nobody waits for it. Returns its index."""
-        head = self._stamped(value, now_ms, wall_ms)
+        stamped = self._stamped(value, now_ms, wall_ms)
+        assert stamped is not None
+        head = encode_internal(stamped)
         batch = encode_batch(self.tail, term, [], data_file_size=self.data_file_size, head=head)
-        self._gather(None, batch, 0, 1 << 62, now_ms)
+        self._gather(None, batch, stamped, 0, 1 << 62, now_ms)
         return batch.first_index
 
     def noop(self, tail: Tail, term: int, now_ms: int, wall_ms: int) -> Batch:
         """The first entry of a leadership, after `tail`: nothing is gathered yet, and nobody waits for it."""
         assert not self._gathered
-        head = self._stamped(NoOp(), now_ms, wall_ms)
+        stamped = self._stamped(NoOp(), now_ms, wall_ms)
+        assert stamped is not None
+        head = encode_internal(stamped)
         batch = encode_batch(tail, term, [], data_file_size=self.data_file_size, head=head)
         assert batch.head is not None
         self.state.note(batch.head, batch.first_index, batch.last_index, term, batch.pos, now_ms)
         self.tail = batch.tail
         return batch
 
-    def _stamped(self, value: Internal | None, now_ms: int, wall_ms: int) -> bytes | None:
+    def _stamped(self, value: Internal | None, now_ms: int, wall_ms: int) -> Stamped | None:
         """Rule 12: a batch that has a head carries cluster time in it; one that needs none gets one for that
         only when time has moved on enough to be worth an entry."""
         clock = self.state.clock
@@ -190,23 +204,33 @@ class Admission:
             if last is not None and stamp - last < self.limits.stamp_every_ms:
                 return None
             value = NoOp()
-        return encode_internal(Stamped(stamp, value))
+        return Stamped(stamp, value)
 
-    def _gather(self, token: object | None, batch: Batch, count: int, deadline_ms: int, now_ms: int) -> None:
+    def _gather(
+        self,
+        token: object | None,
+        batch: Batch,
+        head: Stamped | None,
+        count: int,
+        deadline_ms: int,
+        now_ms: int,
+    ) -> None:
+        first, last, term, size = batch.first_index, batch.last_index, batch.term, len(batch.data)
         self.tail = batch.tail
         self._gathered.append(batch)
-        self.gathered_bytes += batch.size
-        self.pending_bytes += batch.size
-        index, pos = batch.first_index, batch.pos
+        self.gathered_bytes += size
+        self.pending_bytes += size
+        index, pos = first, batch.pos
         if batch.head is not None:
-            self.state.note(batch.head, index, batch.last_index, batch.term, pos, now_ms)
+            assert head is not None
+            body_pos = pos + HEADER_SIZE + len(batch.head)
+            self.state.note_value(head, first, last, term, body_pos, now_ms)
             if count:
-                index, pos = index + 1, pos + HEADER_SIZE + len(batch.head)
-        outcome = AppendOutcome(index, count, batch.term, pos)
-        self._waiters.append(
-            Waiter(token, batch.last_index, batch.first_index, batch.size, deadline_ms, outcome)
-        )
-        self._next_deadline_ms = min(self._next_deadline_ms, deadline_ms)
+                index, pos = first + 1, body_pos
+        outcome = AppendOutcome(index, count, term, pos)
+        self._waiters.append(Waiter(token, last, first, size, deadline_ms, outcome))
+        if deadline_ms < self._next_deadline_ms:
+            self._next_deadline_ms = deadline_ms
 
     def take_group(self) -> list[Batch]:
         """The gathered batches, to be written now."""
@@ -226,7 +250,7 @@ class Admission:
         if session is not None and (session[0] < 0 or session[1] < 1):
             return InvalidRequest(f"session_id {session[0]}, seq {session[1]}: ids begin at 0, seqs at 1")
         count = len(bodies)
-        size = sum(map(len, bodies)) + HEADER_SIZE * count
+        size = (len(bodies[0]) if count == 1 else sum(map(len, bodies))) + HEADER_SIZE * count
         if size > limits.max_body_bytes and max(map(len, bodies)) > limits.max_body_bytes:
             self.count_limit("max_body_bytes")
             text = f"a body of {max(map(len, bodies))} bytes; max_body_bytes is {limits.max_body_bytes}"
@@ -291,12 +315,14 @@ class Admission:
     def reset(self, tail: Tail, base: Base) -> None:
         """The log was replaced by an empty one that begins after `base`."""
         assert not self._waiters and not self._gathered
+        self._known_room = _NO_ROOM
         self.tail = tail
         self.state.reset(base)
 
     def truncate_after(self, tail: Tail) -> None:
         """The log ends at `tail` now. Only a follower truncates, and it has nobody waiting."""
         assert not self._waiters and not self._gathered
+        self._known_room = _NO_ROOM
         self.tail = tail
         self.state.truncate_after(tail.index)
 

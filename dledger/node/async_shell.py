@@ -43,6 +43,10 @@ from dledger.store.api import EntryDamaged, Frames, LogStore
 _log = get_logger("node")
 
 
+#: A word about a commit alone waits so long for a push to travel with: it costs as much as a push does.
+_COMMIT_WAIT_S = 0.005
+
+
 def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
@@ -81,6 +85,8 @@ class AsyncShell:
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
+        self._commit_at = 0.0  # when the committed index moved last
+        self._commit_timer: asyncio.TimerHandle | None = None
         self._leading_epoch: int | None = None
         self._last_checkpoint: tuple[int, tuple[int, bytes] | None] | None = None
         self._dead = False
@@ -148,8 +154,8 @@ class AsyncShell:
 
     def read_index(self) -> asyncio.Future[int]:
         """The read point of this node as leader; the future fails with NotLeader if it is none."""
-        for link in self._links.values():  # whoever asks is about to wait for what was committed
-            link.send_commit()
+        if self._commit_timer is not None:  # whoever asks is about to wait for what was committed
+            self._step(self._replica.announce_commit)
         future: asyncio.Future[int] = self._loop.create_future()
         self._step(self._replica.read_index, future)
         return future
@@ -222,7 +228,7 @@ class AsyncShell:
     # -- Shell: out of the replica ------------------------------------------------------------------------
 
     def send(self, peer: str, message: Message, payload: bytes | None) -> None:
-        match message:
+        match message:  # what is frequent comes first
             case Append() | Commit() | Compare() | Truncate() | Goodbye() | InstallBase():
                 self._links[peer].push(message, payload)
             case PushResponse():
@@ -313,6 +319,20 @@ class AsyncShell:
     def committed(self, committed_index: int) -> None:
         self._readable.committed(committed_index)
         self._keeper.committed()
+
+    def commit_moved(self) -> None:
+        self._commit_at = self._loop.time()
+        if self._commit_timer is None:
+            self._commit_timer = self._loop.call_later(_COMMIT_WAIT_S, self._on_commit_timer)
+
+    def _on_commit_timer(self) -> None:
+        """The timer is not set anew with each commit: it looks when it fires whether it is time."""
+        due = self._commit_at + _COMMIT_WAIT_S
+        if due - self._loop.time() > _COMMIT_WAIT_S / 10:
+            self._commit_timer = self._loop.call_at(due, self._on_commit_timer)
+            return
+        self._commit_timer = None
+        self._step(self._replica.announce_commit)
 
     def fatal(self, error: DLedgerError) -> None:
         self.give_up()

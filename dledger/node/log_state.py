@@ -21,8 +21,8 @@ from dledger.store.internal import (
     Purge,
     SessionBatch,
     SessionOpen,
+    Stamped,
     decode_internal,
-    strip_stamp,
 )
 
 _STORED = struct.Struct(">qq")  # the newest image, the last stamp; the session table follows
@@ -95,11 +95,18 @@ class LogState:
 
     def note(self, head: bytes, first_index: int, last_index: int, term: int, pos: int, now_ms: int) -> None:
         """A batch that `head` leads was put after the end; `pos` is that of the head's entry."""
-        stamp, value = strip_stamp(decode_internal(head))
-        if stamp is not None:
-            self.clock.learn(stamp, now_ms)
-        noted = Head(value, first_index, last_index, term, pos + HEADER_SIZE + len(head))
-        if isinstance(value, ImageEnd | Purge):
+        body_pos = pos + HEADER_SIZE + len(head)
+        self.note_value(decode_internal(head), first_index, last_index, term, body_pos, now_ms)
+
+    def note_value(
+        self, value: Internal, first_index: int, last_index: int, term: int, first_body_pos: int, now_ms: int
+    ) -> None:
+        """The same for a head that is known decoded."""
+        if type(value) is Stamped:
+            self.clock.learn(value.stamp_ms, now_ms)
+            value = value.inner
+        noted = Head(value, first_index, last_index, term, first_body_pos)
+        if type(value) is ImageEnd or type(value) is Purge:
             self._marks.append(noted)
         if self.needs_image:
             self._deferred.append(noted)
@@ -111,16 +118,14 @@ class LogState:
         self._apply(noted)
 
     def _apply(self, head: Head) -> None:
-        match head.value:
-            case SessionOpen():
-                self.sessions.opened(head.first_index)
-            case SessionBatch(session_id, seq, count, crc):
-                result = Result(
-                    head.first_index + 1, count, crc, head.term, head.first_body_pos, head.last_index
-                )
-                self.sessions.appended(session_id, seq, result)
-            case _:
-                pass
+        value = head.value
+        if isinstance(value, SessionBatch):
+            result = Result(
+                head.first_index + 1, value.count, value.crc, head.term, head.first_body_pos, head.last_index
+            )
+            self.sessions.appended(value.session_id, value.seq, result)
+        elif isinstance(value, SessionOpen):
+            self.sessions.opened(head.first_index)
 
     def truncate_after(self, last_index: int) -> None:
         self.sessions.truncate_after(last_index)

@@ -13,7 +13,6 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 from dledger.core.messages import (
-    Commit,
     Heartbeat,
     Message,
     PositionRequest,
@@ -37,8 +36,6 @@ _BACKOFF_MAX_S = 0.5
 #: A stream that lived for so long was a good one: it is opened again at once.
 _GOOD_LIFE_S = 1.0
 _DRAIN_S = 1.0
-#: A word about a commit alone waits so long for a push to travel with: it costs as much as a push does.
-_COMMIT_WAIT_S = 0.005
 _FETCH_BYTES = 1 << 20
 
 
@@ -76,9 +73,6 @@ class PeerLink:
         self._keeper: asyncio.Task[None] | None = None
         self._stream: PushClient | None = None
         self._last_refusal = ""
-        self._held_commit: Commit | None = None  # any other push says as much, and replaces it
-        self._held_since = 0.0
-        self._commit_timer: asyncio.TimerHandle | None = None
 
     @property
     def is_connected(self) -> bool:
@@ -107,34 +101,8 @@ class PeerLink:
     def push(self, message: PushMessage, payload: bytes | None) -> None:
         """Put a message on the stream it names, or nowhere if that is gone."""
         stream = self._stream
-        if stream is None or stream.stream_id != message.stream_id:
-            return
-        if not isinstance(message, Commit):
-            self._held_commit = None
+        if stream is not None and stream.stream_id == message.stream_id:
             stream.put(message, payload)
-            return
-        loop = asyncio.get_running_loop()
-        self._held_commit, self._held_since = message, loop.time()
-        if self._commit_timer is None:
-            self._commit_timer = loop.call_later(_COMMIT_WAIT_S, self._on_commit_timer)
-
-    def send_commit(self) -> None:
-        """Let a word about a commit that waits for company go now."""
-        message, self._held_commit = self._held_commit, None
-        stream = self._stream
-        if message is not None and stream is not None and stream.stream_id == message.stream_id:
-            stream.put(message, None)
-
-    def _on_commit_timer(self) -> None:
-        self._commit_timer = None
-        if self._held_commit is None:
-            return
-        loop = asyncio.get_running_loop()
-        due = self._held_since + _COMMIT_WAIT_S
-        if due - loop.time() > _COMMIT_WAIT_S / 10:
-            self._commit_timer = loop.call_at(due, self._on_commit_timer)
-        else:
-            self.send_commit()
 
     async def fetch(self, first_index: int, last_index: int, timeout_s: float) -> list[FetchedFrames]:
         """Committed entries of the peer. PeerUnreachable, InvalidRequest if it cannot give them."""
@@ -160,8 +128,6 @@ class PeerLink:
             asyncio.get_running_loop().call_later(_DRAIN_S, keeper.cancel)
 
     async def close(self) -> None:
-        if self._commit_timer is not None:
-            self._commit_timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -17,6 +17,7 @@ from dledger.core.effects import (
     Effect,
     Fatal,
     PersistHardState,
+    PushAppended,
     PushRange,
     ReadReady,
     ReadRefused,
@@ -114,6 +115,7 @@ class Replica:
         self.suspects: list[int] = []  # could not be read: the shell is to look for damage there
         self._leading = False
         self._commit_moved = False
+        self._group_bytes = b""  # of the group that is being handed over
 
     def start(self, now_ms: int) -> None:
         """Once, before anything else."""
@@ -138,11 +140,14 @@ class Replica:
 
     def receive(self, now_ms: int, peer: str, message: Message, payload: bytes | None = None) -> None:
         """A message from a peer; `payload` holds the batches of an Append."""
+        if not isinstance(message, Append | Compare):
+            self._step(Receive(peer, message), now_ms)
+            return
         chain_matches: bool | None = None
         try:
             if isinstance(message, Compare):
                 chain_matches = self._chain_matches(message)
-            elif isinstance(message, Append):
+            else:
                 self._incoming = self._parse(message, payload)
         except DamagedBatch as error:
             # Bytes that do not check out change nothing; the leader compares again and sends them anew.
@@ -150,7 +155,7 @@ class Replica:
             self._refuse_push(peer, message, error.code)
             return
         except StorageError as error:
-            if error.code is not Code.DATA_DAMAGED or not isinstance(message, Compare | Append):
+            if error.code is not Code.DATA_DAMAGED:
                 self.shell.fatal(error)
                 return
             # The leader asks again; meanwhile what is damaged here can be repaired.
@@ -204,11 +209,16 @@ class Replica:
             self._write_group(self.admission.take_group(), now_ms)
             self._settle(now_ms)
 
+    def announce_commit(self, now_ms: int) -> None:
+        """What shell.commit_moved asked for: tell followers that nothing was pushed to since."""
+        self._step(Settled(), now_ms)
+
     def stored(self, now_ms: int, generation: int, last_index: int, term: int) -> None:
         """The disk thread reports: durable up to last_index."""
         self._step(Stored(last_index, term, generation), now_ms)
-        self._purge(now_ms)
-        self._settle(now_ms)
+        if self._purge_to is not None:
+            self._purge(now_ms)
+            self._settle(now_ms)
         self.cache.evict(self.core.log.durable_index)
 
     def hard_state_saved(self, now_ms: int, number: int) -> None:
@@ -316,8 +326,8 @@ class Replica:
         self._settle(now_ms)
 
     def _settle(self, now_ms: int) -> None:
-        """Carry out effects until there are none. A commit lets the next group go first, so that followers
-        learn of the commit with its push, and only those that get none are told by themselves."""
+        """Carry out effects until there are none. A commit lets the next group go: followers learn of the
+        commit with its push, and only those that get none in time are told by themselves."""
         effects = self._effects
         while True:
             while effects:
@@ -326,20 +336,22 @@ class Replica:
                 return
             self._commit_moved = False
             if self._leading:
+                self.shell.commit_moved()
                 if self.admission.gathered_bytes and not self.core.successor_asked:
                     self._write_group(self.admission.take_group(), now_ms)
-                effects.extend(self.core.step(Settled(), now_ms))
 
     def _execute(self, effect: Effect, now_ms: int) -> None:
-        match effect:
+        match effect:  # what is frequent comes first
+            case PushAppended():
+                self._send(effect.peer, effect.message, self._group_bytes)
+            case Send():
+                self._send(effect.peer, effect.message, None)
+            case CommitAdvanced():
+                self._committed(effect.committed_index)
+            case StoreEntries():
+                self._store_entries(effect.first_index, now_ms)
             case PushRange():
                 self._push_range(effect, now_ms)
-            case Send(peer, message):
-                self._send(peer, message, None)
-            case CommitAdvanced(committed_index):
-                self._committed(committed_index)
-            case StoreEntries(_, first_index):
-                self._store_entries(first_index, now_ms)
             case TruncateLog(last_index, generation):
                 self._truncate(last_index, generation)
             case ResetLog(base, generation):
@@ -405,9 +417,15 @@ class Replica:
         first, last = batches[0], batches[-1]
         assert first.first_index == self.log_tail.index + 1 and last.term == self.core.term
         self._hand_to_disk(batches)
-        size = last.end_pos - first.pos
-        event = Appended(first.first_index, last.last_index, last.term, size)
-        self._effects.extend(self.core.step(event, now_ms))
+        # Without what lies between data files: those bytes are not pushed.
+        data = first.data if len(batches) == 1 else b"".join([batch.data for batch in batches])
+        assert isinstance(data, bytes), "a batch of the leader's own is whole"
+        self._group_bytes = data
+        event = Appended(first.first_index, last.last_index, last.term, len(data))
+        # Here and not in the queue: nothing else may come between a group and its pushes.
+        for effect in self.core.step(event, now_ms):
+            self._execute(effect, now_ms)
+        self._group_bytes = b""
 
     def _hand_to_disk(self, batches: list[Batch]) -> None:
         self.shell.submit(WriteJob(self.core.log.generation, batches))

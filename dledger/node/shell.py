@@ -117,5 +117,9 @@ class Shell(Protocol):
     def committed(self, committed_index: int) -> None:
         """committed_index grew: wake readers."""
 
+    def commit_moved(self) -> None:
+        """Leader: call `replica.announce_commit` within milliseconds, unless this is called again before: a
+        push that goes meanwhile says as much, and costs no message of its own."""
+
     def fatal(self, error: DLedgerError) -> None:
         """Stop the process: a safety rule would have been broken, or the disk cannot be believed."""

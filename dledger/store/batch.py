@@ -163,8 +163,10 @@ def encode_batch(
     *,
     data_file_size: int,
     head: bytes | None = None,
+    sums: Sequence[int] | None = None,
 ) -> Batch:
     """Encode the batch that follows `tail`: an INTERNAL entry `head` if given, then one entry per body.
+    `sums`: the CRC32 of each body, if they are known already.
 
     InvalidRequest BATCH_TOO_LARGE if it does not fit into one data file.
     """
@@ -184,13 +186,16 @@ def encode_batch(
     parts: list[bytes] = []
     add = parts.append
     magic = MAGIC_NORMAL
+    if sums is None:
+        sums = [crc32(body) for body in bodies]
     if head is not None:
         bodies = [head, *bodies]
+        sums = [crc32(head), *sums]
         magic = MAGIC_INTERNAL
-    for body in bodies:
+    for body, body_crc in zip(bodies, sums, strict=True):
         length = len(body)
         entry_size = length + HEADER_SIZE
-        summed = _pack_chained(magic, entry_size, index, term, pos, channel, crc32(body), length, chain)
+        summed = _pack_chained(magic, entry_size, index, term, pos, channel, body_crc, length, chain)
         chain = crc32(summed) or 1
         add(summed[:36])
         add(_pack_crc(chain))

@@ -212,34 +212,37 @@ class DiskLogStore:
         self._require_usable()
         size = self.data_file_size
         runs: list[tuple[int, list[Buffer], int]] = []  # position, buffers, bytes: each within one file
-        tail = self._tail
+        index, term, pos = self._tail.index, self._tail.term, self._tail.pos
         for batch in batches:
-            assert batch.first_index == tail.index + 1, f"batch {batch.first_index} after {tail}"
-            assert batch.term >= tail.term, f"batch of term {batch.term} after {tail}"
-            assert batch.pos == place(tail.pos, batch.size, size), f"batch at {batch.pos} after {tail}"
-            assert batch.size == len(batch.data)
-            if batch.pos != tail.pos:
-                _add(runs, tail.pos, encode_blank(batch.pos - tail.pos), size)
+            assert batch.first_index == index + 1, f"batch {batch.first_index} after {index}"
+            assert batch.term >= term, f"batch of term {batch.term} after {term}"
+            assert batch.end_pos - batch.pos == len(batch.data)
+            if batch.pos != pos:
+                assert batch.pos == place(pos, batch.size, size), f"batch at {batch.pos} after {pos}"
+                _add(runs, pos, encode_blank(batch.pos - pos), size)
             _add(runs, batch.pos, batch.data, size)
-            tail = batch.tail
+            index, term, pos = batch.last_index, batch.term, batch.end_pos
         if not runs:
             return
+        tail = batches[-1].tail
         self._reserve(runs, tail)
-        with self._writing("append"):
-            for pos, buffers, length in runs:
-                self._data.write(pos, buffers, size=length)
+        try:
+            for start, buffers, length in runs:
+                self._data.write(start, buffers, size=length)
+        except (StorageError, OSError) as error:
+            raise self._failure("append", error) from error
         for batch in batches:
             if not self._term_runs or self._term_runs[-1].term != batch.term:
                 self._term_runs.append(TermRun(batch.term, batch.first_index))
-        self._reader.add([(batch.first_index, index_records(batch.data)) for batch in batches], tail.index)
+        self._reader.add(batches, tail.index)
         self._tail = tail
 
     def _reserve(self, runs: list[tuple[int, list[Buffer], int]], tail: Tail) -> None:
         """Create the files that are needed before anything is written: a full disk changes nothing."""
-        first, last = (index * INDEX_RECORD_SIZE for index in (self._tail.index + 1, tail.index))
-        index_starts = range(self._index.start_of(first), last + 1, self._index.file_size)
-        if all(self._data.has(pos) for pos, _, _ in runs) and all(map(self._index.has, index_starts)):
+        first, last = (self._tail.index + 1) * INDEX_RECORD_SIZE, tail.index * INDEX_RECORD_SIZE
+        if self._data.has_range(runs[0][0], tail.pos - 1) and self._index.has_range(first, last):
             return
+        index_starts = range(self._index.start_of(first), last + 1, self._index.file_size)
         try:
             with self._space.files_lock:
                 for pos, _, _ in runs:
@@ -252,22 +255,32 @@ class DiskLogStore:
             self._failed = f"append: {error}"
             raise StorageError(f"append: {error}") from error
 
-    def sync(self) -> int:
+    def sync(self, *, index: bool = True) -> int:
         self._require_usable()
         tail = self._tail
-        if self._durable == tail:
-            return tail.index
-        with self._writing("sync"):
-            self._data.sync()
-            self._check_directory()
-            self._write_records(*self._reader.pending_records())
-        self._durable = tail
-        self._reader.clear_pending()
+        if self._durable != tail:
+            try:
+                self._data.sync()
+            except (StorageError, OSError) as error:
+                raise self._failure("sync", error) from error
+            self._durable = tail
+        if index:
+            self.write_index()
         covered = self._checkpoint_tail.pos if self._checkpoint_tail is not None else 0
-        new_file = self._data.start_of(tail.pos) != self._data.start_of(covered)
-        if new_file or tail.pos - covered >= _AUTO_CHECKPOINT_BYTES:
+        size = self.data_file_size
+        if tail.pos // size != covered // size or tail.pos - covered >= _AUTO_CHECKPOINT_BYTES:
             self._checkpoint_if_room()
-        return self._durable.index
+        return tail.index
+
+    def write_index(self) -> None:
+        """Records of what is not durable yet wait: without one, an entry may vanish and is not missed."""
+        first_index, records = self._reader.pending_records(self._durable.index)
+        if not records:
+            return
+        with self._writing("index"):
+            self._check_directory()
+            self._write_records(first_index, records)
+        self._reader.clear_pending(self._durable.index)
 
     def _write_records(self, first_index: int, records: bytes) -> None:
         pos = first_index * INDEX_RECORD_SIZE
@@ -441,6 +454,7 @@ class DiskLogStore:
 
     def _write_checkpoint(self, base: Base) -> None:
         """The index records that it counts on are made durable before it."""
+        self.write_index()
         self._index.sync()
         tail = self._durable
         runs = tuple(clip_runs(self._term_runs, base, tail))
@@ -512,16 +526,19 @@ class DiskLogStore:
         self._require_usable()
         try:
             yield
-        except StorageError as error:
-            self._failed = f"{what}: {error}"
-            raise
-        except OSError as error:
-            self._failed = f"{what}: {error}"
-            if isinstance(error, SyncError):
-                self._leave_marker()
-                raise StorageError(f"{what}: fdatasync failed: {error}", code=Code.FSYNC_FAILED) from error
-            code = Code.DISK_FULL if error.errno in FULL else Code.DISK_ERROR
-            raise StorageError(f"{what}: {error}", code=code) from error
+        except (StorageError, OSError) as error:
+            raise self._failure(what, error) from error
+
+    def _failure(self, what: str, error: StorageError | OSError) -> StorageError:
+        """From now on this store takes nothing. Returns what to say of it."""
+        self._failed = f"{what}: {error}"
+        if isinstance(error, StorageError):
+            return error
+        if isinstance(error, SyncError):
+            self._leave_marker()
+            return StorageError(f"{what}: fdatasync failed: {error}", code=Code.FSYNC_FAILED)
+        code = Code.DISK_FULL if error.errno in FULL else Code.DISK_ERROR
+        return StorageError(f"{what}: {error}", code=code)
 
     def _leave_marker(self) -> None:
         leave_marker(self._disk, self._paths)

@@ -33,6 +33,7 @@ class FileSequence:
         self._disk = disk
         self._write = write
         self._handles: dict[int, int] = {}  # first position -> handle
+        self._paths: dict[int, Path] = {}  # of files that were asked for; making one takes its time
         self._ranges: dict[int, list[tuple[int, int]]] = {}  # where a file can have other bytes than zeros
         self._dirty: set[int] = set()
         self._removed: list[int] = []
@@ -70,7 +71,11 @@ class FileSequence:
 
     def path_of(self, pos: int) -> Path:
         """The file that holds this position."""
-        return self.directory / file_name(self.start_of(pos))
+        start = self.start_of(pos)
+        path = self._paths.get(start)
+        if path is None:
+            path = self._paths[start] = self.directory / file_name(start)
+        return path
 
     def start_of(self, pos: int) -> int:
         """The first position of the file that holds this position."""
@@ -96,6 +101,14 @@ class FileSequence:
     def has(self, pos: int) -> bool:
         """Whether the file that holds this position exists."""
         return self.start_of(pos) in self._handles
+
+    def has_range(self, first_pos: int, last_pos: int) -> bool:
+        """Whether all files from the one that holds first_pos to the one that holds last_pos exist."""
+        size, handles = self.file_size, self._handles
+        first, last = first_pos - first_pos % size, last_pos - last_pos % size
+        if first == last:
+            return first in handles
+        return all(start in handles for start in range(first, last + 1, size))
 
     def ensure_next(self, first_pos: int) -> None:
         """Like `ensure`, for the file after the last one, or for that of `first_pos` if there is none.
@@ -161,7 +174,8 @@ class FileSequence:
 
     def sync(self) -> None:
         """Make all that was written durable. StorageError if a file was removed under us."""
-        for start in sorted(self._dirty):
+        dirty = sorted(self._dirty) if len(self._dirty) > 1 else list(self._dirty)
+        for start in dirty:
             handle = self._handles[start]
             self._sync_handle(handle)
             if not self._disk.is_at(handle, self.path_of(start)):
@@ -252,6 +266,7 @@ class FileSequence:
         self._dirty.discard(start)
         self._sparse.discard(start)
         self._disk.unlink(self.path_of(start))
+        self._paths.pop(start, None)
 
     def replace(self, start: int, parts: Sequence[tuple[int, Buffer]]) -> None:
         """Replace the file that begins at `start` by a copy which has these bytes at these positions.

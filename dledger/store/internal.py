@@ -30,17 +30,17 @@ _U8_MAX = (1 << 64) - 1
 _U4_MAX = (1 << 32) - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NoOp:
     """Written by every new leader."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SessionOpen:
     """Opens a session whose id is the index of this entry."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SessionBatch:
     """Leads a batch of a session: the `count` entries after it are number `seq` of the session."""
 
@@ -56,12 +56,12 @@ class SessionBatch:
             raise ValueError(f"count {self.count}, crc {self.crc}: out of range")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ImageBegin:
     """A state image begins: the state after all entries before this one. Its id is this entry's index."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ImageChunk:
     """Part `number` (from 0) of the image that began at image_index."""
 
@@ -70,7 +70,7 @@ class ImageChunk:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ImageEnd:
     """The image that began at image_index is complete: `chunks` parts, `crc` over their data in order."""
 
@@ -79,14 +79,14 @@ class ImageEnd:
     crc: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Purge:
     """Once committed, every node forgets what is not after `base`."""
 
     base: Base
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stamped:
     """An internal body with the cluster time of its batch, in milliseconds since the Unix epoch."""
 
@@ -94,7 +94,7 @@ class Stamped:
     inner: Internal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Unknown:
     """A body that this version does not know, or one of a known tag with a shape that it does not know."""
 
@@ -106,13 +106,15 @@ Internal = NoOp | SessionOpen | SessionBatch | ImageBegin | ImageChunk | ImageEn
 
 def encode_internal(value: Internal) -> bytes:
     """The body of an INTERNAL entry."""
-    match value:
+    match value:  # what is frequent comes first
+        case SessionBatch():
+            return _SESSION_BATCH.pack(TAG_SESSION_BATCH, value.session_id, value.seq, value.count, value.crc)
+        case Stamped():
+            return _STAMP.pack(TAG_STAMP, value.stamp_ms) + encode_internal(value.inner)
         case NoOp():
             return b""
         case SessionOpen():
             return TAG_SESSION_OPEN
-        case SessionBatch(session_id, seq, count, crc):
-            return _SESSION_BATCH.pack(TAG_SESSION_BATCH, session_id, seq, count, crc)
         case ImageBegin():
             return TAG_IMAGE_BEGIN
         case ImageChunk(image_index, number, data):
@@ -121,22 +123,20 @@ def encode_internal(value: Internal) -> bytes:
             return _IMAGE_END.pack(TAG_IMAGE_END, image_index, chunks, crc)
         case Purge(base):
             return _PURGE.pack(TAG_PURGE, base.index, base.term, base.pos, base.chain_crc)
-        case Stamped(stamp_ms, inner):
-            return _STAMP.pack(TAG_STAMP, stamp_ms) + encode_internal(inner)
         case Unknown(body):
             return body
 
 
 def decode_internal(body: bytes) -> Internal:
     """The value of an INTERNAL entry's body. Never raises."""
+    tag, size = body[:2], len(body)
+    if tag == TAG_SESSION_BATCH and size == _SESSION_BATCH.size:
+        _, session_id, seq, count, crc = _SESSION_BATCH.unpack(body)
+        return SessionBatch(session_id, seq, count, crc)
     if not body:
         return NoOp()
     if body == TAG_SESSION_OPEN:
         return SessionOpen()
-    if body[:2] == TAG_SESSION_BATCH and len(body) == _SESSION_BATCH.size:
-        _, session_id, seq, count, crc = _SESSION_BATCH.unpack(body)
-        return SessionBatch(session_id, seq, count, crc)
-    tag, size = body[:2], len(body)
     if tag == TAG_STAMP and size >= _STAMP.size:
         inner = decode_internal(body[_STAMP.size :])
         return Unknown(body) if isinstance(inner, Stamped) else Stamped(_STAMP.unpack_from(body)[1], inner)
@@ -157,13 +157,11 @@ def strip_stamp(value: Internal) -> tuple[int | None, Internal]:
     return (value.stamp_ms, value.inner) if isinstance(value, Stamped) else (None, value)
 
 
-def bodies_crc(bodies: Sequence[bytes]) -> int:
-    """CRC32 over the count, the lengths (4 bytes, big endian, each) and then the bodies, in order.
+def bodies_crc(bodies: Sequence[bytes], sums: Sequence[int]) -> int:
+    """CRC32 over the count, the lengths of the bodies and then their CRC32s (`sums`), in order, each number
+    in 4 bytes, big endian.
 
-    The lengths come first so that no other division of the same bytes into bodies has the same sum.
+    The lengths are there so that no other division of the same bytes into bodies has the same sum.
     """
     count = len(bodies)
-    crc = crc32(struct.pack(f">{count + 1}I", count, *map(len, bodies)))
-    for body in bodies:
-        crc = crc32(body, crc)
-    return crc
+    return crc32(struct.pack(f">{2 * count + 1}I", count, *map(len, bodies), *sums))

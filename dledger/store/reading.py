@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import TypeVar
@@ -14,6 +14,7 @@ from dledger.store.api import BatchHead, EntryDamaged, EntryHeader, Frames, chec
 from dledger.store.batch import (
     HEADER_SIZE,
     MAGIC_INTERNAL,
+    Batch,
     DamagedBatch,
     Header,
     Run,
@@ -23,7 +24,7 @@ from dledger.store.batch import (
 )
 from dledger.store.damage import KnownDamage
 from dledger.store.files import FileSequence
-from dledger.store.layout import INDEX_RECORD_SIZE, IndexRecord, unpack_record
+from dledger.store.layout import INDEX_RECORD_SIZE, IndexRecord, index_records, unpack_record
 
 _HEADS_CHUNK = 4096  # index records looked at together when searching for internal entries
 
@@ -57,30 +58,40 @@ class LogReader:
         self._damages = damages
         self._changes = 0  # grows when files are removed or replaced, and the log stays as it is
         self._readers = 0
-        # Records of batches that are written but not synced: they get into the index files afterwards.
+        # Batches that are written, but not in the index files yet: those come after an fdatasync.
         self._pending_firsts: list[int] = []
-        self._pending: list[bytes] = []
+        self._pending: list[Batch] = []
+        self._packed: dict[int, bytes] = {}  # records of pending batches that were asked for, by first index
 
     # -- by the writing thread
 
-    def add(self, records: list[tuple[int, bytes]], end_index: int) -> None:
-        """Batches were written: the first index and the index records of each."""
+    def add(self, batches: Sequence[Batch], end_index: int) -> None:
+        """Batches were written."""
         with self._lock:
-            for first_index, packed in records:
-                self._pending_firsts.append(first_index)
-                self._pending.append(packed)
+            for batch in batches:
+                self._pending_firsts.append(batch.first_index)
+                self._pending.append(batch)
             self._end_index = end_index
 
-    def pending_records(self) -> tuple[int, bytes]:
-        """The first index and all records that are not in the index files yet."""
-        assert self._pending, "nothing to index"
-        return self._pending_firsts[0], b"".join(self._pending)
+    def pending_records(self, last_index: int) -> tuple[int, bytes]:
+        """The first index and all records up to last_index that are not in the index files yet."""
+        if not self._pending:
+            return 0, b""
+        parts = [self._packed_records(batch) for batch in self._pending if batch.last_index <= last_index]
+        return self._pending_firsts[0], b"".join(parts)
 
-    def clear_pending(self) -> None:
-        """All pending records are in the index files now."""
+    def _packed_records(self, batch: Batch) -> bytes:
+        packed = self._packed.get(batch.first_index)
+        if packed is None:
+            packed = self._packed[batch.first_index] = index_records(batch.data)
+        return packed
+
+    def clear_pending(self, last_index: int) -> None:
+        """All pending records up to last_index, which ends a batch, are in the index files now."""
         with self._lock:
-            self._pending_firsts.clear()
-            self._pending.clear()
+            done = bisect_right(self._pending_firsts, last_index)
+            del self._pending_firsts[:done], self._pending[:done]
+            self._packed.clear()
 
     def cut(self, index: int, generation: int) -> None:
         """The log ends at `index` from now on, which ends a batch."""
@@ -90,6 +101,7 @@ class LogReader:
             while self._pending_firsts and self._pending_firsts[-1] > index:
                 self._pending_firsts.pop()
                 self._pending.pop()
+            self._packed.clear()
 
     def reset(self, base: Base, generation: int) -> None:
         """The log is empty, and begins after `base`."""
@@ -100,6 +112,7 @@ class LogReader:
             self._damages = ()
             self._pending_firsts.clear()
             self._pending.clear()
+            self._packed.clear()
 
     def change(self, base: Base, damages: tuple[KnownDamage, ...]) -> None:
         """The log begins after `base`, these damages are known, and files were or will be replaced."""
@@ -280,7 +293,7 @@ class LogReader:
             at = bisect_right(self._pending_firsts, index) - 1
             if at >= 0:
                 skip = (index - self._pending_firsts[at]) * INDEX_RECORD_SIZE
-                return self._pending[at][skip : skip + count * INDEX_RECORD_SIZE]
+                return self._packed_records(self._pending[at])[skip : skip + count * INDEX_RECORD_SIZE]
             if self._pending_firsts:
                 count = min(count, self._pending_firsts[0] - index)
         records = self._index.read(index * INDEX_RECORD_SIZE, count * INDEX_RECORD_SIZE)

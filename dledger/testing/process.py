@@ -63,6 +63,7 @@ class SimProcess:
         self._is_full = False  # the allocator found no room
         self._leads = False
         self._streams_opened = 0
+        self._announcing = False  # followers are to be told of a commit
         self._applied_index = -1
         self._machine = sim.new_state_machine()
         state = replace(store.hard_state, incarnation=store.hard_state.incarnation + 1)
@@ -316,6 +317,15 @@ class SimProcess:
         self.sim.invariants.advanced(self, committed_index)
         self._apply(committed_index)
         self.sim.wake_readers(self)
+
+    def commit_moved(self) -> None:
+        if self.alive and not self._announcing:
+            self._announcing = True
+            self.after(self._rng.choice((0, 0, 1, 5)), self._announce_commit)
+
+    def _announce_commit(self) -> None:
+        self._announcing = False
+        self.replica.announce_commit(self.now_ms())
 
     def fatal(self, error: DLedgerError) -> None:
         raise Violation("fatal", f"{self.node_id} stops: {error}")

@@ -14,6 +14,7 @@ from dledger.core.effects import (
     Effect,
     Fatal,
     PersistHardState,
+    PushAppended,
     PushRange,
     RoleChanged,
     Send,
@@ -152,7 +153,7 @@ class Node:
             self.effects.append(effect)
             log = self.core.log
             match effect:
-                case Send(peer, message):
+                case Send(peer, message) | PushAppended(peer, message):
                     self.sent.append((peer, message))
                 case AppendNoop(term):
                     end = log.end_index + 1

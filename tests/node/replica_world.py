@@ -59,6 +59,7 @@ class RecordingShell:
     fatals: list[DLedgerError] = field(default_factory=list)
     images: list[int] = field(default_factory=list)  # asked for and not yet given
     fsync_began: int | None = None
+    commit_to_announce: bool = False
 
     def send(self, peer: str, message: Message, payload: bytes | None) -> None:
         self.sent.append(Sent(peer, message, payload))
@@ -90,6 +91,9 @@ class RecordingShell:
 
     def committed(self, committed_index: int) -> None:
         self.commits.append(committed_index)
+
+    def commit_moved(self) -> None:
+        self.commit_to_announce = True
 
     def fatal(self, error: DLedgerError) -> None:
         self.fatals.append(error)
@@ -137,6 +141,12 @@ class Host:
         """Do all disk jobs, those that come of them included."""
         while self.shell.jobs:
             self.one_job()
+
+    def announce(self) -> None:
+        """Nothing more is going to be pushed at the moment: tell followers what is committed."""
+        if self.shell.commit_to_announce:
+            self.shell.commit_to_announce = False
+            self.replica.announce_commit(self.now)
 
     def one_job(self) -> None:
         job = self.shell.jobs.pop(0)
@@ -231,6 +241,7 @@ class World:
                 if host.shell.loads and disk and load:
                     host.load()
                     busy = True
+                host.announce()
                 sent, host.shell.sent = host.shell.sent, []
                 for item in sent:
                     busy = True

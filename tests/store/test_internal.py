@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,4 +50,5 @@ def test_values_out_of_range_cannot_be_made(fields: tuple[int, int, int, int]) -
 
 @given(st.lists(st.binary(max_size=5), max_size=4), st.lists(st.binary(max_size=5), max_size=4))
 def test_bodies_crc_tells_divisions_of_the_same_bytes_apart(a: list[bytes], b: list[bytes]) -> None:
-    assert (bodies_crc(a) == bodies_crc(b)) == (a == b)
+    crc_of_a, crc_of_b = (bodies_crc(bodies, [crc32(body) for body in bodies]) for bodies in (a, b))
+    assert (crc_of_a == crc_of_b) == (a == b)
