@@ -82,7 +82,8 @@ async def _catch_up(system: ours.Dledger, late: _Late, had: int) -> _CatchUp:
     async def loop() -> None:
         nonlocal entries
         while going:
-            entries += await system.bulk()
+            stored = await system.bulk()  # not in one line: that would add to what was known before
+            entries += stored
 
     loops = [asyncio.create_task(loop()) for _ in range(ours.BATCHES_IN_FLIGHT)]
     started = time.perf_counter()
