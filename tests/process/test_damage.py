@@ -56,6 +56,7 @@ async def test_rule_10_a_damaged_end_is_reported_and_the_node_rejoins(
     tmp_path: Path, victim_leads: bool
 ) -> None:
     async with ProcessCluster(tmp_path, settings=SETTINGS, data_file_size=FILE) as cluster:
+        await cluster.settle()
         leader = await cluster.leader()
         victim = leader if victim_leads else others(cluster, leader)[0]
         async with Workload(cluster, size=200) as load:
@@ -99,6 +100,7 @@ async def test_rule_10_damage_in_the_middle_is_repaired_while_the_node_serves(
 ) -> None:
     rng = Random(11)
     async with ProcessCluster(tmp_path, settings=SETTINGS, data_file_size=FILE) as cluster:
+        await cluster.settle()
         leader = await cluster.leader()
         victim = leader if victim_leads else others(cluster, leader)[0]
         async with Workload(cluster, at_once=4, size=1000, pause_s=0.005) as load:

@@ -50,7 +50,7 @@ async def read_everywhere(cluster: ProcessCluster, load: Workload) -> None:
 
 async def test_rule_9_all_disks_fill_up_and_are_freed_under_load(tmp_path: Path, disks: SmallDisks) -> None:
     async with cluster_on(disks, tmp_path) as cluster:
-        await cluster.leader()
+        await cluster.settle()  # all have started: what the disk lacks then, nobody needs any more
         for node in cluster.members:
             disks.fill(node, leave=3 << 20)
         # Half a second: so long a client tries again before it says that there is no room.
@@ -87,6 +87,7 @@ async def test_rule_9_all_disks_fill_up_and_are_freed_under_load(tmp_path: Path,
 
 async def test_rule_9_one_full_disk_costs_nobody_anything(tmp_path: Path, disks: SmallDisks) -> None:
     async with cluster_on(disks, tmp_path) as cluster:
+        await cluster.settle()
         leader = await cluster.leader()
         # No more than 400 kB a second, or the other disks fill up, too.
         async with Workload(cluster, at_once=4, size=1000, pause_s=0.01, in_session=False) as load:

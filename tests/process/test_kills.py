@@ -72,6 +72,7 @@ async def test_kills_in_the_middle_of_images_and_purges(tmp_path: Path) -> None:
 
 async def test_kills_in_the_middle_of_a_new_base(tmp_path: Path) -> None:
     async with purging(tmp_path) as cluster:
+        await cluster.settle()
         victim = others(cluster, await cluster.leader())[0]
         async with Workload(cluster, at_once=16, size=500) as load:
             for point in OF_BASES:

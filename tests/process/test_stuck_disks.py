@@ -47,6 +47,7 @@ async def bodies_at(cluster: ProcessCluster, node: str, load: Workload, *, linea
 
 async def test_rule_9_an_fsync_of_the_leader_is_stuck_for_30_seconds(tmp_path: Path) -> None:
     async with ProcessCluster(tmp_path, settings=DEFAULTS, spoilable=True) as cluster:
+        await cluster.settle()
         old = await cluster.leader()
         async with Workload(cluster) as load:
             await load.progress(200)
@@ -83,6 +84,7 @@ async def test_rule_9_an_fsync_of_the_leader_is_stuck_for_30_seconds(tmp_path: P
 
 async def test_rule_9_a_stuck_leader_that_is_told_to_stop_ends_and_comes_back(tmp_path: Path) -> None:
     async with ProcessCluster(tmp_path, settings=FAST, spoilable=True) as cluster:
+        await cluster.settle()
         old = await cluster.leader()
         async with Workload(cluster) as load:
             await load.progress(100)
@@ -102,6 +104,7 @@ async def test_rule_9_nobody_makes_way_when_all_share_a_disk_that_is_slow_and_th
     tmp_path: Path,
 ) -> None:
     async with ProcessCluster(tmp_path, settings=FAST, spoilable=True) as cluster:
+        await cluster.settle()
         leader = await cluster.leader()
         async with Workload(cluster, at_once=32) as load:
             await load.progress(200)
