@@ -26,18 +26,11 @@ _log = get_logger("disk")
 _HARMLESS = (Code.DISK_FULL, Code.DATA_DAMAGED)
 
 
-#: Index records wait until the thread has nothing to do for so long, but not longer than the second bound:
-#: they are not needed for an answer, and one write for many batches is cheaper.
-_INDEX_IDLE_S = 0.005
-_INDEX_WAIT_S = 0.02
-
-
 class WritableStore(Protocol):
     """The writing half of a LogStore."""
 
     def append(self, batches: Sequence[Batch]) -> None: ...
-    def sync(self, *, index: bool = True) -> int: ...
-    def write_index(self) -> None: ...
+    def sync(self) -> int: ...
     def truncate_after(self, index: int) -> None: ...
     def reset_to(self, base: Base) -> None: ...
     def purge_to(self, base: Base) -> None: ...
@@ -99,7 +92,6 @@ class DiskWorker:
         self._flush_interval_s = flush_interval_ms / 1000
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._sync_due: float | None = None  # ASYNC_FLUSH: when the unsynced writes are to be synced
-        self._index_due: float | None = None  # when the index records that wait are to be written
         self._purge_to: Base | None = None  # of a purge that the full disk did not let happen yet
         self._busy_since: float | None = None
         # A daemon: a process that ends never waits for a thread that is stuck in the kernel.
@@ -143,7 +135,6 @@ class DiskWorker:
                 pass
             if self._sync_due is not None:
                 self._sync()
-            self._write_index()
         except StorageError as error:
             self._on_fatal(error)
         except Exception as error:  # whatever it is, what is on the disk is in doubt now
@@ -166,16 +157,12 @@ class DiskWorker:
             self._write(writes)
         if self._sync_due is not None and monotonic() >= self._sync_due:
             self._sync()
-        if self._index_due is not None and (not jobs or monotonic() >= self._index_due):
-            self._write_index()
         return going
 
     def _collect(self, jobs: list[Job]) -> bool:
         get = self._queue.get
         try:
             timeout = None if self._sync_due is None else max(0.0, self._sync_due - monotonic())
-            if self._index_due is not None:
-                timeout = _INDEX_IDLE_S
             job = get(timeout=timeout)
             while job is not None:
                 jobs.append(job)
@@ -192,7 +179,6 @@ class DiskWorker:
             self._store.append([batch for job in jobs for batch in job.batches])
         if self._sync_each:
             self._sync()
-            self._index_due = self._index_due or monotonic() + _INDEX_WAIT_S
         elif self._sync_due is None:
             self._sync_due = monotonic() + self._flush_interval_s
         self._busy_since = None
@@ -248,14 +234,10 @@ class DiskWorker:
             if error.code not in _HARMLESS:
                 raise
 
-    def _write_index(self) -> None:
-        self._index_due = None
-        self._store.write_index()
-
     def _sync(self) -> None:
         started = monotonic()
         self._busy_since = self._busy_since or started
-        self._store.sync(index=False)
+        self._store.sync()
         self._busy_since = None
         self._sync_due = None
         self._metrics.fsync_latency.observe(monotonic() - started)

@@ -547,19 +547,20 @@ class Replica:
 
     def _parse(self, message: Append, payload: bytes | None) -> list[Batch]:
         """Verify the bytes of an Append, if the core is going to look at them at all."""
-        log = self.core.log
-        if message.term < self.core.term or not log.holds(message.prev_index, message.prev_term):
+        log, prev_index = self.core.log, message.prev_index
+        if message.term < self.core.term or not log.holds(prev_index, message.prev_term):
             return []  # an old leader, or a conflict: the core answers without the bytes
-        if message.prev_index < log.base.index:
+        if prev_index < log.base.index:
             return []
-        tail = self._tail_at(message.prev_index)
+        tail = self._tail_at(prev_index)
         batches = parse_batches(payload or b"", tail, data_file_size=self.store.data_file_size)
         if not batches or batches[-1].last_index != message.last_index:
             raise DamagedBatch("the batches are not those announced", index=message.first_index, pos=tail.pos)
-        runs: list[TermRun] = []
+        term, runs = -1, []
         for batch in batches:
-            if not runs or runs[-1].term != batch.term:
-                runs.append(TermRun(batch.term, batch.first_index))
+            if batch.term != term:
+                term = batch.term
+                runs.append(TermRun(term, batch.first_index))
         if tuple(runs) != message.runs:
             raise DamagedBatch("the terms are not those announced", index=message.first_index, pos=tail.pos)
         return batches

@@ -12,6 +12,7 @@ from typing import Any
 from dledger.errors import ConfigError, DLedgerError
 from dledger.node.config import NodeConfig
 from dledger.node.logs import configure_logging, get_logger
+from dledger.node.polling import SparingSelector
 from dledger.node.rejoin import prepare_rejoin
 from dledger.node.server import NodeServer
 from dledger.node.state_machine import StateMachine
@@ -39,10 +40,16 @@ def run_node(
     """
     configure_logging(config.log.format, config.log.level, node=config.node_id, group=config.group)
     try:
-        return asyncio.run(_serve(NodeServer(config, state_machine, disk=disk), rejoin))
+        server = NodeServer(config, state_machine, disk=disk)
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            return runner.run(_serve(server, rejoin))
     except DLedgerError as error:
         get_logger("node").error("cannot start", code=int(error.code), reason=str(error))
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.SelectorEventLoop(SparingSelector())
 
 
 async def _serve(server: NodeServer, rejoin: bool) -> int:

@@ -214,20 +214,12 @@ def take_leadership_response_from_pb(
 # ---------------------------------------------------------------------------------------- push stream
 
 
-def push_to_pb(message: PushMessage, payload: bytes | None) -> pb.PushRequest:
-    """A message of a push stream; `payload` holds the whole batches of an APPEND."""
+def push_to_pb(message: Compare | Truncate | Commit | Goodbye | InstallBase) -> pb.PushRequest:
+    """A message of a push stream; for an APPEND see dledger.rpc.append_wire."""
     request = pb.PushRequest(
         term=message.term, stream_id=message.stream_id, committed_index=message.committed_index
     )
     match message:
-        case Append():
-            assert payload, "an Append travels with its frames"
-            append = request.append
-            append.prev_index = message.prev_index
-            append.prev_term = message.prev_term
-            append.first_index = message.first_index
-            append.last_index = message.last_index
-            append.frames = payload
         case Commit():
             request.commit.SetInParent()
         case Compare():
@@ -256,31 +248,34 @@ def push_from_pb(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage, 
     read = _PUSH_READERS.get(kind) if kind is not None else None
     if read is None:
         raise InvalidRequest("a push message of no kind that this version knows")
-    _least("term", request.term, 0)
-    _least("stream_id", request.stream_id, 0)
-    _least("committed_index", request.committed_index, -1)
+    term, stream_id, committed_index = request.term, request.stream_id, request.committed_index
+    if term < 0 or stream_id < 0 or committed_index < -1:
+        raise InvalidRequest(f"term {term}, stream_id {stream_id}, committed_index {committed_index}")
     return read(request, leader_id)
 
 
 def _read_append(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage, bytes]:
     append = request.append
+    prev_index, prev_term = append.prev_index, append.prev_term
     first_index, last_index = append.first_index, append.last_index
     frames = append.frames
-    if append.prev_index < -1 or first_index != append.prev_index + 1 or last_index < first_index:
+    if prev_index < -1 or first_index != prev_index + 1 or last_index < first_index or prev_term < -1:
         raise InvalidRequest(
-            f"an Append of {first_index}..{last_index} after {append.prev_index} is no range that follows"
+            f"an Append of {first_index}..{last_index} after {prev_index} of term {prev_term} is no range"
+            " that follows"
         )
-    _least("prev_term", append.prev_term, -1)
+    term = request.term
+    runs = term_runs(frames, first_index, last_index, term)
     message = Append(
-        term=request.term,
-        leader_id=leader_id,
-        stream_id=request.stream_id,
-        committed_index=request.committed_index,
-        prev_index=append.prev_index,
-        prev_term=append.prev_term,
-        first_index=first_index,
-        last_index=last_index,
-        runs=term_runs(frames, first_index, last_index, request.term),
+        term,
+        leader_id,
+        request.stream_id,
+        request.committed_index,
+        prev_index,
+        prev_term,
+        first_index,
+        last_index,
+        runs,
     )
     return message, frames
 
@@ -388,33 +383,43 @@ def push_response_to_pb(message: PushResponse) -> pb.PushResponse:
 
 def push_response_from_pb(response: pb.PushResponse, peer: str) -> PushResponse:
     """InvalidRequest if the answer is a refusal or makes no sense."""
-    _raise_refusal(response.refusal, peer)
-    try:
-        kind = PushType(response.type)
-    except ValueError:
-        raise InvalidRequest(f"an answer of {peer} to push type {response.type}, which is unknown") from None
+    if response.HasField("refusal"):
+        _raise_refusal(response.refusal, peer)
+    kind = _PUSH_TYPES.get(response.type)
+    if kind is None:
+        raise InvalidRequest(f"an answer of {peer} to push type {response.type}, which is unknown")
+    term, stream_id, index = response.term, response.stream_id, response.index
+    begin, end = response.ledger_begin_index, response.ledger_end_index
+    conflict_term, conflict_index = response.conflict_term, response.conflict_index
+    if term < 0 or stream_id < 0:
+        raise InvalidRequest(f"an answer of {peer} with term {term} and stream_id {stream_id}")
+    if min(index, begin, end, conflict_term, conflict_index) < -1:
+        raise InvalidRequest(
+            f"an answer of {peer} with indexes {index}, {begin}, {end}, {conflict_term}, {conflict_index}"
+        )
     return PushResponse(
-        term=_least("term", response.term, 0),
-        node_id=peer,
-        stream_id=_least("stream_id", response.stream_id, 0),
-        code=_code(response.code),
-        type=kind,
-        index=_least("index", response.index, -1),
-        ledger_begin_index=_least("ledger_begin_index", response.ledger_begin_index, -1),
-        ledger_end_index=_least("ledger_end_index", response.ledger_end_index, -1),
-        conflict_term=_least("conflict_term", response.conflict_term, -1),
-        conflict_index=_least("conflict_index", response.conflict_index, -1),
-        counts=not response.not_counting,
-        awaits_new_term=response.awaits_new_term,
+        term,
+        peer,
+        stream_id,
+        _code(response.code),
+        kind,
+        index,
+        begin,
+        end,
+        conflict_term,
+        conflict_index,
+        not response.not_counting,
+        response.awaits_new_term,
     )
+
+
+_PUSH_TYPES = {int(kind): kind for kind in PushType}
+_CODES = {int(code): code for code in Code}
 
 
 def _code(number: int) -> Code:
     """Numbers of a newer version become UNKNOWN: never a success, never an exception."""
-    try:
-        return Code(number)
-    except ValueError:
-        return Code.UNKNOWN
+    return _CODES.get(number, Code.UNKNOWN)
 
 
 def _raise_refusal(refusal: pb.Refusal, peer: str) -> None:

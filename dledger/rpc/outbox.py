@@ -1,13 +1,20 @@
-"""Messages on their way into one gRPC stream: put without waiting, written in order by one task."""
+"""Messages on their way into one gRPC stream: put without waiting, written one after the other.
+
+No task does the writing. Waking one takes a turn of the event loop, which is dear on the way of an append;
+so the first step of a write is taken by whoever puts, and the next ones by what wakes it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+Writing = Coroutine[Any, None, object]
 
 
 class Outbox(Generic[T]):
@@ -15,7 +22,9 @@ class Outbox(Generic[T]):
 
     def __init__(self) -> None:
         self._waiting: deque[T] = deque()
-        self._wake: asyncio.Future[None] | None = None
+        self._write: Callable[[T], Writing] | None = None  # while `run` runs
+        self._under_way: Writing | None = None
+        self._ended: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
         self._finished = False
 
@@ -28,30 +37,29 @@ class Outbox(Generic[T]):
         return self._waiting[-1] if self._waiting else None
 
     def put(self, item: T) -> None:
+        """Queue an item. If nothing is being written, its writing begins before this returns."""
         self._waiting.append(item)
-        self._rouse()
+        if self._under_way is None:
+            self._go_on()
 
     def finish(self) -> None:
         """Nothing more will be put: `run` returns once all is written."""
         self._finished = True
-        self._rouse()
+        if self._under_way is None:
+            self._go_on()
 
-    async def run(self, write: Callable[[T], Awaitable[object]]) -> None:
+    async def run(self, write: Callable[[T], Writing]) -> None:
         """Write until finished. Whatever `write` raises ends it."""
-        waiting = self._waiting
-        while True:
-            while waiting:
-                await write(waiting.popleft())
-            if self._drained is not None:
-                self._drained.set_result(None)
-                self._drained = None
-            if self._finished:
-                return
-            self._wake = asyncio.get_running_loop().create_future()
-            try:
-                await self._wake
-            finally:
-                self._wake = None
+        self._ended = asyncio.get_running_loop().create_future()
+        self._write = write
+        self._go_on()
+        try:
+            await self._ended
+        finally:
+            self._write = None
+            if self._under_way is not None:
+                self._under_way.close()
+                self._under_way = None
 
     async def drained(self) -> None:
         """Until all that was put is written. For the one task that puts."""
@@ -59,7 +67,46 @@ class Outbox(Generic[T]):
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
 
-    def _rouse(self) -> None:
-        wake = self._wake
-        if wake is not None and not wake.done():
-            wake.set_result(None)
+    def _go_on(self) -> None:
+        """Write what waits, as far as it goes at once."""
+        while self._waiting and self._write is not None and self._under_way is None:
+            self._under_way = self._write(self._waiting.popleft())
+            self._step(self._under_way)
+        if self._waiting or self._under_way is not None or self._write is None:
+            return
+        if self._drained is not None:
+            self._drained.set_result(None)
+            self._drained = None
+        if self._finished and self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def _step(self, writing: Writing) -> None:
+        """Run a write up to what it waits for, as a task would."""
+        try:
+            awaited = writing.send(None)
+        except StopIteration:
+            self._under_way = None
+        except BaseException as error:
+            self._under_way = self._write = None
+            self._fail(error)
+        else:
+            if awaited is None:  # it merely lets others run
+                asyncio.get_running_loop().call_soon(self._resume, writing)
+            else:
+                awaited._asyncio_future_blocking = False
+                awaited.add_done_callback(partial(self._resume, writing))
+
+    def _resume(self, writing: Writing, _: object = None) -> None:
+        if writing is self._under_way:
+            self._step(writing)
+            if self._under_way is None:
+                self._go_on()
+
+    def _fail(self, error: BaseException) -> None:
+        assert self._ended is not None
+        if self._ended.done():
+            return
+        if isinstance(error, asyncio.CancelledError):
+            self._ended.cancel()  # the call was cancelled, not whoever runs this
+        else:
+            self._ended.set_exception(error)

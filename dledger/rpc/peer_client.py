@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from dledger.core.messages import (
+    Append,
     Commit,
     Heartbeat,
     HeartbeatResponse,
@@ -25,6 +26,7 @@ from dledger.core.messages import (
 )
 from dledger.errors import InvalidRequest, error_for
 from dledger.rpc import convert_peer as convert
+from dledger.rpc.append_wire import encode_append, serialize_push
 from dledger.rpc.channels import CallCount, ChannelSecurity, open_channel
 from dledger.rpc.envelope import Identity
 from dledger.rpc.outbox import Outbox
@@ -32,6 +34,8 @@ from dledger.rpc.ports import FetchedFrames
 from dledger.rpc.tls_failures import explain
 from dledger.v1 import peer_pb2 as pb
 from dledger.v1 import peer_pb2_grpc
+
+_PUSH_METHOD = "/dledger.v1.PeerService/Push"
 
 Question = VoteRequest | Heartbeat | TakeLeadership | PositionRequest
 Answer = VoteResponse | HeartbeatResponse | TakeLeadershipResponse | PositionResponse
@@ -58,6 +62,9 @@ class PeerClient:
         self._calls = CallCount()
         self._channel = open_channel(address, security)
         self._stub: Any = peer_pb2_grpc.PeerServiceStub(self._channel)
+        self._push: Any = self._channel.stream_stream(
+            _PUSH_METHOD, request_serializer=serialize_push, response_deserializer=pb.PushResponse.FromString
+        )
 
     def connect(self) -> None:
         """Begin to connect, so that the first message need not wait for it."""
@@ -116,7 +123,7 @@ class PeerClient:
 
     def open_push(self, stream_id: int) -> PushClient:
         # wait_for_ready: the stream opens in the moment in which the peer can be reached.
-        call = self._stub.Push(wait_for_ready=True)
+        call = self._push(wait_for_ready=True)
         return PushClient(self.peer, stream_id, self._identity.envelope(self.peer), call, self._calls)
 
     async def close(self) -> None:
@@ -140,21 +147,24 @@ class PushClient:
         self._envelope = envelope
         self._call = call
         self._calls = calls
-        self._outbox: Outbox[pb.PushRequest] = Outbox()
+        self._outbox: Outbox[pb.PushRequest | bytes] = Outbox()
         self._commit: pb.PushRequest | None = None  # the last COMMIT that was put
 
     def put(self, message: PushMessage, payload: bytes | None) -> None:
         """Queue a message. How much may wait is bounded by the core, in bytes in flight; for COMMITs, which
         have no bytes, by keeping only the newest of those that follow each other."""
-        if isinstance(message, Commit):
+        if isinstance(message, Append):
+            assert payload is not None
+            self._outbox.put(encode_append(message, payload))
+        elif isinstance(message, Commit):
             waiting = self._commit
             if waiting is not None and self._outbox.last is waiting:
                 waiting.committed_index = message.committed_index
                 return
-            self._commit = convert.push_to_pb(message, None)
+            self._commit = convert.push_to_pb(message)
             self._outbox.put(self._commit)
         else:
-            self._outbox.put(convert.push_to_pb(message, payload))
+            self._outbox.put(convert.push_to_pb(message))
 
     def finish(self) -> None:
         """End the stream after what was put."""

@@ -170,18 +170,12 @@ class LogStore(Protocol):
         write failed; the store is of no further use.
         """
 
-    def sync(self, *, index: bool = True) -> int:
+    def sync(self) -> int:
         """Make all that was written durable, then index it. Returns the durable index.
-
-        `index=False`: the index records may wait for a `write_index` that comes soon. Until it does, damage
-        to the entries concerned would pass for a torn tail at the next start.
 
         StorageError FSYNC_FAILED: what is on the disk is unknown now; the process has to stop. DISK_ERROR: a
         file was removed under the store, or its index could not be written.
         """
-
-    def write_index(self) -> None:
-        """Write the index records that a `sync` has left out."""
 
     def truncate_after(self, index: int) -> None:
         """Remove, durably, all after `index`, which ends a batch and is not below the base (asserted).

@@ -273,24 +273,32 @@ def parse_batch(data: bytes, offset: int, tail: Tail, *, data_file_size: int) ->
 def _first_header(data: bytes, offset: int, tail: Tail, data_file_size: int) -> Header:
     """The header at `offset`, if it can be that of the first entry of a batch after `tail`."""
     index = tail.index + 1
+    border = tail.pos - tail.pos % data_file_size + data_file_size
     begin = data[offset : offset + HEADER_SIZE]
+    if len(begin) == HEADER_SIZE:  # nearly always, and nearly always well
+        first = unpack_header(begin)
+        if (
+            first.magic > 0
+            and first.index == index
+            and (first.pos == tail.pos or first.pos == border)
+            and first.term >= tail.term
+            and first.term >= 0
+            and first.channel >= 0
+        ):
+            return first
     if begin.startswith(b"\xff\xff\xff\xff"):
         raise DamagedBatch("a blank", index=index, pos=tail.pos, fault=Fault.BLANK)
     if not begin.strip(b"\0"):
         raise DamagedBatch("nothing was written here", index=index, pos=tail.pos, fault=Fault.EMPTY)
     if len(begin) < HEADER_SIZE:
         raise DamagedBatch("cut in a header", index=index, pos=tail.pos, fault=Fault.INCOMPLETE)
-    first = unpack_header(begin)
-    border = tail.pos - tail.pos % data_file_size + data_file_size
     if first.index != index:
         raise DamagedBatch(f"the header says index {first.index}", index=index, pos=tail.pos)
     if first.pos not in (tail.pos, border):
         raise DamagedBatch(f"the header says position {first.pos}", index=index, pos=tail.pos)
     if first.term < max(tail.term, 0):
         raise DamagedBatch(f"term {first.term} after {tail.term}", index=index, pos=first.pos)
-    if first.channel < 0:
-        raise DamagedBatch(f"channel {first.channel}", index=index, pos=first.pos)
-    return first
+    raise DamagedBatch(f"channel {first.channel}", index=index, pos=first.pos)
 
 
 def _check_slowly(data: bytes, at: int, expected: Header, previous: bytes, *, is_first: bool) -> None:

@@ -83,11 +83,15 @@ class Disk(Protocol):
 class OsDisk:
     """The operating system's files (Linux)."""
 
+    def __init__(self) -> None:
+        self._identities: dict[int, tuple[int, int]] = {}  # (device, inode) of handles that were looked for
+
     def open(self, path: Path, *, create: bool = False, write: bool = True) -> int:
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC
         return os.open(path, flags | (os.O_CREAT if create else 0), 0o644)
 
     def close(self, handle: int) -> None:
+        self._identities.pop(handle, None)
         os.close(handle)
 
     def pread(self, handle: int, size: int, offset: int) -> bytes:
@@ -132,8 +136,11 @@ class OsDisk:
             found = os.stat(path)  # noqa: PTH116  # a fifth of what path.stat() takes, with every sync
         except (FileNotFoundError, NotADirectoryError):
             return False
-        opened = os.fstat(handle)
-        return (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino)
+        identity = self._identities.get(handle)
+        if identity is None:
+            opened = os.fstat(handle)
+            identity = self._identities[handle] = (opened.st_dev, opened.st_ino)
+        return (found.st_dev, found.st_ino) == identity
 
     def data_ranges(self, handle: int) -> list[tuple[int, int]]:
         ranges: list[tuple[int, int]] = []

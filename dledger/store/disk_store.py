@@ -255,32 +255,22 @@ class DiskLogStore:
             self._failed = f"append: {error}"
             raise StorageError(f"append: {error}") from error
 
-    def sync(self, *, index: bool = True) -> int:
+    def sync(self) -> int:
         self._require_usable()
         tail = self._tail
         if self._durable != tail:
             try:
                 self._data.sync()
+                self._write_records(*self._reader.pending_records())
             except (StorageError, OSError) as error:
                 raise self._failure("sync", error) from error
             self._durable = tail
-        if index:
-            self.write_index()
+            self._reader.clear_pending()
         covered = self._checkpoint_tail.pos if self._checkpoint_tail is not None else 0
         size = self.data_file_size
         if tail.pos // size != covered // size or tail.pos - covered >= _AUTO_CHECKPOINT_BYTES:
             self._checkpoint_if_room()
         return tail.index
-
-    def write_index(self) -> None:
-        """Records of what is not durable yet wait: without one, an entry may vanish and is not missed."""
-        first_index, records = self._reader.pending_records(self._durable.index)
-        if not records:
-            return
-        with self._writing("index"):
-            self._check_directory()
-            self._write_records(first_index, records)
-        self._reader.clear_pending(self._durable.index)
 
     def _write_records(self, first_index: int, records: bytes) -> None:
         pos = first_index * INDEX_RECORD_SIZE
@@ -454,7 +444,6 @@ class DiskLogStore:
 
     def _write_checkpoint(self, base: Base) -> None:
         """The index records that it counts on are made durable before it."""
-        self.write_index()
         self._index.sync()
         tail = self._durable
         runs = tuple(clip_runs(self._term_runs, base, tail))

@@ -143,13 +143,10 @@ class MemoryLogStore:
         self._batches.extend(batches)
         self._ends.extend(batch.last_index for batch in batches)
 
-    def sync(self, *, index: bool = True) -> int:
+    def sync(self) -> int:
         assert not self._closed
         self._durable_index = self.end_index
         return self._durable_index
-
-    def write_index(self) -> None:
-        assert not self._closed
 
     def truncate_after(self, index: int) -> None:
         assert self._base.index <= index <= self.end_index, f"truncate after {index}, end {self.end_index}"

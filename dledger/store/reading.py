@@ -61,7 +61,6 @@ class LogReader:
         # Batches that are written, but not in the index files yet: those come after an fdatasync.
         self._pending_firsts: list[int] = []
         self._pending: list[Batch] = []
-        self._packed: dict[int, bytes] = {}  # records of pending batches that were asked for, by first index
 
     # -- by the writing thread
 
@@ -73,25 +72,16 @@ class LogReader:
                 self._pending.append(batch)
             self._end_index = end_index
 
-    def pending_records(self, last_index: int) -> tuple[int, bytes]:
-        """The first index and all records up to last_index that are not in the index files yet."""
-        if not self._pending:
-            return 0, b""
-        parts = [self._packed_records(batch) for batch in self._pending if batch.last_index <= last_index]
-        return self._pending_firsts[0], b"".join(parts)
+    def pending_records(self) -> tuple[int, bytes]:
+        """The first index and all records that are not in the index files yet."""
+        assert self._pending, "nothing to index"
+        return self._pending_firsts[0], b"".join([index_records(batch.data) for batch in self._pending])
 
-    def _packed_records(self, batch: Batch) -> bytes:
-        packed = self._packed.get(batch.first_index)
-        if packed is None:
-            packed = self._packed[batch.first_index] = index_records(batch.data)
-        return packed
-
-    def clear_pending(self, last_index: int) -> None:
-        """All pending records up to last_index, which ends a batch, are in the index files now."""
+    def clear_pending(self) -> None:
+        """All pending records are in the index files now."""
         with self._lock:
-            done = bisect_right(self._pending_firsts, last_index)
-            del self._pending_firsts[:done], self._pending[:done]
-            self._packed.clear()
+            self._pending_firsts.clear()
+            self._pending.clear()
 
     def cut(self, index: int, generation: int) -> None:
         """The log ends at `index` from now on, which ends a batch."""
@@ -101,7 +91,6 @@ class LogReader:
             while self._pending_firsts and self._pending_firsts[-1] > index:
                 self._pending_firsts.pop()
                 self._pending.pop()
-            self._packed.clear()
 
     def reset(self, base: Base, generation: int) -> None:
         """The log is empty, and begins after `base`."""
@@ -112,7 +101,6 @@ class LogReader:
             self._damages = ()
             self._pending_firsts.clear()
             self._pending.clear()
-            self._packed.clear()
 
     def change(self, base: Base, damages: tuple[KnownDamage, ...]) -> None:
         """The log begins after `base`, these damages are known, and files were or will be replaced."""
@@ -293,7 +281,8 @@ class LogReader:
             at = bisect_right(self._pending_firsts, index) - 1
             if at >= 0:
                 skip = (index - self._pending_firsts[at]) * INDEX_RECORD_SIZE
-                return self._packed_records(self._pending[at])[skip : skip + count * INDEX_RECORD_SIZE]
+                records = index_records(self._pending[at].data)
+                return records[skip : skip + count * INDEX_RECORD_SIZE]
             if self._pending_firsts:
                 count = min(count, self._pending_firsts[0] - index)
         records = self._index.read(index * INDEX_RECORD_SIZE, count * INDEX_RECORD_SIZE)

@@ -7,6 +7,7 @@ from dledger.core.effects import (
     CommitAdvanced,
     Effect,
     PersistHardState,
+    PushAppended,
     PushRange,
     RoleChanged,
     Send,
@@ -65,6 +66,8 @@ def effect_text(effect: Effect) -> str:
             return f"to {peer}: {message_text(message)}"
         case RoleChanged():
             return f"{effect.role.name} in term {effect.term} ({effect.cause})"
+        case PushAppended(peer, message):
+            return f"push what was appended, {message.first_index}..{message.last_index}, to {peer}"
         case PushRange():
             return f"push {effect.first_index}..{effect.last_index} to {effect.peer}"
         case AppendNoop():
@@ -115,7 +118,6 @@ def test_transcript_of_an_election_an_append_and_its_commit() -> None:
         ("and at b", 107, ack(0)),
         ("settled", 107, Settled()),
         ("a client's batch is appended", 108, Appended(1, 3, 1, 300)),
-        ("the push has left", 108, Pushed("b", 1, 1, 3, 300)),
         ("b is faster", 109, ack(3)),
         ("durable here", 110, Stored(3, 1, 0)),
         ("settled", 110, Settled()),
@@ -152,8 +154,7 @@ def test_transcript_of_an_election_an_append_and_its_commit() -> None:
         "107 ms: settled",
         "  to b: commit 0",
         "108 ms: a client's batch is appended",
-        "  push 1..3 to b",
-        "108 ms: the push has left",
+        "  push what was appended, 1..3, to b",
         "109 ms: b is faster",
         "110 ms: durable here",
         "  committed 3",

@@ -14,6 +14,7 @@ class FaultyDisk(OsDisk):
     """`capacity`: bytes that may be allocated below `root`. `stick`: fdatasync waits until `release`."""
 
     def __init__(self, root: Path, capacity: int | None = None) -> None:
+        super().__init__()
         self.root = root
         self.capacity = capacity
         self._going = threading.Event()

@@ -105,6 +105,8 @@ def test_a_commit_travels_with_the_next_group_and_by_itself_if_there_is_none() -
     leader.disk()
     leader.shell.sent.clear()
     leader.replica.receive(leader.now, "b", replace(ack, index=2))
+    assert not leader.shell.sent
+    leader.announce()
     assert [type(s.message) for s in leader.shell.sent if s.peer == "b"] == [Commit]
 
 

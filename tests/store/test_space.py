@@ -241,6 +241,7 @@ def test_rule_9_after_a_failed_fsync_the_cache_is_dropped_before_anything_of_the
 ) -> None:
     class SpyDisk(OsDisk):
         def __init__(self) -> None:
+            super().__init__()
             self.dropped: set[int] = set()
             self.paths: dict[int, Path] = {}
 
