@@ -31,6 +31,12 @@ _LOOK_EVERY_S = 0.02
 _REPO = Path(__file__).resolve().parents[2]
 
 
+def _environment() -> dict[str, str]:
+    """So that children import the same code as the tests, installed or not."""
+    path = os.pathsep.join(filter(None, [str(_REPO), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
+
+
 def toml_of(values: Mapping[str, Any], table: str = "") -> str:
     """Scalars, lists and tables: JSON's spelling of the first two is TOML's."""
     lines = [f"{k} = {json.dumps(v)}" for k, v in values.items() if not isinstance(v, Mapping)]
@@ -105,7 +111,7 @@ class ProcessCluster:
                     *self._command(node),
                     *options,
                     cwd=_REPO,
-                    env={**os.environ, "PYTHONPATH": str(_REPO)},
+                    env=_environment(),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -168,7 +174,7 @@ class ProcessCluster:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "dledger.cli", *arguments, *options),
             cwd=_REPO,
-            env={**os.environ, "PYTHONPATH": str(_REPO)},
+            env=_environment(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
