@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks import appends, failover, memory, reads, restart, unary, yardsticks
+from benchmarks import appends, catchup, failover, memory, reads, restart, unary, yardsticks
 from benchmarks.common import BenchError, Row, end_on_signals, say, show, write_json
 
 Figure = Callable[[float], Coroutine[Any, Any, list[Row]]]
@@ -24,6 +25,7 @@ FIGURES: dict[str, Figure] = {
     "reads": reads.run,
     "failover": failover.run,
     "restart": restart.run,
+    "catchup": catchup.run,
     "memory": memory.run,
 }
 _MEMORY_SECONDS = 30.0
@@ -33,7 +35,7 @@ _MEMORY_SECONDS = 30.0
 @click.option("--only", "names", multiple=True, type=click.Choice(list(FIGURES)), help="Repeat for several.")
 @click.option("--seconds", default=8.0, show_default=True, help="Measure each figure for so long.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the rows here as well.")
-@click.option("--long", "long_run", is_flag=True, help="The memory figure over ten minutes.")
+@click.option("--long", "long_run", is_flag=True, help="Memory over ten minutes, catch-up of 2 GiB.")
 def main(names: tuple[str, ...], seconds: float, json_file: Path | None, long_run: bool) -> None:
     """Measure a cluster of three nodes on this machine."""
     end_on_signals()
@@ -44,6 +46,8 @@ def main(names: tuple[str, ...], seconds: float, json_file: Path | None, long_ru
                 continue
             say(f"{name} ...")
             length = seconds
+            if name == "catchup" and long_run:
+                figure = partial(catchup.run, behind_bytes=catchup.LONG_BEHIND_BYTES)
             if name == "memory":
                 length = memory.LONG_SECONDS if long_run else max(seconds, _MEMORY_SECONDS)
             rows += asyncio.run(figure(length))

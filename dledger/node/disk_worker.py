@@ -187,18 +187,16 @@ class DiskWorker:
         self._deliver(StoredReport(jobs[-1].generation, last.last_index, last.term))
 
     def _do(self, job: TruncateJob | HardStateJob | CheckpointJob | ResetJob | PurgeJob | CallJob) -> None:
+        self._busy_since = monotonic()  # whatever it is: what is queued behind it waits
         match job:
             case TruncateJob(generation, last_index, term):
-                self._busy_since = monotonic()
                 self._store.truncate_after(last_index)
                 self._sync()
                 self._deliver(StoredReport(generation, last_index, term))
             case ResetJob(generation, base):
-                self._busy_since = monotonic()
                 self._store.reset_to(base)
                 self._deliver(StoredReport(generation, base.index, base.term))
             case HardStateJob(number, hard_state):
-                self._busy_since = monotonic()
                 self._store.save_hard_state(hard_state)
                 self._deliver(HardStateReport(number))
             case PurgeJob(base):
@@ -207,9 +205,9 @@ class DiskWorker:
                 self._checkpoint(job)
             case CallJob():
                 self._call(job)
-        self._busy_since = None
         if self._purge_to is not None:
             self._purge(self._purge_to)
+        self._busy_since = None
 
     def _checkpoint(self, job: CheckpointJob) -> None:
         if self._purge_to is not None:

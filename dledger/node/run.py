@@ -16,6 +16,7 @@ from dledger.node.polling import SparingSelector
 from dledger.node.rejoin import prepare_rejoin
 from dledger.node.server import NodeServer
 from dledger.node.state_machine import StateMachine
+from dledger.store.disk import Disk
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -26,12 +27,22 @@ EXIT_CONFIG = 2
 _SWITCH_INTERVAL_S = 0.0005
 
 
-def run_node(config: NodeConfig, state_machine: StateMachine | None = None, *, rejoin: bool = False) -> int:
-    """Run until SIGTERM or SIGINT. Returns an exit code; errors are written to stderr, with what to do."""
+def run_node(
+    config: NodeConfig,
+    state_machine: StateMachine | None = None,
+    *,
+    rejoin: bool = False,
+    disk: Disk | None = None,
+) -> int:
+    """Run until SIGTERM or SIGINT. Returns an exit code; errors are written to stderr, with what to do.
+
+    `disk`: other files than those of the machine.
+    """
     configure_logging(config.log.format, config.log.level, node=config.node_id, group=config.group)
     try:
+        server = NodeServer(config, state_machine, disk=disk)
         with asyncio.Runner(loop_factory=_new_loop) as runner:
-            return runner.run(_serve(config, state_machine, rejoin))
+            return runner.run(_serve(server, rejoin))
     except DLedgerError as error:
         get_logger("node").error("cannot start", code=int(error.code), reason=str(error))
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
@@ -41,7 +52,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return asyncio.SelectorEventLoop(SparingSelector())
 
 
-async def _serve(config: NodeConfig, state_machine: StateMachine | None, rejoin: bool) -> int:
+async def _serve(server: NodeServer, rejoin: bool) -> int:
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[signal.Signals] = loop.create_future()
 
@@ -51,7 +62,6 @@ async def _serve(config: NodeConfig, state_machine: StateMachine | None, rejoin:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask, number)
-    server = NodeServer(config, state_machine)
     starting = asyncio.ensure_future(_start(server, rejoin))
     # A start may wait for other members, and somebody may not want to wait with it.
     waited: list[asyncio.Future[Any]] = [starting, asked]

@@ -11,7 +11,7 @@ from dledger.core.values import Base
 from dledger.errors import Code, ConfigError, DLedgerError, StorageError
 from dledger.node.allocator import Allocator
 from dledger.node.config import duration_ms, parse_config
-from dledger.node.disk_worker import StoredReport
+from dledger.node.disk_worker import CheckpointJob, StoredReport
 from dledger.node.pacing import Pace
 from dledger.node.shell import PurgeJob, ResetJob
 from dledger.node.wall_clock import JumpWatch
@@ -154,4 +154,27 @@ def test_rule_9_a_sync_that_is_stuck_can_be_seen_from_outside() -> None:
     rig.store.hold.set()
     rig.reports.get(timeout=WAIT_S)
     assert rig.worker.stop(WAIT_S)
+    assert rig.worker.fsync_began_ms is None
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "call", "purge"])
+def test_rule_9_whatever_keeps_the_disk_thread_can_be_seen_from_outside(what: str) -> None:
+    rig = Rig()
+    began, go_on = Event(), Event()
+
+    def be_stuck(*_: object) -> None:
+        began.set()
+        assert go_on.wait(WAIT_S)
+
+    rig.store.save_checkpoint = rig.store.purge_to = be_stuck  # type: ignore[assignment]
+    rig.worker.start()
+    if what == "call":
+        rig.worker.call(be_stuck)
+    else:
+        rig.worker.submit(CheckpointJob(5, None) if what == "checkpoint" else PurgeJob(BASE))
+    assert began.wait(WAIT_S)
+    since = rig.worker.fsync_began_ms
+    go_on.set()
+    assert rig.worker.stop(WAIT_S)
+    assert since is not None
     assert rig.worker.fsync_began_ms is None

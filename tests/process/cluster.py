@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dledger.cli.cluster_plan import free_ports as free_ports
 from dledger.errors import DLedgerError
 from dledger.rpc.log_client import LogClient
 from dledger.status.model import NodeStatus
 from dledger.store.batch import Entry, decode_entries
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import Identity, init_directory
+from tests.process.faulty_node import Faults
 
 T = TypeVar("T")
 
@@ -29,15 +31,10 @@ _LOOK_EVERY_S = 0.02
 _REPO = Path(__file__).resolve().parents[2]
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+def _environment() -> dict[str, str]:
+    """So that children import the same code as the tests, installed or not."""
+    path = os.pathsep.join(filter(None, [str(_REPO), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}
 
 
 def toml_of(values: Mapping[str, Any], table: str = "") -> str:
@@ -60,8 +57,15 @@ class ProcessCluster:
         *,
         settings: Mapping[str, Any] | None = None,
         data_file_size: int = 16 << 20,
+        spoilable: bool = False,
+        init: bool = True,
+        server_options: Sequence[str] = (),
     ) -> None:
+        """`spoilable`: with disks that `spoil` has a say in. `init` False: the directories are there.
+        `server_options`: start the nodes with `dledger server` and these."""
         self.folder = folder
+        self._spoilable = spoilable
+        self._server_options = server_options
         ports = free_ports(size)
         self.members = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(ports, 1)}
         self.processes: dict[str, asyncio.subprocess.Process] = {}
@@ -70,7 +74,8 @@ class ProcessCluster:
         self._clients = {node: LogClient(address, GROUP) for node, address in self.members.items()}
         for node in self.members:
             directory = folder / node
-            init_directory(directory, Identity(CLUSTER, GROUP, node, data_file_size=data_file_size))
+            if init:
+                init_directory(directory, Identity(CLUSTER, GROUP, node, data_file_size=data_file_size))
             config = {
                 "directory": str(directory),
                 "node_id": node,
@@ -103,13 +108,10 @@ class ProcessCluster:
         for node in nodes or self.members:
             with (self.folder / f"{node}.log").open("ab") as log:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "dledger.node",
-                    "--config",
-                    str(self.folder / f"{node}.toml"),
+                    *self._command(node),
                     *options,
                     cwd=_REPO,
+                    env=_environment(),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -117,6 +119,24 @@ class ProcessCluster:
             self.processes[node] = process
             self._expected_down.discard(node)
             self._ends[node] = asyncio.create_task(process.wait())
+
+    def _command(self, node: str) -> list[str]:
+        config = ["--config", str(self.folder / f"{node}.toml")]
+        if self._server_options:
+            return [sys.executable, "-m", "dledger.cli", "server", *config, *self._server_options]
+        if not self._spoilable:
+            return [sys.executable, "-m", "dledger.node", *config]
+        faults = ["--faults", str(self._faults_of(node))]
+        return [sys.executable, "-m", "tests.process.faulty_node", *config, *faults]
+
+    def _faults_of(self, node: str) -> Path:
+        return self.folder / f"{node}.faults"
+
+    def spoil(self, *nodes: str, **faults: Any) -> None:
+        """From now on the disks of these nodes have these faults (see Faults), and no others."""
+        assert self._spoilable
+        for node in nodes:
+            Faults(**faults).save(self._faults_of(node))
 
     def signal(self, node: str, number: signal.Signals) -> None:
         if number in (signal.SIGKILL, signal.SIGTERM):
@@ -146,6 +166,24 @@ class ProcessCluster:
 
     def log_of(self, node: str) -> str:
         return (self.folder / f"{node}.log").read_text()
+
+    async def command(self, *arguments: str, code: int | None = 0) -> str:
+        """Run a `dledger` command; what it prints. Commands of clients get --servers and --group."""
+        clients = arguments[0] in ("append", "read", "status", "purge", "scrub", "backup")
+        options = ["--servers", ",".join(self.addresses), "--group", GROUP] if clients else []
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "dledger.cli", *arguments, *options),
+            cwd=_REPO,
+            env=_environment(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        printed = (await process.communicate())[0].decode()
+        assert code is None or process.returncode == code, (
+            f"{arguments}: exit code {process.returncode}\n{printed}"
+        )
+        return printed
 
     # -- states -------------------------------------------------------------------------------------------
 
@@ -229,6 +267,10 @@ class ProcessCluster:
             return entries
         finally:
             store.close()
+
+    def data_begin(self, node: str) -> int:
+        """Where the data stream of a stopped node begins: what is before was purged."""
+        return min(int(path.name) for path in (self.folder / node / "data").iterdir())
 
     def data_bytes(self, node: str, first_pos: int, end_pos: int) -> bytes:
         """The data stream of a stopped node, read from its files without the store."""

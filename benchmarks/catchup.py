@@ -1,0 +1,136 @@
+"""A follower that is far behind comes back under full load: how fast it catches up, and what that costs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from benchmarks import ours
+from benchmarks.common import BODY_SIZE, BenchError, Load, Row, closed_loops, say, scratch, warm
+from dledger.status.model import NodeStatus
+
+BEHIND_BYTES = 512 << 20
+LONG_BEHIND_BYTES = 2 << 30
+LEAST_MB_PER_S = 100.0
+LEAST_SHARE = 0.7
+_POLL_SECONDS = 0.05
+#: Nearer than this to the leader's end it gets what is pushed to all, from memory.
+_NEAR_BYTES = 16 << 20
+_GIVE_UP_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class _CatchUp:
+    """From the first bytes that the follower stored until it was near the end of the log."""
+
+    seconds: float
+    stored_bytes: int
+    entries: int  # of clients, acknowledged meanwhile
+    start_seconds: float  # from the start of its process to the first bytes
+    cores: dict[str, float]  # that each process kept busy
+
+
+class _Late:
+    """The follower, as the others' statuses and its own show it."""
+
+    def __init__(self, system: ours.Dledger, node: str) -> None:
+        self.node = node
+        self._system = system
+        self._address = system.cluster.plan.node(node).address
+
+    async def look(self) -> tuple[int, int]:
+        """(the end of its log, the end of what is committed); -1 for what nobody says."""
+        found = (await self._system.client.status()).values()
+        seen = [status for status in found if isinstance(status, NodeStatus)]
+        own = next((s.ledger_end_pos for s in seen if s.address == self._address), -1)
+        return own, max((s.committed_pos for s in seen), default=-1)
+
+    async def wait(self, *, beyond: int = -1, near: bool = False) -> int:
+        """Until its log ends beyond a position, or near the end of the leader's. Its end."""
+        deadline = time.perf_counter() + _GIVE_UP_SECONDS
+        while time.perf_counter() < deadline:
+            end, committed = await self.look()
+            if end > beyond and (not near or committed - end < _NEAR_BYTES):
+                return end
+            await asyncio.sleep(_POLL_SECONDS)
+        raise BenchError(f"{self.node} did not catch up within {_GIVE_UP_SECONDS:g} s")
+
+
+async def run(seconds: float, behind_bytes: int = BEHIND_BYTES) -> list[Row]:
+    with scratch("catchup") as folder:
+        async with ours.running(folder) as system:
+            await warm(system.bulk, ours.BATCHES_IN_FLIGHT)
+            before = await closed_loops(system.bulk, ours.BATCHES_IN_FLIGHT, seconds)
+            leader = (await system.client.leader()).node_id
+            late = _Late(system, next(n for n in system.cluster.node_ids if n != leader))
+            await late.wait(near=True)
+            had, _ = await late.look()
+            await asyncio.to_thread(system.cluster.stop_node, late.node)
+            say(f"catchup: writing {behind_bytes >> 20} MiB that {late.node} will lack")
+            await system.fill(behind_bytes // (BODY_SIZE + 48))
+            without = await closed_loops(system.bulk, ours.BATCHES_IN_FLIGHT, seconds)
+            found = await _catch_up(system, late, had)
+            after = await closed_loops(system.bulk, ours.BATCHES_IN_FLIGHT, seconds)
+    return _rows(before, without, found, after, behind_bytes)
+
+
+async def _catch_up(system: ours.Dledger, late: _Late, had: int) -> _CatchUp:
+    entries = 0
+    going = True
+
+    async def loop() -> None:
+        nonlocal entries
+        while going:
+            stored = await system.bulk()  # not in one line: that would add to what was known before
+            entries += stored
+
+    loops = [asyncio.create_task(loop()) for _ in range(ours.BATCHES_IN_FLIGHT)]
+    started = time.perf_counter()
+    await asyncio.to_thread(system.cluster.start_node, late.node)
+    first = await late.wait(beyond=had)
+    began, entries_then, cpu_then = time.perf_counter(), entries, _cpu_seconds(system)
+    end = await late.wait(beyond=first, near=True)
+    seconds = time.perf_counter() - began
+    cores = {who: (used - cpu_then[who]) / seconds for who, used in _cpu_seconds(system).items()}
+    acknowledged = entries - entries_then
+    going = False
+    await asyncio.gather(*loops)
+    return _CatchUp(seconds, end - first, acknowledged, began - started, cores)
+
+
+def _cpu_seconds(system: ours.Dledger) -> dict[str, float]:
+    return {**system.node_cpu_seconds(), "clients": time.process_time()}
+
+
+def _rows(before: Load, without: Load, found: _CatchUp, after: Load, behind_bytes: int) -> list[Row]:
+    rate = found.stored_bytes / found.seconds / 1e6
+    clients = found.entries / found.seconds
+    share = clients / before.rate
+    behind = f"{behind_bytes / (1 << 30):g} GiB"
+    cores = ", ".join(f"{who} {used:.2f}" for who, used in found.cores.items())
+    return [
+        Row(
+            f"catch-up of a follower that is {behind} behind, under the batch load",
+            f"{rate:.0f} MB/s",
+            f">= {LEAST_MB_PER_S:.0f} MB/s",
+            rate >= LEAST_MB_PER_S,
+            f"{found.stored_bytes / 1e6:,.0f} MB in {found.seconds:.1f} s, after {found.start_seconds:.1f} s "
+            f"for its start; cores kept busy: {cores}",
+            {
+                "mb_per_second": rate,
+                "seconds": found.seconds,
+                "bytes": found.stored_bytes,
+                "cores": found.cores,
+            },
+        ),
+        Row(
+            "... and the clients meanwhile",
+            f"{100 * share:.0f} % of their throughput",
+            f">= {100 * LEAST_SHARE:.0f} %",
+            share >= LEAST_SHARE,
+            f"entries/s: {before.rate:,.0f} before, {without.rate:,.0f} without the follower, {clients:,.0f} "
+            f"while it caught up, {after.rate:,.0f} afterwards",
+            {"share": share, "before": before.rate, "during": clients, "after": after.rate},
+        ),
+    ]

@@ -1,0 +1,102 @@
+"""File systems of a few MiB under the nodes of a cluster: mounted ones, or a quota in the file layer."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tests.process.cluster import ProcessCluster
+
+BALLAST = "ballast"
+NODES = ("n1", "n2", "n3")
+DID_NOT_RUN = "TEST ON MOUNTED FILE SYSTEMS DID NOT RUN"
+
+
+class SmallDisks(Protocol):
+    """Made before the cluster, filled up and freed while it runs."""
+
+    def attach(self, cluster: ProcessCluster) -> None:
+        """The cluster is made now, and not started yet."""
+
+    def fill(self, node: str, leave: int = 0) -> None:
+        """Put a file there that leaves so many bytes free."""
+
+    def free(self, node: str) -> None:
+        """Remove that file."""
+
+
+class MountedDisks:
+    """A tmpfs under the directory of each node."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def attach(self, cluster: ProcessCluster) -> None:
+        for node in cluster.members:
+            assert (self._folder / node).is_mount()
+
+    def fill(self, node: str, leave: int = 0) -> None:
+        left = shutil.disk_usage(self._folder / node).free - leave
+        with suppress(OSError), (self._folder / node / BALLAST).open("ab", buffering=0) as file:
+            while left > 0:  # an error: the node took the rest meanwhile
+                left -= file.write(bytes(min(left, 64 << 10)))
+
+    def free(self, node: str) -> None:
+        (self._folder / node / BALLAST).unlink()
+
+
+class QuotaDisks:
+    """What the nodes believe of their disks: no more than `capacity` bytes in their directories."""
+
+    def __init__(self, folder: Path, capacity: int) -> None:
+        self._folder = folder
+        self._capacity = capacity
+
+    def attach(self, cluster: ProcessCluster) -> None:
+        cluster.spoil(*cluster.members, capacity=self._capacity)
+
+    def fill(self, node: str, leave: int = 0) -> None:
+        used = 0
+        for path in (self._folder / node).rglob("*"):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                used += path.stat().st_size
+        with (self._folder / node / BALLAST).open("ab") as file:
+            file.truncate(max(0, self._capacity - used - leave))
+
+    def free(self, node: str) -> None:
+        (self._folder / node / BALLAST).unlink()
+
+
+@contextmanager
+def small_disks(kind: str, folder: Path, capacity: int) -> Iterator[SmallDisks]:
+    """`kind` "mounted" or "quota". Skips, and says so, where nothing may be mounted."""
+    if kind == "quota":
+        yield QuotaDisks(folder, capacity)
+        return
+    mounted: list[Path] = []
+    try:
+        for node in NODES:
+            target = folder / node
+            target.mkdir()
+            _mount(target, capacity)
+            mounted.append(target)
+        yield MountedDisks(folder)
+    finally:
+        for target in mounted:
+            subprocess.run(["umount", "--lazy", str(target)], check=False)
+
+
+def _mount(target: Path, capacity: int) -> None:
+    command = ["mount", "-t", "tmpfs", "-o", f"size={capacity},mode=0700", "tmpfs", str(target)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        pytest.skip(f"{DID_NOT_RUN}: {error}")
+    if done.returncode:
+        pytest.skip(f"{DID_NOT_RUN}: {done.stderr.strip()}")

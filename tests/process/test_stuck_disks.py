@@ -1,0 +1,134 @@
+"""Real processes whose fsync does not return: one leader's, and the disk that all of them share (rule 9)."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dledger.client import AsyncClient
+from dledger.errors import Code, ReadFailed
+from dledger.rpc.log_client import LogClient
+from dledger.status.model import NodeStatus
+from tests.process.cluster import GROUP, ProcessCluster
+from tests.process.workload import Workload, others
+
+pytestmark = pytest.mark.process
+
+ELECTION_MAX_MS = 2000
+#: As a node has them if nothing is configured; fsync_stall_ms is then two election_max_ms.
+DEFAULTS: dict[str, Any] = {}
+FAST: dict[str, Any] = {"timing": {"heartbeat_ms": 100, "election_min_ms": 500, "election_max_ms": 1000}}
+
+Seen = dict[str, NodeStatus]
+
+
+def stuck_for_s(status: NodeStatus) -> float:
+    """For how long an fsync of this node has not returned, as it says itself."""
+    found = re.search(r"an fdatasync has taken ([\d.]+) s so far", status.health)
+    return float(found[1]) if found else 0.0
+
+
+def terms(seen: Seen) -> set[int]:
+    return {status.term for status in seen.values()}
+
+
+async def bodies_at(cluster: ProcessCluster, node: str, load: Workload, *, linearizable: bool) -> list[bytes]:
+    """The first acknowledged entry, read from this node."""
+    index = min(load.acknowledged)
+    mode = "linearizable" if linearizable else "local"
+    async with AsyncClient(cluster.addresses, group=GROUP, session=False) as client:
+        entries = client.read(index, 1, mode=mode, server=cluster.members[node], timeout=5)
+        return [entry.body async for entry in entries]
+
+
+async def test_rule_9_an_fsync_of_the_leader_is_stuck_for_30_seconds(tmp_path: Path) -> None:
+    async with ProcessCluster(tmp_path, settings=DEFAULTS, spoilable=True) as cluster:
+        await cluster.settle()
+        old = await cluster.leader()
+        async with Workload(cluster) as load:
+            await load.progress(200)
+            before = await cluster.wait_for(lambda seen: seen.get(old))
+            loop = asyncio.get_running_loop()
+            cluster.spoil(old, stuck=True)
+            began = loop.time()
+            new = await cluster.leader(nodes=others(cluster, old))
+            await load.progress(50)
+            took = loop.time() - began
+            assert took < 3 * ELECTION_MAX_MS / 1000, f"another leader served after {took:.1f} s"
+
+            first = [load.body(load.acknowledged[min(load.acknowledged)])]
+            assert await bodies_at(cluster, old, load, linearizable=False) == first
+            # What it has not written it cannot read: it says so, and clients go elsewhere.
+            with pytest.raises(ReadFailed) as caught:
+                await bodies_at(cluster, old, load, linearizable=True)
+            assert caught.value.code is Code.READ_NOT_CONFIRMED
+            async with AsyncClient(cluster.addresses, group=GROUP, session=False) as client:
+                assert [e.body async for e in client.read(min(load.acknowledged), 1)] == first
+            await cluster.wait_for(lambda seen: stuck_for_s(seen[old]) >= 30, within_s=40)
+            status = await cluster.wait_for(lambda seen: seen.get(old))
+            assert (status.role, status.leader_id) == ("FOLLOWER", new)
+            assert "disk-stalled" in [event.cause for event in status.elections]
+            await load.progress(50)
+
+            cluster.spoil(old)
+            await load.progress(50)
+            await cluster.wait_for(lambda seen: seen[old].health == "ok")
+            seen = await cluster.wait_for(lambda seen: seen if len(seen) == 3 else None)
+            assert terms(seen) == {before.term + 1}, "one election, and no more"
+        await load.assert_kept()
+
+
+async def test_rule_9_a_stuck_leader_that_is_told_to_stop_ends_and_comes_back(tmp_path: Path) -> None:
+    async with ProcessCluster(tmp_path, settings=FAST, spoilable=True) as cluster:
+        await cluster.settle()
+        old = await cluster.leader()
+        async with Workload(cluster) as load:
+            await load.progress(100)
+            cluster.spoil(old, stuck=True)
+            await cluster.wait_for(lambda seen: stuck_for_s(seen[old]) >= 1)
+            assert await cluster.stop(old, within_s=20) == 1
+            assert "stopping without it" in cluster.log_of(old)
+            await load.progress(100)
+            cluster.spoil(old)
+            await cluster.start([old])
+            await cluster.wait_for(lambda seen: old in seen and seen[old].leader_id not in ("", old))
+            await load.progress(50)
+        await load.assert_kept()
+
+
+async def test_rule_9_nobody_makes_way_when_all_share_a_disk_that_is_slow_and_then_stuck(
+    tmp_path: Path,
+) -> None:
+    async with ProcessCluster(tmp_path, settings=FAST, spoilable=True) as cluster:
+        await cluster.settle()
+        leader = await cluster.leader()
+        async with Workload(cluster, at_once=32) as load:
+            await load.progress(200)
+            before = await cluster.wait_for(lambda seen: seen if len(seen) == 3 else None)
+            cluster.spoil(*cluster.members, slow_ms=400)
+            await load.progress(500, within_s=60)
+            assert terms(await cluster.wait_for(lambda seen: seen)) == terms(before)
+
+            cluster.spoil(*cluster.members, stuck=True)
+
+            def all_stuck(seen: Seen) -> bool:
+                # Long enough for three leaders in a row to have given up (fsync_stall_ms is 2000).
+                return len(seen) == 3 and min(stuck_for_s(s) for s in seen.values()) >= 6
+
+            await cluster.wait_for(all_stuck)
+            reading = LogClient(cluster.members[leader], GROUP)
+            assert await reading.read_index(5) >= max(load.acknowledged)
+            await reading.close()
+            assert await bodies_at(cluster, leader, load, linearizable=True)
+
+            cluster.spoil(*cluster.members)
+            await load.progress(500, within_s=60)
+            await cluster.wait_for(lambda seen: {s.health for s in seen.values()} == {"ok"})
+            after = await cluster.wait_for(lambda seen: seen if len(seen) == 3 else None)
+            assert terms(after) == terms(before), "leadership stayed where it was"
+            assert after[leader].is_leader
+        await load.assert_kept()
