@@ -261,13 +261,9 @@ class Simulation:
 
     def lose_disk(self, node_id: str) -> bool:
         """A machine breaks down for good; a new one, with an empty disk, is to take its place. False, with
-        nothing done, if so many have lost their logs that the promises would not cover it.
-
-        One at a time is rejoining: each needs to hear from all others that they have not lost theirs.
-        """
+        nothing done, if so many have lost their logs that the promises would not cover it."""
         lost = self.invariants.lost_nodes - {node_id}
-        rejoining = any(self.invariants.mirrors[n].hard_state.rejoining for n in lost)
-        if rejoining or len(lost) + 1 > (self.profile.nodes - 1) // 2:
+        if len(lost) + 1 > (self.profile.nodes - 1) // 2:
             return False
         node = self.nodes[node_id]
         self.crash(node_id, CrashKind.POWER)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from dledger.testing import Profile, RunOptions, Violation, run_seed
-from tests.sim import planted, test_scenarios
+from tests.sim import planted, test_rejoin_scenarios, test_scenarios
 
 MOST_SEEDS = 300
 
@@ -92,6 +92,10 @@ BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
     (
         planted.leader_again_in_its_own_term,
         test_scenarios.test_leader_that_restarts_campaigns_in_a_higher_term,
+    ),
+    (
+        planted.rejoined_by_old_answers,
+        test_rejoin_scenarios.test_two_lost_votes_of_one_term_make_no_second_leader,
     ),
 ]
 
