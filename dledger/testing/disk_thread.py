@@ -47,6 +47,10 @@ class DiskThread:
     def is_idle(self) -> bool:
         return not self._queue and not self._is_busy
 
+    @property
+    def checkpoint_waits(self) -> bool:
+        return any(isinstance(job, CheckpointJob) for job in self._queue)
+
     def submit(self, job: Job) -> None:
         self._queue.append(job)
         if not self._is_busy:

@@ -140,7 +140,8 @@ class SimProcess:
         self.after(self.sim.profile.checkpoint_every_ms, self._store_checkpoint)
 
     def _store_checkpoint(self) -> None:
-        self._disk.submit(CheckpointJob(*self.replica.checkpoint()))
+        if not self._disk.checkpoint_waits:
+            self._disk.submit(CheckpointJob(*self.replica.checkpoint()))
         self._checkpoint()
 
     # -- requests of clients

@@ -13,7 +13,7 @@ from dledger.core.values import Timing
 from dledger.node.retention import RetentionPolicy
 
 #: The bad days: each is drawn by itself, after all that is drawn for the others.
-BAD_DAYS = ("lose_disk", "clock_jump", "full_disk")
+BAD_DAYS = ("lose_disk", "clock_jump", "full_disk", "failing_disk")
 
 KEEP_ALL = RetentionPolicy()
 

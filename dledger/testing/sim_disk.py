@@ -134,6 +134,11 @@ class SimDisk:
         """Let the operation with this number (as for `schedule_crash`) fail with this errno."""
         self._operation_faults[operation] = error
 
+    def mend(self) -> None:
+        """Nothing is to fail any more."""
+        self._faults.clear()
+        self._operation_faults.clear()
+
     def shorten_write(self, size: int, *, nth: int = 1) -> None:
         """Let the nth pwritev from now write only its first `size` bytes."""
         self._shorts[self._calls.get("pwritev", 0) + nth] = size

@@ -20,7 +20,7 @@ from random import Random
 from typing import Protocol, TextIO
 
 from dledger.core.values import CoreConfig, HardState, Membership, Role
-from dledger.errors import DLedgerError
+from dledger.errors import Code, DLedgerError, StorageError
 from dledger.node.admission import AppendLimits
 from dledger.node.replica import Replica, ReplicaConfig
 from dledger.node.shell import AppendOutcome, RoleNotice
@@ -64,7 +64,8 @@ class SimNode:
     disk_factor: int = 1
     wall_offset_ms: int = 0  # of its wall clock: machines do not agree, and clocks jump
     crash_kind: CrashKind = CrashKind.POWER  # of a crash inside a disk operation
-    restart_after_ms: int | None = None  # after a crash inside a disk operation
+    restart_after_ms: int | None = None  # after a crash inside a disk operation, or a failure of the disk
+    disk_fails: bool = False  # one of its next calls is to
 
 
 @dataclass(slots=True)
@@ -241,6 +242,9 @@ class Simulation:
         except SimulatedCrash:
             self._crashed_within(node)
             return
+        except StorageError as error:
+            self._disk_failed(node, error)
+            return
         process.disk_factor = node.disk_factor
         node.process = process
         self.trace.add(self.clock.now_ms, node_id, f"up, incarnation {process.incarnation}")
@@ -335,6 +339,9 @@ class Simulation:
             except SimulatedCrash:
                 self._crashed_within(self.nodes[node_id])
                 return
+            except StorageError as error:
+                self._disk_failed(self.nodes[node_id], error)
+                return
             self.nodes[node_id].host.crash(CrashKind.PROCESS, self.nodes[node_id].rng)
             if done is not None:
                 done()
@@ -346,21 +353,43 @@ class Simulation:
             close()
 
     def guarded_disk(self, process: SimProcess, action: Callable[[], None]) -> None:
-        """Run something on a disk; the machine may go down inside it."""
+        """Run something on a disk; the machine may go down inside it, or the disk may fail."""
         try:
             action()
         except SimulatedCrash:
             self._crashed_within(self.nodes[process.node_id])
+        except StorageError as error:
+            self._disk_failed(self.nodes[process.node_id], error)
+
+    def fail_disk(self, node_id: str, operation: str, calls: int, restart_after_ms: int) -> bool:
+        """Let a disk call fail: the process has to stop, and is started again. False if it cannot be done."""
+        node = self.nodes[node_id]
+        node.restart_after_ms = restart_after_ms
+        node.disk_fails = node.host.fail_within(operation, calls)
+        return node.disk_fails
+
+    def _disk_failed(self, node: SimNode, error: StorageError) -> None:
+        """Rule 9: whatever the page cache says now, it is not to be believed. Fail-stop."""
+        if not node.disk_fails or error.code not in (Code.FSYNC_FAILED, Code.DISK_ERROR):
+            raise error
+        node.disk_fails = False
+        node.host.mend()
+        self.counts[f"stopped by {error.code.name}"] += 1
+        self.trace.add(self.clock.now_ms, node.node_id, f"stops: {error}")
+        self._down(node, CrashKind.PROCESS)
 
     def _crashed_within(self, node: SimNode) -> None:
         self.counts["crashes: inside a disk operation"] += 1
         self.trace.add(
             self.clock.now_ms, node.node_id, f"down inside a disk operation: {node.crash_kind.value}"
         )
+        self._down(node, node.crash_kind)
+
+    def _down(self, node: SimNode, kind: CrashKind) -> None:
         if node.process is None:
-            node.host.crash(node.crash_kind, node.rng)
+            node.host.crash(kind, node.rng)
         else:
-            self.crash(node.node_id, node.crash_kind)
+            self.crash(node.node_id, kind)
         if node.restart_after_ms is not None:
             self.clock.after(node.restart_after_ms, lambda: self.boot_if_down(node.node_id))
 
@@ -389,6 +418,7 @@ class Simulation:
         for node in self.nodes.values():
             node.disk_factor = 1
             node.host.make_room()
+            node.host.mend()
             if node.process is None:
                 self.boot(node.node_id)
             if node.process is not None:

@@ -40,6 +40,12 @@ class StoreHost(Protocol):
     def crash_within(self, operations: int, point: CrashPoint) -> bool:
         """Go down inside one of the next disk operations. False if this host cannot."""
 
+    def fail_within(self, operation: str, calls: int) -> bool:
+        """EIO from one of the next calls of an operation of the disk. False if this host cannot."""
+
+    def mend(self) -> None:
+        """The disk works again: what was to fail does not."""
+
 
 class MemoryHost:
     """The fast twin: it models what is durable, without files."""
@@ -74,6 +80,11 @@ class MemoryHost:
     def crash_within(self, operations: int, point: CrashPoint) -> bool:
         return False
 
+    def fail_within(self, operation: str, calls: int) -> bool:
+        return False
+
+    def mend(self) -> None: ...
+
 
 class DiskHost:
     """Real files' layout and recovery, on a disk in memory."""
@@ -105,6 +116,13 @@ class DiskHost:
     def crash_within(self, operations: int, point: CrashPoint) -> bool:
         self.disk.schedule_crash(len(self.disk.operations) + operations, point)
         return True
+
+    def fail_within(self, operation: str, calls: int) -> bool:
+        self.disk.fail(operation, nth=calls)
+        return True
+
+    def mend(self) -> None:
+        self.disk.mend()
 
 
 def batch_ends(store: LogStore) -> list[tuple[int, int, int]]:
