@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -149,6 +149,20 @@ class SimDisk:
         file.cache[offset] ^= mask
         if offset < len(file.durable):
             file.durable[offset] ^= mask
+
+    def flip_durable(self, path: Path, offset: int, mask: int) -> Callable[[], bool] | None:
+        """As `flip`, for a byte that is on the disk as it is in the cache. None if it is not, or not there;
+        else a function that tells whether the byte is still wrong, and still in that file."""
+        file = self._durable_names.get(path)
+        if file is None or self._names.get(path) is not file or offset >= len(file.durable):
+            return None
+        right = file.cache[offset]
+        if file.durable[offset] != right:
+            return None
+        self.flip(path, offset, mask)
+        return lambda: (
+            self._names.get(path) is file and file.cache[offset : offset + 1] == bytes([right ^ mask])
+        )
 
     def content(self, path: Path) -> bytes:
         """What a running system sees of a file."""

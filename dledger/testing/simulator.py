@@ -30,6 +30,7 @@ from dledger.store.disk import CrashKind
 from dledger.store.identity import Identity
 from dledger.testing.clients import submit
 from dledger.testing.clock import VirtualClock
+from dledger.testing.flips import Flips
 from dledger.testing.invariants import Invariants
 from dledger.testing.network import Network, PushStream
 from dledger.testing.oracle import Append, Oracle
@@ -40,6 +41,7 @@ from dledger.testing.stores import DiskHost, MemoryHost, StoreHost, batch_ends
 from dledger.testing.trace import Trace
 from dledger.testing.violation import Violation
 
+RETRY_MS = 50  # a start that waits for a repair tries again
 MAX_LIVES = 1000  # a node that dies in every start would otherwise be restarted for ever
 
 
@@ -129,6 +131,7 @@ class Simulation:
             lambda node_id: self.nodes[node_id].process,
         )
         self.nodes = {node_id: self._new_node(node_id) for node_id in profile.node_ids}
+        self.flips = Flips(self)
         self._replica_type = replica_type
         self._state_machine = state_machine
         self.preloaded: dict[bytes, Append] = {}
@@ -237,7 +240,14 @@ class Simulation:
             raise Violation("liveness", f"{node_id} was restarted {MAX_LIVES} times")
         try:
             store = node.host.open()
-            self.invariants.recovered(node_id, batch_ends(store), store.hard_state, store.base)
+            mirror = self.invariants.mirrors[node_id]
+            ends, flipped = batch_ends(store, mirror.written), self.flips.on(node_id)
+            self.invariants.recovered(node_id, ends, store.hard_state, store.base, is_damaged=flipped)
+            if not self.flips.repair_before_start(node, store):
+                node.host.crash(CrashKind.PROCESS, node.rng)
+                node.lives -= 1
+                self.clock.after(RETRY_MS, lambda: self.boot_if_down(node_id))
+                return
             process = SimProcess(self, node_id, store, self.seeds.take(f"{node_id}.{node.lives}"))
         except SimulatedCrash:
             self._crashed_within(node)
@@ -266,7 +276,7 @@ class Simulation:
     def lose_disk(self, node_id: str) -> bool:
         """A machine breaks down for good; a new one, with an empty disk, is to take its place. False, with
         nothing done, if so many have lost their logs that the promises would not cover it."""
-        lost = self.invariants.lost_nodes - {node_id}
+        lost = (self.invariants.lost_nodes | self.flips.nodes) - {node_id}
         if len(lost) + 1 > (self.profile.nodes - 1) // 2:
             return False
         node = self.nodes[node_id]

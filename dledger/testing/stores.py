@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Protocol
 
 from dledger.core.values import HardState
-from dledger.store.api import LogStore
+from dledger.store.api import EntryDamaged, LogStore
+from dledger.store.batch import Batch
 from dledger.store.disk import CrashKind
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import Identity, init_directory
+from dledger.store.layout import INDEX_RECORD_SIZE, NodePaths, file_name, index_file_size
 from dledger.store.memory_store import MemoryLogStore
+from dledger.testing.mirror import BatchLog
 from dledger.testing.sim_disk import CrashPoint, SimDisk
 
 DIRECTORY = Path("/node")
@@ -45,6 +49,10 @@ class StoreHost(Protocol):
 
     def mend(self) -> None:
         """The disk works again: what was to fail does not."""
+
+    def flip(self, batch: Batch, rng: Random) -> Callable[[], bool] | None:
+        """Invert a bit of a durable batch, or of its index records. What is returned tells whether it still
+        is wrong; None: it could not be done."""
 
 
 class MemoryHost:
@@ -85,6 +93,13 @@ class MemoryHost:
 
     def mend(self) -> None: ...
 
+    def flip(self, batch: Batch, rng: Random) -> Callable[[], bool] | None:
+        store = self._store
+        if not store.begin_index <= batch.first_index <= store.end_index:
+            return None
+        store.corrupt(batch.first_index)
+        return lambda: self._store.is_corrupt(batch.first_index)
+
 
 class DiskHost:
     """Real files' layout and recovery, on a disk in memory."""
@@ -124,12 +139,33 @@ class DiskHost:
     def mend(self) -> None:
         self.disk.mend()
 
+    def flip(self, batch: Batch, rng: Random) -> Callable[[], bool] | None:
+        paths, size = NodePaths(DIRECTORY), self._identity.data_file_size
+        if rng.random() < 0.75:
+            directory, pos = paths.data, batch.pos + rng.randrange(batch.size)
+        else:
+            directory, size = paths.index_files, index_file_size(size)
+            pos = batch.first_index * INDEX_RECORD_SIZE + rng.randrange(batch.count * INDEX_RECORD_SIZE)
+        return self.disk.flip_durable(
+            directory / file_name(pos - pos % size), pos % size, 1 << rng.randrange(8)
+        )
 
-def batch_ends(store: LogStore) -> list[tuple[int, int, int]]:
-    """(last index, term, chain_crc) of every batch in a store."""
+
+def batch_ends(store: LogStore, written: BatchLog) -> list[tuple[int, int, int]]:
+    """(last index, term, chain_crc) of every batch in a store. Damage is no end: what is `written` there and
+    cannot be read counts as there."""
     ends = []
-    for index in range(max(store.begin_index, 0), store.end_index + 1):
-        header = store.entry(index)
+    index = max(store.begin_index, 0)
+    while index <= store.end_index:
+        try:
+            header = store.entry(index)
+        except EntryDamaged:
+            batch = written.holding(index)
+            assert batch is not None, f"entry {index} was never written"
+            ends.append((batch.last_index, batch.term, batch.chain_crc))
+            index = batch.last_index + 1
+            continue
         if header.ends_batch:
             ends.append((index, header.term, header.chain_crc))
+        index += 1
     return ends
