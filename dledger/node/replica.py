@@ -44,7 +44,7 @@ from dledger.core.events import (
     TransferRequest,
 )
 from dledger.core.log_view import LogView
-from dledger.core.messages import Append, Compare, Message, PushResponse, PushType
+from dledger.core.messages import Append, Compare, Message, PushResponse, PushType, Truncate
 from dledger.core.raft import RaftCore
 from dledger.core.values import Base, CoreConfig, Role, Tail, TermRun
 from dledger.errors import Code, DLedgerError, NotLeader, Overloaded, StorageError, error_for
@@ -62,7 +62,7 @@ from dledger.node.shell import (
     WriteJob,
 )
 from dledger.node.tail_cache import TailCache
-from dledger.store.api import Frames, LogStore
+from dledger.store.api import EntryDamaged, Frames, LogStore
 from dledger.store.batch import Batch, DamagedBatch, parse_batches
 from dledger.store.internal import Internal, Purge
 
@@ -144,17 +144,19 @@ class Replica:
                 chain_matches = self._chain_matches(message)
             elif isinstance(message, Append):
                 self._incoming = self._parse(message, payload)
+            elif isinstance(message, Truncate) and self.core.log.begin_index < message.index:
+                self._tail_at(min(message.index - 1, self.core.log.end_index))
         except DamagedBatch as error:
             # Bytes that do not check out change nothing; the leader compares again and sends them anew.
             self.admission.count_limit("damaged_push")
             self._refuse_push(peer, message, error.code)
             return
         except StorageError as error:
-            if error.code is not Code.DATA_DAMAGED or not isinstance(message, Compare | Append):
+            if not isinstance(error, EntryDamaged):
                 self.shell.fatal(error)
                 return
             # The leader asks again; meanwhile what is damaged here can be repaired.
-            self.suspects.append(message.index if isinstance(message, Compare) else message.prev_index)
+            self.suspects.append(error.index)
             return
         if self._lacks_room():
             self.admission.count_limit("disk_reserve_bytes")
@@ -306,8 +308,15 @@ class Replica:
         )
 
     def _pos_after(self, index: int) -> int:
-        """Position after an entry that is the last of a batch here; 0 if nothing is known of it."""
-        return self._tail_at(index).pos if index >= self.core.log.base.index else self.core.log.base.pos
+        """Position after an entry that is the last of a batch here; at least the begin of the log, and its
+        end if the entry cannot be read."""
+        if index < self.core.log.base.index:
+            return self.core.log.base.pos
+        try:
+            return self._tail_at(index).pos
+        except EntryDamaged as error:
+            self.suspects.append(error.index)
+            return self.log_tail.pos
 
     # -- carrying out effects -----------------------------------------------------------------------------
 
@@ -366,7 +375,10 @@ class Replica:
     def _send(self, peer: str, message: Message, payload: bytes | None) -> None:
         """Rule 2: nothing leaves while a term or vote that it may depend on is not durable."""
         if isinstance(message, Compare):
-            message = replace(message, chain_crc=self._tail_at(message.index).chain_crc)
+            try:
+                message = replace(message, chain_crc=self._tail_at(message.index).chain_crc)
+            except EntryDamaged as error:
+                self.suspects.append(error.index)  # it goes without: the first push will show it, too
         if self._hard_states_saved < self._hard_states_submitted:
             self._held.append((self._hard_states_submitted, peer, message, payload))
         else:
@@ -386,7 +398,7 @@ class Replica:
 
     def _committed(self, committed_index: int) -> None:
         self._commit_moved = True
-        self.committed_pos = self._tail_at(committed_index).pos
+        self.committed_pos = self._pos_after(committed_index)
         self._carry_out(self.admission.state.committed(committed_index))
         for token, outcome in self.admission.committed(committed_index):
             self.shell.answer_append(token, outcome)
@@ -433,7 +445,9 @@ class Replica:
         self.admission.follow(fresh, now_ms)
 
     def _truncate(self, last_index: int, generation: int) -> None:
-        tail = self._tail_at(last_index)
+        # What is left may end with a batch of the push in hand, which was verified just now.
+        kept = next((batch for batch in self._incoming if batch.last_index == last_index), None)
+        tail = kept.tail if kept is not None else self._tail_at(last_index)
         self.cache.truncate_after(last_index)
         self.log_tail = tail
         self.admission.truncate_after(tail)
@@ -550,6 +564,8 @@ class Replica:
         """Rule 6: two logs that hold the same (index, term) must have the same history up to there."""
         log = self.core.log
         if message.index <= log.base.index or not log.holds(message.index, message.index_term):
+            return None
+        if not message.chain_crc:  # the leader could not read it
             return None
         return self._tail_at(message.index).chain_crc == message.chain_crc
 
