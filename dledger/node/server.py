@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from dledger.core.messages import Message
 from dledger.core.values import CoreConfig, Membership, Role
-from dledger.errors import ConfigError, DLedgerError
+from dledger.errors import Code, ConfigError, DLedgerError, StorageError
 from dledger.node.admin import NodeAdmin
 from dledger.node.admission import AppendLimits
 from dledger.node.allocator import Allocator
@@ -23,7 +23,6 @@ from dledger.node.async_shell import AsyncShell, monotonic_ms
 from dledger.node.config import NodeConfig, duration_ms
 from dledger.node.disk_worker import DiskWorker
 from dledger.node.inbound import Inbound
-from dledger.node.log_state import LogState
 from dledger.node.logs import get_logger
 from dledger.node.metrics import NodeMetrics
 from dledger.node.node_log import NodeLog
@@ -33,6 +32,7 @@ from dledger.node.repairer import Repairer, Scrubber
 from dledger.node.replica import Replica, ReplicaConfig
 from dledger.node.security import NodeSecurity
 from dledger.node.shell import RoleNotice
+from dledger.node.start_check import first_unreadable
 from dledger.node.state_machine import StateMachine
 from dledger.node.status_view import StatusView
 from dledger.node.wall_clock import JumpWatch, wall_ms
@@ -41,7 +41,7 @@ from dledger.rpc.log_client import LogClient
 from dledger.rpc.serving import NodeGrpc
 from dledger.status.http import HttpServer, start_http
 from dledger.status.model import NodeStatus
-from dledger.store.api import EntryDamaged, LogStore
+from dledger.store.api import LogStore
 from dledger.store.batch import max_batch_size
 from dledger.store.disk import Disk
 from dledger.store.disk_store import DiskLogStore
@@ -55,6 +55,7 @@ _READER_THREADS = 2
 #: So much space is prepared ahead of the end of the log, but no more than two data files.
 _AHEAD_BYTES = 64 << 20
 _REPAIR_PAUSE_S = 1.0
+_INDEX_RECORDS_MENDED = 10_000  # at a start, one after the other
 _TLS_LOOK_MS = 1000
 _TRANSFER_S = 1.0
 _GRACE_S = 0.2
@@ -383,7 +384,7 @@ class NodeServer:
     async def _repair_before_start(self) -> None:
         """Damage in what the sessions are rebuilt from has to be repaired first; the rest can wait."""
         loop = asyncio.get_running_loop()
-        if not self.store.damages or await loop.run_in_executor(self._readers, self._can_rebuild):
+        if await loop.run_in_executor(self._readers, self._can_start):
             return
         _log.error("the newest entries are damaged: waiting until other members have repaired them")
         links = self._make_links(_NobodyListens())
@@ -393,19 +394,23 @@ class NodeServer:
 
         try:
             repairer = Repairer(self.store, links, at_once)
-            while not await repairer.repair_all():
-                await asyncio.sleep(_REPAIR_PAUSE_S)
+            while not await loop.run_in_executor(self._readers, self._can_start):
+                if not await repairer.repair_all():
+                    await asyncio.sleep(_REPAIR_PAUSE_S)
         finally:
             for link in links.values():
                 await link.close()
 
-    def _can_rebuild(self) -> bool:
-        state = LogState(max_sessions=1 << 31)
-        try:
-            state.rebuild(self.store, self.store.committed_checkpoint, 0)
-        except EntryDamaged:
-            return False
-        return True
+    def _can_start(self) -> bool:
+        """On a reader thread. What is in the way is noted as damage."""
+        for _ in range(_INDEX_RECORDS_MENDED):
+            index = first_unreadable(self.store)
+            if index is None:
+                return True
+            if self.store.note_damage(index) is not None:
+                return False
+            # Only an index record was damaged, and is there again.
+        raise StorageError(f"entry {index} cannot be read, and is not damaged", code=Code.DATA_DAMAGED)
 
     # -- running ------------------------------------------------------------------------------------------
 

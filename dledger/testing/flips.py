@@ -39,10 +39,14 @@ class Flips:
         sim = self.sim
         impaired = self.nodes | sim.invariants.lost_nodes | {node_id}
         mirror = sim.invariants.mirrors[node_id]
-        durable = [b for b in mirror.written.batches if b.last_index <= mirror.durable_index]
+        # What is not committed may have to give way to other entries, and then nobody has it to repair it by.
+        last = min(mirror.durable_index, sim.invariants.committed.end_index)
+        durable = [b for b in mirror.written.batches if b.last_index <= last]
         if len(impaired) > (sim.profile.nodes - 1) // 2 or not durable:
             return False
         batch = durable[-1] if rng.random() < 0.2 else rng.choice(durable)
+        if not sim.invariants.committed.covers(batch):
+            return False
         if any(at == batch.first_index for at, _ in self._live.get(node_id, ())):
             return False  # with an entry and its index record both gone, nothing tells that it ever was there
         is_there = sim.nodes[node_id].host.flip(batch, rng)

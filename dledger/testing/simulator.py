@@ -239,9 +239,9 @@ class Simulation:
         if node.lives > MAX_LIVES:
             raise Violation("liveness", f"{node_id} was restarted {MAX_LIVES} times")
         try:
+            flipped = self.flips.on(node_id)
             store = node.host.open()
-            mirror = self.invariants.mirrors[node_id]
-            ends, flipped = batch_ends(store, mirror.written), self.flips.on(node_id)
+            ends = batch_ends(store, self.invariants.mirrors[node_id].written)
             self.invariants.recovered(node_id, ends, store.hard_state, store.base, is_damaged=flipped)
             if not self.flips.repair_before_start(node, store):
                 node.host.crash(CrashKind.PROCESS, node.rng)
