@@ -49,7 +49,7 @@ class Flips:
             return False
         if any(at == batch.first_index for at, _ in self._live.get(node_id, ())):
             return False  # with an entry and its index record both gone, nothing tells that it ever was there
-        is_there = sim.nodes[node_id].host.flip(batch, rng)
+        is_there = sim.nodes[node_id].host.flip(batch, rng, is_down=sim.nodes[node_id].process is None)
         if is_there is None:
             return False
         self._live.setdefault(node_id, []).append((batch.first_index, is_there))

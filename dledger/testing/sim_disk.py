@@ -150,19 +150,26 @@ class SimDisk:
         if offset < len(file.durable):
             file.durable[offset] ^= mask
 
+    def is_durable(self, path: Path, offset: int, size: int) -> bool:
+        """Is what a running system sees there on the disk, too?"""
+        file = self._names.get(path)
+        if file is None or self._durable_names.get(path) is not file:
+            return False
+        return file.cache[offset : offset + size] == file.durable[offset : offset + size]
+
     def flip_durable(self, path: Path, offset: int, mask: int) -> Callable[[], bool] | None:
         """As `flip`, for a byte that is on the disk as it is in the cache. None if it is not, or not there;
-        else a function that tells whether the byte is still wrong, and still in that file."""
-        file = self._durable_names.get(path)
-        if file is None or self._names.get(path) is not file or offset >= len(file.durable):
-            return None
-        right = file.cache[offset]
-        if file.durable[offset] != right:
+        else a function that tells whether the byte is still wrong."""
+        if not self.exists(path) or not self.is_durable(path, offset, 1) or offset >= len(self.content(path)):
             return None
         self.flip(path, offset, mask)
-        return lambda: (
-            self._names.get(path) is file and file.cache[offset : offset + 1] == bytes([right ^ mask])
-        )
+        wrong = self._file(path).cache[offset : offset + 1]
+
+        def is_there() -> bool:
+            file = self._names.get(path)  # another one, perhaps: a repair copies what it does not replace
+            return file is not None and file.cache[offset : offset + 1] == wrong
+
+        return is_there
 
     def content(self, path: Path) -> bytes:
         """What a running system sees of a file."""

@@ -50,9 +50,9 @@ class StoreHost(Protocol):
     def mend(self) -> None:
         """The disk works again: what was to fail does not."""
 
-    def flip(self, batch: Batch, rng: Random) -> Callable[[], bool] | None:
+    def flip(self, batch: Batch, rng: Random, *, is_down: bool) -> Callable[[], bool] | None:
         """Invert a bit of a durable batch, or of its index records. What is returned tells whether it still
-        is wrong; None: it could not be done."""
+        is wrong; None: it could not be done. `is_down`: the next that happens on this machine is a start."""
 
 
 class MemoryHost:
@@ -93,7 +93,7 @@ class MemoryHost:
 
     def mend(self) -> None: ...
 
-    def flip(self, batch: Batch, rng: Random) -> Callable[[], bool] | None:
+    def flip(self, batch: Batch, rng: Random, *, is_down: bool) -> Callable[[], bool] | None:
         store = self._store
         if not store.begin_index <= batch.first_index <= store.end_index:
             return None
@@ -139,16 +139,19 @@ class DiskHost:
     def mend(self) -> None:
         self.disk.mend()
 
-    def flip(self, batch: Batch, rng: Random) -> Callable[[], bool] | None:
-        paths, size = NodePaths(DIRECTORY), self._identity.data_file_size
+    def flip(self, batch: Batch, rng: Random, *, is_down: bool) -> Callable[[], bool] | None:
+        paths, size, disk = NodePaths(DIRECTORY), self._identity.data_file_size, self.disk
+        index_size, record = index_file_size(size), batch.last_index * INDEX_RECORD_SIZE
+        index_path = paths.index_files / file_name(record - record % index_size)
+        if not is_down and not disk.is_durable(index_path, record % index_size, INDEX_RECORD_SIZE):
+            return None  # with the power its index record may go, too: nothing would tell that it was there
         if rng.random() < 0.75:
-            directory, pos = paths.data, batch.pos + rng.randrange(batch.size)
+            pos = batch.pos + rng.randrange(batch.size)
+            path, offset = paths.data / file_name(pos - pos % size), pos % size
         else:
-            directory, size = paths.index_files, index_file_size(size)
-            pos = batch.first_index * INDEX_RECORD_SIZE + rng.randrange(batch.count * INDEX_RECORD_SIZE)
-        return self.disk.flip_durable(
-            directory / file_name(pos - pos % size), pos % size, 1 << rng.randrange(8)
-        )
+            path, offset = index_path, record % index_size + rng.randrange(INDEX_RECORD_SIZE)
+        is_there = disk.flip_durable(path, offset, 1 << rng.randrange(8))
+        return None if is_there is None else lambda: self.disk is disk and is_there()
 
 
 def batch_ends(store: LogStore, written: BatchLog) -> list[tuple[int, int, int]]:
