@@ -325,8 +325,7 @@ class Replica:
     def checkpoint(self) -> tuple[int, tuple[int, bytes] | None]:
         """(committed_index, (index, session table)) for store.save_checkpoint."""
         committed = self.core.committed_index
-        if committed > self.core.log.durable_index or self._purge_to is not None:
-            # A start looks only behind what the table covers for a purge that is still to be carried out.
+        if committed > self.core.log.durable_index:
             return committed, None
         blob = self.admission.state.encode_committed()
         return committed, None if blob is None else (committed, blob)
@@ -502,7 +501,9 @@ class Replica:
         self.admission.follow(fresh, now_ms)
 
     def _truncate(self, last_index: int, generation: int) -> None:
-        tail = self._tail_at(last_index)
+        # What is left may end with a batch of the push in hand, which was verified just now.
+        kept = next((batch for batch in self._incoming if batch.last_index == last_index), None)
+        tail = kept.tail if kept is not None else self._tail_at(last_index)
         self.cache.truncate_after(last_index)
         self.log_tail = tail
         self.admission.truncate_after(tail)

@@ -391,12 +391,13 @@ class NodeServer:
         try:
             repairer = Repairer(self.store, links, at_once, on_fatal=self._on_fatal, bytes_per_second=0)
             while True:
-                await repairer.mend(damaged)
+                # True also if it was an index record only, of which there may be many.
+                is_mended = await repairer.mend(damaged)
                 try:
                     return await self._try_rebuild()
                 except EntryDamaged as error:
                     damaged = error.index
-                await asyncio.sleep(_REPAIR_PAUSE_S)
+                await asyncio.sleep(0 if is_mended else _REPAIR_PAUSE_S)
         finally:
             for link in links.values():
                 await link.close()

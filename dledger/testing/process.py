@@ -20,8 +20,9 @@ from dledger.core.messages import (
 from dledger.core.values import Role
 from dledger.errors import DLedgerError
 from dledger.node.shell import AppendOutcome, DiskJob, RoleNotice
-from dledger.store.api import Frames, LogStore
-from dledger.testing.disk_thread import CheckpointJob, DiskThread
+from dledger.store.api import EntryDamaged, Frames, LogStore
+from dledger.testing.care import Care
+from dledger.testing.disk_thread import CallJob, CheckpointJob, DiskThread
 from dledger.testing.network import PushStream
 from dledger.testing.violation import Violation
 
@@ -58,6 +59,7 @@ class SimProcess:
         self._started_ms = sim.clock.now_ms
         self._inbox: list[Callable[[], None]] = []  # what a paused process has not seen yet
         self._disk = DiskThread(self, rng)
+        self.care = Care(self, rng)
         self._in_turn = False
         self._flush_asked = False
         self._is_full = False  # the allocator found no room
@@ -125,6 +127,7 @@ class SimProcess:
 
     def _tick_replica(self) -> None:
         self.replica.tick(self.now_ms())
+        self.care.tick()
         retainer = self.replica.retainer
         self.replica.admission.reserve_in_use = retainer.is_writing and self._is_full
 
@@ -141,7 +144,8 @@ class SimProcess:
         self.after(self.sim.profile.checkpoint_every_ms, self._store_checkpoint)
 
     def _store_checkpoint(self) -> None:
-        self._disk.submit(CheckpointJob(*self.replica.checkpoint()))
+        if not self._disk.checkpoint_waits:
+            self._disk.submit(CheckpointJob(*self.replica.checkpoint()))
         self._checkpoint()
 
     # -- requests of clients
@@ -261,6 +265,8 @@ class SimProcess:
                 frames = self.store.read(first_index, last_index, max_bytes, whole_batches=True)
             except DLedgerError as error:
                 self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "cannot load", error)
+                if isinstance(error, EntryDamaged):
+                    self.care.suspect(error.index)
             self.replica.push_loaded(self.now_ms(), peer, stream_id, first_index, frames)
 
         self.after(self._rng.randint(0, 5), load)
@@ -358,6 +364,9 @@ class SimProcess:
         """Now, on the disk thread: outside of turns, and not after death."""
         if self.alive:
             self.sim.guarded_disk(self, action)
+
+    def call_on_disk(self, job: CallJob) -> None:
+        self._disk.submit(job)
 
     def after_disk_time(self, action: Callable[[], None]) -> None:
         profile, clock = self.sim.profile, self.sim.clock
