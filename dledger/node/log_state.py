@@ -95,6 +95,17 @@ class LogState:
             self.note(batch.head, batch.first_index, batch.last_index, batch.term, batch.pos, now_ms)
         return put_off + self.committed(committed_index)
 
+    def rebuild_behind(
+        self, index: int, store: LogStore, committed_index: int, now_ms: int
+    ) -> list[Internal]:
+        """When some of what `rebuild` reads is damaged, and all who could repair it have purged it: begin
+        behind it, as if it was purged here, too. An image is awaited; behind a purge there always is one."""
+        self.reset(store.base)
+        self.needs_image = True
+        for batch in store.iter_heads(index + 1):
+            self.note(batch.head, batch.first_index, batch.last_index, batch.term, batch.pos, now_ms)
+        return self.committed(committed_index)
+
     def _load(self, stored: bytes, now_ms: int) -> bool:
         """False, with nothing changed, if it is of another layout."""
         if len(stored) < _STORED.size or not stored.startswith(_LAYOUT):
@@ -259,8 +270,11 @@ class Rebuilt(NamedTuple):
     marks: list[Internal]
 
 
-def rebuild(store: LogStore, max_sessions: int, now_ms: int) -> Rebuilt:
-    """EntryDamaged if an entry that is needed for it cannot be read."""
+def rebuild(store: LogStore, max_sessions: int, now_ms: int, begin_behind: int = -1) -> Rebuilt:
+    """EntryDamaged if an entry that is needed for it cannot be read. `begin_behind`: an entry; what is
+    damaged up to there was purged by others."""
     state = LogState(max_sessions=max_sessions)
     committed_index = max(store.base.index, store.committed_checkpoint)
-    return Rebuilt(state, state.rebuild(store, committed_index, now_ms))
+    if begin_behind < 0:
+        return Rebuilt(state, state.rebuild(store, committed_index, now_ms))
+    return Rebuilt(state, state.rebuild_behind(begin_behind, store, committed_index, now_ms))

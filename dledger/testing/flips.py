@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
-from dledger.node.start_check import first_unreadable
-from dledger.store.api import LogStore
+from dledger.core.sessions import MAX_SESSIONS
+from dledger.node.log_state import rebuild
+from dledger.store.api import EntryDamaged, LogStore
 from dledger.testing.care import fetch
 from dledger.testing.violation import Violation
 
@@ -58,28 +59,36 @@ class Flips:
         sim.trace.add(sim.clock.now_ms, node_id, where)
         return True
 
-    def repair_before_start(self, node: SimNode, store: LogStore) -> bool:
-        """What a start has to read is repaired first, as the real node does. False: nobody has it now."""
-        if not self.on(node.node_id):
-            return True
+    def repair_before_start(self, node: SimNode, store: LogStore) -> int | None:
+        """What a start has to read is repaired first, as the real node does. What others have purged nobody
+        can repair: the index of the last such entry, -1 if there is none. None: not now."""
+        begin_behind = -1
         for _ in range(100):
-            index = first_unreadable(store)
-            if index is None:
-                return True
-            damage = store.note_damage(index)
+            try:
+                rebuild(store, MAX_SESSIONS, 0, begin_behind)
+                return begin_behind
+            except EntryDamaged as error:
+                if not self.on(node.node_id):
+                    raise
+                damage = store.note_damage(error.index)
             if damage is None:
                 continue  # only an index record, which is there again
             self.sim.counts["damages found at a start"] += 1
-            found = (
-                fetch(process.store, damage, process.replica.core.committed_index)
-                for process in self.sim.processes()
-                if not self.sim.network.is_cut(process.node_id, node.node_id) and not process.is_paused
-            )
+            peers = [
+                p
+                for p in self.sim.processes()
+                if not self.sim.network.is_cut(p.node_id, node.node_id) and not p.is_paused
+            ]
+            found = (fetch(p.store, damage, p.replica.core.committed_index) for p in peers)
             frames = next((frames for frames in found if frames is not None), None)
-            if frames is None:
-                return False
-            store.repair(frames)
-        raise Violation("damage", f"{node.node_id} cannot start: {damage}")
+            if frames is not None:
+                store.repair(frames)
+            elif any(p.store.base.index >= damage.first_index for p in peers):
+                self.sim.counts["starts behind damage that others have purged"] += 1
+                begin_behind = damage.last_index
+            else:
+                return None
+        raise Violation("damage", f"{node.node_id} cannot start: {store.damages}")
 
     def check_all_repaired(self) -> bool:
         """After everything is healed: read all that is stored. What is found is noted, and False."""

@@ -19,6 +19,7 @@ from dledger.core.messages import (
 )
 from dledger.core.values import Role
 from dledger.errors import DLedgerError
+from dledger.node.log_state import rebuild
 from dledger.node.shell import AppendOutcome, DiskJob, RoleNotice
 from dledger.store.api import EntryDamaged, Frames, LogStore
 from dledger.testing.care import Care
@@ -42,7 +43,10 @@ class SimProcess:
     All that happens to the replica happens in a turn (`post`), and the invariants are checked after each.
     """
 
-    def __init__(self, sim: Simulation, node_id: str, store: LogStore, rng: Random) -> None:
+    def __init__(
+        self, sim: Simulation, node_id: str, store: LogStore, rng: Random, begin_behind: int = -1
+    ) -> None:
+        """`begin_behind`: an entry; what is damaged up to there was purged by others."""
         self.sim = sim
         self.node_id = node_id
         self.store = store
@@ -74,7 +78,10 @@ class SimProcess:
         sim.invariants.hard_state_starts(node_id, state)
         store.save_hard_state(state)
         sim.invariants.hard_state_saved(node_id, state)
-        self.replica = sim.new_replica(self, store)
+        rebuilt = None
+        if begin_behind >= 0:
+            rebuilt = rebuild(store, sim.profile.max_sessions, self.now_ms(), begin_behind)
+        self.replica = sim.new_replica(self, store, rebuilt)
 
     def start(self) -> None:
         """Let the replica begin, once the node knows of this process: its disk may fail at once."""

@@ -22,6 +22,7 @@ from typing import Protocol, TextIO
 from dledger.core.values import CoreConfig, HardState, Membership, Role
 from dledger.errors import Code, DLedgerError, StorageError
 from dledger.node.admission import AppendLimits
+from dledger.node.log_state import Rebuilt
 from dledger.node.replica import Replica, ReplicaConfig
 from dledger.node.shell import AppendOutcome, RoleNotice
 from dledger.store.api import LogStore
@@ -243,12 +244,14 @@ class Simulation:
             store = node.host.open()
             ends = batch_ends(store, self.invariants.mirrors[node_id].written)
             self.invariants.recovered(node_id, ends, store.hard_state, store.base, is_damaged=flipped)
-            if not self.flips.repair_before_start(node, store):
+            begin_behind = self.flips.repair_before_start(node, store)
+            if begin_behind is None:
                 node.host.crash(CrashKind.PROCESS, node.rng)
                 node.lives -= 1
                 self.clock.after(RETRY_MS, lambda: self.boot_if_down(node_id))
                 return
-            process = SimProcess(self, node_id, store, self.seeds.take(f"{node_id}.{node.lives}"))
+            rng = self.seeds.take(f"{node_id}.{node.lives}")
+            process = SimProcess(self, node_id, store, rng, begin_behind)
         except SimulatedCrash:
             self._crashed_within(node)
             return
@@ -477,7 +480,7 @@ class Simulation:
 
     # -- the processes call these
 
-    def new_replica(self, process: SimProcess, store: LogStore) -> Replica:
+    def new_replica(self, process: SimProcess, store: LogStore, rebuilt: Rebuilt | None) -> Replica:
         profile = self.profile
         core = CoreConfig(
             process.node_id,
@@ -497,7 +500,9 @@ class Simulation:
         )
         config = ReplicaConfig(core, limits, profile.retention, cache_bytes=profile.cache_bytes)
         rng = self.seeds.take(f"{process.node_id} core")
-        return self._replica_type(config, store, process, random_ms=rng.randint, wall_ms=process.wall_ms)
+        return self._replica_type(
+            config, store, process, random_ms=rng.randint, wall_ms=process.wall_ms, rebuilt=rebuilt
+        )
 
     def new_state_machine(self) -> StateMachine | None:
         return self._state_machine() if self._state_machine is not None else None
