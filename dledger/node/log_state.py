@@ -94,6 +94,17 @@ class LogState:
             self.note(batch.head, batch.first_index, batch.last_index, batch.term, batch.pos, now_ms)
         return put_off + self.committed(committed_index)
 
+    def rebuild_behind(
+        self, index: int, store: LogStore, committed_index: int, now_ms: int
+    ) -> list[Internal]:
+        """When some of what `rebuild` reads is damaged, and all who could repair it have purged it: begin
+        behind it, as if it was purged here, too. An image is awaited; behind a purge there always is one."""
+        self.reset(store.base)
+        self.needs_image = True
+        for batch in store.iter_heads(index + 1):
+            self.note(batch.head, batch.first_index, batch.last_index, batch.term, batch.pos, now_ms)
+        return self.committed(committed_index)
+
     def _load(self, stored: bytes, now_ms: int) -> bool:
         """False, with nothing changed, if it is of another layout."""
         if len(stored) < _STORED.size or not stored.startswith(_LAYOUT):

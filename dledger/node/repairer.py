@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from typing import Protocol
 
-from dledger.errors import DLedgerError, InvalidRequest, StorageError
+from dledger.errors import Code, DLedgerError, InvalidRequest, StorageError
 from dledger.node.logs import get_logger
 from dledger.node.pacing import Pace
 from dledger.rpc.peer_client import PeerUnreachable
@@ -49,6 +49,7 @@ class Repairer:
         self._task: asyncio.Task[None] | None = None
         self.found = 0
         self.repaired = 0
+        self.purged_upto = -1  # the last entry that is damaged here and was purged by another member
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -114,6 +115,8 @@ class Repairer:
                 await self._on_disk(lambda frames=frames: self._store.repair(frames))  # type: ignore[misc]
             except (PeerUnreachable, InvalidRequest, StorageError) as error:
                 _log.warning("no repair from this member", peer=peer, reason=str(error))
+                if isinstance(error, InvalidRequest) and error.code is Code.INDEX_LESS_THAN_LOCAL_BEGIN:
+                    self.purged_upto = max(self.purged_upto, damage.last_index)
                 continue
             self.repaired += 1
             _log.info("repaired", first=damage.first_index, last=damage.last_index, peer=peer)

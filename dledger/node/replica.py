@@ -96,7 +96,9 @@ class Replica:
         self.core = RaftCore(config.core, store.hard_state, log, store.committed_checkpoint, random_ms)
         self.cache = TailCache(config.cache_bytes)
         self.log_tail = store.tail  # the end of what was handed to the disk thread
-        self.committed_pos = self._tail_at(self.core.committed_index).pos
+        self.suspects: list[int] = []  # could not be read: the shell is to look for damage there
+        self.begin_behind = -1  # an entry: what is damaged up to there was purged by others (before `start`)
+        self.committed_pos = self._pos_after(self.core.committed_index)
         self.wall_ms = wall_ms
         self.admission = Admission(config.limits, store.data_file_size)
         self.admission.tail = store.tail
@@ -111,13 +113,16 @@ class Replica:
         self._held: deque[tuple[int, str, Message, bytes | None]] = deque()
         self._requests: dict[int, object] = {}  # reads and transfers: request id -> token
         self._next_request = 0
-        self.suspects: list[int] = []  # could not be read: the shell is to look for damage there
         self._leading = False
         self._commit_moved = False
 
     def start(self, now_ms: int) -> None:
         """Once, before anything else."""
-        marks = self.admission.state.rebuild(self.store, self.core.committed_index, now_ms)
+        state, committed = self.admission.state, self.core.committed_index
+        if self.begin_behind < 0:
+            marks = state.rebuild(self.store, committed, now_ms)
+        else:
+            marks = state.rebuild_behind(self.begin_behind, self.store, committed, now_ms)
         self._carry_out(marks)
         self._judge_fitness(now_ms)
         self._effects.extend(self.core.start(now_ms))

@@ -142,6 +142,7 @@ class NodeServer:
         self._clients: dict[str, LogClient] = {}
         self._retired: set[asyncio.Task[None]] = set()
         self._stream_id = 0
+        self._begin_behind = -1  # damage up to this entry was purged by others: see _repair_before_start
         self._role: Role | None = None
         self._http: HttpServer | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -261,6 +262,7 @@ class NodeServer:
         replica = Replica(
             self._replica_config(), store, shell, random_ms=random.randint, wall_ms=self._wall_ms
         )
+        replica.begin_behind = self._begin_behind
         self._replica, self._shell, self._readable = replica, shell, readable
         self._links = self._make_links(shell)
         self._jumps = JumpWatch(self._wall_ms, monotonic_ms)
@@ -397,6 +399,9 @@ class NodeServer:
             while not await loop.run_in_executor(self._readers, self._can_start):
                 if not await repairer.repair_all():
                     await asyncio.sleep(_REPAIR_PAUSE_S)
+                if repairer.purged_upto > self._begin_behind:
+                    self._begin_behind = repairer.purged_upto
+                    _log.error("others have purged what is damaged: a state image is awaited instead")
         finally:
             for link in links.values():
                 await link.close()
@@ -404,7 +409,7 @@ class NodeServer:
     def _can_start(self) -> bool:
         """On a reader thread. What is in the way is noted as damage."""
         for _ in range(_INDEX_RECORDS_MENDED):
-            index = first_unreadable(self.store)
+            index = first_unreadable(self.store, self._begin_behind)
             if index is None:
                 return True
             if self.store.note_damage(index) is not None:

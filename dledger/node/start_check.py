@@ -6,16 +6,17 @@ from dledger.node.log_state import LogState
 from dledger.store.api import EntryDamaged, LogStore
 
 
-def first_unreadable(store: LogStore) -> int | None:
+def first_unreadable(store: LogStore, begin_behind: int = -1) -> int | None:
     """An entry that has to be repaired before a start, by its index; None if there is none.
 
-    Recovery verifies what is above the checkpoint; the sessions are rebuilt from entries below it, too, and
-    where the log is known to be committed has to be readable.
+    Recovery verifies what is above the checkpoint; the sessions are rebuilt from entries below it, too.
     """
-    committed = max(store.base.index, min(store.committed_checkpoint, store.end_index))
+    state, committed = LogState(max_sessions=1 << 31), store.committed_checkpoint
     try:
-        store.tail_at(committed)
-        LogState(max_sessions=1 << 31).rebuild(store, committed, 0)
+        if begin_behind < 0:
+            state.rebuild(store, committed, 0)
+        else:
+            state.rebuild_behind(begin_behind, store, committed, 0)
     except EntryDamaged as error:
         return error.index
     return None

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from dledger.node.start_check import first_unreadable
 from dledger.store.api import LogStore
 from dledger.testing.care import fetch
-from dledger.testing.violation import Violation
 
 if TYPE_CHECKING:
     from dledger.testing.simulator import SimNode, Simulation
@@ -58,28 +57,33 @@ class Flips:
         sim.trace.add(sim.clock.now_ms, node_id, where)
         return True
 
-    def repair_before_start(self, node: SimNode, store: LogStore) -> bool:
-        """What a start has to read is repaired first, as the real node does. False: nobody has it now."""
-        if not self.on(node.node_id):
-            return True
-        for _ in range(100):
-            index = first_unreadable(store)
+    def repair_before_start(self, node: SimNode, store: LogStore) -> int | None:
+        """What a start has to read is repaired first, as the real node does. What others have purged nobody
+        can repair: the index of the last such entry, -1 if there is none. None: not now."""
+        begin_behind = -1
+        for _ in range(100 if self.on(node.node_id) else 0):
+            index = first_unreadable(store, begin_behind)
             if index is None:
-                return True
+                return begin_behind
             damage = store.note_damage(index)
             if damage is None:
                 continue  # only an index record, which is there again
             self.sim.counts["damages found at a start"] += 1
-            found = (
-                fetch(process.store, damage, process.replica.core.committed_index)
-                for process in self.sim.processes()
-                if not self.sim.network.is_cut(process.node_id, node.node_id) and not process.is_paused
-            )
+            peers = [
+                p
+                for p in self.sim.processes()
+                if not self.sim.network.is_cut(p.node_id, node.node_id) and not p.is_paused
+            ]
+            found = (fetch(p.store, damage, p.replica.core.committed_index) for p in peers)
             frames = next((frames for frames in found if frames is not None), None)
-            if frames is None:
-                return False
-            store.repair(frames)
-        raise Violation("damage", f"{node.node_id} cannot start: {damage}")
+            if frames is not None:
+                store.repair(frames)
+            elif any(p.store.base.index >= damage.first_index for p in peers):
+                self.sim.counts["starts behind damage that others have purged"] += 1
+                begin_behind = damage.last_index
+            else:
+                return None
+        return begin_behind
 
     def check_all_repaired(self) -> bool:
         """After everything is healed: read all that is stored. What is found is noted, and False."""

@@ -243,7 +243,8 @@ class Simulation:
             store = node.host.open()
             ends = batch_ends(store, self.invariants.mirrors[node_id].written)
             self.invariants.recovered(node_id, ends, store.hard_state, store.base, is_damaged=flipped)
-            if not self.flips.repair_before_start(node, store):
+            begin_behind = self.flips.repair_before_start(node, store)
+            if begin_behind is None:
                 node.host.crash(CrashKind.PROCESS, node.rng)
                 node.lives -= 1
                 self.clock.after(RETRY_MS, lambda: self.boot_if_down(node_id))
@@ -255,6 +256,7 @@ class Simulation:
         except StorageError as error:
             self._disk_failed(node, error)
             return
+        process.replica.begin_behind = begin_behind
         process.disk_factor = node.disk_factor
         node.process = process
         self.trace.add(self.clock.now_ms, node_id, f"up, incarnation {process.incarnation}")

@@ -14,6 +14,7 @@ from dledger.store.disk import CrashKind
 from dledger.store.layout import INDEX_RECORD_SIZE, NodePaths, file_name, index_file_size
 from dledger.testing.stores import DIRECTORY, DiskHost
 from tests.sim.cluster import KINDS, SOON_MS, Cluster
+from tests.sim.test_retention_scenarios import Retaining
 
 FILE = 1024
 WHERE = ["header", "body", "index record"]
@@ -202,3 +203,36 @@ def test_damage_is_repaired_while_clients_append_and_leaders_change() -> None:
         c.run_until(lambda c=c: not c.flips.nodes, limit_ms=SOON_MS)  # type: ignore[misc]
         c.end()
         assert c.flips.check_all_repaired()
+
+
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+def test_damage_that_all_others_have_purged_is_left_behind_for_their_image(on_disk: bool) -> None:
+    """The node needs the entry to know its sessions, and nobody has it any more."""
+    c = Retaining(on_disk=on_disk, checkpoint_every_ms=1 << 40, scrub_every_ms=20)
+    leader = c.begin()
+    c.fill_files(3)
+    c.run_until(c.is_settled, limit_ms=SOON_MS)
+    victim = c.others(leader)[0]
+    c.crash(victim, CrashKind.PROCESS)
+    batch = c.invariants.mirrors[victim].written.holding(c.session + 1)
+    assert batch is not None
+    is_there = c.nodes[victim].host.flip(batch, Random(1), is_down=True)
+    assert is_there is not None
+    c.flips._live[victim] = [(batch.first_index, is_there)]
+    c.fill_files(3)
+    before = c.counts["purges committed"]
+    c.ask_purge(c.elect())
+    c.run_until(lambda: c.counts["purges committed"] > before, limit_ms=SOON_MS)
+    c.run_for(200)
+    c.boot(victim)
+    c.run_until(lambda: c.nodes[victim].process is not None, limit_ms=SOON_MS)
+    assert c.process(victim).replica.admission.state.needs_image
+    c.run_until(c.is_settled, limit_ms=SOON_MS)
+    c.run_until(lambda: c.process(victim).replica.core.may_lead, limit_ms=SOON_MS)
+    c.only(victim)
+    c.crash(c.elect(), CrashKind.POWER)
+    c.run_until(lambda: c.leader() == victim, limit_ms=SOON_MS)
+    c.elect()
+    c.retry_all(victim)
+    c.end()
+    assert c.flips.check_all_repaired()
