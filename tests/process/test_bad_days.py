@@ -15,6 +15,7 @@ pytestmark = pytest.mark.process
 
 async def test_rule_11_a_directory_deleted_under_a_node_and_its_return(tmp_path: Path) -> None:
     async with ProcessCluster(tmp_path) as cluster:
+        await cluster.settle()
         leader = await cluster.leader()
         lost = others(cluster, leader)[0]
         async with Workload(cluster) as load:
