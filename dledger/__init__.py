@@ -1,7 +1,8 @@
 """A replicated, durable, checkable commit log.
 
-The client's names are here for use; they are imported when first asked for, so that `import dledger` alone
-(a command line, the pure core) does not load gRPC.
+All names of this package that programs may use: the client's, and those of a node with a state machine of the
+program's own. They are imported when first asked for, so that `import dledger` alone (a command line, the
+pure core) does not load gRPC.
 """
 
 from __future__ import annotations
@@ -37,10 +38,14 @@ if TYPE_CHECKING:
         Session,
         TlsFiles,
     )
+    from dledger.node.config import NodeConfig, load_config, parse_config
+    from dledger.node.server import NodeServer
+    from dledger.node.state_machine import AppliedEntry, StateMachine
 
 __all__ = [
     "AppendResult",
     "Appender",
+    "AppliedEntry",
     "AsyncClient",
     "BlockingAppender",
     "BlockingSession",
@@ -55,6 +60,8 @@ __all__ = [
     "InvalidRequest",
     "Limits",
     "MemberAddress",
+    "NodeConfig",
+    "NodeServer",
     "NodeStatus",
     "NotLeader",
     "Overloaded",
@@ -62,12 +69,25 @@ __all__ = [
     "Refused",
     "Session",
     "SessionExpired",
+    "StateMachine",
     "StorageError",
     "TlsFiles",
+    "load_config",
+    "parse_config",
 ]
+
+
+_OF_NODES = {
+    "AppliedEntry": "dledger.node.state_machine",
+    "NodeConfig": "dledger.node.config",
+    "NodeServer": "dledger.node.server",
+    "StateMachine": "dledger.node.state_machine",
+    "load_config": "dledger.node.config",
+    "parse_config": "dledger.node.config",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(import_module("dledger.client"), name)
+        return getattr(import_module(_OF_NODES.get(name, "dledger.client")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,13 +24,11 @@ import sys
 import threading
 from collections.abc import Iterable, Sequence
 
-from dledger import Client
-from dledger.node.server import NodeServer
-from dledger.node.state_machine import AppliedEntry
+from dledger import AppliedEntry, Client, NodeServer
 
 
 class KeyValueStore:
-    """Implements dledger.node.state_machine.StateMachine."""
+    """Implements dledger.StateMachine."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # the node applies on a thread of its own

@@ -20,7 +20,7 @@ from dledger.status.model import NodeStatus
 
 Answers = Mapping[str, NodeStatus | DLedgerError]
 
-_COLUMNS = ("node", "address", "role", "term", "leader", "begin", "end", "committed", "lag", "health")
+_COLUMNS = ("node", "address", "role", "term", "leader", "begin", "end", "committed", "lag", "disk", "health")
 
 
 @click.command()
@@ -110,7 +110,7 @@ def table_rows(answers: Answers) -> list[tuple[object, ...]]:
         if isinstance(answer, DLedgerError):
             # gRPC tells the story from outside in; what a person wants stands at its end.
             cause = answer.message.rpartition(": ")[2]
-            rows.append(("", address, "down", *[""] * 6, f"{answer.code.name}: {cause}"))
+            rows.append(("", address, "down", *[""] * 7, f"{answer.code.name}: {cause}"))
             continue
         rows.append(
             (
@@ -123,6 +123,7 @@ def table_rows(answers: Answers) -> list[tuple[object, ...]]:
                 answer.ledger_end_index,
                 answer.committed_index,
                 0 if answer.is_leader else lags.get(answer.node_id),
+                answer.disk,
                 answer.health,
             )
         )

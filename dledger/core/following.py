@@ -173,6 +173,21 @@ class Following:
         log.verified_index = max(log.verified_index, message.last_index)
         self.acknowledge(even_if_known=fresh > message.last_index)
 
+    def cut_by(self, message: Append | Truncate) -> int | None:
+        """The first index that carrying out this message would delete; None if it would delete nothing."""
+        log = self.core.log
+        if message.term < self.core.term:
+            return None
+        if isinstance(message, Truncate):
+            held = log.begin_index <= message.index <= log.end_index
+            return message.index if held and log.term_at(message.index) != message.index_term else None
+        if message.first_index > log.end_index or message.prev_index < log.base.index:
+            return None
+        if not log.holds(message.prev_index, message.prev_term):
+            return None
+        fresh = self._first_difference(message)
+        return fresh if fresh <= min(message.last_index, log.end_index) else None
+
     def _first_difference(self, message: Append) -> int:
         """First index of the message that is not in the log with the same term; last_index + 1 if all are."""
         log = self.core.log

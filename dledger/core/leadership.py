@@ -149,6 +149,17 @@ class Leadership:
         p = self.progress[peer]
         return p.stream_id == stream_id and p.loading and p.next_index == first_index
 
+    def awaits_probe(self, peer: str, message: Compare) -> bool:
+        """Is the answer to this probe still wanted, which could not be sent before?"""
+        p = self.progress[peer]
+        return (
+            message.term == self.term
+            and p.stream_id == message.stream_id
+            and p.is_answer_to_probe(message.index)
+            and p.probe_due_ms is None
+            and message.index >= self.core.log.base.index
+        )
+
     def _push(self, p: Progress) -> None:
         core, log = self.core, self.core.log
         if p.state is not PushState.APPEND or p.loading or p.next_index > log.end_index:

@@ -83,6 +83,10 @@ _REFUSALS: dict[Judgement, tuple[type[DLedgerError], Code, str]] = {
 }
 
 
+class RoomIsComing(Overloaded):
+    """Space for the batch is being prepared: it may be taken in a moment."""
+
+
 class Admission:
     def __init__(self, limits: AppendLimits, data_file_size: int) -> None:
         largest = max_batch_size(data_file_size)
@@ -97,6 +101,7 @@ class Admission:
         self.room: Callable[[], ReservedEnd] | None = None  # up to where the disk surely has room
         self._known_room = _NO_ROOM  # what `room` said last: it shrinks only when the log does
         self.is_full: Callable[[], bool] = lambda: False  # and there is none to be had
+        self.want_room: Callable[[], None] = lambda: None  # somebody waits for `room` to grow
         self.reserve_in_use = False  # the leader makes room by what is left of the disk: nobody else may
         self._gathered: list[Batch] = []
         self._waiters: deque[Waiter] = deque()  # by index
@@ -168,7 +173,7 @@ class Admission:
     def _no_room(self) -> Overloaded:
         if not self.reserve_in_use and not self.is_full():
             text = "space on the disk is being prepared; try again in a moment"
-            return Overloaded(text, code=Code.LEADER_PENDING_FULL)
+            return RoomIsComing(text, code=Code.LEADER_PENDING_FULL)
         self.count_limit("disk_reserve_bytes")
         text = "the disk has no room beyond disk_reserve_bytes; appends are taken again once there is space"
         return Overloaded(text, code=Code.DISK_FULL)
@@ -223,10 +228,10 @@ class Admission:
         index, pos = first, batch.pos
         if batch.head is not None:
             assert head is not None
-            body_pos = pos + HEADER_SIZE + len(batch.head)
-            self.state.note_value(head, first, last, term, body_pos, now_ms)
+            head_size = len(batch.head)
+            self.state.note_value(head, head_size, first, last, term, pos, now_ms)
             if count:
-                index, pos = first + 1, body_pos
+                index, pos = first + 1, pos + HEADER_SIZE + head_size
         outcome = AppendOutcome(index, count, term, pos)
         self._waiters.append(Waiter(token, last, first, size, deadline_ms, outcome))
         if deadline_ms < self._next_deadline_ms:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from time import monotonic
 from typing import Protocol
 
 from dledger.errors import DLedgerError, StorageError
@@ -15,6 +16,8 @@ from dledger.node.logs import get_logger
 _log = get_logger("disk")
 
 _LOOK_EVERY_S = 0.2
+_LEAST_PASSED_S = 0.05  # looks may follow each other so fast that a rate would mean nothing
+_MEMORY_S = 30.0
 #: As much of the reserve is prepared for an image at a time.
 _IMAGE_BYTES = 256 << 10
 
@@ -27,14 +30,27 @@ class PreparableStore(Protocol):
 
 
 class Allocator:
-    """Keeps `ahead_bytes` reserved from `start` until `stop`."""
+    """Keeps `ahead_bytes` reserved from `start` until `stop`: more while the log grows faster."""
 
     def __init__(
-        self, store: PreparableStore, ahead_bytes: int, *, on_fatal: Callable[[DLedgerError], None]
+        self,
+        store: PreparableStore,
+        ahead_bytes: int,
+        *,
+        on_fatal: Callable[[DLedgerError], None],
+        most_bytes: int = 0,
+        position: Callable[[], int] = lambda: 0,
+        on_prepared: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_fatal` is called on the thread of the allocator: it must only hand over."""
+        """`position`: where the log ends; at most `most_bytes` are reserved because it moves fast. `on_fatal`
+        and `on_prepared` are called on the thread of the allocator: they must only hand over."""
         self._store = store
-        self.ahead_bytes = ahead_bytes
+        self._least_bytes = self.ahead_bytes = ahead_bytes
+        self._most_bytes = most_bytes
+        self._position = position
+        self._on_prepared = on_prepared
+        self._last_position: int | None = None
+        self._last_look_s = 0.0
         self.use_reserve = False  # what is written now makes room
         self._on_fatal = on_fatal
         self._wanted = threading.Event()
@@ -69,8 +85,20 @@ class Allocator:
         except Exception as error:  # half a file may be there, and nobody knows of it
             self._on_fatal(StorageError(f"the allocator failed: {type(error).__name__}: {error}"))
 
+    def reckon(self, now_s: float) -> None:
+        """Keep as much as the log took in the last second or so; the memory of a burst fades."""
+        position = self._position()
+        if self._last_position is not None and now_s > self._last_look_s:
+            passed_s = now_s - self._last_look_s
+            rate = (position - self._last_position) / max(passed_s, _LEAST_PASSED_S)
+            fading = self.ahead_bytes * max(0.0, 1 - passed_s / _MEMORY_S)
+            self.ahead_bytes = int(max(self._least_bytes, min(self._most_bytes, max(rate, fading))))
+        self._last_position, self._last_look_s = position, now_s
+
     def _prepare(self) -> None:
+        self.reckon(monotonic())
         full = not self._store.prepare(self.ahead_bytes)
+        self._on_prepared()
         if full and self.use_reserve:
             self._store.prepare(_IMAGE_BYTES, use_reserve=True)
         if full == self.is_full:

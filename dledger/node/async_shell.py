@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -194,6 +195,12 @@ class AsyncShell:
         if self._dead:
             return
         self._loop.call_soon_threadsafe(self._on_report, report)
+
+    def room_was_made(self) -> None:
+        """On the allocator's thread: space was prepared, perhaps for an append that waits for it."""
+        if len(self._replica.parking) and not self._dead:
+            with suppress(RuntimeError):  # the loop is gone
+                self._loop.call_soon_threadsafe(self._flush)
 
     def _on_report(self, report: Report) -> None:
         match report:

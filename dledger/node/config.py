@@ -77,6 +77,7 @@ class LimitsConfig(_Section):
     max_waiting_reads: Positive = 4096
     max_unanswered_per_stream: Positive = 1024
     max_pending_bytes: Positive = 64 << 20
+    max_pending_appends: Positive = 65_536
     max_push_bytes: Annotated[int, Field(gt=0, le=MAX_PAYLOAD_BYTES)] = 1 << 20
     max_inflight_bytes: Positive = 16 << 20
     tail_cache_bytes: Positive = 64 << 20
@@ -85,6 +86,7 @@ class LimitsConfig(_Section):
     read_timeout_ms: Positive = 5000
     read_chunk_bytes: Annotated[int, Field(gt=0, le=MAX_PAYLOAD_BYTES)] = 512 << 10
     catch_up_bytes_per_second: NotNegative = 256 << 20  # to each follower that is far behind; 0: no limit
+    repair_bytes_per_second: NotNegative = 64 << 20  # of damaged data files; 0: no limit
     disk_reserve_bytes: NotNegative | None = None  # kept free; a data file, its index and up to 64 MiB more
 
     @model_validator(mode="after")
@@ -147,6 +149,19 @@ class TlsConfig(_Section):
     client_auth: Literal["require", "none"] = "require"
     http_client_auth: Literal["require", "none"] = "none"
     peer_names: dict[Name, Name] = Field(default_factory=dict)
+    # Names in certificates that may transfer, purge, scrub and back up, beside those of the members.
+    admin_names: tuple[Name, ...] | None = None  # None: every certificate may
+
+    @field_validator("admin_names", mode="before")
+    @classmethod
+    def _to_tuple(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _names_need_certificates(self) -> TlsConfig:
+        if self.admin_names is not None and self.client_auth == "none":
+            raise ValueError('admin_names needs client_auth = "require": else nobody shows a certificate')
+        return self
 
     @field_validator("certificate", "key", "ca", mode="before")
     @classmethod

@@ -23,7 +23,7 @@ from dledger.store.batch import Batch
 _log = get_logger("disk")
 
 #: After these the store is as it was, and can be used on.
-_HARMLESS = (Code.DISK_FULL, Code.DATA_DAMAGED)
+HARMLESS = (Code.DISK_FULL, Code.DATA_DAMAGED)
 
 
 class WritableStore(Protocol):
@@ -210,8 +210,12 @@ class DiskWorker:
         self._busy_since = None
 
     def _checkpoint(self, job: CheckpointJob) -> None:
+        if self._purge_to is not None:
+            self._purge(self._purge_to)
+        # A start looks only behind what the stored table covers for a purge that is still to be carried out.
+        sessions = job.sessions if self._purge_to is None else None
         try:
-            self._store.save_checkpoint(job.committed_index, job.sessions)
+            self._store.save_checkpoint(job.committed_index, sessions)
         except StorageError as error:
             if error.code is not Code.DISK_FULL:
                 raise
@@ -231,7 +235,7 @@ class DiskWorker:
             job.outcome.set_result(job.work())
         except StorageError as error:
             job.outcome.set_exception(error)
-            if error.code not in _HARMLESS:
+            if error.code not in HARMLESS:
                 raise
 
     def _sync(self) -> None:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from contextlib import suppress
 from typing import NamedTuple
 
 from dledger.core.cluster_clock import ClusterClock
 from dledger.core.sessions import Result, SessionTable
 from dledger.core.values import Base
 from dledger.node.images import find_image
-from dledger.store.api import LogStore
+from dledger.store.api import EntryDamaged, LogStore
 from dledger.store.batch import HEADER_SIZE
 from dledger.store.internal import (
+    ImageBegin,
     ImageEnd,
     Internal,
     Purge,
@@ -23,6 +25,7 @@ from dledger.store.internal import (
     SessionOpen,
     Stamped,
     decode_internal,
+    strip_stamp,
 )
 
 _STORED = struct.Struct(">qq")  # the newest image, the last stamp; the session table follows
@@ -44,6 +47,9 @@ class LogState:
         self.sessions = SessionTable(max_sessions=max_sessions)
         self.clock = ClusterClock()
         self.newest_image = -1  # index of the newest complete, committed image; -1: none
+        self.image_pos = 0  # where the newest image begins, and how much of the log it takes; 0: not known
+        self.image_bytes = 0
+        self._begun = (-1, 0)  # index and position of the newest begin mark of an image
         self.needs_image = False  # the log begins at a base that was installed: nothing is served yet
         self._marks: deque[Head] = deque()  # image ends and purges that are not committed yet
         self._deferred: list[Head] = []  # what comes after an installed base, until the image is committed
@@ -63,11 +69,29 @@ class LogState:
                 self.clock.learn(stamp_ms, now_ms)
             self.sessions.load(stored[1][_STORED.size :])
             covered = stored[0]
+            self._measure_image(store)
         elif store.base.index >= 0:
             covered = self._load_newest_image(store, committed_index)
         for batch in store.iter_heads(covered + 1):
             self.note(batch.head, batch.first_index, batch.last_index, batch.term, batch.pos, now_ms)
         return self.committed(committed_index)
+
+    def _measure_image(self, store: LogStore) -> None:
+        """What the stored table leaves out. Damage there is no reason not to start."""
+        if self.newest_image < store.begin_index:
+            return
+        with suppress(EntryDamaged):
+            for batch in store.iter_heads(self.newest_image):
+                value = strip_stamp(decode_internal(batch.head))[1]
+                self._measure(value, batch.first_index, batch.pos)
+                if isinstance(value, ImageEnd):
+                    return
+
+    def _measure(self, value: Internal, first_index: int, pos: int) -> None:
+        if isinstance(value, ImageBegin):
+            self._begun = (first_index, pos)
+        elif isinstance(value, ImageEnd) and value.image_index == self._begun[0]:
+            self.image_pos, self.image_bytes = self._begun[1], pos - self._begun[1]
 
     def _load_newest_image(self, store: LogStore, committed_index: int) -> int:
         """Without a stored table, a log that does not begin at 0 is only as good as its image."""
@@ -86,6 +110,7 @@ class LogState:
         """The log was replaced by one that begins after `base` (INSTALL_BASE)."""
         self.sessions = SessionTable(max_sessions=self._max_sessions)
         self.newest_image = -1
+        self.image_pos = self.image_bytes = 0
         self.needs_image = base.index >= 0
         self._marks.clear()
         self._deferred.clear()
@@ -95,19 +120,27 @@ class LogState:
 
     def note(self, head: bytes, first_index: int, last_index: int, term: int, pos: int, now_ms: int) -> None:
         """A batch that `head` leads was put after the end; `pos` is that of the head's entry."""
-        body_pos = pos + HEADER_SIZE + len(head)
-        self.note_value(decode_internal(head), first_index, last_index, term, body_pos, now_ms)
+        self.note_value(decode_internal(head), len(head), first_index, last_index, term, pos, now_ms)
 
     def note_value(
-        self, value: Internal, first_index: int, last_index: int, term: int, first_body_pos: int, now_ms: int
+        self,
+        value: Internal,
+        size: int,
+        first_index: int,
+        last_index: int,
+        term: int,
+        pos: int,
+        now_ms: int,
     ) -> None:
-        """The same for a head that is known decoded."""
+        """The same for a head of `size` bytes that is known decoded."""
         if type(value) is Stamped:
             self.clock.learn(value.stamp_ms, now_ms)
             value = value.inner
-        noted = Head(value, first_index, last_index, term, first_body_pos)
-        if type(value) is ImageEnd or type(value) is Purge:
-            self._marks.append(noted)
+        noted = Head(value, first_index, last_index, term, pos + HEADER_SIZE + size)
+        if type(value) is not SessionBatch:  # nearly all are
+            if type(value) is ImageEnd or type(value) is Purge:
+                self._marks.append(noted)
+            self._measure(value, first_index, pos)
         if self.needs_image:
             self._deferred.append(noted)
             if isinstance(value, ImageEnd):
@@ -176,3 +209,17 @@ class LogState:
             return None
         stamp_ms = -1 if self.clock.last_stamp_ms is None else self.clock.last_stamp_ms
         return _STORED.pack(self.newest_image, stamp_ms) + self.sessions.encode_committed()
+
+
+class Rebuilt(NamedTuple):
+    """What a start made of the log: its state, and the committed marks to be carried out again."""
+
+    state: LogState
+    marks: list[Internal]
+
+
+def rebuild(store: LogStore, max_sessions: int, now_ms: int) -> Rebuilt:
+    """EntryDamaged if an entry that is needed for it cannot be read."""
+    state = LogState(max_sessions=max_sessions)
+    committed_index = max(store.base.index, store.committed_checkpoint)
+    return Rebuilt(state, state.rebuild(store, committed_index, now_ms))

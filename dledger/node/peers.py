@@ -104,11 +104,14 @@ class PeerLink:
         if stream is not None and stream.stream_id == message.stream_id:
             stream.put(message, payload)
 
-    async def fetch(self, first_index: int, last_index: int, timeout_s: float) -> list[FetchedFrames]:
-        """Committed entries of the peer. PeerUnreachable, InvalidRequest if it cannot give them."""
+    async def fetch(self, first_index: int, last_index: int, timeout_s: float) -> FetchedFrames:
+        """Committed entries of the peer from first_index on, and no more than are good to hold in memory.
+        PeerUnreachable, InvalidRequest if it cannot give them."""
         frames = self._client.fetch(first_index, last_index, _FETCH_BYTES, timeout_s)
         async with aclosing(frames) as parts:
-            return [part async for part in parts]
+            async for part in parts:
+                return part
+        raise InvalidRequest(f"{self.peer} sent nothing from entry {first_index} on")
 
     def lead(self) -> None:
         """Keep a push stream open from now on. A new leadership gets a new stream."""

@@ -13,15 +13,18 @@ from concurrent.futures import Executor, Future
 from typing import Protocol
 
 from dledger.errors import DLedgerError, InvalidRequest, StorageError
+from dledger.node.disk_worker import HARMLESS
 from dledger.node.logs import get_logger
 from dledger.node.pacing import Pace
+from dledger.node.threads import in_thread
 from dledger.rpc.peer_client import PeerUnreachable
 from dledger.rpc.ports import FetchedFrames
-from dledger.store.api import Damage, Frames, LogStore
+from dledger.store.api import Damage, Frames, LogStore, RepairWork
 
 _log = get_logger("repair")
 
 _FETCH_TIMEOUT_S = 30.0
+_PIECE_BYTES = 1 << 20
 _PAUSE_MIN_S = 0.2
 _PAUSE_MAX_S = 30.0
 
@@ -29,7 +32,8 @@ _PAUSE_MAX_S = 30.0
 class Source(Protocol):
     """A member that may have good entries."""
 
-    async def fetch(self, first_index: int, last_index: int, timeout_s: float) -> list[FetchedFrames]: ...
+    async def fetch(self, first_index: int, last_index: int, timeout_s: float) -> FetchedFrames:
+        """Whole batches from first_index on: as many as one piece holds."""
 
 
 class Repairer:
@@ -40,8 +44,15 @@ class Repairer:
         store: LogStore,
         sources: Mapping[str, Source],
         call: Callable[[Callable[[], object]], Future[object]],
+        *,
+        on_fatal: Callable[[DLedgerError], None],
+        bytes_per_second: int,
     ) -> None:
+        """bytes_per_second 0: as fast as it goes."""
         self._store = store
+        self._on_fatal = on_fatal
+        self._pace = Pace(bytes_per_second)
+        self._work: RepairWork | None = None  # under way
         self._sources = sources
         self._call = call
         self._suspects: set[int] = set()
@@ -49,6 +60,11 @@ class Repairer:
         self._task: asyncio.Task[None] | None = None
         self.found = 0
         self.repaired = 0
+
+    @property
+    def repairing_index(self) -> int:
+        """The entry that the repair under way has come to; -1: none is."""
+        return -1 if self._work is None else self._work.next_index
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -62,6 +78,12 @@ class Repairer:
         """A read of `index` failed: find out what is damaged there, and repair it."""
         self._suspects.add(index)
         self._woken.set()
+
+    async def mend(self, index: int) -> bool:
+        """Find out what is damaged around an entry, and repair all that is. Before `start` only."""
+        self._suspects.add(index)
+        await self._look()
+        return await self.repair_all()
 
     async def _run(self) -> None:
         pause = _PAUSE_MIN_S
@@ -107,27 +129,51 @@ class Repairer:
     async def _repair(self, damage: Damage) -> bool:
         for peer in random.sample(sorted(self._sources), len(self._sources)):
             try:
-                parts = await self._sources[peer].fetch(
-                    damage.first_index, damage.last_index, _FETCH_TIMEOUT_S
-                )
-                frames = _joined(parts, damage)
-                await self._on_disk(lambda frames=frames: self._store.repair(frames))  # type: ignore[misc]
+                work = self._work = self._store.begin_repair(damage)
+            except StorageError:
+                return True  # it is gone: purged, truncated, or part of a larger one by now
+            try:
+                await self._bring(work, self._sources[peer], damage)
             except (PeerUnreachable, InvalidRequest, StorageError) as error:
+                # Not on a cancellation: a piece may be under way then, and the next start cleans up.
+                await in_thread(work.abandon, "repair")
+                if isinstance(error, StorageError) and error.code not in HARMLESS:
+                    self._on_fatal(error)
+                    return False
                 _log.warning("no repair from this member", peer=peer, reason=str(error))
                 continue
+            finally:
+                self._work = None
             self.repaired += 1
             _log.info("repaired", first=damage.first_index, last=damage.last_index, peer=peer)
             return True
         return False
 
+    async def _bring(self, work: RepairWork, source: Source, damage: Damage) -> None:
+        """In pieces, so that neither memory nor the disk thread is taken up by the size of a data file."""
+        while not work.is_fed:
+            first = work.next_index
+            part = await source.fetch(first, damage.last_index, _FETCH_TIMEOUT_S)
+            if part.first_index != first:
+                raise InvalidRequest("it sent other entries than were asked for")
+            frames = Frames(*part)
+            await in_thread(lambda frames=frames: work.feed(frames), "repair")  # type: ignore[misc]
+            if work.next_index == first:
+                raise InvalidRequest("it sent nothing")
+            await self._breathe(len(frames.data))
+        while await in_thread(lambda: work.copy(_PIECE_BYTES), "repair"):
+            await self._breathe(_PIECE_BYTES)
+        while await self._on_disk(lambda: work.index_some(_PIECE_BYTES)):
+            pass
+        await self._on_disk(work.finish)
+
+    async def _breathe(self, size: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._pace.took(size, loop.time())
+        await asyncio.sleep(self._pace.wait_s(loop.time()))
+
     async def _on_disk(self, work: Callable[[], object]) -> object:
         return await asyncio.wrap_future(self._call(work))
-
-
-def _joined(parts: list[FetchedFrames], damage: Damage) -> Frames:
-    if not parts or parts[0].first_index != damage.first_index or parts[-1].last_index < damage.last_index:
-        raise InvalidRequest("it sent other entries than were asked for")
-    return Frames(parts[0].first_index, parts[-1].last_index, b"".join(part.data for part in parts))
 
 
 class Scrubber:

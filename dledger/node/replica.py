@@ -45,15 +45,20 @@ from dledger.core.events import (
     TransferRequest,
 )
 from dledger.core.log_view import LogView
-from dledger.core.messages import Append, Compare, Message, PushResponse, PushType
+from dledger.core.messages import Append, Compare, Message, Truncate
 from dledger.core.raft import RaftCore
 from dledger.core.values import Base, CoreConfig, Role, Tail, TermRun
 from dledger.errors import Code, DLedgerError, NotLeader, Overloaded, StorageError, error_for
-from dledger.node.admission import Admission, AppendLimits
-from dledger.node.replica_status import FollowerView, ReplicaStatus, rejoining_text
+from dledger.node.admission import Admission, AppendLimits, RoomIsComing
+from dledger.node.held import HeldMessages
+from dledger.node.log_state import Rebuilt
+from dledger.node.parking import ParkedAppend, Parking
+from dledger.node.pushes import chain_matches, check_cut, refusal
+from dledger.node.replica_status import ReplicaStatus, status_of
 from dledger.node.retainer import Retainer
 from dledger.node.retention import RetentionPolicy
 from dledger.node.shell import (
+    AppendOutcome,
     HardStateJob,
     PurgeJob,
     ResetJob,
@@ -63,7 +68,7 @@ from dledger.node.shell import (
     WriteJob,
 )
 from dledger.node.tail_cache import TailCache
-from dledger.store.api import Frames, LogStore
+from dledger.store.api import EntryDamaged, Frames, LogStore
 from dledger.store.batch import Batch, DamagedBatch, parse_batches
 from dledger.store.internal import Internal, Purge
 
@@ -88,8 +93,10 @@ class Replica:
         *,
         random_ms: Callable[[int, int], int],
         wall_ms: Callable[[], int],
+        rebuilt: Rebuilt | None = None,
     ) -> None:
-        """`wall_ms`: this node's wall clock, ms since the Unix epoch; cluster time is drawn towards it."""
+        """`wall_ms`: this node's wall clock, ms since the Unix epoch; cluster time is drawn towards it.
+        `rebuilt`: what `rebuild` made of the store, if that was done before; reading it takes time."""
         self.config = config
         self.store = store
         self.shell = shell
@@ -97,29 +104,37 @@ class Replica:
         self.core = RaftCore(config.core, store.hard_state, log, store.committed_checkpoint, random_ms)
         self.cache = TailCache(config.cache_bytes)
         self.log_tail = store.tail  # the end of what was handed to the disk thread
-        self.committed_pos = self._tail_at(self.core.committed_index).pos
+        self.committed_pos = store.base.pos
         self.wall_ms = wall_ms
         self.admission = Admission(config.limits, store.data_file_size)
+        self._marks = None if rebuilt is None else rebuilt.marks  # to be carried out at the start
+        if rebuilt is not None:
+            self.admission.state = rebuilt.state
         self.admission.tail = store.tail
         self.admission.room = lambda: store.reserved_end
         self.admission.is_full = lambda: not store.has_room
+        self.parking = Parking(config.limits.max_pending_bytes, config.limits.max_pending_appends)
         self.retainer = Retainer(self, config.retention)
         self._purge_to: Base | None = None  # of a committed PURGE that is still to be carried out
         self._effects: deque[Effect] = deque()
         self._incoming: list[Batch] = []  # batches of the Append that is being received
         self._hard_states_submitted = 0
         self._hard_states_saved = 0
-        self._held: deque[tuple[int, str, Message, bytes | None]] = deque()
+        self._held = HeldMessages()
         self._requests: dict[int, object] = {}  # reads and transfers: request id -> token
         self._next_request = 0
         self.suspects: list[int] = []  # could not be read: the shell is to look for damage there
+        self._unread_probes: dict[str, Compare] = {}  # by peer: what they are to be told of is to be repaired
         self._leading = False
         self._commit_moved = False
         self._group_bytes = b""  # of the group that is being handed over
 
     def start(self, now_ms: int) -> None:
         """Once, before anything else."""
-        marks = self.admission.state.rebuild(self.store, self.core.committed_index, now_ms)
+        marks, self._marks = self._marks, None
+        if marks is None:
+            marks = self.admission.state.rebuild(self.store, self.core.committed_index, now_ms)
+        self._note_committed_pos()
         self._carry_out(marks)
         self._judge_fitness(now_ms)
         self._effects.extend(self.core.start(now_ms))
@@ -131,6 +146,7 @@ class Replica:
         """Time has passed: call about every 20 ms."""
         self._judge_fitness(now_ms)
         self._purge(now_ms)
+        self._repeat_probes()
         self._step(Tick(self.shell.fsync_began_ms()), now_ms)
         self.retainer.tick(now_ms)
         self.flush(now_ms)
@@ -140,32 +156,36 @@ class Replica:
 
     def receive(self, now_ms: int, peer: str, message: Message, payload: bytes | None = None) -> None:
         """A message from a peer; `payload` holds the batches of an Append."""
-        if not isinstance(message, Append | Compare):
+        if not isinstance(message, Append | Compare | Truncate):
             self._step(Receive(peer, message), now_ms)
             return
-        chain_matches: bool | None = None
+        matches: bool | None = None
         try:
             if isinstance(message, Compare):
-                chain_matches = self._chain_matches(message)
-            else:
+                matches = chain_matches(self.core.log, self._tail_at, message)
+            elif isinstance(message, Append):
                 self._incoming = self._parse(message, payload)
-        except DamagedBatch as error:
-            # Bytes that do not check out change nothing; the leader compares again and sends them anew.
-            self.admission.count_limit("damaged_push")
-            self._refuse_push(peer, message, error.code)
+                check_cut(self.core, self.store, self._tail_at, message)
+            else:
+                check_cut(self.core, self.store, self._tail_at, message)
+        except (DamagedBatch, EntryDamaged) as error:
+            # Bytes that do not check out change nothing, and what is here and cannot be read is not built
+            # upon: the leader compares again, and sends anew what is right by then.
+            if isinstance(error, EntryDamaged):
+                self.suspects.append(error.index)
+            else:
+                self.admission.count_limit("damaged_push")
+            self._incoming = []
+            self._send(peer, refusal(self.core, message, error.code), None)
             return
         except StorageError as error:
-            if error.code is not Code.DATA_DAMAGED:
-                self.shell.fatal(error)
-                return
-            # The leader asks again; meanwhile what is damaged here can be repaired.
-            self.suspects.append(message.index if isinstance(message, Compare) else message.prev_index)
+            self.shell.fatal(error)
             return
         if self._lacks_room():
             self.admission.count_limit("disk_reserve_bytes")
-            self._refuse_push(peer, message, Code.DISK_FULL)
+            self._send(peer, refusal(self.core, message, Code.DISK_FULL), None)
         else:
-            self._step(Receive(peer, message, chain_matches), now_ms)
+            self._step(Receive(peer, message, matches), now_ms)
         self._incoming = []
 
     def append(
@@ -184,23 +204,65 @@ class Replica:
         if problem is not None:
             self.shell.answer_append(token, problem)
             return
-        answer = self.admission.admit(
+        deadline_ms = now_ms + timeout_ms
+        # Who came first gets the room first; the batches of a session are to stay in order, too.
+        answer = (
+            self._admit(token, bodies, session, open_session, deadline_ms, now_ms)
+            if not len(self.parking)
+            else RoomIsComing("others wait for room on the disk; try again later")
+        )
+        if answer is None:
+            return
+        if isinstance(answer, RoomIsComing):
+            parked = ParkedAppend(token, bodies, session, open_session, deadline_ms)
+            if self.parking.add(parked, self.admission.pending_bytes):
+                self.admission.want_room()
+                return
+            self.admission.count_limit("max_pending_bytes")
+        self.shell.answer_append(token, answer)
+
+    def _admit(
+        self,
+        token: object,
+        bodies: Sequence[bytes],
+        session: tuple[int, int] | None,
+        open_session: bool,
+        deadline_ms: int,
+        now_ms: int,
+    ) -> AppendOutcome | DLedgerError | None:
+        return self.admission.admit(
             token,
             bodies,
             session=session,
             open_session=open_session,
-            deadline_ms=now_ms + timeout_ms,
+            deadline_ms=deadline_ms,
             term=self.core.term,
             committed_index=self.core.committed_index,
             now_ms=now_ms,
             wall_ms=self.wall_ms(),
         )
-        if answer is not None:
-            self.shell.answer_append(token, answer)
+
+    def _retry_parked(self, now_ms: int) -> None:
+        """Space may have been prepared for those who wait for it."""
+        problem = self._why_no_append()
+        if problem is not None:
+            for token in self.parking.clear():
+                self.shell.answer_append(token, problem)
+            return
+
+        def admit(it: ParkedAppend) -> AppendOutcome | DLedgerError | None:
+            return self._admit(it.token, it.bodies, it.session, it.open_session, it.deadline_ms, now_ms)
+
+        for token, outcome in self.parking.retry(now_ms, admit):
+            self.shell.answer_append(token, outcome)
+        if len(self.parking):
+            self.admission.want_room()
 
     def flush(self, now_ms: int) -> None:
         """The end of a turn in which appends came. Groups are self-clocked (design 3.2): while a group is
         uncommitted, appends gather into the next one, unless enough bytes wait to be worth their own."""
+        if len(self.parking):
+            self._retry_parked(now_ms)
         gathered = self.admission.gathered_bytes
         if not gathered or not self._leading or self.core.successor_asked:
             return
@@ -224,9 +286,8 @@ class Replica:
     def hard_state_saved(self, now_ms: int, number: int) -> None:
         """The disk thread reports: HardStateJob `number` is durable. What waited may leave (rule 2)."""
         self._hard_states_saved = number
-        while self._held and self._held[0][0] <= number:
-            _, peer, message, payload = self._held.popleft()
-            self.shell.send(peer, message, payload)
+        for held in self._held.release(number):
+            self.shell.send(held.peer, held.message, held.payload)
 
     def push_loaded(self, now_ms: int, peer: str, stream_id: int, first: int, frames: Frames | None) -> None:
         """What shell.load_push(peer, stream_id, first, ...) asked for; None if it could not be read."""
@@ -264,60 +325,22 @@ class Replica:
     def checkpoint(self) -> tuple[int, tuple[int, bytes] | None]:
         """(committed_index, (index, session table)) for store.save_checkpoint."""
         committed = self.core.committed_index
-        if committed > self.core.log.durable_index:
+        if committed > self.core.log.durable_index or self._purge_to is not None:
+            # A start looks only behind what the table covers for a purge that is still to be carried out.
             return committed, None
         blob = self.admission.state.encode_committed()
         return committed, None if blob is None else (committed, blob)
 
     def status(self) -> ReplicaStatus:
-        core, clock, wall_ms = self.core, self.admission.state.clock, self.wall_ms()
-        return ReplicaStatus(
-            role=core.role,
-            term=core.term,
-            role_epoch=core.role_epoch,
-            incarnation=core.hard_state.incarnation,
-            leader_id=core.leader_id,
-            ledger_begin_index=core.log.begin_index,
-            ledger_end_index=core.log.end_index,
-            ledger_end_term=core.log.end_term,
-            durable_index=core.log.durable_index,
-            verified_index=core.log.verified_index,
-            committed_index=core.committed_index,
-            ledger_end_pos=self.log_tail.pos,
-            committed_pos=self.committed_pos,
-            pending_bytes=self.admission.pending_bytes,
-            sessions=len(self.admission.sessions),
-            transferring_to=core.transferring_to,
-            followers=self._follower_views(),
-            limits_hit=dict(self.admission.limits_hit),
-            needs_image=self.admission.state.needs_image,
-            newest_image=self.admission.state.newest_image,
-            cluster_time_ms=clock.read(core.now_ms, wall_ms),
-            clock_offset_ms=clock.offset_ms(core.now_ms, wall_ms),
-            rejoining=rejoining_text(core.hard_state, core.rejoining.missing, core.log.end_index),
-        )
+        return status_of(self)
 
-    def _follower_views(self) -> tuple[FollowerView, ...]:
-        leadership = self.core.leadership
-        if leadership is None:
-            return ()
-        end = self.core.log.end_index
-        return tuple(
-            FollowerView(
-                node_id=p.peer,
-                push_state=p.state.value,
-                match_index=p.match_index,
-                lag_entries=end - p.match_index,
-                lag_bytes=self.log_tail.pos - self._pos_after(p.match_index),
-                inflight_bytes=p.inflight_bytes,
-                last_contact_ms=self.core.now_ms - p.last_contact_ms,
-            )
-            for p in leadership.progress.values()
-        )
-
-    def _pos_after(self, index: int) -> int:
-        """Position after an entry that is the last of a batch here; 0 if nothing is known of it."""
-        return self._tail_at(index).pos if index >= self.core.log.base.index else self.core.log.base.pos
+    def pos_after(self, index: int) -> int:
+        """Position after an entry that is the last of a batch here. Of one that is gone or cannot be read a
+        bound has to do: that of the base, or of the end."""
+        if index < self.core.log.base.index:
+            return self.core.log.base.pos
+        tail = self._tail_unless_damaged(index)
+        return self.log_tail.pos if tail is None else tail.pos
 
     # -- carrying out effects -----------------------------------------------------------------------------
 
@@ -378,17 +401,31 @@ class Replica:
     def _send(self, peer: str, message: Message, payload: bytes | None) -> None:
         """Rule 2: nothing leaves while a term or vote that it may depend on is not durable."""
         if isinstance(message, Compare):
-            message = replace(message, chain_crc=self._tail_at(message.index).chain_crc)
+            tail = self._tail_unless_damaged(message.index)
+            if tail is None:
+                self._unread_probes[peer] = message
+                return
+            message = replace(message, chain_crc=tail.chain_crc)
         if self._hard_states_saved < self._hard_states_submitted:
-            self._held.append((self._hard_states_submitted, peer, message, payload))
+            self._held.add(self._hard_states_submitted, peer, message, payload)
         else:
             self.shell.send(peer, message, payload)
+
+    def _repeat_probes(self) -> None:
+        """What could not be read when it was to be sent may have been repaired."""
+        unread, self._unread_probes = self._unread_probes, {}
+        for peer, message in unread.items():
+            leadership = self.core.leadership
+            if leadership is not None and leadership.awaits_probe(peer, message):
+                self._send(peer, message, None)
 
     def _role_changed(self, effect: RoleChanged) -> None:
         leads = effect.role is Role.LEADER
         if self._leading and not leads:
             refused = self._not_leader()
             self.retainer.stop()
+            for token in self.parking.clear():
+                self.shell.answer_append(token, refused)
             for token, error in self.admission.abandon(self.log_tail, refused):
                 self.shell.answer_append(token, error)
         self._leading = leads
@@ -398,11 +435,17 @@ class Replica:
 
     def _committed(self, committed_index: int) -> None:
         self._commit_moved = True
-        self.committed_pos = self._tail_at(committed_index).pos
+        self._note_committed_pos()
         self._carry_out(self.admission.state.committed(committed_index))
         for token, outcome in self.admission.committed(committed_index):
             self.shell.answer_append(token, outcome)
         self.shell.committed(committed_index)
+
+    def _note_committed_pos(self) -> None:
+        """For those who watch: if the entry cannot be read, the next commit will say."""
+        tail = self._tail_unless_damaged(self.core.committed_index)
+        if tail is not None:
+            self.committed_pos = tail.pos
 
     # -- the log's bytes ----------------------------------------------------------------------------------
 
@@ -411,6 +454,14 @@ class Replica:
         if index == self.log_tail.index:
             return self.log_tail
         return self.cache.tail_at(index) or self.store.tail_at(index)
+
+    def _tail_unless_damaged(self, index: int) -> Tail | None:
+        """Rule 10: what cannot be read is handed to the shell, to be repaired, and stops nothing here."""
+        try:
+            return self._tail_at(index)
+        except EntryDamaged as error:
+            self.suspects.append(error.index)
+            return None
 
     def _write_group(self, batches: list[Batch], now_ms: int) -> None:
         """Leader: the disk write and the pushes of a group start together (design 3.2)."""
@@ -505,7 +556,7 @@ class Replica:
         """Leader: (index, position) up to which each follower has stored the log."""
         leadership = self.core.leadership
         ends = [p.stored_index for p in leadership.progress.values()] if leadership else []
-        return [(index, self._pos_after(index)) for index in ends]
+        return [(index, self.pos_after(index)) for index in ends]
 
     def _judge_fitness(self, now_ms: int) -> None:
         """Rules 9 to 11: who may not lead, says so in time."""
@@ -565,34 +616,11 @@ class Replica:
             raise DamagedBatch("the terms are not those announced", index=message.first_index, pos=tail.pos)
         return batches
 
-    def _chain_matches(self, message: Compare) -> bool | None:
-        """Rule 6: two logs that hold the same (index, term) must have the same history up to there."""
-        log = self.core.log
-        if message.index <= log.base.index or not log.holds(message.index, message.index_term):
-            return None
-        return self._tail_at(message.index).chain_crc == message.chain_crc
-
     def _lacks_room(self) -> bool:
         """Would what is received have to go where there is no room? What was taken has to be stored."""
         if not self._incoming or self._incoming[-1].last_index <= self.core.log.end_index:
             return False
         return not self.admission.has_room_for(self._incoming[-1]) and not self.store.has_room
-
-    def _refuse_push(self, peer: str, message: Message, code: Code) -> None:
-        assert isinstance(message, Append)
-        log = self.core.log
-        response = PushResponse(
-            self.core.term,
-            self.core.node_id,
-            message.stream_id,
-            code,
-            PushType.APPEND,
-            message.prev_index,
-            log.begin_index,
-            log.end_index,
-            counts=not self.core.hard_state.is_barred,
-        )
-        self._send(peer, response, None)
 
     # -- callers ------------------------------------------------------------------------------------------
 

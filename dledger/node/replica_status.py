@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dledger.core.values import HardState, Role
+
+if TYPE_CHECKING:
+    from dledger.node.replica import Replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +60,51 @@ def rejoining_text(state: HardState, missing: tuple[str, ...], end_index: int) -
     if state.is_barred:
         return f"caught up; counts in the first term after {state.barred_term}"
     return ""
+
+
+def status_of(replica: Replica) -> ReplicaStatus:
+    core, admission, wall_ms = replica.core, replica.admission, replica.wall_ms()
+    clock = admission.state.clock
+    return ReplicaStatus(
+        role=core.role,
+        term=core.term,
+        role_epoch=core.role_epoch,
+        incarnation=core.hard_state.incarnation,
+        leader_id=core.leader_id,
+        ledger_begin_index=core.log.begin_index,
+        ledger_end_index=core.log.end_index,
+        ledger_end_term=core.log.end_term,
+        durable_index=core.log.durable_index,
+        verified_index=core.log.verified_index,
+        committed_index=core.committed_index,
+        ledger_end_pos=replica.log_tail.pos,
+        committed_pos=replica.committed_pos,
+        pending_bytes=admission.pending_bytes,
+        sessions=len(admission.sessions),
+        transferring_to=core.transferring_to,
+        followers=_follower_views(replica),
+        limits_hit=dict(admission.limits_hit),
+        needs_image=admission.state.needs_image,
+        newest_image=admission.state.newest_image,
+        cluster_time_ms=clock.read(core.now_ms, wall_ms),
+        clock_offset_ms=clock.offset_ms(core.now_ms, wall_ms),
+        rejoining=rejoining_text(core.hard_state, core.rejoining.missing, core.log.end_index),
+    )
+
+
+def _follower_views(replica: Replica) -> tuple[FollowerView, ...]:
+    core = replica.core
+    if core.leadership is None:
+        return ()
+    return tuple(
+        FollowerView(
+            node_id=p.peer,
+            push_state=p.state.value,
+            match_index=p.match_index,
+            lag_entries=core.log.end_index - p.match_index,
+            lag_bytes=replica.log_tail.pos - replica.pos_after(p.match_index),
+            inflight_bytes=p.inflight_bytes,
+            last_contact_ms=core.now_ms - p.last_contact_ms,
+        )
+        for p in core.leadership.progress.values()
+    )

@@ -32,8 +32,6 @@ class Retainer:
         self.waits_for_room = False  # the next chunk of an image has no space reserved
         self._purge_pending = False
         self._next_check_ms = 0
-        self._image_pos = 0  # where the last image of this leadership began, and how much of the log it took
-        self._image_bytes = 0
         self._stamps: dict[int, int] = {}  # by base.index: cluster time right after a border
 
     def stop(self) -> None:
@@ -41,7 +39,6 @@ class Retainer:
         self._writer = None
         self._purge_pending = False
         self.waits_for_room = False
-        self._image_pos = self._image_bytes = 0
 
     @property
     def is_writing(self) -> bool:
@@ -78,7 +75,6 @@ class Retainer:
         if isinstance(mark, ImageEnd) and self._writer and mark.image_index == self._writer.image_index:
             self._writer = None
             self._next_check_ms = 0
-            self._image_bytes = self._replica.log_tail.pos - self._image_pos
         elif isinstance(mark, Purge):
             self._purge_pending = False
 
@@ -106,13 +102,15 @@ class Retainer:
             wanted = held_back(borders, wanted, replica.follower_ends(), end_pos, self.policy.hold_bytes)
         if wanted is None:
             return
-        newest = replica.admission.state.newest_image
+        state = replica.admission.state
+        newest = state.newest_image
         below = [b.base for b in borders if b.base.index <= wanted.index and b.base.index < newest]
         if below:
             self._purge_pending = True
             replica.append_internal(Purge(below[-1]), now_ms)
-        # An image larger than max_bytes would else call for the next one, for ever, on an idle cluster, too.
-        has_grown = end_pos - self._image_pos >= 2 * self._image_bytes
+        # An image larger than max_bytes would else call for the next one, for ever, on an idle cluster, too:
+        # also under another leader, or after a restart.
+        has_grown = end_pos - state.image_pos >= 2 * state.image_bytes
         if wanted.index >= newest and (has_grown or wanted.index < self.asked_before):
             self._begin_image(now_ms)
 
@@ -122,7 +120,6 @@ class Retainer:
         sessions = replica.admission.sessions.encode_all()
         index = replica.append_internal(ImageBegin(), now_ms)
         room = max(1, replica.config.limits.max_batch_bytes - _CHUNK_OVERHEAD)
-        self._image_pos = replica.log_tail.pos
         self._writer = ImageWriter(index, sessions, min(CHUNK_BYTES, room))
         replica.shell.save_state(index)
 

@@ -10,7 +10,7 @@ from dledger.node.config import NodeConfig
 from dledger.node.logs import get_logger
 from dledger.rpc import tls
 from dledger.rpc.channels import ChannelSecurity
-from dledger.rpc.peer_names import PeerNames
+from dledger.rpc.peer_names import AdminNames, PeerNames
 
 _log = get_logger("tls")
 
@@ -50,6 +50,12 @@ class NodeSecurity:
     def peer_names(self) -> PeerNames | None:
         """None: nobody shows a certificate, so there is nothing to compare."""
         return self._names if self.is_mutual else None
+
+    @property
+    def admin_names(self) -> AdminNames | None:
+        """None: whoever has a certificate may ask for everything."""
+        names = self._section.admin_names
+        return None if names is None else AdminNames(names, self._names)
 
     def server_credentials(self) -> grpc.ServerCredentials:
         return tls.server_credentials(self._keeper, client_auth=self.is_mutual)

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -23,7 +22,7 @@ from dledger.node.async_shell import AsyncShell, monotonic_ms
 from dledger.node.config import NodeConfig, duration_ms
 from dledger.node.disk_worker import DiskWorker
 from dledger.node.inbound import Inbound
-from dledger.node.log_state import LogState
+from dledger.node.log_state import Rebuilt, rebuild
 from dledger.node.logs import get_logger
 from dledger.node.metrics import NodeMetrics
 from dledger.node.node_log import NodeLog
@@ -35,6 +34,7 @@ from dledger.node.security import NodeSecurity
 from dledger.node.shell import RoleNotice
 from dledger.node.state_machine import StateMachine
 from dledger.node.status_view import StatusView
+from dledger.node.threads import finished
 from dledger.node.wall_clock import JumpWatch, wall_ms
 from dledger.rpc.envelope import Identity
 from dledger.rpc.log_client import LogClient
@@ -71,36 +71,6 @@ def exit_process(error: DLedgerError) -> None:
 
 def _ahead_bytes(store: LogStore) -> int:
     return min(2 * store.data_file_size, _AHEAD_BYTES)
-
-
-async def finished(work: Callable[[], bool], within_s: float) -> bool:
-    """Whether `work` was done in time and says so itself. It runs on a thread that nobody has to wait for."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[bool] = loop.create_future()
-
-    def settle(result: bool | BaseException) -> None:
-        if done.done():
-            return
-        if isinstance(result, BaseException):
-            done.set_exception(result)
-        else:
-            done.set_result(result)
-
-    def run() -> None:
-        result: bool | BaseException
-        try:
-            result = work()
-        except BaseException as error:
-            result = error
-        with suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(settle, result)
-
-    threading.Thread(target=run, name="release", daemon=True).start()
-    try:
-        async with asyncio.timeout(within_s):
-            return await done
-    except TimeoutError:
-        return False
 
 
 class _NobodyListens:
@@ -164,8 +134,7 @@ class NodeServer:
             self._readers.shutdown(wait=False)
             raise
         try:
-            await self._repair_before_start()
-            self._build()
+            self._build(await self._rebuild())
             self._worker.start()
             self._allocator.start()
             self._shell.start()
@@ -233,7 +202,7 @@ class NodeServer:
             raise
         return store
 
-    def _build(self) -> None:
+    def _build(self, rebuilt: Rebuilt) -> None:
         config, store = self.config, self.store
         limits = config.limits
         committed = max(store.base.index, store.committed_checkpoint)
@@ -256,10 +225,23 @@ class NodeServer:
             metrics=self.metrics,
             flush_interval_ms=config.timing.flush_interval_ms,
         )
-        self._allocator = Allocator(store, _ahead_bytes(store), on_fatal=self._disk_failed)
-        replica = Replica(
-            self._replica_config(), store, shell, random_ms=random.randint, wall_ms=self._wall_ms
+        self._allocator = Allocator(
+            store,
+            _ahead_bytes(store),
+            on_fatal=self._disk_failed,
+            most_bytes=_AHEAD_BYTES,
+            position=lambda: store.tail.pos,
+            on_prepared=shell.room_was_made,
         )
+        replica = Replica(
+            self._replica_config(),
+            store,
+            shell,
+            random_ms=random.randint,
+            wall_ms=self._wall_ms,
+            rebuilt=rebuilt,
+        )
+        replica.admission.want_room = self._allocator.look
         self._replica, self._shell, self._readable = replica, shell, readable
         self._links = self._make_links(shell)
         self._jumps = JumpWatch(self._wall_ms, monotonic_ms)
@@ -321,7 +303,13 @@ class NodeServer:
             on_damage=self._suspect,
             on_fatal=self._shell.fatal,
         )
-        self._repairer = Repairer(store, self._links, self._worker.call)
+        self._repairer = Repairer(
+            store,
+            self._links,
+            self._worker.call,
+            on_fatal=self._disk_failed,
+            bytes_per_second=config.limits.repair_bytes_per_second,
+        )
         self._scrubber = Scrubber(
             store,
             self._readers,
@@ -353,6 +341,7 @@ class NodeServer:
             self.admin,
             credentials=security.server_credentials() if security else None,
             peer_names=security.peer_names if security else None,
+            admin_names=security.admin_names if security else None,
         )
 
     def _replica_config(self) -> ReplicaConfig:
@@ -366,46 +355,56 @@ class NodeServer:
             max_inflight_bytes=limits.max_inflight_bytes,
             max_push_bytes=limits.max_push_bytes,
         )
-        appends = AppendLimits(
-            max_body_bytes=limits.max_body_bytes,
-            max_batch_bytes=limits.max_batch_bytes,
-            max_batch_entries=limits.max_batch_entries,
-            max_pending_bytes=limits.max_pending_bytes,
-        )
         return ReplicaConfig(
             core,
-            appends,
+            self._append_limits(),
             retention=config.retention.policy(),
             cache_bytes=limits.tail_cache_bytes,
             max_waiting_reads=limits.max_waiting_reads,
         )
 
-    async def _repair_before_start(self) -> None:
-        """Damage in what the sessions are rebuilt from has to be repaired first; the rest can wait."""
-        loop = asyncio.get_running_loop()
-        if not self.store.damages or await loop.run_in_executor(self._readers, self._can_rebuild):
-            return
-        _log.error("the newest entries are damaged: waiting until other members have repaired them")
+    def _append_limits(self) -> AppendLimits:
+        limits = self.config.limits
+        return AppendLimits(
+            max_body_bytes=limits.max_body_bytes,
+            max_batch_bytes=limits.max_batch_bytes,
+            max_batch_entries=limits.max_batch_entries,
+            max_pending_bytes=limits.max_pending_bytes,
+            max_pending_appends=limits.max_pending_appends,
+        )
+
+    async def _rebuild(self) -> Rebuilt:
+        """Sessions and what else the log says of itself. Damage in what that is read from has to be repaired
+        first; the rest can wait."""
+        try:
+            return await self._try_rebuild()
+        except EntryDamaged as error:
+            _log.error(
+                "entries that the start needs are damaged: waiting for another member's", index=error.index
+            )
+            damaged = error.index
         links = self._make_links(_NobodyListens())
 
         def at_once(work: Callable[[], object]) -> Future[object]:
             return self._readers.submit(work)
 
         try:
-            repairer = Repairer(self.store, links, at_once)
-            while not await repairer.repair_all():
+            repairer = Repairer(self.store, links, at_once, on_fatal=self._on_fatal, bytes_per_second=0)
+            while True:
+                await repairer.mend(damaged)
+                try:
+                    return await self._try_rebuild()
+                except EntryDamaged as error:
+                    damaged = error.index
                 await asyncio.sleep(_REPAIR_PAUSE_S)
         finally:
             for link in links.values():
                 await link.close()
 
-    def _can_rebuild(self) -> bool:
-        state = LogState(max_sessions=1 << 31)
-        try:
-            state.rebuild(self.store, self.store.committed_checkpoint, 0)
-        except EntryDamaged:
-            return False
-        return True
+    async def _try_rebuild(self) -> Rebuilt:
+        loop = asyncio.get_running_loop()
+        sessions = self._append_limits().max_sessions
+        return await loop.run_in_executor(self._readers, rebuild, self.store, sessions, monotonic_ms())
 
     # -- running ------------------------------------------------------------------------------------------
 

@@ -66,6 +66,7 @@ class StatusView:
         self._leader_since_ms = 0
         self._disk_used = 0
         self._disk_free = 0
+        self._is_measured = False
         self.http_address = config.http_members.get(config.node_id, "")
 
     def note_role(self, notice: RoleNotice) -> None:
@@ -85,6 +86,7 @@ class StatusView:
             used += _allocated(path)
         self._disk_used = used
         self._disk_free = self._replica.store.free_bytes()
+        self._is_measured = True
 
     def node_status(self) -> NodeStatus:
         config, found, store = self._config, self._replica.status(), self._replica.store
@@ -137,6 +139,11 @@ class StatusView:
             clock_offset_ms=found.clock_offset_ms,
             newest_image=found.newest_image,
             data_file_size=store.data_file_size,
+            disk=self._disk_state(),
+            fsync_ms=int(self._worker.busy_seconds * 1000),
+            repairing_index=self._repairer.repairing_index,
+            writing_image=self._replica.retainer.is_writing,
+            tls=self._tls(),
         )
 
     async def cluster_status(self) -> dict[str, Answer]:
@@ -178,13 +185,30 @@ class StatusView:
     def _limits_hit(self, of_replica: Mapping[str, int]) -> dict[str, int]:
         return {**of_replica, **self._metrics.limits_hit}
 
+    def _disk_state(self) -> str:
+        """The worst first. Low: another data file or two, and appends are refused."""
+        if self._worker.busy_seconds > _SLOW_FSYNC_S:
+            return "stalled"
+        if not self._replica.core.has_room:
+            return "full"
+        low = 2 * self._replica.store.data_file_size
+        return "low" if self._is_measured and self._disk_free < low else "ok"
+
+    def _tls(self) -> str:
+        section = self._config.tls
+        if section is None:
+            return "off"
+        return "mutual" if section.client_auth == "require" else "server"
+
     def _health(self) -> str:
         busy = self._worker.busy_seconds
         if busy > _SLOW_FSYNC_S:
             return f"disk: an fdatasync has taken {busy:.1f} s so far"
         if damages := self._replica.store.damages:
             first = damages[0]
-            return f"damaged: entries {first.first_index}..{first.last_index} cannot be read"
+            at = self._repairer.repairing_index
+            progress = f"; the repair has come to {at}" if at >= 0 else ""
+            return f"damaged: entries {first.first_index}..{first.last_index} cannot be read{progress}"
         if not self._replica.core.has_room:
             return "the disk is full"
         if self._replica.core.role is not Role.LEADER and self._leader is None:

@@ -11,6 +11,7 @@ from dledger.errors import Code, DLedgerError, InvalidRequest
 from dledger.rpc.convert_admin import backup_head_to_pb, node_status_to_pb, scrub_to_pb
 from dledger.rpc.convert_log import status_of
 from dledger.rpc.handlers import malformed
+from dledger.rpc.peer_names import AdminNames
 from dledger.rpc.ports import AdminPort
 from dledger.v1 import admin_pb2 as pb
 
@@ -18,10 +19,11 @@ _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class AdminService:
-    """What an operator asks of one node."""
+    """What an operator asks of one node. Anybody may ask how it is; the rest is for `names`, if given."""
 
-    def __init__(self, port: AdminPort) -> None:
+    def __init__(self, port: AdminPort, names: AdminNames | None = None) -> None:
         self._port = port
+        self._names = names  # None: whoever gets so far may ask for anything
 
     async def get_status(
         self, request: pb.GetStatusRequest | None, context: _Context
@@ -34,12 +36,17 @@ class AdminService:
         except DLedgerError as error:
             return pb.GetStatusResponse(status=status_of(error))
 
+    def _admit(self, context: _Context) -> None:
+        if self._names is not None:
+            self._names.check(context.auth_context())
+
     async def transfer_leadership(
         self, request: pb.TransferLeadershipRequest | None, context: _Context
     ) -> pb.TransferLeadershipResponse:
         try:
             if request is None:
                 raise malformed()
+            self._admit(context)
             self._check_group(request.group)
             await self._port.transfer(request.to or None)
         except DLedgerError as error:
@@ -51,6 +58,7 @@ class AdminService:
         try:
             if request is None:
                 raise malformed()
+            self._admit(context)
             self._check_group(request.group)
             if request.before_index < 0 and request.before_age_ms <= 0:
                 raise InvalidRequest("neither an index nor an age to purge before")
@@ -64,6 +72,7 @@ class AdminService:
         try:
             if request is None:
                 raise malformed()
+            self._admit(context)
             self._check_group(request.group)
             async with aclosing(self._port.scrub(max(0, request.bytes_per_second))) as steps:
                 async for progress in steps:
@@ -75,6 +84,7 @@ class AdminService:
         try:
             if request is None:
                 raise malformed()
+            self._admit(context)
             self._check_group(request.group)
             async with aclosing(self._port.backup()) as parts:
                 async for part in parts:

@@ -49,7 +49,7 @@ class PeerNames:
         """InvalidRequest (CERTIFICATE_REFUSED) unless the connection's certificate is one of `node`."""
         found = tuple(names_of(auth_context))
         as_id, as_host = self._ids.get(node), self._hosts.get(node)
-        if any(name == as_id or _normal(name) == as_host for name in found):
+        if self._are_of(node, found):
             return
         shown = ", ".join(found) or "nobody"
         wanted = " or ".join(name for name in (as_id, as_host) if name is not None)
@@ -58,6 +58,35 @@ class PeerNames:
             _log.error("a certificate of %s spoke as node %s, and was refused", shown, node)
         raise InvalidRequest(
             f"the certificate names {shown}; to speak as node {node!r} it must name {wanted}",
+            code=Code.CERTIFICATE_REFUSED,
+        )
+
+    def are_of_a_member(self, found: Iterable[str]) -> bool:
+        """Whether these are the names in a certificate of some member."""
+        names = tuple(found)
+        return any(self._are_of(node, names) for node in self._hosts.keys() | self._ids.keys())
+
+    def _are_of(self, node: str, found: tuple[str, ...]) -> bool:
+        as_id, as_host = self._ids.get(node), self._hosts.get(node)
+        return any(name == as_id or _normal(name) == as_host for name in found)
+
+
+class AdminNames:
+    """Which certificates may tell a node what to do: those of members, and those with one of `names`."""
+
+    def __init__(self, names: Iterable[str], members: PeerNames) -> None:
+        self._names = frozenset(_normal(name) for name in names)
+        self._members = members
+
+    def check(self, auth_context: Mapping[str, Iterable[bytes]]) -> None:
+        """InvalidRequest (CERTIFICATE_REFUSED) for all others."""
+        found = names_of(auth_context)
+        if any(_normal(name) in self._names for name in found) or self._members.are_of_a_member(found):
+            return
+        shown = ", ".join(found) or "nobody"
+        _log.warning("a certificate of %s asked for what only operators may, and was refused", shown)
+        raise InvalidRequest(
+            f"the certificate names {shown}; this needs one of tls.admin_names, or a member's",
             code=Code.CERTIFICATE_REFUSED,
         )
 

@@ -11,7 +11,7 @@ from dledger.rpc.admin_service import AdminService
 from dledger.rpc.append_service import AppendService
 from dledger.rpc.channels import new_server
 from dledger.rpc.handlers import both_stream, server_stream, service, unary
-from dledger.rpc.peer_names import PeerNames
+from dledger.rpc.peer_names import AdminNames, PeerNames
 from dledger.rpc.peer_service import PeerService
 from dledger.rpc.ports import AdminPort, LogPort, PeerPort
 from dledger.rpc.read_service import ReadService
@@ -34,6 +34,7 @@ class NodeGrpc:
         *,
         credentials: grpc.ServerCredentials | None = None,
         peer_names: PeerNames | None = None,
+        admin_names: AdminNames | None = None,
     ) -> None:
         self.appends = AppendService(log)
         self.reads = ReadService(log)
@@ -41,7 +42,7 @@ class NodeGrpc:
         self._serving = False
         self._credentials = credentials  # None: plain text
         self._peers = PeerService(peers, peer_names)
-        self._admin = AdminService(admin)
+        self._admin = AdminService(admin, admin_names)
         self._health = health.aio.HealthServicer()
 
     async def start(self, listen: str) -> None:

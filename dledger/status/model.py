@@ -99,6 +99,11 @@ class NodeStatus:
     clock_offset_ms: int = 0
     newest_image: int = -1
     data_file_size: int = 0
+    disk: str = "ok"
+    fsync_ms: int = 0
+    repairing_index: int = -1
+    writing_image: bool = False
+    tls: str = "off"
 
     @property
     def is_leader(self) -> bool:

@@ -75,6 +75,39 @@ class ReservedEnd(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index
 
 
+class RepairWork(Protocol):
+    """A damaged range that is being replaced by a peer's entries, in pieces of a size that others can bear.
+
+    `begin_repair` gives one; then `feed` until `is_fed`, `copy` until it says False, `index_some` until it
+    says False, and `finish`; `abandon` at the end in any case. After an error it is to be abandoned: nothing
+    has changed then. StorageError DATA_DAMAGED: the entries do not fit, or the log has changed meanwhile;
+    DISK_FULL; others: the process has to stop.
+    """
+
+    @property
+    def next_index(self) -> int:
+        """The first entry that is still missing."""
+
+    @property
+    def is_fed(self) -> bool:
+        """All of the range has come, and chains from the good entry before it to the good one after it."""
+
+    def feed(self, frames: Frames) -> None:
+        """Whole batches from `next_index` on; what goes beyond the range is left out. Any thread."""
+
+    def copy(self, max_bytes: int) -> bool:
+        """Once it is fed: do some of what is left to be done beside the log. False: nothing. Any thread."""
+
+    def index_some(self, max_bytes: int) -> bool:
+        """Write some of the index records. False: that was all. On the writing thread."""
+
+    def finish(self) -> None:
+        """What was damaged can be read from now on, and is durable. On the writing thread."""
+
+    def abandon(self) -> None:
+        """Let go of what was made for it."""
+
+
 class EntryDamaged(StorageError):
     """An entry cannot be read, or not for certain. `index` is what to hand to `note_damage`."""
 
@@ -210,6 +243,9 @@ class LogStore(Protocol):
         StorageError DATA_DAMAGED, with nothing changed, unless they chain from the good entry before the
         range to the good entry after it, or if `first_index` is not that of a damage.
         """
+
+    def begin_repair(self, damage: Damage) -> RepairWork:
+        """The same in pieces, one repair at a time. StorageError DATA_DAMAGED unless the damage is known."""
 
     def scrub(self, from_index: int, max_bytes: int) -> ScrubStep:
         """Verify a part of the log, in the background. Changes nothing; any thread."""

@@ -9,14 +9,19 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 Buffer = bytes | bytearray | memoryview
 
 IOV_MAX = 1024  # the kernel takes no more buffers in one pwritev
+#: What a read fails with when the medium has lost the bytes, or the file system finds them damaged.
+UNREADABLE = (errno.EIO, errno.EBADMSG, errno.EILSEQ, errno.ENODATA, errno.EUCLEAN)
+PAGE = 4096  # what the page cache reads at least, so what one bad sector takes along
+#: Stands for lost bytes: no checksum, header or index record of ours looks like it, nor does a hole.
+LOST = b"\xdb"
 
 
 class CrashKind(Enum):
@@ -35,7 +40,7 @@ class Disk(Protocol):
     def close(self, handle: int) -> None: ...
 
     def pread(self, handle: int, size: int, offset: int) -> bytes:
-        """Up to `size` bytes; fewer only at the end of the file."""
+        """Up to `size` bytes; fewer only at the end of the file. An error of `UNREADABLE`: they are lost."""
 
     def pwritev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
         """Write at most IOV_MAX buffers, one after the other. Returns the bytes written: may be fewer."""
@@ -59,8 +64,11 @@ class Disk(Protocol):
     def data_ranges(self, handle: int) -> list[tuple[int, int]]:
         """Ranges (begin, end) outside of which there are only zeros. Ask before reading: it adds some."""
 
-    def drop_cache(self, handle: int) -> None:
-        """Forget clean pages, so that the next read sees what the disk holds. Advice, best effort."""
+    def drop_cache(self, handle: int, offset: int = 0, size: int = 0) -> None:
+        """Forget clean pages of a range, so that the next read sees what the disk holds. Size 0: to the end.
+
+        Advice, best effort. Pages that are only partly in the range stay, and so do dirty ones.
+        """
 
     def rename(self, old: Path, new: Path) -> None:
         """Atomically give `old` the name `new`, replacing what had it."""
@@ -83,8 +91,8 @@ class Disk(Protocol):
 class OsDisk:
     """The operating system's files (Linux)."""
 
-    def __init__(self) -> None:
-        self._identities: dict[int, tuple[int, int]] = {}  # (device, inode) of handles that were looked for
+    #: (device, inode) of handles that were looked for. Handles are the process's, not this object's.
+    _identities: ClassVar[dict[int, tuple[int, int]]] = {}
 
     def open(self, path: Path, *, create: bool = False, write: bool = True) -> int:
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC
@@ -157,8 +165,8 @@ class OsDisk:
                 raise
         return ranges
 
-    def drop_cache(self, handle: int) -> None:
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    def drop_cache(self, handle: int, offset: int = 0, size: int = 0) -> None:
+        os.posix_fadvise(handle, offset, size, os.POSIX_FADV_DONTNEED)
 
     def rename(self, old: Path, new: Path) -> None:
         old.rename(new)
@@ -209,11 +217,41 @@ def write_all(disk: Disk, handle: int, buffers: Sequence[Buffer], offset: int) -
     return written
 
 
+def read_around(
+    disk: Disk, handle: int, size: int, offset: int, lost: Callable[[int], None] | None = None
+) -> bytes:
+    """Like `pread`, but what the disk cannot read any more comes as bytes that are surely wrong.
+
+    So an unreadable sector is damage like any other (design rule 10): whoever checks what was read finds it,
+    as narrow as it is. `lost` is told where each page begins that is not to be had.
+    """
+    try:
+        return disk.pread(handle, size, offset)
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            raise
+    parts = []
+    end = min(offset + size, disk.size(handle))
+    at = offset
+    while at < end:
+        length = min(PAGE - at % PAGE, end - at)
+        try:
+            parts.append(disk.pread(handle, length, at))
+        except OSError as error:
+            if error.errno not in UNREADABLE:
+                raise
+            parts.append(LOST * length)
+            if lost is not None:
+                lost(at - at % PAGE)
+        at += length
+    return b"".join(parts)
+
+
 def read_file(disk: Disk, path: Path) -> bytes:
-    """The content of a small file. FileNotFoundError if there is none."""
+    """The content of a small file; what cannot be read is surely wrong. FileNotFoundError without one."""
     handle = disk.open(path, write=False)
     try:
-        return disk.pread(handle, disk.size(handle), 0)
+        return read_around(disk, handle, disk.size(handle), 0)
     finally:
         disk.close(handle)
 

@@ -18,7 +18,7 @@ from dledger.store.layout import INDEX_RECORD_SIZE, NodePaths, index_file_size, 
 from dledger.store.opening import Opening, finish_reset, leave_marker, take_lock
 from dledger.store.reading import LogReader
 from dledger.store.recovery import Recovered, clip_runs
-from dledger.store.repair import plan_repair, scrub_step
+from dledger.store.repair import Repair, scrub_step
 from dledger.store.space import FULL, Space, default_reserve, full_error, spend_reserve
 from dledger.store.state_files import (
     Checkpoint,
@@ -31,6 +31,7 @@ from dledger.store.state_files import (
     write_sessions,
 )
 
+_COPY_BYTES = 4 << 20
 _AUTO_CHECKPOINT_BYTES = 256 << 20  # written since the last checkpoint: bounds what a restart has to verify
 
 
@@ -396,23 +397,74 @@ class DiskLogStore:
         return next(known.damage for known in self._damages if known.covers(found.damage.damage.first_index))
 
     def repair(self, frames: Frames) -> None:
-        self._require_usable()
-        self.sync()
         known = next((k for k in self._damages if k.damage.first_index == frames.first_index), None)
         if known is None:
             raise StorageError(f"no damage begins at entry {frames.first_index}", code=Code.DATA_DAMAGED)
-        plan = self._reader.guarded(lambda: plan_repair(self._data, known, frames, self._tail))
+        repair = self.begin_repair(known.damage)
+        try:
+            repair.feed(frames)
+            if not repair.is_fed:
+                text = (
+                    f"entries {frames.first_index}..{frames.last_index} do not reach to the end of the damage"
+                )
+                raise StorageError(text, code=Code.DATA_DAMAGED)
+            while repair.copy(_COPY_BYTES):
+                pass
+            repair.finish()
+        finally:
+            repair.abandon()
+
+    def begin_repair(self, damage: Damage) -> Repair:
+        self._require_usable()
+        known = next((known for known in self._damages if known.damage == damage), None)
+        if known is None:
+            raise StorageError(f"{damage} is not known (any more)", code=Code.DATA_DAMAGED)
+        generation = self._generation
+
+        def check(repair: Repair) -> None:
+            if generation != self._generation or repair.known not in self._damages:
+                raise StorageError("the log has changed around the damage", code=Code.DATA_DAMAGED)
+
+        return Repair(
+            self._disk,
+            self._paths.repair,
+            self._data,
+            self._reader,
+            known,
+            tail=lambda: self._tail,
+            check=check,
+            write_records=self._write_repaired_records,
+            install=self._install_repair,
+            failed=self._repair_failed,
+        )
+
+    def _write_repaired_records(self, first_index: int, records: bytes) -> None:
+        with self._writing("repair"):
+            self._write_records(first_index, records)
+
+    def _install_repair(self, repair: Repair) -> None:
+        self.sync()
         with self._changing_nothing_if_full("a repair"), self._writing("repair"):
-            for start, parts in plan.files.items():
-                self._data.replace(start, parts)
-                self._reader.change(self._base, self._damages)
-            self._write_records(known.damage.first_index, plan.records)
+            # Before the files: what is good in them has records by which a start knows that it was durable.
             self._index.sync()
-            self._set_damages(tuple(other for other in self._damages if other is not known))
+            repair.install_files()
+            self._reader.change(self._base, self._damages)
+            self._set_damages(tuple(other for other in self._damages if other != repair.known))
             self._reader.release_removed()
 
+    def _repair_failed(self, reason: str) -> None:
+        self._failed = reason
+
     def scrub(self, from_index: int, max_bytes: int) -> ScrubStep:
-        return scrub_step(self._reader, self._data, self._index, lambda: self._tail, from_index, max_bytes)
+        return scrub_step(
+            self._reader,
+            self._data,
+            self._index,
+            lambda: self._tail,
+            lambda: self._durable,
+            from_index,
+            max_bytes,
+        )
 
     def _set_damages(self, damages: tuple[KnownDamage, ...]) -> None:
         """The stored list first: what reads know is not forgotten by a crash."""

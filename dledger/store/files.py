@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dledger.errors import Code, StorageError
-from dledger.store.disk import Buffer, Disk, write_all
+from dledger.store.disk import LOST, PAGE, UNREADABLE, Buffer, Disk, read_around, write_all
 from dledger.store.layout import file_name, start_of
 
 TEMPORARY = ".tmp"  # ends the name of a file that is to replace another one
@@ -37,6 +37,7 @@ class FileSequence:
         self._ranges: dict[int, list[tuple[int, int]]] = {}  # where a file can have other bytes than zeros
         self._dirty: set[int] = set()
         self._removed: list[int] = []
+        self._unreadable: set[int] = set()  # positions of pages that reads found lost
         self._sparse: set[int] = set()  # files whose space could not be reserved
 
     # -- the set of files
@@ -162,13 +163,37 @@ class FileSequence:
         handle = self._handles.get(start)
         if handle is None:
             return b""
-        return self._disk.pread(handle, min(size, start + self.file_size - pos), pos - start)
+        return self._pread(start, handle, min(size, start + self.file_size - pos), pos - start)
+
+    def _pread(self, start: int, handle: int, size: int, offset: int) -> bytes:
+        try:
+            return self._disk.pread(handle, size, offset)
+        except OSError as error:
+            if error.errno not in UNREADABLE:
+                raise
+            lost = self._unreadable
+            return read_around(self._disk, handle, size, offset, lambda at: lost.add(start + at))
+
+    def is_unreadable_after(self, pos: int) -> bool:
+        """Whether a read met a place from `pos` on that the disk cannot give back any more."""
+        return any(at + PAGE > pos for at in self._unreadable)
+
+    def _give_up_page(self, start: int, begin: int, end: int) -> None:
+        """A page that cannot be read cannot be written in part either: what it held is lost, so write all of
+        it, surely wrong, before some of it is written anew."""
+        for at in sorted(self._unreadable):
+            if start + begin - PAGE < at < start + end:
+                length = min(PAGE, start + self.file_size - at)
+                write_all(self._disk, self._handles[start], [LOST * length], at - start)
+                self._unreadable.discard(at)
 
     def write(self, pos: int, buffers: Sequence[Buffer], *, size: int) -> None:
         """Write `size` bytes at `pos`, all within one file, which must exist."""
         start = self.start_of(pos)
         assert pos + size <= start + self.file_size, f"{size} bytes at {pos} reach over the end of a file"
         self._dirty.add(start)
+        if self._unreadable:
+            self._give_up_page(start, pos - start, pos - start + size)
         written = write_all(self._disk, self._handles[start], buffers, pos - start)
         assert written == size, f"{written} bytes written, {size} announced"
 
@@ -206,6 +231,17 @@ class FileSequence:
         for handle in list(self._handles.values()):
             self._disk.drop_cache(handle)
 
+    def drop_cache_of(self, pos: int, end: int) -> None:
+        """The same for what lies between two positions of one file, and is durable up to `end`."""
+        start = self.start_of(pos)
+        handle = self._handles.get(start)
+        begin = pos - start - (pos - start) % PAGE
+        # The page that `end` is in may be written to: dropping it would have it written out at once.
+        until = end - start - (end - start) % PAGE
+        if handle is not None and until > begin:
+            with suppress(OSError):  # not every file system takes advice
+                self._disk.drop_cache(handle, begin, until - begin)
+
     def next_data(self, pos: int) -> int | None:
         """The first position from `pos` on, in any file, where there was a byte other than zero at `load`."""
         for start in self.starts:
@@ -220,7 +256,7 @@ class FileSequence:
         for begin, end in self._ranges.get(start, [(0, self.file_size)]):
             at = max(begin, offset)
             while at < end:
-                chunk = self._disk.pread(handle, min(_ZERO_PROBE, end - at), at)
+                chunk = self._pread(start, handle, min(_ZERO_PROBE, end - at), at)
                 if not chunk:
                     break
                 if chunk != _ZEROS[: len(chunk)]:
@@ -242,6 +278,7 @@ class FileSequence:
             self._disk.sync_directory(self.directory)
         handle = self._handles.get(keep_last)
         if handle is not None and pos - keep_last < self.file_size:
+            self._give_up_page(keep_last, pos - keep_last, pos - keep_last + 1)
             self._disk.truncate(handle, pos - keep_last)
             self.extend(keep_last)
             self.sync_file(keep_last)
@@ -263,43 +300,49 @@ class FileSequence:
 
     def _remove(self, start: int) -> None:
         self._removed.append(self._handles.pop(start))
+        self._unreadable = {at for at in self._unreadable if self.start_of(at) != start}
         self._dirty.discard(start)
         self._sparse.discard(start)
         self._disk.unlink(self.path_of(start))
         self._paths.pop(start, None)
 
-    def replace(self, start: int, parts: Sequence[tuple[int, Buffer]]) -> None:
-        """Replace the file that begins at `start` by a copy which has these bytes at these positions.
+    def begin_copy(self, start: int) -> int:
+        """A handle of a new, empty file that may take the place of the one that begins at `start`.
 
-        The name has the old file or the new one, whole, at any time; so have readers. ENOSPC changes nothing.
+        Any thread; one copy of a file at a time. ENOSPC leaves nothing behind.
         """
-        path = self.path_of(start)
-        temporary = path.with_name(path.name + TEMPORARY)
-        old = self._handles[start]
-        handle = self._disk.open(temporary, create=True)
+        handle = self._disk.open(self._temporary(start), create=True)
         try:
             self._disk.truncate(handle, 0)
             self._disk.allocate(handle, 0, self.file_size)
-            at = 0
-            while chunk := self._disk.pread(old, _ZERO_PROBE, at):
-                if chunk != _ZEROS[: len(chunk)]:
-                    write_all(self._disk, handle, [chunk], at)
-                at += len(chunk)
-            for pos, content in parts:
-                write_all(self._disk, handle, [content], pos - start)
-            self._disk.fdatasync(handle)
-            self._disk.rename(temporary, path)
         except OSError:
-            self._disk.close(handle)
             with suppress(OSError):
-                self._disk.unlink(temporary)
+                self.drop_copy(start, handle)
             raise
+        return handle
+
+    def drop_copy(self, start: int, handle: int) -> None:
+        """What `begin_copy` made is not wanted any more."""
+        self._disk.close(handle)
+        self._disk.unlink(self._temporary(start))
+
+    def install_copy(self, start: int, handle: int) -> None:
+        """Replace the file that begins at `start` by its copy, which is complete and durable.
+
+        The name has the old file or the new one, whole, at any time; so have readers.
+        """
+        self._disk.rename(self._temporary(start), self.path_of(start))
         self._ranges.pop(start, None)
+        self._unreadable = {at for at in self._unreadable if self.start_of(at) != start}
         self._sparse.discard(start)
         self._dirty.discard(start)
+        self._removed.append(self._handles[start])
         self._handles[start] = handle
-        self._removed.append(old)
         self._disk.sync_directory(self.directory)
+
+    def _temporary(self, start: int) -> Path:
+        path = self.path_of(start)
+        return path.with_name(path.name + TEMPORARY)
 
     def close_removed(self) -> None:
         """Give up the handles of files that `cut` removed."""

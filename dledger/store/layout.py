@@ -15,6 +15,7 @@ CHECKPOINT = "checkpoint"
 SESSIONS = "sessions"
 BASE = "base"
 DAMAGE = "damage"
+REPAIR = "repair.tmp"
 RESERVE = "reserve"
 IDENTITY = "identity"
 LOCK = "lock"
@@ -141,6 +142,11 @@ class NodePaths(NamedTuple):
     @property
     def damage(self) -> Path:
         return self.root / DAMAGE
+
+    @property
+    def repair(self) -> Path:
+        """Index records of a repair under way; of no use to anybody else."""
+        return self.root / REPAIR
 
     @property
     def reserve(self) -> Path:

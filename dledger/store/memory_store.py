@@ -26,6 +26,36 @@ from dledger.store.disk import CrashKind
 from dledger.store.identity import Identity
 
 
+class MemoryRepair:
+    """`RepairWork` that keeps what it is fed until it is finished."""
+
+    def __init__(self, store: MemoryLogStore, damage: Damage) -> None:
+        self._store = store
+        self._damage = damage
+        self._data = b""
+        self.next_index = damage.first_index
+
+    @property
+    def is_fed(self) -> bool:
+        return self.next_index > self._damage.last_index
+
+    def feed(self, frames: Frames) -> None:
+        self._data += frames.data
+        self.next_index = frames.last_index + 1
+
+    def copy(self, max_bytes: int) -> bool:
+        return False
+
+    def index_some(self, max_bytes: int) -> bool:
+        return False
+
+    def finish(self) -> None:
+        self._store.repair(Frames(self._damage.first_index, self.next_index - 1, self._data))
+
+    def abandon(self) -> None:
+        self._data = b""
+
+
 class MemoryLogStore:
     """`LogStore` without a disk. `crash` gives the store that the node finds when it starts again."""
 
@@ -222,6 +252,11 @@ class MemoryLogStore:
         self._corrupt.discard(damage.first_index)
         self._damages.remove(damage)
 
+    def begin_repair(self, damage: Damage) -> MemoryRepair:
+        if damage not in self._damages:
+            raise StorageError(f"{damage} is not known (any more)", code=Code.DATA_DAMAGED)
+        return MemoryRepair(self, damage)
+
     def scrub(self, from_index: int, max_bytes: int) -> ScrubStep:
         size = 0
         known = {damage.first_index for damage in self._damages}
@@ -300,7 +335,7 @@ class MemoryLogStore:
         base = self._base
         if index == base.index:
             return Tail(base.index, base.term, base.pos, base.chain_crc)
-        if index in self._ends and index <= self.end_index:
+        if any(damage.last_index == index for damage in self._damages):
             return self._batches[bisect_left(self._ends, index)].tail
         return self.entry(index).tail
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from dledger.core.values import Base
 from dledger.errors import Code, StorageError
 from dledger.store.damage import read_damages, write_damages
-from dledger.store.disk import Disk, write_all
+from dledger.store.disk import Disk, read_around, write_all
 from dledger.store.files import FileSequence
 from dledger.store.layout import NodePaths
 from dledger.store.recovery import Recovered, choose_base, recover
@@ -97,7 +97,7 @@ def take_lock(disk: Disk, paths: NodePaths) -> int:
             disk.truncate(handle, 0)
             write_all(disk, handle, [f"{os.getpid()}\n".encode()], 0)
         return handle
-    owner = disk.pread(handle, 32, 0).strip()
+    owner = read_around(disk, handle, 32, 0).strip()
     disk.close(handle)
     raise StorageError(
         f"{paths.root} is in use by process {owner.decode('ascii', 'replace') or '(unknown)'}",

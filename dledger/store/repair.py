@@ -2,69 +2,242 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 from dledger.core.values import Tail
 from dledger.errors import Code, ReadFailed, StorageError
 from dledger.store.api import Damage, EntryDamaged, Frames, ScrubStep
-from dledger.store.batch import Batch, encode_blank, parse_batch
+from dledger.store.batch import HEADER_SIZE, encode_blank, parse_batch
 from dledger.store.damage import KnownDamage, header_at, locate
-from dledger.store.disk import Buffer
+from dledger.store.disk import PAGE, Buffer, Disk, write_all
 from dledger.store.files import FileSequence
 from dledger.store.layout import INDEX_RECORD_SIZE, index_records
 from dledger.store.reading import LogReader
+from dledger.store.space import FULL, full_error
+
+_CHUNK = 1 << 20
+_ZEROS = bytes(_CHUNK)
+#: So little of a file that still grows may be left for `finish` to copy.
+_LEFT = 1 << 20
 
 
 @dataclass(slots=True)
-class RepairPlan:
-    """What is to be written: bytes at positions, for each data file by its start, and the index records."""
+class _Copy:
+    """A new file that is to take the place of one with damage. Offsets within the file."""
 
-    files: dict[int, list[tuple[int, Buffer]]] = field(default_factory=dict)
-    records: bytes = b""
-
-
-def plan_repair(data: FileSequence, known: KnownDamage, frames: Frames, end: Tail) -> RepairPlan:
-    """StorageError DATA_DAMAGED unless the frames fit between what is good before and after the damage."""
-    batches = _replacement(data.file_size, known, frames)
-    plan = RepairPlan()
-
-    def put(pos: int, content: Buffer) -> None:
-        plan.files.setdefault(data.start_of(pos), []).append((pos, content))
-
-    def roll(from_pos: int, to_pos: int) -> None:
-        if from_pos != to_pos and from_pos % data.file_size:
-            put(from_pos, encode_blank(to_pos - from_pos))
-
-    roll(known.before.pos, batches[0].pos)
-    for batch, following in pairwise(batches):
-        roll(batch.end_pos, following.pos)
-    for batch in batches:
-        put(batch.pos, batch.data)
-    after = known.after
-    if after.index < end.index and header_at(data, after.index + 1, after.pos) is None:
-        roll(after.pos, data.start_of(after.pos) + data.file_size)
-    plan.records = b"".join(index_records(batch.data) for batch in batches)
-    return plan
+    handle: int
+    lost_from: int  # what is written anew: from here ...
+    lost_to: int  # ... to here; the rest is copied
+    at: int = 0  # where copying goes on
+    is_synced: bool = False
 
 
-def _replacement(data_file_size: int, known: KnownDamage, frames: Frames) -> list[Batch]:
-    """The batches that replace the damage, verified at both ends. What the frames have beyond is left out."""
-    batches: list[Batch] = []
-    tail, offset = known.before, 0
-    while tail.index < known.after.index:
-        batch = parse_batch(frames.data, offset, tail, data_file_size=data_file_size)
-        batches.append(batch)
-        tail = batch.tail
-        offset += batch.size
-    if tail != known.after:
-        raise StorageError(
-            f"entries {frames.first_index}..{tail.index} do not fit: they end as {tail}, but what follows "
-            f"the damage proves {known.after}",
-            code=Code.DATA_DAMAGED,
-        )
-    return batches
+class Repair:
+    """One damaged range being replaced (design rule 10), in pieces, beside a log that is written and read.
+
+    The entries go into copies of the files that the range is in, which take the place of the old files only
+    when all of it has come and fits at both ends. Until then nothing of the log has changed, and a crash
+    leaves files that the next start removes.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        spill: Path,
+        data: FileSequence,
+        reader: LogReader,
+        known: KnownDamage,
+        *,
+        tail: Callable[[], Tail],
+        check: Callable[[Repair], None],
+        write_records: Callable[[int, bytes], None],
+        install: Callable[[Repair], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """`check` raises if the log has changed so that the repair is void; it and what follows are called on
+        the writing thread. `failed`: the disk is not to be written to any more; any thread."""
+        self.known = known
+        self._disk = disk
+        self._spill = spill
+        self._data = data
+        self._reader = reader
+        self._tail = tail
+        self._check = check
+        self._write_records = write_records
+        self._install = install
+        self._failed = failed
+        self._fed = known.before
+        self._copies: dict[int, _Copy] = {}
+        self._records: int | None = None  # a file of its own: they may be many
+        self._records_size = self._records_written = 0
+
+    @property
+    def next_index(self) -> int:
+        """The first entry that is still missing."""
+        return self._fed.index + 1
+
+    @property
+    def is_fed(self) -> bool:
+        return self._fed.index == self.known.after.index
+
+    # -- on any thread, one at a time
+
+    def feed(self, frames: Frames) -> None:
+        """See RepairWork."""
+        after = self.known.after
+        offset = 0
+        while not self.is_fed and offset < len(frames.data):
+            batch = parse_batch(frames.data, offset, self._fed, data_file_size=self._data.file_size)
+            offset += batch.size
+            if batch.last_index > after.index or (batch.last_index == after.index and batch.tail != after):
+                raise StorageError(
+                    f"entries up to {batch.last_index} do not fit: they end as {batch.tail}, but what "
+                    f"follows the damage proves {after}",
+                    code=Code.DATA_DAMAGED,
+                )
+            with self._writing():
+                self._roll(self._fed.pos, batch.pos)
+                self._put(batch.pos, batch.data)
+                self._keep_records(index_records(batch.data))
+            self._fed = batch.tail
+        if self.is_fed and self._ends_its_file(after):
+            with self._writing():
+                self._roll(after.pos, self._data.start_of(after.pos) + self._data.file_size)
+
+    def copy(self, max_bytes: int) -> bool:
+        """See RepairWork."""
+        assert self.is_fed
+        with self._writing():
+            for start, copy in self._copies.items():
+                end, grows = self._end_of(start)
+                if copy.at < end - (_LEFT if grows else 0):
+                    self._copy_some(start, copy, min(end, copy.at + max_bytes))
+                    return True
+            for copy in self._copies.values():
+                if not copy.is_synced:
+                    self._disk.fdatasync(copy.handle)
+                    copy.is_synced = True
+                    return True
+        return False
+
+    def abandon(self) -> None:
+        """Remove what was made. Nothing if it is finished."""
+        for start, copy in self._copies.items():
+            with suppress(OSError):
+                self._data.drop_copy(start, copy.handle)
+        self._copies.clear()
+        self._drop_records()
+
+    # -- on the writing thread
+
+    def index_some(self, max_bytes: int) -> bool:
+        """See RepairWork."""
+        self._check(self)
+        size = min(max_bytes, self._records_size - self._records_written)
+        if size <= 0 or self._records is None:
+            return False
+        size = max(INDEX_RECORD_SIZE, size - size % INDEX_RECORD_SIZE)
+        try:
+            records = self._disk.pread(self._records, size, self._records_written)
+        except OSError as error:
+            raise StorageError(f"repair: {error}", code=Code.DATA_DAMAGED) from error
+        first = self.known.damage.first_index + self._records_written // INDEX_RECORD_SIZE
+        self._write_records(first, records)
+        self._records_written += size
+        return self._records_written < self._records_size
+
+    def finish(self) -> None:
+        """See RepairWork."""
+        assert self.is_fed
+        while self.index_some(_CHUNK):
+            pass
+        self._check(self)
+        self._install(self)
+        self._drop_records()
+
+    def install_files(self) -> None:
+        """The new files take the place of the old ones, durably. OSError."""
+        for start, copy in self._copies.items():
+            self._copy_some(start, copy, self._end_of(start)[0])
+            self._disk.fdatasync(copy.handle)
+        while self._copies:
+            start = min(self._copies)
+            self._data.install_copy(start, self._copies[start].handle)
+            del self._copies[start]
+
+    # -- inside
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in FULL:
+                raise full_error("a repair", error) from error
+            self._failed(f"repair: {error}")
+            raise StorageError(f"repair: {error}") from error
+
+    def _ends_its_file(self, after: Tail) -> bool:
+        """Whether what follows the damage is in the next file: then a blank is to be between."""
+        if after.index >= self._tail().index:
+            return False
+        return self._reader.guarded(lambda: header_at(self._data, after.index + 1, after.pos)) is None
+
+    def _roll(self, from_pos: int, to_pos: int) -> None:
+        """The rest of a file that a batch does not fit into is a blank."""
+        if from_pos != to_pos and from_pos % self._data.file_size:
+            self._put(from_pos, encode_blank(to_pos - from_pos))
+
+    def _put(self, pos: int, content: Buffer) -> None:
+        start = self._data.start_of(pos)
+        copy = self._copies.get(start)
+        if copy is None:
+            at = pos - start
+            copy = self._copies[start] = _Copy(self._data.begin_copy(start), at, at)
+        write_all(self._disk, copy.handle, [content], pos - start)
+        copy.lost_to = pos - start + len(content)
+
+    def _keep_records(self, records: bytes) -> None:
+        if self._records is None:
+            self._records = self._disk.open(self._spill, create=True)
+            self._disk.truncate(self._records, 0)
+        write_all(self._disk, self._records, [records], self._records_size)
+        self._records_size += len(records)
+
+    def _drop_records(self) -> None:
+        if self._records is not None:
+            self._disk.close(self._records)
+            self._records = None
+            with suppress(OSError):
+                self._disk.unlink(self._spill)
+
+    def _end_of(self, start: int) -> tuple[int, bool]:
+        """Up to where a file has anything, and whether that still grows."""
+        used, size = self._tail().pos - start, self._data.file_size
+        return min(used, size), used < size
+
+    def _read(self, pos: int, size: int) -> bytes:
+        chunk = self._reader.guarded(lambda: self._data.read(pos, size))
+        if len(chunk) != size:
+            raise StorageError("the file was removed while it was repaired", code=Code.DATA_DAMAGED)
+        return chunk
+
+    def _copy_some(self, start: int, copy: _Copy, end: int) -> None:
+        while copy.at < end:
+            if copy.lost_from <= copy.at < copy.lost_to:
+                copy.at = copy.lost_to
+                continue
+            until = min(end, copy.at + _CHUNK)
+            if copy.at < copy.lost_from:
+                until = min(until, copy.lost_from)
+            chunk = self._read(start + copy.at, until - copy.at)
+            if chunk != _ZEROS[: len(chunk)]:
+                write_all(self._disk, copy.handle, [chunk], copy.at)
+            copy.at = until
+            copy.is_synced = False
 
 
 def scrub_step(
@@ -72,6 +245,7 @@ def scrub_step(
     data: FileSequence,
     index: FileSequence,
     tail: Callable[[], Tail],
+    durable: Callable[[], Tail],
     from_index: int,
     max_bytes: int,
 ) -> ScrubStep:
@@ -83,6 +257,10 @@ def scrub_step(
     if first > end_index:
         return ScrubStep(begin, 0, None)
     try:
+        # What the page cache holds tells nothing of the disk. Only a small range at a time is dropped, right
+        # before it is read again, so that whoever else reads there finds it in the cache as before.
+        pos = reader.entry(first).pos
+        reader.guarded(lambda: _drop_cache(data, index, pos, first, max_bytes, durable()))
         frames = reader.read(first, end_index, max_bytes, whole_batches=False)
         reader.guarded(lambda: _check_records(index, frames))
     except ReadFailed:  # purged or truncated meanwhile
@@ -99,6 +277,18 @@ def scrub_step(
         return ScrubStep(max(first, last) + 1, max_bytes, Damage(at, last, file, offset, str(error)))
     next_index = frames.last_index + 1
     return ScrubStep(next_index if next_index <= end_index else begin, len(frames.data), None)
+
+
+def _drop_cache(
+    data: FileSequence, index: FileSequence, pos: int, first: int, max_bytes: int, durable: Tail
+) -> None:
+    """Of what a read of so many bytes from an entry on is going to look at, as far as it is durable."""
+    border = data.start_of(pos) + data.file_size
+    data.drop_cache_of(pos, min(pos + max_bytes + PAGE, border, durable.pos))
+    at = first * INDEX_RECORD_SIZE
+    border = index.start_of(at) + index.file_size
+    last = min(first + max_bytes // HEADER_SIZE, durable.index)
+    index.drop_cache_of(at, min((last + 1) * INDEX_RECORD_SIZE, border))
 
 
 def _check_records(index: FileSequence, frames: Frames) -> None:

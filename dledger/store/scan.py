@@ -133,6 +133,9 @@ def judge_end(
         return Judgement(Verdict.DAMAGED, f"{at}, but there is an index record of entry {indexed}")
     if data.next_data(tail.pos) is None:
         return Judgement(Verdict.CLEAN, at)
+    if data.is_unreadable_after(tail.pos) or index.is_unreadable_after((tail.index + 1) * INDEX_RECORD_SIZE):
+        # What was there nobody can tell, so it may have been durable. A write that was torn can be read.
+        return Judgement(Verdict.DAMAGED, f"{at}, and the disk cannot read what is there")
     # Good entries of the bad batch itself, before the place where it goes bad, prove nothing.
     found = find_entry(data, fault.pos + 1, tail.index)
     if found is not None and not _has_hole(data, fault.pos, found):

@@ -116,6 +116,8 @@ class DiskThread:
             case CheckpointJob():
                 process.sim.counts["checkpoints"] += 1
                 committed, sessions = job.committed_index, job.sessions
+                if self._purge_to is not None:
+                    sessions = None  # as the real one does: a start is to find the purge again
                 self._unless_full(lambda: process.store.save_checkpoint(committed, sessions))
         if self._purge_to is not None:
             self._purge(self._purge_to)

@@ -292,7 +292,8 @@ class SimDisk:
     def data_ranges(self, handle: int) -> list[tuple[int, int]]:
         return [(0, len(self._handle(handle).file.cache))]
 
-    def drop_cache(self, handle: int) -> None:
+    def drop_cache(self, handle: int, offset: int = 0, size: int = 0) -> None:
+        """All of the file at once: without a page cache of its own there is nothing to tell apart."""
         file = self._handle(handle).file
         file.cache = bytearray(file.durable)
         for change in file.changes:

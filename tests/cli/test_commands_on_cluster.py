@@ -92,7 +92,7 @@ def test_status_for_people_and_programs(cluster: LocalCluster, on_cluster: Comma
     assert {node["leader_id"] for node in shown["nodes"]} == {shown["leader_id"]}
     table = on_cluster("status").stdout.splitlines()
     assert table[0].split() == [
-        *("node", "address", "role", "term", "leader", "begin", "end", "committed", "lag", "health")
+        *("node", "address", "role", "term", "leader", "begin", "end", "committed", "lag", "disk", "health")
     ]
     assert sum("LEADER" in line for line in table) == 1
     assert len(table) == 4

@@ -9,7 +9,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from dledger.status.model import MemberAddress
+from dledger.status.model import DamagedRange, MemberAddress
 from tests.status.browser import ThreadedServer, headless_chromium, needs_browser
 from tests.status.fakes import FakeSource, make_election, make_follower, make_status
 
@@ -37,6 +37,9 @@ class Page:
 
     def row(self, number: int) -> str:
         return self.driver.find_element(By.CSS_SELECTOR, f"#nodes tr:nth-child({number})").text
+
+    def upkeep(self, number: int) -> str:
+        return self.driver.find_element(By.CSS_SELECTOR, f"#upkeep tr:nth-child({number})").text
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         wait = WebDriverWait(self.driver, PATIENCE_SECONDS, poll_frequency=0.1)
@@ -197,6 +200,59 @@ def test_hostile_names_stay_text(page: Page, source: FakeSource) -> None:
     assert evil in page.text("#elections") and evil in page.text("#limits")
     assert page.driver.find_elements(By.CSS_SELECTOR, "main img, #nodes a") == []
     assert page.driver.title == f"{evil}: n1 leads"
+    assert page.complaints() == []
+
+
+def test_it_is_quiet_about_upkeep_when_all_is_well(page: Page, source: FakeSource) -> None:
+    assert not page.driver.find_element(By.ID, "trouble-card").is_displayed()
+    source.change(
+        "n2", ledger_begin_index=5000, newest_image=5200, scrubbed_index=900_000, repaired=2, tls="mutual"
+    )
+    page.until(lambda: "5,000" in page.upkeep(2), "where the log of n2 begins")
+    for fact in ("n2", "80.0 GB free", "5,200", "up to 900,000", "2 repaired", "in step", "3", "mutual"):
+        assert fact in page.upkeep(2)
+    for fact in ("n1", "none", "not yet", "off"):
+        assert fact in page.upkeep(1)
+    assert not page.driver.find_element(By.ID, "trouble-card").is_displayed()
+    assert (
+        page.driver.find_elements(By.CSS_SELECTOR, "#upkeep td[data-level=warn], #upkeep td[data-level=bad]")
+        == []
+    )
+
+
+def test_it_says_what_needs_attention(page: Page, source: FakeSource) -> None:
+    damage = DamagedRange(17, 1020, "/d/data/0", 4096, "chain_crc does not match")
+    source.change("n1", disk="stalled", fsync_ms=7300, clock_offset_ms=-75_000, writing_image=True)
+    source.change("n2", damaged=(damage,), repairing_index=400, disk="low", disk_free_bytes=900_000)
+    source.change(
+        "n3", rejoining="waiting for n1 to say how far the log reaches", needs_image=True, disk="full"
+    )
+    page.until(lambda: "n3: rejoining" in page.text("#trouble"), "what is wrong")
+    lines = [item.text for item in page.driver.find_elements(By.CSS_SELECTOR, "#trouble li")]
+    assert lines == [
+        "n1: disk does not answer for 7 s",
+        "n1: its wall clock is 1 min 15 s behind cluster time",
+        "n2: disk low: 900 kB free",
+        "n2: entries 17 to 1,020 cannot be read (chain_crc does not match); the repair has come to 400",
+        "n3: disk full: 80.0 GB free",
+        "n3: rejoining: waiting for n1 to say how far the log reaches",
+        "n3: waits for a state image, and serves nothing until then",
+    ]
+    assert "writing one" in page.upkeep(1) and "1 range" in page.upkeep(2)
+    loud = page.driver.find_elements(By.CSS_SELECTOR, "#upkeep td.disk[data-level=bad]")
+    assert len(loud) == 2
+    for node in ("n1", "n2", "n3"):
+        source.change(
+            node,
+            disk="ok",
+            clock_offset_ms=0,
+            damaged=(),
+            rejoining="",
+            needs_image=False,
+            repairing_index=-1,
+        )
+    card = page.driver.find_element(By.ID, "trouble-card")
+    page.until(lambda: not card.is_displayed(), "that all is well again")
     assert page.complaints() == []
 
 

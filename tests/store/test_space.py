@@ -250,9 +250,9 @@ def test_rule_9_after_a_failed_fsync_the_cache_is_dropped_before_anything_of_the
             self.paths[handle] = path
             return handle
 
-        def drop_cache(self, handle: int) -> None:
+        def drop_cache(self, handle: int, offset: int = 0, size: int = 0) -> None:
             self.dropped.add(handle)
-            super().drop_cache(handle)
+            super().drop_cache(handle, offset, size)
 
         def pread(self, handle: int, size: int, offset: int) -> bytes:
             assert self.paths[handle].parent.name not in ("data", "index") or handle in self.dropped

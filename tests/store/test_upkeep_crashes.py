@@ -178,9 +178,10 @@ def test_rule_9_no_failing_operation_loses_what_was_acknowledged(error: int) -> 
 
 
 def test_rule_9_no_failing_read_loses_what_was_acknowledged() -> None:
+    """Not of lost bytes, which are damage (see test_unreadable.py), but because reading itself fails."""
     nth = 1
     while True:
-        disk, promise, raised = interrupted(lambda disk, n=nth: disk.fail("pread", nth=n))  # type: ignore[misc]
+        disk, promise, raised = interrupted(lambda disk, n=nth: disk.fail("pread", errno.EBADF, nth=n))  # type: ignore[misc]
         if raised is None:
             break
         disk.crash(CrashKind.PROCESS, Random(0))

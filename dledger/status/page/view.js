@@ -26,6 +26,8 @@ export function show(cluster, nowMs) {
   setText($("committed-pos"), `${words.bytes(cluster.committed_pos)} in all`);
   showQuorum(cluster.nodes);
   showNodes(cluster);
+  showTrouble(cluster.nodes);
+  showUpkeep(cluster.nodes, nowMs);
   showLimits(cluster.nodes);
   showElections(cluster.elections, nowMs);
 }
@@ -61,19 +63,73 @@ function showQuorum(nodes) {
 }
 
 function showNodes(cluster) {
-  const body = $("nodes");
+  showRows($("nodes"), $("node-row"), cluster.nodes, (row, node) => fillRow(row, node, cluster));
+}
+
+// One row for each node, kept as long as there is the node.
+function showRows(body, template, nodes, fill) {
   const rows = new Map([...body.children].map((row) => [row.dataset.node, row]));
-  for (const node of cluster.nodes) {
+  for (const node of nodes) {
     let row = rows.get(node.node_id);
     if (!row) {
-      row = $("node-row").content.firstElementChild.cloneNode(true);
+      row = template.content.firstElementChild.cloneNode(true);
       row.dataset.node = node.node_id;
       body.append(row);
     }
     rows.delete(node.node_id);
-    fillRow(row, node, cluster);
+    fill(row, node);
   }
   for (const gone of rows.values()) gone.remove();
+}
+
+function showUpkeep(nodes, nowMs) {
+  showRows($("upkeep"), $("upkeep-row"), nodes, (row, node) => fillUpkeep(row, node, nowMs));
+}
+
+function fillUpkeep(row, node, nowMs) {
+  const status = node.status;
+  const cell = (name, [level, text]) => {
+    const td = row.querySelector(`td.${name}`);
+    td.dataset.level = level;
+    setText(td, text);
+    return td;
+  };
+  setText(row.querySelector(".id"), node.node_id);
+  row.classList.toggle("down", status === null);
+  if (status === null) {
+    for (const td of row.querySelectorAll("td")) {
+      td.dataset.level = "ok";
+      setText(td, "—");
+    }
+    return;
+  }
+  cell("disk", words.disk(status));
+  cell("begin", ["ok", words.count(status.ledger_begin_index)]);
+  const image = status.newest_image < 0 ? "none" : words.count(status.newest_image);
+  cell("image", ["ok", status.writing_image ? `${image}, writing one` : image]);
+  cell("scrub", ["ok", words.scrub(status)]).title = `${words.count(status.scrub_found)} damaged ranges found since the start`;
+  cell("damage", words.damage(status));
+  const off = words.clockIsOff(status.clock_offset_ms) ? "warn" : "ok";
+  cell("time", [off, words.clockOffset(status.clock_offset_ms)]).title = words.clock(status.cluster_time_ms, nowMs);
+  cell("incarnation", ["ok", words.count(status.incarnation)]);
+  cell("tls", ["ok", words.tls(status.tls)]);
+}
+
+function showTrouble(nodes) {
+  const found = [];
+  for (const node of nodes) {
+    if (node.status === null) continue;
+    for (const [level, text] of words.trouble(node.status)) found.push([level, `${node.node_id}: ${text}`]);
+  }
+  $("trouble-card").hidden = found.length === 0;
+  const list = $("trouble");
+  if (list.children.length !== found.length) {
+    list.replaceChildren(...found.map(() => document.createElement("li")));
+  }
+  found.forEach(([level, text], i) => {
+    list.children[i].dataset.level = level;
+    setText(list.children[i], text);
+  });
 }
 
 function fillRow(row, node, cluster) {

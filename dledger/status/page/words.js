@@ -84,3 +84,60 @@ export function saw(event) {
   const words = Object.hasOwn(SAW, event.cause) ? SAW[event.cause] : event.cause;
   return event.cause === "leader-seen" && event.leader_id ? `recognised ${event.leader_id} as leader` : words;
 }
+
+// How far a wall clock may be off before it is worth a word.
+const CLOCK_OFF_MS = 60_000;
+
+const DISK = {
+  ok: ["ok", (s) => `${bytes(s.disk_free_bytes)} free`],
+  low: ["warn", (s) => `low: ${bytes(s.disk_free_bytes)} free`],
+  full: ["bad", (s) => `full: ${bytes(s.disk_free_bytes)} free`],
+  stalled: ["bad", (s) => `does not answer for ${duration(s.fsync_ms)}`],
+};
+
+// [level, text] of a disk. A state that a newer node may know is shown as it is.
+export function disk(status) {
+  const [level, text] = Object.hasOwn(DISK, status.disk) ? DISK[status.disk] : ["warn", () => status.disk];
+  return [level, text(status)];
+}
+
+export function scrub(status) {
+  const end = status.ledger_end_index;
+  if (status.scrubbed_index < 0 || end < 0) return "not yet";
+  return status.scrubbed_index >= end ? "all of it" : `up to ${count(status.scrubbed_index)}`;
+}
+
+export function damage(status) {
+  const found = status.damaged.length;
+  if (found > 0) return ["bad", `${count(found)} ${found === 1 ? "range" : "ranges"}`];
+  return ["ok", status.repaired > 0 ? `${count(status.repaired)} repaired` : "none"];
+}
+
+export function clockOffset(ms) {
+  if (Math.abs(ms) < 1000) return "in step";
+  return `${duration(Math.abs(ms))} ${ms > 0 ? "behind" : "ahead of"} its clock`;
+}
+
+export const clockIsOff = (ms) => Math.abs(ms) >= CLOCK_OFF_MS;
+
+const TLS = { off: "off", server: "on", mutual: "mutual" };
+
+export const tls = (kind) => (Object.hasOwn(TLS, kind) ? TLS[kind] : kind);
+
+// What somebody should look at, of one node: [level, text], the worst first. Empty when all is well.
+export function trouble(status) {
+  const found = [];
+  const [level, text] = disk(status);
+  if (level !== "ok") found.push([level, `disk ${text}`]);
+  for (const d of status.damaged) {
+    const come = status.repairing_index >= d.first_index && status.repairing_index <= d.last_index + 1;
+    const repair = come ? `; the repair has come to ${count(status.repairing_index)}` : "; waiting for a repair";
+    found.push(["bad", `entries ${count(d.first_index)} to ${count(d.last_index)} cannot be read (${d.reason})${repair}`]);
+  }
+  if (status.rejoining) found.push(["warn", `rejoining: ${status.rejoining}`]);
+  if (status.needs_image) found.push(["warn", "waits for a state image, and serves nothing until then"]);
+  if (clockIsOff(status.clock_offset_ms)) {
+    found.push(["warn", `its wall clock is ${duration(Math.abs(status.clock_offset_ms))} ${status.clock_offset_ms > 0 ? "ahead of" : "behind"} cluster time`]);
+  }
+  return found;
+}

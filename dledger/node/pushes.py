@@ -1,0 +1,48 @@
+"""What a replica finds out about a push with the bytes of its own log, before the core judges it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dledger.core.log_view import LogView
+from dledger.core.messages import Append, Compare, Message, PushResponse, PushType, Truncate
+from dledger.core.raft import RaftCore
+from dledger.core.values import Tail
+from dledger.errors import Code
+from dledger.store.api import LogStore
+
+TailAt = Callable[[int], Tail]
+
+
+def chain_matches(log: LogView, tail_at: TailAt, message: Compare) -> bool | None:
+    """Rule 6: two logs that hold the same (index, term) must have the same history up to there."""
+    if message.index <= log.base.index or not log.holds(message.index, message.index_term):
+        return None
+    return tail_at(message.index).chain_crc == message.chain_crc
+
+
+def check_cut(core: RaftCore, store: LogStore, tail_at: TailAt, message: Append | Truncate) -> None:
+    """EntryDamaged if the message would make the log end at an entry that cannot be read: to cut behind it,
+    its end has to be known."""
+    cut = core.following.cut_by(message)
+    if cut is not None:
+        # The disk thread will ask the store, whatever is cached.
+        (store.tail_at if cut - 1 <= core.log.durable_index else tail_at)(cut - 1)
+
+
+def refusal(core: RaftCore, message: Message, code: Code) -> PushResponse:
+    """The leader then compares again, after a while, at the index before what was refused."""
+    assert isinstance(message, Append | Compare | Truncate)
+    log = core.log
+    is_probe = isinstance(message, Compare)
+    return PushResponse(
+        core.term,
+        core.node_id,
+        message.stream_id,
+        code,
+        PushType.COMPARE if is_probe else PushType.APPEND,
+        message.prev_index if isinstance(message, Append) else message.index - (not is_probe),
+        log.begin_index,
+        log.end_index,
+        counts=not core.hard_state.is_barred,
+    )

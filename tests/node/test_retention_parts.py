@@ -1,0 +1,115 @@
+"""What retention must not forget over a restart, and must not do again and again."""
+
+from __future__ import annotations
+
+from dledger.core.values import Base
+from dledger.node.admission import AppendLimits
+from dledger.node.disk_worker import CheckpointJob
+from dledger.node.retention import RetentionPolicy
+from dledger.node.shell import PurgeJob
+from dledger.store.identity import Identity
+from dledger.store.internal import Purge, decode_internal, strip_stamp
+from dledger.store.memory_store import MemoryLogStore
+from tests.node.replica_world import Host
+from tests.node.test_disk_worker import WAIT_S, Rig
+
+FILE = 4096
+LIMITS = AppendLimits(max_body_bytes=2000, max_batch_bytes=3000)
+POLICY = RetentionPolicy(max_bytes=FILE, hold_bytes=0, check_ms=20)
+
+
+def internals(host: Host) -> list[object]:
+    heads = host.store.iter_heads(host.store.begin_index)
+    return [strip_stamp(decode_internal(batch.head))[1] for batch in heads]
+
+
+def small_host(store: MemoryLogStore | None = None, policy: RetentionPolicy = POLICY) -> Host:
+    store = store or MemoryLogStore(Identity("cluster", "group", "a", FILE))
+    host = Host("a", ["a"], store=store, limits=LIMITS)
+    host.replica.retainer.policy = policy
+    return host.lead_alone()
+
+
+def fill(host: Host, count: int) -> None:
+    for number in range(count):
+        host.append(f"{host.now} {number}", bytes(500))
+        host.disk()
+        host.store.prepare(4 * FILE)
+
+
+def live(host: Host, ticks: int, image: int) -> int:
+    """Let time pass; the state has `image` bytes. How many images were begun."""
+    begun = 0
+    for _ in range(ticks):
+        host.pass_time(20)
+        host.disk()
+        host.store.prepare(4 * FILE)
+        while host.shell.images:
+            begun += 1
+            host.replica.state_saved(host.now, host.shell.images.pop(), [bytes(image)])
+    return begun
+
+
+def test_an_image_above_max_bytes_is_not_written_again_and_again_whoever_leads() -> None:
+    host = small_host()
+    fill(host, 30)
+    assert live(host, 100, image=5 * FILE) >= 1
+    assert host.store.begin_index > 0
+    assert live(host, 100, image=5 * FILE) == 0
+    host.replica.retainer.stop()  # as when leadership goes elsewhere, and comes back
+    assert live(host, 100, image=5 * FILE) == 0
+    for with_table in (True, False):
+        committed, sessions = host.replica.checkpoint()
+        host.store.save_checkpoint(committed, sessions if with_table else None)
+        host = small_host(host.store)
+        assert live(host, 100, image=5 * FILE) == 0, "a restart is no reason either"
+    fill(host, 120)
+    assert live(host, 100, image=5 * FILE) >= 1, "but growth is"
+
+
+def host_about_to_purge() -> tuple[Host, PurgeJob]:
+    """A host whose disk is about to carry out a committed PURGE."""
+    host = small_host()
+    fill(host, 30)
+    for _ in range(100):
+        host.pass_time(20)
+        while host.shell.images:
+            host.replica.state_saved(host.now, host.shell.images.pop(), [b"state"])
+        while host.shell.jobs:
+            job = host.shell.jobs[0]
+            if isinstance(job, PurgeJob):
+                return host, job
+            host.one_job()
+        host.store.prepare(4 * FILE)
+    raise AssertionError("nothing was purged")
+
+
+def test_a_purge_that_is_put_off_is_carried_out_by_the_next_life() -> None:
+    host, _ = host_about_to_purge()
+    assert any(isinstance(value, Purge) for value in internals(host))
+    host.store.save_checkpoint(host.replica.core.committed_index, None)
+    assert host.store.begin_index == 0
+    again = small_host(host.store, RetentionPolicy())
+    live(again, 3, image=5)
+    assert again.store.begin_index > 0
+
+
+def test_a_purge_that_is_still_to_be_carried_out_is_not_covered_by_a_checkpoint() -> None:
+    host, job = host_about_to_purge()
+    assert host.replica.checkpoint()[1] is not None
+    host.replica._purge_to = job.base  # as between its commit and the moment when all of it is durable here
+    assert host.replica.checkpoint() == (host.replica.core.committed_index, None)
+
+
+def test_a_purge_that_the_full_disk_puts_off_is_not_covered_by_a_checkpoint() -> None:
+    rig = Rig()
+    rig.worker.start()
+    rig.store.full = "purge"
+    rig.worker.submit(PurgeJob(Base(9, 2, 4096, 7)))
+    rig.worker.submit(CheckpointJob(20, (20, b"table")))
+    assert rig.worker.call(lambda: 1).result(WAIT_S) == 1
+    assert rig.store.done == ["checkpoint 20 without sessions"]
+    rig.store.full = ""
+    rig.worker.submit(CheckpointJob(21, (21, b"table")))
+    assert rig.worker.stop(WAIT_S)
+    assert rig.store.done[1:] == ["purge 9", "checkpoint 21"]

@@ -1,0 +1,203 @@
+"""Repair in pieces (rule 10): beside appends, bounded, and void when the log changes meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from dledger.core.values import EMPTY_TAIL
+from dledger.errors import Code, StorageError
+from dledger.store.api import Damage, Frames
+from dledger.store.batch import Batch, encode_batch
+from dledger.store.disk import Buffer, OsDisk
+from dledger.store.disk_store import DiskLogStore
+from dledger.store.identity import Identity, init_directory
+from dledger.testing.sim_disk import CrashKind, SimDisk
+from tests.store.helpers import IDENTITY, ROOT, SIZE, join, make_batches, read_all
+
+BATCHES = make_batches(60, seed=11)
+
+
+class CountingDisk(OsDisk):
+    def __init__(self) -> None:
+        self.written = 0
+
+    def pwritev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
+        done = super().pwritev(handle, buffers, offset)
+        self.written += done
+        return done
+
+
+def spoil(disk: SimDisk, first: Batch, last: Batch) -> None:
+    """From the first header to the last: also what lies between is lost."""
+    for start in range(first.pos - first.pos % SIZE, last.end_pos, SIZE):
+        for offset in range(max(first.pos - start, 0), min(last.end_pos - start, SIZE)):
+            disk.flip(ROOT / "data" / f"{start:020d}", offset, 0x5A)
+
+
+def damaged(first: int, last: int) -> tuple[SimDisk, DiskLogStore, Damage]:
+    """A log of BATCHES[:50] in which first..last cannot be read."""
+    disk = SimDisk()
+    init_directory(ROOT, IDENTITY, disk=disk)
+    store = DiskLogStore.open(ROOT, disk=disk)
+    store.append(BATCHES[:50])
+    store.sync()
+    spoil(disk, BATCHES[first], BATCHES[last])
+    damage = store.note_damage(BATCHES[first].first_index)
+    assert damage is not None and damage.first_index == BATCHES[first].first_index
+    return disk, store, damage
+
+
+def frames(batch: Batch) -> Frames:
+    return Frames(batch.first_index, batch.last_index, bytes(batch.data))
+
+
+def lost(damage: Damage) -> list[Batch]:
+    return [b for b in BATCHES if damage.first_index <= b.last_index <= damage.last_index]
+
+
+def temporaries(disk: SimDisk) -> list[Path]:
+    return [path for path in disk.files() if path.name.endswith(".tmp")]
+
+
+@pytest.mark.parametrize(("first", "last"), [(3, 3), (3, 25), (0, 10), (44, 49), (49, 49)])
+def test_rule_10_a_range_over_many_files_is_repaired_in_pieces_beside_appends(first: int, last: int) -> None:
+    disk, store, damage = damaged(first, last)
+    more = iter(BATCHES[50:])
+    work = store.begin_repair(damage)
+    for batch in lost(damage):
+        assert work.next_index == batch.first_index and not work.is_fed
+        work.feed(frames(batch))
+        if batch.first_index % 4 == 0:
+            store.append([next(more)])
+    assert work.is_fed and store.damages == (damage,)
+    while work.copy(100):
+        store.append(list(more)[:1])
+    store.sync()
+    while work.index_some(64):
+        pass
+    assert store.damages == (damage,), "nothing has changed so far"
+    work.finish()
+    work.abandon()
+    assert store.damages == () and not temporaries(disk)
+    whole = join([b for b in BATCHES if b.last_index <= store.end_index])
+    assert read_all(store) == whole
+    for kind in CrashKind:
+        twin = disk.copy()
+        twin.crash(kind, Random(1))
+        again = DiskLogStore.open(ROOT, disk=twin)
+        assert read_all(again) == whole and not again.damages and not again.hard_state.rejoining
+
+
+def test_rule_10_a_crash_in_the_middle_leaves_a_damage_that_is_known_and_no_rest() -> None:
+    disk, store, damage = damaged(3, 25)
+    work = store.begin_repair(damage)
+    pieces = lost(damage)
+    for number, batch in enumerate(pieces):
+        work.feed(frames(batch))
+        if number == len(pieces) // 2:
+            half = disk.copy()
+    while work.copy(100):
+        pass
+    while work.index_some(64):
+        pass
+    for twin in (half, disk):
+        assert temporaries(twin)
+        twin.crash(CrashKind.PROCESS, Random(1))
+        again = DiskLogStore.open(ROOT, disk=twin)
+        assert again.damages == (damage,)
+        assert not [path for path in temporaries(twin) if path.parent != ROOT]
+        again.repair(Frames(damage.first_index, damage.last_index, join(pieces)))
+        assert read_all(again) == join(BATCHES[:50]) and not temporaries(twin)
+
+
+def test_rule_10_a_repair_is_void_when_the_log_is_cut_or_purged_meanwhile() -> None:
+    for change in ("truncate", "purge", "reset", "repair"):
+        disk, store, damage = damaged(20, 25)
+        work = store.begin_repair(damage)
+        for batch in lost(damage):
+            work.feed(frames(batch))
+        while work.copy(100):
+            pass
+        if change == "truncate":
+            store.truncate_after(BATCHES[40].last_index)
+        elif change == "purge":
+            store.purge_to(next(base for base in store.borders() if base.index >= damage.last_index))
+        elif change == "reset":
+            store.reset_to(store.base._replace(index=900, pos=SIZE * 50))
+        else:
+            store.repair(Frames(damage.first_index, damage.last_index, join(lost(damage))))
+            work = store.begin_repair(damage) if store.damages else work
+        before = [disk.content(path) for path in disk.files() if path.parent.name == "data"]
+        with pytest.raises(StorageError) as caught:
+            work.finish()
+        assert caught.value.code is Code.DATA_DAMAGED, change
+        work.abandon()
+        store.append([])
+        assert not temporaries(disk), change
+        assert len([p for p in disk.files() if p.parent.name == "data"]) <= len(before)
+
+
+def test_rule_10_entries_that_do_not_fit_at_the_far_end_are_found_out_before_anything_changes() -> None:
+    disk, store, damage = damaged(20, 21)
+    *first, second = lost(damage)
+    other = encode_batch(first[-1].tail, second.term, [b"x"] * second.count, data_file_size=SIZE)
+    data = {path: disk.content(path) for path in disk.files() if path.parent.name in ("data", "index")}
+    work = store.begin_repair(damage)
+    for batch in first:
+        work.feed(frames(batch))
+    with pytest.raises(StorageError, match="do not fit"):
+        work.feed(frames(other))
+    work.abandon()
+    assert store.damages == (damage,)
+    assert {
+        path: disk.content(path) for path in disk.files() if path.parent.name in ("data", "index")
+    } == data
+
+
+def test_rule_9_a_repair_without_room_changes_nothing() -> None:
+    disk, store, damage = damaged(20, 21)
+    disk.capacity = disk._used()
+    work = store.begin_repair(damage)
+    with pytest.raises(StorageError) as caught:
+        work.feed(frames(lost(damage)[0]))
+    assert caught.value.code is Code.DISK_FULL
+    work.abandon()
+    assert not temporaries(disk)
+    disk.capacity = 1 << 30
+    store.repair(Frames(damage.first_index, damage.last_index, join(lost(damage))))
+    assert read_all(store) == join(BATCHES[:50])
+
+
+def test_rule_9_the_writing_thread_has_little_to_do_for_a_repair_of_a_large_file(tmp_path: Path) -> None:
+    size = 16 << 20
+    init_directory(tmp_path / "n", Identity("cluster", "group", "n", data_file_size=size))
+    disk = CountingDisk()
+    store = DiskLogStore.open(tmp_path / "n", disk=disk, disk_reserve_bytes=0)
+    tail, batches = EMPTY_TAIL, []
+    for number in range(100):
+        batches.append(encode_batch(tail, 1, [b"%d" % number * 40_000], data_file_size=size))
+        tail = batches[-1].tail
+    store.append(batches)
+    store.sync()
+    with store._data.path_of(0).open("r+b") as file:
+        file.seek(batches[50].pos + 100)
+        file.write(b"bad")
+    damage = store.note_damage(batches[50].first_index)
+    assert damage is not None
+    work = store.begin_repair(damage)
+    work.feed(frames(batches[50]))
+    pieces = 0
+    while work.copy(1 << 20):
+        pieces += 1
+    assert pieces > 5
+    before = disk.written
+    while work.index_some(1 << 20):
+        pass
+    work.finish()
+    assert disk.written - before < 2 << 20, "what is left of a file that grows"
+    assert read_all(store, max_bytes=1 << 20) == join(batches)
+    store.close()

@@ -1,0 +1,61 @@
+"""What `import dledger` offers: all of it can be had, nothing is loaded before it is asked for."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dledger
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize("name", dledger.__all__)
+def test_every_name_can_be_had(name: str) -> None:
+    assert getattr(dledger, name) is not None
+
+
+def test_other_names_are_not_there() -> None:
+    with pytest.raises(AttributeError):
+        dledger.Raft  # noqa: B018
+
+
+def test_importing_the_package_alone_loads_no_grpc() -> None:
+    code = "import sys, dledger; sys.exit('grpc' in sys.modules or 'dledger.node.server' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def imported_modules(source: str) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return {name for name in found if name.partition(".")[0] == "dledger"}
+
+
+def test_a_state_machine_needs_only_what_the_package_exports() -> None:
+    assert imported_modules((ROOT / "examples" / "kv.py").read_text()) == {"dledger"}
+
+
+def test_the_example_in_the_documentation_works() -> None:
+    text = (ROOT / "docs" / "state-machines.md").read_text()
+    [source] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert imported_modules(source) == {"dledger"}
+    names: dict[str, object] = {}
+    exec(compile(source, "state-machines.md", "exec"), names)
+    make = names["WordCount"]
+    assert callable(make)
+    one, other = make(), make()
+    one.apply([dledger.AppliedEntry(3, 1, b"to be or not to be"), dledger.AppliedEntry(7, 2, b"be")])
+    other.load(iter(one.save()))
+    assert one.counts == other.counts == {b"to": 2, b"be": 3, b"or": 1, b"not": 1}
+    machine: dledger.StateMachine = one
+    machine.load(())
+    assert one.counts == {}
