@@ -10,7 +10,7 @@ import pytest
 from tests.process.cluster import ProcessCluster
 from tests.process.workload import Workload, assert_nothing_lost, others
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("process-bad-days")]
 
 
 async def test_rule_11_a_directory_deleted_under_a_node_and_its_return(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from dledger.status.model import NodeStatus
 from tests.process.cluster import GROUP, ProcessCluster
 from tests.process.workload import Workload, others
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("process-stuck-disks")]
 
 ELECTION_MAX_MS = 2000
 #: As a node has them if nothing is configured; fsync_stall_ms is then two election_max_ms.
