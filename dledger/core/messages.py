@@ -180,6 +180,7 @@ class PositionResponse:
     round: int
     ledger_end_term: int
     ledger_end_index: int
+    rejoining: bool = False  # it lost its log as well: where that ended now says nothing
 
 
 @dataclass(slots=True)

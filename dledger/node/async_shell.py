@@ -182,13 +182,13 @@ class AsyncShell:
         self._step(self._replica.leader_stream_lost, leader_id, stream_id)
 
     def checkpoint(self) -> None:
-        """Queue a checkpoint, if anything changed since the last one."""
-        if self._dead:
+        """Queue a checkpoint, if anything changed since the last one, and that one is not still waiting."""
+        if self._dead or self._worker.checkpoint_waits:
             return
         found = self._replica.checkpoint()
         if found != self._last_checkpoint:
             self._last_checkpoint = found
-            self._worker.submit(CheckpointJob(*found))
+            self._worker.submit_checkpoint(CheckpointJob(*found))
 
     def disk_reported(self, report: Report) -> None:
         """On the disk thread. One that was stuck may come back after the loop is gone."""

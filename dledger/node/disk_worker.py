@@ -94,6 +94,7 @@ class DiskWorker:
         self._sync_due: float | None = None  # ASYNC_FLUSH: when the unsynced writes are to be synced
         self._purge_to: Base | None = None  # of a purge that the full disk did not let happen yet
         self._busy_since: float | None = None
+        self.checkpoint_waits = False  # one is queued: behind a stuck fsync others would pile up
         # A daemon: a process that ends never waits for a thread that is stuck in the kernel.
         self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
 
@@ -113,6 +114,10 @@ class DiskWorker:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
+        self._queue.put(job)
+
+    def submit_checkpoint(self, job: CheckpointJob) -> None:
+        self.checkpoint_waits = True
         self._queue.put(job)
 
     def call(self, work: Callable[[], object]) -> Future[object]:
@@ -210,12 +215,9 @@ class DiskWorker:
         self._busy_since = None
 
     def _checkpoint(self, job: CheckpointJob) -> None:
-        if self._purge_to is not None:
-            self._purge(self._purge_to)
-        # A start looks only behind what the stored table covers for a purge that is still to be carried out.
-        sessions = job.sessions if self._purge_to is None else None
+        self.checkpoint_waits = False
         try:
-            self._store.save_checkpoint(job.committed_index, sessions)
+            self._store.save_checkpoint(job.committed_index, job.sessions)
         except StorageError as error:
             if error.code is not Code.DISK_FULL:
                 raise

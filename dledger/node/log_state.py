@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from contextlib import suppress
 from typing import NamedTuple
 
 from dledger.core.cluster_clock import ClusterClock
 from dledger.core.sessions import Result, SessionTable
-from dledger.core.values import Base
-from dledger.node.images import find_image
-from dledger.store.api import EntryDamaged, LogStore
+from dledger.core.values import NO_BASE, Base
+from dledger.node.images import ImageCollector, find_image
+from dledger.store.api import LogStore
 from dledger.store.batch import HEADER_SIZE
 from dledger.store.internal import (
     ImageBegin,
@@ -28,7 +27,25 @@ from dledger.store.internal import (
     strip_stamp,
 )
 
-_STORED = struct.Struct(">qq")  # the newest image, the last stamp; the session table follows
+_LAYOUT = b"LST2"
+#: The layout; the newest image, and where it begins and ends; the last begin mark; the last stamp; the newest
+#: purge. The session table follows.
+_STORED = struct.Struct(">4s qqq qq q qqqI")
+
+
+class ImageSpan(NamedTuple):
+    """A complete, committed image, and how much of the log lies between its begin and end marks."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    begin_pos: int
+    end_pos: int
+
+    @property
+    def byte_size(self) -> int:
+        return self.end_pos - self.begin_pos
+
+
+NO_IMAGE = ImageSpan(-1, 0, 0)
 
 
 class Head(NamedTuple):
@@ -38,6 +55,7 @@ class Head(NamedTuple):
     first_index: int
     last_index: int
     term: int
+    pos: int
     first_body_pos: int
 
 
@@ -46,14 +64,18 @@ class LogState:
         self._max_sessions = max_sessions
         self.sessions = SessionTable(max_sessions=max_sessions)
         self.clock = ClusterClock()
-        self.newest_image = -1  # index of the newest complete, committed image; -1: none
-        self.image_pos = 0  # where the newest image begins, and how much of the log it takes; 0: not known
-        self.image_bytes = 0
-        self._begun = (-1, 0)  # index and position of the newest begin mark of an image
+        self.image = NO_IMAGE  # the newest complete, committed one
+        self.purge = NO_BASE  # where the newest committed PURGE lets the log begin
         self.needs_image = False  # the log begins at a base that was installed: nothing is served yet
-        self._marks: deque[Head] = deque()  # image ends and purges that are not committed yet
+        self._marks: deque[Head] = deque()  # begins and ends of images, purges: those not committed yet
+        self._begun = (-1, 0)  # index and position of the last begin mark that is committed
         self._deferred: list[Head] = []  # what comes after an installed base, until the image is committed
         self._image_end: int | None = None  # of the image in use, while that is not known to be committed
+
+    @property
+    def newest_image(self) -> int:
+        """Index of the newest complete, committed image; -1: none."""
+        return self.image.index
 
     # -- at start -----------------------------------------------------------------------------------------
 
@@ -62,55 +84,71 @@ class LogState:
         marks found on the way, to be carried out again: a crash may have come between."""
         covered = store.base.index
         stored = store.load_sessions()
-        if stored is not None and store.base.index <= stored[0] <= store.end_index:
-            self.newest_image, stamp_ms = _STORED.unpack_from(stored[1])
-            if stamp_ms >= 0:
-                # What the table covers is not looked at again, and without a stamp the wall clock would rule.
-                self.clock.learn(stamp_ms, now_ms)
-            self.sessions.load(stored[1][_STORED.size :])
+        in_log = stored is not None and store.base.index <= stored[0] <= store.end_index
+        if stored is not None and in_log and self._load(stored[1], now_ms):
             covered = stored[0]
-            self._measure_image(store)
         elif store.base.index >= 0:
             covered = self._load_newest_image(store, committed_index)
+        # A purge may have been put off, by a full disk or by the crash: what is covered is not read again.
+        put_off: list[Internal] = [Purge(self.purge)] if self.purge.index > store.base.index else []
         for batch in store.iter_heads(covered + 1):
+            self.note(batch.head, batch.first_index, batch.last_index, batch.term, batch.pos, now_ms)
+        return put_off + self.committed(committed_index)
+
+    def rebuild_behind(
+        self, index: int, store: LogStore, committed_index: int, now_ms: int
+    ) -> list[Internal]:
+        """When some of what `rebuild` reads is damaged, and all who could repair it have purged it: begin
+        behind it, as if it was purged here, too. An image is awaited; behind a purge there always is one."""
+        self.reset(store.base)
+        self.needs_image = True
+        for batch in store.iter_heads(index + 1):
             self.note(batch.head, batch.first_index, batch.last_index, batch.term, batch.pos, now_ms)
         return self.committed(committed_index)
 
-    def _measure_image(self, store: LogStore) -> None:
-        """What the stored table leaves out. Damage there is no reason not to start."""
-        if self.newest_image < store.begin_index:
-            return
-        with suppress(EntryDamaged):
-            for batch in store.iter_heads(self.newest_image):
-                value = strip_stamp(decode_internal(batch.head))[1]
-                self._measure(value, batch.first_index, batch.pos)
-                if isinstance(value, ImageEnd):
-                    return
-
-    def _measure(self, value: Internal, first_index: int, pos: int) -> None:
-        if isinstance(value, ImageBegin):
-            self._begun = (first_index, pos)
-        elif isinstance(value, ImageEnd) and value.image_index == self._begun[0]:
-            self.image_pos, self.image_bytes = self._begun[1], pos - self._begun[1]
+    def _load(self, stored: bytes, now_ms: int) -> bool:
+        """False, with nothing changed, if it is of another layout."""
+        if len(stored) < _STORED.size or not stored.startswith(_LAYOUT):
+            return False
+        _, index, begin_pos, end_pos, begun, begun_pos, stamp_ms, *base = _STORED.unpack_from(stored)
+        self.sessions.load(stored[_STORED.size :])
+        self.image = ImageSpan(index, begin_pos, end_pos)
+        self._begun = (begun, begun_pos)
+        self.purge = Base(*base)
+        if stamp_ms >= 0:
+            # What the table covers is not looked at again, and without a stamp the wall clock would rule.
+            self.clock.learn(stamp_ms, now_ms)
+        return True
 
     def _load_newest_image(self, store: LogStore, committed_index: int) -> int:
         """Without a stored table, a log that does not begin at 0 is only as good as its image."""
-        heads = store.iter_heads(store.begin_index)
-        image = find_image(
-            (b.first_index, decode_internal(b.head)) for b in heads if b.last_index <= committed_index
-        )
+        collector, begins, spans = ImageCollector(), {}, {}
+        for batch in store.iter_heads(store.begin_index):
+            if batch.last_index > committed_index:
+                break
+            _, value = strip_stamp(decode_internal(batch.head))
+            collector.see(batch.first_index, value)
+            if isinstance(value, ImageBegin):
+                begins[batch.first_index] = batch.pos
+            elif isinstance(value, ImageEnd):
+                end_pos = batch.pos + HEADER_SIZE + len(batch.head)
+                spans[value.image_index] = ImageSpan(
+                    value.image_index, begins.get(value.image_index, 0), end_pos
+                )
+        image = collector.newest
         if image is None:
             self.needs_image = True
             return store.base.index
-        self.newest_image = image.image_index
+        self.image = spans[image.image_index]
+        self._begun = (image.image_index, self.image.begin_pos)
         self.sessions.load(image.sessions)
         return image.image_index
 
     def reset(self, base: Base) -> None:
         """The log was replaced by one that begins after `base` (INSTALL_BASE)."""
         self.sessions = SessionTable(max_sessions=self._max_sessions)
-        self.newest_image = -1
-        self.image_pos = self.image_bytes = 0
+        self.image = NO_IMAGE
+        self._begun = (-1, 0)
         self.needs_image = base.index >= 0
         self._marks.clear()
         self._deferred.clear()
@@ -136,11 +174,10 @@ class LogState:
         if type(value) is Stamped:
             self.clock.learn(value.stamp_ms, now_ms)
             value = value.inner
-        noted = Head(value, first_index, last_index, term, pos + HEADER_SIZE + size)
-        if type(value) is not SessionBatch:  # nearly all are
-            if type(value) is ImageEnd or type(value) is Purge:
-                self._marks.append(noted)
-            self._measure(value, first_index, pos)
+        noted = Head(value, first_index, last_index, term, pos, pos + HEADER_SIZE + size)
+        # Nearly all are of sessions.
+        if type(value) is not SessionBatch and isinstance(value, ImageBegin | ImageEnd | Purge):
+            self._marks.append(noted)
         if self.needs_image:
             self._deferred.append(noted)
             if isinstance(value, ImageEnd):
@@ -177,14 +214,28 @@ class LogState:
         self.sessions.committed(committed_index)
         done: list[Internal] = []
         while self._marks and self._marks[0].last_index <= committed_index:
-            mark = self._marks.popleft().value
-            if isinstance(mark, ImageEnd) and not self.needs_image:
-                self.newest_image = max(self.newest_image, mark.image_index)
-            done.append(mark)
+            head = self._marks.popleft()
+            self._mark_committed(head)
+            if not isinstance(head.value, ImageBegin):
+                done.append(head.value)
         if self._image_end is not None and self._image_end <= committed_index:
             self._image_end = None
             self._deferred.clear()
         return done
+
+    def _mark_committed(self, head: Head) -> None:
+        match head.value:
+            case ImageBegin():
+                self._begun = (head.first_index, head.pos)
+            case ImageEnd(image_index) if not self.needs_image:
+                begun, begin_pos = self._begun
+                # Of one that began before the base, this log holds the end only.
+                if begun == image_index:
+                    self.image = ImageSpan(image_index, begin_pos, head.first_body_pos)
+            case Purge(base) if base.index > self.purge.index:
+                self.purge = base
+            case _:
+                pass
 
     def _try_image(self) -> None:
         """An image that was awaited may be complete: begin from it, then repeat what came after its mark.
@@ -208,7 +259,8 @@ class LogState:
         if self.needs_image or self._image_end is not None:
             return None
         stamp_ms = -1 if self.clock.last_stamp_ms is None else self.clock.last_stamp_ms
-        return _STORED.pack(self.newest_image, stamp_ms) + self.sessions.encode_committed()
+        stored = _STORED.pack(_LAYOUT, *self.image, *self._begun, stamp_ms, *self.purge)
+        return stored + self.sessions.encode_committed()
 
 
 class Rebuilt(NamedTuple):
@@ -218,8 +270,11 @@ class Rebuilt(NamedTuple):
     marks: list[Internal]
 
 
-def rebuild(store: LogStore, max_sessions: int, now_ms: int) -> Rebuilt:
-    """EntryDamaged if an entry that is needed for it cannot be read."""
+def rebuild(store: LogStore, max_sessions: int, now_ms: int, begin_behind: int = -1) -> Rebuilt:
+    """EntryDamaged if an entry that is needed for it cannot be read. `begin_behind`: an entry; what is
+    damaged up to there was purged by others."""
     state = LogState(max_sessions=max_sessions)
     committed_index = max(store.base.index, store.committed_checkpoint)
-    return Rebuilt(state, state.rebuild(store, committed_index, now_ms))
+    if begin_behind < 0:
+        return Rebuilt(state, state.rebuild(store, committed_index, now_ms))
+    return Rebuilt(state, state.rebuild_behind(begin_behind, store, committed_index, now_ms))

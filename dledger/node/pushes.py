@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dledger.core.log_view import LogView
 from dledger.core.messages import Append, Compare, Message, PushResponse, PushType, Truncate
 from dledger.core.raft import RaftCore
-from dledger.core.values import Tail
+from dledger.core.values import Tail, TermRun
 from dledger.errors import Code
 from dledger.store.api import LogStore
+from dledger.store.batch import Batch, DamagedBatch, parse_batches
 
 TailAt = Callable[[int], Tail]
 
@@ -19,6 +20,29 @@ def chain_matches(log: LogView, tail_at: TailAt, message: Compare) -> bool | Non
     if message.index <= log.base.index or not log.holds(message.index, message.index_term):
         return None
     return tail_at(message.index).chain_crc == message.chain_crc
+
+
+def parse_push(
+    core: RaftCore, tail_at: TailAt, message: Append, payload: bytes | None, *, data_file_size: int
+) -> list[Batch]:
+    """Verify the bytes of an Append, if the core is going to look at them at all. DamagedBatch."""
+    log, prev_index = core.log, message.prev_index
+    if message.term < core.term or not log.holds(prev_index, message.prev_term):
+        return []  # an old leader, or a conflict: the core answers without the bytes
+    if prev_index < log.base.index:
+        return []
+    tail = tail_at(prev_index)
+    batches = parse_batches(payload or b"", tail, data_file_size=data_file_size)
+    if not batches or batches[-1].last_index != message.last_index:
+        raise DamagedBatch("the batches are not those announced", index=message.first_index, pos=tail.pos)
+    term, runs = -1, []
+    for batch in batches:
+        if batch.term != term:
+            term = batch.term
+            runs.append(TermRun(term, batch.first_index))
+    if tuple(runs) != message.runs:
+        raise DamagedBatch("the terms are not those announced", index=message.first_index, pos=tail.pos)
+    return batches
 
 
 def check_cut(core: RaftCore, store: LogStore, tail_at: TailAt, message: Append | Truncate) -> None:

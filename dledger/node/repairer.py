@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from typing import Protocol
 
-from dledger.errors import DLedgerError, InvalidRequest, StorageError
+from dledger.errors import Code, DLedgerError, InvalidRequest, StorageError
 from dledger.node.disk_worker import HARMLESS
 from dledger.node.logs import get_logger
 from dledger.node.pacing import Pace
@@ -60,6 +60,7 @@ class Repairer:
         self._task: asyncio.Task[None] | None = None
         self.found = 0
         self.repaired = 0
+        self.purged_upto = -1  # the last entry that is damaged here and was purged by another member
 
     @property
     def repairing_index(self) -> int:
@@ -141,6 +142,8 @@ class Repairer:
                     self._on_fatal(error)
                     return False
                 _log.warning("no repair from this member", peer=peer, reason=str(error))
+                if isinstance(error, InvalidRequest) and error.code is Code.INDEX_LESS_THAN_LOCAL_BEGIN:
+                    self.purged_upto = max(self.purged_upto, damage.last_index)
                 continue
             finally:
                 self._work = None

@@ -47,13 +47,13 @@ from dledger.core.events import (
 from dledger.core.log_view import LogView
 from dledger.core.messages import Append, Compare, Message, Truncate
 from dledger.core.raft import RaftCore
-from dledger.core.values import Base, CoreConfig, Role, Tail, TermRun
+from dledger.core.values import Base, CoreConfig, Role, Tail
 from dledger.errors import Code, DLedgerError, NotLeader, Overloaded, StorageError, error_for
 from dledger.node.admission import Admission, AppendLimits, RoomIsComing
 from dledger.node.held import HeldMessages
 from dledger.node.log_state import Rebuilt
 from dledger.node.parking import ParkedAppend, Parking
-from dledger.node.pushes import chain_matches, check_cut, refusal
+from dledger.node.pushes import chain_matches, check_cut, parse_push, refusal
 from dledger.node.replica_status import ReplicaStatus, status_of
 from dledger.node.retainer import Retainer
 from dledger.node.retention import RetentionPolicy
@@ -69,7 +69,7 @@ from dledger.node.shell import (
 )
 from dledger.node.tail_cache import TailCache
 from dledger.store.api import EntryDamaged, Frames, LogStore
-from dledger.store.batch import Batch, DamagedBatch, parse_batches
+from dledger.store.batch import Batch, DamagedBatch
 from dledger.store.internal import Internal, Purge
 
 
@@ -164,7 +164,8 @@ class Replica:
             if isinstance(message, Compare):
                 matches = chain_matches(self.core.log, self._tail_at, message)
             elif isinstance(message, Append):
-                self._incoming = self._parse(message, payload)
+                size = self.store.data_file_size
+                self._incoming = parse_push(self.core, self._tail_at, message, payload, data_file_size=size)
                 check_cut(self.core, self.store, self._tail_at, message)
             else:
                 check_cut(self.core, self.store, self._tail_at, message)
@@ -325,8 +326,7 @@ class Replica:
     def checkpoint(self) -> tuple[int, tuple[int, bytes] | None]:
         """(committed_index, (index, session table)) for store.save_checkpoint."""
         committed = self.core.committed_index
-        if committed > self.core.log.durable_index or self._purge_to is not None:
-            # A start looks only behind what the table covers for a purge that is still to be carried out.
+        if committed > self.core.log.durable_index:
             return committed, None
         blob = self.admission.state.encode_committed()
         return committed, None if blob is None else (committed, blob)
@@ -502,7 +502,9 @@ class Replica:
         self.admission.follow(fresh, now_ms)
 
     def _truncate(self, last_index: int, generation: int) -> None:
-        tail = self._tail_at(last_index)
+        # What is left may end with a batch of the push in hand, which was verified just now.
+        kept = next((batch for batch in self._incoming if batch.last_index == last_index), None)
+        tail = kept.tail if kept is not None else self._tail_at(last_index)
         self.cache.truncate_after(last_index)
         self.log_tail = tail
         self.admission.truncate_after(tail)
@@ -595,26 +597,6 @@ class Replica:
         )
         self._send(peer, message, data)
         self._effects.extend(core.step(Pushed(peer, stream_id, first, last, len(data)), now_ms))
-
-    def _parse(self, message: Append, payload: bytes | None) -> list[Batch]:
-        """Verify the bytes of an Append, if the core is going to look at them at all."""
-        log, prev_index = self.core.log, message.prev_index
-        if message.term < self.core.term or not log.holds(prev_index, message.prev_term):
-            return []  # an old leader, or a conflict: the core answers without the bytes
-        if prev_index < log.base.index:
-            return []
-        tail = self._tail_at(prev_index)
-        batches = parse_batches(payload or b"", tail, data_file_size=self.store.data_file_size)
-        if not batches or batches[-1].last_index != message.last_index:
-            raise DamagedBatch("the batches are not those announced", index=message.first_index, pos=tail.pos)
-        term, runs = -1, []
-        for batch in batches:
-            if batch.term != term:
-                term = batch.term
-                runs.append(TermRun(term, batch.first_index))
-        if tuple(runs) != message.runs:
-            raise DamagedBatch("the terms are not those announced", index=message.first_index, pos=tail.pos)
-        return batches
 
     def _lacks_room(self) -> bool:
         """Would what is received have to go where there is no room? What was taken has to be stored."""

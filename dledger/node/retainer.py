@@ -52,6 +52,8 @@ class Retainer:
             youngest = replica.admission.state.clock.read(now_ms, replica.wall_ms()) - age_ms
             old = [b.base.index for b in self._borders() if 0 <= b.stamp_ms <= youngest]
             before_index = max(old, default=-1) + 1
+        # Not what is yet to come: the images themselves would for ever be among it.
+        before_index = min(before_index, self._replica.core.committed_index + 1)
         self.asked_before = max(self.asked_before, before_index)
         self._next_check_ms = 0
         return before_index
@@ -102,15 +104,15 @@ class Retainer:
             wanted = held_back(borders, wanted, replica.follower_ends(), end_pos, self.policy.hold_bytes)
         if wanted is None:
             return
-        state = replica.admission.state
-        newest = state.newest_image
+        image = replica.admission.state.image
+        newest = image.index
         below = [b.base for b in borders if b.base.index <= wanted.index and b.base.index < newest]
-        if below:
+        # The borders are those of our own disk, on which a purge may have been put off.
+        if below and below[-1].index > replica.admission.state.purge.index:
             self._purge_pending = True
             replica.append_internal(Purge(below[-1]), now_ms)
-        # An image larger than max_bytes would else call for the next one, for ever, on an idle cluster, too:
-        # also under another leader, or after a restart.
-        has_grown = end_pos - state.image_pos >= 2 * state.image_bytes
+        # An image larger than max_bytes would else call for the next one, for ever, on an idle cluster, too.
+        has_grown = end_pos - image.begin_pos >= 2 * image.byte_size
         if wanted.index >= newest and (has_grown or wanted.index < self.asked_before):
             self._begin_image(now_ms)
 

@@ -390,21 +390,28 @@ class NodeServer:
 
         try:
             repairer = Repairer(self.store, links, at_once, on_fatal=self._on_fatal, bytes_per_second=0)
+            begin_behind = -1
             while True:
-                await repairer.mend(damaged)
+                # True also if it was an index record only, of which there may be many.
+                is_mended = await repairer.mend(damaged)
+                if repairer.purged_upto > begin_behind:
+                    begin_behind = repairer.purged_upto
+                    _log.error("others have purged what is damaged: a state image is awaited instead")
                 try:
-                    return await self._try_rebuild()
+                    return await self._try_rebuild(begin_behind)
                 except EntryDamaged as error:
                     damaged = error.index
-                await asyncio.sleep(_REPAIR_PAUSE_S)
+                await asyncio.sleep(0 if is_mended else _REPAIR_PAUSE_S)
         finally:
             for link in links.values():
                 await link.close()
 
-    async def _try_rebuild(self) -> Rebuilt:
+    async def _try_rebuild(self, begin_behind: int = -1) -> Rebuilt:
         loop = asyncio.get_running_loop()
         sessions = self._append_limits().max_sessions
-        return await loop.run_in_executor(self._readers, rebuild, self.store, sessions, monotonic_ms())
+        return await loop.run_in_executor(
+            self._readers, rebuild, self.store, sessions, monotonic_ms(), begin_behind
+        )
 
     # -- running ------------------------------------------------------------------------------------------
 

@@ -164,11 +164,12 @@ def position_response_to_pb(message: PositionResponse) -> pb.PositionResponse:
         round=message.round,
         ledger_end_term=message.ledger_end_term,
         ledger_end_index=message.ledger_end_index,
+        rejoining=message.rejoining,
     )
 
 
 def position_response_from_pb(response: pb.PositionResponse, peer: str) -> PositionResponse:
-    """InvalidRequest if the peer refused, which it does while it is rejoining itself."""
+    """InvalidRequest if the peer refused."""
     _raise_refusal(response.refusal, peer)
     return PositionResponse(
         term=_least("term", response.term, 0),
@@ -176,6 +177,7 @@ def position_response_from_pb(response: pb.PositionResponse, peer: str) -> Posit
         round=response.round,
         ledger_end_term=_least("ledger_end_term", response.ledger_end_term, -1),
         ledger_end_index=_least("ledger_end_index", response.ledger_end_index, -1),
+        rejoining=response.rejoining,
     )
 
 

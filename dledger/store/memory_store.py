@@ -228,6 +228,9 @@ class MemoryLogStore:
         """For tests: the batch of this entry cannot be read any more, until it is repaired."""
         self._corrupt.add(self._batches[bisect_left(self._ends, index)].first_index)
 
+    def is_corrupt(self, first_index: int) -> bool:
+        return first_index in self._corrupt
+
     def note_damage(self, index: int) -> Damage | None:
         if self.end_index < self.begin_index:
             return None

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from dledger.testing.process import SimProcess
 
 
+_HARMLESS = (Code.DISK_FULL, Code.DATA_DAMAGED)
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointJob:
     """Store how far the log is committed, and the session table at an index."""
@@ -28,7 +31,15 @@ class CheckpointJob:
     sessions: tuple[int, bytes] | None
 
 
-Job = DiskJob | CheckpointJob
+@dataclass(frozen=True, slots=True)
+class CallJob:
+    """Something else that writes to the store; `done` is called in a turn, whatever came of it."""
+
+    work: Callable[[], None]
+    done: Callable[[], None]
+
+
+Job = DiskJob | CheckpointJob | CallJob
 
 
 class DiskThread:
@@ -46,6 +57,10 @@ class DiskThread:
     @property
     def is_idle(self) -> bool:
         return not self._queue and not self._is_busy
+
+    @property
+    def checkpoint_waits(self) -> bool:
+        return any(isinstance(job, CheckpointJob) for job in self._queue)
 
     def submit(self, job: Job) -> None:
         self._queue.append(job)
@@ -116,9 +131,10 @@ class DiskThread:
             case CheckpointJob():
                 process.sim.counts["checkpoints"] += 1
                 committed, sessions = job.committed_index, job.sessions
-                if self._purge_to is not None:
-                    sessions = None  # as the real one does: a start is to find the purge again
                 self._unless_full(lambda: process.store.save_checkpoint(committed, sessions))
+            case CallJob(work, done):
+                self._unless_full(work, _HARMLESS)
+                self._report(done)
         if self._purge_to is not None:
             self._purge(self._purge_to)
         self._start()
@@ -131,14 +147,14 @@ class DiskThread:
             process.sim.invariants.purged(process.node_id)
             self._purge_to = None
 
-    def _unless_full(self, work: Callable[[], None]) -> bool:
-        """False: the disk is full, and nothing has changed."""
+    def _unless_full(self, work: Callable[[], None], harmless: tuple[Code, ...] = (Code.DISK_FULL,)) -> bool:
+        """False: the disk is full, or what is in the log does not fit, and nothing has changed."""
         try:
             work()
         except StorageError as error:
-            if error.code is not Code.DISK_FULL:
+            if error.code not in harmless:
                 raise
-            self._process.sim.counts["disk jobs put off: no room"] += 1
+            self._process.sim.counts[f"disk jobs put off: {error.code.name}"] += 1
             return False
         return True
 

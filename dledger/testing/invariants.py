@@ -391,14 +391,36 @@ class Invariants:
     def hard_state_saved(self, node_id: str, state: HardState) -> None:
         self.mirrors[node_id].hard_state = state
 
+    def _end_lost(self, mirror: NodeMirror, promised: int, new: HardState) -> None:
+        """Rule 10: what was at the end is gone, and the node knows how far its log went. It counts for what
+        it had, as one that lost its disk does."""
+        self.counts["ends of logs lost"] += 1
+        old = mirror.hard_state
+        known = (old, mirror.hard_state_under_way or old)
+        floor = (new.floor_term, new.floor_index)
+        end = mirror.written.ending_at(promised)
+        least = (end.term, promised) if end is not None else (-1, -1)
+        most = (mirror.written.end_term, mirror.written.end_index)
+        kept = [replace(s, rejoining=True, floor_term=floor[0], floor_index=floor[1]) for s in known]
+        if new not in kept or floor < least or floor > max(most, (old.floor_term, old.floor_index)):
+            raise Violation("damage", f"{mirror.node_id} ended at {least}..{most}, comes back with {new}")
+        if not old.is_barred:
+            mirror.lost.append((mirror.durable_index, BatchLog(mirror.written.batches, mirror.written.base)))
+        mirror.hard_state = new
+
     def recovered(
         self,
         node_id: str,
         ends: list[tuple[int, int, int]],
         hard_state: HardState,
         base: Base = NO_BASE,
+        *,
+        is_damaged: bool = False,
     ) -> None:
-        """A node has opened its store after a crash: (last index, term, chain) of each batch found."""
+        """A node has opened its store after a crash: (last index, term, chain) of each batch found.
+
+        With `is_damaged` it may have lost the end of its log, if it knows how far it had come.
+        """
         mirror = self.mirrors[node_id]
         if base not in (mirror.written.base, mirror.purging_to, mirror.resetting_to):
             raise Violation("recovery", f"{node_id} began after {mirror.written.base}, now after {base}")
@@ -414,6 +436,10 @@ class Invariants:
             promised = base.index
         if mirror.truncating_after is not None:
             promised = min(promised, mirror.truncating_after)
+        was = mirror.hard_state_under_way or mirror.hard_state
+        if is_damaged and hard_state not in (mirror.hard_state, was):
+            self._end_lost(mirror, promised, hard_state)
+            promised = min(promised, found.end_index)
         last = mirror.written.ending_at(promised)
         if promised > base.index and (last is None or not found.holds(last)):
             raise Violation(

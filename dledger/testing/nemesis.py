@@ -41,6 +41,8 @@ class Nemesis:
             "lose_disk": self._lose_disk,
             "clock_jump": self._clock_jump,
             "full_disk": self._full_disk,
+            "failing_disk": self._failing_disk,
+            "flip_bits": self._flip_bits,
         }
 
     def start(self) -> None:
@@ -222,6 +224,18 @@ class Nemesis:
         host.make_room()
         host.fill(self.rng.randint(0, 3))
         self.sim.clock.after(2 * self._duration_ms(), host.make_room)
+
+    def _failing_disk(self) -> None:
+        """EIO: the process stops, and the next one believes nothing but the disk."""
+        operation = self.rng.choice(("fdatasync", "fdatasync", "pwritev", "sync_directory"))
+        if not self.sim.fail_disk(self._node(), operation, self.rng.randint(1, 8), self._duration_ms()):
+            self._crash(CrashKind.PROCESS)
+
+    def _flip_bits(self) -> None:
+        """Bytes that were durable go bad: one, or several on the same disk."""
+        node_id = self._node()
+        for _ in range(self.rng.choice((1, 1, 3))):
+            self.sim.flips.flip(node_id, self.rng)
 
     # -- clocks
 

@@ -19,9 +19,11 @@ from dledger.core.messages import (
 )
 from dledger.core.values import Role
 from dledger.errors import DLedgerError
+from dledger.node.log_state import rebuild
 from dledger.node.shell import AppendOutcome, DiskJob, RoleNotice
-from dledger.store.api import Frames, LogStore
-from dledger.testing.disk_thread import CheckpointJob, DiskThread
+from dledger.store.api import EntryDamaged, Frames, LogStore
+from dledger.testing.care import Care
+from dledger.testing.disk_thread import CallJob, CheckpointJob, DiskThread
 from dledger.testing.network import PushStream
 from dledger.testing.violation import Violation
 
@@ -41,7 +43,10 @@ class SimProcess:
     All that happens to the replica happens in a turn (`post`), and the invariants are checked after each.
     """
 
-    def __init__(self, sim: Simulation, node_id: str, store: LogStore, rng: Random) -> None:
+    def __init__(
+        self, sim: Simulation, node_id: str, store: LogStore, rng: Random, begin_behind: int = -1
+    ) -> None:
+        """`begin_behind`: an entry; what is damaged up to there was purged by others."""
         self.sim = sim
         self.node_id = node_id
         self.store = store
@@ -58,6 +63,7 @@ class SimProcess:
         self._started_ms = sim.clock.now_ms
         self._inbox: list[Callable[[], None]] = []  # what a paused process has not seen yet
         self._disk = DiskThread(self, rng)
+        self.care = Care(self, rng)
         self._in_turn = False
         self._flush_asked = False
         self._is_full = False  # the allocator found no room
@@ -72,7 +78,10 @@ class SimProcess:
         sim.invariants.hard_state_starts(node_id, state)
         store.save_hard_state(state)
         sim.invariants.hard_state_saved(node_id, state)
-        self.replica = sim.new_replica(self, store)
+        rebuilt = None
+        if begin_behind >= 0:
+            rebuilt = rebuild(store, sim.profile.max_sessions, self.now_ms(), begin_behind)
+        self.replica = sim.new_replica(self, store, rebuilt)
 
     def start(self) -> None:
         """Let the replica begin, once the node knows of this process: its disk may fail at once."""
@@ -125,6 +134,7 @@ class SimProcess:
 
     def _tick_replica(self) -> None:
         self.replica.tick(self.now_ms())
+        self.care.tick()
         retainer = self.replica.retainer
         self.replica.admission.reserve_in_use = retainer.is_writing and self._is_full
 
@@ -141,7 +151,8 @@ class SimProcess:
         self.after(self.sim.profile.checkpoint_every_ms, self._store_checkpoint)
 
     def _store_checkpoint(self) -> None:
-        self._disk.submit(CheckpointJob(*self.replica.checkpoint()))
+        if not self._disk.checkpoint_waits:
+            self._disk.submit(CheckpointJob(*self.replica.checkpoint()))
         self._checkpoint()
 
     # -- requests of clients
@@ -261,6 +272,8 @@ class SimProcess:
                 frames = self.store.read(first_index, last_index, max_bytes, whole_batches=True)
             except DLedgerError as error:
                 self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "cannot load", error)
+                if isinstance(error, EntryDamaged):
+                    self.care.suspect(error.index)
             self.replica.push_loaded(self.now_ms(), peer, stream_id, first_index, frames)
 
         self.after(self._rng.randint(0, 5), load)
@@ -358,6 +371,9 @@ class SimProcess:
         """Now, on the disk thread: outside of turns, and not after death."""
         if self.alive:
             self.sim.guarded_disk(self, action)
+
+    def call_on_disk(self, job: CallJob) -> None:
+        self._disk.submit(job)
 
     def after_disk_time(self, action: Callable[[], None]) -> None:
         profile, clock = self.sim.profile, self.sim.clock

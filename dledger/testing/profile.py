@@ -13,7 +13,7 @@ from dledger.core.values import Timing
 from dledger.node.retention import RetentionPolicy
 
 #: The bad days: each is drawn by itself, after all that is drawn for the others.
-BAD_DAYS = ("lose_disk", "clock_jump", "full_disk")
+BAD_DAYS = ("lose_disk", "clock_jump", "full_disk", "failing_disk", "flip_bits")
 
 KEEP_ALL = RetentionPolicy()
 
@@ -77,6 +77,7 @@ class Profile:
     group_bytes: int = 1200
     cache_bytes: int = 4000  # small, so that followers that lag are served from the store
     checkpoint_every_ms: int = 300
+    scrub_every_ms: int = 0  # some KiB so often; 0: never
     # clients
     plain_clients: int = 2
     session_clients: int = 2
@@ -163,4 +164,5 @@ def _with_bad_days(rng: Random, profile: Profile) -> Profile:
         faults=profile.faults + days,
         timing=replace(profile.timing, fsync_stall_ms=rng.choice((300, 600, 4000))),
         stamp_every_ms=rng.choice((20, 1000)),
+        scrub_every_ms=rng.choice((20, 100)) if "flip_bits" in days else 0,
     )

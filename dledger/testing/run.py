@@ -102,8 +102,21 @@ def _drive(sim: Simulation, result: RunResult) -> None:
         lambda: sim.is_settled() and all(s.is_settled for s in sessions),
         limit_ms=limit_ms,
     )
+    if sim.counts["bits flipped"]:
+        _repair_all(sim, limit_ms)
     result.heal_ms = sim.clock.now_ms - healed_ms
     check_end(sim)
+
+
+def _repair_all(sim: Simulation, limit_ms: int) -> None:
+    """Everything that is stored is read once, and what is damaged is repaired in bounded time."""
+    begin_ms = sim.clock.now_ms
+    while not sim.flips.check_all_repaired():
+        if sim.clock.now_ms - begin_ms > limit_ms:
+            damages = {p.node_id: p.store.damages for p in sim.processes()}
+            raise Violation("damage", f"not repaired within {limit_ms} ms: {damages}; {sim.summary()}")
+        sim.run_for(100)
+        sim.run_until(sim.is_settled, limit_ms=limit_ms)
 
 
 def check_end(sim: Simulation) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -134,6 +134,11 @@ class SimDisk:
         """Let the operation with this number (as for `schedule_crash`) fail with this errno."""
         self._operation_faults[operation] = error
 
+    def mend(self) -> None:
+        """Nothing is to fail any more."""
+        self._faults.clear()
+        self._operation_faults.clear()
+
     def shorten_write(self, size: int, *, nth: int = 1) -> None:
         """Let the nth pwritev from now write only its first `size` bytes."""
         self._shorts[self._calls.get("pwritev", 0) + nth] = size
@@ -144,6 +149,27 @@ class SimDisk:
         file.cache[offset] ^= mask
         if offset < len(file.durable):
             file.durable[offset] ^= mask
+
+    def is_durable(self, path: Path, offset: int, size: int) -> bool:
+        """Is what a running system sees there on the disk, too?"""
+        file = self._names.get(path)
+        if file is None or self._durable_names.get(path) is not file:
+            return False
+        return file.cache[offset : offset + size] == file.durable[offset : offset + size]
+
+    def flip_durable(self, path: Path, offset: int, mask: int) -> Callable[[], bool] | None:
+        """As `flip`, for a byte that is on the disk as it is in the cache. None if it is not, or not there;
+        else a function that tells whether the byte is still wrong."""
+        if not self.exists(path) or not self.is_durable(path, offset, 1) or offset >= len(self.content(path)):
+            return None
+        self.flip(path, offset, mask)
+        wrong = self._file(path).cache[offset : offset + 1]
+
+        def is_there() -> bool:
+            file = self._names.get(path)  # another one, perhaps: a repair copies what it does not replace
+            return file is not None and file.cache[offset : offset + 1] == wrong
+
+        return is_there
 
     def content(self, path: Path) -> bytes:
         """What a running system sees of a file."""

@@ -20,8 +20,9 @@ from random import Random
 from typing import Protocol, TextIO
 
 from dledger.core.values import CoreConfig, HardState, Membership, Role
-from dledger.errors import DLedgerError
+from dledger.errors import Code, DLedgerError, StorageError
 from dledger.node.admission import AppendLimits
+from dledger.node.log_state import Rebuilt
 from dledger.node.replica import Replica, ReplicaConfig
 from dledger.node.shell import AppendOutcome, RoleNotice
 from dledger.store.api import LogStore
@@ -30,6 +31,7 @@ from dledger.store.disk import CrashKind
 from dledger.store.identity import Identity
 from dledger.testing.clients import submit
 from dledger.testing.clock import VirtualClock
+from dledger.testing.flips import Flips
 from dledger.testing.invariants import Invariants
 from dledger.testing.network import Network, PushStream
 from dledger.testing.oracle import Append, Oracle
@@ -40,6 +42,7 @@ from dledger.testing.stores import DiskHost, MemoryHost, StoreHost, batch_ends
 from dledger.testing.trace import Trace
 from dledger.testing.violation import Violation
 
+RETRY_MS = 50  # a start that waits for a repair tries again
 MAX_LIVES = 1000  # a node that dies in every start would otherwise be restarted for ever
 
 
@@ -64,7 +67,8 @@ class SimNode:
     disk_factor: int = 1
     wall_offset_ms: int = 0  # of its wall clock: machines do not agree, and clocks jump
     crash_kind: CrashKind = CrashKind.POWER  # of a crash inside a disk operation
-    restart_after_ms: int | None = None  # after a crash inside a disk operation
+    restart_after_ms: int | None = None  # after a crash inside a disk operation, or a failure of the disk
+    disk_fails: bool = False  # one of its next calls is to
 
 
 @dataclass(slots=True)
@@ -128,6 +132,7 @@ class Simulation:
             lambda node_id: self.nodes[node_id].process,
         )
         self.nodes = {node_id: self._new_node(node_id) for node_id in profile.node_ids}
+        self.flips = Flips(self)
         self._replica_type = replica_type
         self._state_machine = state_machine
         self.preloaded: dict[bytes, Append] = {}
@@ -235,11 +240,23 @@ class Simulation:
         if node.lives > MAX_LIVES:
             raise Violation("liveness", f"{node_id} was restarted {MAX_LIVES} times")
         try:
+            flipped = self.flips.on(node_id)
             store = node.host.open()
-            self.invariants.recovered(node_id, batch_ends(store), store.hard_state, store.base)
-            process = SimProcess(self, node_id, store, self.seeds.take(f"{node_id}.{node.lives}"))
+            ends = batch_ends(store, self.invariants.mirrors[node_id].written)
+            self.invariants.recovered(node_id, ends, store.hard_state, store.base, is_damaged=flipped)
+            begin_behind = self.flips.repair_before_start(node, store)
+            if begin_behind is None:
+                node.host.crash(CrashKind.PROCESS, node.rng)
+                node.lives -= 1
+                self.clock.after(RETRY_MS, lambda: self.boot_if_down(node_id))
+                return
+            rng = self.seeds.take(f"{node_id}.{node.lives}")
+            process = SimProcess(self, node_id, store, rng, begin_behind)
         except SimulatedCrash:
             self._crashed_within(node)
+            return
+        except StorageError as error:
+            self._disk_failed(node, error)
             return
         process.disk_factor = node.disk_factor
         node.process = process
@@ -261,13 +278,9 @@ class Simulation:
 
     def lose_disk(self, node_id: str) -> bool:
         """A machine breaks down for good; a new one, with an empty disk, is to take its place. False, with
-        nothing done, if so many have lost their logs that the promises would not cover it.
-
-        One at a time is rejoining: each needs to hear from all others that they have not lost theirs.
-        """
-        lost = self.invariants.lost_nodes - {node_id}
-        rejoining = any(self.invariants.mirrors[n].hard_state.rejoining for n in lost)
-        if rejoining or len(lost) + 1 > (self.profile.nodes - 1) // 2:
+        nothing done, if so many have lost their logs that the promises would not cover it."""
+        lost = (self.invariants.lost_nodes | self.flips.nodes) - {node_id}
+        if len(lost) + 1 > (self.profile.nodes - 1) // 2:
             return False
         node = self.nodes[node_id]
         self.crash(node_id, CrashKind.POWER)
@@ -339,6 +352,9 @@ class Simulation:
             except SimulatedCrash:
                 self._crashed_within(self.nodes[node_id])
                 return
+            except StorageError as error:
+                self._disk_failed(self.nodes[node_id], error)
+                return
             self.nodes[node_id].host.crash(CrashKind.PROCESS, self.nodes[node_id].rng)
             if done is not None:
                 done()
@@ -350,21 +366,43 @@ class Simulation:
             close()
 
     def guarded_disk(self, process: SimProcess, action: Callable[[], None]) -> None:
-        """Run something on a disk; the machine may go down inside it."""
+        """Run something on a disk; the machine may go down inside it, or the disk may fail."""
         try:
             action()
         except SimulatedCrash:
             self._crashed_within(self.nodes[process.node_id])
+        except StorageError as error:
+            self._disk_failed(self.nodes[process.node_id], error)
+
+    def fail_disk(self, node_id: str, operation: str, calls: int, restart_after_ms: int) -> bool:
+        """Let a disk call fail: the process has to stop, and is started again. False if it cannot be done."""
+        node = self.nodes[node_id]
+        node.restart_after_ms = restart_after_ms
+        node.disk_fails = node.host.fail_within(operation, calls)
+        return node.disk_fails
+
+    def _disk_failed(self, node: SimNode, error: StorageError) -> None:
+        """Rule 9: whatever the page cache says now, it is not to be believed. Fail-stop."""
+        if not node.disk_fails or error.code not in (Code.FSYNC_FAILED, Code.DISK_ERROR):
+            raise error
+        node.disk_fails = False
+        node.host.mend()
+        self.counts[f"stopped by {error.code.name}"] += 1
+        self.trace.add(self.clock.now_ms, node.node_id, f"stops: {error}")
+        self._down(node, CrashKind.PROCESS)
 
     def _crashed_within(self, node: SimNode) -> None:
         self.counts["crashes: inside a disk operation"] += 1
         self.trace.add(
             self.clock.now_ms, node.node_id, f"down inside a disk operation: {node.crash_kind.value}"
         )
+        self._down(node, node.crash_kind)
+
+    def _down(self, node: SimNode, kind: CrashKind) -> None:
         if node.process is None:
-            node.host.crash(node.crash_kind, node.rng)
+            node.host.crash(kind, node.rng)
         else:
-            self.crash(node.node_id, node.crash_kind)
+            self.crash(node.node_id, kind)
         if node.restart_after_ms is not None:
             self.clock.after(node.restart_after_ms, lambda: self.boot_if_down(node.node_id))
 
@@ -393,6 +431,7 @@ class Simulation:
         for node in self.nodes.values():
             node.disk_factor = 1
             node.host.make_room()
+            node.host.mend()
             if node.process is None:
                 self.boot(node.node_id)
             if node.process is not None:
@@ -441,7 +480,7 @@ class Simulation:
 
     # -- the processes call these
 
-    def new_replica(self, process: SimProcess, store: LogStore) -> Replica:
+    def new_replica(self, process: SimProcess, store: LogStore, rebuilt: Rebuilt | None) -> Replica:
         profile = self.profile
         core = CoreConfig(
             process.node_id,
@@ -461,7 +500,9 @@ class Simulation:
         )
         config = ReplicaConfig(core, limits, profile.retention, cache_bytes=profile.cache_bytes)
         rng = self.seeds.take(f"{process.node_id} core")
-        return self._replica_type(config, store, process, random_ms=rng.randint, wall_ms=process.wall_ms)
+        return self._replica_type(
+            config, store, process, random_ms=rng.randint, wall_ms=process.wall_ms, rebuilt=rebuilt
+        )
 
     def new_state_machine(self) -> StateMachine | None:
         return self._state_machine() if self._state_machine is not None else None

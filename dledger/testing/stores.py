@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Protocol
 
 from dledger.core.values import HardState
-from dledger.store.api import LogStore
+from dledger.store.api import EntryDamaged, LogStore
+from dledger.store.batch import Batch
 from dledger.store.disk import CrashKind
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import Identity, init_directory
+from dledger.store.layout import INDEX_RECORD_SIZE, NodePaths, file_name, index_file_size
 from dledger.store.memory_store import MemoryLogStore
+from dledger.testing.mirror import BatchLog
 from dledger.testing.sim_disk import CrashPoint, SimDisk
 
 DIRECTORY = Path("/node")
@@ -39,6 +43,16 @@ class StoreHost(Protocol):
 
     def crash_within(self, operations: int, point: CrashPoint) -> bool:
         """Go down inside one of the next disk operations. False if this host cannot."""
+
+    def fail_within(self, operation: str, calls: int) -> bool:
+        """EIO from one of the next calls of an operation of the disk. False if this host cannot."""
+
+    def mend(self) -> None:
+        """The disk works again: what was to fail does not."""
+
+    def flip(self, batch: Batch, rng: Random, *, is_down: bool) -> Callable[[], bool] | None:
+        """Invert a bit of a durable batch, or of its index records. What is returned tells whether it still
+        is wrong; None: it could not be done. `is_down`: the next that happens on this machine is a start."""
 
 
 class MemoryHost:
@@ -74,6 +88,18 @@ class MemoryHost:
     def crash_within(self, operations: int, point: CrashPoint) -> bool:
         return False
 
+    def fail_within(self, operation: str, calls: int) -> bool:
+        return False
+
+    def mend(self) -> None: ...
+
+    def flip(self, batch: Batch, rng: Random, *, is_down: bool) -> Callable[[], bool] | None:
+        store = self._store
+        if not store.begin_index <= batch.first_index <= store.end_index:
+            return None
+        store.corrupt(batch.first_index)
+        return lambda: self._store.is_corrupt(batch.first_index)
+
 
 class DiskHost:
     """Real files' layout and recovery, on a disk in memory."""
@@ -106,12 +132,43 @@ class DiskHost:
         self.disk.schedule_crash(len(self.disk.operations) + operations, point)
         return True
 
+    def fail_within(self, operation: str, calls: int) -> bool:
+        self.disk.fail(operation, nth=calls)
+        return True
 
-def batch_ends(store: LogStore) -> list[tuple[int, int, int]]:
-    """(last index, term, chain_crc) of every batch in a store."""
+    def mend(self) -> None:
+        self.disk.mend()
+
+    def flip(self, batch: Batch, rng: Random, *, is_down: bool) -> Callable[[], bool] | None:
+        paths, size, disk = NodePaths(DIRECTORY), self._identity.data_file_size, self.disk
+        index_size, record = index_file_size(size), batch.last_index * INDEX_RECORD_SIZE
+        index_path = paths.index_files / file_name(record - record % index_size)
+        if not is_down and not disk.is_durable(index_path, record % index_size, INDEX_RECORD_SIZE):
+            return None  # with the power its index record may go, too: nothing would tell that it was there
+        if rng.random() < 0.75:
+            pos = batch.pos + rng.randrange(batch.size)
+            path, offset = paths.data / file_name(pos - pos % size), pos % size
+        else:
+            path, offset = index_path, record % index_size + rng.randrange(INDEX_RECORD_SIZE)
+        is_there = disk.flip_durable(path, offset, 1 << rng.randrange(8))
+        return None if is_there is None else lambda: self.disk is disk and is_there()
+
+
+def batch_ends(store: LogStore, written: BatchLog) -> list[tuple[int, int, int]]:
+    """(last index, term, chain_crc) of every batch in a store. Damage is no end: what is `written` there and
+    cannot be read counts as there."""
     ends = []
-    for index in range(max(store.begin_index, 0), store.end_index + 1):
-        header = store.entry(index)
+    index = max(store.begin_index, 0)
+    while index <= store.end_index:
+        try:
+            header = store.entry(index)
+        except EntryDamaged:
+            batch = written.holding(index)
+            assert batch is not None, f"entry {index} was never written"
+            ends.append((batch.last_index, batch.term, batch.chain_crc))
+            index = batch.last_index + 1
+            continue
         if header.ends_batch:
             ends.append((index, header.term, header.chain_crc))
+        index += 1
     return ends

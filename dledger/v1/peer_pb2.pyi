@@ -232,18 +232,20 @@ class PositionRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
 
 class PositionResponse(_message.Message):
-    __slots__ = ("refusal", "term", "round", "ledger_end_term", "ledger_end_index")
+    __slots__ = ("refusal", "term", "round", "ledger_end_term", "ledger_end_index", "rejoining")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     LEDGER_END_TERM_FIELD_NUMBER: _ClassVar[int]
     LEDGER_END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    REJOINING_FIELD_NUMBER: _ClassVar[int]
     refusal: Refusal
     term: int
     round: int
     ledger_end_term: int
     ledger_end_index: int
-    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., ledger_end_index: _Optional[int] = ...) -> None: ...
+    rejoining: bool
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., rejoining: bool = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("envelope", "first_index", "last_index", "max_bytes")

@@ -54,3 +54,68 @@ def test_rule_11_it_waits_for_the_greatest_end_that_it_heard_of() -> None:
     node.pass_time(1)
     assert not node.core.hard_state.rejoining
     assert node.last_sent(PushResponse).awaits_new_term
+
+
+def answer(node: Node, peer: str, end_term: int, end_index: int, *, rejoining: bool = False) -> None:
+    """To what the node asked last."""
+    round_ = node.last_sent(PositionRequest).round
+    node.receive(peer, PositionResponse(3, peer, round_, end_term, end_index, rejoining))
+
+
+def five() -> Node:
+    """As `rejoining_node`, one of five."""
+    node = Node(term=0, voters=("a", "b", "c", "d", "e"))
+    node.core.hard_state = replace(node.core.hard_state, rejoining=True)
+    node.pass_time(node.core.timing.heartbeat_ms)
+    return node
+
+
+def test_rule_11_a_member_that_lost_its_log_too_is_not_waited_for_while_a_majority_remembers() -> None:
+    node = five()
+    for peer in "bcd":
+        answer(node, peer, -1, -1)
+    assert node.core.rejoining.missing == ("e",)
+    answer(node, "e", -1, -1, rejoining=True)
+    # What was said before that loss may be older than what this node did for the lost one.
+    assert node.core.rejoining.missing == ("b", "c", "d")
+    node.pass_time(1)
+    for peer in "bcd":
+        answer(node, peer, -1, -1)
+    assert not node.core.hard_state.rejoining
+
+
+def test_rule_11_answers_of_the_round_before_are_not_counted() -> None:
+    node = five()
+    first = node.last_sent(PositionRequest).round
+    answer(node, "e", -1, -1, rejoining=True)
+    node.pass_time(1)
+    for peer in "bcd":
+        node.receive(peer, PositionResponse(3, peer, first, -1, -1))
+    assert node.core.rejoining.missing == ("b", "c", "d")
+
+
+def test_rule_11_when_a_majority_has_lost_its_logs_all_wait() -> None:
+    node = five()
+    for peer in "de":
+        answer(node, peer, -1, -1, rejoining=True)
+        node.pass_time(1)
+    for peer in "bc":
+        answer(node, peer, -1, -1)
+    assert node.core.hard_state.rejoining and node.core.rejoining.missing == ("d", "e")
+    answer(node, "d", -1, -1)  # it is back meanwhile
+    assert not node.core.hard_state.rejoining
+
+
+def test_rule_11_in_a_cluster_of_three_two_that_lost_their_logs_wait_for_each_other() -> None:
+    node = rejoining_node()
+    answer(node, "b", -1, -1, rejoining=True)
+    node.pass_time(1)
+    answer(node, "c", -1, -1)
+    assert node.core.hard_state.rejoining and node.core.rejoining.missing == ("b",)
+
+
+def test_rule_11_a_node_that_is_rejoining_says_so_when_it_is_asked() -> None:
+    node = rejoining_node()
+    node.receive("c", PositionRequest(3, "c", 9))
+    said = node.last_sent(PositionResponse)
+    assert said.rejoining and said.round == 9

@@ -211,6 +211,24 @@ async def test_rule_10_a_scrub_finds_and_repairs_what_nobody_reads(tmp_path: Pat
         assert len(await read_all(leader)) == 100
 
 
+async def test_rule_10_a_start_repairs_first_what_its_sessions_are_rebuilt_from(tmp_path: Path) -> None:
+    """Recovery does not look below the checkpoint, and nobody had noted the damage before."""
+    async with running_nodes(tmp_path, 3, SMALL, data_file_size=FILE) as servers:
+        await fill(servers, 100)
+        await until(lambda: equal_and_committed(servers))
+        node = next(s for s in servers if s is not leader_of(servers))
+        node_id, members = node.config.node_id, node.config.members
+        await node.stop()
+        (tmp_path / node_id / "sessions").unlink()
+        flip(tmp_path / node_id, b"SB")
+        back = make_server(tmp_path, node_id, members, SMALL, data_file_size=FILE)
+        servers[servers.index(node)] = back
+        await back.start()
+        assert back.node_status().damaged == ()
+        await until(lambda: equal_and_committed(servers))
+        assert len(await read_all(back)) == 100
+
+
 async def test_rule_9_a_full_disk_refuses_before_any_push_and_recovers_by_itself(tmp_path: Path) -> None:
     disk = FaultyDisk(tmp_path, capacity=12 * FILE)
     settings = {"limits": {**SMALL["limits"], "disk_reserve_bytes": 4 * FILE}}

@@ -109,6 +109,21 @@ def test_writes_that_wait_share_one_sync(rig: Rig) -> None:
     assert sum(rig.metrics.fsync_latency.counts) == 2
 
 
+def test_rule_13_a_checkpoint_that_waits_is_known_to_wait(rig: Rig) -> None:
+    """Each carries the session table: behind an fsync that is stuck, no second one is to be queued."""
+    rig.store.hold = Event()
+    (job,) = write_jobs(1)
+    rig.worker.start()
+    assert not rig.worker.checkpoint_waits
+    rig.worker.submit(job)
+    assert rig.store.syncing.wait(WAIT_S)
+    rig.worker.submit_checkpoint(CheckpointJob(0, None))
+    assert rig.worker.checkpoint_waits
+    rig.store.hold.set()
+    assert rig.worker.stop(WAIT_S)
+    assert not rig.worker.checkpoint_waits and rig.store.done[-1] == "checkpoint 0 without sessions"
+
+
 def test_jobs_keep_their_order(rig: Rig) -> None:
     one, two = write_jobs(2)
     rig.worker.submit(one)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dledger.core.values import Base
 from dledger.node.admission import AppendLimits
-from dledger.node.disk_worker import CheckpointJob
 from dledger.node.retention import RetentionPolicy
 from dledger.node.shell import PurgeJob
 from dledger.store.identity import Identity
 from dledger.store.internal import Purge, decode_internal, strip_stamp
 from dledger.store.memory_store import MemoryLogStore
 from tests.node.replica_world import Host
-from tests.node.test_disk_worker import WAIT_S, Rig
 
 FILE = 4096
 LIMITS = AppendLimits(max_body_bytes=2000, max_batch_bytes=3000)
@@ -87,29 +84,10 @@ def host_about_to_purge() -> tuple[Host, PurgeJob]:
 def test_a_purge_that_is_put_off_is_carried_out_by_the_next_life() -> None:
     host, _ = host_about_to_purge()
     assert any(isinstance(value, Purge) for value in internals(host))
-    host.store.save_checkpoint(host.replica.core.committed_index, None)
+    committed, sessions = host.replica.checkpoint()
+    assert sessions is not None, "what the table covers is not read again, so it says what was put off"
+    host.store.save_checkpoint(committed, sessions)
     assert host.store.begin_index == 0
     again = small_host(host.store, RetentionPolicy())
     live(again, 3, image=5)
     assert again.store.begin_index > 0
-
-
-def test_a_purge_that_is_still_to_be_carried_out_is_not_covered_by_a_checkpoint() -> None:
-    host, job = host_about_to_purge()
-    assert host.replica.checkpoint()[1] is not None
-    host.replica._purge_to = job.base  # as between its commit and the moment when all of it is durable here
-    assert host.replica.checkpoint() == (host.replica.core.committed_index, None)
-
-
-def test_a_purge_that_the_full_disk_puts_off_is_not_covered_by_a_checkpoint() -> None:
-    rig = Rig()
-    rig.worker.start()
-    rig.store.full = "purge"
-    rig.worker.submit(PurgeJob(Base(9, 2, 4096, 7)))
-    rig.worker.submit(CheckpointJob(20, (20, b"table")))
-    assert rig.worker.call(lambda: 1).result(WAIT_S) == 1
-    assert rig.store.done == ["checkpoint 20 without sessions"]
-    rig.store.full = ""
-    rig.worker.submit(CheckpointJob(21, (21, b"table")))
-    assert rig.worker.stop(WAIT_S)
-    assert rig.store.done[1:] == ["purge 9", "checkpoint 21"]

@@ -193,6 +193,7 @@ def test_push_responses_round_trip(message: PushResponse) -> None:
         round=counts,
         ledger_end_term=indexes,
         ledger_end_index=indexes,
+        rejoining=st.booleans(),
     ),
 )
 def test_positions_round_trip(question: PositionRequest, answer: PositionResponse) -> None:

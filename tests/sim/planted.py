@@ -20,7 +20,14 @@ from dledger.core.election import compare_logs
 from dledger.core.following import Following
 from dledger.core.leadership import Leadership
 from dledger.core.log_view import LogView
-from dledger.core.messages import Append, HeartbeatResponse, PushResponse, Truncate, VoteRequest
+from dledger.core.messages import (
+    Append,
+    HeartbeatResponse,
+    PositionResponse,
+    PushResponse,
+    Truncate,
+    VoteRequest,
+)
 from dledger.core.progress import Progress
 from dledger.core.quorum import committed_by
 from dledger.core.raft import RaftCore
@@ -419,6 +426,20 @@ def rejoined_without_hearing_all(patch: pytest.MonkeyPatch) -> None:
         return () if rejoining._heard else others
 
     patch.setattr(Rejoining, "missing", property(missing))
+
+
+def rejoined_by_old_answers(patch: pytest.MonkeyPatch) -> None:
+    """What others said before a second node lost its log is taken to hold after that, too."""
+
+    def on_response(rejoining: Rejoining, peer: str, response: PositionResponse) -> None:
+        if rejoining.core.hard_state.rejoining and response.round == rejoining._round:
+            if response.rejoining:
+                rejoining._lost.add(peer)
+            else:
+                rejoining._heard.setdefault(peer, response)
+            rejoining._finish_if_complete()
+
+    patch.setattr(Rejoining, "on_response", on_response)
 
 
 def purged_before_the_image(patch: pytest.MonkeyPatch) -> None:

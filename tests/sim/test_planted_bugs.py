@@ -12,8 +12,18 @@ from dataclasses import replace
 
 import pytest
 
+from dledger.store.disk import CrashKind
 from dledger.testing import Profile, RunOptions, Violation, run_seed
-from tests.sim import planted, test_scenarios
+from tests.node import test_log_state
+from tests.sim import (
+    planted,
+    planted_bad_days,
+    test_damage_scenarios,
+    test_disk_scenarios,
+    test_rejoin_scenarios,
+    test_retention_scenarios,
+    test_scenarios,
+)
 
 MOST_SEEDS = 300
 
@@ -44,6 +54,24 @@ AMNESIA = replace(
     faults=("lose_disk", "isolate", "split", "crash_power", "slow_disk"),
     fault_every_ms=150,
     fault_phase_ms=8000,
+)
+
+#: Real files, processes killed and machines without power in turns.
+POWER = replace(
+    ROUGH,
+    on_disk=True,
+    faults=("crash_process", "crash_power", "crash_all", "crash_in_disk_operation"),
+    fault_every_ms=80,
+    fsync_max_ms=25,
+)
+
+#: Real files, and bits that flip under them.
+ROTTEN = replace(
+    ROUGH,
+    on_disk=True,
+    faults=("flip_bits", "flip_bits", "crash_process", "crash_power", "crash_all"),
+    fault_every_ms=150,
+    scrub_every_ms=100,
 )
 
 BY_SEEDS: list[tuple[planted.Plant, Profile | None]] = [
@@ -78,7 +106,35 @@ BY_SEEDS: list[tuple[planted.Plant, Profile | None]] = [
     (planted.clock_jump_followed, None),
     (planted.wall_clock_stamped, None),
     (planted.room_not_reserved, None),
+    (planted_bad_days.recovered_without_fdatasync, POWER),
+    (planted_bad_days.repair_by_truncation, ROTTEN),
+    (planted_bad_days.floor_forgotten, ROTTEN),
+    (planted_bad_days.damage_never_repaired, None),
+    (planted_bad_days.full_disk_told_after_the_push, None),
 ]
+
+
+def _leader_whose_fsync_hangs() -> None:
+    test_disk_scenarios.test_leader_whose_fsync_hangs_is_replaced_and_is_no_candidate(3, on_disk=False)
+
+
+def _one_disk_that_hangs() -> None:
+    test_disk_scenarios.test_all_nodes_on_one_disk_that_hangs_keep_their_leader(3)
+
+
+def _purge_put_off() -> None:
+    test_retention_scenarios.test_purge_that_a_full_disk_put_off_outlives_a_restart(
+        "follower", CrashKind.POWER
+    )
+
+
+def _large_image() -> None:
+    test_retention_scenarios.test_image_larger_than_max_bytes_does_not_call_for_images_for_ever(False)
+
+
+def _images_truncated() -> None:
+    test_log_state.test_image_in_a_nodes_own_log_gives_the_table_of_the_whole_log(0)
+
 
 BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
     (planted.blind_truncate, test_scenarios.test_delayed_truncate_of_the_current_leader),
@@ -93,6 +149,27 @@ BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
         planted.leader_again_in_its_own_term,
         test_scenarios.test_leader_that_restarts_campaigns_in_a_higher_term,
     ),
+    (
+        planted.rejoined_by_old_answers,
+        test_rejoin_scenarios.test_two_lost_votes_of_one_term_make_no_second_leader,
+    ),
+    (
+        planted_bad_days.floor_forgotten,
+        test_damage_scenarios.test_batch_on_a_bare_majority_survives_damage_at_the_end_of_one_copy,
+    ),
+    (
+        planted_bad_days.damaged_node_leads,
+        test_damage_scenarios.test_damaged_leader_hands_over_and_leads_no_more_until_it_is_repaired,
+    ),
+    (
+        planted_bad_days.cache_believed_after_failed_fsync,
+        test_disk_scenarios.test_batch_whose_fsync_failed_is_not_read_from_the_page_cache,
+    ),
+    (planted_bad_days.stalled_leader_stays, _leader_whose_fsync_hangs),
+    (planted_bad_days.stalled_leader_always_goes, _one_disk_that_hangs),
+    (planted_bad_days.purge_forgotten_over_a_restart, _purge_put_off),
+    (planted_bad_days.images_for_ever, _large_image),
+    (planted_bad_days.image_outlives_its_truncation, _images_truncated),
 ]
 
 

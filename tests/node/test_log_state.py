@@ -1,0 +1,170 @@
+"""What a log that begins at a base knows of its sessions, against one that still has all of its entries."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from dledger.core.sessions import Judgement
+from dledger.core.values import Base
+from dledger.node.images import ImageWriter
+from dledger.node.log_state import LogState
+from dledger.store.internal import (
+    ImageBegin,
+    Internal,
+    NoOp,
+    Purge,
+    SessionBatch,
+    SessionOpen,
+    Stamped,
+    encode_internal,
+)
+
+SESSIONS = 4
+BYTES = 100  # of every batch: positions matter only for their order
+
+
+class History:
+    """A log grows, is truncated and committed at random. `whole` saw all of it, `late` began later."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = Random(seed)
+        self.whole = LogState(max_sessions=SESSIONS)
+        self.late: LogState | None = None
+        self.heads: list[tuple[bytes, int]] = []  # by index: the head, and the batch's last index
+        self.committed = -1
+        self.writer: ImageWriter | None = None
+        self.opened: list[int] = []
+
+    @property
+    def end(self) -> int:
+        return len(self.heads) - 1
+
+    def append(self, value: Internal) -> None:
+        index = len(self.heads)
+        head = encode_internal(Stamped(1000 + index, value))
+        self.heads.append((head, index))
+        for state in (self.whole, self.late):
+            if state is not None:
+                state.note(head, index, index, 1, index * BYTES, 0)
+
+    def grow(self) -> None:
+        kind = self.rng.random()
+        if kind < 0.15:
+            self.opened.append(self.end + 1)
+            self.append(SessionOpen())
+        elif kind < 0.55 and self.opened:
+            self._batch(self.rng.choice(self.opened[-SESSIONS:]))
+        elif kind < 0.6 and self.writer is None:
+            self.writer = ImageWriter(self.end + 1, self.whole.sessions.encode_all(), chunk_bytes=60)
+            self.append(ImageBegin())
+            self.writer.provide(())
+        elif kind < 0.95 and self.writer is not None:
+            self._image()
+        else:
+            self.append(NoOp())
+
+    def _batch(self, session_id: int) -> None:
+        for seq in range(1, 1000):
+            judgement, _ = self.whole.sessions.judge(session_id, seq, 0, 7, self.committed)
+            if judgement is Judgement.NEW:
+                self.append(SessionBatch(session_id, seq, 0, 7))
+            if judgement is not Judgement.REPEAT and judgement is not Judgement.FORGOTTEN:
+                return
+
+    def _image(self) -> None:
+        assert self.writer is not None
+        entry = self.writer.next_entry()
+        assert entry is not None
+        self.writer.advance()
+        self.append(entry)
+        if self.writer.ended:
+            self.writer = None
+
+    def truncate(self) -> None:
+        if self.committed >= self.end:
+            return
+        last = self.rng.randint(self.committed, self.end - 1)
+        del self.heads[last + 1 :]
+        self.opened = [session for session in self.opened if session <= last]
+        self.writer = None  # of a leadership that is over
+        self.whole.truncate_after(last)
+        if self.late is not None:
+            self.late.truncate_after(last)
+
+    def commit(self) -> None:
+        self.committed = self.rng.randint(self.committed, self.end)
+        self.whole.committed(self.committed)
+        if self.late is not None:
+            self.late.committed(self.committed)
+
+    def begin_late(self) -> None:
+        """Another node is given the log from some committed index on."""
+        base = self.rng.randint(0, self.committed)
+        self.late = LogState(max_sessions=SESSIONS)
+        self.late.reset(Base(base, 1, (base + 1) * BYTES, 5))
+        for index in range(base + 1, self.end + 1):
+            self.late.note(self.heads[index][0], index, index, 1, index * BYTES, 0)
+        self.late.committed(self.committed)
+
+    def step(self) -> None:
+        kind = self.rng.random()
+        if kind < 0.8:
+            self.grow()
+        elif kind < 0.88:
+            self.truncate()
+        elif kind < 0.97 and self.end >= 0:
+            self.commit()
+        elif self.committed >= 0:
+            self.begin_late()
+
+
+@pytest.mark.parametrize("first", range(0, 400, 50))
+def test_image_in_a_nodes_own_log_gives_the_table_of_the_whole_log(first: int) -> None:
+    """Committed or not, truncated or not: with an image the table is the right one, or there is none."""
+    seen = {"image": 0, "none": 0, "uncommitted": 0}
+    for seed in range(first, first + 50):
+        history = History(seed)
+        for _ in range(250):
+            history.step()
+            late, whole = history.late, history.whole
+            if late is None:
+                continue
+            if late.needs_image:
+                seen["none"] += 1
+                assert len(late.sessions) == 0 and late.newest_image == -1
+                assert late.encode_committed() is None
+                continue
+            seen["image"] += 1
+            assert late.sessions.encode_all() == whole.sessions.encode_all(), seed
+            assert late.newest_image in (-1, whole.newest_image)
+            stored = late.encode_committed()
+            if late._image_end is not None:
+                seen["uncommitted"] += 1
+                assert stored is None, "it may still be undone"
+            else:
+                assert stored is not None and late.image == whole.image
+                assert late.sessions.encode_committed() == whole.sessions.encode_committed()
+    assert all(seen.values()), seen
+
+
+def test_what_is_stored_is_what_is_loaded() -> None:
+    history = History(3)
+    while history.whole.image.index < 0 or history.committed < history.end:
+        history.grow()
+        history.commit()
+    history.append(Purge(Base(2, 1, 3 * BYTES, 9)))
+    history.committed = history.end
+    history.whole.committed(history.end)
+    stored = history.whole.encode_committed()
+    assert stored is not None
+    again = LogState(max_sessions=SESSIONS)
+    assert again._load(stored, 0)
+    assert again.encode_committed() == stored
+    assert again.image == history.whole.image and again.purge == Base(2, 1, 3 * BYTES, 9)
+
+
+def test_state_of_another_layout_is_not_loaded() -> None:
+    state = LogState(max_sessions=SESSIONS)
+    assert not state._load(b"\0" * 200, 0) and not state._load(b"", 0)

@@ -1,0 +1,168 @@
+"""Mistakes of the bad days (rules 9 to 12 and retention), as `planted` has the classic ones of Raft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from dledger.core.leadership import Leadership
+from dledger.core.raft import RaftCore
+from dledger.core.values import NO_BASE
+from dledger.errors import DLedgerError
+from dledger.node.admission import Admission
+from dledger.node.log_state import LogState
+from dledger.node.replica import Replica
+from dledger.node.retainer import Retainer
+from dledger.node.shell import AppendOutcome
+from dledger.store import opening, recovery
+from dledger.store.files import FileSequence
+from dledger.store.opening import Opening
+from dledger.store.scan import Judgement, Verdict
+from dledger.testing.care import Care
+
+
+def recovered_without_fdatasync(patch: pytest.MonkeyPatch) -> None:
+    """A restarted node vouches for what a killed process left in the page cache."""
+    running: list[bool] = []
+    original, sync_file, sync = opening.recover, FileSequence.sync_file, FileSequence.sync
+
+    def recover(*args: Any, **options: Any) -> Any:
+        running.append(True)
+        try:
+            return original(*args, **options)
+        finally:
+            running.pop()
+
+    def file_synced(files: FileSequence, start: int) -> None:
+        if not running:
+            sync_file(files, start)
+
+    def synced(files: FileSequence) -> None:
+        if not running:
+            sync(files)
+
+    patch.setattr(opening, "recover", recover)
+    patch.setattr(FileSequence, "sync_file", file_synced)
+    patch.setattr(FileSequence, "sync", synced)
+
+
+def repair_by_truncation(patch: pytest.MonkeyPatch) -> None:
+    """What cannot be read at a start is cut, with all that follows, as if it had never been acknowledged."""
+    original = recovery.judge_end
+
+    def judge_end(*args: Any, **options: Any) -> Judgement:
+        found = original(*args, **options)
+        return found._replace(verdict=Verdict.TORN) if found.verdict is Verdict.DAMAGED else found
+
+    def cut(self: Any, tail: Any) -> None:
+        self._lost = "damaged"
+        original_cut(self, tail)
+
+    original_cut = recovery._Recovery._cut
+    patch.setattr(recovery, "judge_end", judge_end)
+    patch.setattr(recovery._Recovery, "_cut", cut)
+
+
+def floor_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """The end of the log is lost to damage, and the node votes and counts as if it had never been there."""
+
+    def lost_end(self: Opening, base: Any, term: int, index: int, reason: str) -> None:
+        state = self.hard_state
+        original(self, base, term, index, reason)
+        opening.write_hard_state(self._disk, self._paths.hard_state, state)
+        self.hard_state = state
+
+    original = Opening._lost_end
+    patch.setattr(Opening, "_lost_end", lost_end)
+
+
+def damage_never_repaired(patch: pytest.MonkeyPatch) -> None:
+    """Damage is noted, and stays."""
+    patch.setattr(Care, "_repair", lambda care, damage: None)
+
+
+def damaged_node_leads(patch: pytest.MonkeyPatch) -> None:
+    """A node that cannot read part of its log leads on, and followers that need that part wait."""
+
+    def judge_fitness(replica: Replica, now_ms: int) -> None: ...
+
+    patch.setattr(Replica, "_judge_fitness", judge_fitness)
+
+
+def cache_believed_after_failed_fsync(patch: pytest.MonkeyPatch) -> None:
+    """The kernel calls the pages of a failed fsync clean: they are read again, and were never written."""
+    patch.setattr(opening, "_distrust_cache", lambda *args: None)
+
+
+def stalled_leader_stays(patch: pytest.MonkeyPatch) -> None:
+    """Open for years in well-known systems: a leader with a hanging disk goes on, and commits nothing."""
+    patch.setattr(RaftCore, "disk_is_stuck", False)
+
+
+def stalled_leader_always_goes(patch: pytest.MonkeyPatch) -> None:
+    """It also goes if nobody's disk is any better: leadership goes round and round."""
+    patch.setattr(Leadership, "_others_disks_work", lambda leadership: True)
+
+
+def full_disk_told_after_the_push(patch: pytest.MonkeyPatch) -> None:
+    """DISK_FULL is the answer to a batch that is in the log, and on its way to the followers."""
+    original, has_room_for = Admission.admit, Admission.has_room_for
+    answered: list[Any] = []
+
+    def room(admission: Admission, batch: Any) -> bool:
+        if not has_room_for(admission, batch):
+            answered.append(admission._no_room())
+        return True
+
+    def admit(
+        admission: Admission, token: object, bodies: Sequence[bytes], **options: Any
+    ) -> AppendOutcome | DLedgerError | None:
+        answered.clear()
+        outcome = original(admission, token, bodies, **options)
+        if answered and outcome is None and admission._waiters:
+            admission._waiters[-1].token = None
+            return answered[-1]  # type: ignore[no-any-return]
+        return outcome
+
+    patch.setattr(Admission, "has_room_for", room)
+    patch.setattr(Admission, "admit", admit)
+
+
+def purge_forgotten_over_a_restart(patch: pytest.MonkeyPatch) -> None:
+    """What a full disk put off is never done: the stored session table covers the PURGE."""
+    original = LogState._load
+
+    def load(state: LogState, stored: bytes, now_ms: int) -> bool:
+        loaded = original(state, stored, now_ms)
+        state.purge = NO_BASE
+        return loaded
+
+    patch.setattr(LogState, "_load", load)
+
+
+def images_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """An image that is larger than max_bytes is a reason for the next one."""
+
+    def check(retainer: Retainer, now_ms: int) -> None:
+        state = retainer._replica.admission.state
+        image, state.image = state.image, state.image._replace(begin_pos=0, end_pos=0)
+        try:
+            original(retainer, now_ms)
+        finally:
+            state.image = image
+
+    original = Retainer._check
+    patch.setattr(Retainer, "_check", check)
+
+
+def image_outlives_its_truncation(patch: pytest.MonkeyPatch) -> None:
+    """A node that was given a base keeps the sessions of an image that has left its log."""
+    original = LogState.truncate_after
+
+    def truncate_after(state: LogState, last_index: int) -> None:
+        state._image_end = None
+        original(state, last_index)
+
+    patch.setattr(LogState, "truncate_after", truncate_after)

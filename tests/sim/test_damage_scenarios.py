@@ -1,0 +1,238 @@
+"""Named histories of bytes that go bad on a disk (rule 10): found, repaired from a peer, never cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from dledger.errors import Code, ReadFailed
+from dledger.node.shell import AppendOutcome
+from dledger.store.batch import Batch
+from dledger.store.disk import CrashKind
+from dledger.store.layout import INDEX_RECORD_SIZE, NodePaths, file_name, index_file_size
+from dledger.testing.stores import DIRECTORY, DiskHost
+from tests.sim.cluster import KINDS, SOON_MS, Cluster
+from tests.sim.test_retention_scenarios import Retaining
+
+FILE = 1024
+WHERE = ["header", "body", "index record"]
+
+
+class Damaged(Cluster):
+    """Real files, a scrub, and words for flipping bits."""
+
+    def __init__(self, nodes: int = 3, **changes: object) -> None:
+        options = {"on_disk": True, "data_file_size": FILE, "scrub_every_ms": 20} | changes
+        super().__init__(nodes, **options)
+
+    def flip(self, node_id: str, batch: Batch, where: str = "body", offset: int = 3) -> None:
+        host = self.nodes[node_id].host
+        assert isinstance(host, DiskHost)
+        path, at = _place(batch, where, offset)
+        is_there = host.disk.flip_durable(path, at, 0x10)
+        assert is_there is not None, f"{path} has nothing durable at {at}"
+        self.counts["bits flipped"] += 1
+        self.flips._live.setdefault(node_id, []).append((batch.first_index, is_there))
+
+    def batch_of(self, node_id: str, index: int) -> Batch:
+        batch = self.invariants.mirrors[node_id].written.holding(index)
+        assert batch is not None
+        return batch
+
+    def begin_with(self, entries: int) -> str:
+        """A leader, and so many batches that are on all disks, index records included."""
+        leader = self.begin()
+        for _ in range(entries):
+            self.must_store(leader, 2)
+        self.run_until(self.is_settled, limit_ms=SOON_MS)
+        self.run_for(700)  # a checkpoint makes index records durable
+        return leader
+
+    def must_be_whole(self) -> None:
+        """All is repaired, logs are equal, and nothing was cut to get there."""
+        self.run_until(lambda: not self.flips.nodes, limit_ms=SOON_MS)
+        truncated = self.counts["truncations"]
+        self.end()
+        assert self.flips.check_all_repaired()
+        assert self.counts["truncations"] == truncated == 0
+
+
+def _place(batch: Batch, where: str, offset: int) -> tuple[Path, int]:
+    paths = NodePaths(DIRECTORY)
+    if where == "index record":
+        size = index_file_size(FILE)
+        pos = batch.first_index * INDEX_RECORD_SIZE + offset
+        return paths.index_files / file_name(pos - pos % size), pos % size
+    pos = batch.pos + (offset if where == "header" else batch.size - 1 - offset)
+    return paths.data / file_name(pos - pos % FILE), pos % FILE
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("role", ["leader", "follower"])
+def test_scrub_finds_what_nobody_reads_and_a_peer_repairs_it(role: str, where: str) -> None:
+    c = Damaged()
+    leader = c.begin_with(12)
+    victim = leader if role == "leader" else c.others(leader)[0]
+    for index in (1, 9, 15):
+        c.flip(victim, c.batch_of(victim, index), where)
+    c.must_be_whole()
+    assert where == "index record" or c.counts["damages repaired"] >= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("where", WHERE)
+def test_damage_below_the_end_is_repaired_after_a_crash(where: str, kind: CrashKind) -> None:
+    for index in range(0, 20, 3):
+        c = Damaged()
+        leader = c.begin_with(12)
+        victim = c.others(leader)[0]
+        end = c.end_of(victim)
+        c.crash(victim, kind)
+        c.flip(victim, c.batch_of(victim, index), where)
+        c.boot(victim)
+        c.run_until(lambda c=c, victim=victim: c.nodes[victim].process is not None, limit_ms=SOON_MS)  # type: ignore[misc]
+        assert c.end_of(victim) == end, "nothing is cut"
+        c.must_be_whole()
+
+
+@pytest.mark.parametrize("nodes", [3, 5])
+def test_damage_at_the_end_makes_the_node_rejoin_with_its_floor(nodes: int) -> None:
+    """It acknowledged the last batch, and cannot read it any more: it must not vote as if it never had it.
+
+    No checkpoint covers that batch; its index record alone tells that it was durable."""
+    c = Damaged(nodes, checkpoint_every_ms=1 << 40)
+    leader = c.begin_with(5)
+    victim = c.others(leader)[0]
+    end = c.end_of(victim)
+    c.crash(victim, CrashKind.PROCESS)
+    c.flip(victim, c.batch_of(victim, end))
+    others = c.others(victim)
+    c.network.gate = lambda source, target, _message: victim not in (source, target)
+    c.boot(victim)
+    core = c.process(victim).replica.core
+    assert core.hard_state.rejoining
+    assert (core.hard_state.floor_term, core.hard_state.floor_index) == (c.term(leader), end)
+    c.run_for(SOON_MS)
+    assert core.hard_state.rejoining and c.term(victim) == c.term(leader), "no vote, no candidacy"
+    c.network.gate = None
+    for stream in list(c.network.streams):
+        stream.break_off(0, 0)
+    c.run_until(lambda: not c.process(victim).replica.core.hard_state.is_barred, limit_ms=SOON_MS)
+    # With one of the others gone, it makes a majority again.
+    c.isolate(others[0])
+    c.elect()
+    c.must_store()
+    c.end()
+    assert c.flips.check_all_repaired()
+
+
+def test_batch_on_a_bare_majority_survives_damage_at_the_end_of_one_copy() -> None:
+    """Acknowledged on n0 and n1 only. n1 loses it; n2, which never had it, must not lead with n1's vote."""
+    c = Damaged(checkpoint_every_ms=1 << 40)
+    leader = c.begin_with(5)
+    holder, late = c.others(leader)
+    c.isolate(late)
+    last = c.must_store(leader, 2)
+    c.run_until(lambda: c.end_of(holder) == c.end_of(leader), limit_ms=SOON_MS)
+    c.run_for(700)
+    for node_id in (leader, holder):
+        c.crash(node_id, CrashKind.PROCESS)
+    c.flip(holder, c.batch_of(holder, c.invariants.mirrors[holder].durable_index))
+    c.network.heal_all()
+    c.boot(holder)
+    c.run_for(SOON_MS)
+    assert c.leader() is None, "those two do not know what was acknowledged"
+    c.boot(leader)
+    c.run_until(c.is_settled, limit_ms=2 * SOON_MS)
+    assert isinstance(last.answer, AppendOutcome)
+    assert c.invariants.committed_batch(last.answer.index) is not None
+    c.end()
+
+
+def test_damaged_leader_hands_over_and_leads_no_more_until_it_is_repaired() -> None:
+    c = Damaged()
+    leader = c.begin_with(5)
+    others = c.others(leader)
+    # No other member may say what belongs there, for a while.
+    for node_id in others:
+        c.process(node_id).care.suspect = lambda _index: None  # type: ignore[method-assign]
+        c.process(node_id).store.read = _refuse  # type: ignore[method-assign]
+    c.flip(leader, c.batch_of(leader, 3))
+    c.run_until(lambda: c.leader() not in (None, leader), limit_ms=SOON_MS)
+    assert c.process(leader).store.damages
+    c.run_for(500)
+    assert c.leader() != leader
+    for node_id in others:
+        del c.process(node_id).store.read  # type: ignore[attr-defined]
+    c.must_be_whole()
+
+
+def _refuse(*_args: object, **_options: object) -> None:
+    raise ReadFailed("says the test", code=Code.READ_NOT_CONFIRMED)
+
+
+def test_different_entries_damaged_on_every_node_are_all_repaired() -> None:
+    """No entry has lost a majority of its copies: each node has what the others lack."""
+    c = Damaged(scrub_every_ms=10)
+    c.begin_with(12)
+    for number, node_id in enumerate(c.profile.node_ids):
+        for index in range(1 + 2 * number, 20, 6):
+            c.flip(node_id, c.batch_of(node_id, index), WHERE[number])
+    c.must_be_whole()
+
+
+def test_damage_is_repaired_while_clients_append_and_leaders_change() -> None:
+    for seed in range(4):
+        c = Damaged()
+        leader = c.begin_with(8)
+        rng = Random(seed)
+        attempts = []
+        for _ in range(6):
+            victim = rng.choice(c.profile.node_ids)
+            if not c.flips.nodes and c.nodes[victim].process is not None:
+                c.flips.flip(victim, rng)
+            leader = c.elect()
+            attempts.append(c.must_store(leader))
+            if rng.random() < 0.5:
+                c.crash(leader, CrashKind.POWER)
+                c.run_for(50)
+                c.boot_if_down(leader)
+            c.run_for(100)
+        c.run_until(lambda c=c: not c.flips.nodes, limit_ms=SOON_MS)  # type: ignore[misc]
+        c.end()
+        assert c.flips.check_all_repaired()
+
+
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+def test_damage_that_all_others_have_purged_is_left_behind_for_their_image(on_disk: bool) -> None:
+    """The node needs the entry to know its sessions, and nobody has it any more."""
+    c = Retaining(on_disk=on_disk, checkpoint_every_ms=1 << 40, scrub_every_ms=20)
+    leader = c.begin()
+    c.fill_files(3)
+    c.run_until(c.is_settled, limit_ms=SOON_MS)
+    victim = c.others(leader)[0]
+    c.crash(victim, CrashKind.PROCESS)
+    batch = c.invariants.mirrors[victim].written.holding(c.session + 1)
+    assert batch is not None
+    is_there = c.nodes[victim].host.flip(batch, Random(1), is_down=True)
+    assert is_there is not None
+    c.flips._live[victim] = [(batch.first_index, is_there)]
+    c.fill_files(3)
+    before = c.counts["purges committed"]
+    c.ask_purge(c.elect())
+    c.run_until(lambda: c.counts["purges committed"] > before, limit_ms=SOON_MS)
+    c.run_for(200)
+    c.boot(victim)
+    c.run_until(lambda: c.nodes[victim].process is not None, limit_ms=SOON_MS)
+    assert c.process(victim).replica.admission.state.needs_image
+    c.run_until(c.is_settled, limit_ms=SOON_MS)
+    c.run_until(lambda: c.process(victim).replica.core.may_lead, limit_ms=SOON_MS)
+    c.only(victim)
+    c.crash(c.elect(), CrashKind.POWER)
+    c.run_until(lambda: c.leader() == victim, limit_ms=SOON_MS)
+    c.elect()
+    c.retry_all(victim)
+    c.end()
+    assert c.flips.check_all_repaired()
