@@ -96,7 +96,7 @@ proto: $(DEV) ## Generate dledger/v1 from proto/ (seconds)
 sim: $(DEV) ## Simulated clusters under faults, one per seed (about a second per seed; SEEDS=200)
 	@$(BIN)/python -m dledger.testing --seeds $(SEEDS) $(ARGS)
 
-bench: $(DEV) ## Throughput, latency and failover times of a local cluster (about 5 minutes)
+bench: $(DEV) ## Throughput, latency, failover and catch-up of a local cluster (about 7 minutes)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 bench-peers: $(PEERS) ## The same load on etcd and NATS JetStream, in turns with ours (about 4 minutes)

@@ -352,12 +352,14 @@ class Leadership:
         return is_majority(self.core.membership, {self.core.node_id, *self._in_contact()})
 
     def _others_disks_work(self) -> bool:
-        """Rule 9: has a majority, without us, acknowledged data that was pushed after our fsync began? If all
-        disks are slow, or are one disk, handing leadership round would help nobody."""
-        began = self.core.fsync_began_ms
-        assert began is not None
-        fast = {peer for peer, p in self.progress.items() if p.counts and p.acked_pushed_ms >= began}
-        return is_majority(self.core.membership, fast)
+        """Rule 9: has a majority, without us, acknowledged data that was pushed well after our fsync began?
+        If all disks are slow, or are one disk, handing leadership round would help nobody: and one disk may
+        finish for the others what was under way, and then hang for all."""
+        core = self.core
+        lately = core.now_ms - core.timing.fsync_stall_ms // 2
+        assert core.fsync_began_ms is not None and core.fsync_began_ms <= lately
+        fast = {peer for peer, p in self.progress.items() if p.counts and p.acked_pushed_ms >= lately}
+        return is_majority(core.membership, fast)
 
     def _somebody_awaits_a_term(self) -> bool:
         """Rule 11: a rejoined node that holds our log counts from the next term on; begin it, once the

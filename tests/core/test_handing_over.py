@@ -75,6 +75,27 @@ def test_rule_9_a_stalled_leader_names_its_successor_before_it_steps_down() -> N
     assert leader.last_sent(TakeLeadership).take_leadership_index == leader.core.log.end_index
 
 
+def test_rule_9_what_others_stored_just_after_a_stall_began_says_nothing_of_their_disks_now() -> None:
+    """One disk under all: it took what was under way at the others, and then hung for them, too."""
+    leader = committing_leader()
+    began = leader.now
+    stall = leader.core.timing.fsync_stall_ms
+    leader.now += 1
+    leader.append()
+    for peer in ("b", "c"):
+        leader.receive(peer, leader.ack(peer, leader.core.log.end_index))
+    while leader.now - began < 2 * stall:
+        leader.now += 500
+        beat(leader)
+        leader.step(Tick(fsync_began_ms=began))
+    assert leader.core.role is Role.LEADER
+    leader.append()
+    for peer in ("b", "c"):
+        leader.receive(peer, leader.ack(peer, leader.core.log.end_index))
+    leader.step(Tick(fsync_began_ms=began))
+    assert leader.core.role is Role.FOLLOWER, "now they have shown that they are faster"
+
+
 def test_rule_9_a_follower_without_room_is_asked_again_after_a_while_and_catches_up() -> None:
     leader = committing_leader()
     assert leader.core.leadership is not None

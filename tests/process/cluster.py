@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -200,7 +201,8 @@ class ProcessCluster:
         nodes: Sequence[str] | None = None,
         within_s: float = 20.0,
     ) -> T:
-        """The first true result of `condition(statuses of the nodes that answer)`."""
+        """The first true result of `condition(statuses of the nodes that answer)`. A condition that looks
+        for a node that does not answer just now is not met."""
         seen: dict[str, NodeStatus] = {}
         try:
             async with asyncio.timeout(within_s):
@@ -208,8 +210,9 @@ class ProcessCluster:
                     asked = list(nodes or self.members)
                     answers = await asyncio.gather(*(self.status(node) for node in asked))
                     seen = {n: s for n, s in zip(asked, answers, strict=True) if s is not None}
-                    if result := condition(seen):
-                        return result
+                    with suppress(KeyError):
+                        if result := condition(seen):
+                            return result
                     await self._pause()
         except TimeoutError:
             raise AssertionError(f"not reached within {within_s} s; last seen: {seen}") from None

@@ -99,4 +99,5 @@ def _mount(target: Path, capacity: int) -> None:
     except OSError as error:
         pytest.skip(f"{DID_NOT_RUN}: {error}")
     if done.returncode:
-        pytest.skip(f"{DID_NOT_RUN}: {done.stderr.strip()}")
+        why = done.stderr.strip().partition("\n")[0].removeprefix(f"mount: {target}: ")
+        pytest.skip(f"{DID_NOT_RUN}: {why}")

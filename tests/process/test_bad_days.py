@@ -10,11 +10,12 @@ import pytest
 from tests.process.cluster import ProcessCluster
 from tests.process.workload import Workload, assert_nothing_lost, others
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("process-bad-days")]
 
 
 async def test_rule_11_a_directory_deleted_under_a_node_and_its_return(tmp_path: Path) -> None:
     async with ProcessCluster(tmp_path) as cluster:
+        await cluster.settle()
         leader = await cluster.leader()
         lost = others(cluster, leader)[0]
         async with Workload(cluster) as load:

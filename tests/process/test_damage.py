@@ -16,7 +16,7 @@ from dledger.store.state_files import read_hard_state
 from tests.process.cluster import GROUP, ProcessCluster
 from tests.process.workload import Workload, others
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("process-damage")]
 
 FILE = 256 << 10
 SETTINGS: dict[str, Any] = {

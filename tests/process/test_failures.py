@@ -13,7 +13,7 @@ from dledger.rpc.log_client import LogClient
 from tests.process.cluster import GROUP, ProcessCluster
 from tests.process.workload import Workload, assert_nothing_lost, others
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("process-failures")]
 
 FAST = {"timing": {"heartbeat_ms": 100, "election_min_ms": 500, "election_max_ms": 1000}}
 

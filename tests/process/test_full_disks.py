@@ -15,7 +15,7 @@ from tests.process.cluster import GROUP, ProcessCluster
 from tests.process.small_disks import SmallDisks, small_disks
 from tests.process.workload import Workload, others
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("process-full-disks")]
 
 FILE = 128 << 10
 CAPACITY = 8 << 20

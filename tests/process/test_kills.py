@@ -16,7 +16,7 @@ from dledger.store.state_files import read_base
 from tests.process.cluster import ProcessCluster
 from tests.process.workload import Workload, others
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("process-kills")]
 
 FILE = 64 << 10
 #: Purges all the time: files are small, and the leader looks for something to purge ten times a second.

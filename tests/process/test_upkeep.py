@@ -22,7 +22,7 @@ from tests.node.local import until
 from tests.process.cluster import GROUP, ProcessCluster
 from tests.process.workload import Workload, others
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("process-upkeep")]
 
 FILE = 64 << 10
 SMALL: dict[str, Any] = {
