@@ -242,7 +242,8 @@ class Simulation:
         try:
             flipped = self.flips.on(node_id)
             store = node.host.open()
-            ends = batch_ends(store, self.invariants.mirrors[node_id].written)
+            written = self.invariants.mirrors[node_id].written
+            ends = batch_ends(store, written, is_damaged=flipped)
             self.invariants.recovered(node_id, ends, store.hard_state, store.base, is_damaged=flipped)
             begin_behind = self.flips.repair_before_start(node, store)
             if begin_behind is None:

@@ -154,14 +154,16 @@ class DiskHost:
         return None if is_there is None else lambda: self.disk is disk and is_there()
 
 
-def batch_ends(store: LogStore, written: BatchLog) -> list[tuple[int, int, int]]:
+def batch_ends(store: LogStore, written: BatchLog, *, is_damaged: bool = False) -> list[tuple[int, int, int]]:
     """(last index, term, chain_crc) of every batch in a store. Damage is no end: what is `written` there and
-    cannot be read counts as there."""
+    cannot be read counts as there. `is_damaged`: no header is believed without its chain."""
     ends = []
     index = max(store.begin_index, 0)
     while index <= store.end_index:
         try:
             header = store.entry(index)
+            if is_damaged:
+                store.tail_at(index)
         except EntryDamaged:
             batch = written.holding(index)
             assert batch is not None, f"entry {index} was never written"

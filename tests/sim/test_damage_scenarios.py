@@ -236,3 +236,18 @@ def test_damage_that_all_others_have_purged_is_left_behind_for_their_image(on_di
     c.retry_all(victim)
     c.end()
     assert c.flips.check_all_repaired()
+
+
+def test_every_byte_of_a_header_may_go_bad_while_the_node_is_down() -> None:
+    """Index, term, length, chain or the place in its batch: a start believes none of it by itself."""
+    for offset in range(0, 48, 3):
+        c = Damaged()
+        leader = c.begin_with(6)
+        victim = c.others(leader)[0]
+        end = c.end_of(victim)
+        c.crash(victim, CrashKind.PROCESS)
+        c.flip(victim, c.batch_of(victim, 5), "header", offset)
+        c.boot(victim)
+        c.run_until(lambda c=c, victim=victim: c.nodes[victim].process is not None, limit_ms=SOON_MS)  # type: ignore[misc]
+        assert c.end_of(victim) == end
+        c.must_be_whole()

@@ -21,6 +21,13 @@ def test_seeds(first: int) -> None:
         assert result.failure is None, result.failure
 
 
+@pytest.mark.parametrize("seed", [5006, 30008, 30053, 70035])
+def test_seeds_that_once_failed(seed: int) -> None:
+    """Damage that all others had purged; ends and headers that were damaged while a node was down."""
+    result = run_seed(seed)
+    assert result.failure is None, result.failure
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("nodes", [3, 5])
 @pytest.mark.parametrize("on_disk", [False, True])
