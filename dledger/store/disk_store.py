@@ -486,6 +486,8 @@ class DiskLogStore:
 
     def save_checkpoint(self, committed_index: int, sessions: tuple[int, bytes] | None) -> None:
         assert sessions is None or sessions[0] <= committed_index, "a session table that may be undone"
+        if sessions is not None and sessions[0] > self._durable.index:
+            self.sync()  # ASYNC_FLUSH: a table must not outlive the entries that it was made of
         # On a full disk the files that are there stay as they are: nothing is lost but time.
         with self._changing_nothing_if_full("a checkpoint"), self._writing("checkpoint"):
             self._check_directory()

@@ -1,4 +1,4 @@
-"""Random runs: 200 seeds in the test suite; `make sim SEEDS=n` runs any number."""
+"""Random runs: 500 seeds in the test suite; `make sim SEEDS=n` runs any number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from dledger.testing import RunOptions, run_seed
 from dledger.testing.profile import FAULTS
 
-SEEDS = 200
+SEEDS = 500
 CHUNK = 10
 
 

@@ -323,3 +323,18 @@ def test_a_foreign_file_among_the_data_is_refused() -> None:
     with pytest.raises(StorageError) as error:
         DiskLogStore.open(ROOT, disk=disk)
     assert error.value.code is Code.FOREIGN_DIRECTORY
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_session_table_never_outlives_the_entries_that_it_was_made_of(seed: int) -> None:
+    """With ASYNC_FLUSH a commit may come before the fdatasync, and so may a checkpoint."""
+    disk, store = new_sim_store()
+    batches = make_batches(6, seed=2)
+    store.append(batches[:3])
+    store.sync()
+    store.append(batches[3:])
+    store.save_checkpoint(batches[-1].last_index, (batches[-1].last_index, b"table"))
+    disk.crash(CrashKind.POWER, Random(seed))
+    store = DiskLogStore.open(ROOT, disk=disk)
+    stored = store.load_sessions()
+    assert stored == (batches[-1].last_index, b"table") and read_all(store) == join(batches)
