@@ -65,6 +65,7 @@ class Leadership:
         self.next_preferred_check_ms = core.now_ms + core.timing.preferred_check_ms
         self.reads = ReadIndexQueue()
         self.handover: Handover | None = None
+        self.majority_has_room = True  # we and so many others: what is appended could be committed
 
     @property
     def transferring_to(self) -> str | None:
@@ -201,7 +202,7 @@ class Leadership:
         if not response.counts:
             p.match_index = -1  # of a former life, perhaps: it holds for nobody
         if not isinstance(response, PushResponse):
-            p.has_room = response.has_room
+            self._note_room(p, response.has_room)
             if response.success and response.counts:
                 p.last_contact_ms = self.core.now_ms
                 p.acked_round = max(p.acked_round, response.round)
@@ -213,6 +214,12 @@ class Leadership:
             p.last_contact_ms = self.core.now_ms
         p.awaits_new_term = response.awaits_new_term
         self._push_response(p, response)
+
+    def _note_room(self, p: Progress, has_room: bool) -> None:
+        if p.has_room is not has_room:
+            p.has_room = has_room
+            able = 1 + sum(other.has_room for other in self.progress.values())
+            self.majority_has_room = able >= self.core.membership.majority
 
     def _push_response(self, p: Progress, response: PushResponse) -> None:
         log = self.core.log
@@ -252,7 +259,7 @@ class Leadership:
         failed = min(response.index, log.end_index + 1)
         if response.code is Code.DISK_FULL:
             # What it has no room for now it will have none for in a moment: do not send it over and over.
-            p.has_room = False
+            self._note_room(p, False)
             probe = max(log.base.index, min(response.index, log.end_index))
             self._probe_later(p, probe, self.core.timing.election_min_ms)
             return

@@ -102,6 +102,7 @@ class Admission:
         self._known_room = _NO_ROOM  # what `room` said last: it shrinks only when the log does
         self.is_full: Callable[[], bool] = lambda: False  # and there is none to be had
         self.want_room: Callable[[], None] = lambda: None  # somebody waits for `room` to grow
+        self.others_are_full: Callable[[], bool] = lambda: False  # too many to commit anything
         self.reserve_in_use = False  # the leader makes room by what is left of the disk: nobody else may
         self._gathered: list[Batch] = []
         self._waiters: deque[Waiter] = deque()  # by index
@@ -150,7 +151,7 @@ class Admission:
         batch = encode_batch(
             self.tail, term, bodies, data_file_size=self.data_file_size, head=head, sums=sums
         )
-        if self.reserve_in_use or not self.has_room_for(batch):
+        if self.reserve_in_use or self.others_are_full() or not self.has_room_for(batch):
             return self._no_room()
         self._gather(token, batch, value, len(bodies), deadline_ms, now_ms)
         return None
@@ -171,6 +172,10 @@ class Admission:
         )
 
     def _no_room(self) -> Overloaded:
+        if self.others_are_full():
+            self.count_limit("disk_reserve_bytes")
+            text = "the disks of most members have no room; appends are taken again once there is space"
+            return Overloaded(text, code=Code.DISK_FULL)
         if not self.reserve_in_use and not self.is_full():
             text = "space on the disk is being prepared; try again in a moment"
             return RoomIsComing(text, code=Code.LEADER_PENDING_FULL)

@@ -113,6 +113,7 @@ class Replica:
         self.admission.tail = store.tail
         self.admission.room = lambda: store.reserved_end
         self.admission.is_full = lambda: not store.has_room
+        self.admission.others_are_full = self._others_are_full
         self.parking = Parking(config.limits.max_pending_bytes, config.limits.max_pending_appends)
         self.retainer = Retainer(self, config.retention)
         self._purge_to: Base | None = None  # of a committed PURGE that is still to be carried out
@@ -602,7 +603,12 @@ class Replica:
         """Would what is received have to go where there is no room? What was taken has to be stored."""
         if not self._incoming or self._incoming[-1].last_index <= self.core.log.end_index:
             return False
-        return not self.admission.has_room_for(self._incoming[-1]) and not self.store.has_room
+        last = self._incoming[-1]
+        if self.admission.has_room_for(last) or self.store.has_room:
+            return False
+        # What was assigned before the leader knew may use the reserve: else what makes room again (an image,
+        # a purge), which comes behind it in the log, could never be stored.
+        return not self.store.could_take(last.end_pos, last.last_index)
 
     # -- callers ------------------------------------------------------------------------------------------
 
@@ -614,6 +620,10 @@ class Replica:
             text = f"leadership is being handed to {to}; try again there in a moment"
             return NotLeader(text, code=Code.LEADER_TRANSFERRING, leader_id=to)
         return None
+
+    def _others_are_full(self) -> bool:
+        leadership = self.core.leadership
+        return leadership is not None and not leadership.majority_has_room
 
     def _not_leader(self) -> NotLeader:
         leader = self.core.leader_id

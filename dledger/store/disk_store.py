@@ -181,6 +181,9 @@ class DiskLogStore:
     def free_bytes(self) -> int:
         return self._space.free_bytes()
 
+    def could_take(self, end_pos: int, end_index: int) -> bool:
+        return self._space.could_take(end_pos, end_index)
+
     @property
     def has_room(self) -> bool:
         return self._space.has_room(self._tail)

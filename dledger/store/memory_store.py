@@ -122,6 +122,11 @@ class MemoryLogStore:
     def generation(self) -> int:
         return self._generation
 
+    def could_take(self, end_pos: int, end_index: int) -> bool:
+        size = self.data_file_size
+        more = -(-max(0, end_pos - max(self.tail.pos, self._prepared_end)) // size)
+        return self.free_bytes() >= more * size
+
     def free_bytes(self) -> int:
         used = max(self.tail.pos, self._prepared_end) - self._base.pos
         return max(0, self.capacity - used)

@@ -83,6 +83,14 @@ class Space:
         need = self._data.file_size + self._index.file_size
         return self.free_bytes() - need >= self.disk_reserve_bytes
 
+    def could_take(self, end_pos: int, end_index: int) -> bool:
+        """See LogStore."""
+        data, index = self._data, self._index
+        more_data = -(-max(0, end_pos - data.reserved_end) // data.file_size)
+        more_index = -(-max(0, (end_index + 1) * INDEX_RECORD_SIZE - index.reserved_end) // index.file_size)
+        need = more_data * data.file_size + more_index * index.file_size
+        return self.free_bytes() >= need
+
     def prepare(self, ahead_bytes: int, tail_now: Callable[[], Tail], *, use_reserve: bool) -> bool:
         """See LogStore. OSError unless the disk is merely full."""
         while True:

@@ -64,9 +64,9 @@ async def test_rule_9_all_disks_fill_up_and_are_freed_under_load(tmp_path: Path,
             await load.refusals(8, Code.DISK_FULL)
 
             def full(seen: Seen) -> bool:
-                return len(seen) == 3 and all(
-                    s.no_room and s.health == "the disk is full" for s in seen.values()
-                )
+                """Of a majority: nothing can be committed then. The third one may have some bytes left."""
+                health = [s.health for s in seen.values() if s.no_room]
+                return len(health) >= 2 and set(health) == {"the disk is full"}
 
             await cluster.wait_for(full)
             leader = await cluster.leader()
