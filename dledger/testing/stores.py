@@ -143,8 +143,13 @@ class DiskHost:
         paths, size, disk = NodePaths(DIRECTORY), self._identity.data_file_size, self.disk
         index_size, record = index_file_size(size), batch.last_index * INDEX_RECORD_SIZE
         index_path = paths.index_files / file_name(record - record % index_size)
-        if not is_down and not disk.is_durable(index_path, record % index_size, INDEX_RECORD_SIZE):
-            return None  # with the power its index record may go, too: nothing would tell that it was there
+        for at in range(batch.first_index * INDEX_RECORD_SIZE, record + 1, INDEX_RECORD_SIZE):
+            path, offset = paths.index_files / file_name(at - at % index_size), at % index_size
+            if not disk.is_durable(path, offset, INDEX_RECORD_SIZE) or not any(
+                disk.content(path)[offset : offset + INDEX_RECORD_SIZE]
+            ):
+                # With the power its index records may go, too, or went: nothing would tell that it was there.
+                return None
         if rng.random() < 0.75:
             pos = batch.pos + rng.randrange(batch.size)
             path, offset = paths.data / file_name(pos - pos % size), pos % size
