@@ -272,6 +272,7 @@ class Following:
                 conflict_index,
                 not barred,
                 barred and not core.hard_state.rejoining,
+                core.has_room,
             ),
         )
 

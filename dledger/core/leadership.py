@@ -213,6 +213,7 @@ class Leadership:
         if response.counts:
             p.last_contact_ms = self.core.now_ms
         p.awaits_new_term = response.awaits_new_term
+        self._note_room(p, response.has_room)
         self._push_response(p, response)
 
     def _note_room(self, p: Progress, has_room: bool) -> None:

@@ -162,6 +162,7 @@ class PushResponse:
     conflict_index: int = -1
     counts: bool = True  # False: the node is barred; what it stores is no part of any majority (rule 11)
     awaits_new_term: bool = False  # it has all it must have, and will count from the next term on
+    has_room: bool = True  # as in a HeartbeatResponse, and known before what is in flight has filled the rest
 
 
 @dataclass(slots=True)

@@ -380,6 +380,7 @@ def push_response_to_pb(message: PushResponse) -> pb.PushResponse:
         conflict_index=message.conflict_index,
         not_counting=not message.counts,
         awaits_new_term=message.awaits_new_term,
+        no_room=not message.has_room,
     )
 
 
@@ -412,6 +413,7 @@ def push_response_from_pb(response: pb.PushResponse, peer: str) -> PushResponse:
         conflict_index,
         not response.not_counting,
         response.awaits_new_term,
+        not response.no_room,
     )
 
 

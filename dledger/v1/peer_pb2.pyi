@@ -172,7 +172,7 @@ class InstallBase(_message.Message):
     def __init__(self, index: _Optional[int] = ..., term: _Optional[int] = ..., pos: _Optional[int] = ..., chain_crc: _Optional[int] = ...) -> None: ...
 
 class PushResponse(_message.Message):
-    __slots__ = ("refusal", "incarnation", "term", "stream_id", "code", "type", "index", "ledger_begin_index", "ledger_end_index", "conflict_term", "conflict_index", "not_counting", "awaits_new_term")
+    __slots__ = ("refusal", "incarnation", "term", "stream_id", "code", "type", "index", "ledger_begin_index", "ledger_end_index", "conflict_term", "conflict_index", "not_counting", "awaits_new_term", "no_room")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +186,7 @@ class PushResponse(_message.Message):
     CONFLICT_INDEX_FIELD_NUMBER: _ClassVar[int]
     NOT_COUNTING_FIELD_NUMBER: _ClassVar[int]
     AWAITS_NEW_TERM_FIELD_NUMBER: _ClassVar[int]
+    NO_ROOM_FIELD_NUMBER: _ClassVar[int]
     refusal: Refusal
     incarnation: int
     term: int
@@ -199,7 +200,8 @@ class PushResponse(_message.Message):
     conflict_index: int
     not_counting: bool
     awaits_new_term: bool
-    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., incarnation: _Optional[int] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., code: _Optional[int] = ..., type: _Optional[int] = ..., index: _Optional[int] = ..., ledger_begin_index: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., conflict_term: _Optional[int] = ..., conflict_index: _Optional[int] = ..., not_counting: bool = ..., awaits_new_term: bool = ...) -> None: ...
+    no_room: bool
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., incarnation: _Optional[int] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., code: _Optional[int] = ..., type: _Optional[int] = ..., index: _Optional[int] = ..., ledger_begin_index: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., conflict_term: _Optional[int] = ..., conflict_index: _Optional[int] = ..., not_counting: bool = ..., awaits_new_term: bool = ..., no_room: bool = ...) -> None: ...
 
 class TakeLeadershipRequest(_message.Message):
     __slots__ = ("envelope", "term", "take_leadership_index")
