@@ -126,6 +126,7 @@ class Replica:
         self._next_request = 0
         self.suspects: list[int] = []  # could not be read: the shell is to look for damage there
         self._unread_probes: dict[str, Compare] = {}  # by peer: what they are to be told of is to be repaired
+        self._judged_pos = 0  # where the log ended when fitness was judged last
         self._leading = False
         self._commit_moved = False
         self._group_bytes = b""  # of the group that is being handed over
@@ -283,6 +284,8 @@ class Replica:
         if self._purge_to is not None:
             self._purge(now_ms)
             self._settle(now_ms)
+        if self.log_tail.pos > self._judged_pos + self.store.data_file_size // 8:
+            self._judge_fitness(now_ms)  # a tick may be too late to say that there is no room
         self.cache.evict(self.core.log.durable_index)
 
     def hard_state_saved(self, now_ms: int, number: int) -> None:
@@ -563,6 +566,7 @@ class Replica:
 
     def _judge_fitness(self, now_ms: int) -> None:
         """Rules 9 to 11: who may not lead, says so in time."""
+        self._judged_pos = self.log_tail.pos
         may_lead = not self.store.damages and not self.admission.state.needs_image
         has_room = self.store.has_room
         if (may_lead, has_room) != (self.core.may_lead, self.core.has_room):

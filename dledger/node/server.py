@@ -438,7 +438,7 @@ class NodeServer:
 
     def _tick(self) -> None:
         self._shell.tick()
-        if self.store.reserved_bytes < self._allocator.ahead_bytes:
+        if self.store.likely_bytes < self._allocator.ahead_bytes:
             self._allocator.look()
         # An image that makes room may use the reserve; callers may not, as long as it does.
         retainer = self._replica.retainer

@@ -189,8 +189,12 @@ class LogStore(Protocol):
         at once, or while others are queued, goes by `reserved_end`.
         """
 
+    @property
+    def likely_bytes(self) -> int:
+        """As reserved_bytes, if entries go on at least half as large as they have been."""
+
     def prepare(self, ahead_bytes: int, *, use_reserve: bool = False) -> bool:
-        """Allocate files until at least `ahead_bytes` are reserved. Any thread, one at a time.
+        """Allocate files until likely_bytes is at least `ahead_bytes`. Any thread, one at a time.
 
         False, with no file half made, if the disk is full or would be filled beyond its reserve.
         StorageError: the disk is failing, the process has to stop.

@@ -193,6 +193,10 @@ class DiskLogStore:
         return self._space.reserved_end(self._tail)
 
     @property
+    def likely_bytes(self) -> int:
+        return self._space.likely_bytes(self._tail)
+
+    @property
     def reserved_bytes(self) -> int:
         return self._space.reserved_bytes(self._tail)
 

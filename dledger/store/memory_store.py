@@ -145,6 +145,10 @@ class MemoryLogStore:
         return ReservedEnd(pos, self.end_index + (pos - self.tail.pos) // HEADER_SIZE)
 
     @property
+    def likely_bytes(self) -> int:
+        return self.reserved_bytes
+
+    @property
     def reserved_bytes(self) -> int:
         tail, size = self.tail, self.data_file_size
         border = tail.pos - tail.pos % size + size

@@ -29,7 +29,7 @@ def beat(node: Node, *, without_room: tuple[str, ...] = ()) -> None:
 
 
 def no_room_at(node: Node, peer: str, index: int) -> PushResponse:
-    return replace(node.ack(peer, index), code=Code.DISK_FULL, type=PushType.APPEND)
+    return replace(node.ack(peer, index), code=Code.DISK_FULL, type=PushType.APPEND, has_room=False)
 
 
 def test_rule_9_a_leader_without_room_hands_over_to_a_peer_with_room() -> None:

@@ -22,6 +22,7 @@ def test_rule_9_appends_are_refused_while_a_majority_has_no_room() -> None:
     leader.append(1, b"two of three can store it")
     world.carry()
     assert isinstance(leader.shell.appends[1], AppendOutcome)
+    say(leader, "b", has_room=False)  # again: its answers to pushes have said otherwise since
     say(leader, "c", has_room=False)
     end = leader.core.log.end_index
     refused = leader.append(2, b"nobody else can")
