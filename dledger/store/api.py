@@ -292,7 +292,7 @@ class LogStore(Protocol):
         """Bytes still free on the file system of the log. Any thread."""
 
     def could_take(self, end_pos: int, end_index: int) -> bool:
-        """Could the log grow to there, on what is prepared and what is free, the reserve included?"""
+        """Could the log grow to there, on what is prepared and what is free, most of the reserve included?"""
 
     def close(self) -> None:
         """Make everything durable, write a checkpoint, release the files and the lock."""

@@ -125,7 +125,7 @@ class MemoryLogStore:
     def could_take(self, end_pos: int, end_index: int) -> bool:
         size = self.data_file_size
         more = -(-max(0, end_pos - max(self.tail.pos, self._prepared_end)) // size)
-        return self.free_bytes() >= more * size
+        return self.free_bytes() - more * size >= self.disk_reserve_bytes // 8
 
     def free_bytes(self) -> int:
         used = max(self.tail.pos, self._prepared_end) - self._base.pos

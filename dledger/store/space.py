@@ -97,7 +97,8 @@ class Space:
         more_data = -(-max(0, end_pos - data.reserved_end) // data.file_size)
         more_index = -(-max(0, (end_index + 1) * INDEX_RECORD_SIZE - index.reserved_end) // index.file_size)
         need = more_data * data.file_size + more_index * index.file_size
-        return self.free_bytes() >= need
+        # Term and vote, checkpoints and repairs need some, too, and none of them waits for this.
+        return self.free_bytes() - need >= self.disk_reserve_bytes // 8
 
     def prepare(self, ahead_bytes: int, tail_now: Callable[[], Tail], *, use_reserve: bool) -> bool:
         """See LogStore. OSError unless the disk is merely full."""
