@@ -210,9 +210,9 @@ def seconds_since(begin_timestamp: int, store_timestamp: int) -> int:
 def may_be_stored_within(begin_timestamp: int, seconds: int, earliest: int, latest: int) -> bool:
     """Whether an item's message can have been stored from `earliest` to `latest`, both included (all ms).
 
-    The item knows whole seconds only, and 0 and 2^31 - 1 stand for all that is beyond them. So messages outside
-    are taken, too, and to be looked at again; none inside is missed. RocketMQ compares the rounded time, and
-    misses those of the first second.
+    The item knows whole seconds only, and 0 and 2^31 - 1 stand for all that is beyond them. So messages
+    outside are taken, too, and to be looked at again; none inside is missed. RocketMQ compares the rounded
+    time, and misses those of the first second.
     """
     first = begin_timestamp + seconds * 1000
     return (seconds <= 0 or first <= latest) and (seconds >= MAX_SECONDS or first + 999 >= earliest)

@@ -350,7 +350,7 @@ def _divide(
         raise _damaged(Status.RECORD_LENGTHS, f"a topic of {topic_size} bytes does not fit")
     (properties_size,) = _LENGTH.unpack_from(view, topic_end)
     properties_at = topic_end + _LENGTH.size
-    if properties_size < 0 or properties_at + properties_size != end:
+    if properties_at + properties_size != end:
         raise _damaged(
             Status.RECORD_LENGTHS,
             f"properties of {properties_size} bytes where {end - properties_at} are left",

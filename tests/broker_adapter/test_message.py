@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_adapter import message as m
+from broker_adapter import sys_flag
 from broker_adapter.errors import BrokerError, IllegalMessage, Status, StoredDataDamaged
 from broker_adapter.host import Host
 from broker_adapter.message import Message, Version, decode, decode_all, encode, patch_offsets
@@ -392,6 +393,38 @@ def test_each_thing_that_is_wrong_has_its_number(at: int, new: str, status: Stat
     assert status_of(with_bytes(V1_IPV4, at, bytes.fromhex(new))) is status
 
 
+def test_a_body_of_negative_size_is_noticed_even_if_all_sizes_add_up() -> None:
+    record = with_bytes(V1_IPV4, 84, bytes.fromhex("FFFFFFF8"))  # -8: the body would end at byte 80
+    record = with_bytes(record, 80, b"\x0d")  # there a topic of 13 bytes,
+    record = with_bytes(record, 94, b"\0\x08")  # and after it properties up to the end
+    assert status_of(record) is Status.RECORD_LENGTHS
+
+
+def test_a_body_beyond_the_limit_is_noticed_even_if_the_record_is_not() -> None:
+    with pytest.raises(StoredDataDamaged) as caught:
+        decode(V1_IPV4, max_body_bytes=4)
+    assert caught.value.status is Status.RECORD_LENGTHS
+    assert decode(V1_IPV4, max_body_bytes=5) == V1_MESSAGE
+
+
+@pytest.mark.parametrize("size", [0, 1, 8, 91])
+def test_a_size_that_is_none_ends_no_run_and_begins_none(size: int) -> None:
+    broken = with_bytes(V1_IPV4, 0, size.to_bytes(4, "big"))
+    for data, at in ((broken, 0), (V2_IPV6 + broken + V1_IPV4, len(V2_IPV6))):
+        with pytest.raises(StoredDataDamaged) as caught:
+            m.record_size_at(data, at)
+        assert caught.value.status is Status.RECORD_LENGTHS
+        with pytest.raises(StoredDataDamaged):
+            decode_all(data)
+
+
+def test_a_record_does_not_reach_into_the_next_one() -> None:
+    for at, new in ((84, b"\0\0\0\x10"), (TOPIC_SIZE_AT, b"\x10"), (PROPERTIES_SIZE_AT, b"\0\x20")):
+        with pytest.raises(StoredDataDamaged) as caught:
+            decode_all(with_bytes(V1_IPV4, at, new) + V1_IPV4)
+        assert caught.value.status is Status.RECORD_LENGTHS
+
+
 def test_a_topic_of_v2_ends_at_255_bytes() -> None:
     record = encode(Message("x" * 255, b""))
     # One byte moves from the properties, of which there are none, so the record grows by it.
@@ -411,3 +444,17 @@ def test_the_body_crc_is_left_alone_on_request() -> None:
 def test_a_negative_place_holds_no_record() -> None:
     with pytest.raises(StoredDataDamaged):
         m.record_size_at(V1_IPV4 + V1_IPV4, -len(V1_IPV4))
+
+
+def test_the_bits_of_sys_flag_are_those_of_rocketmq() -> None:
+    assert (sys_flag.COMPRESSED, sys_flag.MULTI_TAGS) == (1, 2)
+    assert (sys_flag.TRANSACTION_NONE, sys_flag.TRANSACTION_PREPARED) == (0, 4)
+    assert (sys_flag.TRANSACTION_COMMIT, sys_flag.TRANSACTION_ROLLBACK) == (8, 12)
+    assert sys_flag.TRANSACTION_MASK == 12
+    assert (sys_flag.BORN_HOST_V6, sys_flag.STORE_HOST_V6, sys_flag.HOST_BITS) == (16, 32, 48)
+    assert (sys_flag.COMPRESSION_LZ4, sys_flag.COMPRESSION_ZSTD, sys_flag.COMPRESSION_ZLIB) == (
+        1 << 8,
+        2 << 8,
+        3 << 8,
+    )
+    assert sys_flag.COMPRESSION_MASK == 7 << 8
