@@ -50,7 +50,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     # The package itself: its public face.
     "dledger": {*_BASE, _STATUS_TYPES, "dledger.client", "dledger.node"},
-    "broker_adapter": {"dledger", *_BASE, _STATUS_TYPES, "dledger.client", "dledger.node"},
+    # What anybody may use: `dledger` itself, and of it only the names that it exports.
+    "broker_adapter": {"dledger"},
     "chaos": {
         "dledger",
         *_BASE,
@@ -108,6 +109,8 @@ def violations(source: str, module: str, modules: set[str], *, is_package: bool 
         where = f"{module}:{line}"
         target = known_target(name, modules)
         if target is None:
+            if unit == "broker_adapter" and _is_private_to_dledger(name):
+                found.append(f"{where}: dledger does not export {name}")
             if unit == "dledger.core" and _is_foreign_to_core(name, modules):
                 found.append(f"{where}: the core imports {name}")
         elif target != unit and target not in ALLOWED[unit]:
@@ -124,6 +127,22 @@ def _is_foreign_to_core(name: str, modules: set[str]) -> bool:
         return False
     # A name out of one of our own modules: the module itself was judged.
     return parent not in modules
+
+
+def exported_names() -> set[str]:
+    """`__all__` of `dledger`."""
+    for node in ast.parse((ROOT / "dledger" / "__init__.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value))
+    raise AssertionError("dledger has no __all__")
+
+
+EXPORTED = exported_names()
+
+
+def _is_private_to_dledger(name: str) -> bool:
+    package, _, rest = name.partition(".")
+    return package == "dledger" and rest not in EXPORTED
 
 
 def own_modules() -> dict[str, Path]:
@@ -177,6 +196,7 @@ MODULES = {
     "dledger.rpc.channels",
     "dledger.node.server",
     "broker_adapter",
+    "broker_adapter.errors",
     "chaos.faults",
 }
 
@@ -200,6 +220,11 @@ MODULES = {
         ("dledger.node.server", "from chaos.faults import kill"),
         ("broker_adapter.store", "from chaos import faults"),
         ("broker_adapter.store", "from dledger.v1 import log_pb2"),
+        ("broker_adapter.store", "from dledger.errors import Refused"),
+        ("broker_adapter.store", "from dledger.client import Client"),
+        ("broker_adapter.store", "from dledger import errors"),
+        ("broker_adapter.store", "from dledger import import_module"),
+        ("broker_adapter.store", "from dledger import *"),
     ],
 )
 def test_planted_violations_are_found(module: str, source: str) -> None:
@@ -216,6 +241,8 @@ def test_planted_violations_are_found(module: str, source: str) -> None:
         ("dledger.core.raft", "from dledger.core import values"),
         ("dledger.rpc.log", "from dledger.v1 import log_pb2\nimport asyncio"),
         ("dledger.node.server", "from dledger.rpc.channels import open_channel"),
+        ("broker_adapter.store", "from dledger import Refused, StateMachine\nimport asyncio\nimport dledger"),
+        ("broker_adapter.store", "from broker_adapter.errors import Status\nfrom struct import Struct"),
         ("chaos.faults", "import broker_adapter\nfrom dledger.node.server import run_node"),
     ],
 )

@@ -1,0 +1,198 @@
+"""The broker's numbered errors: what a client of RocketMQ is told, and what exactly was the matter.
+
+Two numbers belong to every error. `ResponseCode` is RocketMQ's: few, and the only ones its clients know; they
+decide by it whether to try again. `Status` is this project's, one number for each reason, since a client that
+reads 14 cannot tell a full disk from a broker that is not the master. Numbers of `dledger` end below 700.
+
+The tree says what the caller may conclude, as that of `dledger.errors` does::
+
+    BrokerError
+    +-- PutRefused          nothing was stored and nothing will be: safe to try again
+    |   +-- NotMaster       ... on the master, at `master_address` if that is known
+    |   +-- Busy            ... later: a limit was reached, nothing is wrong
+    +-- PutIndeterminate    the message may or may not be in the log, now or later
+    +-- TopicRefused        the topic has to be created or opened first
+    +-- IllegalMessage      the message itself is wrong: trying again cannot help
+    +-- ReadFailed          a read found nothing to return
+    +-- StoredDataDamaged   stored bytes that cannot be what a broker has written
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ResponseCode(IntEnum):
+    """RocketMQ's response codes, as far as this broker gives them (reference: RocketMQ's ResponseCode).
+
+    10, 11 and 12 (flush and slave time-outs) are left out on purpose: producers count them as sent, so none
+    of them may stand for a message whose fate is unknown.
+    """
+
+    SUCCESS = 0
+    SYSTEM_ERROR = 1
+    SYSTEM_BUSY = 2
+    REQUEST_CODE_NOT_SUPPORTED = 3
+    MESSAGE_ILLEGAL = 13
+    SERVICE_NOT_AVAILABLE = 14
+    NO_PERMISSION = 16
+    TOPIC_NOT_EXIST = 17
+    PULL_NOT_FOUND = 19
+    PULL_RETRY_IMMEDIATELY = 20
+    PULL_OFFSET_MOVED = 21
+    QUERY_NOT_FOUND = 22
+    SUBSCRIPTION_GROUP_NOT_EXIST = 26
+
+
+class Status(IntEnum):
+    """Why, one number for each reason. `RESPONSE_CODE` gives what RocketMQ's clients are told."""
+
+    # -- nothing was stored
+    NOT_MASTER = 700
+    SHUTTING_DOWN = 701
+    TOO_MANY_PENDING_BYTES = 702
+    DISK_FULL = 703
+    # -- nobody knows yet
+    OUTCOME_UNKNOWN = 710
+    # -- the topic
+    TOPIC_UNKNOWN = 720
+    TOPIC_NOT_WRITABLE = 721
+    TOPIC_NOT_READABLE = 722
+    # -- the message or the request
+    TOPIC_NAME_INVALID = 730
+    TOPIC_NAME_TOO_LONG = 731
+    PROPERTIES_INVALID = 732
+    PROPERTIES_TOO_LONG = 733
+    BODY_TOO_LARGE = 734
+    FIELD_OUT_OF_RANGE = 735
+    MESSAGE_ID_INVALID = 736
+    # -- reads
+    OFFSET_BELOW_MINIMUM = 740
+    OFFSET_ABOVE_MAXIMUM = 741
+    MESSAGE_NOT_FOUND = 742
+    # -- bytes that were stored
+    RECORD_TRUNCATED = 750
+    RECORD_MAGIC = 751
+    RECORD_LENGTHS = 752
+    RECORD_BODY_CRC = 753
+    RECORD_TEXT = 754
+    RECORD_FIELD = 755
+    UNIT_DAMAGED = 756
+    INDEX_DAMAGED = 757
+
+
+RESPONSE_CODE: dict[Status, ResponseCode] = {
+    Status.NOT_MASTER: ResponseCode.SERVICE_NOT_AVAILABLE,
+    Status.SHUTTING_DOWN: ResponseCode.SERVICE_NOT_AVAILABLE,
+    Status.TOO_MANY_PENDING_BYTES: ResponseCode.SYSTEM_BUSY,
+    Status.DISK_FULL: ResponseCode.SERVICE_NOT_AVAILABLE,
+    Status.OUTCOME_UNKNOWN: ResponseCode.SYSTEM_ERROR,
+    Status.TOPIC_UNKNOWN: ResponseCode.TOPIC_NOT_EXIST,
+    Status.TOPIC_NOT_WRITABLE: ResponseCode.NO_PERMISSION,
+    Status.TOPIC_NOT_READABLE: ResponseCode.NO_PERMISSION,
+    # RocketMQ answers SYSTEM_ERROR to a bad topic name, which producers then send again and again.
+    Status.TOPIC_NAME_INVALID: ResponseCode.MESSAGE_ILLEGAL,
+    Status.TOPIC_NAME_TOO_LONG: ResponseCode.MESSAGE_ILLEGAL,
+    Status.PROPERTIES_INVALID: ResponseCode.MESSAGE_ILLEGAL,
+    Status.PROPERTIES_TOO_LONG: ResponseCode.MESSAGE_ILLEGAL,
+    Status.BODY_TOO_LARGE: ResponseCode.MESSAGE_ILLEGAL,
+    Status.FIELD_OUT_OF_RANGE: ResponseCode.MESSAGE_ILLEGAL,
+    Status.MESSAGE_ID_INVALID: ResponseCode.MESSAGE_ILLEGAL,
+    Status.OFFSET_BELOW_MINIMUM: ResponseCode.PULL_OFFSET_MOVED,
+    Status.OFFSET_ABOVE_MAXIMUM: ResponseCode.PULL_OFFSET_MOVED,
+    Status.MESSAGE_NOT_FOUND: ResponseCode.QUERY_NOT_FOUND,
+    Status.RECORD_TRUNCATED: ResponseCode.SYSTEM_ERROR,
+    Status.RECORD_MAGIC: ResponseCode.SYSTEM_ERROR,
+    Status.RECORD_LENGTHS: ResponseCode.SYSTEM_ERROR,
+    Status.RECORD_BODY_CRC: ResponseCode.SYSTEM_ERROR,
+    Status.RECORD_TEXT: ResponseCode.SYSTEM_ERROR,
+    Status.RECORD_FIELD: ResponseCode.SYSTEM_ERROR,
+    Status.UNIT_DAMAGED: ResponseCode.SYSTEM_ERROR,
+    Status.INDEX_DAMAGED: ResponseCode.SYSTEM_ERROR,
+}
+
+
+class BrokerError(Exception):
+    """Base of every error of the broker. `status` is the reason, `str()` is for people."""
+
+    def __init__(self, status: Status, message: str) -> None:
+        self.status = status
+        self.message = message
+        super().__init__(f"{int(status)} {status.name}: {message}")
+
+    @property
+    def response_code(self) -> ResponseCode:
+        """What a client of RocketMQ is told."""
+        return RESPONSE_CODE[self.status]
+
+
+class PutRefused(BrokerError):
+    """Nothing was stored and nothing will be: a definite failure, safe to try again."""
+
+
+class NotMaster(PutRefused):
+    """This broker is not the master; `master_address` (host:port) is what it believes is, None if unknown."""
+
+    def __init__(self, message: str, *, master_address: str | None = None) -> None:
+        self.master_address = master_address
+        super().__init__(Status.NOT_MASTER, message)
+
+
+class Busy(PutRefused):
+    """A limit was reached (pending bytes, a full disk): try again later."""
+
+
+class PutIndeterminate(BrokerError):
+    """The message may or may not be in the log, now or later. Never counted as failed, never as lost."""
+
+
+class TopicRefused(BrokerError):
+    """The topic does not exist and is not created by itself, or does not permit what was asked for."""
+
+
+class IllegalMessage(BrokerError):
+    """The message or request itself is wrong; sending it again cannot help."""
+
+
+class ReadFailed(BrokerError):
+    """A read found nothing to return: no such message, or an offset outside the queue."""
+
+
+class StoredDataDamaged(BrokerError):
+    """Bytes that were stored are not what a broker writes; the message says what is wrong with them."""
+
+
+def error_for(status: Status, message: str, *, master_address: str | None = None) -> BrokerError:
+    """The exception that belongs to a status: which class it is follows from the status alone."""
+    if status is Status.NOT_MASTER:
+        return NotMaster(message, master_address=master_address)
+    return _CLASS_OF_STATUS[status](status, message)
+
+
+_CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
+    Status.SHUTTING_DOWN: PutRefused,
+    Status.TOO_MANY_PENDING_BYTES: Busy,
+    Status.DISK_FULL: Busy,
+    Status.OUTCOME_UNKNOWN: PutIndeterminate,
+    Status.TOPIC_UNKNOWN: TopicRefused,
+    Status.TOPIC_NOT_WRITABLE: TopicRefused,
+    Status.TOPIC_NOT_READABLE: TopicRefused,
+    Status.TOPIC_NAME_INVALID: IllegalMessage,
+    Status.TOPIC_NAME_TOO_LONG: IllegalMessage,
+    Status.PROPERTIES_INVALID: IllegalMessage,
+    Status.PROPERTIES_TOO_LONG: IllegalMessage,
+    Status.BODY_TOO_LARGE: IllegalMessage,
+    Status.FIELD_OUT_OF_RANGE: IllegalMessage,
+    Status.MESSAGE_ID_INVALID: IllegalMessage,
+    Status.OFFSET_BELOW_MINIMUM: ReadFailed,
+    Status.OFFSET_ABOVE_MAXIMUM: ReadFailed,
+    Status.MESSAGE_NOT_FOUND: ReadFailed,
+    Status.RECORD_TRUNCATED: StoredDataDamaged,
+    Status.RECORD_MAGIC: StoredDataDamaged,
+    Status.RECORD_LENGTHS: StoredDataDamaged,
+    Status.RECORD_BODY_CRC: StoredDataDamaged,
+    Status.RECORD_TEXT: StoredDataDamaged,
+    Status.RECORD_FIELD: StoredDataDamaged,
+    Status.UNIT_DAMAGED: StoredDataDamaged,
+    Status.INDEX_DAMAGED: StoredDataDamaged,
+}

@@ -1,0 +1,25 @@
+"""Bits of a message's sys_flag (RocketMQ's MessageSysFlag). Plain numbers, since every message is asked."""
+
+from __future__ import annotations
+
+#: The producer has compressed the body; the broker passes it on as it is.
+COMPRESSED = 0x1
+MULTI_TAGS = 0x2
+
+#: Two bits tell the part that a message has in a transaction.
+TRANSACTION_MASK = 0xC
+TRANSACTION_NONE = 0x0
+TRANSACTION_PREPARED = 0x4
+TRANSACTION_COMMIT = 0x8
+TRANSACTION_ROLLBACK = 0xC
+
+#: The host in question has an address of 16 bytes.
+BORN_HOST_V6 = 0x10
+STORE_HOST_V6 = 0x20
+HOST_BITS = BORN_HOST_V6 | STORE_HOST_V6
+
+#: How the body is compressed; 0 is zlib, too.
+COMPRESSION_MASK = 0x700
+COMPRESSION_LZ4 = 0x100
+COMPRESSION_ZSTD = 0x200
+COMPRESSION_ZLIB = 0x300
