@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from dledger import AsyncClient, Client, DLedgerError, InvalidRequest, NodeStatus, NotLeader
+from dledger.client import directory
 from tests.client.fake_cluster import FakeCluster
 from tests.client.helpers import cluster_and_client
 
