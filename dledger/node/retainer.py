@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dledger.core.values import Base
+from dledger.errors import ReadFailed
 from dledger.node.images import CHUNK_BYTES, ImageWriter
 from dledger.node.retention import Border, RetentionPolicy, held_back, wanted_base
 from dledger.store.api import EntryDamaged
@@ -144,4 +145,6 @@ class Retainer:
                         break
             except EntryDamaged as error:
                 self._replica.suspects.append(error.index)
+            except ReadFailed:
+                pass  # the disk thread has purged it meanwhile
         return self._stamps.get(base.index, -1)

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dledger.core.values import Base, HardState, Tail, TermRun
-from dledger.errors import Code, StorageError
+from dledger.errors import Code, ReadFailed, StorageError
 from dledger.store.api import BatchHead, Damage, EntryDamaged, EntryHeader, Frames, ReservedEnd, ScrubStep
 from dledger.store.batch import Batch, encode_blank, place
 from dledger.store.damage import KnownDamage, clip, locate, merge, write_damages
@@ -333,7 +333,8 @@ class DiskLogStore:
         borders = []
         for start in self._data.starts:
             if self._base.pos < start < self._tail.pos:
-                with suppress(EntryDamaged):  # damaged around there: no border that could be proved
+                # Damaged around there, no border can be proved; purged meanwhile, there is none any more.
+                with suppress(EntryDamaged, ReadFailed):
                     borders.append(self._border(start))
         return borders
 

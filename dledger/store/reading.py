@@ -257,7 +257,10 @@ class LogReader:
         return entry.tail
 
     def _sums(self, entry: EntryHeader) -> tuple[int, int]:
-        header = unpack_header(self._data.read(entry.pos, HEADER_SIZE))
+        begin = self._data.read(entry.pos, HEADER_SIZE)
+        if len(begin) < HEADER_SIZE:  # the file has been removed since the header was read
+            raise EntryDamaged(f"entry {entry.index}, {self._data.where(entry.pos)}: cut", entry.index)
+        header = unpack_header(begin)
         return header.body_crc, header.body_size
 
     def _after_damage(self, index: int) -> Tail | None:

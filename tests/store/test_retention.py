@@ -220,3 +220,26 @@ def test_a_currterm_without_the_later_keys_is_read() -> None:
     content = disk.content(ROOT / "currterm")
     assert b"rejoining" not in content
     assert read_hard_state(disk, ROOT / "currterm") == HardState(7, "n2", 4)
+
+
+@pytest.mark.parametrize("nth", range(12))
+def test_a_purge_in_the_middle_of_a_look_up_is_no_damage(nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk thread purges while others read: after any of their reads of a file."""
+    _, store = new_sim_store()
+    batches = filled(store)
+    base = borders_of(batches)[3]
+    read, reads = store._data.read, 0
+
+    def purging(pos: int, size: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        if reads == nth + 1:
+            store.purge_to(base)
+        return read(pos, size)
+
+    monkeypatch.setattr(store._data, "read", purging)
+    assert {*store.borders()} <= {*borders_of(batches)}
+    with pytest.raises(ReadFailed):
+        while True:  # the purge comes in the middle of one of these
+            store.tail_at(base.index - 1)
+    assert store.base == base
