@@ -56,8 +56,11 @@ async def test_an_old_certificate_expires_and_nobody_notices(
     short = 12.0
     expiry = time.time() + short
     old = {node: world.files(node, seconds=short) for node in NODES}
+    # A machine that stands still for a second is no reason to change the leader here.
+    patient = {"timing": {"election_min_ms": 5000, "election_max_ms": 9000}}
     http = {
-        node: {"http_listen": f"127.0.0.1:{port}"} for node, port in zip(NODES, free_ports(3), strict=True)
+        node: {"http_listen": f"127.0.0.1:{port}", **patient}
+        for node, port in zip(NODES, free_ports(3), strict=True)
     }
     made = [world.server(node, old[node], settings=http[node]) for node in NODES]
     app_old = world.files("app", hosts=(), seconds=short)
