@@ -16,7 +16,7 @@ import json
 import os
 import random
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -92,16 +92,21 @@ def plan_cluster(
 _SHARES = 16
 
 
-def free_ports(count: int) -> list[int]:
+_drawn: set[int] = set()
+
+
+def free_ports(count: int, among: Sequence[int] = _FREE_PORTS) -> list[int]:
     """Ports nobody listens on now. Drawn at random, and first of all among those that are this process's by
-    its number: whoever draws at the same time, before anybody listens, hardly ever draws the same."""
+    its number: whoever draws at the same time, before anybody listens, hardly ever draws the same. A process
+    does not draw a port twice before it has drawn all."""
     found: list[int] = []
     mine = os.getpid() % _SHARES
-    drawn = random.sample(_FREE_PORTS, len(_FREE_PORTS))
-    for port in sorted(drawn, key=lambda port: port % _SHARES != mine):
+    ports = random.sample(among, len(among))
+    for port in sorted(ports, key=lambda port: (port in _drawn, port % _SHARES != mine)):
         if not port_in_use(HOST, port):
             found.append(port)
             if len(found) == count:
+                _drawn.update(found)
                 return found
     raise ConfigError("no free ports are left on this machine", code=Code.PORT_IN_USE)
 

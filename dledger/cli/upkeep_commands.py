@@ -41,6 +41,9 @@ def purge(
     last border between data files that is allowed. This happens in the background: `dledger status` shows
     the new begin. Whoever reads below it gets 419 and the new begin.
 
+    The leader that was asked remembers the wish: if another one takes over before the begin has moved, ask
+    again.
+
     \b
     Examples:
       dledger purge --before 1000000

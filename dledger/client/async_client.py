@@ -255,7 +255,8 @@ class AsyncClient:
     ) -> tuple[int, int]:
         """Let entries below an index, or older than an age, go: (the index, where the log begins now).
 
-        It happens later, in the background. Raises Refused, and InvalidRequest if neither is given.
+        It happens later, in the background, and only if this leader still leads then: whoever has to be sure
+        watches `ledger_begin_index` and asks again. Raises Refused, and InvalidRequest if neither is given.
         """
         seconds = self._timeout if timeout is None else timeout
         index = -1 if before_index is None else before_index

@@ -86,7 +86,7 @@ class Outbox(Generic[T]):
             awaited = writing.send(None)
         except StopIteration:
             self._under_way = None
-        except BaseException as error:
+        except (Exception, asyncio.CancelledError) as error:
             self._under_way = self._write = None
             self._fail(error)
         else:

@@ -266,14 +266,15 @@ class DiskLogStore:
     def sync(self) -> int:
         self._require_usable()
         tail = self._tail
-        if self._durable != tail:
-            try:
-                self._data.sync()
-                self._write_records(*self._reader.pending_records())
-            except (StorageError, OSError) as error:
-                raise self._failure("sync", error) from error
-            self._durable = tail
-            self._reader.clear_pending()
+        if self._durable == tail:
+            return tail.index
+        try:
+            self._data.sync()
+            self._write_records(*self._reader.pending_records())
+        except (StorageError, OSError) as error:
+            raise self._failure("sync", error) from error
+        self._durable = tail
+        self._reader.clear_pending()
         covered = self._checkpoint_tail.pos if self._checkpoint_tail is not None else 0
         size = self.data_file_size
         if tail.pos // size != covered // size or tail.pos - covered >= _AUTO_CHECKPOINT_BYTES:

@@ -38,6 +38,14 @@ def test_free_ports_are_distinct_and_free() -> None:
     assert not any(port_in_use(HOST, port) for port in ports)
 
 
+def test_no_port_is_drawn_twice_before_all_were() -> None:
+    among = range(21_000, 21_060)
+    first, second = free_ports(20, among), free_ports(20, among)
+    assert not set(first) & set(second)
+    free_ports(20, among)
+    assert len(set(free_ports(20, among))) == 20
+
+
 def test_a_taken_port_is_seen() -> None:
     with socket.socket() as server:
         server.bind((HOST, 0))

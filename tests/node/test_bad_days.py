@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -79,10 +80,12 @@ async def test_the_log_is_purged_by_size_on_all_nodes_and_readers_learn_the_new_
         await fill(servers, 400)
         await until(lambda: all(s.node_status().ledger_begin_index > 0 for s in servers))
         await until(lambda: len({s.node_status().ledger_begin_index for s in servers}) == 1)
-        begin = servers[0].node_status().ledger_begin_index
-        with pytest.raises(ReadFailed, match=str(begin)) as caught:
+        with pytest.raises(ReadFailed) as caught:
             await read_all(servers[0], 0)
         assert caught.value.code is Code.INDEX_LESS_THAN_LOCAL_BEGIN
+        told = re.search(r"the range is (\d+)\.\.", str(caught.value))
+        # The status knows of a purge a moment before its files are gone and readers are refused.
+        assert told and 0 < int(told[1]) <= servers[0].node_status().ledger_begin_index
         bodies = await read_all(servers[0])
         assert bodies and bodies[-1].startswith(b"000399")
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dledger.cli.cluster_plan import free_ports as free_ports
+from dledger.cli import cluster_plan
 from dledger.errors import DLedgerError
 from dledger.rpc.log_client import LogClient
 from dledger.status.model import NodeStatus
@@ -30,6 +30,14 @@ T = TypeVar("T")
 CLUSTER, GROUP = "test-cluster", "test-group"
 _LOOK_EVERY_S = 0.02
 _REPO = Path(__file__).resolve().parents[2]
+
+
+#: `dledger` itself draws others: a cluster that a test starts by command takes no port from a test.
+_PORTS = range(11_000, 20_000)
+
+
+def free_ports(count: int) -> list[int]:
+    return cluster_plan.free_ports(count, _PORTS)
 
 
 def _environment() -> dict[str, str]:

@@ -53,7 +53,7 @@ def link_is_up(server: NodeServer, to: str) -> bool:
 async def test_an_old_certificate_expires_and_nobody_notices(
     world: TlsWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
-    short = 12.0
+    short = 20.0
     expiry = time.time() + short
     old = {node: world.files(node, seconds=short) for node in NODES}
     # A machine that stands still for a second is no reason to change the leader here.
