@@ -1,0 +1,163 @@
+"""What a broker does for whoever serves it to clients: values and one protocol, no transport in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+
+class BrokerRole(str, Enum):
+    """RocketMQ's. ASYNC_MASTER is a master of a log with ASYNC_FLUSH."""
+
+    SLAVE = "SLAVE"
+    SYNC_MASTER = "SYNC_MASTER"
+    ASYNC_MASTER = "ASYNC_MASTER"
+
+
+class OutgoingMessage(NamedTuple):
+    """A message as a producer hands it in. `properties` include TAGS, KEYS and UNIQ_KEY where there are some."""
+
+    body: bytes
+    properties: Mapping[str, str] = {}
+    flag: int = 0
+    sys_flag: int = 0
+    born_timestamp: int = 0  # ms since 1970; 0: the broker's time
+
+
+class SendResult(NamedTuple):
+    """Where a batch was stored: message i has queue offset `queue_offset + i`. Committed."""
+
+    queue_id: int
+    queue_offset: int
+    physical_offsets: Sequence[int]
+    offset_ids: Sequence[str]  # RocketMQ's offsetMsgId, by which a message is found
+    term: int
+
+
+class PullStatus(str, Enum):
+    FOUND = "FOUND"
+    NO_NEW_MESSAGE = "NO_NEW_MESSAGE"  # the end of the queue was reached, and the wait was over
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"  # there were some, none with such a tag: go on at next_offset
+    OFFSET_ILLEGAL = "OFFSET_ILLEGAL"  # outside of the queue: next_offset is the nearest one inside
+
+
+class PullResult(NamedTuple):
+    status: PullStatus
+    next_offset: int
+    min_offset: int
+    max_offset: int  # one behind the last message
+    records: Sequence[bytes] = ()  # message records (`broker_adapter.message`), in the order of the queue
+
+
+class QueueOffset(NamedTuple):
+    topic: str
+    queue_id: int
+    offset: int
+
+
+class Assignment(NamedTuple):
+    """What a member of a group may consume, under which generation."""
+
+    generation: int
+    queues: Sequence[tuple[str, int]]  # (topic, queue id)
+    members: int
+    heartbeat_ms: int  # come back at least so often
+
+
+class TopicConfig(NamedTuple):
+    name: str
+    read_queues: int = 4
+    write_queues: int = 4
+    perm: int = 6  # 4 readable, 2 writable
+    sys_flag: int = 0
+    order: bool = False
+
+
+class GroupConfig(NamedTuple):
+    """A subscription group (RocketMQ's SubscriptionGroupConfig, as far as it is used)."""
+
+    name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    retry_queues: int = 1
+    retry_max_times: int = 16
+
+
+class QueueStats(NamedTuple):
+    topic: str
+    queue_id: int
+    min_offset: int
+    max_offset: int
+    last_update_ms: int  # store timestamp of the newest message, 0 without one
+
+
+class BrokerApi(Protocol):
+    """Everything raises `broker_adapter.errors.BrokerError`s. Writes and group calls need the master."""
+
+    async def send(
+        self,
+        topic: str,
+        messages: Sequence[OutgoingMessage],
+        *,
+        queue_id: int = -1,
+        born_host: str = "",
+        timeout_ms: int = 0,
+    ) -> SendResult:
+        """Store a batch in one queue (-1: the broker chooses), all or none of it, committed on return."""
+
+    async def pull(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        max_messages: int = 32,
+        max_bytes: int = 1 << 20,
+        tags: Sequence[str] = (),
+        wait_ms: int = 0,
+        group: str = "",
+    ) -> PullResult:
+        """Messages from an offset on; with `wait_ms`, wait so long for one. At least one message is returned
+        if there is one, however large. `tags`: only messages with one of these."""
+
+    async def message_at(self, physical_offset: int) -> bytes:
+        """The record at a commit-log offset."""
+
+    async def query(
+        self, topic: str, key: str, *, begin_ms: int, end_ms: int, max_messages: int
+    ) -> list[bytes]:
+        """Records of a topic with this key (or UNIQ_KEY), stored between the times, the newest first."""
+
+    async def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """The offset of the first message stored at this time or later; max_offset if there is none."""
+
+    async def put_topic(self, config: TopicConfig) -> None: ...
+
+    async def delete_topic(self, name: str) -> None: ...
+
+    def topics(self) -> list[TopicConfig]: ...
+
+    def topic_stats(self, topic: str) -> list[QueueStats]: ...
+
+    async def put_group(self, config: GroupConfig) -> None: ...
+
+    async def delete_group(self, name: str) -> None: ...
+
+    def groups(self) -> list[GroupConfig]: ...
+
+    async def commit_offsets(self, group: str, generation: int, offsets: Sequence[QueueOffset]) -> None:
+        """Committed in the log on return. A generation that is not the group's newest is refused; -1 is for
+        consumers that assign queues to themselves, in groups that have no members."""
+
+    async def offsets(self, group: str) -> tuple[int, list[QueueOffset]]:
+        """(generation, the offsets that the group has committed). Linearizable."""
+
+    async def reset_offsets(self, group: str, offsets: Sequence[QueueOffset]) -> int:
+        """Set offsets, backwards too. Begins a new generation, which is returned."""
+
+    async def join(self, group: str, member_id: str, topics: Sequence[str], lease_ms: int) -> Assignment:
+        """Become or stay a member; the answer is the newest assignment. Also the heartbeat."""
+
+    async def leave(self, group: str, member_id: str) -> None: ...
