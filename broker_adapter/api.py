@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 
-class BrokerRole(str, Enum):
+class BrokerRole(StrEnum):
     """RocketMQ's. ASYNC_MASTER is a master of a log with ASYNC_FLUSH."""
 
     SLAVE = "SLAVE"
@@ -16,7 +16,7 @@ class BrokerRole(str, Enum):
 
 
 class OutgoingMessage(NamedTuple):
-    """A message as a producer hands it in. `properties` include TAGS, KEYS and UNIQ_KEY where there are some."""
+    """A message as a producer hands it in; `properties` include TAGS, KEYS and UNIQ_KEY, if any."""
 
     body: bytes
     properties: Mapping[str, str] = {}
@@ -35,7 +35,7 @@ class SendResult(NamedTuple):
     term: int
 
 
-class PullStatus(str, Enum):
+class PullStatus(StrEnum):
     FOUND = "FOUND"
     NO_NEW_MESSAGE = "NO_NEW_MESSAGE"  # the end of the queue was reached, and the wait was over
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"  # there were some, none with such a tag: go on at next_offset
