@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         TlsFiles,
     )
     from dledger.node.config import NodeConfig, load_config, parse_config
+    from dledger.node.program import Program
     from dledger.node.server import NodeServer
     from dledger.node.state_machine import AppliedEntry, StateMachine
 
@@ -65,6 +66,7 @@ __all__ = [
     "NodeStatus",
     "NotLeader",
     "Overloaded",
+    "Program",
     "ReadFailed",
     "Refused",
     "Session",
@@ -81,6 +83,7 @@ _OF_NODES = {
     "AppliedEntry": "dledger.node.state_machine",
     "NodeConfig": "dledger.node.config",
     "NodeServer": "dledger.node.server",
+    "Program": "dledger.node.program",
     "StateMachine": "dledger.node.state_machine",
     "load_config": "dledger.node.config",
     "parse_config": "dledger.node.config",

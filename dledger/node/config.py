@@ -173,6 +173,13 @@ class TlsConfig(_Section):
         return self.model_copy(update=paths)
 
 
+class ProgramConfig(_Section):
+    """What lives on the node (`dledger.node.program`). The settings are the program's own affair."""
+
+    factory: Annotated[str, Field(min_length=1)]  # MODULE:FACTORY
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
 class NodeConfig(_Section):
     """One node. `listen` and `http_listen` are host:port; empty `http_listen`: no status page."""
 
@@ -193,6 +200,7 @@ class NodeConfig(_Section):
     retention: RetentionConfig = RetentionConfig()
     scrub: ScrubConfig = ScrubConfig()
     log: LogConfig = LogConfig()
+    program: ProgramConfig | None = None
 
     @field_validator("directory", mode="before")
     @classmethod
