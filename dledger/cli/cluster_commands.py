@@ -80,7 +80,7 @@ def up(
       dledger cluster up --dir /tmp/safe --tls
     """
     local = _open_or_create(directory, nodes, base_port, tls)
-    if running := local.running():
+    if running := [name for name in local.running() if name in local.node_ids]:
         raise ClusterError(
             f"{', '.join(running)} of {local.directory} run already: see `dledger cluster status`, "
             "end them with `dledger cluster down`, or start one node with `dledger cluster restart-node`"
@@ -220,6 +220,8 @@ def restart_node(directory: Path, node: str, timeout: float, rejoin: bool) -> No
 
 
 def _resolve(local: LocalCluster, node: str) -> str:
+    if node in {companion.name for companion in local.plan.companions}:
+        return node
     if node != "leader":
         return local.plan.node(node).node_id
     leader = local.leader()
