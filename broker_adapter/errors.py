@@ -52,6 +52,7 @@ class Status(IntEnum):
     SHUTTING_DOWN = 701
     TOO_MANY_PENDING_BYTES = 702
     DISK_FULL = 703
+    TOO_MANY_HELD_PULLS = 704
     # -- nobody knows yet
     OUTCOME_UNKNOWN = 710
     # -- the topic
@@ -86,6 +87,7 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.SHUTTING_DOWN: ResponseCode.SERVICE_NOT_AVAILABLE,
     Status.TOO_MANY_PENDING_BYTES: ResponseCode.SYSTEM_BUSY,
     Status.DISK_FULL: ResponseCode.SERVICE_NOT_AVAILABLE,
+    Status.TOO_MANY_HELD_PULLS: ResponseCode.SYSTEM_BUSY,
     Status.OUTCOME_UNKNOWN: ResponseCode.SYSTEM_ERROR,
     Status.TOPIC_UNKNOWN: ResponseCode.TOPIC_NOT_EXIST,
     Status.TOPIC_NOT_WRITABLE: ResponseCode.NO_PERMISSION,
@@ -173,6 +175,7 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.SHUTTING_DOWN: PutRefused,
     Status.TOO_MANY_PENDING_BYTES: Busy,
     Status.DISK_FULL: Busy,
+    Status.TOO_MANY_HELD_PULLS: Busy,
     Status.OUTCOME_UNKNOWN: PutIndeterminate,
     Status.TOPIC_UNKNOWN: TopicRefused,
     Status.TOPIC_NOT_WRITABLE: TopicRefused,
