@@ -52,7 +52,6 @@ class Status(IntEnum):
     SHUTTING_DOWN = 701
     TOO_MANY_PENDING_BYTES = 702
     DISK_FULL = 703
-    TOO_MANY_HELD_PULLS = 704
     # -- nobody knows yet
     OUTCOME_UNKNOWN = 710
     # -- the topic
@@ -71,6 +70,7 @@ class Status(IntEnum):
     OFFSET_BELOW_MINIMUM = 740
     OFFSET_ABOVE_MAXIMUM = 741
     MESSAGE_NOT_FOUND = 742
+    TOO_MANY_HELD_PULLS = 743
     # -- bytes that were stored
     RECORD_TRUNCATED = 750
     RECORD_MAGIC = 751
@@ -175,7 +175,6 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.SHUTTING_DOWN: PutRefused,
     Status.TOO_MANY_PENDING_BYTES: Busy,
     Status.DISK_FULL: Busy,
-    Status.TOO_MANY_HELD_PULLS: Busy,
     Status.OUTCOME_UNKNOWN: PutIndeterminate,
     Status.TOPIC_UNKNOWN: TopicRefused,
     Status.TOPIC_NOT_WRITABLE: TopicRefused,
@@ -190,6 +189,7 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.OFFSET_BELOW_MINIMUM: ReadFailed,
     Status.OFFSET_ABOVE_MAXIMUM: ReadFailed,
     Status.MESSAGE_NOT_FOUND: ReadFailed,
+    Status.TOO_MANY_HELD_PULLS: ReadFailed,
     Status.RECORD_TRUNCATED: StoredDataDamaged,
     Status.RECORD_MAGIC: StoredDataDamaged,
     Status.RECORD_LENGTHS: StoredDataDamaged,
