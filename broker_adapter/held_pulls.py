@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from broker_adapter.errors import Busy, Status
+from broker_adapter.errors import ReadFailed, Status
 
 Queue = tuple[str, int]
 
@@ -23,11 +23,11 @@ class HeldPulls:
         return self._count
 
     async def wait(self, topic: str, queue_id: int, offset: int) -> None:
-        """Until the queue has a message at `offset`, or `wake_all`. Busy if too many wait already."""
+        """Until the queue has a message at `offset`, or `wake_all`. ReadFailed if too many wait already."""
         if self._closed:
             return
         if self._count >= self._max_held:
-            raise Busy(
+            raise ReadFailed(
                 Status.TOO_MANY_HELD_PULLS, f"{self._max_held} pulls wait for messages; try again later"
             )
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

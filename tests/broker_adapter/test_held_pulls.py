@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from broker_adapter.errors import Busy, Status
+from broker_adapter.errors import ReadFailed, Status
 from broker_adapter.held_pulls import HeldPulls
 
 
@@ -35,7 +35,7 @@ async def test_an_arrival_wakes_whom_it_concerns_and_nobody_else() -> None:
 async def test_whoever_gives_up_leaves_no_trace() -> None:
     held = HeldPulls(1)
     (task,) = await begun(held, ("t", 0, 5))
-    with pytest.raises(Busy) as caught:
+    with pytest.raises(ReadFailed) as caught:
         await held.wait("t", 0, 5)
     assert caught.value.status is Status.TOO_MANY_HELD_PULLS
     task.cancel()
