@@ -38,14 +38,20 @@ if TYPE_CHECKING:
         Session,
         TlsFiles,
     )
+    from dledger.core.values import Role
     from dledger.node.config import NodeConfig, load_config, parse_config
+    from dledger.node.owned_append import Assigned
+    from dledger.node.role_events import RoleEvent
     from dledger.node.server import NodeServer
+    from dledger.node.shell import AppendOutcome
     from dledger.node.state_machine import AppliedEntry, StateMachine
 
 __all__ = [
+    "AppendOutcome",
     "AppendResult",
     "Appender",
     "AppliedEntry",
+    "Assigned",
     "AsyncClient",
     "BlockingAppender",
     "BlockingSession",
@@ -67,6 +73,8 @@ __all__ = [
     "Overloaded",
     "ReadFailed",
     "Refused",
+    "Role",
+    "RoleEvent",
     "Session",
     "SessionExpired",
     "StateMachine",
@@ -78,9 +86,13 @@ __all__ = [
 
 
 _OF_NODES = {
+    "AppendOutcome": "dledger.node.shell",
     "AppliedEntry": "dledger.node.state_machine",
+    "Assigned": "dledger.node.owned_append",
     "NodeConfig": "dledger.node.config",
     "NodeServer": "dledger.node.server",
+    "Role": "dledger.core.values",
+    "RoleEvent": "dledger.node.role_events",
     "StateMachine": "dledger.node.state_machine",
     "load_config": "dledger.node.config",
     "parse_config": "dledger.node.config",

@@ -203,7 +203,7 @@ class Replica:
     ) -> None:
         """Append one batch, or open a session. Answered through shell.answer_append, now or later; the batch
         is written with the next `flush`."""
-        problem = self._why_no_append()
+        problem = self.why_no_append()
         if problem is not None:
             self.shell.answer_append(token, problem)
             return
@@ -247,7 +247,7 @@ class Replica:
 
     def _retry_parked(self, now_ms: int) -> None:
         """Space may have been prepared for those who wait for it."""
-        problem = self._why_no_append()
+        problem = self.why_no_append()
         if problem is not None:
             for token in self.parking.clear():
                 self.shell.answer_append(token, problem)
@@ -433,8 +433,10 @@ class Replica:
             for token, error in self.admission.abandon(self.log_tail, refused):
                 self.shell.answer_append(token, error)
         self._leading = leads
+        # The first entry of a leadership is its no-op, which is appended next, alone.
+        barrier = self.log_tail.index + 1 if leads else -1
         self.shell.role_changed(
-            RoleNotice(effect.role, effect.term, effect.role_epoch, effect.leader_id, effect.cause)
+            RoleNotice(effect.role, effect.term, effect.role_epoch, effect.leader_id, effect.cause, barrier)
         )
 
     def _committed(self, committed_index: int) -> None:
@@ -616,7 +618,8 @@ class Replica:
 
     # -- callers ------------------------------------------------------------------------------------------
 
-    def _why_no_append(self) -> DLedgerError | None:
+    def why_no_append(self) -> DLedgerError | None:
+        """Why this node takes no append at the moment; None: it leads, and does."""
         if not self._leading:
             return self._not_leader()
         to = self.core.transferring_to

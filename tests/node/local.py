@@ -31,6 +31,7 @@ def make_server(
     disk: Disk | None = None,
     wall_ms: Callable[[], int] = wall_ms,
     rejoining: bool = False,
+    owned: bool = False,
 ) -> NodeServer:
     """A node that is not started; its directory is made if there is none."""
     directory = folder / node
@@ -53,7 +54,7 @@ def make_server(
         "timing": {"heartbeat_ms": 40, "election_min_ms": 200, "election_max_ms": 400},
         **(settings or {}),
     }
-    return NodeServer(parse_config(content), machine, on_fatal=fail, disk=disk, wall_ms=wall_ms)
+    return NodeServer(parse_config(content), machine, on_fatal=fail, disk=disk, wall_ms=wall_ms, owned=owned)
 
 
 @asynccontextmanager
@@ -65,8 +66,10 @@ async def running_nodes(
     data_file_size: int = 4 << 20,
     machines: Mapping[str, StateMachine] | None = None,
     disks: Mapping[str, Disk] | None = None,
+    owned: bool = False,
+    prepare: Callable[[NodeServer], None] = lambda _: None,
 ) -> AsyncIterator[list[NodeServer]]:
-    """`count` started nodes, one of which leads; stopped at the end."""
+    """`count` started nodes, one of which leads; stopped at the end. `prepare` gets each before its start."""
     members = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(free_ports(count), 1)}
     servers = [
         make_server(
@@ -77,11 +80,13 @@ async def running_nodes(
             data_file_size=data_file_size,
             machine=(machines or {}).get(node),
             disk=(disks or {}).get(node),
+            owned=owned,
         )
         for node in members
     ]
     try:
         for server in servers:
+            prepare(server)
             await server.start()
         await until(lambda: any(s.node_status().is_leader for s in servers))
         yield servers
