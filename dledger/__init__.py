@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from dledger.node.server import NodeServer
     from dledger.node.shell import AppendOutcome
     from dledger.node.state_machine import AppliedEntry, StateMachine
+    from dledger.rpc.serving import GrpcService
 
 __all__ = [
     "AppendOutcome",
@@ -62,6 +63,7 @@ __all__ = [
     "ElectionEvent",
     "Entry",
     "FollowerStatus",
+    "GrpcService",
     "Indeterminate",
     "InvalidRequest",
     "Limits",
@@ -89,6 +91,7 @@ _OF_NODES = {
     "AppendOutcome": "dledger.node.shell",
     "AppliedEntry": "dledger.node.state_machine",
     "Assigned": "dledger.node.owned_append",
+    "GrpcService": "dledger.rpc.serving",
     "NodeConfig": "dledger.node.config",
     "NodeServer": "dledger.node.server",
     "Role": "dledger.core.values",

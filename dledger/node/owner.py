@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
-from dledger.errors import Code, DLedgerError, Indeterminate, NotLeader
+from dledger.core.values import OwnerFitness
+from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest, NotLeader
 from dledger.node.applier import Applier
 from dledger.node.async_shell import AsyncShell, monotonic_ms
 from dledger.node.config import NodeConfig
 from dledger.node.metrics import NodeMetrics
 from dledger.node.owned_append import Fill
+from dledger.node.owner_status import OwnerStatus
 from dledger.node.readable import ReadableLog
 from dledger.node.replica import Replica
 from dledger.node.role_events import RoleEvents, RoleListener
 from dledger.node.shell import AppendOutcome
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 
 class _OwnedAppend:
@@ -54,6 +60,7 @@ class OwnerFace:
 
     def __init__(self) -> None:
         self._role_events = RoleEvents()
+        self._owner_status = OwnerStatus()
         self._open_appends: set[_OwnedAppend] = set()
 
     # -- appending ----------------------------------------------------------------------------------------
@@ -108,6 +115,40 @@ class OwnerFace:
     @property
     def leader_id(self) -> str | None:
         return self._replica.core.leader_id
+
+    # -- handing over -------------------------------------------------------------------------------------
+
+    def report_fitness(self, *, lag_bytes: int, fit: bool) -> None:
+        """Say how much of the committed log this program has still to work off, and whether it could lead
+        now. The leader learns it with the next answers, at the latest with those to a heartbeat. A node that
+        is not fit is handed leadership only by name, or if there is no other."""
+        if lag_bytes < 0:
+            raise InvalidRequest(f"lag_bytes is {lag_bytes}")
+        self._replica.owner = OwnerFitness(lag_bytes, fit)
+
+    async def hand_over(self) -> bool:
+        """Leave leadership to the peer whose program is fit and has least to work off: less than this one, or
+        anything if this one is not fit. A peer that has reported nothing is no choice. Returns when it leads.
+
+        False: there is no such peer, or this node does not lead. DLedgerError: it was tried, and failed."""
+        leadership = self._replica.core.leadership
+        to = leadership.fittest_peer() if leadership is not None else None
+        if to is None:
+            return False
+        await self._shell.transfer(to)
+        return True
+
+    # -- status -------------------------------------------------------------------------------------------
+
+    def show_status(self, give: Callable[[], Mapping[str, Any]]) -> None:
+        """Show what `give` returns, a JSON object, as `owner` in the status of this node, in all its forms. It
+        is called on the loop, often. Also before `start`."""
+        self._owner_status.give = give
+
+    def add_metrics(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        """Add prometheus metrics, with names of the program's own, to those of the node. `collect` is called
+        on the loop with every scrape. Also before `start`."""
+        self._owner_status.collectors.append(collect)
 
     # -- positions ----------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ from dledger.core.events import (
 from dledger.core.log_view import LogView
 from dledger.core.messages import Append, Compare, Message, Truncate
 from dledger.core.raft import RaftCore
-from dledger.core.values import Base, CoreConfig, Role, Tail
+from dledger.core.values import Base, CoreConfig, OwnerFitness, Role, Tail
 from dledger.errors import Code, DLedgerError, NotLeader, Overloaded, StorageError, error_for
 from dledger.node.admission import Admission, AppendLimits, RoomIsComing
 from dledger.node.held import HeldMessages
@@ -126,6 +126,7 @@ class Replica:
         self._next_request = 0
         self.suspects: list[int] = []  # could not be read: the shell is to look for damage there
         self._unread_probes: dict[str, Compare] = {}  # by peer: what they are to be told of is to be repaired
+        self.owner: OwnerFitness | None = None  # what the program that owns this node said last of itself
         self._judged_pos = 0  # where the log ended when fitness was judged last
         self._leading = False
         self._commit_moved = False
@@ -571,8 +572,9 @@ class Replica:
         self._judged_pos = self.log_tail.pos
         may_lead = not self.store.damages and not self.admission.state.needs_image
         has_room = self.store.has_room
-        if (may_lead, has_room) != (self.core.may_lead, self.core.has_room):
-            self._step(Fitness(may_lead, has_room), now_ms)
+        owner, core = self.owner, self.core
+        if (may_lead, has_room, owner) != (core.may_lead, core.has_room, core.owner):
+            self._step(Fitness(may_lead, has_room, owner), now_ms)
 
     def _push_range(self, effect: PushRange, now_ms: int) -> None:
         cached = self.cache.read(effect.first_index, effect.last_index, effect.max_bytes)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -39,7 +39,7 @@ from dledger.node.threads import finished
 from dledger.node.wall_clock import JumpWatch, wall_ms
 from dledger.rpc.envelope import Identity
 from dledger.rpc.log_client import LogClient
-from dledger.rpc.serving import NodeGrpc
+from dledger.rpc.serving import GrpcService, NodeGrpc, check_services
 from dledger.status.http import HttpServer, start_http
 from dledger.status.model import NodeStatus
 from dledger.store.api import EntryDamaged, LogStore
@@ -99,11 +99,15 @@ class NodeServer(OwnerFace):
         disk: Disk | None = None,
         wall_ms: Callable[[], int] = wall_ms,
         owned: bool = False,
+        services: Sequence[GrpcService] = (),
     ) -> None:
         """`disk` and `wall_ms`: other files and another wall clock than those of the machine. `owned`: only
-        the program itself appends; clients are refused with APPENDS_BY_OWNER_ONLY."""
+        the program itself appends; clients are refused with APPENDS_BY_OWNER_ONLY. `services` of the
+        program's own are answered at the node's address, with its TLS; ConfigError if a name is taken."""
         super().__init__()
+        check_services(services)
         self.config = config
+        self._services = tuple(services)
         self._owned = owned
         self._machine = state_machine
         self._disk = disk
@@ -338,6 +342,7 @@ class NodeServer(OwnerFace):
             self._links,
             self.metrics,
             self._client_of,
+            self._owner_status,
         )
         self.admin = NodeAdmin(
             config, self.store, self._shell, self.log, self._scrubber, self.status.node_status
@@ -349,6 +354,7 @@ class NodeServer(OwnerFace):
             credentials=security.server_credentials() if security else None,
             peer_names=security.peer_names if security else None,
             admin_names=security.admin_names if security else None,
+            others=self._services,
         )
 
     def _replica_config(self) -> ReplicaConfig:
