@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from dledger.core.values import Role
     from dledger.node.config import NodeConfig, load_config, parse_config
     from dledger.node.owned_append import Assigned
+    from dledger.node.owner import GrpcService
     from dledger.node.role_events import RoleEvent
     from dledger.node.server import NodeServer
     from dledger.node.shell import AppendOutcome
     from dledger.node.state_machine import AppliedEntry, StateMachine
-    from dledger.rpc.serving import GrpcService
 
 __all__ = [
     "AppendOutcome",
@@ -91,7 +91,7 @@ _OF_NODES = {
     "AppendOutcome": "dledger.node.shell",
     "AppliedEntry": "dledger.node.state_machine",
     "Assigned": "dledger.node.owned_append",
-    "GrpcService": "dledger.rpc.serving",
+    "GrpcService": "dledger.node.owner",
     "NodeConfig": "dledger.node.config",
     "NodeServer": "dledger.node.server",
     "Role": "dledger.core.values",

@@ -19,6 +19,7 @@ from dledger.node.readable import ReadableLog
 from dledger.node.replica import Replica
 from dledger.node.role_events import RoleEvents, RoleListener
 from dledger.node.shell import AppendOutcome
+from dledger.rpc.serving import GrpcService as GrpcService  # for the programs, which see the node only
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -141,8 +142,8 @@ class OwnerFace:
     # -- status -------------------------------------------------------------------------------------------
 
     def show_status(self, give: Callable[[], Mapping[str, Any]]) -> None:
-        """Show what `give` returns, a JSON object, as `owner` in the status of this node, in all its forms. It
-        is called on the loop, often. Also before `start`."""
+        """Show what `give` returns, a JSON object, as `owner` in all forms of the status of this node. It is
+        called on the loop, often. Also before `start`."""
         self._owner_status.give = give
 
     def add_metrics(self, collect: Callable[[], Iterable[Metric]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from dledger.node.config import parse_config
 from dledger.node.server import NodeServer
 from dledger.node.state_machine import StateMachine
 from dledger.node.wall_clock import wall_ms
+from dledger.rpc.serving import GrpcService
 from dledger.store.disk import Disk
 from dledger.store.identity import Identity, first_incarnation, init_directory
 from tests.process.cluster import free_ports
@@ -32,6 +33,7 @@ def make_server(
     wall_ms: Callable[[], int] = wall_ms,
     rejoining: bool = False,
     owned: bool = False,
+    services: Sequence[GrpcService] = (),
 ) -> NodeServer:
     """A node that is not started; its directory is made if there is none."""
     directory = folder / node
@@ -54,7 +56,15 @@ def make_server(
         "timing": {"heartbeat_ms": 40, "election_min_ms": 200, "election_max_ms": 400},
         **(settings or {}),
     }
-    return NodeServer(parse_config(content), machine, on_fatal=fail, disk=disk, wall_ms=wall_ms, owned=owned)
+    return NodeServer(
+        parse_config(content),
+        machine,
+        on_fatal=fail,
+        disk=disk,
+        wall_ms=wall_ms,
+        owned=owned,
+        services=services,
+    )
 
 
 @asynccontextmanager
@@ -67,6 +77,7 @@ async def running_nodes(
     machines: Mapping[str, StateMachine] | None = None,
     disks: Mapping[str, Disk] | None = None,
     owned: bool = False,
+    services: Sequence[GrpcService] = (),
     prepare: Callable[[NodeServer], None] = lambda _: None,
 ) -> AsyncIterator[list[NodeServer]]:
     """`count` started nodes, one of which leads; stopped at the end. `prepare` gets each before its start."""
@@ -81,6 +92,7 @@ async def running_nodes(
             machine=(machines or {}).get(node),
             disk=(disks or {}).get(node),
             owned=owned,
+            services=services,
         )
         for node in members
     ]
