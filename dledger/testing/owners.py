@@ -1,8 +1,9 @@
-"""The programs that own the simulated nodes: like a broker, they number what they append while it is appended.
+"""The programs that own the simulated nodes: like a broker, they number what they append as it is appended.
 
-Each life of a node has an owner. It hears of changes of role late, waits for the barrier of a leadership, goes
-on behind the last number in the committed log, and takes numbers inside `fill`. So the committed log has to
-hold all numbers, each once and in order: `OwnedLog` checks that, and the places and times that `fill` was told.
+Each life of a node has an owner. It hears of changes of role late, waits for the barrier of a leadership,
+goes on behind the last number in the committed log, and takes numbers inside `fill`. So the committed log has
+to hold all numbers, each once and in order: `OwnedLog` checks that, and the places and times that `fill` was
+told.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Owner:
 
     def role_changed(self, notice: RoleNotice) -> None:
         self._notices.append(notice)
-        self._process.after(self._rng.choice((0, 0, 5, 60, 400)), self._hear)
+        self._process.after(self._rng.choice((0, 0, 5, 60, 800)), self._hear)
 
     def _hear(self) -> None:
         notice = self._notices.popleft()
@@ -109,10 +110,9 @@ class Owner:
 
     def _append(self, expected: tuple[int, int]) -> None:
         sim, rng, profile = self._sim, self._rng, self._sim.profile
-        padding = 2000 if rng.random() < 0.05 else profile.body_max_bytes  # now and then more than is allowed
-        tags = [
-            self._tag() + b"x" * rng.randint(0, padding) for _ in range(rng.randint(1, profile.max_batch))
-        ]
+        count = rng.randint(1, profile.max_batch)
+        most = 2000 if rng.random() < 0.05 else profile.body_max_bytes  # now and then more than is allowed
+        tags = [self._tag() + b"x" * rng.randint(0, most) for _ in range(count)]
         append = Append([], None)
 
         def fill(assigned: Assigned) -> list[bytes]:
