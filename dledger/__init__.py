@@ -38,15 +38,22 @@ if TYPE_CHECKING:
         Session,
         TlsFiles,
     )
+    from dledger.core.values import Role
     from dledger.node.config import NodeConfig, load_config, parse_config
     from dledger.node.program import Program
+    from dledger.node.owned_append import Assigned
+    from dledger.node.owner import GrpcService
+    from dledger.node.role_events import RoleEvent
     from dledger.node.server import NodeServer
+    from dledger.node.shell import AppendOutcome
     from dledger.node.state_machine import AppliedEntry, StateMachine
 
 __all__ = [
+    "AppendOutcome",
     "AppendResult",
     "Appender",
     "AppliedEntry",
+    "Assigned",
     "AsyncClient",
     "BlockingAppender",
     "BlockingSession",
@@ -57,6 +64,7 @@ __all__ = [
     "ElectionEvent",
     "Entry",
     "FollowerStatus",
+    "GrpcService",
     "Indeterminate",
     "InvalidRequest",
     "Limits",
@@ -69,6 +77,8 @@ __all__ = [
     "Program",
     "ReadFailed",
     "Refused",
+    "Role",
+    "RoleEvent",
     "Session",
     "SessionExpired",
     "StateMachine",
@@ -80,10 +90,15 @@ __all__ = [
 
 
 _OF_NODES = {
+    "AppendOutcome": "dledger.node.shell",
     "AppliedEntry": "dledger.node.state_machine",
+    "Assigned": "dledger.node.owned_append",
+    "GrpcService": "dledger.node.owner",
     "NodeConfig": "dledger.node.config",
     "NodeServer": "dledger.node.server",
     "Program": "dledger.node.program",
+    "Role": "dledger.core.values",
+    "RoleEvent": "dledger.node.role_events",
     "StateMachine": "dledger.node.state_machine",
     "load_config": "dledger.node.config",
     "parse_config": "dledger.node.config",

@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +26,7 @@ from dledger.node.log_state import Rebuilt, rebuild
 from dledger.node.logs import get_logger
 from dledger.node.metrics import NodeMetrics
 from dledger.node.node_log import NodeLog
+from dledger.node.owner import OwnerFace
 from dledger.node.peers import PeerEvents, PeerLink
 from dledger.node.readable import ReadableLog
 from dledger.node.repairer import Repairer, Scrubber
@@ -38,7 +39,7 @@ from dledger.node.threads import finished
 from dledger.node.wall_clock import JumpWatch, wall_ms
 from dledger.rpc.envelope import Identity
 from dledger.rpc.log_client import LogClient
-from dledger.rpc.serving import NodeGrpc
+from dledger.rpc.serving import GrpcService, NodeGrpc, check_services
 from dledger.status.http import HttpServer, start_http
 from dledger.status.model import NodeStatus
 from dledger.store.api import EntryDamaged, LogStore
@@ -81,8 +82,9 @@ class _NobodyListens:
     def stream_down(self, peer: str, stream_id: int) -> None: ...
 
 
-class NodeServer:
-    """A node in this process. `start` once, `stop` once; both on the same event loop.
+class NodeServer(OwnerFace):
+    """A node in this process. `start` once, `stop` once; both on the same event loop. What the program may do
+    with it beside that is in OwnerFace.
 
     `on_fatal` is called, on the loop's or on the disk's thread, when the node must not go on; the default
     ends the process.
@@ -96,9 +98,17 @@ class NodeServer:
         on_fatal: Callable[[DLedgerError], None] = exit_process,
         disk: Disk | None = None,
         wall_ms: Callable[[], int] = wall_ms,
+        owned: bool = False,
+        services: Sequence[GrpcService] = (),
     ) -> None:
-        """`disk` and `wall_ms`: other files and another wall clock than those of the machine."""
+        """`disk` and `wall_ms`: other files and another wall clock than those of the machine. `owned`: only
+        the program itself appends; clients are refused with APPENDS_BY_OWNER_ONLY. `services` of the
+        program's own are answered at the node's address, with its TLS; ConfigError if a name is taken."""
+        super().__init__()
+        check_services(services)
         self.config = config
+        self._services = tuple(services)
+        self._owned = owned
         self._machine = state_machine
         self._disk = disk
         self._wall_ms = wall_ms
@@ -288,6 +298,7 @@ class NodeServer:
             on_damage=self._suspect,
             max_waiting_reads=limits.max_waiting_reads,
             read_timeout_ms=limits.read_timeout_ms,
+            owned=self._owned,
         )
 
     def _build_care(self) -> None:
@@ -331,6 +342,7 @@ class NodeServer:
             self._links,
             self.metrics,
             self._client_of,
+            self._owner_status,
         )
         self.admin = NodeAdmin(
             config, self.store, self._shell, self.log, self._scrubber, self.status.node_status
@@ -342,6 +354,7 @@ class NodeServer:
             credentials=security.server_credentials() if security else None,
             peer_names=security.peer_names if security else None,
             admin_names=security.admin_names if security else None,
+            others=self._services,
         )
 
     def _replica_config(self) -> ReplicaConfig:
@@ -427,6 +440,7 @@ class NodeServer:
             cause=notice.cause,
             role_epoch=notice.role_epoch,
         )
+        self._role_events.announce(notice)
 
     def _disk_failed(self, error: DLedgerError) -> None:
         """On the disk thread, at once: the loop may be busy, and must promise nothing more."""
@@ -507,6 +521,7 @@ class NodeServer:
         if self._role is Role.LEADER and self._links:
             await self._hand_over()
         await self.log.stop()
+        self._leave_appends_open()
         await self._grpc.stop(_GRACE_S)
         for timer in self._timers.values():
             timer.cancel()

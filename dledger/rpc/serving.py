@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -21,6 +24,24 @@ LOG_SERVICE = "dledger.v1.LogService"
 PEER_SERVICE = "dledger.v1.PeerService"
 ADMIN_SERVICE = "dledger.v1.AdminService"
 _SERVICES = (LOG_SERVICE, PEER_SERVICE, ADMIN_SERVICE)
+_TAKEN = frozenset({*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME})
+
+
+class GrpcService(NamedTuple):
+    """A service of somebody else's on a node's server: its full name, for health and reflection, and its
+    asyncio handlers (`grpc.method_handlers_generic_handler`). Reflection shows its methods if the generated
+    module was imported."""
+
+    name: str
+    handler: grpc.GenericRpcHandler
+
+
+def check_services(services: Sequence[GrpcService]) -> None:
+    """ConfigError if two services have one name, or one has that of a service of the node's own."""
+    names = [service.name for service in services]
+    for name in names:
+        if not name or name in _TAKEN or names.count(name) > 1:
+            raise ConfigError(f"gRPC service {name!r}: the name is empty, or taken by another service")
 
 
 class NodeGrpc:
@@ -35,11 +56,13 @@ class NodeGrpc:
         credentials: grpc.ServerCredentials | None = None,
         peer_names: PeerNames | None = None,
         admin_names: AdminNames | None = None,
+        others: Sequence[GrpcService] = (),
     ) -> None:
         self.appends = AppendService(log)
         self.reads = ReadService(log)
         self.address = ""
         self._serving = False
+        self._others = tuple(others)
         self._credentials = credentials  # None: plain text
         self._peers = PeerService(peers, peer_names)
         self._admin = AdminService(admin, admin_names)
@@ -67,7 +90,7 @@ class NodeGrpc:
         self.address = f"{listen.rpartition(':')[0]}:{port}"
         await self._server.start()
         self._serving = True
-        for name in ("", *_SERVICES):
+        for name in ("", *_SERVICES, *self._other_names()):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, grace_s: float) -> None:
@@ -78,6 +101,9 @@ class NodeGrpc:
         self.appends.stop()
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
+
+    def _other_names(self) -> list[str]:
+        return [service.name for service in self._others]
 
     def _add_services(self) -> None:
         log = {
@@ -102,7 +128,7 @@ class NodeGrpc:
             "Backup": server_stream(self._admin.backup, admin_pb2.BackupRequest),
         }
         handlers = (service(LOG_SERVICE, log), service(PEER_SERVICE, peer), service(ADMIN_SERVICE, admin))
-        self._server.add_generic_rpc_handlers(handlers)
+        self._server.add_generic_rpc_handlers((*handlers, *(other.handler for other in self._others)))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (*_SERVICES, *self._other_names(), health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
@@ -20,11 +20,13 @@ from dledger.core.messages import (
 from dledger.core.values import Role
 from dledger.errors import DLedgerError
 from dledger.node.log_state import rebuild
+from dledger.node.owned_append import Fill, prepare
 from dledger.node.shell import AppendOutcome, DiskJob, RoleNotice
 from dledger.store.api import EntryDamaged, Frames, LogStore
 from dledger.testing.care import Care
 from dledger.testing.disk_thread import CallJob, CheckpointJob, DiskThread
 from dledger.testing.network import PushStream
+from dledger.testing.owners import Owner
 from dledger.testing.violation import Violation
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ class SimProcess:
         self._inbox: list[Callable[[], None]] = []  # what a paused process has not seen yet
         self._disk = DiskThread(self, rng)
         self.care = Care(self, rng)
+        self._owner = Owner(self, sim.seeds.take(f"{node_id} owner")) if sim.profile.owned else None
         self._in_turn = False
         self._flush_asked = False
         self._is_full = False  # the allocator found no room
@@ -88,6 +91,8 @@ class SimProcess:
         self.post(lambda: self.replica.start(self.now_ms()))
         self._tick()
         self._checkpoint()
+        if self._owner is not None:
+            self._owner.start()
 
     # -- time and turns
 
@@ -170,6 +175,23 @@ class SimProcess:
         self.replica.append(
             self.now_ms(), answer, bodies, session=session, open_session=open_session, timeout_ms=timeout_ms
         )
+        self._want_flush()
+
+    def append_batch(
+        self,
+        sizes: Sequence[int],
+        fill: Fill,
+        expected: tuple[int, int],
+        answer: AnswerAppend,
+        timeout_ms: int,
+    ) -> None:
+        """As NodeServer has it. To be called in a turn."""
+        now_ms = self.now_ms()
+        batch, head, count = prepare(self.replica, sizes, fill, expected, now_ms)
+        self.replica.admission.gather(answer, batch, head, count, now_ms + timeout_ms, now_ms)
+        self._want_flush()
+
+    def _want_flush(self) -> None:
         if not self._flush_asked:
             self._flush_asked = True
             self.after(0, self._flush)
@@ -312,6 +334,8 @@ class SimProcess:
         )
         self.sim.invariants.role_changed(self, notice)
         self.sim.roles.append((self.sim.clock.now_ms, self.node_id, notice))
+        if self._owner is not None:
+            self._owner.role_changed(notice)
         self._leads = notice.role is Role.LEADER
         streams, self._outbound = self._outbound, {}
         self._opening = {}

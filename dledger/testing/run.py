@@ -94,10 +94,11 @@ def _drive(sim: Simulation, result: RunResult) -> None:
     healed_ms = sim.clock.now_ms
     sim.heal()
     limit_ms = SETTLE_TIMEOUTS * profile.timing.election_max_ms
-    before = {client: client.completed for client in (*writers, *readers)}
+    everybody = [*writers, *readers, *([sim.owned] if profile.owned else [])]
+    before = {each: each.completed for each in everybody}
     sim.run_until(lambda: all(c.completed > n for c, n in before.items()), limit_ms=limit_ms)
-    for client in (*writers, *readers):
-        client.is_stopped = True
+    for each in everybody:
+        each.is_stopped = True
     sim.run_until(
         lambda: sim.is_settled() and all(s.is_settled for s in sessions),
         limit_ms=limit_ms,

@@ -35,6 +35,7 @@ from dledger.testing.flips import Flips
 from dledger.testing.invariants import Invariants
 from dledger.testing.network import Network, PushStream
 from dledger.testing.oracle import Append, Oracle
+from dledger.testing.owners import OwnedLog
 from dledger.testing.process import SimProcess
 from dledger.testing.profile import Profile
 from dledger.testing.sim_disk import SimulatedCrash
@@ -133,6 +134,7 @@ class Simulation:
         )
         self.nodes = {node_id: self._new_node(node_id) for node_id in profile.node_ids}
         self.flips = Flips(self)
+        self.owned = OwnedLog()
         self._replica_type = replica_type
         self._state_machine = state_machine
         self.preloaded: dict[bytes, Append] = {}
@@ -498,6 +500,7 @@ class Simulation:
             group_bytes=profile.group_bytes,
             max_sessions=profile.max_sessions,
             stamp_every_ms=profile.stamp_every_ms,
+            owner_stamp_every_ms=20,  # as there are many elections, and each may move time on by so much
         )
         config = ReplicaConfig(core, limits, profile.retention, cache_bytes=profile.cache_bytes)
         rng = self.seeds.take(f"{process.node_id} core")
@@ -518,6 +521,8 @@ class Simulation:
         self.invariants.housekeeping.check_time(int(self.clock.now_ms * fastest) + 1000)
         self.counts["entries committed"] += batch.count
         self.oracle.committed(batch)
+        if self.profile.owned:
+            self.owned.committed(batch, self.invariants.housekeeping.last_stamp_ms)
         if self._state_machine is not None:
             for entry in decode_entries(batch.data):
                 self._bodies.append(entry.body if entry.magic == MAGIC_NORMAL else None)

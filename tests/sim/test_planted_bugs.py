@@ -18,6 +18,7 @@ from tests.node import test_log_state
 from tests.sim import (
     planted,
     planted_bad_days,
+    planted_owners,
     test_damage_scenarios,
     test_disk_scenarios,
     test_rejoin_scenarios,
@@ -74,6 +75,15 @@ ROTTEN = replace(
     scrub_every_ms=100,
 )
 
+#: Owned nodes between which leadership goes to and fro.
+OWNED = replace(
+    ROUGH,
+    owned=True,
+    faults=("transfer", "transfer", "break_stream", "pause"),
+    preferred_leaders=("n0",),
+    fault_every_ms=60,
+)
+
 BY_SEEDS: list[tuple[planted.Plant, Profile | None]] = [
     (planted.vote_not_persisted, None),
     (planted.term_not_persisted, None),
@@ -111,6 +121,11 @@ BY_SEEDS: list[tuple[planted.Plant, Profile | None]] = [
     (planted_bad_days.floor_forgotten, ROTTEN),
     (planted_bad_days.damage_never_repaired, None),
     (planted_bad_days.full_disk_told_after_the_push, None),
+    (planted_owners.epoch_not_compared, OWNED),
+    (planted_owners.filled_before_it_was_judged, None),
+    (planted_owners.room_judged_after_the_fill, OWNED),
+    (planted_owners.stamp_not_reckoned_with, None),
+    (planted_owners.leadership_begins_at_the_last_stamp, OWNED),
 ]
 
 
