@@ -40,11 +40,12 @@ if TYPE_CHECKING:
     )
     from dledger.node.config import NodeConfig, load_config, parse_config
     from dledger.node.server import NodeServer
-    from dledger.node.state_machine import AppliedEntry, StateMachine
+    from dledger.node.state_machine import Applied, AppliedEntry, DurableStateMachine, StateMachine
 
 __all__ = [
     "AppendResult",
     "Appender",
+    "Applied",
     "AppliedEntry",
     "AsyncClient",
     "BlockingAppender",
@@ -53,6 +54,7 @@ __all__ = [
     "Code",
     "ConfigError",
     "DLedgerError",
+    "DurableStateMachine",
     "ElectionEvent",
     "Entry",
     "FollowerStatus",
@@ -78,7 +80,9 @@ __all__ = [
 
 
 _OF_NODES = {
+    "Applied": "dledger.node.state_machine",
     "AppliedEntry": "dledger.node.state_machine",
+    "DurableStateMachine": "dledger.node.state_machine",
     "NodeConfig": "dledger.node.config",
     "NodeServer": "dledger.node.server",
     "StateMachine": "dledger.node.state_machine",

@@ -193,7 +193,7 @@ class Applier:
         assert self._machine is not None
         frames = self._store.read(first_index, last_index, _READ_BYTES, whole_batches=False)
         entries = [
-            AppliedEntry(entry.index, entry.term, entry.body)
+            AppliedEntry(entry.index, entry.term, entry.body, entry.pos)
             for entry in decode_entries(frames.data)
             if entry.magic == MAGIC_NORMAL
         ]
