@@ -37,6 +37,8 @@ _CHAIN_CRC = struct.Struct(">I")
 _BLANK = struct.Struct(">ii")
 
 _unpack_header = _HEADER.unpack_from
+#: magic, size, index, term and pos of the header at an offset: for walks along verified entries.
+unpack_begin = struct.Struct(">iiqqq").unpack_from
 _pack_chained = _CHAINED.pack
 _pack_crc = _CHAIN_CRC.pack
 

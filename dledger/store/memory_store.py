@@ -413,7 +413,6 @@ class MemoryLogStore:
             offset += unpack_header(batch.data, offset).size
         return batch, offset
 
-
     def _at_pos(self, pos: int) -> tuple[Batch, int, int]:
         """The batch of the entry that begins at a position, the entry's offset in its data, and its index."""
         batch = self._batches[bisect_right(self._batches, pos, key=lambda batch: batch.pos) - 1]
