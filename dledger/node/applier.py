@@ -45,11 +45,17 @@ class Applier:
         if self._feeder is None or not self._feeder.is_durable:
             return
         try:
-            applied = await asyncio.get_running_loop().run_in_executor(self._thread, self._feeder.recover)
+            recovered = await asyncio.get_running_loop().run_in_executor(self._thread, self._feeder.recover)
         except Exception as error:
             raise _failure(error) from error
-        if applied is not None:
-            self._plan.recovered(applied)
+        if recovered is None:
+            return
+        found, why_not = recovered
+        if why_not:
+            _log.warning("the state that was kept is not used", reason=why_not, **found._asdict())
+        else:
+            _log.info("state was kept", **found._asdict())
+            self._plan.recovered(found.index)
 
     def wire(
         self,
@@ -175,6 +181,7 @@ class Applier:
                 if found is None:
                     return False
                 plan.loaded(found)
+                _log.info("state loaded", index=found.applied, size=found.size)
             case Save(image_index):
                 self._saved(image_index, await loop.run_in_executor(self._thread, feeder.save))
         for applied_at, future in self._waiting:

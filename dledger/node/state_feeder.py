@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from dledger.errors import Code, StorageError
 from dledger.node.images import find_image
-from dledger.node.logs import get_logger
 from dledger.node.state_machine import Applied, AppliedEntry, DurableStateMachine, StateMachine
 from dledger.node.state_plan import Apply, Load, Loaded, Replay
 from dledger.store.api import EntryDamaged, LogStore
 from dledger.store.batch import HEADER_SIZE, MAGIC_NORMAL, unpack_begin
 from dledger.store.internal import decode_internal
 
-_log = get_logger("state")
-
 _READ_BYTES = 1 << 20
+
+
+class Recovered(NamedTuple):
+    """What a machine has kept. `why_not`: it is not used, for that reason."""
+
+    found: Applied
+    why_not: str
 
 
 class StateFeeder:
@@ -34,8 +39,8 @@ class StateFeeder:
     def is_durable(self) -> bool:
         return self._durable is not None
 
-    def recover(self) -> int | None:
-        """Ask the machine what it has kept. The index from behind which to go on; None: from an image.
+    def recover(self) -> Recovered | None:
+        """Ask the machine what it has kept; None: nothing.
 
         To be called before anything is made of the store's committed index: as state is only ever made of
         committed entries, what the log agrees with is noted there.
@@ -46,16 +51,12 @@ class StateFeeder:
         self._is_open = True
         if found is None:
             return None
-        reason = self._why_not(found)
-        if reason is None and not self._note_committed(found.index):
-            reason = "it cannot be noted on a full disk"
-        if reason is not None:
-            _log.warning("the state found is not used", reason=reason, **found._asdict())
-            return None
-        _log.info("state found", **found._asdict())
-        return found.index
+        why_not = self._why_not(found)
+        if not why_not and not self._note_committed(found.index):
+            why_not = "the disk is too full to note that it is committed"
+        return Recovered(found, why_not)
 
-    def _why_not(self, found: Applied) -> str | None:
+    def _why_not(self, found: Applied) -> str:
         """What in the log contradicts a state. An entry is known by index and term: equal in all logs."""
         store, base = self._store, self._store.base
         if not base.index <= found.index <= store.end_index:
@@ -63,7 +64,7 @@ class StateFeeder:
         if found.index == base.index:
             # The position of a base is where its file ends: behind the blank, if there was no more room.
             begins = base.pos - store.data_file_size < found.end_pos <= base.pos
-            return None if begins and found.term == base.term else f"the log begins after {base}"
+            return "" if begins and found.term == base.term else f"the log begins after {base}"
         try:
             tail, channel = store.tail_at(found.index), store.entry(found.index).channel
         except EntryDamaged as error:
@@ -71,7 +72,7 @@ class StateFeeder:
         if (tail.term, tail.pos) != (found.term, found.end_pos):
             return f"the log has {tail} there"
         self._batch_end = found.index + channel
-        return None
+        return ""
 
     def _note_committed(self, index: int) -> bool:
         """A batch is committed as a whole."""
@@ -93,7 +94,7 @@ class StateFeeder:
                 return None
             with self._calling():
                 self.machine.load(())
-            return Loaded(-1, -1)
+            return Loaded(-1, -1, 0)
         heads = self._store.iter_heads(piece.newest_image)
         image = find_image(
             (b.first_index, decode_internal(b.head)) for b in heads if b.last_index <= piece.readable_index
@@ -102,8 +103,7 @@ class StateFeeder:
             return None
         with self._calling():
             self.machine.load(_pieces(image.state))
-        _log.info("state image loaded", index=image.image_index, size=len(image.state))
-        return Loaded(image.image_index - 1, base.index)
+        return Loaded(image.image_index - 1, base.index, len(image.state))
 
     def replay(self, piece: Replay) -> int:
         """How far it came. Errors as LogStore.read."""

@@ -1,7 +1,8 @@
-"""What is to be done next with a state machine, and how far it is. Pure: the node and the simulator drive it.
+"""What is to be done next with a state machine, and how far it is. Pure: a node drives it, or the simulator.
 
-One piece at a time: `next` names it, whoever drives does it on the machine's thread (dledger.node.state_feeder)
-and reports it `done`. A piece that fails is not reported, and named again if it still is what is to be done.
+One piece at a time: `next` names it, whoever drives does it on the machine's thread, through
+dledger.node.state_feeder, and reports it. A piece that fails is not reported, and named again if it still is
+what is to be done.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class Loaded(NamedTuple):
 
     applied: int
     base_index: int
+    size: int  # of the image, in bytes
 
 
 class Replay(NamedTuple):

@@ -29,7 +29,7 @@ class SpanRun(NamedTuple):
 
 
 def span_runs(spans: Sequence[Span], begin_pos: int, end_pos: int, file_size: int) -> list[SpanRun]:
-    """The reads that fetch all spans, each within one file. ReadFailed unless all lie within the positions."""
+    """Reads that fetch all spans, each within one file. ReadFailed unless all lie between the positions."""
     runs: list[SpanRun] = []
     start = end = border = -1
     numbers: list[int] = []

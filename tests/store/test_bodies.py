@@ -161,7 +161,7 @@ def test_a_flipped_byte_of_a_header_or_body_is_named_by_its_index() -> None:
 
 def test_what_is_known_to_be_damaged_is_not_given_away() -> None:
     disk, store, bodies = opened()
-    pos, body = next((pos, body) for pos, body in bodies.items() if body)
+    pos = next(pos for pos, body in bodies.items() if body)
     path = NodePaths(ROOT).data / file_name(pos - pos % SIZE)
     disk.flip_durable(path, pos % SIZE + HEADER_SIZE, 1)
     damage = store.note_damage(store.index_at_pos(pos))
