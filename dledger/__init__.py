@@ -47,11 +47,13 @@ if TYPE_CHECKING:
     from dledger.node.server import NodeServer
     from dledger.node.shell import AppendOutcome
     from dledger.node.state_machine import AppliedEntry, StateMachine
+    from dledger.node.state_machine import Applied, AppliedEntry, DurableStateMachine, StateMachine
 
 __all__ = [
     "AppendOutcome",
     "AppendResult",
     "Appender",
+    "Applied",
     "AppliedEntry",
     "Assigned",
     "AsyncClient",
@@ -61,6 +63,7 @@ __all__ = [
     "Code",
     "ConfigError",
     "DLedgerError",
+    "DurableStateMachine",
     "ElectionEvent",
     "Entry",
     "FollowerStatus",
@@ -94,6 +97,9 @@ _OF_NODES = {
     "AppliedEntry": "dledger.node.state_machine",
     "Assigned": "dledger.node.owned_append",
     "GrpcService": "dledger.node.owner",
+    "Applied": "dledger.node.state_machine",
+    "AppliedEntry": "dledger.node.state_machine",
+    "DurableStateMachine": "dledger.node.state_machine",
     "NodeConfig": "dledger.node.config",
     "NodeServer": "dledger.node.server",
     "Program": "dledger.node.program",

@@ -53,7 +53,8 @@ def test_the_example_in_the_documentation_works() -> None:
     make = names["WordCount"]
     assert callable(make)
     one, other = make(), make()
-    one.apply([dledger.AppliedEntry(3, 1, b"to be or not to be"), dledger.AppliedEntry(7, 2, b"be")])
+    entries = [dledger.AppliedEntry(3, 1, b"to be or not to be", 0), dledger.AppliedEntry(7, 2, b"be", 66)]
+    one.apply(entries)
     other.load(iter(one.save()))
     assert one.counts == other.counts == {b"to": 2, b"be": 3, b"or": 1, b"not": 1}
     machine: dledger.StateMachine = one

@@ -57,7 +57,6 @@ class StateKeeper(Protocol):
     """Whoever applies the log to a state machine; see dledger.node.applier."""
 
     def save(self, image_index: int) -> None: ...
-    def log_was_reset(self) -> None: ...
     def committed(self) -> None: ...
 
 
@@ -279,7 +278,6 @@ class AsyncShell:
         elif isinstance(job, ResetJob):
             _log.warning("the log is replaced: it begins after", index=job.base.index, term=job.base.term)
             self._readable.resetting(job.generation, job.base.index)
-            self._keeper.log_was_reset()
         elif isinstance(job, PurgeJob):
             _log.info("purging up to", index=job.base.index)
         self._worker.submit(job)

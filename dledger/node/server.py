@@ -19,6 +19,7 @@ from dledger.node.admission import AppendLimits
 from dledger.node.allocator import Allocator
 from dledger.node.applier import Applier
 from dledger.node.async_shell import AsyncShell, monotonic_ms
+from dledger.node.body_reader import BodyReader
 from dledger.node.config import NodeConfig, duration_ms
 from dledger.node.disk_worker import DiskWorker
 from dledger.node.inbound import Inbound
@@ -134,7 +135,7 @@ class NodeServer(OwnerFace):
         ConfigError (PORT_IN_USE, CONFIG_INVALID, PLAINTEXT_REFUSED) or StorageError (NOT_INITIALIZED,
         FOREIGN_DIRECTORY, DIRECTORY_LOCKED, damage); nothing is left behind then.
         """
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         try:
             self.config.refuse_plaintext()
             if self.config.tls is not None:
@@ -144,6 +145,8 @@ class NodeServer(OwnerFace):
             self._readers.shutdown(wait=False)
             raise
         try:
+            self._applier = Applier(self._machine, self.store)
+            await self._applier.recover()
             self._build(await self._rebuild())
             self._worker.start()
             self._allocator.start()
@@ -181,6 +184,32 @@ class NodeServer(OwnerFace):
 
     def node_status(self) -> NodeStatus:
         return self.status.node_status()
+
+    @property
+    def begin_pos(self) -> int:
+        """The position at which the log begins; what lies before it was purged. Any thread."""
+        return self.store.base.pos
+
+    @property
+    def durable_index(self) -> int:
+        """The last entry that is safe on this node's disk. It falls only by entries that were never
+        committed. Any thread, after `start`."""
+        return self.store.durable_index
+
+    def read_bodies(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Bodies of committed entries, each given by the position of its entry and by its own size in bytes,
+        in any order. Any thread, after `start`; it waits for nothing but the disk.
+
+        Header and body are verified, the chain is not: that needs the entry before. ReadFailed
+        INDEX_LESS_THAN_LOCAL_BEGIN if one was purged, INDEX_OUT_OF_RANGE if one cannot be read yet;
+        InvalidRequest if it is no entry of a user, or of another size, or for more than 64 MiB; StorageError
+        DATA_DAMAGED until what is damaged has been repaired.
+        """
+        return self._bodies.read(spans)
+
+    def index_at_pos(self, pos: int) -> int:
+        """The index of the committed entry that begins at a position. Errors and threads as `read_bodies`."""
+        return self._bodies.index_at(pos)
 
     def _open_store(self) -> DiskLogStore:
         """Recover, and make the new incarnation durable before anything else happens (rule 2)."""
@@ -300,13 +329,12 @@ class NodeServer(OwnerFace):
             read_timeout_ms=limits.read_timeout_ms,
             owned=self._owned,
         )
+        self._bodies = BodyReader(self.store, self._readable, self._suspect_from_afar)
 
     def _build_care(self) -> None:
         """What looks after the log beside serving it: state, repair, scrub."""
         store, state, config = self.store, self._replica.admission.state, self.config
-        self._applier = Applier(
-            self._machine,
-            store,
+        self._applier.wire(
             self._readable,
             newest_image=lambda: state.newest_image,
             needs_image=lambda: state.needs_image,
@@ -450,6 +478,11 @@ class NodeServer(OwnerFace):
     def _suspect(self, index: int) -> None:
         self._repairer.suspect(index)
 
+    def _suspect_from_afar(self, index: int) -> None:
+        """Any thread."""
+        with suppress(RuntimeError):  # the loop is gone
+            self._loop.call_soon_threadsafe(self._suspect, index)
+
     def _tick(self) -> None:
         self._shell.tick()
         if self.store.likely_bytes < self._allocator.ahead_bytes:
@@ -549,6 +582,7 @@ class NodeServer(OwnerFace):
         """Release everything, in whatever state it is."""
         if not hasattr(self, "_grpc"):
             # It never got so far as to have parts.
+            await self._applier.stop()
             self._readers.shutdown(wait=False)
             self.is_released = await finished(self._close_only, _DISK_STOP_S)
             return

@@ -40,6 +40,8 @@ _BLANK = struct.Struct(">ii")
 Body = bytes | bytearray | memoryview
 
 _unpack_header = _HEADER.unpack_from
+#: magic, size, index, term and pos of the header at an offset: for walks along verified entries.
+unpack_begin = struct.Struct(">iiqqq").unpack_from
 _pack_chained = _CHAINED.pack
 _pack_crc = _CHAIN_CRC.pack
 

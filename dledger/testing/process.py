@@ -75,12 +75,15 @@ class SimProcess:
         self._announcing = False  # followers are to be told of a commit
         self._applied_index = -1
         self._machine = sim.new_state_machine()
+        self.state = sim.new_state_thread(self)
         state = replace(store.hard_state, incarnation=store.hard_state.incarnation + 1)
         self.incarnation = state.incarnation
         sim.invariants.saving_hard_state(node_id, state)
         sim.invariants.hard_state_starts(node_id, state)
         store.save_hard_state(state)
         sim.invariants.hard_state_saved(node_id, state)
+        if self.state is not None:
+            self.state.recover()
         rebuilt = None
         if begin_behind >= 0:
             rebuilt = rebuild(store, sim.profile.max_sessions, self.now_ms(), begin_behind)
@@ -88,11 +91,16 @@ class SimProcess:
 
     def start(self) -> None:
         """Let the replica begin, once the node knows of this process: its disk may fail at once."""
-        self.post(lambda: self.replica.start(self.now_ms()))
+        self.post(self._start)
         self._tick()
         self._checkpoint()
         if self._owner is not None:
             self._owner.start()
+
+    def _start(self) -> None:
+        if self.state is not None:
+            self.state.start()
+        self.replica.start(self.now_ms())
 
     # -- time and turns
 
@@ -269,6 +277,8 @@ class SimProcess:
             return
         self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "disk", job)
         self.sim.invariants.submitted(self, job)
+        if self.state is not None:
+            self.state.submitted(job)
         self._disk.submit(job)
 
     def fsync_began_ms(self) -> int | None:
@@ -280,7 +290,11 @@ class SimProcess:
         return EPOCH_MS + self.sim.clock.now_ms + self.sim.nodes[self.node_id].wall_offset_ms
 
     def save_state(self, image_index: int) -> None:
-        """The simulated state machines are checked against the log, not kept in it."""
+        """Machines that are not durable are checked against the log, and not kept in it."""
+        if self.state is not None:
+            state = self.state
+            self.after(0, lambda: state.save(image_index))
+            return
         self.after(0, lambda: self.replica.state_saved(self.now_ms(), image_index, ()))
 
     def load_push(self, peer: str, stream_id: int, first_index: int, last_index: int, max_bytes: int) -> None:
@@ -353,6 +367,8 @@ class SimProcess:
         self.sim.trace.add(self.sim.clock.now_ms, self.node_id, f"committed {committed_index}")
         self.sim.invariants.advanced(self, committed_index)
         self._apply(committed_index)
+        if self.state is not None:
+            self.state.committed(committed_index)
         self.sim.wake_readers(self)
 
     def commit_moved(self) -> None:
@@ -390,6 +406,12 @@ class SimProcess:
         return self._machine
 
     # -- the disk thread calls these
+
+    def stored(self, generation: int, last_index: int, term: int) -> None:
+        """In a turn."""
+        if self.state is not None:
+            self.state.stored(generation, last_index)
+        self.replica.stored(self.now_ms(), generation, last_index, term)
 
     def on_disk(self, action: Callable[[], None]) -> None:
         """Now, on the disk thread: outside of turns, and not after death."""

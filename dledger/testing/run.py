@@ -11,6 +11,7 @@ from typing import TextIO
 
 from dledger.node.replica import Replica
 from dledger.testing.clients import PlainClient, Reader, SessionClient
+from dledger.testing.durable import MakeMachine
 from dledger.testing.nemesis import Nemesis
 from dledger.testing.profile import Profile, draw_profile
 from dledger.testing.simulator import Simulation, StateMachine
@@ -44,6 +45,7 @@ class RunOptions:
     profile: Profile | None = None
     replica_type: type[Replica] = Replica
     state_machine: Callable[[], StateMachine] | None = None
+    durable_machine: MakeMachine | None = None
 
 
 _DEFAULTS = RunOptions()
@@ -58,6 +60,7 @@ def run_seed(seed: int, options: RunOptions = _DEFAULTS, *, sink: TextIO | None 
         sink=sink,
         replica_type=options.replica_type,
         state_machine=options.state_machine,
+        durable_machine=options.durable_machine,
     )
     result = RunResult(seed, profile)
     try:
