@@ -98,8 +98,10 @@ Command = PutTopic | DeleteTopic | PutGroup | DeleteGroup | CommitOffsets | Rese
 
 
 def check(command: Command) -> None:
-    """Nothing, if such a command may be in the log; otherwise IllegalMessage, or TopicRefused or Busy of a name
-    that is reserved or of too many members."""
+    """Nothing, if such a command may be in the log.
+
+    IllegalMessage if not; TopicRefused for a reserved name, Busy for too many members.
+    """
     match command:
         case PutTopic(config=config):
             _check_topic_config(config)

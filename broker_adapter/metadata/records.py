@@ -6,17 +6,17 @@ r"""The bytes of commands: the bodies of the messages of `DLEDGER_SYS_METADATA`.
     4    16   request id, by which the proposer knows its result; zeros: nobody waits for it
     20   n    payload
 
-Kinds and their payloads: 1 PutTopic, 2 DeleteTopic, 3 PutGroup, 4 DeleteGroup, 7 NewGeneration: a JSON object in
-UTF-8, with RocketMQ's names where it has one; members that a reader does not know are ignored. 5 CommitOffsets and
-6 ResetOffsets, which are many or large::
+Kinds and their payloads: 1 PutTopic, 2 DeleteTopic, 3 PutGroup, 4 DeleteGroup, 7 NewGeneration: a JSON object
+in UTF-8, with RocketMQ's names where it has one; what a reader does not know in it is ignored. 5 CommitOffsets
+and 6 ResetOffsets, which are many or large::
 
          2+n  group
          8    generation (5 only)
          2    number of topics, and of each: 2+n
          2    number of offsets, and of each: topic 2 (its place above), queue id 4, offset 8
 
-(big endian, signed but for lengths and counts). A kind or version that a node does not know is an `Unknown`: newer
-nodes write what older ones pass over. Everything else that does not fit is damage, and no state changes by it.
+(big endian, signed but for lengths and counts). A kind or version that a node does not know is an `Unknown`:
+newer nodes write what older ones pass over. Everything else that does not fit is damage, and changes nothing.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The rules of offsets and generations:
 
-- A group's generation is the index of the log entry that began it: its creation, an assignment or a reset. Indexes
-  only grow and are never given twice, so it never falls, not over deletion and creation of the group either, and
-  nothing has to be remembered of what was deleted.
+- A group's generation is the index of the log entry that began it: its creation, an assignment or a reset.
+  Indexes only grow and are never given twice, so it never falls, not over deletion and creation of the group
+  either, and nothing has to be remembered of what was deleted.
 - A commit carries a generation. The group's own is taken; a lower one is stale, a higher one nobody has been
   given; both are refused. -1 is taken while the group has no members.
 - A commit is taken or refused as a whole. In a queue the greater offset wins. Only a reset lowers one.
@@ -47,9 +47,9 @@ class MetadataState:
     """Topics, groups, offsets and generations.
 
     `on_result` is told, on the applying thread, what came of every command that carries a request id.
-    `on_topic_cut` is told, also there and before anything else is applied, when a topic comes into being or ends:
-    queue offsets go on, but the least offset of each of its queues moves to the next one, so that messages of a
-    deleted topic are never taken for those of a later one with its name.
+    `on_topic_cut` is told, also there and before anything else is applied, when a topic comes into being or
+    ends: queue offsets go on, but the least offset of each of its queues moves to the next one, so that
+    messages of a deleted topic are never taken for those of a later one with its name.
     """
 
     def __init__(
@@ -64,7 +64,10 @@ class MetadataState:
         self.refused = 0
         self.unknown = 0
         self.damaged = 0
-        self._take(EMPTY)
+        self._applied_index = -1
+        self._topics: Mapping[str, TopicConfig] = MappingProxyType({})
+        self._groups: dict[str, Group] = {}
+        self._offset_count = 0
 
     # -- reading, on any thread ---------------------------------------------------------------------------
 
@@ -233,7 +236,7 @@ class MetadataState:
 
     def _take(self, contents: Contents) -> None:
         self._applied_index = contents.applied_index
-        self._topics: Mapping[str, TopicConfig] = MappingProxyType(dict(contents.topics))
+        self._topics = MappingProxyType(dict(contents.topics))
         self._groups = dict(contents.groups)
         self._offset_count = sum(len(group.offsets) for group in self._groups.values())
 

@@ -28,7 +28,7 @@ class Group(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a command. `status` None: it was done. `generation`: the group's afterwards, -1 without."""
+    """What came of a command. `status` None: it was done. `generation`: the group's afterwards, or -1."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     generation: int = NO_GENERATION
