@@ -7,8 +7,8 @@ r"""The bytes of commands: the bodies of the messages of `DLEDGER_SYS_METADATA`.
     20   n    payload
 
 Kinds and their payloads: 1 PutTopic, 2 DeleteTopic, 3 PutGroup, 4 DeleteGroup, 7 NewGeneration: a JSON object
-in UTF-8, with RocketMQ's names where it has one; what a reader does not know in it is ignored. 5 CommitOffsets
-and 6 ResetOffsets, which are many or large::
+in UTF-8, with RocketMQ's names where it has one; what a reader does not know in it is ignored.
+5 CommitOffsets and 6 ResetOffsets, of which there are many::
 
          2+n  group
          8    generation (5 only)
