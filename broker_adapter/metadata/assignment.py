@@ -34,9 +34,9 @@ def assign(
 
 
 def averagely(member_ids: Sequence[str], queues: int) -> dict[str, range]:
-    """Neighbouring queues for each of the sorted members; the first ones get one more if it does not come out even.
+    """Neighbouring queues for each of the members, in their order.
 
-    With fewer queues than members the last ones get none.
+    The first ones get one more if it does not come out even; with fewer queues than members the last get none.
     """
     share, extra = divmod(queues, len(member_ids))
     found = {}

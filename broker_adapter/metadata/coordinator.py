@@ -5,8 +5,8 @@ coordinator compares what the group should look like with what the log says, and
 a `NewGeneration` to propose. Nothing is in force before it has been applied: until then members keep the
 assignment of the log, and their commits under its generation count.
 
-A new master begins with no members. Each group that had some gets one new generation, once all of them have come
-back, or when `collect_ms` have passed since the first one did, or `orphan_ms` without any.
+A new master begins with no members. Each group that had some gets one new generation, once all of them have
+come back, or when `collect_ms` have passed since the first one did, or `orphan_ms` without any.
 """
 
 from __future__ import annotations
@@ -66,12 +66,10 @@ class _Member(NamedTuple):
 
 @dataclass(slots=True)
 class _Group:
-    """`inherited`: an earlier master gave the assignment in the log; `deadline_ms`: of waiting for its members."""
-
-    inherited: bool
-    deadline_ms: int
+    inherited: bool  # an earlier master gave the assignment that is in the log
+    deadline_ms: int  # of waiting for its members
     members: dict[str, _Member] = field(default_factory=dict)
-    left: set[str] = field(default_factory=set)  # of the inherited ones, not to be waited for
+    left: set[str] = field(default_factory=set)  # since the newest assignment: not to be waited for
     proposing: bool = False
     # What the assignment was last computed from; None: compute it again.
     computed_from: Mapping[str, TopicConfig] | None = None
@@ -131,15 +129,15 @@ class GroupCoordinator:
         heartbeat_ms = member.lease_ms // 3 if in_step else min(self._config.rejoin_ms, member.lease_ms // 3)
         return Assignment(stored.generation, queues, len(stored.members), heartbeat_ms)
 
-    def leave(self, group: str, member_id: str) -> None:
+    def leave(self, group: str, member_id: str, now_ms: int) -> None:
         """Give up membership; the queues go to the others. GroupRefused (GROUP_UNKNOWN, NOT_A_MEMBER)."""
         stored, held = self._stored(group), self._groups.get(group)
         if held is not None and member_id in held.members:
             self._remove(held, member_id)
-        elif not (stored.members.get(member_id) is not None and (held is None or held.inherited)):
+        elif member_id not in stored.members or not (held is None or held.inherited):
             raise _no_member(group, member_id)
         if held is None:
-            held = self._groups[group] = self._orphan(0)
+            held = self._groups[group] = self._orphan(now_ms)
         held.left.add(member_id)
 
     def tick(self, now_ms: int) -> list[NewGeneration]:

@@ -37,7 +37,7 @@ class Proposals:
         return len(self._waiting)
 
     async def propose(self, command: Command) -> Outcome:
-        """What came of the command once it was applied on this node; `Outcome.check` raises what it was refused for.
+        """What came of the command, once it was applied on this node (`Outcome.check` raises a refusal).
 
         Errors of `encode` and `append`; Busy (TOO_MANY_PROPOSALS); PutIndeterminate if it was not applied
         within `timeout_ms`, or before `abandon`: it may still be.
@@ -50,22 +50,19 @@ class Proposals:
         result = self._waiting[request_id] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
-                return await self._result(body, result)
-        except TimeoutError:
+                await self._append(body)
+                return await asyncio.shield(result)
+        except (TimeoutError, PutIndeterminate) as error:
+            # What was applied is known, even if `append` could not tell.
+            if result.done() and result.exception() is None:
+                return result.result()
+            if isinstance(error, PutIndeterminate):
+                raise
             raise _unknown(f"not applied within {self._timeout_ms} ms") from None
         finally:
             del self._waiting[request_id]
-            result.cancel()
-
-    async def _result(self, body: bytes, result: asyncio.Future[Outcome]) -> Outcome:
-        try:
-            await self._append(body)
-        except PutIndeterminate:
-            # The log does not know, but if it was applied, it was there.
-            if result.done():
-                return await result
-            raise
-        return await result
+            if not result.cancel():
+                result.exception()  # marks it as seen, if `abandon` came and `append` failed
 
     def on_result(self, request_id: bytes, outcome: Outcome) -> None:
         """A command was applied: `MetadataState` calls this, on its own thread, for those of all nodes."""
