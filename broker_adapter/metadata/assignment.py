@@ -36,7 +36,7 @@ def assign(
 def averagely(member_ids: Sequence[str], queues: int) -> dict[str, range]:
     """Neighbouring queues for each of the members, in their order.
 
-    The first ones get one more if it does not come out even; with fewer queues than members the last get none.
+    If it does not come out even the first ones get one more; of fewer queues than members the last get none.
     """
     share, extra = divmod(queues, len(member_ids))
     found = {}

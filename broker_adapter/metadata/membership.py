@@ -37,7 +37,7 @@ class Membership:
         self._coordinator: GroupCoordinator | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._changes: dict[str, asyncio.Event] = {}  # by group: set when its proposal was settled
+        self._changes: dict[str, asyncio.Event] = {}  # by group: set when waiting may be over
 
     def start(self) -> None:
         """This node has become the master: members are to join again."""
@@ -72,16 +72,23 @@ class Membership:
         return answer
 
     async def leave(self, group: str, member_id: str) -> None:
-        """As `BrokerApi.leave`. The others get the queues with the next generation. Errors as those of `join`."""
+        """As `BrokerApi.leave`; the others get the queues with the next generation.
+
+        GroupRefused (GROUP_UNKNOWN, NOT_A_MEMBER); NotMaster.
+        """
         coordinator = self._leading()
         coordinator.leave(group, member_id, self._now_ms())
         self._advance(coordinator, group)
 
     def tick(self) -> None:
         """Propose what is due: called every `tick_ms` between `start` and `stop`."""
-        if self._coordinator is not None:
-            for command in self._coordinator.tick(self._now_ms()):
-                self._carry_out(self._coordinator, command)
+        if self._coordinator is None:
+            return
+        for command in self._coordinator.tick(self._now_ms()):
+            self._carry_out(self._coordinator, command)
+        for group in list(self._changes):
+            if self._catalog.group(group) is None:
+                self._changed(group)
 
     def _leading(self) -> GroupCoordinator:
         if self._coordinator is None:
@@ -89,8 +96,8 @@ class Membership:
         return self._coordinator
 
     def _next_tick(self) -> None:
-        self.tick()
         self._timer = asyncio.get_running_loop().call_later(self._tick_ms / 1000, self._next_tick)
+        self.tick()
 
     def _advance(self, coordinator: GroupCoordinator, group: str) -> None:
         command = coordinator.proposal(group, self._now_ms())

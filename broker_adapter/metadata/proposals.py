@@ -47,7 +47,8 @@ class Proposals:
         request_id = self._new_request_id()
         body = encode(command, request_id)
         # Known before the entry can be: it may be applied before `append` returns.
-        result = self._waiting[request_id] = asyncio.get_running_loop().create_future()
+        result: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._waiting[request_id] = result
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
                 await self._append(body)
