@@ -72,6 +72,7 @@ class Status(IntEnum):
     OFFSET_ABOVE_MAXIMUM = 741
     MESSAGE_NOT_FOUND = 742
     TOO_MANY_HELD_PULLS = 743
+    NOT_CONFIRMED = 744
     # -- bytes that were stored
     RECORD_TRUNCATED = 750
     RECORD_MAGIC = 751
@@ -112,6 +113,7 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.TOO_MANY_PENDING_BYTES: ResponseCode.SYSTEM_BUSY,
     Status.DISK_FULL: ResponseCode.SERVICE_NOT_AVAILABLE,
     Status.TOO_MANY_HELD_PULLS: ResponseCode.SYSTEM_BUSY,
+    Status.NOT_CONFIRMED: ResponseCode.SYSTEM_BUSY,
     Status.OUTCOME_UNKNOWN: ResponseCode.SYSTEM_ERROR,
     Status.TOPIC_UNKNOWN: ResponseCode.TOPIC_NOT_EXIST,
     Status.TOPIC_NOT_WRITABLE: ResponseCode.NO_PERMISSION,
@@ -239,6 +241,7 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.OFFSET_ABOVE_MAXIMUM: ReadFailed,
     Status.MESSAGE_NOT_FOUND: ReadFailed,
     Status.TOO_MANY_HELD_PULLS: ReadFailed,
+    Status.NOT_CONFIRMED: ReadFailed,
     Status.RECORD_TRUNCATED: StoredDataDamaged,
     Status.RECORD_MAGIC: StoredDataDamaged,
     Status.RECORD_LENGTHS: StoredDataDamaged,

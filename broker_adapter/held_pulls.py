@@ -22,6 +22,10 @@ class HeldPulls:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     async def wait(self, topic: str, queue_id: int, offset: int) -> None:
         """Until the queue has a message at `offset`, or `wake_all`. ReadFailed if too many wait already."""
         if self._closed:

@@ -40,13 +40,12 @@ if TYPE_CHECKING:
     )
     from dledger.core.values import Role
     from dledger.node.config import NodeConfig, load_config, parse_config
-    from dledger.node.program import Program
     from dledger.node.owned_append import Assigned
     from dledger.node.owner import GrpcService
+    from dledger.node.program import Program
     from dledger.node.role_events import RoleEvent
     from dledger.node.server import NodeServer
     from dledger.node.shell import AppendOutcome
-    from dledger.node.state_machine import AppliedEntry, StateMachine
     from dledger.node.state_machine import Applied, AppliedEntry, DurableStateMachine, StateMachine
 
 __all__ = [
