@@ -97,7 +97,6 @@ _OF_NODES = {
     "Assigned": "dledger.node.owned_append",
     "GrpcService": "dledger.node.owner",
     "Applied": "dledger.node.state_machine",
-    "AppliedEntry": "dledger.node.state_machine",
     "DurableStateMachine": "dledger.node.state_machine",
     "NodeConfig": "dledger.node.config",
     "NodeServer": "dledger.node.server",
