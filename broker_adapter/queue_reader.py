@@ -17,7 +17,7 @@ from broker_adapter.index_layout import index_keys
 from broker_adapter.java_hash import tag_code
 from broker_adapter.message import ENTRY_HEADER_SIZE, decode
 from broker_adapter.properties import KEYS, TAGS, UNIQ_KEY, split_properties
-from dledger import Code
+from dledger import Code, InvalidRequest
 from dledger import ReadFailed as LogReadFailed
 
 #: Units looked at in one pull for a tag that hardly any message has.
@@ -51,6 +51,8 @@ class LogBodies(Protocol):
     def begin_pos(self) -> int: ...
 
     def read_bodies(self, spans: Sequence[tuple[int, int]]) -> list[bytes]: ...
+
+    def body_at(self, pos: int) -> bytes: ...
 
 
 class QueueReader:
@@ -98,8 +100,8 @@ class QueueReader:
     def message_at(self, physical_offset: int) -> bytes:
         """The record at a commit-log offset. ReadFailed (MESSAGE_NOT_FOUND)."""
         try:
-            return self._log.read_bodies([(physical_offset - ENTRY_HEADER_SIZE, -1)])[0]
-        except LogReadFailed as error:
+            return self._log.body_at(physical_offset - ENTRY_HEADER_SIZE)
+        except (LogReadFailed, InvalidRequest) as error:
             text = f"no message at {physical_offset}: {error.message}"
             raise ReadFailed(Status.MESSAGE_NOT_FOUND, text) from error
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dledger.errors import Code, InvalidRequest, ReadFailed
 from dledger.node.readable import ReadableLog
 from dledger.store.api import EntryDamaged, LogStore
+from dledger.store.batch import HEADER_SIZE
 
 MAX_BYTES = 64 << 20  # of the bodies that one call asks for
 
@@ -46,6 +47,11 @@ class BodyReader:
         if index > self._readable.index:
             raise ReadFailed(f"position {pos} cannot be read yet")
         return index
+
+    def read_at(self, pos: int) -> bytes:
+        """See NodeServer.body_at."""
+        size = self._store.entry(self.index_at(pos)).size - HEADER_SIZE
+        return self.read([(pos, size)])[0]
 
     def _look(self) -> bool:
         """Whether more may be read by now."""

@@ -207,6 +207,11 @@ class NodeServer(OwnerFace):
         """
         return self._bodies.read(spans)
 
+    def body_at(self, pos: int) -> bytes:
+        """The body of the committed entry that begins at a position. Errors and threads as `read_bodies`;
+        also ReadFailed if no entry begins there."""
+        return self._bodies.read_at(pos)
+
     def index_at_pos(self, pos: int) -> int:
         """The index of the committed entry that begins at a position. Errors and threads as `read_bodies`."""
         return self._bodies.index_at(pos)
