@@ -12,6 +12,7 @@ The tree says what the caller may conclude, as that of `dledger.errors` does::
     |   +-- Busy            ... later: a limit was reached, nothing is wrong
     +-- PutIndeterminate    the message may or may not be in the log, now or later
     +-- TopicRefused        the topic has to be created or opened first
+    +-- GroupRefused        the group has to be created, or its member has to join (again) first
     +-- IllegalMessage      the message itself is wrong: trying again cannot help
     +-- ReadFailed          a read found nothing to return
     +-- StoredDataDamaged   stored bytes that cannot be what a broker has written
@@ -82,6 +83,29 @@ class Status(IntEnum):
     RECORD_FIELD = 755
     UNIT_DAMAGED = 756
     INDEX_DAMAGED = 757
+    # -- metadata: consumer groups and their offsets
+    GROUP_UNKNOWN = 760
+    GENERATION_STALE = 761
+    GENERATION_UNKNOWN = 762
+    GROUP_HAS_MEMBERS = 763
+    NOT_A_MEMBER = 764
+    QUEUE_UNKNOWN = 765
+    OFFSET_OUT_OF_RANGE = 766
+    GROUP_NAME_INVALID = 767
+    MEMBER_ID_INVALID = 768
+    TOPIC_RESERVED = 769
+    # -- metadata: limits
+    TOO_MANY_TOPICS = 770
+    TOO_MANY_GROUPS = 771
+    TOO_MANY_MEMBERS = 772
+    TOO_MANY_SUBSCRIPTIONS = 773
+    TOO_MANY_OFFSETS = 774
+    TOO_MANY_PROPOSALS = 775
+    REBALANCING = 776
+    COMMAND_TOO_LARGE = 777
+    # -- metadata: bytes that were stored
+    COMMAND_DAMAGED = 778
+    METADATA_DAMAGED = 779
 
 
 RESPONSE_CODE: dict[Status, ResponseCode] = {
@@ -115,6 +139,27 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.RECORD_FIELD: ResponseCode.SYSTEM_ERROR,
     Status.UNIT_DAMAGED: ResponseCode.SYSTEM_ERROR,
     Status.INDEX_DAMAGED: ResponseCode.SYSTEM_ERROR,
+    Status.GROUP_UNKNOWN: ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+    # RocketMQ has no generations, so none of its codes says this one.
+    Status.GENERATION_STALE: ResponseCode.SYSTEM_ERROR,
+    Status.GENERATION_UNKNOWN: ResponseCode.SYSTEM_ERROR,
+    Status.GROUP_HAS_MEMBERS: ResponseCode.NO_PERMISSION,
+    Status.NOT_A_MEMBER: ResponseCode.SYSTEM_ERROR,
+    Status.QUEUE_UNKNOWN: ResponseCode.TOPIC_NOT_EXIST,
+    Status.OFFSET_OUT_OF_RANGE: ResponseCode.MESSAGE_ILLEGAL,
+    Status.GROUP_NAME_INVALID: ResponseCode.MESSAGE_ILLEGAL,
+    Status.MEMBER_ID_INVALID: ResponseCode.MESSAGE_ILLEGAL,
+    Status.TOPIC_RESERVED: ResponseCode.NO_PERMISSION,
+    Status.TOO_MANY_TOPICS: ResponseCode.SYSTEM_BUSY,
+    Status.TOO_MANY_GROUPS: ResponseCode.SYSTEM_BUSY,
+    Status.TOO_MANY_MEMBERS: ResponseCode.SYSTEM_BUSY,
+    Status.TOO_MANY_SUBSCRIPTIONS: ResponseCode.MESSAGE_ILLEGAL,
+    Status.TOO_MANY_OFFSETS: ResponseCode.MESSAGE_ILLEGAL,
+    Status.TOO_MANY_PROPOSALS: ResponseCode.SYSTEM_BUSY,
+    Status.REBALANCING: ResponseCode.SYSTEM_BUSY,
+    Status.COMMAND_TOO_LARGE: ResponseCode.MESSAGE_ILLEGAL,
+    Status.COMMAND_DAMAGED: ResponseCode.SYSTEM_ERROR,
+    Status.METADATA_DAMAGED: ResponseCode.SYSTEM_ERROR,
 }
 
 
@@ -154,6 +199,10 @@ class PutIndeterminate(BrokerError):
 
 class TopicRefused(BrokerError):
     """The topic does not exist and is not created by itself, or does not permit what was asked for."""
+
+
+class GroupRefused(BrokerError):
+    """The group does not exist, or who asks is not the member, or of the generation, that it must be."""
 
 
 class IllegalMessage(BrokerError):
@@ -204,4 +253,24 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.RECORD_FIELD: StoredDataDamaged,
     Status.UNIT_DAMAGED: StoredDataDamaged,
     Status.INDEX_DAMAGED: StoredDataDamaged,
+    Status.GROUP_UNKNOWN: GroupRefused,
+    Status.GENERATION_STALE: GroupRefused,
+    Status.GENERATION_UNKNOWN: GroupRefused,
+    Status.GROUP_HAS_MEMBERS: GroupRefused,
+    Status.NOT_A_MEMBER: GroupRefused,
+    Status.QUEUE_UNKNOWN: TopicRefused,
+    Status.OFFSET_OUT_OF_RANGE: IllegalMessage,
+    Status.GROUP_NAME_INVALID: IllegalMessage,
+    Status.MEMBER_ID_INVALID: IllegalMessage,
+    Status.TOPIC_RESERVED: TopicRefused,
+    Status.TOO_MANY_TOPICS: Busy,
+    Status.TOO_MANY_GROUPS: Busy,
+    Status.TOO_MANY_MEMBERS: Busy,
+    Status.TOO_MANY_SUBSCRIPTIONS: IllegalMessage,
+    Status.TOO_MANY_OFFSETS: IllegalMessage,
+    Status.TOO_MANY_PROPOSALS: Busy,
+    Status.REBALANCING: Busy,
+    Status.COMMAND_TOO_LARGE: IllegalMessage,
+    Status.COMMAND_DAMAGED: StoredDataDamaged,
+    Status.METADATA_DAMAGED: StoredDataDamaged,
 }
