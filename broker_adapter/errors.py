@@ -53,6 +53,8 @@ class Status(IntEnum):
     SHUTTING_DOWN = 701
     TOO_MANY_PENDING_BYTES = 702
     DISK_FULL = 703
+    TOO_MANY_CALLS = 704
+    NOT_CONNECTED = 705  # given by clients: the broker was not reached
     # -- nobody knows yet
     OUTCOME_UNKNOWN = 710
     # -- the topic
@@ -67,6 +69,7 @@ class Status(IntEnum):
     BODY_TOO_LARGE = 734
     FIELD_OUT_OF_RANGE = 735
     MESSAGE_ID_INVALID = 736
+    REQUEST_MALFORMED = 737
     # -- reads
     OFFSET_BELOW_MINIMUM = 740
     OFFSET_ABOVE_MAXIMUM = 741
@@ -114,6 +117,8 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.DISK_FULL: ResponseCode.SERVICE_NOT_AVAILABLE,
     Status.TOO_MANY_HELD_PULLS: ResponseCode.SYSTEM_BUSY,
     Status.NOT_CONFIRMED: ResponseCode.SYSTEM_BUSY,
+    Status.TOO_MANY_CALLS: ResponseCode.SYSTEM_BUSY,
+    Status.NOT_CONNECTED: ResponseCode.SERVICE_NOT_AVAILABLE,
     Status.OUTCOME_UNKNOWN: ResponseCode.SYSTEM_ERROR,
     Status.TOPIC_UNKNOWN: ResponseCode.TOPIC_NOT_EXIST,
     Status.TOPIC_NOT_WRITABLE: ResponseCode.NO_PERMISSION,
@@ -126,6 +131,7 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.BODY_TOO_LARGE: ResponseCode.MESSAGE_ILLEGAL,
     Status.FIELD_OUT_OF_RANGE: ResponseCode.MESSAGE_ILLEGAL,
     Status.MESSAGE_ID_INVALID: ResponseCode.MESSAGE_ILLEGAL,
+    Status.REQUEST_MALFORMED: ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
     Status.OFFSET_BELOW_MINIMUM: ResponseCode.PULL_OFFSET_MOVED,
     Status.OFFSET_ABOVE_MAXIMUM: ResponseCode.PULL_OFFSET_MOVED,
     Status.MESSAGE_NOT_FOUND: ResponseCode.QUERY_NOT_FOUND,
@@ -226,6 +232,8 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.SHUTTING_DOWN: PutRefused,
     Status.TOO_MANY_PENDING_BYTES: Busy,
     Status.DISK_FULL: Busy,
+    Status.TOO_MANY_CALLS: Busy,
+    Status.NOT_CONNECTED: PutRefused,
     Status.OUTCOME_UNKNOWN: PutIndeterminate,
     Status.TOPIC_UNKNOWN: TopicRefused,
     Status.TOPIC_NOT_WRITABLE: TopicRefused,
@@ -237,6 +245,7 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.BODY_TOO_LARGE: IllegalMessage,
     Status.FIELD_OUT_OF_RANGE: IllegalMessage,
     Status.MESSAGE_ID_INVALID: IllegalMessage,
+    Status.REQUEST_MALFORMED: IllegalMessage,
     Status.OFFSET_BELOW_MINIMUM: ReadFailed,
     Status.OFFSET_ABOVE_MAXIMUM: ReadFailed,
     Status.MESSAGE_NOT_FOUND: ReadFailed,

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Session,
         TlsFiles,
     )
+    from dledger.client.loop_thread import LoopThread
     from dledger.core.values import Role
     from dledger.node.config import NodeConfig, load_config, parse_config
     from dledger.node.owned_append import Assigned
@@ -47,8 +48,13 @@ if TYPE_CHECKING:
     from dledger.node.server import NodeServer
     from dledger.node.shell import AppendOutcome
     from dledger.node.state_machine import Applied, AppliedEntry, DurableStateMachine, StateMachine
+    from dledger.rpc import handlers
+    from dledger.rpc.channels import MAX_PAYLOAD_BYTES, ChannelSecurity, open_channel
+    from dledger.rpc.log_client import NetworkFailure, answer_of, end_call
+    from dledger.rpc.tls import ClientTls
 
 __all__ = [
+    "MAX_PAYLOAD_BYTES",
     "AppendOutcome",
     "AppendResult",
     "Appender",
@@ -58,7 +64,9 @@ __all__ = [
     "AsyncClient",
     "BlockingAppender",
     "BlockingSession",
+    "ChannelSecurity",
     "Client",
+    "ClientTls",
     "Code",
     "ConfigError",
     "DLedgerError",
@@ -70,7 +78,9 @@ __all__ = [
     "Indeterminate",
     "InvalidRequest",
     "Limits",
+    "LoopThread",
     "MemberAddress",
+    "NetworkFailure",
     "NodeConfig",
     "NodeServer",
     "NodeStatus",
@@ -86,30 +96,47 @@ __all__ = [
     "StateMachine",
     "StorageError",
     "TlsFiles",
+    "answer_of",
+    "end_call",
+    "handlers",
     "load_config",
+    "open_channel",
     "parse_config",
 ]
 
 
-_OF_NODES = {
+#: Where a name is, unless `dledger.client` has it.
+_MODULE_OF = {
     "AppendOutcome": "dledger.node.shell",
+    "Applied": "dledger.node.state_machine",
     "AppliedEntry": "dledger.node.state_machine",
     "Assigned": "dledger.node.owned_append",
-    "GrpcService": "dledger.node.owner",
-    "Applied": "dledger.node.state_machine",
+    "ChannelSecurity": "dledger.rpc.channels",
+    "ClientTls": "dledger.rpc.tls",
     "DurableStateMachine": "dledger.node.state_machine",
+    "GrpcService": "dledger.node.owner",
+    "LoopThread": "dledger.client.loop_thread",
+    "MAX_PAYLOAD_BYTES": "dledger.rpc.channels",
+    "NetworkFailure": "dledger.rpc.log_client",
     "NodeConfig": "dledger.node.config",
     "NodeServer": "dledger.node.server",
     "Program": "dledger.node.program",
     "Role": "dledger.core.values",
     "RoleEvent": "dledger.node.role_events",
     "StateMachine": "dledger.node.state_machine",
+    "answer_of": "dledger.rpc.log_client",
+    "end_call": "dledger.rpc.log_client",
     "load_config": "dledger.node.config",
+    "open_channel": "dledger.rpc.channels",
     "parse_config": "dledger.node.config",
 }
+#: Names that are modules themselves.
+_MODULES = {"handlers": "dledger.rpc.handlers"}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name in __all__:
-        return getattr(import_module(_OF_NODES.get(name, "dledger.client")), name)
+        return getattr(import_module(_MODULE_OF.get(name, "dledger.client")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
