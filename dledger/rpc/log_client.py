@@ -89,7 +89,7 @@ def _failure(address: str, error: grpc.aio.AioRpcError, security: ChannelSecurit
     return NetworkFailure(f"{address}: {error.code().name}: {error.details()}")
 
 
-async def _answer_of(
+async def answer_of(
     address: str,
     call: Callable[[], Awaitable[T]],
     cancelled: Callable[[], bool] | None = None,
@@ -141,11 +141,11 @@ class AppendStream:
         if mark is not None:
             request.session.session_id = mark.session_id
             request.session.seq = mark.seq
-        await _answer_of(self.address, lambda: self._call.write(request), self._call.cancelled)
+        await answer_of(self.address, lambda: self._call.write(request), self._call.cancelled)
 
     async def receive(self) -> AppendAnswer:
         """The next answer. Raises NetworkFailure when the stream ends, however it ends."""
-        message = await _answer_of(self.address, self._call.read, self._call.cancelled)
+        message = await answer_of(self.address, self._call.read, self._call.cancelled)
         if message is grpc.aio.EOF:
             raise NetworkFailure(f"{self.address}: the server ended the stream")
         if message.HasField("status") and (error := _error_of(message.status)) is not None:
@@ -315,4 +315,4 @@ class LogClient:
     async def _answer(
         self, call: Callable[[], Awaitable[T]], cancelled: Callable[[], bool] | None = None
     ) -> T:
-        return await _answer_of(self.address, call, cancelled, security=self.security)
+        return await answer_of(self.address, call, cancelled, security=self.security)
