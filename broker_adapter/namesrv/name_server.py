@@ -115,7 +115,10 @@ class NameServer:
         try:
             changed = self.tables.register(given, self._now_ms(), session)
         except BrokerError as error:
-            self._happened("refused", key, str(error))
+            if error.status is Status.NAMESRV_INVALID:
+                self.counts["refused"] += 1  # who sends nonsense has no name to be remembered by
+            else:
+                self._happened("refused", key, str(error))
             raise
         self.counts["accepted"] += 1
         if before is None:
@@ -185,9 +188,9 @@ class NameServer:
             self.limit_hit("watcher")
             raise
 
-    def topic_rows(self) -> dict[str, dict[str, TopicConfig]]:
-        """topic -> broker name -> queues, as registered."""
-        return {topic: dict(rows) for topic, rows in sorted(self.tables.topic_queue_table.items())}
+    def topic_rows(self, most: int) -> dict[str, dict[str, TopicConfig]]:
+        """topic -> broker name -> queues, as routes show them; the first ones by name."""
+        return {topic: dict(self.tables.route(topic).queues) for topic in self.tables.topics()[:most]}
 
     # -- settings -----------------------------------------------------------------------------------------
 
@@ -209,3 +212,7 @@ class NameServer:
             except asyncio.CancelledError:
                 await asyncio.gather(writing, return_exceptions=True)
                 raise
+
+
+def _who(given: Registration) -> str:
+    return f"id {given.broker_id} at {given.address}, term {given.term}"
