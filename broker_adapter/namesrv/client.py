@@ -34,9 +34,9 @@ _SETTLE_S = 0.01
 class NameServerClient:
     """Use it on one event loop: `async with NameServerClient(["127.0.0.1:9876"]) as client: ...`
 
-    Questions go to one NameServer at a time, beginning with the one that answered last. What changes something
-    (`kv_put`, `kv_delete`, `wipe_write_permission`, `register`, `unregister`) goes to all of them, as they do
-    not know of each other.
+    Questions go to one NameServer at a time, beginning with the one that answered last. What changes
+    something (`kv_put`, `kv_delete`, `wipe_write_permission`, `register`, `unregister`) goes to all of them,
+    as they do not know of each other.
     """
 
     def __init__(

@@ -41,9 +41,7 @@ class _Collector(Collector):
         kinds = {"master": 0, "slave": 0, "unknown": 0}
         for entry in brokers:
             kinds[{MASTER_ID: "master", UNKNOWN_ID: "unknown"}.get(entry.broker_id, "slave")] += 1
-        family = GaugeMetricFamily(
-            "namesrv_brokers", "Registered brokers, by what they are.", labels=["role"]
-        )
+        family = GaugeMetricFamily("namesrv_brokers", "Registered brokers, by role.", labels=["role"])
         for kind, count in kinds.items():
             family.add_metric([kind], count)
         yield family
@@ -59,9 +57,7 @@ class _Collector(Collector):
         for event, count in sorted(server.counts.items()):
             events.add_metric([event], count)
         yield events
-        limits = CounterMetricFamily(
-            "namesrv_limits_hit", "How often a limit refused a call.", labels=["limit"]
-        )
+        limits = CounterMetricFamily("namesrv_limits_hit", "Calls that a limit refused.", labels=["limit"])
         for limit, count in sorted(server.limits_hit.items()):
             limits.add_metric([limit], count)
         yield limits

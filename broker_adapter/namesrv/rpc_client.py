@@ -5,12 +5,14 @@ No answer is a NameServerUnavailable, whatever gRPC calls it; answers with a cod
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import grpc.aio
 
-from broker_adapter.errors import NameServerUnavailable, Status
+from broker_adapter.errors import NameServerRefused, NameServerUnavailable, Status
 from broker_adapter.namesrv.rpc_convert import (
     answer_from_pb,
     info_from_pb,
@@ -116,11 +118,12 @@ class NameServerLink:
 
 
 class RegistrationSession:
-    """One stream of registrations of one node. One task sends, one may receive."""
+    """One stream of registrations of one node, used by one task."""
 
     def __init__(self, link: NameServerLink, call: Any) -> None:
         self._link = link
         self._call = call
+        self._reading: asyncio.Task[RegistrationAnswer] | None = None
 
     async def send(self, given: Registration) -> None:
         """NameServerUnavailable."""
@@ -129,19 +132,36 @@ class RegistrationSession:
 
     async def receive(self) -> RegistrationAnswer:
         """The next answer. NameServerRefused; NameServerUnavailable when the stream ends."""
+        reading = self.next_answer()
+        await asyncio.wait((reading,))
+        self._reading = None
+        return reading.result()
+
+    def next_answer(self) -> asyncio.Task[RegistrationAnswer]:
+        """What the next `receive` will return: it is done early only when the stream ends. Do not cancel it,
+        as gRPC would take that for the end of the whole call."""
+        if self._reading is None:
+            self._reading = asyncio.get_running_loop().create_task(self._read())
+        return self._reading
+
+    async def _read(self) -> RegistrationAnswer:
         message = await self._link.answer(self._call.read, self._call.cancelled)
         if message is grpc.aio.EOF:
             raise self._link.unavailable("the server has ended the stream")
         return answer_from_pb(message)
 
     async def finish(self) -> None:
-        """Tell the server that nothing more comes, which un-registers the node, and wait until it knows."""
+        """Tell the server that nothing more comes, which un-registers the node, and wait until it has heard:
+        until NameServerUnavailable is raised."""
         await self._link.answer(self._call.done_writing, self._call.cancelled)
-        while await self._link.answer(self._call.read, self._call.cancelled) is not grpc.aio.EOF:
-            pass  # answers that were on their way
+        while True:
+            with suppress(NameServerRefused):  # of answers that were on their way
+                await self.receive()
 
     async def close(self) -> None:
         await end_call(self._call)
+        if self._reading is not None:
+            await asyncio.gather(self._reading, return_exceptions=True)
 
 
 async def end_call(call: Any) -> None:
