@@ -16,6 +16,9 @@ The tree says what the caller may conclude, as that of `dledger.errors` does::
     +-- IllegalMessage      the message itself is wrong: trying again cannot help
     +-- ReadFailed          a read found nothing to return
     +-- StoredDataDamaged   stored bytes that cannot be what a broker has written
+    +-- NameServerRefused   a NameServer did not do what it was asked; nothing has changed there
+    |   +-- NameServerBusy  ... later: a limit was reached, nothing is wrong
+    +-- NameServerUnavailable  no answer: what was asked for may or may not have been done
 """
 
 from __future__ import annotations
@@ -108,6 +111,19 @@ class Status(IntEnum):
     # -- metadata: bytes that were stored
     COMMAND_DAMAGED = 778
     METADATA_DAMAGED = 779
+    # -- the NameServer
+    NAMESRV_BUSY = 780
+    NAMESRV_LIMIT = 781
+    NAMESRV_STALE_EPOCH = 782
+    NAMESRV_STALE_TERM = 783
+    NAMESRV_CONFLICT = 784
+    NAMESRV_INVALID = 785
+    NAMESRV_BROKER_UNKNOWN = 786
+    NAMESRV_CONFIG_UNKNOWN = 787
+    NAMESRV_CONFIG_LIMIT = 788
+    NAMESRV_CONFIG_NOT_STORED = 789
+    NAMESRV_CONFIG_DAMAGED = 790
+    NAMESRV_UNREACHABLE = 791
 
 
 RESPONSE_CODE: dict[Status, ResponseCode] = {
@@ -164,6 +180,18 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.COMMAND_TOO_LARGE: ResponseCode.MESSAGE_ILLEGAL,
     Status.COMMAND_DAMAGED: ResponseCode.SYSTEM_ERROR,
     Status.METADATA_DAMAGED: ResponseCode.SYSTEM_ERROR,
+    Status.NAMESRV_BUSY: ResponseCode.SYSTEM_BUSY,
+    Status.NAMESRV_LIMIT: ResponseCode.SYSTEM_BUSY,
+    Status.NAMESRV_STALE_EPOCH: ResponseCode.SYSTEM_ERROR,
+    Status.NAMESRV_STALE_TERM: ResponseCode.SYSTEM_ERROR,
+    Status.NAMESRV_CONFLICT: ResponseCode.SYSTEM_ERROR,
+    Status.NAMESRV_INVALID: ResponseCode.SYSTEM_ERROR,
+    Status.NAMESRV_BROKER_UNKNOWN: ResponseCode.SYSTEM_ERROR,
+    Status.NAMESRV_CONFIG_UNKNOWN: ResponseCode.QUERY_NOT_FOUND,
+    Status.NAMESRV_CONFIG_LIMIT: ResponseCode.SYSTEM_ERROR,
+    Status.NAMESRV_CONFIG_NOT_STORED: ResponseCode.SYSTEM_ERROR,
+    Status.NAMESRV_CONFIG_DAMAGED: ResponseCode.SYSTEM_ERROR,
+    Status.NAMESRV_UNREACHABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
 }
 
 
@@ -219,6 +247,18 @@ class ReadFailed(BrokerError):
 
 class StoredDataDamaged(BrokerError):
     """Bytes that were stored are not what a broker writes; the message says what is wrong with them."""
+
+
+class NameServerRefused(BrokerError):
+    """A NameServer did not do what it was asked, and nothing has changed there."""
+
+
+class NameServerBusy(NameServerRefused):
+    """A NameServer has reached a limit: ask again later, or ask another."""
+
+
+class NameServerUnavailable(BrokerError):
+    """No NameServer has answered, or none for sure: what was asked for may or may not have been done."""
 
 
 def error_for(status: Status, message: str, *, master_address: str | None = None) -> BrokerError:
@@ -279,4 +319,16 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.COMMAND_TOO_LARGE: IllegalMessage,
     Status.COMMAND_DAMAGED: StoredDataDamaged,
     Status.METADATA_DAMAGED: StoredDataDamaged,
+    Status.NAMESRV_BUSY: NameServerBusy,
+    Status.NAMESRV_LIMIT: NameServerBusy,
+    Status.NAMESRV_STALE_EPOCH: NameServerRefused,
+    Status.NAMESRV_STALE_TERM: NameServerRefused,
+    Status.NAMESRV_CONFLICT: NameServerRefused,
+    Status.NAMESRV_INVALID: NameServerRefused,
+    Status.NAMESRV_BROKER_UNKNOWN: NameServerRefused,
+    Status.NAMESRV_CONFIG_UNKNOWN: NameServerRefused,
+    Status.NAMESRV_CONFIG_LIMIT: NameServerRefused,
+    Status.NAMESRV_CONFIG_NOT_STORED: NameServerUnavailable,
+    Status.NAMESRV_CONFIG_DAMAGED: StoredDataDamaged,
+    Status.NAMESRV_UNREACHABLE: NameServerUnavailable,
 }

@@ -41,8 +41,9 @@ from dledger.node.wall_clock import JumpWatch, wall_ms
 from dledger.rpc.envelope import Identity
 from dledger.rpc.log_client import LogClient
 from dledger.rpc.serving import GrpcService, NodeGrpc, check_services
-from dledger.status.http import HttpServer, start_http
+from dledger.status.http import start_http
 from dledger.status.model import NodeStatus
+from dledger.status.web import HttpServer
 from dledger.store.api import EntryDamaged, LogStore
 from dledger.store.batch import max_batch_size
 from dledger.store.disk import Disk

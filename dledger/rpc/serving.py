@@ -9,11 +9,11 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from dledger.errors import Code, ConfigError
 from dledger.rpc.admin_service import AdminService
 from dledger.rpc.append_service import AppendService
 from dledger.rpc.channels import new_server
 from dledger.rpc.handlers import both_stream, server_stream, service, unary
+from dledger.rpc.host import bind
 from dledger.rpc.peer_names import AdminNames, PeerNames
 from dledger.rpc.peer_service import PeerService
 from dledger.rpc.ports import AdminPort, LogPort, PeerPort
@@ -72,22 +72,7 @@ class NodeGrpc:
         """Bind and serve. ConfigError PORT_IN_USE names the address if it cannot be had."""
         self._server = new_server()
         self._add_services()
-        try:
-            if self._credentials is None:
-                port = self._server.add_insecure_port(listen)
-            else:
-                port = self._server.add_secure_port(listen, self._credentials)
-        except RuntimeError:
-            port = 0
-        if port == 0:
-            # gRPC only releases a server in good order that was started and stopped.
-            await self._server.start()
-            await self._server.stop(0)
-            raise ConfigError(
-                f"cannot listen on {listen}: the port is in use by another process, or not ours to bind",
-                code=Code.PORT_IN_USE,
-            )
-        self.address = f"{listen.rpartition(':')[0]}:{port}"
+        self.address = await bind(self._server, listen, self._credentials)
         await self._server.start()
         self._serving = True
         for name in ("", *_SERVICES, *self._other_names()):
