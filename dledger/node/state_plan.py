@@ -77,7 +77,8 @@ class StatePlan:
         self, base_index: int, readable_index: int, newest_image: int, *, needs_image: bool
     ) -> Piece | None:
         """The next piece, for a log that begins after base_index; None: there is nothing to do now."""
-        assert not self._loaded or self.applied <= max(readable_index, base_index)
+        readable_end = max(readable_index, base_index)
+        assert not self._loaded or self.applied <= readable_end, f"{self.applied} applied of {readable_end}"
         is_replaying = self._replayed < self._replay_end
         if self._loaded and (self._replayed if is_replaying else self.applied) < base_index:
             self._loaded = False  # purged before it was handed over: begin from the image instead

@@ -145,6 +145,8 @@ class StateThread:
             self._readable.truncating(job.generation, job.last_index)
         elif isinstance(job, ResetJob):
             self._readable.resetting(job.generation, job.base.index)
+            # As if a piece had just ended: what is named now is done while the old log is still there.
+            self._process.after(0, self._wake)
 
     def stored(self, generation: int, last_index: int) -> None:
         assert self._readable is not None

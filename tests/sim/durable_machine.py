@@ -80,6 +80,9 @@ class Ledger:
         rows = self._rows
         if self._rng.random() < 0.3:
             rows = rows[: self._rng.randint(0, len(rows))]
+        self._write(rows)
+
+    def _write(self, rows: list[Derived]) -> None:
         if rows and rows[-1].total >= 0 and rows[-1].index <= self._durable_index():
             self._files.write(pickle.dumps(rows))
             if self._rng.random() < 0.5:

@@ -1,4 +1,4 @@
-"""Mistakes in keeping a durable state machine, planted as those in dledger.sim.planted are."""
+"""Mistakes in keeping a durable state machine, planted as those in tests.sim.planted are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from dledger.node.readable import ReadableLog
 from dledger.node.state_feeder import Recovered, StateFeeder
-from dledger.node.state_plan import Loaded, StatePlan
+from dledger.node.state_plan import Loaded, Piece, Save, StatePlan
 
 
 def taken_over_whatever_the_log_says(patch: pytest.MonkeyPatch) -> None:
@@ -18,17 +18,6 @@ def taken_over_whatever_the_log_says(patch: pytest.MonkeyPatch) -> None:
 
     original = StateFeeder.recover
     patch.setattr(StateFeeder, "recover", recover)
-
-
-def gap_not_seen(patch: pytest.MonkeyPatch) -> None:
-    """State that ends before the log begins: what was purged in between is left out."""
-
-    def recovered(plan: StatePlan, applied: int) -> None:
-        original(plan, applied)
-        plan.gap = True  # type: ignore[attr-defined]
-
-    original = StatePlan.recovered
-    patch.setattr(StatePlan, "recovered", recovered)
 
 
 def applied_twice(patch: pytest.MonkeyPatch) -> None:
@@ -77,17 +66,19 @@ def not_replayed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StatePlan, "loaded", loaded)
 
 
-def purge_during_replay_not_seen(patch: pytest.MonkeyPatch) -> None:
-    """Replay goes on at the new begin: what was derived before has a hole."""
-
-
 def saved_too_late(patch: pytest.MonkeyPatch) -> None:
-    """An image holds an entry that comes behind it, which is then applied again."""
+    """An image holds entries that come behind it, which are applied to it again wherever it is loaded."""
 
-    def save(plan: StatePlan, image_index: int) -> None:
-        plan._image = image_index  # type: ignore[attr-defined]
+    def following(plan: StatePlan, *log: int, needs_image: bool) -> Piece | None:
+        image_index, plan._save_at = plan._save_at, None
+        piece = original(plan, *log, needs_image=needs_image)
+        if piece is None and image_index is not None and plan.applied >= image_index:
+            return Save(image_index)
+        plan._save_at = image_index
+        return piece
 
-    patch.setattr(StatePlan, "save", save)
+    original = StatePlan.next
+    patch.setattr(StatePlan, "next", following)
 
 
 def old_log_read_as_the_new_one(patch: pytest.MonkeyPatch) -> None:
