@@ -80,6 +80,7 @@ class Owner:
         self._barrier = -1
         self._next: int | None = None  # number; None: to be recovered from the log
         self._made = 0
+        self._unanswered = 0
 
     def start(self) -> None:
         self._process.after(self._rng.randint(0, self._sim.profile.think_max_ms), self._work)
@@ -102,7 +103,7 @@ class Owner:
         committed = self._process.replica.core.committed_index
         if self._leads is not None and self._next is None and committed >= self._barrier:
             self._next = log.numbers_upto(committed)
-        if self._leads is None or self._next is None:
+        if self._leads is None or self._next is None or self._unanswered >= self._sim.profile.window:
             self._process.after(_RETRY_MS, self._work)
             return
         self._append(self._leads)
@@ -126,6 +127,7 @@ class Owner:
             return append.bodies
 
         def answered(answer: AppendOutcome | DLedgerError) -> None:
+            self._unanswered -= 1
             if isinstance(answer, AppendOutcome):
                 sim.counts["owners: acknowledged"] += 1
                 sim.owned.completed += 1
@@ -138,6 +140,8 @@ class Owner:
             self._process.append_batch(sizes, fill, expected, answered, profile.request_timeout_ms)
         except DLedgerError as error:
             sim.counts[f"owners: refused with {error.code.name}"] += 1
+        else:
+            self._unanswered += 1
 
     def _tag(self) -> bytes:
         self._made += 1
