@@ -79,6 +79,8 @@ class Status(IntEnum):
     RECORD_FIELD = 755
     UNIT_DAMAGED = 756
     INDEX_DAMAGED = 757
+    QUEUE_ORDER = 758
+    IMAGE_DAMAGED = 759
 
 
 RESPONSE_CODE: dict[Status, ResponseCode] = {
@@ -109,6 +111,8 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.RECORD_FIELD: ResponseCode.SYSTEM_ERROR,
     Status.UNIT_DAMAGED: ResponseCode.SYSTEM_ERROR,
     Status.INDEX_DAMAGED: ResponseCode.SYSTEM_ERROR,
+    Status.QUEUE_ORDER: ResponseCode.SYSTEM_ERROR,
+    Status.IMAGE_DAMAGED: ResponseCode.SYSTEM_ERROR,
 }
 
 
@@ -195,4 +199,6 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.RECORD_FIELD: StoredDataDamaged,
     Status.UNIT_DAMAGED: StoredDataDamaged,
     Status.INDEX_DAMAGED: StoredDataDamaged,
+    Status.QUEUE_ORDER: StoredDataDamaged,
+    Status.IMAGE_DAMAGED: StoredDataDamaged,
 }

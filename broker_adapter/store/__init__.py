@@ -1,0 +1,1 @@
+"""What is derived from the log: ConsumeQueues, IndexFiles, their checkpoint, and the Dispatcher that makes them."""
