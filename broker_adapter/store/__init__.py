@@ -1,1 +1,1 @@
-"""What is derived from the log: ConsumeQueues, IndexFiles, their checkpoint, and the Dispatcher that makes them."""
+"""What is derived from the log: ConsumeQueues and IndexFiles, their checkpoint, the Dispatcher."""

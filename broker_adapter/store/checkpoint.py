@@ -43,7 +43,7 @@ class Checkpoint(NamedTuple):
     units_per_file: int
     index_shape: IndexShape
     queues: list[QueueState]
-    index: list[IndexState]
+    index_files: list[IndexState]
     metadata: bytes
 
 
@@ -55,13 +55,13 @@ class Image(NamedTuple):
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    applied, units_per_file, shape, queues, index, metadata = checkpoint
+    applied, units_per_file, shape, queues, index_files, metadata = checkpoint
     table = {
         "applied": applied,
         "units_per_file": units_per_file,
         "index_shape": shape,
         "queues": queues,
-        "index": index,
+        "index_files": index_files,
     }
     return _framed(_CHECKPOINT, table, metadata)
 
@@ -70,10 +70,14 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
     """StoredDataDamaged (IMAGE_DAMAGED) unless a checkpoint of this version was stored."""
     table, metadata = _unframed(_CHECKPOINT, data)
     try:
-        queues = [QueueState(*numbers, tuple(crcs)) for *numbers, crcs in table["queues"]]
-        index = [IndexState(name, IndexHeader(*header), *crcs) for name, header, *crcs in table["index"]]
+        queues = [QueueState(*queue)._replace(crcs=tuple(queue[-1])) for queue in table["queues"]]
+        index_files = [
+            IndexState(*file)._replace(header=IndexHeader(*file[1])) for file in table["index_files"]
+        ]
         shape = IndexShape(*table["index_shape"])
-        return Checkpoint(Applied(*table["applied"]), table["units_per_file"], shape, queues, index, metadata)
+        return Checkpoint(
+            Applied(*table["applied"]), table["units_per_file"], shape, queues, index_files, metadata
+        )
     except (TypeError, ValueError, KeyError) as error:
         raise _damaged(f"the table is none of a checkpoint: {error}") from None
 

@@ -2,8 +2,8 @@
 
 The file that begins with unit n is called by byte n * 20, in 20 digits, and has room for `units_per_file`
 units (RocketMQ: `consumequeue/<topic>/<queue id>/<start>`); what was never written of it is zeros. Units are
-appended by one thread and read by any. `max_offset` grows when they are in the file, so that readers never see
-one that is not.
+appended by one thread and read by any. `max_offset` grows when they are in the file, so that readers never
+see one that is not.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ConsumeQueue:
         self._file_size = units_per_file * UNIT_SIZE
         self._crcs: list[int] = []  # of the files that are kept: consecutive, the last one is written to
 
-    # -- for readers, from any thread -----------------------------------------------------------------------
+    # -- for readers, from any thread -------------------------------------------------------------------
 
     def read(self, offset: int, count: int) -> list[ConsumeQueueUnit]:
         """Up to `count` units from an offset on, at least one unless the offset is the end of the queue.
@@ -110,7 +110,7 @@ class ConsumeQueue:
     def __str__(self) -> str:
         return f"queue {self.queue_id} of {self.topic}"
 
-    # -- for the writer's thread ----------------------------------------------------------------------------
+    # -- for the writer's thread ------------------------------------------------------------------------
 
     def append(self, offset: int, units: bytes) -> None:
         """Append units, the first of which belongs at `offset`. Equal ones that are there already are passed.
@@ -187,7 +187,7 @@ class ConsumeQueue:
         first = self._first_file
         return [self._path(number) for number in range(first, first + len(self._crcs))]
 
-    # -- inside ---------------------------------------------------------------------------------------------
+    # -- inside -----------------------------------------------------------------------------------------
 
     @property
     def _first_file(self) -> int:

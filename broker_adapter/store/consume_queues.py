@@ -58,7 +58,7 @@ class ConsumeQueues:
         self._topics: dict[str, dict[int, ConsumeQueue]] = {}
         self._doomed: list[Path] = []
 
-    # -- for readers ------------------------------------------------------------------------------------------
+    # -- for readers ------------------------------------------------------------------------------------
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """None: no message of this queue was ever dispatched."""
@@ -81,7 +81,7 @@ class ConsumeQueues:
         queue = self.get(topic, queue_id)
         return 0 if queue is None else queue.offset_by_time(timestamp_ms, store_time_of)
 
-    # -- for the thread that changes it -----------------------------------------------------------------------
+    # -- for the thread that changes it -----------------------------------------------------------------
 
     def obtain(self, topic: str, queue_id: int) -> ConsumeQueue:
         queues = self._topics.setdefault(topic, {})
@@ -148,7 +148,7 @@ class ConsumeQueues:
     def close(self) -> None:
         self._open_files.close()
 
-    # -- inside ---------------------------------------------------------------------------------------------
+    # -- inside -----------------------------------------------------------------------------------------
 
     def _own_files(self) -> list[Path]:
         found = []

@@ -30,6 +30,8 @@ from broker_adapter.store.stage import Stage, ThreadStage
 
 _log = structlog.get_logger(part="reput")
 
+ROCKETMQ_SHAPE = IndexShape()
+
 Arrivals = list[tuple[str, int, int]]
 
 
@@ -50,7 +52,7 @@ class StoreOptions:
     """Sizes and limits. Files of other shapes than before are made again."""
 
     units_per_file: int = UNITS_PER_FILE
-    index_shape: IndexShape = IndexShape()
+    index_shape: IndexShape = ROCKETMQ_SHAPE
     max_open_files: int = 256
     index_backlog: int = 50_000  # messages with keys that the index may lag behind
     checkpoint_interval_s: float = 5.0
@@ -111,7 +113,7 @@ class Dispatcher:
         self._checkpoint_time = clock()
         self._checkpoint_pos = 0
 
-    # -- from any thread --------------------------------------------------------------------------------------
+    # -- from any thread --------------------------------------------------------------------------------
 
     @property
     def dispatched(self) -> Applied:
@@ -139,7 +141,7 @@ class Dispatcher:
                 self._begin_checkpoint(self._applied)
             self._checkpointer.advance()
 
-    # -- the state machine ------------------------------------------------------------------------------------
+    # -- the state machine ------------------------------------------------------------------------------
 
     def recover(self) -> Applied | None:
         """How far the files on disk reach, after cutting them to that. None: not to be believed, or empty.
@@ -157,7 +159,7 @@ class Dispatcher:
                 if (checkpoint.units_per_file, checkpoint.index_shape) != shapes:
                     raise Disagreement(f"files of another shape: {checkpoint.units_per_file} units a file")
                 self.queues.restore(checkpoint.queues)
-                self.index.restore(checkpoint.index)
+                self.index.restore(checkpoint.index_files)
                 self._metadata.load(checkpoint.metadata)
             except Exception as error:
                 # Whatever it is that cannot be read, the log has it all.
@@ -171,7 +173,7 @@ class Dispatcher:
             return checkpoint.applied
 
     def load(self, chunks: Iterable[bytes]) -> None:
-        """Begin again from a state image, or from nothing. StoredDataDamaged (IMAGE_DAMAGED) if it is none."""
+        """Begin again, from a state image or from nothing. StoredDataDamaged (IMAGE_DAMAGED)."""
         data = b"".join(chunks)
         image = decode_image(data) if data else Image([], b"")
         with self._lock:
@@ -225,7 +227,7 @@ class Dispatcher:
             self.queues.close()
             self.index.close()
 
-    # -- inside ---------------------------------------------------------------------------------------------
+    # -- inside -----------------------------------------------------------------------------------------
 
     def _is_checkpoint_due(self, applied: Applied) -> bool:
         return (

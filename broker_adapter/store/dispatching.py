@@ -46,7 +46,8 @@ class Dispatching:
         self._index_stage = index_stage
         self._command = command
         self._routes = Routes()
-        self._awaited: dict[ConsumeQueue, int] = {}  # in a replay: where each queue has to end
+        #: Where each queue has to end when the replay is over; None without one.
+        self._awaited: dict[ConsumeQueue, int] | None = None
         self._refilled: set[ConsumeQueue] = set()
         self.foreign_records = 0
 
@@ -63,10 +64,13 @@ class Dispatching:
 
     def end_replay(self) -> None:
         """StoredDataDamaged (QUEUE_ORDER) if units are missing that the image counts."""
-        for queue, end in self._awaited.items():
+        if self._awaited is None:
+            return
+        for queue in self._queues.all():
+            end = self._awaited.get(queue, 0)
             if queue.max_offset != end:
                 raise _out_of_order(f"{queue} ends at {queue.max_offset} after a replay, not at {end}")
-        self._awaited = {}
+        self._awaited = None
 
     def apply(self, entries: Sequence[Entry]) -> list[ConsumeQueue]:
         """The queues that got messages, all of which can be read now.
@@ -75,7 +79,7 @@ class Dispatching:
         """
         return self._take(entries, is_replay=False)
 
-    # -- inside ---------------------------------------------------------------------------------------------
+    # -- inside -----------------------------------------------------------------------------------------
 
     def _take(self, entries: Sequence[Entry], *, is_replay: bool) -> list[ConsumeQueue]:
         routes = self._routes
@@ -126,7 +130,7 @@ class Dispatching:
 
         StoredDataDamaged (QUEUE_ORDER) if neither can be.
         """
-        if queue in self._awaited and queue not in self._refilled and not units:
+        if self._awaited and queue in self._awaited and queue not in self._refilled and not units:
             if queue_offset < queue.floor:
                 return False
             if queue_offset < queue.max_offset:

@@ -174,7 +174,7 @@ class IndexFile:
         if self._slots is not None and self.room:
             self._files.cut(self.path, self._shape.item_position(self._header.next_item))
 
-    # -- inside ---------------------------------------------------------------------------------------------
+    # -- inside -----------------------------------------------------------------------------------------
 
     def _item(self, number: int) -> IndexItem:
         return decode_item(self._files.read(self.path, ITEM_SIZE, self._shape.item_position(number)))
@@ -212,4 +212,5 @@ def _seconds(begin: int, stamps: Int64s) -> Int64s:
     """`index_layout.seconds_since` of each."""
     if begin <= 0:
         return np.zeros(len(stamps), dtype=np.int64)
-    return np.clip(np.maximum(stamps - begin, 0) // 1000, 0, MAX_SECONDS)
+    seconds: Int64s = np.clip((stamps - begin) // 1000, 0, MAX_SECONDS)
+    return seconds

@@ -59,7 +59,7 @@ class IndexFiles:
         self._all: tuple[IndexFile, ...] = ()  # replaced whole: others read it
         self._doomed: list[Path] = []
 
-    # -- from any thread --------------------------------------------------------------------------------------
+    # -- from any thread --------------------------------------------------------------------------------
 
     def find(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Physical offsets of messages that may have this key and a store timestamp within both (ms).
@@ -83,7 +83,7 @@ class IndexFiles:
         """How many items all files have."""
         return sum(file.header.next_item - 1 for file in self._all)
 
-    # -- on the thread that changes them ----------------------------------------------------------------------
+    # -- on the thread that changes them ----------------------------------------------------------------
 
     def add(self, messages: Iterable[KeyedMessage]) -> None:
         """Add the keys of messages, in the order of the log."""
@@ -129,7 +129,7 @@ class IndexFiles:
 
     def restore(self, states: Iterable[IndexState]) -> None:
         """Become what a checkpoint says. Disagreement or OSError if the files are not like that."""
-        found = []
+        found: list[IndexFile] = []
         for state in states:
             if found and found[-1].state().head_crc is None:
                 raise Disagreement(f"{found[-1].path} is not the newest file, but not sealed either")
@@ -155,7 +155,7 @@ class IndexFiles:
     def close(self) -> None:
         self._open_files.close()
 
-    # -- inside ---------------------------------------------------------------------------------------------
+    # -- inside -----------------------------------------------------------------------------------------
 
     def _roll(self, stamp: int) -> IndexFile:
         if self._all:

@@ -98,7 +98,7 @@ class OpenFiles:
         for path in list(self._open):
             self._forget(path)
 
-    # -- inside -------------------------------------------------------------------------------------------
+    # -- inside -----------------------------------------------------------------------------------------
 
     @contextmanager
     def _using(self, path: Path) -> Iterator[int]:

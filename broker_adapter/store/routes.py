@@ -1,4 +1,4 @@
-"""Where a record belongs, found from its last bytes: topic and properties. Most records share few of these."""
+"""Where a record belongs, found from its last bytes: topic and properties. Most records share a few."""
 
 from __future__ import annotations
 
