@@ -124,6 +124,8 @@ class Status(IntEnum):
     NAMESRV_CONFIG_NOT_STORED = 789
     NAMESRV_CONFIG_DAMAGED = 790
     NAMESRV_UNREACHABLE = 791
+    QUEUE_ORDER = 758
+    IMAGE_DAMAGED = 759
 
 
 RESPONSE_CODE: dict[Status, ResponseCode] = {
@@ -192,6 +194,8 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.NAMESRV_CONFIG_NOT_STORED: ResponseCode.SYSTEM_ERROR,
     Status.NAMESRV_CONFIG_DAMAGED: ResponseCode.SYSTEM_ERROR,
     Status.NAMESRV_UNREACHABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
+    Status.QUEUE_ORDER: ResponseCode.SYSTEM_ERROR,
+    Status.IMAGE_DAMAGED: ResponseCode.SYSTEM_ERROR,
 }
 
 
@@ -331,4 +335,6 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.NAMESRV_CONFIG_NOT_STORED: NameServerUnavailable,
     Status.NAMESRV_CONFIG_DAMAGED: StoredDataDamaged,
     Status.NAMESRV_UNREACHABLE: NameServerUnavailable,
+    Status.QUEUE_ORDER: StoredDataDamaged,
+    Status.IMAGE_DAMAGED: StoredDataDamaged,
 }
