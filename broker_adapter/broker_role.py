@@ -47,7 +47,6 @@ class BrokerRoleAdapter:
         services: Sequence[MasterService],
         *,
         slave_id: int,
-        master_role: BrokerRole,
         on_change: Callable[[], None],
     ) -> None:
         self.role = BrokerRole.SLAVE
@@ -60,7 +59,7 @@ class BrokerRoleAdapter:
         self._services = services
         self._running: list[MasterService] = []
         self._slave_id = slave_id
-        self._master_role = master_role
+        self.master_role = BrokerRole.SYNC_MASTER  # of a log with SYNC_FLUSH
         self._on_change = on_change
 
     @property
@@ -79,7 +78,7 @@ class BrokerRoleAdapter:
         for service in self._services:
             self._running.append(service)
             service.start(term, role_epoch)
-        self._take(self._master_role, MASTER_ID, term, role_epoch)
+        self._take(self.master_role, MASTER_ID, term, role_epoch)
 
     async def change_to_slave(self, term: int, role_epoch: int, leader_id: str | None) -> None:
         self._writer.close()

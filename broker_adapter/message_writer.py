@@ -58,6 +58,7 @@ class MessageWriter:
         store_host: Host,
         *,
         max_body_bytes: int,
+        max_command_bytes: int,
         timeout_ms: int,
         master: Callable[[], str | None],
     ) -> None:
@@ -65,6 +66,7 @@ class MessageWriter:
         self._node = node
         self._store_host = store_host
         self._max_body_bytes = max_body_bytes
+        self._max_command_bytes = max_command_bytes
         self._timeout_ms = timeout_ms
         self._master = master
         self._expected: tuple[int, int] | None = None
@@ -144,7 +146,7 @@ class MessageWriter:
             born_host=self._store_host,
             store_host=self._store_host,
             now_ms=self._node.cluster_time_ms(),
-            max_body_bytes=self._max_body_bytes,
+            max_body_bytes=self._max_command_bytes,
         )
 
         def fill(assigned: Assigned) -> Sequence[bytes]:
