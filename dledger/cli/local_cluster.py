@@ -140,7 +140,8 @@ class LocalCluster:
         if tls:
             from dledger.cli.certificates import make_local  # an optional dependency
 
-            make_local(root / TLS_FOLDER, [node.node_id for node in plan.nodes])
+            names = [*(node.node_id for node in plan.nodes), *(c.name for c in plan.companions)]
+            make_local(root / TLS_FOLDER, names)
         root.mkdir(parents=True, exist_ok=True)
         for node in plan.nodes:
             folder = root / node.node_id
@@ -153,6 +154,8 @@ class LocalCluster:
             )
         for companion, config in companions:
             (root / companion.name).mkdir()
+            if tls:
+                config = {**config, "tls": _certificates(root, companion.name)}
             (root / companion.name / "config.toml").write_text(to_toml(config))
         save_plan(root, plan)
         return cls(root)
@@ -425,10 +428,11 @@ def _node_config(plan: ClusterPlan, node: NodePlan, folder: Path, settings: Mapp
         "http_members": {n.node_id: n.http_address for n in plan.nodes},
     }
     if plan.tls:
-        certificates = folder.parent / TLS_FOLDER
-        values["tls"] = {
-            "certificate": str(certificates / f"{node.node_id}.pem"),
-            "key": str(certificates / f"{node.node_id}.key"),
-            "ca": str(certificates / "ca.pem"),
-        }
+        values["tls"] = _certificates(folder.parent, node.node_id)
     return to_toml({**values, **settings})
+
+
+def _certificates(root: Path, name: str) -> dict[str, str]:
+    folder = root / TLS_FOLDER
+    paths = {"certificate": f"{name}.pem", "key": f"{name}.key", "ca": "ca.pem"}
+    return {key: str(folder / file) for key, file in paths.items()}
