@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar, cast
@@ -37,6 +38,11 @@ _SETTLE = 0.01
 
 #: Errors after which a call that may be repeated is repeated.
 REPEATABLE = (PutRefused, PutIndeterminate)
+
+
+def pause(failures: int) -> float:
+    """Seconds to wait after so many failures in a row, for loops of their own."""
+    return 0.0 if failures <= 1 else random.uniform(0.01, 0.03 if failures < 10 else 0.15)
 
 
 class Directory:

@@ -18,6 +18,7 @@ from broker_adapter.client.directory import RETRY_PAUSE, Directory
 from broker_adapter.client.values import MessageQueue
 from broker_adapter.errors import (
     BrokerError,
+    Busy,
     IllegalMessage,
     NotMaster,
     PutIndeterminate,
@@ -86,7 +87,7 @@ class Lane:
         self._waiting: deque[Call] = deque()
         self._runner: asyncio.Task[None] | None = None
         self._closed = False
-        self._last_error: BrokerError | None = None  # since the last success
+        self._last_error: PutRefused | None = None  # since the last success
 
     @property
     def idle(self) -> bool:
@@ -107,7 +108,9 @@ class Lane:
             return PutIndeterminate(Status.OUTCOME_UNKNOWN, "no answer in time")
         if self._last_error is not None:
             return _renewed(self._last_error)
-        return NotMaster(f"{self._queue.broker}: no master was found in time")
+        return Busy(
+            Status.TOO_MANY_PENDING_BYTES, f"earlier messages of queue {self._queue.queue_id} are under way"
+        )
 
     async def close(self) -> None:
         """Fail what waits, and what is under way."""
@@ -158,7 +161,7 @@ class Lane:
             retry=tenacity.retry_if_exception(self._is_worth_retrying), wait=RETRY_PAUSE, reraise=True
         )
         try:
-            result = await retrying(once)
+            result: SendResult | None = await retrying(once)
         except IllegalMessage as error:
             if len(batch) == 1:
                 batch[0].fail(error)
@@ -186,7 +189,8 @@ class Lane:
             client = await self._directory.master(broker, topic)
             result = await self._ask(client, batch, messages, max(0.001, min(left, self._stall_timeout)))
         except BrokerError as error:
-            self._last_error = error
+            if isinstance(error, PutRefused):
+                self._last_error = error
             if not isinstance(error, PutIndeterminate) and not unknown:
                 for call in batch:
                     call.sent = False
