@@ -12,20 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from broker_adapter.errors import BrokerError, NameServerUnavailable, Status
-from dledger import (
-    ConfigError,
-    DLedgerError,
-    Exit,
-    TlsFiles,
-    parse_servers,
-    print_json,
-    print_table,
-    tls_files,
-)
+from dledger import ConfigError, DLedgerError, Exit, parse_servers, print_json, print_table, tls_files
 
 if TYPE_CHECKING:
     from broker_adapter.namesrv.client import NameServerClient
     from broker_adapter.namesrv.values import ClusterInfo, Route
+    from dledger import TlsFiles
 
 T = TypeVar("T")
 
