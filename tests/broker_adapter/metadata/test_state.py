@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Thread
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -242,6 +244,31 @@ def test_what_was_read_is_of_one_moment() -> None:
     replica.do(commit("g", group.generation, ("t", 0, 5)), put_topic("u"), NewGeneration("g", {}))
     assert not group.offsets and group.members and list(topics) == ["t"]
     assert replica.topics is replica.topics is not topics
+
+
+def test_readers_on_other_threads_never_see_half_a_commit() -> None:
+    replica = with_group(MEMBERS)
+    generation = replica.generation("g")
+
+    def write() -> None:
+        for n in range(1_000):
+            replica.quietly(commit("g", generation, *[("t", queue_id, n) for queue_id in range(4)]))
+            replica.quietly(put_topic(f"t{n % 7}"))
+            replica.quietly(put_group(f"g{n % 50}"))
+            replica.quietly(DeleteGroup(f"g{(n + 25) % 50}"))
+
+    writer = Thread(target=write)
+    writer.start()
+    seen = set()
+    while writer.is_alive():
+        group = replica.group("g")
+        assert group is not None
+        offsets = set(group.offsets.values())
+        assert len(offsets) <= 1, "the offsets of one commit, all or none"
+        seen |= offsets
+        assert "t" in replica.topics and group.name in {each.name for each in replica.groups()}
+    writer.join()
+    assert replica.offset("g") == 999 and max(seen, default=0) <= 999
 
 
 @given(st.lists(st.one_of(st.binary(max_size=60), any_command.map(encode)), max_size=30))
