@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 from broker_adapter.api import Assignment
 from broker_adapter.errors import BrokerError, NotMaster, Status, error_for
@@ -65,8 +66,11 @@ class Membership:
         try:
             async with asyncio.timeout(self._join_timeout_ms / 1000):
                 while isinstance(answer, Pending):
-                    await self._changes.setdefault(group, asyncio.Event()).wait()
-                    answer = self._leading().answer(group, member_id)
+                    await self._change_of(group, lease_ms // 3)
+                    # Who waits here is alive: its lease begins anew.
+                    coordinator = self._leading()
+                    answer = coordinator.join(group, member_id, topics, lease_ms, self._now_ms())
+                    self._advance(coordinator, group)
         except TimeoutError:
             raise error_for(Status.REBALANCING, f"group {group!r} has no new generation yet") from None
         return answer
@@ -120,6 +124,11 @@ class Membership:
             self._changed(command.group)
         if applied and coordinator is self._coordinator:
             self._advance(coordinator, command.group)
+
+    async def _change_of(self, group: str, most_ms: int) -> None:
+        event = self._changes.setdefault(group, asyncio.Event())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(event.wait(), most_ms / 1000)
 
     def _changed(self, group: str) -> None:
         if (event := self._changes.pop(group, None)) is not None:

@@ -23,6 +23,7 @@ class Node:
         if replica is None:
             self.replica.do(put_topic("t"), put_group("g"))
         self.now_ms = 0
+        self.asked = 0
         self.open = asyncio.Event()  # while it is not set, proposals do not come through
         self.open.set()
         self.failures: Iterator[BrokerError] = iter(())
@@ -30,12 +31,16 @@ class Node:
         self.membership = Membership(
             self.replica,
             self.propose,
-            lambda: self.now_ms,
-            CoordinatorConfig(),
+            self.clock,
+            CoordinatorConfig(min_lease_ms=1),
             tick_ms=60_000,
             join_timeout_ms=join_timeout_ms,
         )
         self.membership.start()
+
+    def clock(self) -> int:
+        self.asked += 1
+        return self.now_ms
 
     async def propose(self, command: Command) -> Outcome:
         self.proposed += 1
@@ -102,6 +107,21 @@ async def test_a_join_that_takes_too_long_is_to_be_tried_again() -> None:
     node.open.set()
     await settled()
     assert len((await node.membership.join("g", "a", ["t"], LEASE)).queues) == 4
+
+
+async def test_a_lease_does_not_run_out_while_its_member_waits() -> None:
+    node = Node()
+    node.open.clear()
+    waiting = asyncio.create_task(node.membership.join("g", "a", ["t"], 30))
+    await settled()
+    node.now_ms = 20
+    asked = node.asked
+    while node.asked < asked + 2:
+        await asyncio.sleep(0)
+    node.now_ms = 40
+    node.open.set()
+    assert len((await waiting).queues) == 4
+    assert node.proposed == 1, "its lease would have ended at 30"
 
 
 async def test_who_waits_while_the_node_stops_being_master_is_told() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
-from broker_adapter.errors import BrokerError, Status
+from broker_adapter.errors import BrokerError, Status, StoredDataDamaged
 from broker_adapter.metadata import state as state_module
 from broker_adapter.metadata.commands import (
     NO_GENERATION,
@@ -22,6 +22,7 @@ from broker_adapter.metadata.commands import (
 )
 from broker_adapter.metadata.records import encode
 from broker_adapter.metadata.state import MetadataState
+from broker_adapter.metadata.values import Outcome
 from tests.broker_adapter.metadata.samples import (
     ID,
     Replica,
@@ -80,6 +81,17 @@ def test_the_least_offsets_of_a_topic_move_when_it_comes_into_being_and_when_it_
     replica.do(put_topic("t"), put_topic("t", 8), DeleteTopic("t"), put_topic("u"), DeleteTopic("t"))
     replica.do(put_topic("t"))
     assert replica.cuts == [(0, "t"), (2, "t"), (3, "u"), (5, "t")]
+
+
+def test_what_goes_wrong_where_queues_are_cut_is_no_refusal() -> None:
+    def fail(topic: str) -> None:
+        raise StoredDataDamaged(Status.UNIT_DAMAGED, topic)
+
+    results: list[Outcome] = []
+    state = MetadataState(on_topic_cut=fail, on_result=lambda _, outcome: results.append(outcome))
+    with pytest.raises(StoredDataDamaged):
+        state.apply(0, encode(put_topic("t"), ID))
+    assert not results
 
 
 def test_deleting_a_topic_removes_its_offsets_and_no_others() -> None:
