@@ -141,6 +141,20 @@ async def test_who_waits_while_the_node_stops_being_master_is_told() -> None:
     assert node.proposed == 1
 
 
+async def test_who_leaves_while_it_waits_does_not_come_back_by_waiting() -> None:
+    node = Node()
+    node.open.clear()
+    joining = node.joining("a")
+    await settled()
+    await node.membership.leave("g", "a")
+    node.open.set()
+    with pytest.raises(BrokerError) as caught:
+        await joining
+    assert caught.value.status is Status.NOT_A_MEMBER
+    await settled()
+    assert not node.replica.groups()[0].members
+
+
 async def test_who_waits_in_a_group_that_is_deleted_is_told() -> None:
     node = Node()
     node.open.clear()
