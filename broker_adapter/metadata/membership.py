@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 from broker_adapter.api import Assignment
 from broker_adapter.errors import BrokerError, NotMaster, Status, error_for
 from broker_adapter.metadata.commands import Command, NewGeneration
 from broker_adapter.metadata.coordinator import Catalog, CoordinatorConfig, GroupCoordinator, Pending
 from broker_adapter.metadata.values import Outcome
+
+_RENEW_MS = 1_000  # who waits looks again after this, however long its lease is
 
 
 class Membership:
@@ -57,7 +60,8 @@ class Membership:
     async def join(self, group: str, member_id: str, topics: Sequence[str], lease_ms: int) -> Assignment:
         """As `BrokerApi.join`; returns once the log has an assignment for this member.
 
-        Errors of `GroupCoordinator.join`; NotMaster; Busy (REBALANCING) if that took too long.
+        Errors of `GroupCoordinator.join`; GroupRefused (NOT_A_MEMBER) if it leaves while it waits; NotMaster;
+        Busy (REBALANCING) if that took too long.
         """
         coordinator = self._leading()
         answer = coordinator.join(group, member_id, topics, lease_ms, self._now_ms())
@@ -65,8 +69,12 @@ class Membership:
         try:
             async with asyncio.timeout(self._join_timeout_ms / 1000):
                 while isinstance(answer, Pending):
-                    await self._changes.setdefault(group, asyncio.Event()).wait()
-                    answer = self._leading().answer(group, member_id)
+                    await self._change_of(group, min(lease_ms // 3, _RENEW_MS))
+                    coordinator = self._leading()
+                    coordinator.answer(group, member_id)  # it may have left meanwhile
+                    # Who waits here is alive: its lease begins anew.
+                    answer = coordinator.join(group, member_id, topics, lease_ms, self._now_ms())
+                    self._advance(coordinator, group)
         except TimeoutError:
             raise error_for(Status.REBALANCING, f"group {group!r} has no new generation yet") from None
         return answer
@@ -117,9 +125,15 @@ class Membership:
             applied = False  # the next tick proposes again, if this node is still the master
         finally:
             coordinator.settled(command.group, applied=applied)
+        if applied:
             self._changed(command.group)
-        if applied and coordinator is self._coordinator:
-            self._advance(coordinator, command.group)
+            if coordinator is self._coordinator:
+                self._advance(coordinator, command.group)
+
+    async def _change_of(self, group: str, most_ms: int) -> None:
+        event = self._changes.setdefault(group, asyncio.Event())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(event.wait(), most_ms / 1000)
 
     def _changed(self, group: str) -> None:
         if (event := self._changes.pop(group, None)) is not None:

@@ -108,11 +108,13 @@ class MetadataState:
         if isinstance(command, Unknown):
             self.unknown += 1
             return
+        topics = self._topics
         try:
             outcome = Outcome(index, self._execute(index, command))
         except BrokerError as refusal:
             self.refused += 1
             outcome = Outcome(index, self._generation_for(command), refusal.status, refusal.message)
+        self._tell_of_cut(command, topics)
         if self._on_result is not None and request_id != NO_REQUEST:
             self._on_result(request_id, outcome)
 
@@ -161,8 +163,6 @@ class MetadataState:
         if not exists and len(self._topics) >= MAX_TOPICS:
             raise error_for(Status.TOO_MANY_TOPICS, f"there are {MAX_TOPICS} topics")
         self._topics = MappingProxyType({**self._topics, name: command.config})
-        if not exists:
-            self._cut(name)
 
     def _delete_topic(self, name: str) -> None:
         if name not in self._topics:
@@ -172,7 +172,6 @@ class MetadataState:
             kept = {queue: offset for queue, offset in group.offsets.items() if queue[0] != name}
             if len(kept) != len(group.offsets):
                 self._set_offsets(group, kept)
-        self._cut(name)
 
     def _put_group(self, index: int, command: PutGroup) -> int:
         config = command.config
@@ -197,7 +196,7 @@ class MetadataState:
         group = self._known_group(command.group)
         self._check_generation(group, command.generation)
         self._check_queues(command.offsets)
-        changed = dict(group.offsets)
+        changed = group.offsets.copy()
         for topic, queue_id, offset in command.offsets:
             changed[topic, queue_id] = self._newer_offset(changed.get((topic, queue_id)), offset)
         self._check_room(group, len(changed))
@@ -225,7 +224,7 @@ class MetadataState:
     def _reset(self, index: int, command: ResetOffsets) -> int:
         group = self._known_group(command.group)
         self._check_queues(command.offsets)
-        changed = dict(group.offsets)
+        changed = group.offsets.copy()
         for topic, queue_id, offset in command.offsets:
             changed[topic, queue_id] = offset
         self._check_room(group, len(changed))
@@ -240,9 +239,11 @@ class MetadataState:
         self._groups = dict(contents.groups)
         self._offset_count = sum(len(group.offsets) for group in self._groups.values())
 
-    def _cut(self, topic: str) -> None:
-        if self._on_topic_cut is not None:
-            self._on_topic_cut(topic)
+    def _tell_of_cut(self, command: Command, before: Mapping[str, TopicConfig]) -> None:
+        match command:
+            case PutTopic(config=TopicConfig(name=topic)) | DeleteTopic(topic=topic):
+                if self._on_topic_cut is not None and (topic in before) != (topic in self._topics):
+                    self._on_topic_cut(topic)
 
     def _known_group(self, name: str) -> Group:
         if (group := self._groups.get(name)) is None:

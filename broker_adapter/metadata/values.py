@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
@@ -16,7 +17,7 @@ class Group(NamedTuple):
     config: GroupConfig
     generation: int
     members: Mapping[str, Queues]
-    offsets: Mapping[tuple[str, int], int]
+    offsets: MappingProxyType[tuple[str, int], int]  # by (topic, queue id)
 
     @property
     def name(self) -> str:

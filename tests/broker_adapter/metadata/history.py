@@ -81,7 +81,7 @@ class History:
         return given[-1] if given else {}
 
     def offset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The greatest of what the newest reset set and what was committed since; nothing is older than the topic."""
+        """The greatest of what the newest reset set and what was committed since, while the topic exists."""
         known: list[int] = []
         for _, command in self.of_life(group, topic):
             if isinstance(command, DeleteTopic):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from threading import Thread
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
-from broker_adapter.errors import BrokerError, Status
+from broker_adapter.errors import BrokerError, Status, StoredDataDamaged
 from broker_adapter.metadata import state as state_module
 from broker_adapter.metadata.commands import (
     NO_GENERATION,
@@ -20,6 +22,7 @@ from broker_adapter.metadata.commands import (
 )
 from broker_adapter.metadata.records import encode
 from broker_adapter.metadata.state import MetadataState
+from broker_adapter.metadata.values import Outcome
 from tests.broker_adapter.metadata.samples import (
     ID,
     Replica,
@@ -78,6 +81,17 @@ def test_the_least_offsets_of_a_topic_move_when_it_comes_into_being_and_when_it_
     replica.do(put_topic("t"), put_topic("t", 8), DeleteTopic("t"), put_topic("u"), DeleteTopic("t"))
     replica.do(put_topic("t"))
     assert replica.cuts == [(0, "t"), (2, "t"), (3, "u"), (5, "t")]
+
+
+def test_what_goes_wrong_where_queues_are_cut_is_no_refusal() -> None:
+    def fail(topic: str) -> None:
+        raise StoredDataDamaged(Status.UNIT_DAMAGED, topic)
+
+    results: list[Outcome] = []
+    state = MetadataState(on_topic_cut=fail, on_result=lambda _, outcome: results.append(outcome))
+    with pytest.raises(StoredDataDamaged):
+        state.apply(0, encode(put_topic("t"), ID))
+    assert not results
 
 
 def test_deleting_a_topic_removes_its_offsets_and_no_others() -> None:
@@ -242,6 +256,31 @@ def test_what_was_read_is_of_one_moment() -> None:
     replica.do(commit("g", group.generation, ("t", 0, 5)), put_topic("u"), NewGeneration("g", {}))
     assert not group.offsets and group.members and list(topics) == ["t"]
     assert replica.topics is replica.topics is not topics
+
+
+def test_readers_on_other_threads_never_see_half_a_commit() -> None:
+    replica = with_group(MEMBERS)
+    generation = replica.generation("g")
+
+    def write() -> None:
+        for n in range(1_000):
+            replica.quietly(commit("g", generation, *[("t", queue_id, n) for queue_id in range(4)]))
+            replica.quietly(put_topic(f"t{n % 7}"))
+            replica.quietly(put_group(f"g{n % 50}"))
+            replica.quietly(DeleteGroup(f"g{(n + 25) % 50}"))
+
+    writer = Thread(target=write)
+    writer.start()
+    seen = set()
+    while writer.is_alive():
+        group = replica.group("g")
+        assert group is not None
+        offsets = set(group.offsets.values())
+        assert len(offsets) <= 1, "the offsets of one commit, all or none"
+        seen |= offsets
+        assert "t" in replica.topics and group.name in {each.name for each in replica.groups()}
+    writer.join()
+    assert replica.offset("g") == 999 and max(seen, default=0) <= 999
 
 
 @given(st.lists(st.one_of(st.binary(max_size=60), any_command.map(encode)), max_size=30))
