@@ -53,7 +53,7 @@ class StateFeeder:
             return None
         why_not = self._why_not(found)
         if not why_not and not self._note_committed(found.index):
-            why_not = "the disk is too full to note that it is committed"
+            why_not = "it could not be noted as committed: the disk is full"
         return Recovered(found, why_not)
 
     def _why_not(self, found: Applied) -> str:
