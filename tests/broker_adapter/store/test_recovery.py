@@ -221,7 +221,9 @@ def test_a_failing_disk_stops_the_node_and_no_checkpoint_says_otherwise() -> Non
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 32), st.lists(st.integers(1, 7), min_size=2, max_size=6))
-def test_any_history_of_batches_crashes_and_restarts_ends_as_the_log_says(seed: int, sizes: list[int]) -> None:
+def test_any_history_of_batches_crashes_and_restarts_ends_as_the_log_says(
+    seed: int, sizes: list[int]
+) -> None:
     disk, rng = SimDisk(), Random(seed)
     for size in sizes:
         node = Node(disk)
