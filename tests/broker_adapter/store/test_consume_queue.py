@@ -134,7 +134,7 @@ def test_a_state_that_no_queue_has_is_a_disagreement(wrong: dict[str, object]) -
 
 
 def test_units_that_cannot_be_are_never_given_to_a_reader() -> None:
-    disk, queue = filled()
+    disk, _ = filled()
     path = DIRECTORY / f"{80:020d}"
     content = disk.content(path)
     for wrong in (bytes(80), content[20:40] + content[:20] + content[40:], content[:30], b"\xff" * 80):

@@ -1,4 +1,4 @@
-"""Derived files after crashes, cuts, flips and losses: detected and made again, never trusted, never fatal."""
+"""Derived files after crashes, cuts, flips and losses: found and made again, never trusted, never fatal."""
 
 from __future__ import annotations
 
