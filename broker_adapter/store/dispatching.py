@@ -107,8 +107,8 @@ class Dispatching:
                     units = gathered[queue] = []
                 if queue_offset == queue.max_offset + len(units) or self._refills(queue, queue_offset, units):
                     units.append((physical_offset, size, route.tag_code))
-            if route.properties is not None and part != TRANSACTION_ROLLBACK:
-                keyed.append(KeyedMessage(route.topic, route.properties, physical_offset, stamp))
+            if route.is_keyed and part != TRANSACTION_ROLLBACK:
+                keyed.append((route.topic, route.unique_key, route.keys, physical_offset, stamp))
         self._flush(gathered, arrived)
         if keyed:
             self._index_stage.submit(partial(self._index.add, keyed), len(keyed))

@@ -12,7 +12,6 @@ import numpy as np
 import structlog
 
 from broker_adapter.index_layout import IndexShape, index_key, index_keys, key_hash
-from broker_adapter.properties import KEYS, UNIQ_KEY, split_properties
 from broker_adapter.store.consume_queue import Disagreement
 from broker_adapter.store.files import Files, list_directory
 from broker_adapter.store.index_file import IndexFile, IndexState, Keys
@@ -27,13 +26,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_STAMP = 253_402_300_799_999  # the end of the year 9999
 
 
-class KeyedMessage(NamedTuple):
-    """A message that has keys, or may have: they are looked for here, off the way of the others."""
-
-    topic: str
-    properties: str
-    physical_offset: int
-    store_timestamp: int
+#: A message that has keys: topic, UNIQ_KEY, KEYS, physical offset, store timestamp (ms).
+KeyedMessage = tuple[str, str | None, str | None, int, int]
 
 
 class IndexSnapshot(NamedTuple):
@@ -90,9 +84,8 @@ class IndexFiles:
         texts: list[str] = []
         offsets: list[int] = []
         stamps: list[int] = []
-        for topic, properties, physical_offset, store_timestamp in messages:
-            found = split_properties(properties)
-            mine = index_keys(topic, found.get(UNIQ_KEY), found.get(KEYS))
+        for topic, unique_key, keys, physical_offset, store_timestamp in messages:
+            mine = index_keys(topic, unique_key, keys)
             texts += mine
             offsets += [physical_offset] * len(mine)
             stamps += [store_timestamp] * len(mine)

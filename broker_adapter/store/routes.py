@@ -21,13 +21,15 @@ _LONGEST_KEPT = 1024
 class Route(NamedTuple):
     """`queues` are those of the topic that were met so far: shared by all routes of the topic.
 
-    `properties` is None if there are no keys to be indexed.
+    The keys are those to be indexed, as the properties have them.
     """
 
     topic: str
     queues: dict[int, ConsumeQueue]
     tag_code: int
-    properties: str | None
+    unique_key: str | None
+    keys: str | None
+    is_keyed: bool
     is_metadata: bool
 
 
@@ -54,7 +56,7 @@ class Routes:
             route = self._route(tail[1:topic_end].decode(), tail[properties_at:].decode())
         except UnicodeDecodeError as error:
             raise StoredDataDamaged(Status.RECORD_TEXT, f"topic or properties: {error}") from None
-        if route.properties is None and len(tail) <= _LONGEST_KEPT:
+        if not route.is_keyed and len(tail) <= _LONGEST_KEPT:
             if len(self._by_tail) >= _MOST_KEPT:
                 self._by_tail.clear()
             self._by_tail[tail] = route
@@ -77,9 +79,16 @@ class Routes:
                 raise StoredDataDamaged(Status.RECORD_FIELD, error.message) from None
             self._queues[topic] = {}
         found = split_properties(properties) if properties else {}
-        keyed = UNIQ_KEY in found or KEYS in found
-        code = self._tag_code(found.get(TAGS, ""))
-        return Route(topic, self._queues[topic], code, properties if keyed else None, topic == METADATA_TOPIC)
+        unique_key, keys = found.get(UNIQ_KEY), found.get(KEYS)
+        return Route(
+            topic,
+            self._queues[topic],
+            self._tag_code(found.get(TAGS, "")),
+            unique_key,
+            keys,
+            unique_key is not None or keys is not None,
+            topic == METADATA_TOPIC,
+        )
 
     def _tag_code(self, tag: str) -> int:
         code = self._tag_codes.get(tag)

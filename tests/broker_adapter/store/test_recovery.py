@@ -1,4 +1,4 @@
-"""Derived files after crashes, cuts, flips and losses: detected and made again, never trusted, never fatal."""
+"""Derived files after crashes, cuts, flips and losses: found and made again, never trusted, never fatal."""
 
 from __future__ import annotations
 
@@ -47,21 +47,24 @@ def check(disk: SimDisk, where: str, *, durable: int = -1, options: StoreOptions
     assert look(again.dispatcher, KEYS) == DUMB, where
 
 
-def run(disk: SimDisk, node: Node) -> None:
+def run(disk: SimDisk, node: Node, *, purges: bool = False) -> None:
     node.dispatcher.load(())
     for first in range(0, len(LOG.entries), 3):
-        node.now = first // 9  # a checkpoint is due with every third batch
+        node.now = first // 9  # a checkpoint is due now and then
         node.dispatcher.apply(LOG.entries[first : first + 3])
+        if purges and first in (21, 30):
+            node.dispatcher.purge_below(PURGED if first == 30 else LOG.entries[17].pos)
     node.dispatcher.close()
 
 
-def operations() -> int:
+def operations(*, purges: bool = False) -> int:
     disk = SimDisk()
-    run(disk, Node(disk))
+    run(disk, Node(disk), purges=purges)
     return len(disk.operations)
 
 
 OPERATIONS = operations()
+PURGED = LOG.entries[26].pos
 
 
 @pytest.mark.parametrize("kind", list(CrashKind))
@@ -79,6 +82,45 @@ def test_a_crash_at_any_operation_loses_nothing(point: CrashPoint, kind: CrashKi
         written = -1 if node is None else node.dispatcher.figures().checkpoint.index
         durable = len([entry for entry in LOG.entries if entry.index <= written])
         check(disk, f"{kind} {point} {number}: {disk.operations[-1]}", durable=durable)
+
+
+def without_purged(seen: dict[str, object]) -> dict[str, object]:
+    kept: dict[str, object] = {}
+    for name, value in seen.items():
+        if isinstance(value, tuple):
+            _, max_offset, floor, units = value
+            units = [unit for unit in units if unit[0] >= PURGED]
+            kept[name] = (max_offset - len(units), max_offset, floor, units)
+        else:
+            assert isinstance(value, list)
+            kept[name] = [offset for offset in value if offset >= PURGED]
+    return kept
+
+
+@pytest.mark.parametrize("kind", list(CrashKind))
+def test_a_crash_around_purging_loses_nothing_that_the_log_still_has(kind: CrashKind) -> None:
+    disk = SimDisk()
+    run(disk, Node(disk), purges=True)
+    removed = [operation for operation in disk.operations if operation.startswith("unlink")]
+    assert len(removed) > 3
+    for number in range(disk.operations.index(removed[0]) - 60, operations(purges=True) + 1):
+        disk = SimDisk()
+        disk.schedule_crash(number, CrashPoint.AFTER)
+        node = Node(disk)
+        with pytest.raises(SimulatedCrash):
+            run(disk, node, purges=True)
+        disk.crash(kind, Random(number), reorder=bool(number % 2))
+        written = node.dispatcher.figures().checkpoint.index
+        again = Node(disk)
+        known = again.start(LOG.entries)
+        where = f"{kind} {number}: {disk.operations[-1]}"
+        assert known >= len([entry for entry in LOG.entries if entry.index <= written]), where
+        again.dispatcher.purge_below(PURGED)
+        assert without_purged(look(again.dispatcher, KEYS)) == without_purged(DUMB), where
+        again.dispatcher.close()
+        third = Node(disk)
+        assert third.start(LOG.entries) == len(LOG.entries), where
+        assert look(third.dispatcher) == look(again.dispatcher), where
 
 
 def test_a_crash_while_starting_changes_nothing() -> None:
