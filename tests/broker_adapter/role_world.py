@@ -288,6 +288,7 @@ class World:
             self.look()
 
     async def pass_time(self, seconds: float) -> None:
+        await self.turns()
         end = self.timers.now + seconds
         while (due := self.timers.next_due()) is not None and due <= end:
             self.timers.fire_next()
@@ -325,15 +326,18 @@ class World:
                 f"at rest {self.adapter.role!r}, writable {self.adapter.writable}; the node is {newest}"
             )
 
-    async def settle(self) -> None:
-        """Let everything succeed from now on, and wait for the end."""
+    def let_go(self) -> None:
+        """From now on no call waits for the test or fails."""
         self.adapter.at_once = True
         self.adapter.failing.clear()
         self.adapter.fail_next.clear()
+        if self.adapter.open is not None and not self.adapter.open.future.done():
+            self.adapter.open.finish()
+
+    async def settle(self) -> None:
+        """Let everything succeed from now on, and wait for the end."""
+        self.let_go()
         if self.newest is not None:
             self.node.commit(self.newest.barrier_index)
-        for _ in range(5):
-            if self.adapter.open is not None and not self.adapter.open.future.done():
-                self.adapter.open.finish()
-            await self.pass_time(2)
+        await self.pass_time(10)
         self.look_at_rest()

@@ -26,7 +26,7 @@ async def world(**options: Any) -> AsyncIterator[World]:
     try:
         yield made
     finally:
-        made.adapter.at_once = True
+        made.let_go()
         stopping = asyncio.ensure_future(made.handler.stop())
         await made.pass_time(10)
         await stopping
@@ -465,13 +465,14 @@ async def test_stop_is_bounded(heeds_cancelling: bool) -> None:
     await led_up_to(w, "change_to_master")
     stopping = asyncio.ensure_future(w.handler.stop())
     await w.pass_time(4.9)
-    assert not stopping.done()
+    in_time = stopping.done()
     await w.pass_time(0.2)
-    await stopping
-    assert w.handler.status.step is Step.STOPPED and w.adapter.writable is None
-    if w.adapter.open is not None:  # whoever does not heed cancelling may end later: nothing follows
-        await w.finish()
-    assert w.adapter.writable is None and not w.wrongs
+    still_open, ended = w.adapter.open is not None, stopping.done()
+    w.let_go()
+    await w.turns()
+    assert not in_time and ended
+    assert still_open is not heeds_cancelling
+    assert w.handler.status.step is Step.STOPPED and w.adapter.writable is None, "whatever ends later"
 
 
 async def test_stop_in_the_middle_of_a_wait_ends_it() -> None:
