@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-
-import structlog
+from typing import Protocol
 
 from broker_adapter.api import Assignment, GroupConfig, QueueOffset
-from broker_adapter.errors import BrokerError, NotMaster, Status, error_for
-from broker_adapter.metadata.commands import CommitOffsets, NewGeneration, PutGroup, ResetOffsets
-from broker_adapter.metadata.coordinator import CoordinatorConfig, GroupCoordinator, Pending
+from broker_adapter.errors import IllegalMessage, NotMaster, Status, error_for
+from broker_adapter.metadata.commands import CommitOffsets, PutGroup, ResetOffsets
+from broker_adapter.metadata.coordinator import CoordinatorConfig
+from broker_adapter.metadata.membership import Membership
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
 
-_log = structlog.get_logger(part="groups")
 
-_TICK_S = 0.1
-#: A join waits so long for the assignment that it has caused, before it says "come back".
-_SETTLE_S = 1.0
+class QueueEnds(Protocol):
+    """How far the queues go on this node."""
+
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]: ...
+
+    async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int: ...
 
 
 class GroupService:
@@ -29,76 +29,67 @@ class GroupService:
         self,
         metadata: MetadataState,
         proposals: Proposals,
+        queues: QueueEnds,
         *,
         monotonic_ms: Callable[[], int],
-        auto_create: bool = True,
+        auto_create: bool,
         config: CoordinatorConfig | None = None,
     ) -> None:
         self._metadata = metadata
         self._proposals = proposals
-        self._monotonic_ms = monotonic_ms
+        self._queues = queues
         self._auto_create = auto_create
-        self._config = config
-        self._coordinator: GroupCoordinator | None = None
-        self._ticking: asyncio.Task[None] | None = None
-        self._proposing: set[asyncio.Task[None]] = set()
-        self._changed: dict[str, asyncio.Event] = {}  # by group, while somebody waits
-
-    # -- the role -----------------------------------------------------------------------------------------
+        self._membership = Membership(metadata, proposals.propose, monotonic_ms, config)
+        self._is_leading = False
 
     def start(self, term: int, role_epoch: int) -> None:
-        self._coordinator = GroupCoordinator(self._metadata, self._config)
-        self._ticking = asyncio.create_task(self._tick())
+        self._membership.start()
+        self._is_leading = True
 
     async def stop(self) -> None:
-        self._coordinator = None
-        tasks = [task for task in (self._ticking, *self._proposing) if task is not None]
-        self._ticking = None
-        for task in tasks:
-            task.cancel()
+        self._is_leading = False
+        self._membership.stop()
         self._proposals.abandon("this broker is not the master any more")
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for event in self._changed.values():
-            event.set()
-
-    # -- members ------------------------------------------------------------------------------------------
 
     async def join(self, group: str, member_id: str, topics: Sequence[str], lease_ms: int) -> Assignment:
-        """The newest assignment; without queues, and with a short heartbeat, while there is none yet."""
-        coordinator = self._leading()
+        self._check_leading()
         await self._make_known(group)
-        answer = coordinator.join(group, member_id, topics, lease_ms, self._monotonic_ms())
-        self._propose(coordinator.proposal(group, self._monotonic_ms()))
-        if isinstance(answer, Pending):
-            await self._wait_for_change(group)
-            answer = self._leading().answer(group, member_id)
-        if isinstance(answer, Pending):
-            return Assignment(-1, (), 0, answer.retry_ms)
-        return answer
+        return await self._membership.join(group, member_id, topics, lease_ms)
 
     async def leave(self, group: str, member_id: str) -> None:
-        coordinator = self._leading()
-        coordinator.leave(group, member_id, self._monotonic_ms())
-        self._propose(coordinator.proposal(group, self._monotonic_ms()))
-
-    # -- offsets ------------------------------------------------------------------------------------------
+        await self._membership.leave(group, member_id)
 
     async def commit(self, group: str, generation: int, offsets: Sequence[QueueOffset]) -> None:
-        self._leading()
+        self._check_leading()
+        await self._check_ends(offsets)
         await self._make_known(group)
         (await self._proposals.propose(CommitOffsets(group, generation, tuple(offsets)))).check()
 
     async def reset(self, group: str, offsets: Sequence[QueueOffset]) -> int:
-        self._leading()
+        self._check_leading()
+        await self._check_ends(offsets)
         await self._make_known(group)
         return (await self._proposals.propose(ResetOffsets(group, tuple(offsets)))).check().generation
 
     # -- inside -------------------------------------------------------------------------------------------
 
-    def _leading(self) -> GroupCoordinator:
-        if self._coordinator is None:
+    def _check_leading(self) -> None:
+        if not self._is_leading:
             raise NotMaster("groups are led by the master, which this broker is not")
-        return self._coordinator
+
+    async def _check_ends(self, offsets: Sequence[QueueOffset]) -> None:
+        """No group gets past the end of a queue: it would miss what comes. A consumer may have read more
+        from a slave than this broker has dispatched so far, so it looks twice."""
+        if self._beyond_end(offsets) is not None:
+            await self._queues.wait_applied()
+        if (one := self._beyond_end(offsets)) is not None:
+            end = self._queues.bounds(one.topic, one.queue_id)[1]
+            text = f"offset {one.offset} of {one.topic}-{one.queue_id}, which ends at {end}"
+            raise IllegalMessage(Status.OFFSET_OUT_OF_RANGE, text)
+
+    def _beyond_end(self, offsets: Sequence[QueueOffset]) -> QueueOffset | None:
+        bounds = self._queues.bounds
+        return next((one for one in offsets if one.offset > bounds(one.topic, one.queue_id)[1]), None)
 
     async def _make_known(self, group: str) -> None:
         if self._metadata.group(group) is not None:
@@ -106,43 +97,3 @@ class GroupService:
         if not self._auto_create:
             raise error_for(Status.GROUP_UNKNOWN, f"there is no group {group[:255]!r}; create it first")
         (await self._proposals.propose(PutGroup(GroupConfig(group), create_only=True))).check()
-
-    async def _wait_for_change(self, group: str) -> None:
-        event = self._changed.setdefault(group, asyncio.Event())
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_SETTLE_S):
-                await event.wait()
-
-    async def _tick(self) -> None:
-        while self._coordinator is not None:
-            for command in self._coordinator.tick(self._monotonic_ms()):
-                self._propose(command)
-            await asyncio.sleep(_TICK_S)
-
-    def _propose(self, command: NewGeneration | None) -> None:
-        if command is None:
-            return
-        task = asyncio.create_task(self._carry_out(command))
-        self._proposing.add(task)
-        task.add_done_callback(self._proposing.discard)
-
-    async def _carry_out(self, command: NewGeneration) -> None:
-        coordinator = self._coordinator
-        assert coordinator is not None
-        applied = False
-        try:
-            outcome = (await self._proposals.propose(command)).check()
-            applied = True
-            _log.info(
-                "new generation",
-                group=command.group,
-                generation=outcome.generation,
-                members=len(command.members),
-            )
-        except BrokerError as error:
-            # It is proposed again with the next tick, if it is still wanted.
-            _log.warning("no new generation", group=command.group, reason=str(error))
-        finally:
-            coordinator.settled(command.group, applied=applied)
-            if (event := self._changed.pop(command.group, None)) is not None:
-                event.set()

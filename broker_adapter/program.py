@@ -121,7 +121,9 @@ class BrokerProgram:
         )
         largest = config.limits.max_body_bytes - _MAX_OVERHEAD
         if largest <= 0:
-            text = f"limits.max_body_bytes is {config.limits.max_body_bytes}: a broker needs {_MAX_OVERHEAD} more"
+            text = (
+                f"limits.max_body_bytes {config.limits.max_body_bytes}: a broker needs {_MAX_OVERHEAD} more"
+            )
             raise ConfigError(text, code=Code.CONFIG_INVALID)
         self.files = files = DispatchedFiles(node, self.dispatcher)
         self.writer = writer = MessageWriter(
@@ -136,7 +138,13 @@ class BrokerProgram:
             lambda command: writer.put_command(METADATA_TOPIC, command),
             new_request_id=lambda: os.urandom(16),
         )
-        groups = GroupService(self.metadata, self.proposals, monotonic_ms=_monotonic_ms)
+        groups = GroupService(
+            self.metadata,
+            self.proposals,
+            files,
+            monotonic_ms=_monotonic_ms,
+            auto_create=settings.auto_create_groups,
+        )
         reader = QueueReader(files, node)
         self.broker = Broker(
             settings, node, writer, files, reader, self.metadata, self.proposals, groups, self._readers

@@ -29,6 +29,7 @@ class BrokerSettings(BaseModel):
     directory: Path | None = None
     namesrv: tuple[_Text, ...] = ()
     auto_create_topics: bool = True
+    auto_create_groups: bool = True
     default_queues: Annotated[int, Field(ge=1, le=1024)] = 4
     max_body_bytes: Annotated[int, Field(ge=1, le=MAX_BODY_BYTES)] = MAX_BODY_BYTES
     max_held_pulls: Positive = 10_000

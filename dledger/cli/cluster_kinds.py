@@ -18,8 +18,8 @@ class Additions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClusterKind:
-    """`--name` of `cluster up`. `prepare` is given the base port, 0: any free ones. `variables`: what users of
-    a running cluster export."""
+    """`--name` of `cluster up`. `prepare` is given the base port, 0: any free ones. `variables`: what users
+    of a running cluster export; none if it is not of this kind."""
 
     name: str
     help: str

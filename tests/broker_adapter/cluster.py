@@ -74,6 +74,7 @@ class BrokerCluster:
             return any(p.config.node_id != other_than for p in self.masters)
 
         await until(found, within_s=20)
+        await until(lambda: all(p.node.leader_id for p in self.programs.values()), within_s=20)
         return next(p for p in self.masters if p.config.node_id != other_than)
 
 

@@ -151,6 +151,10 @@ async def test_members_of_a_group_share_its_queues_and_a_stale_commit_is_refused
         master = await cluster.master()
         broker = master.broker
         await broker.put_topic(TopicConfig("orders", read_queues=4, write_queues=4))
+        await broker.send("orders", messages(*"123456789"), queue_id=0)
+        with pytest.raises(BrokerError) as caught:
+            await broker.commit_offsets("readers", -1, [QueueOffset("orders", 0, 10)])
+        assert caught.value.status is Status.OFFSET_OUT_OF_RANGE
         alone = await broker.join("readers", "m1", ["orders"], 10_000)
         while not alone.queues:
             alone = await broker.join("readers", "m1", ["orders"], 10_000)
