@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from dledger.cli.cluster_kinds import Additions, ClusterKind
+from dledger.cli.cluster_kinds import Additions, ClusterKind, OwnerFacts
 from dledger.cli.cluster_plan import HOST, ClusterPlan, CompanionPlan, free_ports
+from dledger.cli.output import human_bytes
 
 NAMESRV_VARIABLE = "DLEDGER_NAMESRV"
 _NAMESRV = "namesrv"
@@ -27,9 +28,24 @@ def _variables(plan: ClusterPlan) -> Mapping[str, str]:
     return {NAMESRV_VARIABLE: ",".join(servers)} if servers else {}
 
 
+def _cells(owner: OwnerFacts) -> Sequence[object]:
+    if not owner:
+        return ("", "")
+    behind = owner.get("dispatch_behind_bytes")
+    return (owner.get("broker_role"), None if behind is None else human_bytes(behind))
+
+
+def is_writable_master(owner: OwnerFacts) -> bool:
+    return owner.get("writable") is True
+
+
 BROKER_KIND = ClusterKind(
     "broker",
     "With a broker on every node and a NameServer beside them, in a new directory.",
     _prepare,
     _variables,
+    ("broker", "dispatch lag"),
+    _cells,
+    "a writable master",
+    is_writable_master,
 )

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import cast
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dledger.cli.append_run import AppendRun, Tally
 from dledger.cli.client_options import client_options
 from dledger.cli.exits import Exit, exit_code_of, print_error
 from dledger.cli.line_source import ByteSource, LineBatches
 from dledger.cli.output import human_bytes
+from dledger.cli.progress_line import ProgressLine
 from dledger.client import AsyncClient, Limits, TlsFiles
 from dledger.errors import InvalidRequest
 
@@ -27,7 +25,6 @@ _MAX_BATCH_BYTES = (1 << 20) - 1024
 _MAX_BATCH_ENTRIES = 4096
 # A batch in a session also holds the entry that marks it.
 _SESSION_ROOM = 512
-_REFRESH_SECONDS = 0.1
 
 
 @click.command()
@@ -96,7 +93,7 @@ def append(
         batch_entries=_MAX_BATCH_ENTRIES,
         max_line_bytes=max_line_bytes,
     )
-    with _ProgressLine(size, batches, quiet) as progress:
+    with ProgressLine(size, lambda: batches.bytes_read, quiet) as progress:
         open_client = partial(
             AsyncClient,
             servers,
@@ -118,15 +115,25 @@ def open_source(path: str) -> ByteSource:
 
 
 async def _append(
-    open_client: Callable[[], AsyncClient], batches: LineBatches, in_flight: int, progress: _ProgressLine
+    open_client: Callable[[], AsyncClient], batches: LineBatches, in_flight: int, progress: ProgressLine
 ) -> Tally:
     async with open_client() as client:
-        run = AppendRun(client, batches, in_flight=in_flight, on_progress=progress.show)
+        run = AppendRun(
+            client,
+            batches,
+            in_flight=in_flight,
+            on_progress=lambda tally: progress.show(lambda: _describe(tally)),
+        )
         try:
             return await run.run()
         except asyncio.CancelledError:
             _print_summary(run.tally)
             raise
+
+
+def _describe(tally: Tally) -> str:
+    rate = tally.acknowledged / tally.seconds
+    return f"{tally.acknowledged} lines, {rate:.0f} lines/s, index {tally.last_index}"
 
 
 def _finish(tally: Tally, quiet: bool) -> None:
@@ -156,35 +163,3 @@ def _print_summary(tally: Tally) -> None:
             f"{human_bytes(tally.bytes / seconds)}/s), last index {tally.last_index}"
         )
     click.echo(text, err=True)
-
-
-class _ProgressLine:
-    """A bar, or a counter for streams, on stderr; nothing at all without a terminal."""
-
-    def __init__(self, size: int, batches: LineBatches, quiet: bool) -> None:
-        self._batches = batches
-        self._next = 0.0
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            *((BarColumn(), TimeRemainingColumn()) if size else ()),
-            console=Console(stderr=True),
-            transient=True,
-            disable=quiet or not sys.stderr.isatty(),
-        )
-        self._task = self._progress.add_task("connecting", total=size or None)
-
-    def __enter__(self) -> _ProgressLine:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def show(self, tally: Tally) -> None:
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + _REFRESH_SECONDS
-        rate = tally.acknowledged / tally.seconds
-        text = f"{tally.acknowledged} lines, {rate:.0f} lines/s, index {tally.last_index}"
-        self._progress.update(self._task, description=text, completed=self._batches.bytes_read)

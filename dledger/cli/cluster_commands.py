@@ -98,11 +98,14 @@ def up(
     click.echo(f"started {', '.join(started)}; waiting for a leader", err=True)
     try:
         leader = local.wait_for_leader(timeout)
+        click.echo(f"{leader.node_id} leads in term {leader.term}", err=True)
+        for kind in _kinds_of(local):
+            ready = _wait_until_ready(local, kind, timeout)
+            click.echo(f"{ready.node_id} is {kind.ready_name}", err=True)
     except BaseException:
         # Half a cluster in the background would be in the way of the next try.
         local.stop()
         raise
-    click.echo(f"{leader.node_id} leads in term {leader.term}", err=True)
     _print_nodes(local, local.status())
     click.echo(f"\nexport {SERVERS_VARIABLE}={','.join(local.addresses)}")
     for kind in _kinds:
@@ -122,6 +125,17 @@ def add_kind(kind: ClusterKind) -> None:
     """From now on `cluster up` has an option for it."""
     _kinds.append(kind)
     up.params.append(click.Option([f"--{kind.name}"], is_flag=True, help=kind.help))
+
+
+def _kinds_of(local: LocalCluster) -> list[ClusterKind]:
+    return [kind for kind in _kinds if kind.variables(local.plan)]
+
+
+def _wait_until_ready(local: LocalCluster, kind: ClusterKind, timeout: float) -> LocalNode:
+    def ready(nodes: Sequence[LocalNode]) -> LocalNode | None:
+        return next((node for node in nodes if kind.is_ready(node.owner)), None)
+
+    return local.wait_until(ready, timeout, kind.ready_name)
 
 
 def _open_or_create(
@@ -173,6 +187,7 @@ def status(directory: Path, as_json: bool) -> None:
                 "group": local.plan.group,
                 "directory": str(local.directory),
                 "nodes": [node.to_json() for node in nodes],
+                "companions": [companion.to_json() for companion in local.companions()],
             }
         )
     else:
@@ -213,7 +228,7 @@ def down(directory: Path, timeout: float) -> None:
     help="KILL: dies at once. STOP: freezes. CONT: goes on. TERM: stops gracefully.",
 )
 def kill(directory: Path, node: str, name: str) -> None:
-    """Send a signal to NODE (n1, n2, ..., or `leader`).
+    """Send a signal to NODE (n1, n2, ..., `leader`, or a server beside the nodes, as namesrv).
 
     \b
     Examples:
@@ -236,7 +251,7 @@ def kill(directory: Path, node: str, name: str) -> None:
 @click.option("--timeout", type=float, default=10.0, show_default=True, help="Seconds before SIGKILL.")
 @click.option("--rejoin", is_flag=True, help="Its directory was lost: it gets its log from the others.")
 def restart_node(directory: Path, node: str, timeout: float, rejoin: bool) -> None:
-    """Stop NODE (n1, n2, ..., or `leader`) if it runs, and start it.
+    """Stop NODE (n1, n2, ..., `leader`, or namesrv) if it runs, and start it.
 
     \b
     Examples:
@@ -260,30 +275,31 @@ def _resolve(local: LocalCluster, node: str) -> str:
     return leader.node_id
 
 
-def _print_nodes(local: LocalCluster, nodes: list[LocalNode]) -> None:
-    print_table(
-        ("node", "state", "pid", "address", "http", "role", "term", "leader", "begin", "end", "committed"),
-        [
-            (
-                n.node_id,
-                n.state,
-                n.pid,
-                n.address,
-                local.http_url(n.node_id),
-                n.role if n.state == "running" else "",
-                *(
-                    (n.term, n.leader_id, n.ledger_begin_index, n.ledger_end_index, n.committed_index)
-                    if n.state == "running"
-                    else ("",) * 5
-                ),
-            )
-            for n in nodes
-        ],
-    )
-    for n in nodes:
+_COLUMNS = ("node", "state", "pid", "address", "http", "role", "term", "leader", "begin", "end", "committed")
+
+
+def _print_nodes(local: LocalCluster, nodes: Sequence[LocalNode]) -> None:
+    kinds, companions = _kinds_of(local), local.companions()
+    columns = [*_COLUMNS, *(column for kind in kinds for column in kind.columns)]
+    rows = [_node_row(local, node, kinds) for node in nodes]
+    for c in companions:
+        url = local.url(c.http_address) if c.http_address else ""
+        row = (c.node_id, c.state, c.pid, c.address, url)
+        rows.append((*row, *[""] * (len(columns) - len(row))))
+    print_table(columns, rows)
+    for n in (*nodes, *companions):
         if n.state == "down":
             click.echo(f"{n.node_id} is down: {n.why}")
             for line in n.last_log_lines:
                 click.echo(f"    {line}")
         elif n.health not in ("", "ok"):
             click.echo(f"{n.node_id}: {n.health}")
+
+
+def _node_row(local: LocalCluster, n: LocalNode, kinds: Sequence[ClusterKind]) -> tuple[object, ...]:
+    row = (n.node_id, n.state, n.pid, n.address, local.http_url(n.node_id))
+    cells = [cell for kind in kinds for cell in kind.cells(n.owner)]
+    if n.state != "running":
+        return (*row, *[""] * (len(_COLUMNS) - len(row) + len(cells)))
+    facts = (n.role, n.term, n.leader_id, n.ledger_begin_index, n.ledger_end_index, n.committed_index)
+    return (*row, *facts, *cells)

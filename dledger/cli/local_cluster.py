@@ -25,7 +25,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -68,7 +68,10 @@ class ClusterError(DLedgerError):
 
 @dataclass(frozen=True, slots=True)
 class LocalNode:
-    """One node as seen from outside and by itself. Numbers are -1 when the node does not say."""
+    """One node, or server beside the nodes, as seen from outside and by itself.
+
+    Numbers are -1 when the node does not say.
+    """
 
     node_id: str
     state: str  # running, paused, silent (runs, but does not answer), down
@@ -84,6 +87,7 @@ class LocalNode:
     health: str = ""
     why: str = ""  # why it is down
     last_log_lines: tuple[str, ...] = ()  # of its log, if it is down after a failure
+    owner: Mapping[str, Any] = field(default_factory=dict)  # what the program on the node says
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -190,8 +194,10 @@ class LocalCluster:
         return TlsFiles(folder / "ca.pem", folder / "client.pem", folder / "client.key")
 
     def http_url(self, node_id: str) -> str:
-        scheme = "https" if self.plan.tls else "http"
-        return f"{scheme}://{self.plan.node(node_id).http_address}"
+        return self.url(self.plan.node(node_id).http_address)
+
+    def url(self, http_address: str) -> str:
+        return f"{'https' if self.plan.tls else 'http'}://{http_address}"
 
     def folder(self, node_id: str) -> Path:
         return self.directory / self.plan.node(node_id).node_id
@@ -223,6 +229,13 @@ class LocalCluster:
         with ThreadPoolExecutor(len(self.plan.nodes)) as pool:
             return list(pool.map(self._local_node, self.plan.nodes))
 
+    def companions(self) -> list[LocalNode]:
+        """The servers beside the nodes: whether they run. They are not asked anything."""
+        return [
+            self._by_process(self._companions[c.name], c.name, c.address, c.http_address)
+            for c in self.plan.companions
+        ]
+
     def leader(self) -> LocalNode | None:
         """The node that says it leads, in the highest term, if any does."""
         return max((n for n in self.status() if n.role == "LEADER"), key=lambda n: n.term, default=None)
@@ -252,9 +265,12 @@ class LocalCluster:
         self, node_id: str, environment: Mapping[str, str] | None = None, *, rejoin: bool = False
     ) -> int:
         """Start one node that is down; returns its pid. `rejoin`: its directory was lost."""
-        store = self.store_directory(node_id)
-        if rejoin and store.exists() and any(store.iterdir()):
-            raise ClusterError(f"{store} is not empty: move it away first, if what it holds is not wanted")
+        if rejoin:
+            store = self.store_directory(node_id)
+            if store.exists() and any(store.iterdir()):
+                raise ClusterError(
+                    f"{store} is not empty: move it away first, if what it holds is not wanted"
+                )
         with self._exclusive():
             process = self.process(node_id)
             if process.is_alive:
@@ -357,27 +373,25 @@ class LocalCluster:
             raise ClusterError(f"{node_id} does not run: {process.why_down() or 'never started'}")
         return pid
 
-    def _local_node(self, plan: NodePlan) -> LocalNode:
-        process = self.process(plan.node_id)
+    @staticmethod
+    def _by_process(process: NodeProcess, name: str, address: str, http_address: str) -> LocalNode:
+        """What can be seen from outside."""
         pid = process.pid
         if not process.is_alive:
             why = process.why_down() or "never started"
-            failed = why.startswith("failed")
-            lines = tuple(process.last_errors()) if failed else ()
-            return LocalNode(
-                plan.node_id, "down", pid, plan.address, plan.http_address, why=why, last_log_lines=lines
-            )
-        if process.is_paused:
-            return LocalNode(plan.node_id, "paused", pid, plan.address, plan.http_address)
+            lines = tuple(process.last_errors()) if why.startswith("failed") else ()
+            return LocalNode(name, "down", pid, address, http_address, why=why, last_log_lines=lines)
+        return LocalNode(name, "paused" if process.is_paused else "running", pid, address, http_address)
+
+    def _local_node(self, plan: NodePlan) -> LocalNode:
+        node = self._by_process(self.process(plan.node_id), plan.node_id, plan.address, plan.http_address)
+        if node.state != "running":
+            return node
         status = self._ask_status(plan)
         if status is None:
-            return LocalNode(plan.node_id, "silent", pid, plan.address, plan.http_address)
-        return LocalNode(
-            node_id=plan.node_id,
-            state="running",
-            pid=pid,
-            address=plan.address,
-            http_address=plan.http_address,
+            return replace(node, state="silent")
+        return replace(
+            node,
             role=status.role,
             term=status.term,
             leader_id=status.leader_id,
@@ -385,6 +399,7 @@ class LocalCluster:
             ledger_end_index=status.ledger_end_index,
             committed_index=status.committed_index,
             health=status.health,
+            owner=status.owner,
         )
 
     def _ask_status(self, node: NodePlan) -> NodeStatus | None:

@@ -31,6 +31,11 @@ _COMMANDS = {
 }
 
 
+def add_command(name: str, target: str) -> None:
+    """Packages above this one have commands too. `target` is module:attribute; a known name is replaced."""
+    _COMMANDS[name] = target
+
+
 class RootGroup(click.Group):
     """Loads commands when they are asked for, and turns errors into one line and an exit code."""
 

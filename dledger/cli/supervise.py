@@ -25,13 +25,14 @@ def supervise(cluster: LocalCluster) -> None:
     previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         # First the look, then the word: what happens after the word is told.
-        before = cluster.status()
+        before = [*cluster.status(), *cluster.companions()]
         _say("Ctrl-C stops the cluster")
         while not ended.wait(_LOOK_SECONDS):
-            now = cluster.status()
+            nodes = cluster.status()
+            now = [*nodes, *cluster.companions()]
             for event in events_between(before, now):
                 _say(event)
-            if all(node.state == "down" for node in now):
+            if all(node.state == "down" for node in nodes):
                 _say("no node is left")
                 return
             before = now

@@ -1,0 +1,53 @@
+"""`dledger broker`: the root of the broker's commands, and what becomes of their errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from broker_adapter.cli.broker_errors import error_line, exit_code_of
+from broker_adapter.cli.consume_command import consume
+from broker_adapter.cli.group_commands import group
+from broker_adapter.cli.offset_commands import offsets
+from broker_adapter.cli.produce_command import produce
+from broker_adapter.cli.query_command import query
+from broker_adapter.cli.status_command import status
+from broker_adapter.cli.topic_commands import topic
+from broker_adapter.errors import BrokerError
+
+
+class _Group(click.Group):
+    """Turns the broker's errors into one line and an exit code, as the root does with those of the log."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokerError as error:
+            if ctx.find_root().params.get("debug"):
+                raise
+            click.echo(error_line(error), err=True)
+            ctx.exit(exit_code_of(error))
+
+
+@click.group(cls=_Group)
+def broker() -> None:
+    """The message broker on the log: topics, messages, groups.
+
+    \b
+    Try it on this machine, with three nodes and a NameServer:
+      dledger cluster up --broker --dir /tmp/broker --detach
+      export DLEDGER_NAMESRV=127.0.0.1:21111
+      dledger broker topic create orders --queues 4
+      echo hello | dledger broker produce --topic orders
+      dledger broker consume --topic orders --group billing
+      dledger cluster kill --dir /tmp/broker leader
+      echo again | dledger broker produce --topic orders
+      dledger broker consume --topic orders --group billing
+      dledger broker offsets show billing
+      dledger broker status
+    """
+
+
+for _command in (topic, produce, consume, offsets, group, query, status):
+    broker.add_command(_command)

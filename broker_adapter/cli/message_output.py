@@ -1,0 +1,49 @@
+"""Messages on stdout: lines, or JSON."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import BinaryIO
+
+from broker_adapter.client import Message
+
+Write = Callable[[BinaryIO, Message], None]
+
+
+def write_line(out: BinaryIO, message: Message) -> None:
+    out.write(message.body + b"\n")
+
+
+def write_json(out: BinaryIO, message: Message) -> None:
+    out.write(json.dumps(message_to_json(message), ensure_ascii=False).encode() + b"\n")
+
+
+def message_to_json(message: Message) -> dict[str, object]:
+    """A body that is UTF-8 is in "body", any other in "body_base64". Times in ms since 1970."""
+    shown: dict[str, object] = {
+        "topic": message.topic,
+        "queue": message.queue_id,
+        "offset": message.queue_offset,
+        "message_id": message.message_id,
+        "offset_id": message.offset_id,
+        "tag": message.tag,
+        "keys": list(message.keys),
+        "properties": dict(message.properties),
+        "store_timestamp": message.store_timestamp,
+        "born_timestamp": message.born_timestamp,
+    }
+    try:
+        shown["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        shown["body_base64"] = base64.b64encode(message.body).decode()
+    return shown
+
+
+def give_up_stdout() -> None:
+    """Whoever read has seen enough, as `head` does. Python would complain once more when it flushes at exit,
+    so stdout is pointed to where nothing complains."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

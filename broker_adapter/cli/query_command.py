@@ -1,0 +1,132 @@
+"""`dledger broker query`: single messages by key, id or offset."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import click
+
+from broker_adapter.api import PullStatus
+from broker_adapter.cli.broker_options import ask_broker, moment, shown_time, target_options
+from broker_adapter.cli.broker_target import Target
+from broker_adapter.cli.message_output import write_json
+from broker_adapter.client import Admin, Message, PullConsumer
+from broker_adapter.errors import ReadFailed, Status
+
+_LAST_MS = (1 << 63) - 1
+
+
+@click.command()
+@target_options
+@click.option("--topic", help="Of the message; only an offset id leads there without.")
+@click.option("--key", help="One of the keys of the messages.")
+@click.option("--id", "message_id", help="A message id of the producer's (with --topic), or an offset id.")
+@click.option("--offset", type=click.IntRange(0), help="Of the message in its --queue.")
+@click.option("--queue", type=click.IntRange(0), help="With --offset.")
+@click.option(
+    "--begin", callback=moment, metavar="TIME", default="0", help="With --key: only messages stored since."
+)
+@click.option("--end", callback=moment, metavar="TIME", help="With --key: only messages stored until then.")
+@click.option(
+    "--count",
+    type=click.IntRange(1, 1024),
+    default=32,
+    show_default=True,
+    help="With --key: at most so many.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One object a line.")
+def query(
+    target: Target,
+    topic: str | None,
+    key: str | None,
+    message_id: str | None,
+    offset: int | None,
+    queue: int | None,
+    begin: int,
+    end: int | None,
+    count: int,
+    as_json: bool,
+) -> None:
+    """Find messages by key, by id, or by queue and offset; the newest first.
+
+    Exits with 1 if there is none.
+
+    \b
+    Examples:
+      dledger broker query --topic orders --key A17
+      dledger broker query --topic orders --key A17 --begin 1h --json
+      dledger broker query --topic orders --id 7F0000010000A1B2C3D4000102030405
+      dledger broker query --topic orders --queue 2 --offset 1500
+    """
+    if sum(given is not None for given in (key, message_id, offset)) != 1:
+        raise click.UsageError("give one of --key, --id and --offset")
+    if topic is None and message_id is None:
+        raise click.UsageError("give --topic too")
+    if (queue is None) != (offset is None):
+        raise click.UsageError("--queue and --offset go together")
+
+    async def ask(admin: Admin) -> list[Message]:
+        if message_id is not None:
+            return await _by_id(admin, topic, message_id)
+        assert topic is not None and key is not None
+        return await admin.query(
+            topic, key, begin_ms=begin, end_ms=_LAST_MS if end is None else end, max_messages=count
+        )
+
+    if offset is not None:
+        assert topic is not None and queue is not None
+        found = [_by_offset(target, topic, queue, offset)]
+    else:
+        found = ask_broker(target, ask)
+    if not found:
+        raise ReadFailed(Status.MESSAGE_NOT_FOUND, f"no message of {topic} has the key {key or message_id!r}")
+    for message in found:
+        if as_json:
+            write_json(sys.stdout.buffer, message)
+        else:
+            _print_message(message)
+    sys.stdout.buffer.flush()
+
+
+async def _by_id(admin: Admin, topic: str | None, message_id: str) -> list[Message]:
+    """Both kinds of id look alike: in a topic it is first taken for the producer's."""
+    if topic is not None and (found := await admin.query(topic, message_id)):
+        return found
+    return [await admin.message(message_id)]
+
+
+def _by_offset(target: Target, topic: str, queue: int, offset: int) -> Message:
+    async def run() -> Message:
+        async with (
+            target.routes() as routes,
+            PullConsumer(routes, timeout=target.timeout, tls=target.tls) as consumer,
+        ):
+            batch = await consumer.pull(topic, queue, offset, max_messages=1)
+        if batch.status is not PullStatus.FOUND:
+            text = f"{topic} has no message {offset} in queue {queue}, which has {batch.min_offset} to "
+            raise ReadFailed(Status.MESSAGE_NOT_FOUND, f"{text}{batch.max_offset - 1}")
+        return batch.messages[0]
+
+    return asyncio.run(run())
+
+
+def _print_message(message: Message) -> None:
+    facts = {
+        "topic": message.topic,
+        "queue": message.queue_id,
+        "offset": message.queue_offset,
+        "message id": message.message_id,
+        "offset id": message.offset_id,
+        "tag": message.tag,
+        "keys": " ".join(message.keys),
+        "stored": shown_time(message.store_timestamp),
+        "born": shown_time(message.born_timestamp),
+    }
+    for name, value in facts.items():
+        if value not in (None, ""):
+            click.echo(f"{name:<11} {value}")
+    click.echo(f"{'body':<11} ", nl=False)
+    sys.stdout.flush()
+    sys.stdout.buffer.write(message.body + b"\n\n")
+    sys.stdout.buffer.flush()

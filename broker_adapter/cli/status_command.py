@@ -1,0 +1,148 @@
+"""`dledger broker status`: what the brokers say of themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from broker_adapter.cli.broker_options import json_option, shown_time, target_options
+from broker_adapter.cli.broker_target import Target
+from dledger import AsyncClient, DLedgerError, Exit, NodeStatus, print_json, print_table
+from dledger.cli.output import human_bytes, is_terminal
+
+Answers = Mapping[str, NodeStatus | DLedgerError]
+
+_COLUMNS = (
+    "node",
+    "address",
+    "broker role",
+    "id",
+    "term",
+    "writable",
+    "last switch",
+    "dispatch lag",
+    "NameServers",
+    "state",
+)
+_NODE_SECONDS = 2.0
+
+
+@click.command()
+@target_options
+@click.option("--log-group", default="default", show_default=True, help="Name of the log.")
+@click.option("--watch", is_flag=True, help="Look again and again until Ctrl-C.")
+@click.option(
+    "--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds, for --watch."
+)
+@json_option
+def status(target: Target, log_group: str, watch: bool, interval: float, as_json: bool) -> None:
+    """Show every broker: role, term, when it last changed, how far its dispatch is behind the log.
+
+    `dispatch lag` is what is committed and not yet visible to consumers of that node. `state` says what a
+    broker waits for that is neither master nor slave yet. Exits with 0 if a master takes messages, else
+    with 1.
+
+    \b
+    Examples:
+      dledger broker status
+      dledger broker status --watch
+      dledger broker status --json | jq '.nodes[] | select(.writable)'
+    """
+
+    async def run() -> bool:
+        while True:
+            answers = await ask_nodes(target, log_group)
+            if watch and is_terminal() and not as_json:
+                click.clear()
+                click.echo(time.strftime("%H:%M:%S"))
+            _print(answers, as_json=as_json, one_line=watch)
+            if not watch:
+                return any(owner_of(answer).get("writable") for answer in answers.values())
+            await asyncio.sleep(interval)
+
+    if not asyncio.run(run()):
+        raise click.exceptions.Exit(Exit.FAILED)
+
+
+async def ask_nodes(target: Target, log_group: str) -> Answers:
+    """What each node says. Nodes that a NameServer does not know any more are known to the other nodes."""
+    servers = list(target.servers)
+    if not servers:
+        async with target.routes() as routes:
+            servers = [address for ids in (await routes.brokers()).values() for address in ids.values()]
+        if not servers:
+            return {}
+    answers = await _ask(servers, log_group, target)
+    members = {m.address for a in answers.values() if isinstance(a, NodeStatus) for m in a.members}
+    if missing := sorted(members - set(answers)):
+        answers = {**answers, **await _ask(missing, log_group, target)}
+    return dict(sorted(answers.items(), key=_by_node_id))
+
+
+async def _ask(servers: Sequence[str], log_group: str, target: Target) -> Answers:
+    async with AsyncClient(servers, group=log_group, session=False, tls=target.tls) as client:
+        return await client.status(timeout=min(target.timeout, _NODE_SECONDS))
+
+
+def _by_node_id(item: tuple[str, NodeStatus | DLedgerError]) -> tuple[bool, str]:
+    address, answer = item
+    return (False, answer.node_id) if isinstance(answer, NodeStatus) else (True, address)
+
+
+def owner_of(answer: NodeStatus | DLedgerError) -> Mapping[str, Any]:
+    return answer.owner if isinstance(answer, NodeStatus) else {}
+
+
+def _print(answers: Answers, *, as_json: bool, one_line: bool) -> None:
+    if not as_json:
+        print_table(_COLUMNS, [table_row(address, answer) for address, answer in answers.items()])
+    elif one_line:
+        click.echo(json.dumps(to_json(answers), ensure_ascii=False))
+    else:
+        print_json(to_json(answers))
+
+
+def to_json(answers: Answers) -> dict[str, Any]:
+    nodes = []
+    for address, answer in answers.items():
+        if isinstance(answer, NodeStatus):
+            nodes.append({"node_id": answer.node_id, "address": address, "error": None, **answer.owner})
+        else:
+            nodes.append({"address": address, "error": str(answer)})
+    return {"nodes": nodes}
+
+
+def table_row(address: str, answer: NodeStatus | DLedgerError) -> tuple[object, ...]:
+    if isinstance(answer, DLedgerError):
+        # gRPC tells the story from outside in; what a person wants stands at its end.
+        cause = answer.message.rpartition(": ")[2]
+        return ("", address, "down", *[""] * 6, f"{answer.code.name}: {cause}")
+    owner = answer.owner
+    if not owner:
+        return (answer.node_id, address, *[""] * 7, "no broker runs on this node")
+    change = owner["role_change"]
+    servers = owner["nameservers"]
+    registered = sum(server["registered"] for server in servers.values())
+    return (
+        answer.node_id,
+        address,
+        owner["broker_role"],
+        owner["broker_id"],
+        owner["term"],
+        "yes" if owner["writable"] else "no",
+        shown_time(change["last_switch_unix_ms"]),
+        human_bytes(owner["dispatch_behind_bytes"]),
+        f"{registered} of {len(servers)}",
+        _state(change),
+    )
+
+
+def _state(change: Mapping[str, Any]) -> str:
+    if change["waits_for"]:
+        return f"waits {change['waiting_ms'] / 1000:.1f} s for {change['waits_for']}"
+    return str(change["last_failure"] if not change["fit"] and change["last_failure"] else "ok")

@@ -1,0 +1,148 @@
+"""`dledger broker topic`: create, delete, list, stats."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from broker_adapter.api import TopicConfig
+from broker_adapter.cli.broker_options import ask_broker, json_option, shown_time, target_options
+from broker_adapter.cli.broker_target import Target
+from dledger import print_json, print_table
+
+_PERMS = {"rw": 6, "r": 4, "w": 2, "none": 0}
+_MAX_QUEUES = 1024
+#: A NameServer hears of a new topic at once; one that is down does not.
+_ROUTE_SECONDS = 3.0
+_ROUTE_LOOK_SECONDS = 0.02
+
+
+@click.group()
+def topic() -> None:
+    """Topics: create, delete, list, stats.
+
+    \b
+    Examples:
+      dledger broker topic create orders --queues 8
+      dledger broker topic list
+      dledger broker topic stats orders
+      dledger broker topic delete orders
+    """
+
+
+@topic.command()
+@click.argument("name")
+@target_options
+@click.option(
+    "--queues",
+    type=click.IntRange(1, _MAX_QUEUES),
+    default=4,
+    show_default=True,
+    help="How many queues: at most so many consumers of a group share the topic.",
+)
+@click.option(
+    "--perm",
+    type=click.Choice(list(_PERMS)),
+    default="rw",
+    show_default=True,
+    help="Readable, writable, both or nothing.",
+)
+def create(name: str, target: Target, queues: int, perm: str) -> None:
+    """Create topic NAME, or change the one of that name.
+
+    \b
+    Examples:
+      dledger broker topic create orders
+      dledger broker topic create orders --queues 8
+      dledger broker topic create orders --perm r        (no new messages)
+    """
+    config = TopicConfig(name, read_queues=queues, write_queues=queues, perm=_PERMS[perm])
+    ask_broker(target, lambda admin: admin.put_topic(config))
+    click.echo(f"{name}: {queues} queues, {perm}")
+    if not asyncio.run(_wait_for_route(target, config)):
+        click.echo(
+            f"the NameServer does not know it after {_ROUTE_SECONDS:g} s: is it registered with? "
+            "(`dledger broker status`)",
+            err=True,
+        )
+
+
+async def _wait_for_route(target: Target, config: TopicConfig) -> bool:
+    """Whether whoever asks for a route finds the topic as it is now."""
+    async with target.routes() as routes:
+        try:
+            async with asyncio.timeout(_ROUTE_SECONDS):
+                while config not in (await routes.route(config.name)).queues.values():
+                    await asyncio.sleep(_ROUTE_LOOK_SECONDS)
+        except TimeoutError:
+            return False
+    return True
+
+
+@topic.command()
+@click.argument("name")
+@target_options
+def delete(name: str, target: Target) -> None:
+    """Delete topic NAME, its messages and the offsets of all groups in it.
+
+    \b
+    Example:
+      dledger broker topic delete orders
+    """
+    ask_broker(target, lambda admin: admin.delete_topic(name))
+    click.echo(f"{name} is deleted")
+
+
+@topic.command(name="list")
+@target_options
+@json_option
+def list_(target: Target, as_json: bool) -> None:
+    """List all topics.
+
+    \b
+    Example:
+      dledger broker topic list
+    """
+    found = ask_broker(target, lambda admin: admin.topics())
+    if as_json:
+        print_json([config._asdict() for config in found])
+        return
+    names = {bits: name for name, bits in _PERMS.items()}
+    print_table(
+        ("topic", "read queues", "write queues", "perm"),
+        [(c.name, c.read_queues, c.write_queues, names.get(c.perm & 6, c.perm)) for c in found],
+    )
+
+
+@topic.command()
+@click.argument("name")
+@target_options
+@json_option
+def stats(name: str, target: Target, as_json: bool) -> None:
+    """Show every queue of topic NAME: offsets, messages, time of the newest one.
+
+    `end` is one behind the last message.
+
+    \b
+    Example:
+      dledger broker topic stats orders
+    """
+    found = ask_broker(target, lambda admin: admin.topic_stats(name))
+    if as_json:
+        print_json([queue._asdict() for queue in found])
+        return
+    print_table(
+        ("queue", "begin", "end", "messages", "newest"),
+        [
+            (
+                q.queue_id,
+                q.min_offset,
+                q.max_offset,
+                q.max_offset - q.min_offset,
+                shown_time(q.last_update_ms),
+            )
+            for q in found
+        ],
+    )
+    click.echo(f"{sum(q.max_offset - q.min_offset for q in found)} messages in {len(found)} queues")
