@@ -17,7 +17,7 @@ JOBS ?= 2
 ARGS ?=
 TESTS ?= tests
 
-PROTO_FILES := $(wildcard proto/dledger/v1/*.proto)
+PROTO_FILES := $(wildcard proto/*/v1/*.proto)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint format proto sim bench bench-peers soak soak-processes clean
@@ -88,7 +88,7 @@ format: $(DEV) ## Format the code and sort its imports (seconds)
 
 # The oldest generator that the code may need at run time decides which grpcio and protobuf users must have.
 PROTO_TOOLS := build/proto-tools
-proto: $(DEV) ## Generate dledger/v1 from proto/ (seconds)
+proto: $(DEV) ## Generate dledger/v1 and broker_adapter/v1 from proto/ (seconds)
 	@test -x $(PROTO_TOOLS)/bin/python || $(BIN)/python -m venv $(PROTO_TOOLS)
 	@$(PROTO_TOOLS)/bin/python -m pip --disable-pip-version-check install --quiet grpcio-tools==1.76.0
 	@$(PROTO_TOOLS)/bin/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO_FILES)

@@ -15,6 +15,20 @@ class BrokerRole(StrEnum):
     ASYNC_MASTER = "ASYNC_MASTER"
 
 
+class BrokerInfo(NamedTuple):
+    """What a broker is at the moment, for clients that look for the master."""
+
+    cluster: str
+    broker_name: str  # of all brokers on one log
+    broker_id: int  # 0: the master
+    role: BrokerRole
+    term: int
+    role_epoch: int
+    node_id: str
+    address: str  # host:port, where clients reach this broker
+    master_address: str | None  # the master this broker believes in
+
+
 class OutgoingMessage(NamedTuple):
     """A message as a producer hands it in; `properties` include TAGS, KEYS and UNIQ_KEY, if any."""
 
@@ -95,6 +109,8 @@ class QueueStats(NamedTuple):
 
 class BrokerApi(Protocol):
     """Everything raises `broker_adapter.errors.BrokerError`s. Writes and group calls need the master."""
+
+    def info(self) -> BrokerInfo: ...
 
     async def send(
         self,

@@ -12,9 +12,13 @@ The tree says what the caller may conclude, as that of `dledger.errors` does::
     |   +-- Busy            ... later: a limit was reached, nothing is wrong
     +-- PutIndeterminate    the message may or may not be in the log, now or later
     +-- TopicRefused        the topic has to be created or opened first
+    +-- GroupRefused        the group has to be created, or its member has to join (again) first
     +-- IllegalMessage      the message itself is wrong: trying again cannot help
     +-- ReadFailed          a read found nothing to return
     +-- StoredDataDamaged   stored bytes that cannot be what a broker has written
+    +-- NameServerRefused   a NameServer did not do what it was asked; nothing has changed there
+    |   +-- NameServerBusy  ... later: a limit was reached, nothing is wrong
+    +-- NameServerUnavailable  no answer: what was asked for may or may not have been done
 """
 
 from __future__ import annotations
@@ -52,6 +56,8 @@ class Status(IntEnum):
     SHUTTING_DOWN = 701
     TOO_MANY_PENDING_BYTES = 702
     DISK_FULL = 703
+    TOO_MANY_CALLS = 704
+    NOT_CONNECTED = 705  # given by clients: the broker was not reached
     # -- nobody knows yet
     OUTCOME_UNKNOWN = 710
     # -- the topic
@@ -66,10 +72,13 @@ class Status(IntEnum):
     BODY_TOO_LARGE = 734
     FIELD_OUT_OF_RANGE = 735
     MESSAGE_ID_INVALID = 736
+    REQUEST_MALFORMED = 737
     # -- reads
     OFFSET_BELOW_MINIMUM = 740
     OFFSET_ABOVE_MAXIMUM = 741
     MESSAGE_NOT_FOUND = 742
+    TOO_MANY_HELD_PULLS = 743
+    NOT_CONFIRMED = 744
     # -- bytes that were stored
     RECORD_TRUNCATED = 750
     RECORD_MAGIC = 751
@@ -79,6 +88,44 @@ class Status(IntEnum):
     RECORD_FIELD = 755
     UNIT_DAMAGED = 756
     INDEX_DAMAGED = 757
+    # -- metadata: consumer groups and their offsets
+    GROUP_UNKNOWN = 760
+    GENERATION_STALE = 761
+    GENERATION_UNKNOWN = 762
+    GROUP_HAS_MEMBERS = 763
+    NOT_A_MEMBER = 764
+    QUEUE_UNKNOWN = 765
+    OFFSET_OUT_OF_RANGE = 766
+    GROUP_NAME_INVALID = 767
+    MEMBER_ID_INVALID = 768
+    TOPIC_RESERVED = 769
+    # -- metadata: limits
+    TOO_MANY_TOPICS = 770
+    TOO_MANY_GROUPS = 771
+    TOO_MANY_MEMBERS = 772
+    TOO_MANY_SUBSCRIPTIONS = 773
+    TOO_MANY_OFFSETS = 774
+    TOO_MANY_PROPOSALS = 775
+    REBALANCING = 776
+    COMMAND_TOO_LARGE = 777
+    # -- metadata: bytes that were stored
+    COMMAND_DAMAGED = 778
+    METADATA_DAMAGED = 779
+    # -- the NameServer
+    NAMESRV_BUSY = 780
+    NAMESRV_LIMIT = 781
+    NAMESRV_STALE_EPOCH = 782
+    NAMESRV_STALE_TERM = 783
+    NAMESRV_CONFLICT = 784
+    NAMESRV_INVALID = 785
+    NAMESRV_BROKER_UNKNOWN = 786
+    NAMESRV_CONFIG_UNKNOWN = 787
+    NAMESRV_CONFIG_LIMIT = 788
+    NAMESRV_CONFIG_NOT_STORED = 789
+    NAMESRV_CONFIG_DAMAGED = 790
+    NAMESRV_UNREACHABLE = 791
+    QUEUE_ORDER = 758
+    IMAGE_DAMAGED = 759
 
 
 RESPONSE_CODE: dict[Status, ResponseCode] = {
@@ -86,6 +133,10 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.SHUTTING_DOWN: ResponseCode.SERVICE_NOT_AVAILABLE,
     Status.TOO_MANY_PENDING_BYTES: ResponseCode.SYSTEM_BUSY,
     Status.DISK_FULL: ResponseCode.SERVICE_NOT_AVAILABLE,
+    Status.TOO_MANY_HELD_PULLS: ResponseCode.SYSTEM_BUSY,
+    Status.NOT_CONFIRMED: ResponseCode.SYSTEM_BUSY,
+    Status.TOO_MANY_CALLS: ResponseCode.SYSTEM_BUSY,
+    Status.NOT_CONNECTED: ResponseCode.SERVICE_NOT_AVAILABLE,
     Status.OUTCOME_UNKNOWN: ResponseCode.SYSTEM_ERROR,
     Status.TOPIC_UNKNOWN: ResponseCode.TOPIC_NOT_EXIST,
     Status.TOPIC_NOT_WRITABLE: ResponseCode.NO_PERMISSION,
@@ -98,6 +149,7 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.BODY_TOO_LARGE: ResponseCode.MESSAGE_ILLEGAL,
     Status.FIELD_OUT_OF_RANGE: ResponseCode.MESSAGE_ILLEGAL,
     Status.MESSAGE_ID_INVALID: ResponseCode.MESSAGE_ILLEGAL,
+    Status.REQUEST_MALFORMED: ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
     Status.OFFSET_BELOW_MINIMUM: ResponseCode.PULL_OFFSET_MOVED,
     Status.OFFSET_ABOVE_MAXIMUM: ResponseCode.PULL_OFFSET_MOVED,
     Status.MESSAGE_NOT_FOUND: ResponseCode.QUERY_NOT_FOUND,
@@ -109,6 +161,41 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.RECORD_FIELD: ResponseCode.SYSTEM_ERROR,
     Status.UNIT_DAMAGED: ResponseCode.SYSTEM_ERROR,
     Status.INDEX_DAMAGED: ResponseCode.SYSTEM_ERROR,
+    Status.GROUP_UNKNOWN: ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+    # RocketMQ has no generations, so none of its codes says this one.
+    Status.GENERATION_STALE: ResponseCode.SYSTEM_ERROR,
+    Status.GENERATION_UNKNOWN: ResponseCode.SYSTEM_ERROR,
+    Status.GROUP_HAS_MEMBERS: ResponseCode.NO_PERMISSION,
+    Status.NOT_A_MEMBER: ResponseCode.SYSTEM_ERROR,
+    Status.QUEUE_UNKNOWN: ResponseCode.TOPIC_NOT_EXIST,
+    Status.OFFSET_OUT_OF_RANGE: ResponseCode.MESSAGE_ILLEGAL,
+    Status.GROUP_NAME_INVALID: ResponseCode.MESSAGE_ILLEGAL,
+    Status.MEMBER_ID_INVALID: ResponseCode.MESSAGE_ILLEGAL,
+    Status.TOPIC_RESERVED: ResponseCode.NO_PERMISSION,
+    Status.TOO_MANY_TOPICS: ResponseCode.SYSTEM_BUSY,
+    Status.TOO_MANY_GROUPS: ResponseCode.SYSTEM_BUSY,
+    Status.TOO_MANY_MEMBERS: ResponseCode.SYSTEM_BUSY,
+    Status.TOO_MANY_SUBSCRIPTIONS: ResponseCode.MESSAGE_ILLEGAL,
+    Status.TOO_MANY_OFFSETS: ResponseCode.MESSAGE_ILLEGAL,
+    Status.TOO_MANY_PROPOSALS: ResponseCode.SYSTEM_BUSY,
+    Status.REBALANCING: ResponseCode.SYSTEM_BUSY,
+    Status.COMMAND_TOO_LARGE: ResponseCode.MESSAGE_ILLEGAL,
+    Status.COMMAND_DAMAGED: ResponseCode.SYSTEM_ERROR,
+    Status.METADATA_DAMAGED: ResponseCode.SYSTEM_ERROR,
+    Status.NAMESRV_BUSY: ResponseCode.SYSTEM_BUSY,
+    Status.NAMESRV_LIMIT: ResponseCode.SYSTEM_BUSY,
+    Status.NAMESRV_STALE_EPOCH: ResponseCode.SYSTEM_ERROR,
+    Status.NAMESRV_STALE_TERM: ResponseCode.SYSTEM_ERROR,
+    Status.NAMESRV_CONFLICT: ResponseCode.SYSTEM_ERROR,
+    Status.NAMESRV_INVALID: ResponseCode.SYSTEM_ERROR,
+    Status.NAMESRV_BROKER_UNKNOWN: ResponseCode.SYSTEM_ERROR,
+    Status.NAMESRV_CONFIG_UNKNOWN: ResponseCode.QUERY_NOT_FOUND,
+    Status.NAMESRV_CONFIG_LIMIT: ResponseCode.SYSTEM_ERROR,
+    Status.NAMESRV_CONFIG_NOT_STORED: ResponseCode.SYSTEM_ERROR,
+    Status.NAMESRV_CONFIG_DAMAGED: ResponseCode.SYSTEM_ERROR,
+    Status.NAMESRV_UNREACHABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
+    Status.QUEUE_ORDER: ResponseCode.SYSTEM_ERROR,
+    Status.IMAGE_DAMAGED: ResponseCode.SYSTEM_ERROR,
 }
 
 
@@ -150,6 +237,10 @@ class TopicRefused(BrokerError):
     """The topic does not exist and is not created by itself, or does not permit what was asked for."""
 
 
+class GroupRefused(BrokerError):
+    """The group does not exist, or who asks is not the member, or of the generation, that it must be."""
+
+
 class IllegalMessage(BrokerError):
     """The message or request itself is wrong; sending it again cannot help."""
 
@@ -160,6 +251,18 @@ class ReadFailed(BrokerError):
 
 class StoredDataDamaged(BrokerError):
     """Bytes that were stored are not what a broker writes; the message says what is wrong with them."""
+
+
+class NameServerRefused(BrokerError):
+    """A NameServer did not do what it was asked, and nothing has changed there."""
+
+
+class NameServerBusy(NameServerRefused):
+    """A NameServer has reached a limit: ask again later, or ask another."""
+
+
+class NameServerUnavailable(BrokerError):
+    """No NameServer has answered, or none for sure: what was asked for may or may not have been done."""
 
 
 def error_for(status: Status, message: str, *, master_address: str | None = None) -> BrokerError:
@@ -173,6 +276,8 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.SHUTTING_DOWN: PutRefused,
     Status.TOO_MANY_PENDING_BYTES: Busy,
     Status.DISK_FULL: Busy,
+    Status.TOO_MANY_CALLS: Busy,
+    Status.NOT_CONNECTED: PutRefused,
     Status.OUTCOME_UNKNOWN: PutIndeterminate,
     Status.TOPIC_UNKNOWN: TopicRefused,
     Status.TOPIC_NOT_WRITABLE: TopicRefused,
@@ -184,9 +289,12 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.BODY_TOO_LARGE: IllegalMessage,
     Status.FIELD_OUT_OF_RANGE: IllegalMessage,
     Status.MESSAGE_ID_INVALID: IllegalMessage,
+    Status.REQUEST_MALFORMED: IllegalMessage,
     Status.OFFSET_BELOW_MINIMUM: ReadFailed,
     Status.OFFSET_ABOVE_MAXIMUM: ReadFailed,
     Status.MESSAGE_NOT_FOUND: ReadFailed,
+    Status.TOO_MANY_HELD_PULLS: ReadFailed,
+    Status.NOT_CONFIRMED: ReadFailed,
     Status.RECORD_TRUNCATED: StoredDataDamaged,
     Status.RECORD_MAGIC: StoredDataDamaged,
     Status.RECORD_LENGTHS: StoredDataDamaged,
@@ -195,4 +303,38 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.RECORD_FIELD: StoredDataDamaged,
     Status.UNIT_DAMAGED: StoredDataDamaged,
     Status.INDEX_DAMAGED: StoredDataDamaged,
+    Status.GROUP_UNKNOWN: GroupRefused,
+    Status.GENERATION_STALE: GroupRefused,
+    Status.GENERATION_UNKNOWN: GroupRefused,
+    Status.GROUP_HAS_MEMBERS: GroupRefused,
+    Status.NOT_A_MEMBER: GroupRefused,
+    Status.QUEUE_UNKNOWN: TopicRefused,
+    Status.OFFSET_OUT_OF_RANGE: IllegalMessage,
+    Status.GROUP_NAME_INVALID: IllegalMessage,
+    Status.MEMBER_ID_INVALID: IllegalMessage,
+    Status.TOPIC_RESERVED: TopicRefused,
+    Status.TOO_MANY_TOPICS: Busy,
+    Status.TOO_MANY_GROUPS: Busy,
+    Status.TOO_MANY_MEMBERS: Busy,
+    Status.TOO_MANY_SUBSCRIPTIONS: IllegalMessage,
+    Status.TOO_MANY_OFFSETS: IllegalMessage,
+    Status.TOO_MANY_PROPOSALS: Busy,
+    Status.REBALANCING: Busy,
+    Status.COMMAND_TOO_LARGE: IllegalMessage,
+    Status.COMMAND_DAMAGED: StoredDataDamaged,
+    Status.METADATA_DAMAGED: StoredDataDamaged,
+    Status.NAMESRV_BUSY: NameServerBusy,
+    Status.NAMESRV_LIMIT: NameServerBusy,
+    Status.NAMESRV_STALE_EPOCH: NameServerRefused,
+    Status.NAMESRV_STALE_TERM: NameServerRefused,
+    Status.NAMESRV_CONFLICT: NameServerRefused,
+    Status.NAMESRV_INVALID: NameServerRefused,
+    Status.NAMESRV_BROKER_UNKNOWN: NameServerRefused,
+    Status.NAMESRV_CONFIG_UNKNOWN: NameServerRefused,
+    Status.NAMESRV_CONFIG_LIMIT: NameServerRefused,
+    Status.NAMESRV_CONFIG_NOT_STORED: NameServerUnavailable,
+    Status.NAMESRV_CONFIG_DAMAGED: StoredDataDamaged,
+    Status.NAMESRV_UNREACHABLE: NameServerUnavailable,
+    Status.QUEUE_ORDER: StoredDataDamaged,
+    Status.IMAGE_DAMAGED: StoredDataDamaged,
 }

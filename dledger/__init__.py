@@ -26,68 +26,162 @@ from dledger.errors import (
 from dledger.status.model import ElectionEvent, FollowerStatus, MemberAddress, NodeStatus
 
 if TYPE_CHECKING:
-    from dledger.client import (
-        Appender,
-        AppendResult,
-        AsyncClient,
-        BlockingAppender,
-        BlockingSession,
-        Client,
-        Entry,
-        Limits,
-        Session,
-        TlsFiles,
-    )
-    from dledger.node.config import NodeConfig, load_config, parse_config
+    from dledger.cli.client_options import parse_servers, tls_files
+    from dledger.cli.exits import Exit
+    from dledger.cli.output import print_json, print_table
+    from dledger.client import AppendResult, Appender, AsyncClient, BlockingAppender, BlockingSession, Client, Entry, Limits, Session, TlsFiles
+    from dledger.client.loop_thread import LoopThread
+    from dledger.core.values import Role
+    from dledger.node.config import NodeConfig, is_loopback, load_config, parse_config
+    from dledger.node.config_faults import read_toml, validate
+    from dledger.node.logs import configure_logging, get_logger
+    from dledger.node.owned_append import Assigned
+    from dledger.node.owner import GrpcService
+    from dledger.node.program import Program
+    from dledger.node.role_events import RoleEvent
     from dledger.node.server import NodeServer
-    from dledger.node.state_machine import AppliedEntry, StateMachine
+    from dledger.node.shell import AppendOutcome
+    from dledger.node.state_machine import Applied, AppliedEntry, DurableStateMachine, StateMachine
+    from dledger.rpc import handlers
+    from dledger.rpc.channels import ChannelSecurity, MAX_PAYLOAD_BYTES, open_channel
+    from dledger.rpc.host import GrpcHost, GrpcMethod
+    from dledger.rpc.log_client import NetworkFailure, answer_of, end_call
+    from dledger.rpc.tls import ClientTls, ServerTls
+    from dledger.status.web import HttpServer, WebHandler, json_answer, metrics_answer, page_file, serve_web, static
+    from dledger.store.disk import Disk, OsDisk, read_file, replace_file
 
 __all__ = [
+    "AppendOutcome",
     "AppendResult",
     "Appender",
+    "Applied",
     "AppliedEntry",
+    "Assigned",
     "AsyncClient",
     "BlockingAppender",
     "BlockingSession",
+    "ChannelSecurity",
     "Client",
+    "ClientTls",
     "Code",
     "ConfigError",
     "DLedgerError",
+    "Disk",
+    "DurableStateMachine",
     "ElectionEvent",
     "Entry",
+    "Exit",
     "FollowerStatus",
+    "GrpcHost",
+    "GrpcMethod",
+    "GrpcService",
+    "HttpServer",
     "Indeterminate",
     "InvalidRequest",
     "Limits",
+    "LoopThread",
+    "MAX_PAYLOAD_BYTES",
     "MemberAddress",
+    "NetworkFailure",
     "NodeConfig",
     "NodeServer",
     "NodeStatus",
     "NotLeader",
+    "OsDisk",
     "Overloaded",
+    "Program",
     "ReadFailed",
     "Refused",
+    "Role",
+    "RoleEvent",
+    "ServerTls",
     "Session",
     "SessionExpired",
     "StateMachine",
     "StorageError",
     "TlsFiles",
+    "WebHandler",
+    "answer_of",
+    "configure_logging",
+    "end_call",
+    "get_logger",
+    "handlers",
+    "is_loopback",
+    "json_answer",
     "load_config",
+    "metrics_answer",
+    "open_channel",
+    "page_file",
     "parse_config",
+    "parse_servers",
+    "print_json",
+    "print_table",
+    "read_file",
+    "read_toml",
+    "replace_file",
+    "serve_web",
+    "static",
+    "tls_files",
+    "validate",
 ]
 
 
-_OF_NODES = {
+#: Where a name is, unless `dledger.client` has it.
+_MODULE_OF = {
+    "AppendOutcome": "dledger.node.shell",
+    "Applied": "dledger.node.state_machine",
     "AppliedEntry": "dledger.node.state_machine",
+    "Assigned": "dledger.node.owned_append",
+    "ChannelSecurity": "dledger.rpc.channels",
+    "ClientTls": "dledger.rpc.tls",
+    "Disk": "dledger.store.disk",
+    "DurableStateMachine": "dledger.node.state_machine",
+    "Exit": "dledger.cli.exits",
+    "GrpcHost": "dledger.rpc.host",
+    "GrpcMethod": "dledger.rpc.host",
+    "GrpcService": "dledger.node.owner",
+    "HttpServer": "dledger.status.web",
+    "LoopThread": "dledger.client.loop_thread",
+    "MAX_PAYLOAD_BYTES": "dledger.rpc.channels",
+    "NetworkFailure": "dledger.rpc.log_client",
     "NodeConfig": "dledger.node.config",
     "NodeServer": "dledger.node.server",
+    "OsDisk": "dledger.store.disk",
+    "Program": "dledger.node.program",
+    "Role": "dledger.core.values",
+    "RoleEvent": "dledger.node.role_events",
+    "ServerTls": "dledger.rpc.tls",
     "StateMachine": "dledger.node.state_machine",
+    "WebHandler": "dledger.status.web",
+    "answer_of": "dledger.rpc.log_client",
+    "configure_logging": "dledger.node.logs",
+    "end_call": "dledger.rpc.log_client",
+    "get_logger": "dledger.node.logs",
+    "is_loopback": "dledger.node.config",
+    "json_answer": "dledger.status.web",
     "load_config": "dledger.node.config",
+    "metrics_answer": "dledger.status.web",
+    "open_channel": "dledger.rpc.channels",
+    "page_file": "dledger.status.web",
     "parse_config": "dledger.node.config",
+    "parse_servers": "dledger.cli.client_options",
+    "print_json": "dledger.cli.output",
+    "print_table": "dledger.cli.output",
+    "read_file": "dledger.store.disk",
+    "read_toml": "dledger.node.config_faults",
+    "replace_file": "dledger.store.disk",
+    "serve_web": "dledger.status.web",
+    "static": "dledger.status.web",
+    "tls_files": "dledger.cli.client_options",
+    "validate": "dledger.node.config_faults",
 }
+#: Names that are modules themselves.
+_MODULES = {"handlers": "dledger.rpc.handlers"}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name in __all__:
-        return getattr(import_module(_OF_NODES.get(name, "dledger.client")), name)
+        return getattr(import_module(_MODULE_OF.get(name, "dledger.client")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -86,6 +86,9 @@ class Code(IntEnum):
     DATA_DAMAGED = 640
     FSYNC_FAILED = 641
     STATE_DAMAGED = 642
+    # -- ours: programs that own a node
+    APPENDS_BY_OWNER_ONLY = 650
+    ROLE_EPOCH_CHANGED = 651
 
 
 class DLedgerError(Exception):
@@ -165,6 +168,7 @@ _CLASS_OF_CODE: dict[Code, type[DLedgerError]] = {
     Code.INCONSISTENT_LEADER: NotLeader,
     Code.LEADER_NOT_READY: NotLeader,
     Code.LEADER_TRANSFERRING: NotLeader,
+    Code.ROLE_EPOCH_CHANGED: NotLeader,
     Code.LEADER_PENDING_FULL: Overloaded,
     Code.TOO_MANY_CONNECTIONS: Overloaded,
     Code.TOO_MANY_WAITING_READS: Overloaded,

@@ -23,8 +23,11 @@ CORE_OUTSIDE = {
     "__future__",
 }
 
-#: The generated protocol modules; everything outside `dledger.rpc` sees our own types.
+#: The generated protocol modules; everything outside the gRPC layers sees our own types.
 GENERATED = "dledger.v1"
+BROKER_GENERATED = "broker_adapter.v1"
+#: The gRPC layers of the broker: modules whose names begin so.
+BROKER_RPC = ("broker_adapter.rpc.", "broker_adapter.namesrv.rpc_")
 
 _BASE = {"dledger.errors", "dledger.core"}
 _STATUS_TYPES = "dledger.status.model"
@@ -49,9 +52,21 @@ ALLOWED: dict[str, set[str]] = {
         "dledger.client",
     },
     # The package itself: its public face.
-    "dledger": {*_BASE, _STATUS_TYPES, "dledger.client", "dledger.node"},
+    "dledger": {
+        *_BASE,
+        _STATUS_TYPES,
+        "dledger.client",
+        "dledger.node",
+        "dledger.rpc",
+        "dledger.status",
+        "dledger.store",
+        "dledger.cli",
+    },
+    BROKER_GENERATED: set(),
     # What anybody may use: `dledger` itself, and of it only the names that it exports.
-    "broker_adapter": {"dledger"},
+    "broker_adapter": {"dledger", BROKER_GENERATED},
+    # The commands of the broker are added to those of the log.
+    "broker_adapter.cli": {"dledger", "dledger.cli", "broker_adapter"},
     "chaos": {
         "dledger",
         *_BASE,
@@ -113,6 +128,8 @@ def violations(source: str, module: str, modules: set[str], *, is_package: bool 
                 found.append(f"{where}: dledger does not export {name}")
             if unit == "dledger.core" and _is_foreign_to_core(name, modules):
                 found.append(f"{where}: the core imports {name}")
+        elif target == BROKER_GENERATED and not module.startswith(BROKER_RPC):
+            found.append(f"{where}: {module} is no part of a gRPC layer, and imports {name}")
         elif target != unit and target not in ALLOWED[unit]:
             # `from dledger import core` names the package on the way; only the module counts then.
             if target == "dledger" and name == "dledger":
@@ -160,7 +177,7 @@ def test_imports_run_downwards_only() -> None:
     found = [
         violation
         for module, path in modules.items()
-        if unit_of(module) != GENERATED
+        if unit_of(module) not in (GENERATED, BROKER_GENERATED)
         for violation in violations(
             path.read_text(), module, set(modules), is_package=path.name == "__init__.py"
         )
@@ -197,6 +214,8 @@ MODULES = {
     "dledger.node.server",
     "broker_adapter",
     "broker_adapter.errors",
+    "broker_adapter.v1",
+    "broker_adapter.v1.namesrv_pb2",
     "chaos.faults",
 }
 
@@ -224,6 +243,8 @@ MODULES = {
         ("broker_adapter.store", "from dledger.client import Client"),
         ("broker_adapter.store", "from dledger import errors"),
         ("broker_adapter.store", "from dledger import import_module"),
+        ("broker_adapter.store", "from broker_adapter.v1 import namesrv_pb2"),
+        ("broker_adapter.namesrv.tables", "import broker_adapter.v1.namesrv_pb2"),
         ("broker_adapter.store", "from dledger import *"),
     ],
 )
@@ -243,6 +264,8 @@ def test_planted_violations_are_found(module: str, source: str) -> None:
         ("dledger.node.server", "from dledger.rpc.channels import open_channel"),
         ("broker_adapter.store", "from dledger import Refused, StateMachine\nimport asyncio\nimport dledger"),
         ("broker_adapter.store", "from broker_adapter.errors import Status\nfrom struct import Struct"),
+        ("broker_adapter.rpc.wire", "from broker_adapter.v1 import namesrv_pb2"),
+        ("broker_adapter.namesrv.rpc_service", "import broker_adapter.v1.namesrv_pb2 as pb"),
         ("chaos.faults", "import broker_adapter\nfrom dledger.node.server import run_node"),
     ],
 )

@@ -7,10 +7,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dledger
+from tests.node.local import running_nodes, until
+from tests.node.test_bad_days import read_all
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -44,18 +47,39 @@ def test_a_state_machine_needs_only_what_the_package_exports() -> None:
     assert imported_modules((ROOT / "examples" / "kv.py").read_text()) == {"dledger"}
 
 
-def test_the_example_in_the_documentation_works() -> None:
+def documented_examples() -> list[str]:
     text = (ROOT / "docs" / "state-machines.md").read_text()
-    [source] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_example_in_the_documentation_works() -> None:
+    source, _ = documented_examples()
     assert imported_modules(source) == {"dledger"}
     names: dict[str, object] = {}
     exec(compile(source, "state-machines.md", "exec"), names)
     make = names["WordCount"]
     assert callable(make)
     one, other = make(), make()
-    one.apply([dledger.AppliedEntry(3, 1, b"to be or not to be"), dledger.AppliedEntry(7, 2, b"be")])
+    entries = [dledger.AppliedEntry(3, 1, b"to be or not to be", 0), dledger.AppliedEntry(7, 2, b"be", 66)]
+    one.apply(entries)
     other.load(iter(one.save()))
     assert one.counts == other.counts == {b"to": 2, b"be": 3, b"or": 1, b"not": 1}
     machine: dledger.StateMachine = one
     machine.load(())
     assert one.counts == {}
+
+
+async def test_the_example_of_an_owner_in_the_documentation_works(tmp_path: Path) -> None:
+    _, source = documented_examples()
+    assert imported_modules(source) == {"dledger"}
+    names: dict[str, Any] = {}
+    exec(compile(source, "state-machines.md", "exec"), names)
+    owners: list[Any] = []
+    async with running_nodes(
+        tmp_path, owned=True, prepare=lambda node: owners.append(names["Numbered"](node))
+    ) as (node,):
+        [owner] = owners
+        await until(lambda: owner.master is not None)
+        await owner.append([b"a", b"b"])
+        await owner.append([b"c"])
+        assert await read_all(node) == [b"00000000a", b"00000001b", b"00000002c"]

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("dledger", "broker_adapter", "chaos")
-GENERATED = ROOT / "dledger" / "v1"
+GENERATED = (ROOT / "dledger" / "v1", ROOT / "broker_adapter" / "v1")
 MAX_FUNCTION_LINES = 80
 MAX_FILE_LINES = 650
 # Spelled in pieces, so that this file does not find itself.
@@ -26,7 +26,7 @@ Rule = Callable[[str], list[str]]
 
 def python_files(*folders: str) -> list[Path]:
     found = (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
-    return [path for path in found if not path.is_relative_to(GENERATED)]
+    return [path for path in found if not any(map(path.is_relative_to, GENERATED))]
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

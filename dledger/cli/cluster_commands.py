@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from dledger.cli.client_options import SERVERS_VARIABLE, TLS_VARIABLES
+from dledger.cli.cluster_kinds import ClusterKind
 from dledger.cli.cluster_plan import DEFAULT_BASE_PORT, MAX_NODES
 from dledger.cli.exits import Exit
 from dledger.cli.local_cluster import ClusterError, LocalCluster, LocalNode
@@ -65,7 +67,13 @@ def cluster() -> None:
 @click.option("--detach", is_flag=True, help="Return when a leader is there; the nodes go on running.")
 @click.option("--timeout", type=float, default=_LEADER_SECONDS, show_default=True, help="Seconds to wait.")
 def up(
-    directory: Path, nodes: int | None, base_port: int | None, tls: bool, detach: bool, timeout: float
+    directory: Path,
+    nodes: int | None,
+    base_port: int | None,
+    tls: bool,
+    detach: bool,
+    timeout: float,
+    **kinds: bool,
 ) -> None:
     """Start a local cluster: a new one, or the one in --dir again.
 
@@ -79,8 +87,9 @@ def up(
       dledger cluster up --dir /tmp/log5 --nodes 5 --base-port 23000 --detach
       dledger cluster up --dir /tmp/safe --tls
     """
-    local = _open_or_create(directory, nodes, base_port, tls)
-    if running := local.running():
+    chosen = [kind for kind in _kinds if kinds[kind.name]]
+    local = _open_or_create(directory, nodes, base_port, tls, chosen)
+    if running := [name for name in local.running() if name in local.node_ids]:
         raise ClusterError(
             f"{', '.join(running)} of {local.directory} run already: see `dledger cluster status`, "
             "end them with `dledger cluster down`, or start one node with `dledger cluster restart-node`"
@@ -96,6 +105,9 @@ def up(
     click.echo(f"{leader.node_id} leads in term {leader.term}", err=True)
     _print_nodes(local, local.status())
     click.echo(f"\nexport {SERVERS_VARIABLE}={','.join(local.addresses)}")
+    for kind in _kinds:
+        for variable, value in kind.variables(local.plan).items():
+            click.echo(f"export {variable}={shlex.quote(value)}")
     if (files := local.tls_files) is not None:
         for variable, path in zip(TLS_VARIABLES.values(), files.paths(), strict=True):
             click.echo(f"export {variable}={shlex.quote(str(path))}")
@@ -103,19 +115,37 @@ def up(
         supervise(local)
 
 
-def _open_or_create(directory: Path, nodes: int | None, base_port: int | None, tls: bool) -> LocalCluster:
+_kinds: list[ClusterKind] = []
+
+
+def add_kind(kind: ClusterKind) -> None:
+    """From now on `cluster up` has an option for it."""
+    _kinds.append(kind)
+    up.params.append(click.Option([f"--{kind.name}"], is_flag=True, help=kind.help))
+
+
+def _open_or_create(
+    directory: Path, nodes: int | None, base_port: int | None, tls: bool, kinds: Sequence[ClusterKind]
+) -> LocalCluster:
     if not LocalCluster.exists(directory):
+        first_port = DEFAULT_BASE_PORT if base_port is None else base_port
+        additions = [kind.prepare(first_port) for kind in kinds]
         return LocalCluster.create(
             directory,
             nodes=3 if nodes is None else nodes,
-            base_port=DEFAULT_BASE_PORT if base_port is None else base_port,
+            base_port=first_port,
             tls=tls,
+            settings={key: value for addition in additions for key, value in addition.settings.items()},
+            companions=[companion for addition in additions for companion in addition.companions],
         )
     local = LocalCluster(directory)
     if nodes is not None and nodes != len(local.node_ids):
         raise click.UsageError(f"{directory} has {len(local.node_ids)} nodes; --nodes cannot change that")
     if base_port and not local.addresses[0].endswith(f":{base_port}"):
         raise click.UsageError(f"{directory} begins at {local.addresses[0]}; --base-port cannot change that")
+    for kind in kinds:
+        if not kind.variables(local.plan):
+            raise click.UsageError(f"{directory} was made without --{kind.name}, which cannot be added")
     if tls and not local.plan.tls:
         raise click.UsageError(f"{directory} was made without TLS; --tls cannot change that")
     return local
@@ -220,6 +250,8 @@ def restart_node(directory: Path, node: str, timeout: float, rejoin: bool) -> No
 
 
 def _resolve(local: LocalCluster, node: str) -> str:
+    if node in {companion.name for companion in local.plan.companions}:
+        return node
     if node != "leader":
         return local.plan.node(node).node_id
     leader = local.leader()

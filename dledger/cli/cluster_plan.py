@@ -7,6 +7,7 @@
     D/n1/store/       the node's directory (made by `dledger init`)
     D/n1/server.log   what it said
     D/n1/pid, exit    of the last run
+    D/namesrv/        and the like: config.toml, server.log, pid, exit of servers beside the nodes
     D/tls/            with --tls: ca.pem, certificate and key of each node, and of a client
 """
 
@@ -44,11 +45,23 @@ class NodePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class CompanionPlan:
+    """A server beside the nodes, which they need and which is none of them: `python -m MODULE --config
+    FILE` runs it."""
+
+    name: str
+    module: str
+    address: str
+    http_address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterPlan:
     cluster_id: str
     group: str
     nodes: tuple[NodePlan, ...]
     tls: bool = False
+    companions: tuple[CompanionPlan, ...] = ()
 
     def node(self, node_id: str) -> NodePlan:
         for node in self.nodes:
@@ -161,7 +174,8 @@ def load_plan(directory: Path) -> ClusterPlan:
             NodePlan(str(n["node_id"]), str(n["address"]), str(n["http_address"])) for n in content["nodes"]
         )
         tls = bool(content.get("tls", False))
-        return ClusterPlan(str(content["cluster_id"]), str(content["group"]), nodes, tls)
+        companions = tuple(CompanionPlan(**c) for c in content.get("companions", ()))
+        return ClusterPlan(str(content["cluster_id"]), str(content["group"]), nodes, tls, companions)
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{path}: missing or wrong field {error}") from error
 

@@ -25,7 +25,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -35,6 +35,7 @@ from dledger.cli.cluster_plan import (
     DEFAULT_GROUP,
     PLAN_FILE,
     ClusterPlan,
+    CompanionPlan,
     NodePlan,
     load_plan,
     plan_cluster,
@@ -98,6 +99,10 @@ class LocalCluster:
             node.node_id: NodeProcess(self.folder(node.node_id), self.folder(node.node_id) / "node.toml")
             for node in self.plan.nodes
         }
+        self._companions = {
+            c.name: NodeProcess(self.directory / c.name, self.directory / c.name / "config.toml", c.module)
+            for c in self.plan.companions
+        }
         ca = self.directory / TLS_FOLDER / "ca.pem"
         self._https = ssl.create_default_context(cafile=str(ca)) if self.plan.tls else None
 
@@ -117,20 +122,26 @@ class LocalCluster:
         flush_mode: FlushMode = FlushMode.SYNC_FLUSH,
         settings: Mapping[str, Any] | None = None,
         tls: bool = False,
+        companions: Sequence[tuple[CompanionPlan, Mapping[str, Any]]] = (),
     ) -> Self:
         """Write plan, configs and identities into an empty or absent directory. Starts nothing.
 
         base_port 0 takes free ports. `settings` are further keys of every node's config. `tls`: with mutual
-        TLS, and certificates made for it; `tls_files` is then for clients.
+        TLS, and certificates made for it; `tls_files` is then for clients. `companions`: servers beside the
+        nodes, with their configs; they are started before the nodes and stopped after them.
         """
         root = Path(directory).resolve()
         if root.exists() and any(root.iterdir()):
             raise ConfigError(f"{root} is not empty and holds no complete cluster: choose another --dir")
-        plan = plan_cluster(uuid.uuid4().hex, group, nodes, base_port, tls=tls)
+        plan = replace(
+            plan_cluster(uuid.uuid4().hex, group, nodes, base_port, tls=tls),
+            companions=tuple(companion for companion, _ in companions),
+        )
         if tls:
             from dledger.cli.certificates import make_local  # an optional dependency
 
-            make_local(root / TLS_FOLDER, [node.node_id for node in plan.nodes])
+            names = [*(node.node_id for node in plan.nodes), *(c.name for c in plan.companions)]
+            make_local(root / TLS_FOLDER, names)
         root.mkdir(parents=True, exist_ok=True)
         for node in plan.nodes:
             folder = root / node.node_id
@@ -141,6 +152,11 @@ class LocalCluster:
                 Identity(plan.cluster_id, group, node.node_id, data_file_size, flush_mode),
                 incarnation=first_incarnation(),
             )
+        for companion, config in companions:
+            (root / companion.name).mkdir()
+            if tls:
+                config = {**config, "tls": _certificates(root, companion.name)}
+            (root / companion.name / "config.toml").write_text(to_toml(config))
         save_plan(root, plan)
         return cls(root)
 
@@ -184,10 +200,13 @@ class LocalCluster:
         return self.folder(node_id) / "store"
 
     def process(self, node_id: str) -> NodeProcess:
-        return self._processes[self.plan.node(node_id).node_id]
+        """Of a node, or of a companion by its name."""
+        return self._companions.get(node_id) or self._processes[self.plan.node(node_id).node_id]
 
     def running(self) -> list[str]:
-        return [node_id for node_id, process in self._processes.items() if process.is_alive]
+        """The nodes, and then the companions, that run."""
+        processes = {**self._processes, **self._companions}
+        return [name for name, process in processes.items() if process.is_alive]
 
     def log_tail(self, node_id: str, lines: int = 20) -> list[str]:
         return tail_of(self.process(node_id).log, lines)
@@ -214,16 +233,20 @@ class LocalCluster:
         """Start all nodes that are down and return their ids. Refused if a port is taken."""
         with self._exclusive():
             down = [node for node in self.plan.nodes if not self.process(node.node_id).is_alive]
-            busy = ports_in_use(a for node in down for a in (node.address, node.http_address))
+            absent = [c for c in self.plan.companions if not self.process(c.name).is_alive]
+            addresses = [a for c in absent for a in (c.address, c.http_address) if a]
+            addresses += [a for node in down for a in (node.address, node.http_address)]
+            busy = ports_in_use(addresses)
             if busy:
                 raise ConfigError(
                     f"in use by another process: {', '.join(busy)}; stop it, or choose another --base-port "
                     "for a new --dir",
                     code=Code.PORT_IN_USE,
                 )
-            for node in down:
-                self.process(node.node_id).start(environment)
-            return [node.node_id for node in down]
+            started = [*(c.name for c in absent), *(node.node_id for node in down)]
+            for name in started:
+                self.process(name).start(environment)
+            return started
 
     def start_node(
         self, node_id: str, environment: Mapping[str, str] | None = None, *, rejoin: bool = False
@@ -246,11 +269,15 @@ class LocalCluster:
     def stop(self, *, seconds: float = 10.0) -> dict[str, bool]:
         """Stop all that run, at once. node_id -> True: ended by itself, False: had to be killed."""
         running = self.running()
-        if not running:
+        nodes = [name for name in running if name not in self._companions]
+        return {**self._stop(nodes, seconds), **self._stop(running[len(nodes) :], seconds)}
+
+    def _stop(self, names: Sequence[str], seconds: float) -> dict[str, bool]:
+        if not names:
             return {}
-        with ThreadPoolExecutor(len(running)) as pool:
-            ended = pool.map(lambda node_id: self.process(node_id).stop(seconds), running)
-            return dict(zip(running, ended, strict=True))
+        with ThreadPoolExecutor(len(names)) as pool:
+            ended = pool.map(lambda name: self.process(name).stop(seconds), names)
+            return dict(zip(names, ended, strict=True))
 
     def stop_node(self, node_id: str, *, seconds: float = 10.0) -> bool:
         """True: it ended by itself or was down. False: it had to be killed."""
@@ -401,10 +428,11 @@ def _node_config(plan: ClusterPlan, node: NodePlan, folder: Path, settings: Mapp
         "http_members": {n.node_id: n.http_address for n in plan.nodes},
     }
     if plan.tls:
-        certificates = folder.parent / TLS_FOLDER
-        values["tls"] = {
-            "certificate": str(certificates / f"{node.node_id}.pem"),
-            "key": str(certificates / f"{node.node_id}.key"),
-            "ca": str(certificates / "ca.pem"),
-        }
+        values["tls"] = _certificates(folder.parent, node.node_id)
     return to_toml({**values, **settings})
+
+
+def _certificates(root: Path, name: str) -> dict[str, str]:
+    folder = root / TLS_FOLDER
+    paths = {"certificate": f"{name}.pem", "key": f"{name}.key", "ca": "ca.pem"}
+    return {key: str(folder / file) for key, file in paths.items()}

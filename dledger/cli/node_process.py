@@ -68,11 +68,13 @@ def _facts_from_ps(pid: int) -> ProcessFacts | None:
 
 
 class NodeProcess:
-    """The server of one node. `folder` holds its config, log, pid and exit code."""
+    """The server of one node. `folder` holds its config, log, pid and exit code. `module`: another server
+    than a node's, which takes `--config`, too."""
 
-    def __init__(self, folder: Path, config: Path) -> None:
+    def __init__(self, folder: Path, config: Path, module: str | None = None) -> None:
         self.folder = folder
         self.config = config
+        self._module = module
         self._keeper: subprocess.Popen[bytes] | None = None
 
     @property
@@ -101,7 +103,7 @@ class NodeProcess:
         self._reap()
         shell = shutil.which("sh") or "/bin/sh"
         self._keeper = subprocess.Popen(
-            [shell, "-c", _KEEPER, "sh", str(self.folder), *server_command(self.config), *options],
+            [shell, "-c", _KEEPER, "sh", str(self.folder), *self._command(), *options],
             cwd=self.folder,
             env={**os.environ, **_import_path(), **(environment or {})},
             stdin=subprocess.DEVNULL,
@@ -195,6 +197,11 @@ class NodeProcess:
         if facts is None or facts.state == "Z" or str(self.config) not in facts.command:
             return None
         return facts
+
+    def _command(self) -> Sequence[str]:
+        if self._module is None:
+            return server_command(self.config)
+        return [sys.executable, "-P", "-m", self._module, "--config", str(self.config)]
 
     def _reap(self) -> None:
         if self._keeper is not None:

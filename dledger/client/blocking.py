@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from itertools import count
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from dledger.client.async_client import DEFAULT_STALL_TIMEOUT, AsyncClient
 from dledger.client.batching import Limits, check
+from dledger.client.loop_thread import LoopThread
 from dledger.client.reader import ReadMode
 from dledger.client.session import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, Appender, Session
 from dledger.client.values import AppendResult, Entry
@@ -23,73 +24,13 @@ from dledger.status.model import NodeStatus
 if TYPE_CHECKING:
     import grpc
 
-T = TypeVar("T")
-
 SUBMITS_PER_MEETING = 64
-
-
-class _LoopThread:
-    """An event loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._lock = threading.Lock()
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="dledger-client", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        try:
-            self.loop.run_forever()
-            left = asyncio.all_tasks(self.loop)  # a follow() of another thread, that must not wait for ever
-            for task in left:
-                task.cancel()
-            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-        finally:
-            self.loop.close()
-
-    def call(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call `function` in the loop, soon. Raises RuntimeError when the client is closed."""
-        with self._lock:  # or the call could get behind the stop, and its caller wait for ever
-            if self._stopped:
-                raise RuntimeError("the client is closed")
-            self.loop.call_soon_threadsafe(function, *arguments)
-
-    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start `work` in the loop. Raises RuntimeError when the client is closed."""
-        with self._lock:
-            if not self._stopped:
-                return asyncio.run_coroutine_threadsafe(work, self.loop)
-        work.close()
-        raise RuntimeError("the client is closed")
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the loop and wait for it. An interrupt of the waiting thread cancels it."""
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise RuntimeError("a blocking call inside the client's own event loop would wait for itself")
-        future = self.start(work)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def stop(self) -> None:
-        with self._lock:
-            if self._stopped:
-                return
-            self._stopped = True
-            self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
 
 
 class BlockingAppender:
     """Blocking appends; the outcomes are those of `Appender`. Any number of threads may call."""
 
-    def __init__(self, thread: _LoopThread, appender: Callable[[], Appender]) -> None:
+    def __init__(self, thread: LoopThread, appender: Callable[[], Appender]) -> None:
         self._thread = thread
         self._appender = appender
         self._submitted = count(1)
@@ -124,7 +65,7 @@ class BlockingAppender:
 class BlockingSession(BlockingAppender):
     """Blocking face of `Session`."""
 
-    def __init__(self, thread: _LoopThread, session: Session) -> None:
+    def __init__(self, thread: LoopThread, session: Session) -> None:
         super().__init__(thread, lambda: session)
         self._session = session
 
@@ -176,7 +117,7 @@ class Client(BlockingAppender):
         )
         self._is_closed = False
         self._closing = threading.Lock()
-        super().__init__(_LoopThread(), self._current_appender)
+        super().__init__(LoopThread(), self._current_appender)
 
     def _current_appender(self) -> Appender:
         return self._client.appender

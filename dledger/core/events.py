@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dledger.core.messages import Message
-from dledger.core.values import Base
+from dledger.core.values import Base, OwnerFitness
 
 
 @dataclass(slots=True)
@@ -98,10 +98,12 @@ class TransferRequest:
 @dataclass(slots=True)
 class Fitness:
     """What this node is fit for has changed: damaged below its end, without room, or waiting for a state
-    image, it does not campaign; a leader without room hands over to a peer that has some."""
+    image, it does not campaign; a leader without room hands over to a peer that has some. `owner`: what the
+    program says that owns it, None: nothing."""
 
     may_lead: bool
     has_room: bool
+    owner: OwnerFitness | None = None
 
 
 @dataclass(slots=True)

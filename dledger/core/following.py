@@ -273,6 +273,7 @@ class Following:
                 not barred,
                 barred and not core.hard_state.rejoining,
                 core.has_room,
+                core.owner,
             ),
         )
 

@@ -34,7 +34,7 @@ from dledger.core.messages import (
 from dledger.core.progress import Progress, PushState
 from dledger.core.quorum import committed_by, is_majority
 from dledger.core.read_index import ReadIndexQueue
-from dledger.core.values import TermRun
+from dledger.core.values import OwnerFitness, TermRun
 from dledger.errors import Code
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class Leadership:
         p = self.progress.get(peer)
         if p is None or response.node_id != peer or response.term != self.term:
             return
-        p.counts = response.counts
+        p.counts, p.owner = response.counts, response.owner
         if not response.counts:
             p.match_index = -1  # of a former life, perhaps: it holds for nobody
         if not isinstance(response, PushResponse):
@@ -453,7 +453,21 @@ class Leadership:
         if not able:
             return None
         preferred = self.core.config.preferred_leaders
-        return max(able, key=lambda p: (p.match_index, p.peer in preferred)).peer
+        return max(able, key=lambda p: (p.owner_is_fit, p.match_index, p.peer in preferred)).peer
+
+    def fittest_peer(self) -> str | None:
+        """To whom the program that owns this node can leave leadership: the peer whose program has least to
+        work off, less than ours (if ours is fit at all). One that has said nothing is left out."""
+        mine = self.core.owner or OwnerFitness(0, True)
+        able = [
+            (p.owner.lag_bytes, -p.match_index, p.peer)
+            for p in self.progress.values()
+            if p.owner is not None
+            and p.owner.fit
+            and (p.owner.lag_bytes < mine.lag_bytes or not mine.fit)
+            and self._why_not(p.peer) is None
+        ]
+        return min(able)[2] if able else None
 
     def _advance_handover(self) -> None:
         handover, core = self.handover, self.core
@@ -495,6 +509,7 @@ class Leadership:
         if not preferred or core.node_id in preferred or self.handover or not self.noop_is_committed:
             return
         for peer in preferred:
-            if peer in self.progress and self._why_not(peer) is None:
+            p = self.progress.get(peer)
+            if p is not None and p.owner_is_fit and self._why_not(peer) is None:
                 self.transfer(NOBODY_ASKED, peer)
                 return

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from dledger.core.values import Base, TermRun, VoteResult
+from dledger.core.values import Base, OwnerFitness, TermRun, VoteResult
 from dledger.errors import Code
 
 
@@ -61,6 +61,7 @@ class HeartbeatResponse:
     success: bool  # False: the sender's term is higher, or the message was not from its leader
     counts: bool = True  # False: a rejoining node; its answer is no part of any majority (rule 11)
     has_room: bool = True  # False: its disk is full; leadership is not handed to it (rule 9)
+    owner: OwnerFitness | None = None  # None: nothing was said, perhaps by an older version
 
 
 @dataclass(slots=True)
@@ -163,6 +164,7 @@ class PushResponse:
     counts: bool = True  # False: the node is barred; what it stores is no part of any majority (rule 11)
     awaits_new_term: bool = False  # it has all it must have, and will count from the next term on
     has_room: bool = True  # as in a HeartbeatResponse, and known before what is in flight has filled the rest
+    owner: OwnerFitness | None = None
 
 
 @dataclass(slots=True)

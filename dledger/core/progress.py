@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 
+from dledger.core.values import OwnerFitness
+
 
 class PushState(Enum):
     DISCONNECTED = "DISCONNECTED"  # no push stream
@@ -29,6 +31,7 @@ class Progress:
         "loading",
         "match_index",
         "next_index",
+        "owner",
         "peer",
         "probe_due_ms",
         "probe_index",
@@ -47,6 +50,7 @@ class Progress:
         self.counts = True
         self.awaits_new_term = False
         self.has_room = True
+        self.owner: OwnerFitness | None = None
         self.acked_pushed_ms = -1  # when what it acknowledged last was pushed
         self.next_index = 0  # first index not yet pushed on this stream
         self.probe_index = -1
@@ -58,6 +62,11 @@ class Progress:
         self.committed_sent = -1
         self.acked_round = -1  # highest heartbeat round it has answered
         self.last_contact_ms = now_ms
+
+    @property
+    def owner_is_fit(self) -> bool:
+        """A node that no program owns is fit, too."""
+        return self.owner is None or self.owner.fit
 
     def stream_up(self, stream_id: int, incarnation: int) -> None:
         """A new stream starts from a COMPARE. What a former life of the follower acknowledged is forgotten:

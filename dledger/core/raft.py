@@ -63,7 +63,7 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.core.rejoining import Rejoining
-from dledger.core.values import CoreConfig, HardState, Role, VoteResult
+from dledger.core.values import CoreConfig, HardState, OwnerFitness, Role, VoteResult
 from dledger.errors import Code
 
 ROLE_EPOCHS_PER_INCARNATION = 1 << 32
@@ -108,6 +108,7 @@ class RaftCore:
         self.rejoining = Rejoining(self)
         self.may_lead = True  # not so while damaged, without room, or waiting for a state image
         self.has_room = True
+        self.owner: OwnerFitness | None = None  # what the program says that owns this node
         self.fsync_began_ms: int | None = None
         self.successor_awaited: Handover | None = None
         self._announced: tuple[Role, int, str | None] | None = None
@@ -168,8 +169,8 @@ class RaftCore:
                 self.fsync_began_ms = fsync_began_ms
                 self.rejoining.tick()
                 self._tick()
-            case Fitness(may_lead, has_room):
-                self.may_lead, self.has_room = may_lead, has_room
+            case Fitness(may_lead, has_room, owner):
+                self.may_lead, self.has_room, self.owner = may_lead, has_room, owner
             case Purged(base):
                 self.log.purge(base)
                 if self.leadership:
@@ -254,6 +255,7 @@ class RaftCore:
                     accepted,
                     counts=not self.hard_state.is_barred,
                     has_room=self.has_room,
+                    owner=self.owner,
                 ),
             )
             if accepted:

@@ -16,6 +16,13 @@ class Role(Enum):
     LEADER = "LEADER"
 
 
+class OwnerFitness(NamedTuple):
+    """What the program that owns a node says of itself."""
+
+    lag_bytes: int  # so much of the committed log it has still to work off
+    fit: bool  # False: it had better not lead
+
+
 class FlushMode(Enum):
     """When an append may be answered. Part of a cluster's identity: all nodes of a cluster agree on it."""
 

@@ -49,6 +49,7 @@ class AppendLimits:
     max_pending_appends: int = 65_536  # callers that wait for a commit, repeated ones included
     max_sessions: int = MAX_SESSIONS
     stamp_every_ms: int = 1000  # batches without a head of their own carry cluster time so often
+    owner_stamp_every_ms: int = 100  # the same of batches whose owner is told their cluster time
     group_bytes: int = 64 << 10  # so many gathered bytes are written without waiting for the group before
 
 
@@ -129,7 +130,7 @@ class Admission:
         wall_ms: int,
     ) -> AppendOutcome | DLedgerError | None:
         """Take one append. An answer known at once is returned; None: it will come with the commit."""
-        problem = self._check_limits(bodies, session, open_session)
+        problem = self._check_request(bodies, session, open_session)
         if problem is not None:
             return problem
         value: Internal | None = None
@@ -153,17 +154,26 @@ class Admission:
         )
         if self.reserve_in_use or self.others_are_full() or not self.has_room_for(batch):
             return self._no_room()
-        self._gather(token, batch, value, len(bodies), deadline_ms, now_ms)
+        self.gather(token, batch, value, len(bodies), deadline_ms, now_ms)
         return None
 
     def has_room_for(self, batch: Batch) -> bool:
         """Is space reserved for it? An index is only assigned then, so a full disk is known before a push."""
-        if batch.end_pos <= self._known_room.pos and batch.last_index <= self._known_room.index:
+        return self._has_room_upto(batch.end_pos, batch.last_index)
+
+    def _has_room_upto(self, end_pos: int, last_index: int) -> bool:
+        if end_pos <= self._known_room.pos and last_index <= self._known_room.index:
             return True
         if self.room is None:
             return True
         end = self._known_room = self.room()
-        return batch.end_pos <= end.pos and batch.last_index <= end.index
+        return end_pos <= end.pos and last_index <= end.index
+
+    def why_no_room(self, end_pos: int, last_index: int) -> Overloaded | None:
+        """Why nothing that reaches so far may be taken now; None: it may."""
+        if self.reserve_in_use or self.others_are_full() or not self._has_room_upto(end_pos, last_index):
+            return self._no_room()
+        return None
 
     def has_room_for_internal(self, value: Internal, term: int) -> bool:
         head = encode_internal(Stamped(0, value))
@@ -189,20 +199,32 @@ class Admission:
         assert stamped is not None
         head = encode_internal(stamped)
         batch = encode_batch(self.tail, term, [], data_file_size=self.data_file_size, head=head)
-        self._gather(None, batch, stamped, 0, 1 << 62, now_ms)
+        self.gather(None, batch, stamped, 0, 1 << 62, now_ms)
         return batch.first_index
 
     def noop(self, tail: Tail, term: int, now_ms: int, wall_ms: int) -> Batch:
         """The first entry of a leadership, after `tail`: nothing is gathered yet, and nobody waits for it."""
         assert not self._gathered
-        stamped = self._stamped(NoOp(), now_ms, wall_ms)
-        assert stamped is not None
-        head = encode_internal(stamped)
+        stamp_ms = self.state.clock.read(now_ms, wall_ms)
+        last = self.state.clock.last_stamp_ms
+        if last is not None:
+            # Owners were told times after the last stamp that are not in the log; ours is not before them.
+            stamp_ms = max(stamp_ms, last + self.limits.owner_stamp_every_ms)
+        head = encode_internal(Stamped(stamp_ms, NoOp()))
         batch = encode_batch(tail, term, [], data_file_size=self.data_file_size, head=head)
         assert batch.head is not None
         self.state.note(batch.head, batch.first_index, batch.last_index, term, batch.pos, now_ms)
         self.tail = batch.tail
         return batch
+
+    def stamp_of_owner(self, now_ms: int, wall_ms: int) -> tuple[int, Stamped | None]:
+        """Cluster time of a batch whose owner is told it, and its head, if it has to have one. Along the log
+        such times never fall: what a leader says beyond its last stamp is less than `noop` adds."""
+        clock = self.state.clock
+        stamp_ms, last = clock.read(now_ms, wall_ms), clock.last_stamp_ms
+        if last is not None and stamp_ms - last < self.limits.owner_stamp_every_ms:
+            return stamp_ms, None
+        return stamp_ms, Stamped(stamp_ms, NoOp())
 
     def _stamped(self, value: Internal | None, now_ms: int, wall_ms: int) -> Stamped | None:
         """Rule 12: a batch that has a head carries cluster time in it; one that needs none gets one for that
@@ -216,7 +238,7 @@ class Admission:
             value = NoOp()
         return Stamped(stamp, value)
 
-    def _gather(
+    def gather(
         self,
         token: object | None,
         batch: Batch,
@@ -225,6 +247,8 @@ class Admission:
         deadline_ms: int,
         now_ms: int,
     ) -> None:
+        """Take a batch that follows `tail`; `head` is that of the batch, if it has one. `token`: who waits
+        for it, None: nobody."""
         first, last, term, size = batch.first_index, batch.last_index, batch.term, len(batch.data)
         self.tail = batch.tail
         self._gathered.append(batch)
@@ -249,21 +273,25 @@ class Admission:
         assert batches
         return batches
 
-    def _check_limits(
+    def _check_request(
         self, bodies: Sequence[bytes], session: tuple[int, int] | None, open_session: bool
     ) -> DLedgerError | None:
-        limits = self.limits
         if not bodies and not open_session:
             return InvalidRequest("a batch has at least one body", code=Code.REQUEST_WITH_EMPTY_BODYS)
         if open_session and (bodies or session is not None):
             return InvalidRequest("open_session goes without bodies and without a session")
         if session is not None and (session[0] < 0 or session[1] < 1):
             return InvalidRequest(f"session_id {session[0]}, seq {session[1]}: ids begin at 0, seqs at 1")
-        count = len(bodies)
-        size = (len(bodies[0]) if count == 1 else sum(map(len, bodies))) + HEADER_SIZE * count
-        if size > limits.max_body_bytes and max(map(len, bodies)) > limits.max_body_bytes:
+        return self.check_limits(list(map(len, bodies)))
+
+    def check_limits(self, sizes: Sequence[int]) -> DLedgerError | None:
+        """Which limit refuses a batch with bodies of so many bytes now; None: none does."""
+        limits = self.limits
+        count = len(sizes)
+        size = sum(sizes) + HEADER_SIZE * count
+        if size > limits.max_body_bytes and max(sizes) > limits.max_body_bytes:
             self.count_limit("max_body_bytes")
-            text = f"a body of {max(map(len, bodies))} bytes; max_body_bytes is {limits.max_body_bytes}"
+            text = f"a body of {max(sizes)} bytes; max_body_bytes is {limits.max_body_bytes}"
             return InvalidRequest(text, code=Code.BODY_TOO_LARGE)
         size += _OVERHEAD_OF_HEAD
         if size > limits.max_batch_bytes or count > limits.max_batch_entries:

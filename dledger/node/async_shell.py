@@ -33,6 +33,7 @@ from dledger.errors import Code, DLedgerError, NotLeader, ReadFailed, StorageErr
 from dledger.node.disk_worker import CheckpointJob, DiskWorker, HardStateReport, Report, StoredReport
 from dledger.node.inbound import Inbound
 from dledger.node.logs import get_logger
+from dledger.node.owned_append import Fill, prepare
 from dledger.node.pacing import Pace
 from dledger.node.peers import PeerLink
 from dledger.node.readable import ReadableLog
@@ -56,7 +57,6 @@ class StateKeeper(Protocol):
     """Whoever applies the log to a state machine; see dledger.node.applier."""
 
     def save(self, image_index: int) -> None: ...
-    def log_was_reset(self) -> None: ...
     def committed(self) -> None: ...
 
 
@@ -149,6 +149,33 @@ class AsyncShell:
             )
         except Exception as error:
             self._broken(error)
+        self._want_flush()
+
+    def append_batch(
+        self,
+        token: object,
+        sizes: Sequence[int],
+        fill: Fill,
+        expected: tuple[int, int],
+        timeout_ms: int,
+    ) -> None:
+        """As `prepare`, and taken; answered later through `token.answer`, unless this raises."""
+        if self._dead:
+            raise NotLeader("this node has stopped")
+        now_ms = monotonic_ms()
+        try:
+            batch, head, count = prepare(self._replica, sizes, fill, expected, now_ms)
+        except DLedgerError as error:
+            self._name_leader(error)
+            raise
+        try:
+            self._replica.admission.gather(token, batch, head, count, now_ms + timeout_ms, now_ms)
+        except Exception as error:
+            self._broken(error)
+            raise
+        self._want_flush()
+
+    def _want_flush(self) -> None:
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
@@ -251,7 +278,6 @@ class AsyncShell:
         elif isinstance(job, ResetJob):
             _log.warning("the log is replaced: it begins after", index=job.base.index, term=job.base.term)
             self._readable.resetting(job.generation, job.base.index)
-            self._keeper.log_was_reset()
         elif isinstance(job, PurgeJob):
             _log.info("purging up to", index=job.base.index)
         self._worker.submit(job)
@@ -290,7 +316,7 @@ class AsyncShell:
     def answer_append(self, token: object, outcome: AppendOutcome | DLedgerError) -> None:
         if isinstance(outcome, DLedgerError):
             self._name_leader(outcome)
-        token.answer(outcome)  # type: ignore[attr-defined]  # every token given to `append` is an AppendToken
+        token.answer(outcome)  # type: ignore[attr-defined]  # every token of `append` and `append_batch` has this
 
     def answer_read(self, token: object, outcome: int | DLedgerError) -> None:
         assert isinstance(token, asyncio.Future)

@@ -6,18 +6,17 @@ Every error names the key, says what is wrong, and what would be right. Identity
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import re
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dledger.core.values import Timing
 from dledger.errors import Code, ConfigError
+from dledger.node.config_faults import read_toml, validate
 from dledger.node.retention import RetentionPolicy
 from dledger.rpc.channels import MAX_PAYLOAD_BYTES
 from dledger.rpc.ports import ServiceLimits
@@ -173,6 +172,13 @@ class TlsConfig(_Section):
         return self.model_copy(update=paths)
 
 
+class ProgramConfig(_Section):
+    """What lives on the node (`dledger.node.program`). The settings are the program's own affair."""
+
+    factory: Annotated[str, Field(min_length=1)]  # MODULE:FACTORY
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
 class NodeConfig(_Section):
     """One node. `listen` and `http_listen` are host:port; empty `http_listen`: no status page."""
 
@@ -193,6 +199,7 @@ class NodeConfig(_Section):
     retention: RetentionConfig = RetentionConfig()
     scrub: ScrubConfig = ScrubConfig()
     log: LogConfig = LogConfig()
+    program: ProgramConfig | None = None
 
     @field_validator("directory", mode="before")
     @classmethod
@@ -277,13 +284,7 @@ def is_loopback(address: str) -> bool:
 def load_config(path: Path | str) -> NodeConfig:
     """The configuration in a TOML file. ConfigError names the file, the key and what is valid."""
     path = Path(path)
-    try:
-        content = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from None
-    config = parse_config(content, where=str(path))
+    config = parse_config(read_toml(path), where=str(path))
     if not config.directory.is_absolute():  # relative to the file, not to wherever the node was started
         config = config.model_copy(update={"directory": path.parent / config.directory})
     if config.tls is not None:
@@ -293,38 +294,4 @@ def load_config(path: Path | str) -> NodeConfig:
 
 def parse_config(content: Mapping[str, Any], where: str = "configuration") -> NodeConfig:
     """The configuration in a mapping. ConfigError names each wrong key and what is valid."""
-    try:
-        return NodeConfig.model_validate(content)
-    except ValidationError as error:
-        faults = "; ".join(_faults(error, content))
-        raise ConfigError(f"{where}: {faults}", code=Code.CONFIG_INVALID) from None
-
-
-def _faults(error: ValidationError, content: Mapping[str, Any]) -> Iterator[str]:
-    for fault in error.errors():
-        place = [str(part) for part in fault["loc"] if not str(part).startswith(("function-", "literal"))]
-        key = ".".join(place)
-        if fault["type"] == "extra_forbidden":
-            yield _unknown_key(place)
-        elif fault["type"] == "missing":
-            yield f"{key} is missing"
-        else:
-            message = fault["msg"].removeprefix("Value error, ")
-            message = message[0].lower() + message[1:]
-            found = fault["input"]
-            shown = "" if isinstance(found, Mapping | BaseModel) or not place else f" (it is {found!r})"
-            yield f"{key}: {message}{shown}" if key else message
-
-
-def _unknown_key(place: list[str]) -> str:
-    section: type[BaseModel] = NodeConfig
-    for part in place[:-1]:
-        inner = section.model_fields[part].annotation if part in section.model_fields else None
-        inner = next((a for a in get_args(inner) if a is not type(None)), inner)  # of an optional section
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            break
-        section = inner
-    valid = list(section.model_fields)
-    close = difflib.get_close_matches(place[-1], valid, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return f"unknown key {'.'.join(place)}: {hint}valid keys are {', '.join(valid)}"
+    return validate(NodeConfig, content, where)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 
-from dledger.errors import Code, NotLeader, ReadFailed
+from dledger.errors import Code, InvalidRequest, NotLeader, ReadFailed
 from dledger.node.async_shell import AsyncShell
 from dledger.node.metrics import NodeMetrics
 from dledger.node.read_points import ReadPoints
@@ -16,6 +16,17 @@ from dledger.rpc.log_client import LogClient, NetworkFailure
 from dledger.rpc.ports import AppendToken, Chunk, FetchedFrames, ServiceLimits
 from dledger.store.api import EntryDamaged, LogStore
 from dledger.store.batch import MAGIC_NORMAL, decode_entries
+
+
+def _refuse_append(
+    token: AppendToken, _bodies: Sequence[bytes], _session: object, _open_session: bool, _timeout_ms: int
+) -> None:
+    token.answer(
+        InvalidRequest(
+            "the log of this group is written by the program that owns its nodes; append through that",
+            code=Code.APPENDS_BY_OWNER_ONLY,
+        )
+    )
 
 
 class NodeLog:
@@ -37,9 +48,10 @@ class NodeLog:
         on_damage: Callable[[int], None],
         max_waiting_reads: int,
         read_timeout_ms: int,
+        owned: bool,
     ) -> None:
         """`leader` gives a client of the node that is believed to lead, None if there is none. `on_damage`
-        is called on the loop with an index that cannot be read."""
+        is called on the loop with an index that cannot be read. `owned`: clients may not append."""
         self._needs_image = needs_image
         self._on_damage = on_damage
         self._group = group
@@ -53,7 +65,7 @@ class NodeLog:
         self._leads = leads
         self._forward_timeout_s = read_timeout_ms / 1000
         self._points = ReadPoints(self._confirm, max_waiting_reads, read_timeout_ms)
-        self.append = shell.append  # the hot path: no hop in between
+        self.append = _refuse_append if owned else shell.append  # the hot path: no hop in between
 
     append: Callable[[AppendToken, Sequence[bytes], tuple[int, int] | None, bool, int], None]
 

@@ -70,4 +70,5 @@ def refusal(core: RaftCore, message: Message, code: Code) -> PushResponse:
         log.end_index,
         counts=not core.hard_state.is_barred,
         has_room=core.has_room and code is not Code.DISK_FULL,
+        owner=core.owner,
     )

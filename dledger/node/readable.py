@@ -44,11 +44,13 @@ class ReadableLog:
         self._stored = min(self._stored, last_index)
 
     def resetting(self, generation: int, base_index: int) -> None:
-        """The log is being replaced by an empty one that begins after base_index, which is committed."""
+        """The log is being replaced by an empty one that begins after base_index, which is committed.
+
+        Until that is reported to be done, the store has the old one, which counts as far as it did.
+        """
         self._generation = max(self._generation, generation)
-        self._stored = base_index
+        self._stored = self.index
         self._committed = max(self._committed, base_index)
-        self._wake()
 
     def stored(self, generation: int, last_index: int) -> None:
         if generation >= self._generation and last_index > self._stored:

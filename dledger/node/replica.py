@@ -47,7 +47,7 @@ from dledger.core.events import (
 from dledger.core.log_view import LogView
 from dledger.core.messages import Append, Compare, Message, Truncate
 from dledger.core.raft import RaftCore
-from dledger.core.values import Base, CoreConfig, Role, Tail
+from dledger.core.values import Base, CoreConfig, OwnerFitness, Role, Tail
 from dledger.errors import Code, DLedgerError, NotLeader, Overloaded, StorageError, error_for
 from dledger.node.admission import Admission, AppendLimits, RoomIsComing
 from dledger.node.held import HeldMessages
@@ -126,6 +126,7 @@ class Replica:
         self._next_request = 0
         self.suspects: list[int] = []  # could not be read: the shell is to look for damage there
         self._unread_probes: dict[str, Compare] = {}  # by peer: what they are to be told of is to be repaired
+        self.owner: OwnerFitness | None = None  # what the program that owns this node said last of itself
         self._judged_pos = 0  # where the log ended when fitness was judged last
         self._leading = False
         self._commit_moved = False
@@ -203,7 +204,7 @@ class Replica:
     ) -> None:
         """Append one batch, or open a session. Answered through shell.answer_append, now or later; the batch
         is written with the next `flush`."""
-        problem = self._why_no_append()
+        problem = self.why_no_append()
         if problem is not None:
             self.shell.answer_append(token, problem)
             return
@@ -247,7 +248,7 @@ class Replica:
 
     def _retry_parked(self, now_ms: int) -> None:
         """Space may have been prepared for those who wait for it."""
-        problem = self._why_no_append()
+        problem = self.why_no_append()
         if problem is not None:
             for token in self.parking.clear():
                 self.shell.answer_append(token, problem)
@@ -433,8 +434,10 @@ class Replica:
             for token, error in self.admission.abandon(self.log_tail, refused):
                 self.shell.answer_append(token, error)
         self._leading = leads
+        # The first entry of a leadership is its no-op, which is appended next, alone.
+        barrier = self.log_tail.index + 1 if leads else -1
         self.shell.role_changed(
-            RoleNotice(effect.role, effect.term, effect.role_epoch, effect.leader_id, effect.cause)
+            RoleNotice(effect.role, effect.term, effect.role_epoch, effect.leader_id, effect.cause, barrier)
         )
 
     def _committed(self, committed_index: int) -> None:
@@ -569,8 +572,9 @@ class Replica:
         self._judged_pos = self.log_tail.pos
         may_lead = not self.store.damages and not self.admission.state.needs_image
         has_room = self.store.has_room
-        if (may_lead, has_room) != (self.core.may_lead, self.core.has_room):
-            self._step(Fitness(may_lead, has_room), now_ms)
+        owner, core = self.owner, self.core
+        if (may_lead, has_room, owner) != (core.may_lead, core.has_room, core.owner):
+            self._step(Fitness(may_lead, has_room, owner), now_ms)
 
     def _push_range(self, effect: PushRange, now_ms: int) -> None:
         cached = self.cache.read(effect.first_index, effect.last_index, effect.max_bytes)
@@ -616,7 +620,8 @@ class Replica:
 
     # -- callers ------------------------------------------------------------------------------------------
 
-    def _why_no_append(self) -> DLedgerError | None:
+    def why_no_append(self) -> DLedgerError | None:
+        """Why this node takes no append at the moment; None: it leads, and does."""
         if not self._leading:
             return self._not_leader()
         to = self.core.transferring_to

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dledger.core.values import HardState, Role
+from dledger.core.values import HardState, OwnerFitness, Role
 
 if TYPE_CHECKING:
     from dledger.node.replica import Replica
@@ -22,6 +22,7 @@ class FollowerView:
     lag_bytes: int
     inflight_bytes: int
     last_contact_ms: int
+    owner: OwnerFitness | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ def _follower_views(replica: Replica) -> tuple[FollowerView, ...]:
             lag_bytes=replica.log_tail.pos - replica.pos_after(p.match_index),
             inflight_bytes=p.inflight_bytes,
             last_contact_ms=core.now_ms - p.last_contact_ms,
+            owner=p.owner,
         )
         for p in core.leadership.progress.values()
     )

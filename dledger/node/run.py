@@ -9,10 +9,11 @@ import signal
 import sys
 from typing import Any
 
-from dledger.errors import ConfigError, DLedgerError
+from dledger.errors import Code, ConfigError, DLedgerError
 from dledger.node.config import NodeConfig
 from dledger.node.logs import configure_logging, get_logger
 from dledger.node.polling import SparingSelector
+from dledger.node.program import Program, load_program
 from dledger.node.rejoin import prepare_rejoin
 from dledger.node.server import NodeServer
 from dledger.node.state_machine import StateMachine
@@ -40,9 +41,12 @@ def run_node(
     """
     configure_logging(config.log.format, config.log.level, node=config.node_id, group=config.group)
     try:
-        server = NodeServer(config, state_machine, disk=disk)
+        program = load_program(config)
+        if program is not None and state_machine is not None:
+            raise ConfigError("a node has a program or a state machine, not both", code=Code.CONFIG_INVALID)
+        server = NodeServer(config, state_machine, disk=disk) if program is None else program.make_node()
         with asyncio.Runner(loop_factory=_new_loop) as runner:
-            return runner.run(_serve(server, rejoin))
+            return runner.run(_serve(server, program, rejoin))
     except DLedgerError as error:
         get_logger("node").error("cannot start", code=int(error.code), reason=str(error))
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
@@ -52,7 +56,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return asyncio.SelectorEventLoop(SparingSelector())
 
 
-async def _serve(server: NodeServer, rejoin: bool) -> int:
+async def _serve(server: NodeServer, program: Program | None, rejoin: bool) -> int:
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[signal.Signals] = loop.create_future()
 
@@ -62,7 +66,7 @@ async def _serve(server: NodeServer, rejoin: bool) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask, number)
-    starting = asyncio.ensure_future(_start(server, rejoin))
+    starting = asyncio.ensure_future(_start(server, program, rejoin))
     # A start may wait for other members, and somebody may not want to wait with it.
     waited: list[asyncio.Future[Any]] = [starting, asked]
     await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -76,6 +80,8 @@ async def _serve(server: NodeServer, rejoin: bool) -> int:
     gc.collect()
     gc.freeze()
     get_logger("node").info("stopping", signal=(await asked).name)
+    if program is not None:
+        await program.stop()
     await server.stop()
     if not server.is_released:
         # A thread is stuck in the kernel. The interpreter would wait for it at its exit, for ever.
@@ -84,7 +90,14 @@ async def _serve(server: NodeServer, rejoin: bool) -> int:
     return EXIT_OK
 
 
-async def _start(server: NodeServer, rejoin: bool) -> None:
+async def _start(server: NodeServer, program: Program | None, rejoin: bool) -> None:
     if rejoin:
         await prepare_rejoin(server.config)
     await server.start()
+    if program is None:
+        return
+    try:
+        await program.start()
+    except BaseException:
+        await server.stop()
+        raise

@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +19,7 @@ from dledger.node.admission import AppendLimits
 from dledger.node.allocator import Allocator
 from dledger.node.applier import Applier
 from dledger.node.async_shell import AsyncShell, monotonic_ms
+from dledger.node.body_reader import BodyReader
 from dledger.node.config import NodeConfig, duration_ms
 from dledger.node.disk_worker import DiskWorker
 from dledger.node.inbound import Inbound
@@ -26,6 +27,7 @@ from dledger.node.log_state import Rebuilt, rebuild
 from dledger.node.logs import get_logger
 from dledger.node.metrics import NodeMetrics
 from dledger.node.node_log import NodeLog
+from dledger.node.owner import OwnerFace
 from dledger.node.peers import PeerEvents, PeerLink
 from dledger.node.readable import ReadableLog
 from dledger.node.repairer import Repairer, Scrubber
@@ -38,9 +40,10 @@ from dledger.node.threads import finished
 from dledger.node.wall_clock import JumpWatch, wall_ms
 from dledger.rpc.envelope import Identity
 from dledger.rpc.log_client import LogClient
-from dledger.rpc.serving import NodeGrpc
-from dledger.status.http import HttpServer, start_http
+from dledger.rpc.serving import GrpcService, NodeGrpc, check_services
+from dledger.status.http import start_http
 from dledger.status.model import NodeStatus
+from dledger.status.web import HttpServer
 from dledger.store.api import EntryDamaged, LogStore
 from dledger.store.batch import max_batch_size
 from dledger.store.disk import Disk
@@ -81,8 +84,9 @@ class _NobodyListens:
     def stream_down(self, peer: str, stream_id: int) -> None: ...
 
 
-class NodeServer:
-    """A node in this process. `start` once, `stop` once; both on the same event loop.
+class NodeServer(OwnerFace):
+    """A node in this process. `start` once, `stop` once; both on the same event loop. What the program may do
+    with it beside that is in OwnerFace.
 
     `on_fatal` is called, on the loop's or on the disk's thread, when the node must not go on; the default
     ends the process.
@@ -96,9 +100,17 @@ class NodeServer:
         on_fatal: Callable[[DLedgerError], None] = exit_process,
         disk: Disk | None = None,
         wall_ms: Callable[[], int] = wall_ms,
+        owned: bool = False,
+        services: Sequence[GrpcService] = (),
     ) -> None:
-        """`disk` and `wall_ms`: other files and another wall clock than those of the machine."""
+        """`disk` and `wall_ms`: other files and another wall clock than those of the machine. `owned`: only
+        the program itself appends; clients are refused with APPENDS_BY_OWNER_ONLY. `services` of the
+        program's own are answered at the node's address, with its TLS; ConfigError if a name is taken."""
+        super().__init__()
+        check_services(services)
         self.config = config
+        self._services = tuple(services)
+        self._owned = owned
         self._machine = state_machine
         self._disk = disk
         self._wall_ms = wall_ms
@@ -124,7 +136,7 @@ class NodeServer:
         ConfigError (PORT_IN_USE, CONFIG_INVALID, PLAINTEXT_REFUSED) or StorageError (NOT_INITIALIZED,
         FOREIGN_DIRECTORY, DIRECTORY_LOCKED, damage); nothing is left behind then.
         """
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         try:
             self.config.refuse_plaintext()
             if self.config.tls is not None:
@@ -134,6 +146,8 @@ class NodeServer:
             self._readers.shutdown(wait=False)
             raise
         try:
+            self._applier = Applier(self._machine, self.store)
+            await self._applier.recover()
             self._build(await self._rebuild())
             self._worker.start()
             self._allocator.start()
@@ -171,6 +185,37 @@ class NodeServer:
 
     def node_status(self) -> NodeStatus:
         return self.status.node_status()
+
+    @property
+    def begin_pos(self) -> int:
+        """The position at which the log begins; what lies before it was purged. Any thread."""
+        return self.store.base.pos
+
+    @property
+    def durable_index(self) -> int:
+        """The last entry that is safe on this node's disk. It falls only by entries that were never
+        committed. Any thread, after `start`."""
+        return self.store.durable_index
+
+    def read_bodies(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Bodies of committed entries, each given by the position of its entry and by its own size in bytes,
+        in any order. Any thread, after `start`; it waits for nothing but the disk.
+
+        Header and body are verified, the chain is not: that needs the entry before. ReadFailed
+        INDEX_LESS_THAN_LOCAL_BEGIN if one was purged, INDEX_OUT_OF_RANGE if one cannot be read yet;
+        InvalidRequest if it is no entry of a user, or of another size, or for more than 64 MiB; StorageError
+        DATA_DAMAGED until what is damaged has been repaired.
+        """
+        return self._bodies.read(spans)
+
+    def body_at(self, pos: int) -> bytes:
+        """The body of the committed entry that begins at a position. Errors and threads as `read_bodies`;
+        also ReadFailed if no entry begins there."""
+        return self._bodies.read_at(pos)
+
+    def index_at_pos(self, pos: int) -> int:
+        """The index of the committed entry that begins at a position. Errors and threads as `read_bodies`."""
+        return self._bodies.index_at(pos)
 
     def _open_store(self) -> DiskLogStore:
         """Recover, and make the new incarnation durable before anything else happens (rule 2)."""
@@ -288,14 +333,14 @@ class NodeServer:
             on_damage=self._suspect,
             max_waiting_reads=limits.max_waiting_reads,
             read_timeout_ms=limits.read_timeout_ms,
+            owned=self._owned,
         )
+        self._bodies = BodyReader(self.store, self._readable, self._suspect_from_afar)
 
     def _build_care(self) -> None:
         """What looks after the log beside serving it: state, repair, scrub."""
         store, state, config = self.store, self._replica.admission.state, self.config
-        self._applier = Applier(
-            self._machine,
-            store,
+        self._applier.wire(
             self._readable,
             newest_image=lambda: state.newest_image,
             needs_image=lambda: state.needs_image,
@@ -331,6 +376,7 @@ class NodeServer:
             self._links,
             self.metrics,
             self._client_of,
+            self._owner_status,
         )
         self.admin = NodeAdmin(
             config, self.store, self._shell, self.log, self._scrubber, self.status.node_status
@@ -342,6 +388,7 @@ class NodeServer:
             credentials=security.server_credentials() if security else None,
             peer_names=security.peer_names if security else None,
             admin_names=security.admin_names if security else None,
+            others=self._services,
         )
 
     def _replica_config(self) -> ReplicaConfig:
@@ -427,6 +474,7 @@ class NodeServer:
             cause=notice.cause,
             role_epoch=notice.role_epoch,
         )
+        self._role_events.announce(notice)
 
     def _disk_failed(self, error: DLedgerError) -> None:
         """On the disk thread, at once: the loop may be busy, and must promise nothing more."""
@@ -435,6 +483,11 @@ class NodeServer:
 
     def _suspect(self, index: int) -> None:
         self._repairer.suspect(index)
+
+    def _suspect_from_afar(self, index: int) -> None:
+        """Any thread."""
+        with suppress(RuntimeError):  # the loop is gone
+            self._loop.call_soon_threadsafe(self._suspect, index)
 
     def _tick(self) -> None:
         self._shell.tick()
@@ -507,6 +560,7 @@ class NodeServer:
         if self._role is Role.LEADER and self._links:
             await self._hand_over()
         await self.log.stop()
+        self._leave_appends_open()
         await self._grpc.stop(_GRACE_S)
         for timer in self._timers.values():
             timer.cancel()
@@ -534,6 +588,7 @@ class NodeServer:
         """Release everything, in whatever state it is."""
         if not hasattr(self, "_grpc"):
             # It never got so far as to have parts.
+            await self._applier.stop()
             self._readers.shutdown(wait=False)
             self.is_released = await finished(self._close_only, _DISK_STOP_S)
             return

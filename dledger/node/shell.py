@@ -81,6 +81,7 @@ class RoleNotice:
     role_epoch: int
     leader_id: str | None
     cause: str
+    barrier_index: int = -1  # LEADER: index of the no-op of this leadership, which is appended at once
 
 
 class Shell(Protocol):

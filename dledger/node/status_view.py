@@ -18,6 +18,7 @@ from dledger.node.applier import Applier
 from dledger.node.config import NodeConfig
 from dledger.node.disk_worker import DiskWorker
 from dledger.node.metrics import NodeMetrics
+from dledger.node.owner_status import OwnerStatus
 from dledger.node.peers import PeerLink
 from dledger.node.repairer import Repairer, Scrubber
 from dledger.node.replica import Replica
@@ -48,6 +49,7 @@ class StatusView:
         links: Mapping[str, PeerLink],
         metrics: NodeMetrics,
         client_of: Callable[[str], LogClient],
+        owner: OwnerStatus,
     ) -> None:
         self._config = config
         self._flush_mode = flush_mode
@@ -59,7 +61,8 @@ class StatusView:
         self._links = links
         self._metrics = metrics
         self._client_of = client_of
-        self._exporter = StatusExporter(self.node_status, metrics)
+        self._owner = owner
+        self._exporter = StatusExporter(self.node_status, metrics, owner.metrics)
         self._started = time.monotonic()
         self._elections: deque[ElectionEvent] = deque(maxlen=_ELECTIONS_KEPT)
         self._leader: str | None = None
@@ -144,6 +147,7 @@ class StatusView:
             repairing_index=self._repairer.repairing_index,
             writing_image=self._replica.retainer.is_writing,
             tls=self._tls(),
+            owner=self._owner.shown(),
         )
 
     async def cluster_status(self) -> dict[str, Answer]:
@@ -178,6 +182,8 @@ class StatusView:
                 lag_bytes=f.lag_bytes,
                 inflight_bytes=f.inflight_bytes,
                 last_contact_ms=f.last_contact_ms,
+                owner_lag_bytes=-1 if f.owner is None else f.owner.lag_bytes,
+                owner_unfit=f.owner is not None and not f.owner.fit,
             )
             for f in self._replica.status().followers
         )

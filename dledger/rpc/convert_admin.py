@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
+from typing import Any
 
 from dledger.core.values import Base
 from dledger.rpc.ports import BackupHead, ScrubProgress
 from dledger.status.model import DamagedRange, ElectionEvent, FollowerStatus, MemberAddress, NodeStatus
 from dledger.v1 import admin_pb2 as pb
 
-_NESTED = ("members", "followers", "elections", "limits_hit", "damaged")
+_NESTED = ("members", "followers", "elections", "limits_hit", "damaged", "owner")
 _PLAIN = tuple(f.name for f in fields(NodeStatus) if f.name not in _NESTED)
 _MEMBER = tuple(f.name for f in fields(MemberAddress))
 _FOLLOWER = tuple(f.name for f in fields(FollowerStatus))
@@ -24,6 +26,7 @@ def node_status_to_pb(status: NodeStatus) -> pb.NodeStatus:
         elections=[pb.ElectionEvent(**{n: getattr(e, n) for n in _ELECTION}) for e in status.elections],
         limits_hit=status.limits_hit,
         damaged=[damaged_to_pb(d) for d in status.damaged],
+        owner=json.dumps(status.owner) if status.owner else "",
     )
     for name in _PLAIN:
         setattr(message, name, getattr(status, name))
@@ -37,8 +40,18 @@ def node_status_from_pb(message: pb.NodeStatus) -> NodeStatus:
         elections=tuple(ElectionEvent(**{n: getattr(e, n) for n in _ELECTION}) for e in message.elections),
         limits_hit=dict(message.limits_hit),
         damaged=tuple(damaged_from_pb(d) for d in message.damaged),
+        owner=_owner_from_pb(message.owner),
         **{name: getattr(message, name) for name in _PLAIN},
     )
+
+
+def _owner_from_pb(text: str) -> dict[str, Any]:
+    """What is no JSON object says nothing: the rest of the status is still worth having."""
+    try:
+        owner = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return {}
+    return owner if isinstance(owner, dict) else {}
 
 
 def damaged_to_pb(damage: DamagedRange) -> pb.DamagedRange:

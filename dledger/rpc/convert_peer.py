@@ -28,7 +28,7 @@ from dledger.core.messages import (
     VoteRequest,
     VoteResponse,
 )
-from dledger.core.values import Base, TermRun, VoteResult
+from dledger.core.values import Base, OwnerFitness, TermRun, VoteResult
 from dledger.errors import Code, InvalidRequest
 from dledger.v1 import peer_pb2 as pb
 
@@ -128,6 +128,7 @@ def heartbeat_response_to_pb(message: HeartbeatResponse, incarnation: int) -> pb
         incarnation=incarnation,
         not_counting=not message.counts,
         no_room=not message.has_room,
+        owner=_owner_to_pb(message.owner),
     )
 
 
@@ -141,7 +142,16 @@ def heartbeat_response_from_pb(response: pb.HeartbeatResponse, peer: str) -> Hea
         success=response.success,
         counts=not response.not_counting,
         has_room=not response.no_room,
+        owner=_owner_from_pb(response.owner) if response.HasField("owner") else None,
     )
+
+
+def _owner_to_pb(owner: OwnerFitness | None) -> pb.OwnerFitness | None:
+    return None if owner is None else pb.OwnerFitness(lag_bytes=owner.lag_bytes, unfit=not owner.fit)
+
+
+def _owner_from_pb(owner: pb.OwnerFitness) -> OwnerFitness:
+    return OwnerFitness(_least("lag_bytes", owner.lag_bytes, 0), not owner.unfit)
 
 
 # ------------------------------------------------------------------------------------------ positions
@@ -381,6 +391,7 @@ def push_response_to_pb(message: PushResponse) -> pb.PushResponse:
         not_counting=not message.counts,
         awaits_new_term=message.awaits_new_term,
         no_room=not message.has_room,
+        owner=_owner_to_pb(message.owner),
     )
 
 
@@ -414,6 +425,7 @@ def push_response_from_pb(response: pb.PushResponse, peer: str) -> PushResponse:
         not response.not_counting,
         response.awaits_new_term,
         not response.no_room,
+        _owner_from_pb(response.owner) if response.HasField("owner") else None,
     )
 
 

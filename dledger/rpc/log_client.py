@@ -89,7 +89,7 @@ def _failure(address: str, error: grpc.aio.AioRpcError, security: ChannelSecurit
     return NetworkFailure(f"{address}: {error.code().name}: {error.details()}")
 
 
-async def _answer_of(
+async def answer_of(
     address: str,
     call: Callable[[], Awaitable[T]],
     cancelled: Callable[[], bool] | None = None,
@@ -116,7 +116,7 @@ async def _answer_of(
         raise NetworkFailure(f"{address}: the call was cancelled") from None
 
 
-async def _end(call: Any) -> None:
+async def end_call(call: Any) -> None:
     """Cancel a call and wait for its last event: one that came after the loop is closed would make noise."""
     call.cancel()
     await call.code()
@@ -141,11 +141,11 @@ class AppendStream:
         if mark is not None:
             request.session.session_id = mark.session_id
             request.session.seq = mark.seq
-        await _answer_of(self.address, lambda: self._call.write(request), self._call.cancelled)
+        await answer_of(self.address, lambda: self._call.write(request), self._call.cancelled)
 
     async def receive(self) -> AppendAnswer:
         """The next answer. Raises NetworkFailure when the stream ends, however it ends."""
-        message = await _answer_of(self.address, self._call.read, self._call.cancelled)
+        message = await answer_of(self.address, self._call.read, self._call.cancelled)
         if message is grpc.aio.EOF:
             raise NetworkFailure(f"{self.address}: the server ended the stream")
         if message.HasField("status") and (error := _error_of(message.status)) is not None:
@@ -169,7 +169,7 @@ class AppendStream:
         """End the call and wait until gRPC has let go of it."""
         ended, self._ended = self._ended, None
         try:
-            await _end(self._call)
+            await end_call(self._call)
         finally:
             if ended is not None:
                 ended()
@@ -245,7 +245,7 @@ class LogClient:
                         _raise_bad(m.status)
                     yield ReadChunk(m.frames, m.next_index, m.committed_index, m.ledger_begin_index)
             finally:
-                await _end(call)
+                await end_call(call)
 
     async def read_index(self, timeout: float) -> int:
         """The linearizable read point. Raises NetworkFailure and coded errors."""
@@ -296,7 +296,7 @@ class LogClient:
                         _raise_bad(message.status)
                     yield message
             finally:
-                await _end(call)
+                await end_call(call)
 
     async def close(self) -> None:
         await self._channel.close()
@@ -315,4 +315,4 @@ class LogClient:
     async def _answer(
         self, call: Callable[[], Awaitable[T]], cancelled: Callable[[], bool] | None = None
     ) -> T:
-        return await _answer_of(self.address, call, cancelled, security=self.security)
+        return await answer_of(self.address, call, cancelled, security=self.security)

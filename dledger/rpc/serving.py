@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from dledger.errors import Code, ConfigError
+from dledger.errors import ConfigError
 from dledger.rpc.admin_service import AdminService
 from dledger.rpc.append_service import AppendService
 from dledger.rpc.channels import new_server
 from dledger.rpc.handlers import both_stream, server_stream, service, unary
+from dledger.rpc.host import bind
 from dledger.rpc.peer_names import AdminNames, PeerNames
 from dledger.rpc.peer_service import PeerService
 from dledger.rpc.ports import AdminPort, LogPort, PeerPort
@@ -21,6 +25,24 @@ LOG_SERVICE = "dledger.v1.LogService"
 PEER_SERVICE = "dledger.v1.PeerService"
 ADMIN_SERVICE = "dledger.v1.AdminService"
 _SERVICES = (LOG_SERVICE, PEER_SERVICE, ADMIN_SERVICE)
+_TAKEN = frozenset({*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME})
+
+
+class GrpcService(NamedTuple):
+    """A service of somebody else's on a node's server: its full name, for health and reflection, and its
+    asyncio handlers (`grpc.method_handlers_generic_handler`). Reflection shows its methods if the generated
+    module was imported."""
+
+    name: str
+    handler: grpc.GenericRpcHandler
+
+
+def check_services(services: Sequence[GrpcService]) -> None:
+    """ConfigError if two services have one name, or one has that of a service of the node's own."""
+    names = [service.name for service in services]
+    for name in names:
+        if not name or name in _TAKEN or names.count(name) > 1:
+            raise ConfigError(f"gRPC service {name!r}: the name is empty, or taken by another service")
 
 
 class NodeGrpc:
@@ -35,11 +57,13 @@ class NodeGrpc:
         credentials: grpc.ServerCredentials | None = None,
         peer_names: PeerNames | None = None,
         admin_names: AdminNames | None = None,
+        others: Sequence[GrpcService] = (),
     ) -> None:
         self.appends = AppendService(log)
         self.reads = ReadService(log)
         self.address = ""
         self._serving = False
+        self._others = tuple(others)
         self._credentials = credentials  # None: plain text
         self._peers = PeerService(peers, peer_names)
         self._admin = AdminService(admin, admin_names)
@@ -49,25 +73,10 @@ class NodeGrpc:
         """Bind and serve. ConfigError PORT_IN_USE names the address if it cannot be had."""
         self._server = new_server()
         self._add_services()
-        try:
-            if self._credentials is None:
-                port = self._server.add_insecure_port(listen)
-            else:
-                port = self._server.add_secure_port(listen, self._credentials)
-        except RuntimeError:
-            port = 0
-        if port == 0:
-            # gRPC only releases a server in good order that was started and stopped.
-            await self._server.start()
-            await self._server.stop(0)
-            raise ConfigError(
-                f"cannot listen on {listen}: the port is in use by another process, or not ours to bind",
-                code=Code.PORT_IN_USE,
-            )
-        self.address = f"{listen.rpartition(':')[0]}:{port}"
+        self.address = await bind(self._server, listen, self._credentials)
         await self._server.start()
         self._serving = True
-        for name in ("", *_SERVICES):
+        for name in ("", *_SERVICES, *self._other_names()):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, grace_s: float) -> None:
@@ -78,6 +87,9 @@ class NodeGrpc:
         self.appends.stop()
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
+
+    def _other_names(self) -> list[str]:
+        return [service.name for service in self._others]
 
     def _add_services(self) -> None:
         log = {
@@ -102,7 +114,7 @@ class NodeGrpc:
             "Backup": server_stream(self._admin.backup, admin_pb2.BackupRequest),
         }
         handlers = (service(LOG_SERVICE, log), service(PEER_SERVICE, peer), service(ADMIN_SERVICE, admin))
-        self._server.add_generic_rpc_handlers(handlers)
+        self._server.add_generic_rpc_handlers((*handlers, *(other.handler for other in self._others)))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (*_SERVICES, *self._other_names(), health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)

@@ -186,6 +186,40 @@ def renew_context(context: ssl.SSLContext, files: TlsFiles) -> None:
     context.load_verify_locations(files.ca)
 
 
+class ServerTls:
+    """TLS of a server with a gRPC port and perhaps an HTTP port. ConfigError if the files are no good."""
+
+    def __init__(self, files: TlsFiles, *, client_auth: bool) -> None:
+        """`client_auth`: the gRPC port wants a certificate of the CA from whoever connects."""
+        if files.certificate is None:
+            raise ConfigError("tls: a server needs a certificate and its key")
+        self._client_auth = client_auth
+        self._keeper = TlsKeeper(files, "server")
+        self._generation = self._keeper.generation
+        self._http: ssl.SSLContext | None = None
+
+    def credentials(self) -> grpc.ServerCredentials:
+        return server_credentials(self._keeper, client_auth=self._client_auth)
+
+    def http_context(self) -> ssl.SSLContext:
+        """Of the HTTP port, which asks nobody for a certificate. The same one each time."""
+        if self._http is None:
+            self._http = http_context(self._keeper, client_auth=False)
+        return self._http
+
+    def look(self) -> None:
+        """Take over changed files. Call it now and then, from one thread; it reads files."""
+        self._keeper.refresh()
+        if self._http is None or self._keeper.generation == self._generation:
+            return
+        self._generation = self._keeper.generation
+        try:
+            renew_context(self._http, self._keeper.files)
+        except (OSError, ssl.SSLError) as error:
+            # Changed once more since they were read; the next look takes that over.
+            _log.error("the HTTP port keeps its old certificate: %s", error)
+
+
 class ClientTls:
     """TLS of a client: the same ChannelSecurity until the files change."""
 

@@ -128,9 +128,16 @@ _GAUGES: tuple[tuple[str, str, Callable[[NodeStatus], float]], ...] = (
 class StatusExporter:
     """Writes a node's metrics as text. One per node; it keeps a registry of its own."""
 
-    def __init__(self, status: Callable[[], NodeStatus], metrics: NodeMetricsSource) -> None:
+    def __init__(
+        self,
+        status: Callable[[], NodeStatus],
+        metrics: NodeMetricsSource,
+        more: Callable[[], Iterable[Metric]] = tuple,
+    ) -> None:
+        """`more`: metrics of others, which must not raise and have names of their own."""
         self._registry = CollectorRegistry()
         self._registry.register(_NodeCollector(status, metrics))
+        self._registry.register(_OtherCollector(more))
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
@@ -175,6 +182,17 @@ class _NodeCollector(Collector):
             "Duration of one fdatasync of the ledger.",
             self._metrics.fsync_latency,
         )
+
+
+class _OtherCollector(Collector):
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._collect = collect
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        return self._collect()
 
 
 def _info(status: NodeStatus) -> InfoMetricFamily:

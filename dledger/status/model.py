@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class FollowerStatus:
     lag_bytes: int
     inflight_bytes: int
     last_contact_ms: int  # since its last answer; -1: never
+    owner_lag_bytes: int = -1  # what the program that owns it has still to work off; -1: it has not said
+    owner_unfit: bool = False  # that program had better not lead
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,7 @@ class NodeStatus:
     repairing_index: int = -1
     writing_image: bool = False
     tls: str = "off"
+    owner: dict[str, Any] = field(default_factory=dict)  # what the program that owns the node says of itself
 
     @property
     def is_leader(self) -> bool:

@@ -271,6 +271,17 @@ class LogStore(Protocol):
         if `first_index` is out of range; EntryDamaged names the index, the file and the offset.
         """
 
+    def read_bodies(self, spans: Sequence[tuple[int, int]], end_pos: int) -> list[bytes]:
+        """The bodies of entries of users, each given by its position and the size of its body, in any order.
+
+        Verified by header and body_crc; not by the chain, which needs the entry before. ReadFailed unless all
+        lie between the begin of the log and `end_pos`, which is at most that of the tail; EntryDamaged as
+        `read`; InvalidRequest if no such entry begins there.
+        """
+
+    def index_at_pos(self, pos: int) -> int:
+        """The index of the entry that begins at a position. Errors as `read_bodies`."""
+
     def iter_heads(self, from_index: int) -> Iterator[BatchHead]:
         """All batches that begin at or after `from_index` with an INTERNAL entry."""
 

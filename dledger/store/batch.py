@@ -36,7 +36,12 @@ _CHAINED = struct.Struct(">iiqqqiIiI")
 _CHAIN_CRC = struct.Struct(">I")
 _BLANK = struct.Struct(">ii")
 
+#: What can be stored as the body of an entry: its bytes are copied, and not looked at again.
+Body = bytes | bytearray | memoryview
+
 _unpack_header = _HEADER.unpack_from
+#: magic, size, index, term and pos of the header at an offset: for walks along verified entries.
+unpack_begin = struct.Struct(">iiqqq").unpack_from
 _pack_chained = _CHAINED.pack
 _pack_crc = _CHAIN_CRC.pack
 
@@ -159,7 +164,7 @@ def chain_of(header: Header, previous: int) -> int:
 def encode_batch(
     tail: Tail,
     term: int,
-    bodies: Sequence[bytes],
+    bodies: Sequence[Body],
     *,
     data_file_size: int,
     head: bytes | None = None,
@@ -183,7 +188,7 @@ def encode_batch(
     pos = first_pos = place(tail.pos, size, data_file_size)
     channel = count - 1
     chain = tail.chain_crc
-    parts: list[bytes] = []
+    parts: list[Body] = []
     add = parts.append
     magic = MAGIC_NORMAL
     if sums is None:

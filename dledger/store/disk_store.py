@@ -10,6 +10,7 @@ from dledger.core.values import Base, HardState, Tail, TermRun
 from dledger.errors import Code, ReadFailed, StorageError
 from dledger.store.api import BatchHead, Damage, EntryDamaged, EntryHeader, Frames, ReservedEnd, ScrubStep
 from dledger.store.batch import Batch, encode_blank, place
+from dledger.store.bodies import Span
 from dledger.store.damage import KnownDamage, clip, locate, merge, write_damages
 from dledger.store.disk import Buffer, Disk, OsDisk
 from dledger.store.files import FileSequence, SyncError
@@ -546,6 +547,12 @@ class DiskLogStore:
 
     def read(self, first_index: int, last_index: int, max_bytes: int, *, whole_batches: bool) -> Frames:
         return self._reader.read(first_index, last_index, max_bytes, whole_batches=whole_batches)
+
+    def read_bodies(self, spans: Sequence[Span], end_pos: int) -> list[bytes]:
+        return self._reader.read_bodies(spans, min(end_pos, self._tail.pos))
+
+    def index_at_pos(self, pos: int) -> int:
+        return self._reader.index_at_pos(pos)
 
     def iter_heads(self, from_index: int) -> Iterator[BatchHead]:
         return self._reader.iter_heads(from_index)

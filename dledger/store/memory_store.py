@@ -21,7 +21,16 @@ from dledger.store.api import (
     ScrubStep,
     check_range,
 )
-from dledger.store.batch import BLANK_SIZE, HEADER_SIZE, Batch, parse_batch, place, unpack_header
+from dledger.store.batch import (
+    BLANK_SIZE,
+    HEADER_SIZE,
+    MAGIC_NORMAL,
+    Batch,
+    parse_batch,
+    place,
+    unpack_header,
+)
+from dledger.store.bodies import Span, check_pos, no_entry_at, span_runs
 from dledger.store.disk import CrashKind
 from dledger.store.identity import Identity
 
@@ -369,6 +378,23 @@ class MemoryLogStore:
             size, end_pos = size + batch.size, batch.end_pos
         return _cut(b"".join(parts), first_index, last_index, max_bytes, whole_batches)
 
+    def read_bodies(self, spans: Sequence[Span], end_pos: int) -> list[bytes]:
+        end_pos = min(end_pos, self.tail.pos)
+        runs = span_runs(spans, self._base.pos, end_pos, self.data_file_size)
+        found: list[bytes] = [b""] * len(spans)
+        for number in (number for run in runs for number in run.numbers):
+            pos, size = spans[number]
+            batch, offset, _ = self._at_pos(pos)
+            header = unpack_header(batch.data, offset)
+            if header.magic != MAGIC_NORMAL or header.body_size != size:
+                raise no_entry_at(pos, size)
+            found[number] = bytes(batch.data)[offset + HEADER_SIZE : offset + header.size]
+        return found
+
+    def index_at_pos(self, pos: int) -> int:
+        check_pos(pos, self._base.pos, self.tail.pos)
+        return self._at_pos(pos)[2]
+
     def iter_heads(self, from_index: int) -> Iterator[BatchHead]:
         for batch in self._batches[bisect_left(self._ends, from_index) :]:
             self._check_damage(batch, batch.first_index)
@@ -386,6 +412,17 @@ class MemoryLogStore:
         for _ in range(index - batch.first_index):
             offset += unpack_header(batch.data, offset).size
         return batch, offset
+
+    def _at_pos(self, pos: int) -> tuple[Batch, int, int]:
+        """The batch of the entry that begins at a position, the entry's offset in its data, and its index."""
+        batch = self._batches[bisect_right(self._batches, pos, key=lambda batch: batch.pos) - 1]
+        self._check_damage(batch, batch.first_index)
+        offset = 0
+        for index in range(batch.first_index, batch.last_index + 1):
+            if batch.pos + offset == pos:
+                return batch, offset, index
+            offset += unpack_header(batch.data, offset).size
+        raise no_entry_at(pos)
 
 
 def _cut(data: bytes, first_index: int, last_index: int, max_bytes: int, whole_batches: bool) -> Frames:

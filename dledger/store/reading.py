@@ -22,6 +22,7 @@ from dledger.store.batch import (
     unpack_header,
     verify_run,
 )
+from dledger.store.bodies import Span, check_pos, cut_bodies, no_entry_at, span_runs
 from dledger.store.damage import KnownDamage
 from dledger.store.files import FileSequence
 from dledger.store.layout import INDEX_RECORD_SIZE, IndexRecord, index_records, unpack_record
@@ -163,6 +164,14 @@ class LogReader:
             return self._read(first_index, min(last_index, end_index), max_bytes, whole_batches)
 
         return self.guarded(find)
+
+    def read_bodies(self, spans: Sequence[Span], end_pos: int) -> list[bytes]:
+        """See LogStore."""
+        return self.guarded(lambda: self._bodies(spans, end_pos))
+
+    def index_at_pos(self, pos: int) -> int:
+        """See LogStore."""
+        return self.guarded(lambda: self._index_at(pos))
 
     def iter_heads(self, from_index: int) -> Iterator[BatchHead]:
         """See LogStore."""
@@ -358,6 +367,35 @@ class LogReader:
                 return self._verify(data[: fault.pos - record.pos], record, previous_chain, last_index)
             where = self._data.where(fault.pos)
             raise EntryDamaged(f"entry {fault.index}, {where}: {fault.what}", fault.index) from fault
+
+    def _bodies(self, spans: Sequence[Span], end_pos: int) -> list[bytes]:
+        found: list[bytes] = [b""] * len(spans)
+        for run in span_runs(spans, self._base.pos, end_pos, self._data.file_size):
+            for known in self._damages:
+                if known.before.pos < run.pos + run.size and run.pos < known.after.pos:
+                    self._check_damage(known.damage.first_index)
+            data = self._data.read(run.pos, run.size)
+            for number in cut_bodies(data, run, spans, found):
+                found[number] = self._body(*spans[number])
+        return found
+
+    def _body(self, pos: int, size: int) -> bytes:
+        """A body that did not pass the quick check. One that is damaged is told from one that never was, and
+        from one of original DLedger's, by the index and by the chain."""
+        index = self._index_at(pos)
+        body = self._read(index, index, 0, False).data[HEADER_SIZE:]
+        if len(body) != size or self._entry(index).magic == MAGIC_INTERNAL:
+            raise no_entry_at(pos, size)
+        return body
+
+    def _index_at(self, pos: int) -> int:
+        first, last = self._base.index + 1, self._end_index
+        end_pos = self._tail_at(last).pos if last >= first else self._base.pos
+        check_pos(pos, self._base.pos, end_pos)
+        index = bisect_right(range(last + 1), pos, first, key=lambda at: self._record(at).pos) - 1
+        if index < first or self._record(index).pos != pos:
+            raise no_entry_at(pos)
+        return index
 
     def _head(self, index: int) -> BatchHead:
         entry = self._entry(index)

@@ -2,10 +2,12 @@
 
 `Simulation` is a cluster that a test drives by hand: crash, cut, pause, append, look. `run_seed` is a random
 run from one seed, with faults, clients and all checks. Give either a `state_machine` to put one of your own
-under test: it is fed with committed entries on every node, through every crash, and must end equal on all.
+under test: it is fed with committed entries on every node, through every crash, and must end equal on all. Or
+a `durable_machine`, which has a file that outlives its process, and has to be right at every step.
 """
 
 from dledger.store.disk import CrashKind
+from dledger.testing.durable import CheckedMachine, MachineFiles
 from dledger.testing.profile import QUIET, Profile, draw_profile
 from dledger.testing.run import RunOptions, RunResult, check_end, run_seed
 from dledger.testing.simulator import Attempt, Simulation, StateMachine
@@ -14,7 +16,9 @@ from dledger.testing.violation import Violation
 __all__ = [
     "QUIET",
     "Attempt",
+    "CheckedMachine",
     "CrashKind",
+    "MachineFiles",
     "Profile",
     "RunOptions",
     "RunResult",

@@ -160,7 +160,7 @@ class DiskThread:
 
     def _report_stored(self, generation: int, last_index: int, term: int) -> None:
         process = self._process
-        self._report(lambda: process.replica.stored(process.now_ms(), generation, last_index, term))
+        self._report(lambda: process.stored(generation, last_index, term))
 
     def _report(self, action: Callable[[], None]) -> None:
         """The completion crosses to the loop, in order; the loop may be busy for a moment."""

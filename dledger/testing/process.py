@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
@@ -20,11 +20,13 @@ from dledger.core.messages import (
 from dledger.core.values import Role
 from dledger.errors import DLedgerError
 from dledger.node.log_state import rebuild
+from dledger.node.owned_append import Fill, prepare
 from dledger.node.shell import AppendOutcome, DiskJob, RoleNotice
 from dledger.store.api import EntryDamaged, Frames, LogStore
 from dledger.testing.care import Care
 from dledger.testing.disk_thread import CallJob, CheckpointJob, DiskThread
 from dledger.testing.network import PushStream
+from dledger.testing.owners import Owner
 from dledger.testing.violation import Violation
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ class SimProcess:
         self._inbox: list[Callable[[], None]] = []  # what a paused process has not seen yet
         self._disk = DiskThread(self, rng)
         self.care = Care(self, rng)
+        self._owner = Owner(self, sim.seeds.take(f"{node_id} owner")) if sim.profile.owned else None
         self._in_turn = False
         self._flush_asked = False
         self._is_full = False  # the allocator found no room
@@ -72,12 +75,15 @@ class SimProcess:
         self._announcing = False  # followers are to be told of a commit
         self._applied_index = -1
         self._machine = sim.new_state_machine()
+        self.state = sim.new_state_thread(self)
         state = replace(store.hard_state, incarnation=store.hard_state.incarnation + 1)
         self.incarnation = state.incarnation
         sim.invariants.saving_hard_state(node_id, state)
         sim.invariants.hard_state_starts(node_id, state)
         store.save_hard_state(state)
         sim.invariants.hard_state_saved(node_id, state)
+        if self.state is not None:
+            self.state.recover()
         rebuilt = None
         if begin_behind >= 0:
             rebuilt = rebuild(store, sim.profile.max_sessions, self.now_ms(), begin_behind)
@@ -85,9 +91,16 @@ class SimProcess:
 
     def start(self) -> None:
         """Let the replica begin, once the node knows of this process: its disk may fail at once."""
-        self.post(lambda: self.replica.start(self.now_ms()))
+        self.post(self._start)
         self._tick()
         self._checkpoint()
+        if self._owner is not None:
+            self._owner.start()
+
+    def _start(self) -> None:
+        if self.state is not None:
+            self.state.start()
+        self.replica.start(self.now_ms())
 
     # -- time and turns
 
@@ -170,6 +183,23 @@ class SimProcess:
         self.replica.append(
             self.now_ms(), answer, bodies, session=session, open_session=open_session, timeout_ms=timeout_ms
         )
+        self._want_flush()
+
+    def append_batch(
+        self,
+        sizes: Sequence[int],
+        fill: Fill,
+        expected: tuple[int, int],
+        answer: AnswerAppend,
+        timeout_ms: int,
+    ) -> None:
+        """As NodeServer has it. To be called in a turn."""
+        now_ms = self.now_ms()
+        batch, head, count = prepare(self.replica, sizes, fill, expected, now_ms)
+        self.replica.admission.gather(answer, batch, head, count, now_ms + timeout_ms, now_ms)
+        self._want_flush()
+
+    def _want_flush(self) -> None:
         if not self._flush_asked:
             self._flush_asked = True
             self.after(0, self._flush)
@@ -247,6 +277,8 @@ class SimProcess:
             return
         self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "disk", job)
         self.sim.invariants.submitted(self, job)
+        if self.state is not None:
+            self.state.submitted(job)
         self._disk.submit(job)
 
     def fsync_began_ms(self) -> int | None:
@@ -258,7 +290,11 @@ class SimProcess:
         return EPOCH_MS + self.sim.clock.now_ms + self.sim.nodes[self.node_id].wall_offset_ms
 
     def save_state(self, image_index: int) -> None:
-        """The simulated state machines are checked against the log, not kept in it."""
+        """Machines that are not durable are checked against the log, and not kept in it."""
+        if self.state is not None:
+            state = self.state
+            self.after(0, lambda: state.save(image_index))
+            return
         self.after(0, lambda: self.replica.state_saved(self.now_ms(), image_index, ()))
 
     def load_push(self, peer: str, stream_id: int, first_index: int, last_index: int, max_bytes: int) -> None:
@@ -312,6 +348,8 @@ class SimProcess:
         )
         self.sim.invariants.role_changed(self, notice)
         self.sim.roles.append((self.sim.clock.now_ms, self.node_id, notice))
+        if self._owner is not None:
+            self._owner.role_changed(notice)
         self._leads = notice.role is Role.LEADER
         streams, self._outbound = self._outbound, {}
         self._opening = {}
@@ -329,6 +367,8 @@ class SimProcess:
         self.sim.trace.add(self.sim.clock.now_ms, self.node_id, f"committed {committed_index}")
         self.sim.invariants.advanced(self, committed_index)
         self._apply(committed_index)
+        if self.state is not None:
+            self.state.committed(committed_index)
         self.sim.wake_readers(self)
 
     def commit_moved(self) -> None:
@@ -366,6 +406,12 @@ class SimProcess:
         return self._machine
 
     # -- the disk thread calls these
+
+    def stored(self, generation: int, last_index: int, term: int) -> None:
+        """In a turn."""
+        if self.state is not None:
+            self.state.stored(generation, last_index)
+        self.replica.stored(self.now_ms(), generation, last_index, term)
 
     def on_disk(self, action: Callable[[], None]) -> None:
         """Now, on the disk thread: outside of turns, and not after death."""

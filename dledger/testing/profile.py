@@ -82,6 +82,7 @@ class Profile:
     plain_clients: int = 2
     session_clients: int = 2
     readers: int = 2
+    owned: bool = False  # programs that own the nodes append, too
     think_max_ms: int = 40
     max_batch: int = 5
     body_max_bytes: int = 60
@@ -165,4 +166,5 @@ def _with_bad_days(rng: Random, profile: Profile) -> Profile:
         timing=replace(profile.timing, fsync_stall_ms=rng.choice((300, 600, 4000))),
         stamp_every_ms=rng.choice((20, 1000)),
         scrub_every_ms=rng.choice((20, 100)) if "flip_bits" in days else 0,
+        owned=rng.random() < 0.4,
     )

@@ -11,6 +11,7 @@ from typing import TextIO
 
 from dledger.node.replica import Replica
 from dledger.testing.clients import PlainClient, Reader, SessionClient
+from dledger.testing.durable import MakeMachine
 from dledger.testing.nemesis import Nemesis
 from dledger.testing.profile import Profile, draw_profile
 from dledger.testing.simulator import Simulation, StateMachine
@@ -44,6 +45,7 @@ class RunOptions:
     profile: Profile | None = None
     replica_type: type[Replica] = Replica
     state_machine: Callable[[], StateMachine] | None = None
+    durable_machine: MakeMachine | None = None
 
 
 _DEFAULTS = RunOptions()
@@ -58,6 +60,7 @@ def run_seed(seed: int, options: RunOptions = _DEFAULTS, *, sink: TextIO | None 
         sink=sink,
         replica_type=options.replica_type,
         state_machine=options.state_machine,
+        durable_machine=options.durable_machine,
     )
     result = RunResult(seed, profile)
     try:
@@ -94,10 +97,11 @@ def _drive(sim: Simulation, result: RunResult) -> None:
     healed_ms = sim.clock.now_ms
     sim.heal()
     limit_ms = SETTLE_TIMEOUTS * profile.timing.election_max_ms
-    before = {client: client.completed for client in (*writers, *readers)}
+    everybody = [*writers, *readers, *([sim.owned] if profile.owned else [])]
+    before = {each: each.completed for each in everybody}
     sim.run_until(lambda: all(c.completed > n for c, n in before.items()), limit_ms=limit_ms)
-    for client in (*writers, *readers):
-        client.is_stopped = True
+    for each in everybody:
+        each.is_stopped = True
     sim.run_until(
         lambda: sim.is_settled() and all(s.is_settled for s in sessions),
         limit_ms=limit_ms,

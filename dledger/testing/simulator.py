@@ -25,16 +25,19 @@ from dledger.node.admission import AppendLimits
 from dledger.node.log_state import Rebuilt
 from dledger.node.replica import Replica, ReplicaConfig
 from dledger.node.shell import AppendOutcome, RoleNotice
+from dledger.node.state_machine import AppliedEntry
 from dledger.store.api import LogStore
 from dledger.store.batch import MAGIC_NORMAL, Batch, decode_entries, encode_batch, max_batch_size
 from dledger.store.disk import CrashKind
 from dledger.store.identity import Identity
 from dledger.testing.clients import submit
 from dledger.testing.clock import VirtualClock
+from dledger.testing.durable import MachineFiles, MakeMachine, StateThread, Truth
 from dledger.testing.flips import Flips
 from dledger.testing.invariants import Invariants
 from dledger.testing.network import Network, PushStream
 from dledger.testing.oracle import Append, Oracle
+from dledger.testing.owners import OwnedLog
 from dledger.testing.process import SimProcess
 from dledger.testing.profile import Profile
 from dledger.testing.sim_disk import SimulatedCrash
@@ -62,6 +65,7 @@ class SimNode:
     node_id: str
     host: StoreHost
     rng: Random
+    files: MachineFiles = field(default_factory=MachineFiles)  # of its durable state machine
     process: SimProcess | None = None
     lives: int = 0
     disk_factor: int = 1
@@ -113,6 +117,7 @@ class Simulation:
         sink: TextIO | None = None,
         replica_type: type[Replica] = Replica,
         state_machine: Callable[[], StateMachine] | None = None,
+        durable_machine: MakeMachine | None = None,
     ) -> None:
         self.profile = profile
         self.seed = seed
@@ -133,8 +138,14 @@ class Simulation:
         )
         self.nodes = {node_id: self._new_node(node_id) for node_id in profile.node_ids}
         self.flips = Flips(self)
+        self.owned = OwnedLog()
         self._replica_type = replica_type
         self._state_machine = state_machine
+        self._durable_machine = durable_machine
+        self._truth: Truth | None = None
+        if durable_machine is not None:
+            truth_rng = self.seeds.take("truth")
+            self._truth = Truth(durable_machine(MachineFiles(), lambda: -1, truth_rng))
         self.preloaded: dict[bytes, Append] = {}
         self._waiting: list[_Waiting] = []
         self._bodies: list[bytes | None] = []  # committed bodies by index; None for internal entries
@@ -205,13 +216,17 @@ class Simulation:
         leader = self.leader()
         cores = [p.replica.core for p in processes]
         first = cores[0]
-        return leader is not None and all(
-            core.leader_id == leader
-            and core.term == first.term
-            and core.log.end_index == first.log.end_index
-            and core.committed_index == core.log.end_index == core.log.durable_index
-            and not core.hard_state.is_barred
-            for core in cores
+        return (
+            leader is not None
+            and all(
+                core.leader_id == leader
+                and core.term == first.term
+                and core.log.end_index == first.log.end_index
+                and core.committed_index == core.log.end_index == core.log.durable_index
+                and not core.hard_state.is_barred
+                for core in cores
+            )
+            and all(p.state is None or p.state.applied == first.committed_index for p in processes)
         )
 
     def summary(self) -> str:
@@ -275,7 +290,12 @@ class Simulation:
         self._kill(process)
         for stream in self.network.streams_of(node_id):
             self._tear(stream, process, kind)
+        self._crash_machine(node, kind)
+
+    def _crash_machine(self, node: SimNode, kind: CrashKind) -> None:
         node.host.crash(kind, node.rng)
+        if self._durable_machine is not None:
+            node.files.crash(kind, node.rng)
 
     def lose_disk(self, node_id: str) -> bool:
         """A machine breaks down for good; a new one, with an empty disk, is to take its place. False, with
@@ -345,6 +365,8 @@ class Simulation:
                 return
             self.counts["graceful stops"] += 1
             self.trace.add(self.clock.now_ms, node_id, "stopped")
+            if process.state is not None:
+                process.state.close()
             self._kill(process)
             for stream in self.network.streams_of(node_id):
                 self._tear(stream, process, CrashKind.PROCESS)
@@ -401,7 +423,7 @@ class Simulation:
 
     def _down(self, node: SimNode, kind: CrashKind) -> None:
         if node.process is None:
-            node.host.crash(kind, node.rng)
+            self._crash_machine(node, kind)
         else:
             self.crash(node.node_id, kind)
         if node.restart_after_ms is not None:
@@ -498,6 +520,7 @@ class Simulation:
             group_bytes=profile.group_bytes,
             max_sessions=profile.max_sessions,
             stamp_every_ms=profile.stamp_every_ms,
+            owner_stamp_every_ms=20,  # as there are many elections, and each may move time on by so much
         )
         config = ReplicaConfig(core, limits, profile.retention, cache_bytes=profile.cache_bytes)
         rng = self.seeds.take(f"{process.node_id} core")
@@ -507,6 +530,14 @@ class Simulation:
 
     def new_state_machine(self) -> StateMachine | None:
         return self._state_machine() if self._state_machine is not None else None
+
+    def new_state_thread(self, process: SimProcess) -> StateThread | None:
+        if self._durable_machine is None or self._truth is None:
+            return None
+        rng = self.seeds.take(f"{process.node_id} state")
+        files, store = self.nodes[process.node_id].files, process.store
+        machine = self._durable_machine(files, lambda: store.durable_index, rng)
+        return StateThread(process, machine, self._truth, rng)
 
     def apply(self, machine: StateMachine, index: int) -> None:
         body = self._bodies[index]
@@ -518,6 +549,12 @@ class Simulation:
         self.invariants.housekeeping.check_time(int(self.clock.now_ms * fastest) + 1000)
         self.counts["entries committed"] += batch.count
         self.oracle.committed(batch)
+        if self.profile.owned:
+            self.owned.committed(batch, self.invariants.housekeeping.last_stamp_ms)
         if self._state_machine is not None:
             for entry in decode_entries(batch.data):
                 self._bodies.append(entry.body if entry.magic == MAGIC_NORMAL else None)
+        if self._truth is not None:
+            for entry in decode_entries(batch.data):
+                applied = AppliedEntry(entry.index, entry.term, entry.body, entry.pos)
+                self._truth.committed(entry.index, applied if entry.magic == MAGIC_NORMAL else None)

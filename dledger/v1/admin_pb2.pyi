@@ -32,7 +32,7 @@ class MemberAddress(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("cluster_id", "group", "node_id", "pid", "version", "address", "http_address", "role", "term", "role_epoch", "incarnation", "leader_id", "leader_address", "leader_since_unix_ms", "ledger_begin_index", "ledger_end_index", "ledger_end_term", "durable_index", "verified_index", "committed_index", "applied_index", "ledger_end_pos", "committed_pos", "flush_mode", "pending_bytes", "disk_used_bytes", "disk_free_bytes", "uptime_ms", "members", "followers", "elections", "limits_hit", "health", "transferring_to", "sessions", "damaged", "rejoining", "needs_image", "no_room", "reserved_bytes", "scrubbed_index", "scrub_found", "repaired", "cluster_time_ms", "clock_offset_ms", "newest_image", "data_file_size", "disk", "fsync_ms", "repairing_index", "writing_image", "tls")
+    __slots__ = ("cluster_id", "group", "node_id", "pid", "version", "address", "http_address", "role", "term", "role_epoch", "incarnation", "leader_id", "leader_address", "leader_since_unix_ms", "ledger_begin_index", "ledger_end_index", "ledger_end_term", "durable_index", "verified_index", "committed_index", "applied_index", "ledger_end_pos", "committed_pos", "flush_mode", "pending_bytes", "disk_used_bytes", "disk_free_bytes", "uptime_ms", "members", "followers", "elections", "limits_hit", "health", "transferring_to", "sessions", "damaged", "rejoining", "needs_image", "no_room", "reserved_bytes", "scrubbed_index", "scrub_found", "repaired", "cluster_time_ms", "clock_offset_ms", "newest_image", "data_file_size", "disk", "fsync_ms", "repairing_index", "writing_image", "tls", "owner")
     class LimitsHitEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,7 @@ class NodeStatus(_message.Message):
     REPAIRING_INDEX_FIELD_NUMBER: _ClassVar[int]
     WRITING_IMAGE_FIELD_NUMBER: _ClassVar[int]
     TLS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     group: str
     node_id: str
@@ -144,7 +145,8 @@ class NodeStatus(_message.Message):
     repairing_index: int
     writing_image: bool
     tls: str
-    def __init__(self, cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., pid: _Optional[int] = ..., version: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., role_epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., leader_since_unix_ms: _Optional[int] = ..., ledger_begin_index: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., durable_index: _Optional[int] = ..., verified_index: _Optional[int] = ..., committed_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., ledger_end_pos: _Optional[int] = ..., committed_pos: _Optional[int] = ..., flush_mode: _Optional[str] = ..., pending_bytes: _Optional[int] = ..., disk_used_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberAddress, _Mapping]]] = ..., followers: _Optional[_Iterable[_Union[FollowerStatus, _Mapping]]] = ..., elections: _Optional[_Iterable[_Union[ElectionEvent, _Mapping]]] = ..., limits_hit: _Optional[_Mapping[str, int]] = ..., health: _Optional[str] = ..., transferring_to: _Optional[str] = ..., sessions: _Optional[int] = ..., damaged: _Optional[_Iterable[_Union[DamagedRange, _Mapping]]] = ..., rejoining: _Optional[str] = ..., needs_image: bool = ..., no_room: bool = ..., reserved_bytes: _Optional[int] = ..., scrubbed_index: _Optional[int] = ..., scrub_found: _Optional[int] = ..., repaired: _Optional[int] = ..., cluster_time_ms: _Optional[int] = ..., clock_offset_ms: _Optional[int] = ..., newest_image: _Optional[int] = ..., data_file_size: _Optional[int] = ..., disk: _Optional[str] = ..., fsync_ms: _Optional[int] = ..., repairing_index: _Optional[int] = ..., writing_image: bool = ..., tls: _Optional[str] = ...) -> None: ...
+    owner: str
+    def __init__(self, cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., pid: _Optional[int] = ..., version: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., role: _Optional[str] = ..., term: _Optional[int] = ..., role_epoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., leader_since_unix_ms: _Optional[int] = ..., ledger_begin_index: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., durable_index: _Optional[int] = ..., verified_index: _Optional[int] = ..., committed_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., ledger_end_pos: _Optional[int] = ..., committed_pos: _Optional[int] = ..., flush_mode: _Optional[str] = ..., pending_bytes: _Optional[int] = ..., disk_used_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., members: _Optional[_Iterable[_Union[MemberAddress, _Mapping]]] = ..., followers: _Optional[_Iterable[_Union[FollowerStatus, _Mapping]]] = ..., elections: _Optional[_Iterable[_Union[ElectionEvent, _Mapping]]] = ..., limits_hit: _Optional[_Mapping[str, int]] = ..., health: _Optional[str] = ..., transferring_to: _Optional[str] = ..., sessions: _Optional[int] = ..., damaged: _Optional[_Iterable[_Union[DamagedRange, _Mapping]]] = ..., rejoining: _Optional[str] = ..., needs_image: bool = ..., no_room: bool = ..., reserved_bytes: _Optional[int] = ..., scrubbed_index: _Optional[int] = ..., scrub_found: _Optional[int] = ..., repaired: _Optional[int] = ..., cluster_time_ms: _Optional[int] = ..., clock_offset_ms: _Optional[int] = ..., newest_image: _Optional[int] = ..., data_file_size: _Optional[int] = ..., disk: _Optional[str] = ..., fsync_ms: _Optional[int] = ..., repairing_index: _Optional[int] = ..., writing_image: bool = ..., tls: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class DamagedRange(_message.Message):
     __slots__ = ("first_index", "last_index", "file", "offset", "reason")
@@ -161,7 +163,7 @@ class DamagedRange(_message.Message):
     def __init__(self, first_index: _Optional[int] = ..., last_index: _Optional[int] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class FollowerStatus(_message.Message):
-    __slots__ = ("node_id", "connected", "push_state", "match_index", "lag_entries", "lag_bytes", "inflight_bytes", "last_contact_ms")
+    __slots__ = ("node_id", "connected", "push_state", "match_index", "lag_entries", "lag_bytes", "inflight_bytes", "last_contact_ms", "owner_lag_bytes", "owner_unfit")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     PUSH_STATE_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +172,8 @@ class FollowerStatus(_message.Message):
     LAG_BYTES_FIELD_NUMBER: _ClassVar[int]
     INFLIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     LAST_CONTACT_MS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_LAG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OWNER_UNFIT_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     connected: bool
     push_state: str
@@ -178,7 +182,9 @@ class FollowerStatus(_message.Message):
     lag_bytes: int
     inflight_bytes: int
     last_contact_ms: int
-    def __init__(self, node_id: _Optional[str] = ..., connected: bool = ..., push_state: _Optional[str] = ..., match_index: _Optional[int] = ..., lag_entries: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., inflight_bytes: _Optional[int] = ..., last_contact_ms: _Optional[int] = ...) -> None: ...
+    owner_lag_bytes: int
+    owner_unfit: bool
+    def __init__(self, node_id: _Optional[str] = ..., connected: bool = ..., push_state: _Optional[str] = ..., match_index: _Optional[int] = ..., lag_entries: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., inflight_bytes: _Optional[int] = ..., last_contact_ms: _Optional[int] = ..., owner_lag_bytes: _Optional[int] = ..., owner_unfit: bool = ...) -> None: ...
 
 class ElectionEvent(_message.Message):
     __slots__ = ("unix_ms", "term", "role", "leader_id", "cause")

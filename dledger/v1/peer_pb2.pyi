@@ -76,7 +76,7 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., committed_index: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("refusal", "term", "round", "success", "incarnation", "not_counting", "no_room")
+    __slots__ = ("refusal", "term", "round", "success", "incarnation", "not_counting", "no_room", "owner")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,7 @@ class HeartbeatResponse(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NOT_COUNTING_FIELD_NUMBER: _ClassVar[int]
     NO_ROOM_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     refusal: Refusal
     term: int
     round: int
@@ -91,7 +92,16 @@ class HeartbeatResponse(_message.Message):
     incarnation: int
     not_counting: bool
     no_room: bool
-    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., success: bool = ..., incarnation: _Optional[int] = ..., not_counting: bool = ..., no_room: bool = ...) -> None: ...
+    owner: OwnerFitness
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., success: bool = ..., incarnation: _Optional[int] = ..., not_counting: bool = ..., no_room: bool = ..., owner: _Optional[_Union[OwnerFitness, _Mapping]] = ...) -> None: ...
+
+class OwnerFitness(_message.Message):
+    __slots__ = ("lag_bytes", "unfit")
+    LAG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNFIT_FIELD_NUMBER: _ClassVar[int]
+    lag_bytes: int
+    unfit: bool
+    def __init__(self, lag_bytes: _Optional[int] = ..., unfit: bool = ...) -> None: ...
 
 class PushRequest(_message.Message):
     __slots__ = ("envelope", "term", "stream_id", "committed_index", "compare", "truncate", "append", "commit", "goodbye", "install_base")
@@ -172,7 +182,7 @@ class InstallBase(_message.Message):
     def __init__(self, index: _Optional[int] = ..., term: _Optional[int] = ..., pos: _Optional[int] = ..., chain_crc: _Optional[int] = ...) -> None: ...
 
 class PushResponse(_message.Message):
-    __slots__ = ("refusal", "incarnation", "term", "stream_id", "code", "type", "index", "ledger_begin_index", "ledger_end_index", "conflict_term", "conflict_index", "not_counting", "awaits_new_term", "no_room")
+    __slots__ = ("refusal", "incarnation", "term", "stream_id", "code", "type", "index", "ledger_begin_index", "ledger_end_index", "conflict_term", "conflict_index", "not_counting", "awaits_new_term", "no_room", "owner")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -187,6 +197,7 @@ class PushResponse(_message.Message):
     NOT_COUNTING_FIELD_NUMBER: _ClassVar[int]
     AWAITS_NEW_TERM_FIELD_NUMBER: _ClassVar[int]
     NO_ROOM_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     refusal: Refusal
     incarnation: int
     term: int
@@ -201,7 +212,8 @@ class PushResponse(_message.Message):
     not_counting: bool
     awaits_new_term: bool
     no_room: bool
-    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., incarnation: _Optional[int] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., code: _Optional[int] = ..., type: _Optional[int] = ..., index: _Optional[int] = ..., ledger_begin_index: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., conflict_term: _Optional[int] = ..., conflict_index: _Optional[int] = ..., not_counting: bool = ..., awaits_new_term: bool = ..., no_room: bool = ...) -> None: ...
+    owner: OwnerFitness
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., incarnation: _Optional[int] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., code: _Optional[int] = ..., type: _Optional[int] = ..., index: _Optional[int] = ..., ledger_begin_index: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., conflict_term: _Optional[int] = ..., conflict_index: _Optional[int] = ..., not_counting: bool = ..., awaits_new_term: bool = ..., no_room: bool = ..., owner: _Optional[_Union[OwnerFitness, _Mapping]] = ...) -> None: ...
 
 class TakeLeadershipRequest(_message.Message):
     __slots__ = ("envelope", "term", "take_leadership_index")

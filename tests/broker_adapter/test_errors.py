@@ -63,4 +63,11 @@ def test_each_refusal_has_a_status_of_its_own() -> None:
         Status.SHUTTING_DOWN,
         Status.TOO_MANY_PENDING_BYTES,
         Status.DISK_FULL,
+        Status.TOO_MANY_CALLS,
+        Status.NOT_CONNECTED,
+        Status.TOO_MANY_TOPICS,
+        Status.TOO_MANY_GROUPS,
+        Status.TOO_MANY_MEMBERS,
+        Status.TOO_MANY_PROPOSALS,
+        Status.REBALANCING,
     }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dledger.core.events import Fitness, Tick
-from dledger.core.messages import Compare, PushResponse, PushType, TakeLeadership
+from dledger.core.events import Fitness, Tick, TransferRequest
+from dledger.core.messages import Compare, HeartbeatResponse, PushResponse, PushType, TakeLeadership
 from dledger.core.progress import PushState
-from dledger.core.values import Role
+from dledger.core.values import OwnerFitness, Role
 from dledger.errors import Code
-from tests.core.driver import Node
+from tests.core.driver import Node, heartbeat
 
 
 def committing_leader() -> Node:
@@ -118,3 +118,69 @@ def test_rule_9_a_follower_without_room_is_asked_again_after_a_while_and_catches
     leader.receive("b", leader.match("b", held))
     leader.receive("b", leader.ack("b", leader.core.log.end_index))
     assert progress.match_index == leader.core.log.end_index
+
+
+# -- the programs that own the nodes
+
+
+def owners_say(node: Node, **owners: OwnerFitness | None) -> None:
+    for peer in ("b", "c"):
+        node.receive(peer, replace(node.beat_back(peer, 1), owner=owners.get(peer)))
+
+
+def fittest(node: Node, own: OwnerFitness | None = None) -> str | None:
+    node.step(Fitness(may_lead=True, has_room=True, owner=own))
+    assert node.core.leadership is not None
+    return node.core.leadership.fittest_peer()
+
+
+def test_the_fittest_is_who_lags_least_and_less_than_we_do() -> None:
+    leader = committing_leader()
+    owners_say(leader, b=OwnerFitness(50, True), c=OwnerFitness(20, True))
+    assert fittest(leader, OwnerFitness(100, True)) == "c"
+    assert fittest(leader, OwnerFitness(21, True)) == "c"
+    assert fittest(leader, OwnerFitness(20, True)) is None
+    assert fittest(leader) is None, "we have said nothing, so there is nothing to be better than"
+
+
+def test_who_is_unfit_or_has_said_nothing_is_not_the_fittest() -> None:
+    leader = committing_leader()
+    owners_say(leader, b=OwnerFitness(0, False))
+    assert fittest(leader, OwnerFitness(100, True)) is None
+    owners_say(leader, b=OwnerFitness(99, True))
+    assert fittest(leader, OwnerFitness(100, True)) == "b"
+
+
+def test_an_unfit_leader_leaves_to_anybody_fit() -> None:
+    leader = committing_leader()
+    owners_say(leader, b=OwnerFitness(50, True), c=OwnerFitness(20, False))
+    assert fittest(leader, OwnerFitness(0, False)) == "b"
+
+
+def test_the_fittest_must_be_able_to_lead() -> None:
+    leader = committing_leader()
+    owners_say(leader, b=OwnerFitness(1, True), c=OwnerFitness(2, True))
+    leader.receive("b", replace(leader.beat_back("b", 1), owner=OwnerFitness(1, True), has_room=False))
+    assert fittest(leader, OwnerFitness(9, True)) == "c"
+
+
+def test_what_an_owner_says_travels_with_every_answer() -> None:
+    leader = committing_leader()
+    owner = OwnerFitness(7, False)
+    leader.receive("b", replace(leader.ack("b", leader.core.log.end_index), owner=owner))
+    assert leader.core.leadership is not None and leader.core.leadership.progress["b"].owner == owner
+    follower = Node("b")
+    follower.step(Fitness(may_lead=True, has_room=True, owner=owner))
+    follower.receive("a", heartbeat(1, "a"))
+    follower.receive("a", Compare(1, "a", 1, -1, -1, -1), True)
+    assert follower.last_sent(HeartbeatResponse).owner == owner
+    assert follower.last_sent(PushResponse).owner == owner
+
+
+def test_a_stopping_leader_prefers_a_fit_successor_to_an_unfit_one_with_more_of_the_log() -> None:
+    leader = committing_leader()
+    leader.append()
+    leader.receive("c", leader.ack("c", leader.core.log.end_index))
+    owners_say(leader, b=OwnerFitness(0, True), c=OwnerFitness(0, False))
+    leader.step(TransferRequest(1, None))
+    assert leader.core.transferring_to == "b"

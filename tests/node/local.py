@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from dledger.node.config import parse_config
 from dledger.node.server import NodeServer
 from dledger.node.state_machine import StateMachine
 from dledger.node.wall_clock import wall_ms
+from dledger.rpc.serving import GrpcService
 from dledger.store.disk import Disk
 from dledger.store.identity import Identity, first_incarnation, init_directory
 from tests.process.cluster import free_ports
@@ -31,6 +32,8 @@ def make_server(
     disk: Disk | None = None,
     wall_ms: Callable[[], int] = wall_ms,
     rejoining: bool = False,
+    owned: bool = False,
+    services: Sequence[GrpcService] = (),
 ) -> NodeServer:
     """A node that is not started; its directory is made if there is none."""
     directory = folder / node
@@ -53,7 +56,15 @@ def make_server(
         "timing": {"heartbeat_ms": 40, "election_min_ms": 200, "election_max_ms": 400},
         **(settings or {}),
     }
-    return NodeServer(parse_config(content), machine, on_fatal=fail, disk=disk, wall_ms=wall_ms)
+    return NodeServer(
+        parse_config(content),
+        machine,
+        on_fatal=fail,
+        disk=disk,
+        wall_ms=wall_ms,
+        owned=owned,
+        services=services,
+    )
 
 
 @asynccontextmanager
@@ -65,8 +76,11 @@ async def running_nodes(
     data_file_size: int = 4 << 20,
     machines: Mapping[str, StateMachine] | None = None,
     disks: Mapping[str, Disk] | None = None,
+    owned: bool = False,
+    services: Sequence[GrpcService] = (),
+    prepare: Callable[[NodeServer], None] = lambda _: None,
 ) -> AsyncIterator[list[NodeServer]]:
-    """`count` started nodes, one of which leads; stopped at the end."""
+    """`count` started nodes, one of which leads; stopped at the end. `prepare` gets each before its start."""
     members = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(free_ports(count), 1)}
     servers = [
         make_server(
@@ -77,11 +91,14 @@ async def running_nodes(
             data_file_size=data_file_size,
             machine=(machines or {}).get(node),
             disk=(disks or {}).get(node),
+            owned=owned,
+            services=services,
         )
         for node in members
     ]
     try:
         for server in servers:
+            prepare(server)
             await server.start()
         await until(lambda: any(s.node_status().is_leader for s in servers))
         yield servers

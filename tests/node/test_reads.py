@@ -33,6 +33,18 @@ async def test_a_queued_truncation_hides_what_it_will_remove() -> None:
     assert log.index == 7
 
 
+async def test_a_log_that_is_being_replaced_counts_as_far_as_it_did() -> None:
+    """The old one may reach beyond the new begin, with entries that were never committed."""
+    log = ReadableLog(2, 50, 10)
+    log.resetting(1, 40)
+    assert log.index == 2
+    log.stored(0, 50)
+    log.committed(45)
+    assert log.index == 2
+    log.stored(1, 40)
+    assert log.index == 40
+
+
 async def test_waiters_are_woken_in_order_of_index() -> None:
     log = ReadableLog(0, 100, 10)
     waits = [asyncio.create_task(log.wait(i, None)) for i in (30, 10, 20)]

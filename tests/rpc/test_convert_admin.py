@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +37,7 @@ statuses = st.builds(
     elections=st.lists(st.builds(ElectionEvent, **plain(ElectionEvent)), max_size=2).map(tuple),
     damaged=st.lists(st.builds(DamagedRange, **plain(DamagedRange)), max_size=2).map(tuple),
     limits_hit=st.dictionaries(st.text(max_size=5), small, max_size=3),
+    owner=st.dictionaries(st.text(max_size=5), st.none() | small | st.lists(st.text(max_size=5)), max_size=3),
 )
 
 
@@ -43,6 +45,11 @@ statuses = st.builds(
 def test_statuses_round_trip(status: NodeStatus) -> None:
     wire = node_status_to_pb(status).SerializeToString()
     assert node_status_from_pb(admin_pb2.NodeStatus.FromString(wire)) == status
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "7", "[" * 100_000])
+def test_what_an_owner_says_that_is_no_object_says_nothing(text: str) -> None:
+    assert node_status_from_pb(admin_pb2.NodeStatus(node_id="n1", owner=text)).owner == {}
 
 
 def test_backups_and_scrubs_round_trip() -> None:

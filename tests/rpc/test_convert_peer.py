@@ -25,7 +25,7 @@ from dledger.core.messages import (
     VoteRequest,
     VoteResponse,
 )
-from dledger.core.values import EMPTY_TAIL, Base, Tail, TermRun, VoteResult
+from dledger.core.values import EMPTY_TAIL, Base, OwnerFitness, Tail, TermRun, VoteResult
 from dledger.errors import Code, InvalidRequest
 from dledger.rpc import convert_peer as convert
 from dledger.rpc.append_wire import encode_append
@@ -40,6 +40,7 @@ terms = st.integers(0, 2**62)
 indexes = st.integers(-1, 2**62)
 counts = st.integers(0, 2**62)
 nodes = st.sampled_from(["n1", "n2", "node-3"])
+owners = st.none() | st.builds(OwnerFitness, lag_bytes=counts, fit=st.booleans())
 
 crcs = st.integers(0, 2**32 - 1)
 push_fields = {"term": terms, "leader_id": st.just("n1"), "stream_id": counts, "committed_index": indexes}
@@ -142,6 +143,7 @@ def test_heartbeats_round_trip(message: Heartbeat) -> None:
         success=st.booleans(),
         counts=st.booleans(),
         has_room=st.booleans(),
+        owner=owners,
     )
 )
 def test_heartbeat_responses_round_trip(message: HeartbeatResponse) -> None:
@@ -177,6 +179,8 @@ def test_take_leadership_round_trips(question: TakeLeadership, answer: TakeLeade
         conflict_index=indexes,
         counts=st.booleans(),
         awaits_new_term=st.booleans(),
+        has_room=st.booleans(),
+        owner=owners,
     )
 )
 def test_push_responses_round_trip(message: PushResponse) -> None:
@@ -210,6 +214,15 @@ def test_a_peer_that_does_not_know_of_rejoining_counts_and_has_room() -> None:
     old = pb.PushResponse(term=1, stream_id=1, code=200, type=1)
     answer = convert.push_response_from_pb(old, "n2")
     assert (answer.counts, answer.awaits_new_term) == (True, False)
+    assert beat.owner is None and answer.owner is None
+
+
+def test_an_owner_cannot_lag_by_less_than_nothing() -> None:
+    lies = pb.OwnerFitness(lag_bytes=-1)
+    with pytest.raises(InvalidRequest, match="lag_bytes"):
+        convert.heartbeat_response_from_pb(pb.HeartbeatResponse(term=1, owner=lies), "n2")
+    with pytest.raises(InvalidRequest, match="lag_bytes"):
+        convert.push_response_from_pb(pb.PushResponse(term=1, stream_id=1, type=1, owner=lies), "n2")
 
 
 int64s = st.integers(-(2**63), 2**63 - 1)

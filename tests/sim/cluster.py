@@ -8,6 +8,7 @@ from dledger.core.messages import VoteRequest
 from dledger.node.shell import AppendOutcome
 from dledger.store.disk import CrashKind
 from dledger.testing import QUIET, Attempt, Profile, Simulation, check_end
+from dledger.testing.durable import MakeMachine
 
 SOON_MS = 3_000  # ten of the longest election time-outs
 KINDS = [CrashKind.PROCESS, CrashKind.POWER]
@@ -16,9 +17,11 @@ KINDS = [CrashKind.PROCESS, CrashKind.POWER]
 class Cluster(Simulation):
     """A simulation without random faults, and the words that the scenarios are told in."""
 
-    def __init__(self, nodes: int = 3, **changes: object) -> None:
+    def __init__(
+        self, nodes: int = 3, *, durable_machine: MakeMachine | None = None, **changes: object
+    ) -> None:
         profile: Profile = replace(QUIET, nodes=nodes, **changes)  # type: ignore[arg-type]
-        super().__init__(profile, seed=nodes)
+        super().__init__(profile, seed=nodes, durable_machine=durable_machine)
         self._bodies_made = 0
 
     def begin(self) -> str:

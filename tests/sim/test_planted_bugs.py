@@ -14,10 +14,11 @@ import pytest
 
 from dledger.store.disk import CrashKind
 from dledger.testing import Profile, RunOptions, Violation, run_seed
-from tests.node import test_log_state
+from tests.node import test_log_state, test_owner
 from tests.sim import (
     planted,
     planted_bad_days,
+    planted_owners,
     test_damage_scenarios,
     test_disk_scenarios,
     test_rejoin_scenarios,
@@ -74,6 +75,15 @@ ROTTEN = replace(
     scrub_every_ms=100,
 )
 
+#: Owned nodes between which leadership goes to and fro.
+OWNED = replace(
+    ROUGH,
+    owned=True,
+    faults=("transfer", "isolate"),
+    fault_every_ms=200,
+    fault_phase_ms=10_000,
+)
+
 BY_SEEDS: list[tuple[planted.Plant, Profile | None]] = [
     (planted.vote_not_persisted, None),
     (planted.term_not_persisted, None),
@@ -111,6 +121,10 @@ BY_SEEDS: list[tuple[planted.Plant, Profile | None]] = [
     (planted_bad_days.floor_forgotten, ROTTEN),
     (planted_bad_days.damage_never_repaired, None),
     (planted_bad_days.full_disk_told_after_the_push, None),
+    (planted_owners.epoch_not_compared, OWNED),
+    (planted_owners.filled_before_it_was_judged, None),
+    (planted_owners.room_judged_after_the_fill, None),
+    (planted_owners.stamp_not_reckoned_with, None),
 ]
 
 
@@ -170,6 +184,10 @@ BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
     (planted_bad_days.purge_forgotten_over_a_restart, _purge_put_off),
     (planted_bad_days.images_for_ever, _large_image),
     (planted_bad_days.image_outlives_its_truncation, _images_truncated),
+    (
+        planted_owners.leadership_begins_at_the_last_stamp,
+        test_owner.test_stamps_are_those_of_the_log_and_do_not_fall_with_a_new_leader,
+    ),
 ]
 
 

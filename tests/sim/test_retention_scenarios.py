@@ -24,7 +24,7 @@ class Retaining(Cluster):
     def __init__(self, nodes: int = 3, *, policy: RetentionPolicy | None = None, **changes: object) -> None:
         policy = policy or RetentionPolicy(hold_bytes=0, check_ms=20)
         options = {"data_file_size": FILE, "retention": policy} | changes
-        super().__init__(nodes, **options)
+        super().__init__(nodes, **options)  # type: ignore[arg-type]
         self.session = -1
         self.stored: list[Attempt] = []  # batches of the session, by seq - 1
 

@@ -16,7 +16,8 @@ from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
-from dledger.status.http import HttpServer, StatusSource, start_http
+from dledger.status.http import StatusSource, start_http
+from dledger.status.web import HttpServer
 
 _T = TypeVar("_T")
 

@@ -12,10 +12,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dledger.errors import Code, ConfigError
-from dledger.status import http as status_http
+from dledger.status import web as status_web
 from dledger.status.encoding import node_status_from_json
-from dledger.status.http import PATHS, HttpServer, start_http
+from dledger.status.http import PATHS, start_http
 from dledger.status.model import NodeStatus
+from dledger.status.web import HttpServer
 from tests.status.fakes import NODES, FakeSource, make_follower, make_status
 
 
@@ -291,7 +292,7 @@ async def test_stop_ends_idle_connections(server: HttpServer) -> None:
 
 
 async def test_connections_are_limited(source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_http, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(status_web, "MAX_CONNECTIONS", 2)
     server = await start_http(source, "127.0.0.1:0")
     host, port = server.address.split(":")
     held = []

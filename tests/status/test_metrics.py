@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY, Metric
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from dledger.status.metrics import StatusExporter
@@ -26,6 +27,12 @@ def families() -> dict[str, Metric]:
 def value_of(family: Metric, **labels: str) -> float:
     (value,) = [sample.value for sample in family.samples if sample.labels == labels]
     return value
+
+
+def test_metrics_of_others_come_after_those_of_the_node() -> None:
+    more = [GaugeMetricFamily("broker_behind", "Of a program on the log.", value=7.0)]
+    families = families_of(StatusExporter(FakeSource().node_status, FakeNodeMetrics(), lambda: more).text())
+    assert value_of(families["broker_behind"]) == 7 and "dledger_term" in families
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,13 @@ def test_it_shows_the_cluster(page: Page) -> None:
     assert page.complaints() == []
 
 
+def test_it_shows_what_the_owners_of_the_nodes_say(page: Page, source: FakeSource) -> None:
+    assert page.driver.find_element(By.ID, "owner-card").get_attribute("hidden") is not None
+    source.answers["n2"] = make_status("n2", "FOLLOWER", owner={"role": "<b>SLAVE", "lag": [1, 2]})
+    page.until(lambda: page.text("#owner") != "", "what the owner says")
+    assert page.text("#owner") == "n2: role: <b>SLAVE, lag: [1,2]"
+
+
 def test_the_bar_of_the_slower_follower_is_longer(page: Page) -> None:
     bars = page.driver.find_elements(By.CSS_SELECTOR, "#nodes td.lag:not(.unknown)")
     widths = [

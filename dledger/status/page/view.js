@@ -28,6 +28,7 @@ export function show(cluster, nowMs) {
   showNodes(cluster);
   showTrouble(cluster.nodes);
   showUpkeep(cluster.nodes, nowMs);
+  showOwner(cluster.nodes);
   showLimits(cluster.nodes);
   showElections(cluster.elections, nowMs);
 }
@@ -186,6 +187,16 @@ function showLag(cell, node, leads) {
   cell.title = node.push_state && !leads ? `replication: ${node.push_state.toLowerCase()}` : "";
 }
 
+function showOwner(nodes) {
+  const texts = [];
+  for (const node of nodes) {
+    const said = Object.entries(node.status && node.status.owner ? node.status.owner : {});
+    const facts = said.map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`);
+    if (facts.length) texts.push(`${node.node_id}: ${facts.join(", ")}`);
+  }
+  showChips($("owner-card"), $("owner"), texts);
+}
+
 function showLimits(nodes) {
   const texts = [];
   for (const node of nodes) {
@@ -193,8 +204,11 @@ function showLimits(nodes) {
       if (hits > 0) texts.push(`${node.node_id}: ${limit} × ${words.count(hits)}`);
     }
   }
-  $("limits-card").hidden = texts.length === 0;
-  const list = $("limits");
+  showChips($("limits-card"), $("limits"), texts);
+}
+
+function showChips(card, list, texts) {
+  card.hidden = texts.length === 0;
   if (list.children.length !== texts.length) {
     list.replaceChildren(...texts.map(() => document.createElement("li")));
   }

@@ -1,0 +1,91 @@
+"""What dispatching costs: microseconds per message in `Dispatcher.apply`, and the start after it.
+
+    python -m benchmarks.reput [messages]
+
+Batches of 1 KiB messages as a node hands them over, on a real disk: with a tag alone, and with a tag, a
+unique key and one key. The index is a stage of its own; the second figure has waited for it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter, thread_time
+from typing import NamedTuple
+
+from broker_adapter.message import Message, encode, patch_offsets
+from broker_adapter.properties import join_properties
+from broker_adapter.store.dispatcher import Dispatcher
+
+QUEUES = 8
+BATCH = 800
+
+
+class Entry(NamedTuple):
+    index: int  # type: ignore[assignment]
+    term: int
+    body: bytes
+    pos: int
+
+
+class NoMetadata:
+    def apply(self, index: int, body: bytes) -> None: ...
+
+    def save(self) -> bytes:
+        return b""
+
+    def load(self, data: bytes) -> None: ...
+
+
+def batches(messages: int, *, keyed: bool) -> Iterator[list[Entry]]:
+    pos, batch = 0, []
+    properties = join_properties({"TAGS": "TagA"})
+    for number in range(messages):
+        if keyed:
+            properties = join_properties({"UNIQ_KEY": f"{number:032X}", "TAGS": "TagA", "KEYS": f"k{number}"})
+        message = Message("TopicTest", bytes(1000), properties, number % QUEUES, store_timestamp=1 << 40)
+        record = encode(message)
+        patch_offsets(record, number // QUEUES, pos)
+        batch.append(Entry(number, 1, bytes(record), pos))
+        pos += 48 + len(record)
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+
+
+def run(messages: int, *, keyed: bool) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        dispatcher = Dispatcher(Path(directory), NoMetadata(), durable_index=lambda: 1 << 60)
+        dispatcher.load(())
+        applying = working = 0.0
+        for batch in batches(messages, keyed=keyed):
+            begin, begin_work = perf_counter(), thread_time()
+            dispatcher.apply(batch)
+            applying += perf_counter() - begin
+            working += thread_time() - begin_work
+        begin = perf_counter()
+        dispatcher.close()
+        closing = perf_counter() - begin
+        again = Dispatcher(Path(directory), NoMetadata(), durable_index=lambda: 1 << 60)
+        begin = perf_counter()
+        applied = again.recover()
+        starting = perf_counter() - begin
+        assert applied is not None, "nothing was recovered"
+        again.close()
+    name = "tag and two keys" if keyed else "tag"
+    print(
+        f"{name}: {applying / messages * 1e6:.2f} us per message, of which {working / messages * 1e6:.2f} at "
+        f"work; close {closing:.2f} s, start {starting:.3f} s"
+    )
+
+
+def main() -> None:
+    messages = int(sys.argv[1]) if len(sys.argv) > 1 else 200_000
+    run(messages, keyed=False)
+    run(messages, keyed=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""The broker: everything that clients may ask, put together of its parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import Protocol, TypeVar
+
+from broker_adapter.api import (
+    Assignment,
+    GroupConfig,
+    OutgoingMessage,
+    PullResult,
+    PullStatus,
+    QueueOffset,
+    QueueStats,
+    SendResult,
+    TopicConfig,
+)
+from broker_adapter.errors import IllegalMessage, ReadFailed, Status, error_for
+from broker_adapter.group_service import GroupService
+from broker_adapter.held_pulls import HeldPulls
+from broker_adapter.host import NO_HOST, Host
+from broker_adapter.message_writer import MessageWriter
+from broker_adapter.metadata.commands import (
+    DeleteGroup,
+    DeleteTopic,
+    PutGroup,
+    PutTopic,
+    check_user_topic,
+)
+from broker_adapter.metadata.proposals import Proposals
+from broker_adapter.metadata.state import MetadataState
+from broker_adapter.queue_reader import QueueFiles, QueueReader
+from broker_adapter.settings import BrokerSettings
+from dledger import DLedgerError
+
+T = TypeVar("T")
+
+PERM_WRITE, PERM_READ = 2, 4
+_MAX_PULLED_MESSAGES = 4096
+_MAX_QUERIED = 1024
+
+
+class ReadPoint(Protocol):
+    """`dledger.NodeServer.wait_applied`: all that was acknowledged before the call is applied here."""
+
+    async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int: ...
+
+
+class Broker:
+    """Implements `broker_adapter.api.BrokerApi`. On the node's event loop; `readers` do what blocks."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        node: ReadPoint,
+        writer: MessageWriter,
+        files: QueueFiles,
+        reader: QueueReader,
+        metadata: MetadataState,
+        proposals: Proposals,
+        groups: GroupService,
+        readers: Executor,
+    ) -> None:
+        self.held = HeldPulls(settings.max_held_pulls)
+        self._settings = settings
+        self._node = node
+        self._writer = writer
+        self._files = files
+        self._reader = reader
+        self._metadata = metadata
+        self._proposals = proposals
+        self._groups = groups
+        self._readers = readers
+        self._turns: dict[str, int] = {}
+
+    # -- messages -----------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        topic: str,
+        messages: Sequence[OutgoingMessage],
+        *,
+        queue_id: int = -1,
+        born_host: str = "",
+        timeout_ms: int = 0,
+    ) -> SendResult:
+        self._writer.check_master()
+        config = self._metadata.topic(topic) or await self._create(topic)
+        if not config.perm & PERM_WRITE:
+            raise error_for(
+                Status.TOPIC_NOT_WRITABLE, f"topic {topic} takes no messages (perm {config.perm})"
+            )
+        if queue_id == -1:
+            queue_id = self._turns[topic] = (self._turns.get(topic, -1) + 1) % config.write_queues
+        elif not 0 <= queue_id < config.write_queues:
+            text = f"topic {topic} has {config.write_queues} queues to write, none is {queue_id}"
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
+        host = _host_of(born_host)
+        return await self._writer.put(topic, queue_id, messages, born_host=host, timeout_ms=timeout_ms)
+
+    async def pull(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        max_messages: int = 32,
+        max_bytes: int = 1 << 20,
+        tags: Sequence[str] = (),
+        wait_ms: int = 0,
+        group: str = "",
+    ) -> PullResult:
+        self._check_readable(topic, queue_id)
+        if offset < 0 or max_messages < 1 or max_bytes < 1 or wait_ms < 0:
+            text = f"offset {offset}, max_messages {max_messages}, max_bytes {max_bytes}, wait_ms {wait_ms}"
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
+        look = partial(
+            self._reader.read,
+            topic,
+            queue_id,
+            max_messages=min(max_messages, _MAX_PULLED_MESSAGES),
+            max_bytes=max_bytes,
+            tags=frozenset(tags),
+        )
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(wait_ms, self._settings.max_wait_ms) / 1000
+        while True:
+            result = await self._read(partial(look, offset))
+            if result.status is PullStatus.NO_MATCHED_MESSAGE and result.next_offset < result.max_offset:
+                if loop.time() >= deadline:
+                    return result
+                offset = result.next_offset  # there are more to look at
+                continue
+            if result.status not in (PullStatus.NO_NEW_MESSAGE, PullStatus.NO_MATCHED_MESSAGE):
+                return result
+            if loop.time() >= deadline or self.held.is_closed:
+                return result
+            offset = result.next_offset
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self.held.wait(topic, queue_id, offset)
+            except TimeoutError:
+                return result
+
+    async def message_at(self, physical_offset: int) -> bytes:
+        if physical_offset < 0:
+            raise ReadFailed(Status.MESSAGE_NOT_FOUND, f"no message at {physical_offset}")
+        return await self._read(partial(self._reader.message_at, physical_offset))
+
+    async def query(
+        self, topic: str, key: str, *, begin_ms: int, end_ms: int, max_messages: int
+    ) -> list[bytes]:
+        if not key or begin_ms < 0 or end_ms < begin_ms or max_messages < 1:
+            text = f"key {key!r}, begin_ms {begin_ms}, end_ms {end_ms}, max_messages {max_messages}"
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
+        self._known_topic(topic)
+        return await self._read(
+            partial(
+                self._reader.query,
+                topic,
+                key,
+                begin_ms=begin_ms,
+                end_ms=end_ms,
+                max_messages=min(max_messages, _MAX_QUERIED),
+            )
+        )
+
+    async def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        self._check_readable(topic, queue_id)
+        return await self._read(partial(self._reader.offset_by_time, topic, queue_id, timestamp_ms))
+
+    # -- topics -------------------------------------------------------------------------------------------
+
+    async def put_topic(self, config: TopicConfig) -> None:
+        self._writer.check_master()
+        (await self._proposals.propose(PutTopic(config))).check()
+
+    async def delete_topic(self, name: str) -> None:
+        self._writer.check_master()
+        (await self._proposals.propose(DeleteTopic(name))).check()
+
+    def topics(self) -> list[TopicConfig]:
+        return sorted(self._metadata.topics.values())
+
+    def topic_stats(self, topic: str) -> list[QueueStats]:
+        config = self._known_topic(topic)
+        found = []
+        for queue_id in range(max(config.read_queues, config.write_queues)):
+            least, end = self._files.bounds(topic, queue_id)
+            newest = self._files.newest_ms(topic, queue_id)
+            found.append(QueueStats(topic, queue_id, least, end, newest))
+        return found
+
+    # -- groups -------------------------------------------------------------------------------------------
+
+    async def put_group(self, config: GroupConfig) -> None:
+        self._writer.check_master()
+        (await self._proposals.propose(PutGroup(config))).check()
+
+    async def delete_group(self, name: str) -> None:
+        self._writer.check_master()
+        (await self._proposals.propose(DeleteGroup(name))).check()
+
+    def groups(self) -> list[GroupConfig]:
+        return sorted(group.config for group in self._metadata.groups())
+
+    async def commit_offsets(self, group: str, generation: int, offsets: Sequence[QueueOffset]) -> None:
+        await self._groups.commit(group, generation, offsets)
+
+    async def offsets(self, group: str) -> tuple[int, list[QueueOffset]]:
+        try:
+            await self._node.wait_applied()
+        except DLedgerError as error:
+            raise ReadFailed(Status.NOT_CONFIRMED, error.message) from error
+        found = self._metadata.group(group)
+        if found is None:
+            raise error_for(Status.GROUP_UNKNOWN, f"there is no group {group[:255]!r}")
+        return found.generation, found.queue_offsets()
+
+    async def reset_offsets(self, group: str, offsets: Sequence[QueueOffset]) -> int:
+        return await self._groups.reset(group, offsets)
+
+    async def join(self, group: str, member_id: str, topics: Sequence[str], lease_ms: int) -> Assignment:
+        return await self._groups.join(group, member_id, topics, lease_ms)
+
+    async def leave(self, group: str, member_id: str) -> None:
+        await self._groups.leave(group, member_id)
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    async def _create(self, topic: str) -> TopicConfig:
+        """A topic that nobody has created, if it may come into being by itself."""
+        check_user_topic(topic)
+        if not self._settings.auto_create_topics:
+            text = f"there is no topic {topic}; create it first (auto_create_topics is off)"
+            raise error_for(Status.TOPIC_UNKNOWN, text)
+        queues = self._settings.default_queues
+        wanted = TopicConfig(topic, read_queues=queues, write_queues=queues)
+        (await self._proposals.propose(PutTopic(wanted, create_only=True))).check()
+        return self._known_topic(topic)
+
+    def _known_topic(self, topic: str) -> TopicConfig:
+        if (config := self._metadata.topic(topic)) is None:
+            raise error_for(Status.TOPIC_UNKNOWN, f"there is no topic {topic[:255]!r}")
+        return config
+
+    def _check_readable(self, topic: str, queue_id: int) -> None:
+        config = self._known_topic(topic)
+        if not config.perm & PERM_READ:
+            raise error_for(
+                Status.TOPIC_NOT_READABLE, f"topic {topic} gives no messages (perm {config.perm})"
+            )
+        if not 0 <= queue_id < config.read_queues:
+            text = f"topic {topic} has {config.read_queues} queues to read, none is {queue_id}"
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
+
+    async def _read(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+
+
+def _host_of(text: str) -> Host:
+    """What the transport says of a client is kept if it is an address, and is no reason to refuse."""
+    try:
+        return Host.parse(text)
+    except ValueError:
+        return NO_HOST

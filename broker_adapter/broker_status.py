@@ -1,0 +1,89 @@
+"""What the status page, JSON and /metrics say of the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from broker_adapter.role_status import Histogram
+
+if TYPE_CHECKING:
+    from broker_adapter.program import BrokerProgram
+
+
+class BrokerStatus:
+    def __init__(self, program: BrokerProgram) -> None:
+        self._program = program
+
+    def shown(self) -> Mapping[str, Any]:
+        program = self._program
+        adapter, handler = program.adapter, program.handler
+        figures = program.dispatcher.figures()
+        return {
+            "broker": program.settings.name,
+            "cluster": program.settings.cluster,
+            "broker_role": adapter.role.value,
+            "broker_id": adapter.broker_id,
+            "term": adapter.term,
+            "role_epoch": adapter.role_epoch,
+            "writable": program.writer.expected is not None,
+            "dispatch_behind_bytes": program.files.dispatch_behind_bytes,
+            "dispatched_index": figures.dispatched.index,
+            "dispatched_pos": figures.dispatched.end_pos,
+            "checkpoint_index": figures.checkpoint.index,
+            "index_pending": figures.index_pending,
+            "index_items": figures.index_items,
+            "foreign_records": figures.foreign_records,
+            "topics": len(program.metadata.topics),
+            "groups": len(program.metadata.groups()),
+            "held_pulls": len(program.broker.held),
+            "role_change": handler.status.as_dict(),
+            "nameservers": {
+                address: {"registered": status.registered, "last_error": status.last_error}
+                for address, status in program.registrations().items()
+            },
+        }
+
+    def metrics(self) -> Iterable[Metric]:
+        program = self._program
+        figures, changes = program.dispatcher.figures(), program.handler.metrics
+        gauges = (
+            ("broker_is_master", "1 on the master.", program.adapter.is_master),
+            ("broker_writable", "1 while messages are accepted.", program.writer.expected is not None),
+            (
+                "broker_dispatch_behind_bytes",
+                "Committed here and not yet dispatched.",
+                program.files.dispatch_behind_bytes,
+            ),
+            ("broker_index_pending", "Messages that the index lags behind.", figures.index_pending),
+            ("broker_held_pulls", "Pulls that wait for messages.", len(program.broker.held)),
+            ("broker_topics", "Topics.", len(program.metadata.topics)),
+        )
+        for name, text, value in gauges:
+            yield GaugeMetricFamily(name, text, value=float(value))
+        foreign = CounterMetricFamily("broker_foreign_records", "Entries of the log that are no messages.")
+        foreign.add_metric([], figures.foreign_records)
+        yield foreign
+        yield _switches(changes.switches)
+        yield _elected_to_writable(changes.elected_to_writable)
+
+
+def _elected_to_writable(histogram: Histogram) -> Metric:
+    family = HistogramMetricFamily(
+        "broker_elected_to_writable_seconds", "From the election of this node to its first accepted write."
+    )
+    names = [*(str(float(bound)) for bound in histogram.buckets), "+Inf"]
+    family.add_metric([], list(zip(names, accumulate(histogram.counts), strict=True)), histogram.sum)
+    return family
+
+
+def _switches(switches: Mapping[Any, int]) -> Metric:
+    family = CounterMetricFamily(
+        "broker_role_switches", "Changes of role that were completed.", labels=["to"]
+    )
+    for step, count in switches.items():
+        family.add_metric([step.value], count)
+    return family

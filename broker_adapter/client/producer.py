@@ -1,0 +1,281 @@
+"""The producer for asyncio programs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from types import TracebackType
+from typing import Self
+
+import tenacity
+
+from broker_adapter.api import OutgoingMessage, SendResult
+from broker_adapter.client.directory import REPEATABLE, RETRY_PAUSE, Directory
+from broker_adapter.client.lane import Call, Lane, ProducerLimits
+from broker_adapter.client.routes import Route, RouteSource, writable_queues
+from broker_adapter.client.unique_keys import UniqueKeys
+from broker_adapter.client.values import MessageQueue, SendReceipt
+from broker_adapter.errors import Busy, IllegalMessage, PutRefused, Status, TopicRefused
+from broker_adapter.java_hash import java_hash
+from broker_adapter.properties import KEYS, TAGS, UNIQ_KEY
+from dledger import TlsFiles
+
+DEFAULT_TIMEOUT = 10.0
+#: A master that has not answered a batch for so long leaves its fate unknown, in seconds.
+DEFAULT_STALL_TIMEOUT = 3.0
+#: The broker chooses: for topics that it has yet to create.
+_ANY_QUEUE = -1
+
+#: Chooses one of a topic's writable queues, which are sorted.
+QueueSelector = Callable[[Sequence[MessageQueue]], MessageQueue]
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Producer:
+    """Sends messages. Use it with `async with`, in one event loop, from any number of tasks.
+
+    Args:
+        routes: a NameServer client or `StaticRoutes`.
+        timeout: seconds until a send is given up, unless a call says otherwise.
+        stall_timeout: seconds without an answer until a batch counts as indeterminate.
+        retry_indeterminate: False (default): a message whose fate is unknown raises PutIndeterminate and is
+            never sent again. True: it is sent again until it is acknowledged or the time is over, so that it
+            may be stored twice (at least once).
+        unique_keys: give each message RocketMQ's UNIQ_KEY, by which it is found.
+        limits: how sends are batched.
+        tls: PEM files for TLS, read again when they change; None: plain text.
+        now_ms: the clock of born timestamps and unique keys.
+    """
+
+    def __init__(
+        self,
+        routes: RouteSource,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        stall_timeout: float = DEFAULT_STALL_TIMEOUT,
+        retry_indeterminate: bool = False,
+        unique_keys: bool = True,
+        limits: ProducerLimits | None = None,
+        tls: TlsFiles | None = None,
+        now_ms: Callable[[], int] = _wall_clock_ms,
+    ) -> None:
+        self._directory = Directory(routes, tls)
+        self._timeout = timeout
+        self._stall_timeout = stall_timeout
+        self._retry_indeterminate = retry_indeterminate
+        self._keys = UniqueKeys(now_ms) if unique_keys else None
+        self._limits = ProducerLimits() if limits is None else limits
+        self._now_ms = now_ms
+        self._lanes: dict[MessageQueue, Lane] = {}
+        self._turns: dict[str, count[int]] = {}  # by topic: round robin
+        #: By topic. Locks are fair: calls that wait for the route get into their lanes in the order of calls.
+        self._entrances: dict[str, asyncio.Lock] = {}
+        self._pending_bytes = 0
+        self._closed = False
+
+    async def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tag: str | None = None,
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue_id: int | None = None,
+        sharding_key: str | None = None,
+        queue_selector: QueueSelector | None = None,
+        timeout: float | None = None,
+    ) -> SendReceipt:
+        """Send one message; it is committed on return.
+
+        The queue is `queue_id`, that of `sharding_key` (equal keys, equal queue, as long as the topic keeps
+        its number of queues), what `queue_selector` chooses, or the next one in turn. Messages of one queue
+        are stored in the order of the calls.
+
+        Raises PutRefused (not stored: no master, busy, not connected, till the time was over), TopicRefused,
+        IllegalMessage: not stored; PutIndeterminate: nobody knows.
+        """
+        message = self._message(body, tag, keys, properties)
+        [receipt] = await self._send(
+            topic, [message], queue_id, sharding_key, queue_selector, self._deadline(timeout)
+        )
+        return receipt
+
+    async def send_many(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        *,
+        tag: str | None = None,
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue_id: int | None = None,
+        sharding_key: str | None = None,
+        queue_selector: QueueSelector | None = None,
+        timeout: float | None = None,
+    ) -> list[SendReceipt]:
+        """Send messages to one queue, as one atomic batch: all of them are stored, side by side, or none.
+
+        Errors as those of `send`. A batch that no broker takes is an IllegalMessage.
+        """
+        messages = [self._message(body, tag, keys, properties) for body in bodies]
+        if not messages:
+            return []
+        return await self._send(
+            topic, messages, queue_id, sharding_key, queue_selector, self._deadline(timeout)
+        )
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues of a topic that can be written to, sorted. Empty for a topic that does not exist."""
+        return writable_queues(await self._directory.route(topic))
+
+    async def close(self) -> None:
+        """Fail what is under way, disconnect. Await your sends before."""
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.gather(*(lane.close() for lane in self._lanes.values()))
+        await self._directory.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- inside
+
+    def _deadline(self, timeout: float | None) -> float:
+        if self._closed:
+            raise RuntimeError("the producer is closed")
+        return asyncio.get_running_loop().time() + (self._timeout if timeout is None else timeout)
+
+    def _message(
+        self,
+        body: bytes,
+        tag: str | None,
+        keys: str | Sequence[str],
+        properties: Mapping[str, str] | None,
+    ) -> OutgoingMessage:
+        if not isinstance(body, bytes):
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"a body is bytes, not {type(body).__name__}")
+        made = dict(properties) if properties else {}
+        if tag is not None:
+            made[TAGS] = tag
+        if keys:
+            made[KEYS] = keys if isinstance(keys, str) else " ".join(keys)
+        if self._keys is not None and UNIQ_KEY not in made:
+            made[UNIQ_KEY] = self._keys.next()
+        return OutgoingMessage(body, made, born_timestamp=self._now_ms())
+
+    async def _send(
+        self,
+        topic: str,
+        messages: list[OutgoingMessage],
+        queue_id: int | None,
+        sharding_key: str | None,
+        selector: QueueSelector | None,
+        timeout_at: float,
+    ) -> list[SendReceipt]:
+        call = Call(messages, timeout_at, asyncio.get_running_loop().create_future())
+        if self._pending_bytes and self._pending_bytes + call.size > self._limits.max_pending_bytes:
+            raise Busy(
+                Status.TOO_MANY_PENDING_BYTES, f"{self._pending_bytes} bytes of this producer are under way"
+            )
+        self._pending_bytes += call.size
+        lane: Lane | None = None
+        try:
+            async with asyncio.timeout_at(timeout_at):
+                async with self._entrances.setdefault(topic, asyncio.Lock()):
+                    route = await self._route(topic)
+                    queue = self._choose(route, topic, queue_id, sharding_key, selector)
+                    lane = self._lane(queue)
+                    lane.add(call)
+                result = await call.future
+        except TimeoutError:
+            if lane is None:
+                raise PutRefused(Status.NOT_CONNECTED, f"no route of topic {topic!r} in time") from None
+            raise lane.expired(call) from None
+        finally:
+            call.future.cancel()
+            self._pending_bytes -= call.size
+        if queue.queue_id == _ANY_QUEUE:
+            self._directory.forget(topic)  # it exists now
+        return _receipts(topic, queue.broker, messages, result)
+
+    async def _route(self, topic: str) -> Route:
+        """The route, asked for until somebody can tell it. Cancel it to give up."""
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(REPEATABLE), wait=RETRY_PAUSE, reraise=True
+        )
+        return await retrying(self._directory.route, topic)
+
+    def _lane(self, queue: MessageQueue) -> Lane:
+        lane = self._lanes.get(queue)
+        if lane is None:
+            self._directory.watch(queue.topic)
+            lane = self._lanes[queue] = Lane(
+                self._directory,
+                queue,
+                self._limits,
+                retry_indeterminate=self._retry_indeterminate,
+                stall_timeout=self._stall_timeout,
+            )
+        return lane
+
+    def _choose(
+        self,
+        route: Route,
+        topic: str,
+        queue_id: int | None,
+        sharding_key: str | None,
+        selector: QueueSelector | None,
+    ) -> MessageQueue:
+        if sum(given is not None for given in (queue_id, sharding_key, selector)) > 1:
+            raise ValueError("queue_id, sharding_key and queue_selector exclude each other")
+        queues = writable_queues(route)
+        if not queues:
+            return _queue_of_new_topic(route, topic, queue_id)
+        if selector is not None:
+            return selector(queues)
+        if sharding_key is not None:
+            return queues[java_hash(sharding_key) % len(queues)]
+        turn = next(self._turns.setdefault(topic, count()))
+        if queue_id is None:
+            return queues[turn % len(queues)]
+        named = [queue for queue in queues if queue.queue_id == queue_id]
+        if not named:
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"{topic} has no writable queue {queue_id}")
+        return named[turn % len(named)]
+
+
+def _queue_of_new_topic(route: Route, topic: str, queue_id: int | None) -> MessageQueue:
+    """Where a topic begins that is in no route. The broker creates it, if it does such things."""
+    if route.queues:
+        raise TopicRefused(Status.TOPIC_NOT_WRITABLE, f"topic {topic!r} is not writable")
+    if not route.brokers:
+        raise TopicRefused(Status.TOPIC_UNKNOWN, f"there is no topic {topic!r}")
+    return MessageQueue(topic, min(route.brokers), _ANY_QUEUE if queue_id is None else queue_id)
+
+
+def _receipts(
+    topic: str, broker: str, messages: Sequence[OutgoingMessage], result: SendResult
+) -> list[SendReceipt]:
+    return [
+        SendReceipt(
+            topic,
+            broker,
+            result.queue_id,
+            result.queue_offset + i,
+            message.properties.get(UNIQ_KEY, ""),
+            offset_id,
+        )
+        for i, (message, offset_id) in enumerate(zip(messages, result.offset_ids, strict=True))
+    ]

@@ -1,0 +1,72 @@
+"""Who watches routes, and what each has not been told yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+
+from broker_adapter.errors import NameServerBusy, Status
+
+
+class Watcher:
+    """One client: a set of topics that it has to be told about. Their newest route is read when it is sent.
+
+    So whatever happens while the client is slow, it costs one name per topic, and is told once.
+    """
+
+    def __init__(self, topics: Collection[str] | None, known: Iterable[str]) -> None:
+        """`topics` None: all, those that will come too. `known`: what there is now."""
+        self._topics = None if topics is None else frozenset(topics)
+        # A dict, for its order: first come, first told.
+        self._pending: dict[str, None] = dict.fromkeys(known if topics is None else topics)
+        self._changed = asyncio.Event()
+
+    def mark(self, topics: Collection[str]) -> None:
+        """The routes of these have changed."""
+        concerned = topics if self._topics is None else self._topics.intersection(topics)
+        if concerned:
+            self._pending.update(dict.fromkeys(concerned))
+            self._changed.set()
+
+    @property
+    def is_behind(self) -> bool:
+        return bool(self._pending)
+
+    async def wait(self) -> None:
+        """Until there is something to tell."""
+        while not self._pending:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def take(self) -> str | None:
+        """A topic to tell about; None: the client knows everything."""
+        topic = next(iter(self._pending), None)
+        if topic is not None:
+            del self._pending[topic]
+        return topic
+
+
+class Watchers:
+    """All of them, up to a limit."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._watchers: set[Watcher] = set()
+
+    def __len__(self) -> int:
+        return len(self._watchers)
+
+    def add(self, topics: Collection[str] | None, known: Iterable[str]) -> Watcher:
+        """NameServerBusy (NAMESRV_LIMIT)."""
+        if len(self._watchers) >= self._limit:
+            raise NameServerBusy(Status.NAMESRV_LIMIT, f"{self._limit} clients watch routes already")
+        watcher = Watcher(topics, known)
+        self._watchers.add(watcher)
+        return watcher
+
+    def remove(self, watcher: Watcher) -> None:
+        self._watchers.discard(watcher)
+
+    def mark(self, topics: Collection[str]) -> None:
+        for watcher in self._watchers:
+            watcher.mark(topics)

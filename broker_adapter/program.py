@@ -1,0 +1,296 @@
+"""The broker on its node: `program.factory = "broker_adapter.program:broker"` in the node's configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from broker_adapter.api import BrokerRole
+from broker_adapter.broker import Broker
+from broker_adapter.broker_role import BrokerRoleAdapter
+from broker_adapter.broker_status import BrokerStatus
+from broker_adapter.consume_queue_unit import ConsumeQueueUnit
+from broker_adapter.group_service import GroupService
+from broker_adapter.host import Host
+from broker_adapter.index_layout import IndexShape
+from broker_adapter.message import Version, record_size
+from broker_adapter.message_writer import MessageWriter
+from broker_adapter.metadata.commands import METADATA_TOPIC
+from broker_adapter.metadata.proposals import Proposals
+from broker_adapter.metadata.state import MetadataState
+from broker_adapter.metadata.values import Outcome
+from broker_adapter.namesrv.registration import Registrar
+from broker_adapter.namesrv.values import Registration
+from broker_adapter.properties import MAX_PROPERTIES_BYTES
+from broker_adapter.queue_reader import QueueReader, store_timestamp_of
+from broker_adapter.role_change import RoleChangeHandler, RoleChangeLimits
+from broker_adapter.rpc.service import BrokerService
+from broker_adapter.settings import BrokerSettings, parse_settings
+from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
+from broker_adapter.topic_names import MAX_DERIVED_TOPIC_LENGTH
+from dledger import Code, ConfigError, GrpcService, NodeConfig, NodeServer, TlsFiles, get_logger
+
+_log = get_logger("broker")
+
+_READER_THREADS = 2
+_PURGE_LOOK_S = 1.0
+#: What a record may have beside its body.
+_MAX_OVERHEAD = record_size(0, MAX_DERIVED_TOPIC_LENGTH, MAX_PROPERTIES_BYTES, version=Version.V2, v6_hosts=2)
+
+
+def broker(config: NodeConfig, settings: Mapping[str, Any]) -> BrokerProgram:
+    """The factory. ConfigError for wrong settings."""
+    return BrokerProgram(config, parse_settings(settings))
+
+
+class DispatchedFiles:
+    """The Dispatcher's files as readers and the role adapter want them."""
+
+    def __init__(self, node: NodeServer, dispatcher: Dispatcher) -> None:
+        self._node = node
+        self._dispatcher = dispatcher
+
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        queue = self._dispatcher.queues.get(topic, queue_id)
+        return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+
+    def units(self, topic: str, queue_id: int, offset: int, count: int) -> Sequence[ConsumeQueueUnit]:
+        queue = self._dispatcher.queues.get(topic, queue_id)
+        return [] if queue is None else queue.read(offset, count)
+
+    def newest_ms(self, topic: str, queue_id: int) -> int:
+        """Reads one message. Blocks."""
+        least, end = self.bounds(topic, queue_id)
+        if least == end:
+            return 0
+        (unit,) = self.units(topic, queue_id, end - 1, 1)
+        return store_timestamp_of(self._node.read_bodies([(unit.physical_offset - 48, unit.size)])[0])
+
+    def find_keys(self, topic: str, key: str, begin_ms: int, end_ms: int, most: int) -> Sequence[int]:
+        found = self._dispatcher.index.find(topic, key, begin_ms, end_ms)
+        return [offset for offset, _ in zip(found, range(most), strict=False)]
+
+    def next_offsets(self) -> Mapping[tuple[str, int], int]:
+        return self._dispatcher.queues.next_offsets()
+
+    async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int:
+        return await self._node.wait_applied(index, timeout_ms)
+
+    @property
+    def dispatch_behind_bytes(self) -> int:
+        """Committed here and not yet dispatched. What the log writes for itself is not counted."""
+        node = self._node
+        if node.applied_index >= node.committed_index:
+            return 0
+        return max(0, node.committed_pos - self._dispatcher.dispatched.end_pos)
+
+
+class BrokerProgram:
+    """Implements `dledger.Program`: makes the parts, connects them, starts and stops them in order."""
+
+    def __init__(self, config: NodeConfig, settings: BrokerSettings) -> None:
+        self.config = config
+        self.settings = settings
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="pull")
+        self._purging: asyncio.Task[None] | None = None
+        self._registrar: Registrar | None = None
+        self._topics: Mapping[str, Any] = {}
+        self._topics_version = 0
+        self.metadata = MetadataState(on_result=self._on_result, on_topic_cut=self._on_topic_cut)
+        self.dispatcher = self._make_dispatcher()
+
+    def make_node(self, **options: Any) -> NodeServer:
+        """`options`: further ones of NodeServer, for tests."""
+        config, settings = self.config, self.settings
+        store_host = _store_host(config.address)
+        service = BrokerService(_Later(lambda: self.broker))
+        self.service = service
+        self.node = node = NodeServer(
+            config,
+            self.dispatcher,
+            owned=True,
+            services=[GrpcService(service.name, service.handler)],
+            **options,
+        )
+        largest = config.limits.max_body_bytes - _MAX_OVERHEAD
+        if largest <= 0:
+            text = f"limits.max_body_bytes is {config.limits.max_body_bytes}: a broker needs {_MAX_OVERHEAD} more"
+            raise ConfigError(text, code=Code.CONFIG_INVALID)
+        self.files = files = DispatchedFiles(node, self.dispatcher)
+        self.writer = writer = MessageWriter(
+            node,
+            store_host,
+            max_body_bytes=min(settings.max_body_bytes, largest),
+            max_command_bytes=largest,
+            timeout_ms=settings.send_timeout_ms,
+            master=self.master_address,
+        )
+        self.proposals = Proposals(
+            lambda command: writer.put_command(METADATA_TOPIC, command),
+            new_request_id=lambda: os.urandom(16),
+        )
+        groups = GroupService(self.metadata, self.proposals, monotonic_ms=_monotonic_ms)
+        reader = QueueReader(files, node)
+        self.broker = Broker(
+            settings, node, writer, files, reader, self.metadata, self.proposals, groups, self._readers
+        )
+        self.adapter = BrokerRoleAdapter(
+            writer,
+            files,
+            [groups],
+            slave_id=1 + sorted(config.members).index(config.node_id),
+            on_change=self._role_changed,
+        )
+        limits = RoleChangeLimits(patience_s=settings.role_change_report_ms / 1000)
+        self.handler = RoleChangeHandler(node, self.adapter, limits=limits)
+        status = BrokerStatus(self)
+        node.show_status(status.shown)
+        node.add_metrics(status.metrics)
+        return node
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self.node.node_status().flush_mode != "SYNC_FLUSH":
+            self.adapter.master_role = BrokerRole.ASYNC_MASTER
+        if self.settings.namesrv:
+            self._registrar = Registrar(self.settings.namesrv, self._tls_files())
+        self.handler.start()
+        self._purging = asyncio.create_task(self._follow_purges())
+
+    async def stop(self) -> None:
+        """Waiting pulls are answered, writes refused; then the node may hand leadership over."""
+        self.writer.stop()
+        self.broker.held.close()
+        await self.handler.stop()
+        if self._registrar is not None:
+            await self._registrar.stop()
+        self.service.stop()
+        if self._purging is not None:
+            self._purging.cancel()
+            await asyncio.gather(self._purging, return_exceptions=True)
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    def master_address(self) -> str | None:
+        """What this node believes; a client looks further if it is wrong."""
+        leader = self.node.leader_id
+        return None if leader is None else self.config.members.get(leader)
+
+    def registrations(self) -> Mapping[str, Any]:
+        return {} if self._registrar is None else self._registrar.status()
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    def _make_dispatcher(self) -> Dispatcher:
+        settings, directory = self.settings, self.config.directory
+        root = settings.directory or directory.with_name(f"{directory.name}-broker")
+        options = StoreOptions(
+            units_per_file=settings.units_per_file,
+            index_shape=IndexShape(settings.index_slots, settings.index_items),
+            checkpoint_interval_s=settings.checkpoint_ms / 1000,
+        )
+        return Dispatcher(
+            root,
+            self.metadata,
+            durable_index=lambda: self.node.durable_index,
+            on_arrival=self._on_arrival,
+            options=options,
+        )
+
+    def _tls_files(self) -> TlsFiles | None:
+        tls = self.config.tls
+        return None if tls is None else TlsFiles(tls.ca, tls.certificate, tls.key)
+
+    def _role_changed(self) -> None:
+        """Beside the role and never in its way: the registrar has tasks of its own."""
+        self.broker.held.wake_all()
+        self._register()
+
+    def _register(self) -> None:
+        if self._registrar is None or self.adapter.broker_id < 0:
+            return
+        topics = self.metadata.topics
+        if topics is not self._topics:
+            self._topics = topics
+            self._topics_version = max(self._topics_version + 1, self.metadata.applied_index)
+        self._registrar.update(
+            Registration(
+                cluster=self.settings.cluster,
+                broker_name=self.settings.name,
+                node_id=self.config.node_id,
+                broker_id=self.adapter.broker_id,
+                role=self.adapter.role,
+                address=self.config.address,
+                term=self.adapter.term,
+                role_epoch=self.adapter.role_epoch,
+                http_address=self.config.http_members.get(self.config.node_id, self.config.http_listen),
+                data_version=self._topics_version,
+                topics=tuple(topics.values()),
+            )
+        )
+
+    def _on_result(self, request_id: bytes, outcome: Outcome) -> None:
+        """On the machine's thread."""
+        self.proposals.on_result(request_id, outcome)
+        self._call_soon(self._topics_may_have_changed)
+
+    def _on_topic_cut(self, topic: str) -> None:
+        self.dispatcher.queues.delete_topic(topic)
+
+    def _on_arrival(self, arrivals: Arrivals) -> None:
+        self._call_soon(self.broker.held.arrived, arrivals)
+
+    def _call_soon(self, call: Callable[..., None], *arguments: Any) -> None:
+        loop = self._loop
+        if loop is not None:
+            with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                loop.call_soon_threadsafe(call, *arguments)
+
+    def _topics_may_have_changed(self) -> None:
+        if self.metadata.topics is not self._topics:
+            self._register()
+
+    async def _follow_purges(self) -> None:
+        """ConsumeQueues and indexes begin where the log does."""
+        loop, begin = asyncio.get_running_loop(), -1
+        while True:
+            if self.node.begin_pos != begin:
+                begin = self.node.begin_pos
+                await loop.run_in_executor(self._readers, self.dispatcher.purge_below, begin)
+            await asyncio.sleep(_PURGE_LOOK_S)
+
+
+class _Later:
+    """The broker for its gRPC service, which has to be there before the node is."""
+
+    def __init__(self, get: Callable[[], Broker]) -> None:
+        self._get = get
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._get(), name)
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def _store_host(address: str) -> Host:
+    """Records and message ids have room for an address, not for a name."""
+    host, _, port = address.rpartition(":")
+    try:
+        return Host.parse(address)
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"members: {address}: {error}", code=Code.CONFIG_INVALID) from error
+    family, _, _, _, where = sorted(found, key=lambda one: one[0] != socket.AF_INET)[0]
+    text = f"[{where[0]}]" if family == socket.AF_INET6 else str(where[0])
+    return Host.parse(f"{text}:{port}")

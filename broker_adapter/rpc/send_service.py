@@ -1,0 +1,187 @@
+"""BrokerService.Send and SendStream: batches in, validated; answers out, in order of completion."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+
+from broker_adapter.api import BrokerApi
+from broker_adapter.errors import BrokerError, IllegalMessage, PutIndeterminate, Status
+from broker_adapter.rpc.calls import (
+    Context,
+    Places,
+    check_count,
+    malformed,
+    numbered,
+    out_of_range,
+    peer_host,
+    stopping,
+)
+from broker_adapter.rpc.convert import messages_from_pb, send_result_to_pb, status_to_pb
+from broker_adapter.rpc.limits import BrokerLimits
+from broker_adapter.v1 import broker_pb2 as pb
+
+
+class SendService:
+    """The sending part of BrokerService."""
+
+    def __init__(self, api: BrokerApi, limits: BrokerLimits) -> None:
+        self._api = api
+        self._limits = limits
+        self._places = Places("send streams", limits.max_send_streams)
+        self._calls = Places("sends", limits.max_calls)
+        self._streams: set[_SendStream] = set()
+        self._sends: set[asyncio.Task[pb.SendResponse]] = set()
+        self._stopping = False
+
+    @property
+    def open_streams(self) -> int:
+        return self._places.taken
+
+    def stop(self) -> None:
+        """Answer everything that waits: the broker stops, and cannot say what becomes of it."""
+        self._stopping = True
+        for task in self._sends:
+            task.cancel()
+        for stream in self._streams:
+            stream.stop()
+
+    async def send(self, request: pb.SendRequest | None, context: Context) -> pb.SendResponse:
+        if request is None:
+            return refusal(0, malformed())
+        try:
+            with self._calls.taking():
+                return await asyncio.shield(self.start(request, peer_host(context)))
+        except BrokerError as error:
+            return refusal(request.request_id, error)
+
+    async def send_stream(self, _: object, context: Context) -> None:
+        try:
+            if self._stopping:
+                raise stopping()
+            with self._places.taking():
+                stream = _SendStream(self, self._limits)
+                self._streams.add(stream)
+                try:
+                    await stream.run(context)
+                finally:
+                    self._streams.discard(stream)
+        except BrokerError as error:
+            # The first request is answered, so that the client sees a number; the end answers the rest.
+            request = await context.read()
+            request_id = request.request_id if isinstance(request, pb.SendRequest) else 0
+            await context.write(refusal(request_id, error))
+
+    def start(self, request: pb.SendRequest, born_host: str) -> asyncio.Task[pb.SendResponse]:
+        """Begin a send. Its task ends with an answer, whatever happens to the caller."""
+        task = asyncio.create_task(self._answer(request, born_host))
+        self._sends.add(task)
+        task.add_done_callback(self._sends.discard)
+        return task
+
+    async def _answer(self, request: pb.SendRequest, born_host: str) -> pb.SendResponse:
+        limits = self._limits
+        try:
+            if self._stopping:
+                raise stopping()
+            check_send(request, limits)
+            timeout_ms = min(request.timeout_ms or limits.send_timeout_ms, limits.max_send_timeout_ms)
+            result = await self._api.send(
+                request.topic,
+                messages_from_pb(request),
+                queue_id=request.queue_id,
+                born_host=born_host,
+                timeout_ms=timeout_ms,
+            )
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+            unknown = PutIndeterminate(Status.OUTCOME_UNKNOWN, "the broker is shutting down")
+            return refusal(request.request_id, unknown)
+        except Exception as error:
+            return refusal(request.request_id, numbered(error, "Send"))
+        return send_result_to_pb(request.request_id, result)
+
+
+class _SendStream:
+    """One client's stream of batches."""
+
+    def __init__(self, service: SendService, limits: BrokerLimits) -> None:
+        self._service = service
+        # A request holds room until its answer is written: whoever reads no answers sends no more.
+        self._room = asyncio.Semaphore(limits.max_unanswered_per_stream)
+        self._answers: asyncio.Queue[pb.SendResponse | None] = asyncio.Queue()  # None: the last was put
+        self._unanswered = 0
+        self._ended = False
+        self._reader: asyncio.Task[None] | None = None
+
+    async def run(self, context: Context) -> None:
+        """Read and answer until the client ends the stream, or `stop`."""
+        self._reader = asyncio.create_task(self._read_all(context))
+        try:
+            while (answer := await self._answers.get()) is not None:
+                await context.write(answer)
+                self._room.release()
+        finally:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+
+    def stop(self) -> None:
+        """No more requests; the service has seen to it that those under way are answered."""
+        if self._reader is not None:
+            self._reader.cancel()
+        self._end()
+
+    async def _read_all(self, context: Context) -> None:
+        born_host = peer_host(context)
+        try:
+            while not self._ended:
+                await self._room.acquire()
+                request = await context.read()
+                if request is grpc.aio.EOF:
+                    return
+                if request is None:
+                    self._answers.put_nowait(refusal(0, malformed()))
+                    return
+                self._unanswered += 1
+                self._service.start(request, born_host).add_done_callback(self._answered)
+        finally:
+            self._end()
+
+    def _answered(self, task: asyncio.Task[pb.SendResponse]) -> None:
+        self._unanswered -= 1
+        if not task.cancelled():
+            self._answers.put_nowait(task.result())
+        if self._ended and not self._unanswered:
+            self._answers.put_nowait(None)
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            if not self._unanswered:
+                self._answers.put_nowait(None)
+
+
+def refusal(request_id: int, error: BrokerError) -> pb.SendResponse:
+    return pb.SendResponse(request_id=request_id, status=status_to_pb(error))
+
+
+def check_send(request: pb.SendRequest, limits: BrokerLimits) -> None:
+    """What this layer knows of a batch; topic, names and sizes of messages are the broker's to judge."""
+    if request.queue_id < -1:
+        raise out_of_range(f"queue_id {request.queue_id}: -1 or more")
+    messages = request.messages
+    if not messages:
+        raise out_of_range("a batch without messages")
+    check_count("messages in a batch", len(messages), limits.max_batch_messages)
+    size = 0
+    for message in messages:
+        size += len(message.body)
+        check_count("properties of a message", len(message.properties), limits.max_properties)
+        if message.born_timestamp < 0:
+            raise out_of_range(f"born_timestamp {message.born_timestamp} is negative")
+    if size > limits.max_batch_bytes:
+        raise IllegalMessage(
+            Status.BODY_TOO_LARGE, f"a batch of {size} bytes; at most {limits.max_batch_bytes}"
+        )

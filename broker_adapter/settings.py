@@ -1,0 +1,77 @@
+"""`[program.settings]` of a node with a broker on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from broker_adapter.errors import IllegalMessage
+from broker_adapter.message import MAX_BODY_BYTES
+from broker_adapter.topic_names import check_topic_name
+from dledger import Code, ConfigError
+
+Positive = Annotated[int, Field(gt=0)]
+_Text = Annotated[str, Field(min_length=1, max_length=255)]
+
+
+class BrokerSettings(BaseModel):
+    """Sizes in bytes, times in ms. `name` is one for all nodes of the log: it is one broker, wherever it is
+    master."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: _Text = "broker-a"
+    cluster: _Text = "DefaultCluster"
+    #: Where ConsumeQueues and indexes are; beside the log's directory if not given.
+    directory: Path | None = None
+    namesrv: tuple[_Text, ...] = ()
+    auto_create_topics: bool = True
+    default_queues: Annotated[int, Field(ge=1, le=1024)] = 4
+    max_body_bytes: Annotated[int, Field(ge=1, le=MAX_BODY_BYTES)] = MAX_BODY_BYTES
+    max_held_pulls: Positive = 10_000
+    max_wait_ms: Positive = 60_000
+    send_timeout_ms: Positive = 5000
+    #: A master that cannot become writable for so long says so, and looks for a fitter one.
+    role_change_report_ms: Positive = 5000
+    units_per_file: Positive = 300_000
+    index_slots: Positive = 5_000_000
+    index_items: Positive = 20_000_000
+    checkpoint_ms: Positive = 5000
+
+    @field_validator("namesrv", mode="before")
+    @classmethod
+    def _to_tuple(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("directory", mode="before")
+    @classmethod
+    def _to_path(cls, value: object) -> object:
+        return Path(value) if isinstance(value, str) and value else value
+
+    @field_validator("name", "cluster")
+    @classmethod
+    def _is_a_name(cls, value: str) -> str:
+        try:
+            check_topic_name(value)
+        except IllegalMessage as error:
+            raise ValueError(error.message.replace("topic", "name")) from None
+        return value
+
+
+def parse_settings(content: Mapping[str, Any], where: str = "program.settings") -> BrokerSettings:
+    """ConfigError (CONFIG_INVALID) names each wrong key and what is valid."""
+    try:
+        return BrokerSettings.model_validate(dict(content))
+    except ValidationError as error:
+        faults = "; ".join(_fault(fault) for fault in error.errors())
+        raise ConfigError(f"{where}: {faults}", code=Code.CONFIG_INVALID) from None
+
+
+def _fault(fault: Any) -> str:
+    key = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        return f"{key} is unknown; valid are {', '.join(BrokerSettings.model_fields)}"
+    return f"{key}: {fault['msg'].removeprefix('Value error, ')} (it is {fault['input']!r})"

@@ -1,0 +1,114 @@
+"""Makes checkpoints: a snapshot between two batches, written while dispatching goes on.
+
+A snapshot waits until the log itself is durable up to where it was taken. Then the files are synced, the
+checkpoint is replaced, and only then files go that it does not name any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from broker_adapter.store.applied import NOTHING, Applied
+from broker_adapter.store.checkpoint import Checkpoint, remove_checkpoint, write_checkpoint
+from broker_adapter.store.consume_queues import ConsumeQueues, QueuesSnapshot
+from broker_adapter.store.files import Files
+from broker_adapter.store.index_files import IndexFiles, IndexSnapshot
+from broker_adapter.store.stage import Stage
+
+
+@dataclass(slots=True)
+class _Begun:
+    applied: Applied
+    queues: QueuesSnapshot
+    metadata: bytes
+    index: IndexSnapshot | None = None
+    handed_on: bool = False
+
+
+class Checkpointer:
+    """Called by one thread at a time. What fails in writing, the stages raise."""
+
+    def __init__(
+        self,
+        root: Path,
+        files: Files,
+        queues: ConsumeQueues,
+        index: IndexFiles,
+        *,
+        index_stage: Stage,
+        sync_stage: Stage,
+        durable_index: Callable[[], int],
+    ) -> None:
+        self._root = root
+        self._files = files
+        self._queues = queues
+        self._index = index
+        self._index_stage = index_stage
+        self._sync_stage = sync_stage
+        self._durable_index = durable_index
+        self._begun: _Begun | None = None
+        self.written = NOTHING
+
+    @property
+    def is_busy(self) -> bool:
+        """One is being made: another cannot begin."""
+        return self._begun is not None
+
+    def begin(self, applied: Applied, metadata: bytes, *, settle: bool = False) -> None:
+        """Take a snapshot: what has been dispatched is what `applied` says. `settle`: as for IndexFiles."""
+        assert self._begun is None
+        begun = self._begun = _Begun(applied, self._queues.snapshot(), metadata)
+
+        def take_index() -> None:  # behind what was submitted so far, so at the same point of the log
+            begun.index = self._index.snapshot(settle=settle)
+
+        self._index_stage.submit(take_index)
+
+    def advance(self) -> None:
+        """Let the snapshot be written, if there is one and the log is durable so far."""
+        begun = self._begun
+        if begun is None or begun.handed_on or self._durable_index() < begun.applied.index:
+            return
+        begun.handed_on = True
+        self._index_stage.submit(partial(self._sync_stage.submit, partial(self._write, begun)))
+
+    def drain(self) -> None:
+        """Wait for what goes on in the stages."""
+        self._index_stage.drain()
+        self._sync_stage.drain()
+
+    def restored(self, applied: Applied) -> None:
+        self.written = applied
+
+    def discard(self) -> None:
+        """There is no checkpoint any more, durably, nor will there be one of anything up to now."""
+        self.drain()
+        self._begun = None
+        self.written = NOTHING
+        remove_checkpoint(self._files, self._root)
+
+    def _write(self, begun: _Begun) -> None:
+        """On the sync stage."""
+        queues, index = begun.queues, begun.index
+        assert index is not None
+        queues.changes.sync(self._files)
+        index.changes.sync(self._files)
+        write_checkpoint(
+            self._files,
+            self._root,
+            Checkpoint(
+                begun.applied,
+                self._queues.units_per_file,
+                self._index.shape,
+                queues.states,
+                index.states,
+                begun.metadata,
+            ),
+        )
+        self._queues.remove(queues.doomed)
+        self._index.remove(index.doomed)
+        self.written = begun.applied
+        self._begun = None

@@ -1,0 +1,165 @@
+"""All ConsumeQueues of a node: the table, deletion and purging, and their part of the checkpoint.
+
+One thread changes it, any thread may read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from broker_adapter.consume_queue_unit import UNITS_PER_FILE, ConsumeQueueUnit
+from broker_adapter.store.consume_queue import ConsumeQueue, QueueState
+from broker_adapter.store.files import Files, list_directory
+from broker_adapter.store.open_files import Changes, OpenFiles
+
+_log = structlog.get_logger(part="reput")
+
+DIRECTORY = "consumequeue"
+_FILE_NAME = re.compile(r"[0-9]{20}\Z")
+_QUEUE_NAME = re.compile(r"(0|[1-9][0-9]{0,9})\Z")
+
+
+class QueuePosition(NamedTuple):
+    """What of a queue is the same on every node: its next offset, and its floor (`ConsumeQueue`)."""
+
+    topic: str
+    queue_id: int
+    next_offset: int
+    floor: int
+
+
+class QueuesSnapshot(NamedTuple):
+    """The queues at one point of the log; `doomed` may go once a checkpoint without them is durable."""
+
+    states: list[QueueState]
+    changes: Changes
+    doomed: list[Path]
+
+
+class ConsumeQueues:
+    def __init__(
+        self,
+        root: Path,
+        files: Files,
+        *,
+        units_per_file: int = UNITS_PER_FILE,
+        max_open_files: int = 256,
+    ) -> None:
+        """In `root`/consumequeue; nothing is there until `restore` or a first unit."""
+        self.units_per_file = units_per_file
+        self._directory = root / DIRECTORY
+        self._files = files
+        self._open_files = OpenFiles(files, root, limit=max_open_files)
+        self._topics: dict[str, dict[int, ConsumeQueue]] = {}
+        self._doomed: list[Path] = []
+
+    # -- for readers ------------------------------------------------------------------------------------
+
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """None: no message of this queue was ever dispatched."""
+        return self._topics.get(topic, {}).get(queue_id)
+
+    def of_topic(self, topic: str) -> list[ConsumeQueue]:
+        return list(self._topics.get(topic, {}).values())
+
+    def all(self) -> list[ConsumeQueue]:
+        return [queue for queues in list(self._topics.values()) for queue in list(queues.values())]
+
+    def next_offsets(self) -> dict[tuple[str, int], int]:
+        """RocketMQ's topic-queue table: the offset that the next message of each queue gets."""
+        return {(queue.topic, queue.queue_id): queue.max_offset for queue in self.all()}
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, store_time_of: Callable[[ConsumeQueueUnit], int]
+    ) -> int:
+        """`ConsumeQueue.offset_by_time`; 0 in a queue without messages."""
+        queue = self.get(topic, queue_id)
+        return 0 if queue is None else queue.offset_by_time(timestamp_ms, store_time_of)
+
+    # -- for the thread that changes it -----------------------------------------------------------------
+
+    def obtain(self, topic: str, queue_id: int) -> ConsumeQueue:
+        queues = self._topics.setdefault(topic, {})
+        if queue_id not in queues:
+            directory = self._directory / topic / str(queue_id)
+            queues[queue_id] = ConsumeQueue(topic, queue_id, directory, self._open_files, self.units_per_file)
+        return queues[queue_id]
+
+    def delete_topic(self, topic: str) -> None:
+        """Nothing of a topic can be read any more. Its offsets go on where they are: none is used twice."""
+        for queue in self.of_topic(topic):
+            self._doomed += queue.raise_floor()
+
+    def purge_below(self, physical_offset: int) -> bool:
+        """Raise the least offsets to what the log still has. Whether that changed any."""
+        changed = False
+        for queue in self.all():
+            before = queue.min_offset
+            self._doomed += queue.purge_below(physical_offset)
+            changed = changed or queue.min_offset != before
+        return changed
+
+    def positions(self) -> list[QueuePosition]:
+        """Sorted, so that equal states are equal bytes."""
+        return sorted(QueuePosition(q.topic, q.queue_id, q.max_offset, q.floor) for q in self.all())
+
+    def begin_at(self, positions: Iterable[QueuePosition]) -> None:
+        """Empty queues, after `wipe`."""
+        for topic, queue_id, next_offset, floor in positions:
+            queue = self.obtain(topic, queue_id)
+            queue.begin_at(next_offset)
+            queue.floor = floor
+
+    def snapshot(self) -> QueuesSnapshot:
+        doomed, self._doomed = self._doomed, []
+        return QueuesSnapshot(
+            [queue.state() for queue in self.all()], self._open_files.take_changes(), doomed
+        )
+
+    def remove(self, paths: Iterable[Path]) -> None:
+        """From any thread."""
+        for path in paths:
+            self._open_files.remove(path)
+
+    def restore(self, states: Iterable[QueueState]) -> None:
+        """Become what a checkpoint says. Disagreement or OSError if the files are not like that."""
+        for state in states:
+            self.obtain(state.topic, state.queue_id).restore(state)
+        kept = {path for queue in self.all() for path in queue.paths()}
+        self.remove(path for path in self._own_files() if path not in kept)
+
+    def forget(self) -> None:
+        """No queue is known, whatever files there are."""
+        self._open_files.close()
+        self._open_files.take_changes()
+        self._topics.clear()
+        self._doomed.clear()
+
+    def wipe(self) -> None:
+        """Forget everything and remove all files. Others than a ConsumeQueue has are left where they are."""
+        self.forget()
+        self.remove(self._own_files())
+
+    def close(self) -> None:
+        self._open_files.close()
+
+    # -- inside -----------------------------------------------------------------------------------------
+
+    def _own_files(self) -> list[Path]:
+        found = []
+        for topic in list_directory(self._files, self._directory):
+            for queue in list_directory(self._files, self._directory / topic):
+                directory = self._directory / topic / queue
+                for name in list_directory(self._files, directory):
+                    if _QUEUE_NAME.match(queue) and _FILE_NAME.match(name):
+                        found.append(directory / name)
+                    else:
+                        _log.warning(
+                            "a file that is no ConsumeQueue's is left alone", path=str(directory / name)
+                        )
+        return found

@@ -1,0 +1,241 @@
+"""The Dispatcher (RocketMQ's reput): makes ConsumeQueues, index and metadata of committed entries.
+
+It is the state machine of the node: everything that is not said to be for any thread is called on the
+machine's thread. What it makes is durable as far as its checkpoint says, and made again from the log beyond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import RLock
+from time import monotonic
+from typing import NamedTuple, Protocol
+
+import structlog
+
+from broker_adapter.consume_queue_unit import UNITS_PER_FILE
+from broker_adapter.index_layout import IndexShape
+from broker_adapter.store.applied import NOTHING, Applied, Entry, reached_by
+from broker_adapter.store.checkpoint import Image, decode_image, encode_image, read_checkpoint
+from broker_adapter.store.checkpointer import Checkpointer
+from broker_adapter.store.consume_queue import Disagreement
+from broker_adapter.store.consume_queues import ConsumeQueues
+from broker_adapter.store.dispatching import Dispatching
+from broker_adapter.store.files import Files, OsFiles, make_directories
+from broker_adapter.store.index_files import IndexFiles
+from broker_adapter.store.stage import Stage, ThreadStage
+
+_log = structlog.get_logger(part="reput")
+
+ROCKETMQ_SHAPE = IndexShape()
+
+Arrivals = list[tuple[str, int, int]]
+
+
+class Metadata(Protocol):
+    """Topics, groups and offsets: `broker_adapter.metadata`."""
+
+    def apply(self, index: int, body: bytes) -> None:
+        """Take the command that a record of the metadata topic holds. Never raises."""
+
+    def save(self) -> bytes: ...
+
+    def load(self, data: bytes) -> None:
+        """Forget everything and take over what `save` gave; b"": the empty state."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Sizes and limits. Files of other shapes than before are made again."""
+
+    units_per_file: int = UNITS_PER_FILE
+    index_shape: IndexShape = ROCKETMQ_SHAPE
+    max_open_files: int = 256
+    index_backlog: int = 50_000  # messages with keys that the index may lag behind
+    checkpoint_interval_s: float = 5.0
+    checkpoint_bytes: int = 256 << 20  # of the log: a checkpoint comes earlier after so many
+
+
+class DispatchFigures(NamedTuple):
+    """For metrics. `index_pending`: messages that the index lags behind."""
+
+    dispatched: Applied
+    checkpoint: Applied
+    index_pending: int
+    index_items: int
+    foreign_records: int
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        root: Path,
+        metadata: Metadata,
+        *,
+        durable_index: Callable[[], int],
+        on_arrival: Callable[[Arrivals], None] = lambda _: None,
+        options: StoreOptions | None = None,
+        files: Files | None = None,
+        clock: Callable[[], float] = monotonic,
+        stage: Callable[[str, int], Stage] = ThreadStage,
+    ) -> None:
+        """`durable_index`: of the local log; asked on any thread. `on_arrival`: called once for each `apply`
+        that brought messages, when they can be read, with (topic, queue id, max_offset). `clock`: seconds.
+        """
+        self._root = root
+        self._metadata = metadata
+        self._on_arrival = on_arrival
+        self._options = options = options or StoreOptions()
+        self._files = files = files or OsFiles()
+        self._clock = clock
+        self.queues = ConsumeQueues(
+            root, files, units_per_file=options.units_per_file, max_open_files=options.max_open_files
+        )
+        self.index = IndexFiles(root, files, shape=options.index_shape)
+        self._index_stage = stage("index", options.index_backlog)
+        self._sync_stage = stage("checkpoint", 0)
+        self._checkpointer = Checkpointer(
+            root,
+            files,
+            self.queues,
+            self.index,
+            index_stage=self._index_stage,
+            sync_stage=self._sync_stage,
+            durable_index=durable_index,
+        )
+        self._lock = RLock()  # of the writer: `purge_below` may come from another thread
+        self._dispatching = Dispatching(self.queues, self.index, self._index_stage, metadata.apply)
+        self._applied: Applied | None = None  # None: since the last load, nothing that has a name
+        self._dispatched = NOTHING
+        self._checkpoint_time = clock()
+        self._checkpoint_pos = 0
+
+    # -- from any thread --------------------------------------------------------------------------------
+
+    @property
+    def dispatched(self) -> Applied:
+        """The last entry that readers see the effects of."""
+        return self._dispatched
+
+    def figures(self) -> DispatchFigures:
+        return DispatchFigures(
+            self._dispatched,
+            self._checkpointer.written,
+            self._index_stage.pending,
+            self.index.items,
+            self._dispatching.foreign_records,
+        )
+
+    def purge_below(self, physical_offset: int) -> None:
+        """Let go of what lies before this byte of the log. Files go with a later checkpoint.
+
+        Waits for a batch that is being dispatched, and for the index if that lags: not for an event loop.
+        """
+        with self._lock:
+            changed = self.queues.purge_below(physical_offset)
+            self._index_stage.submit(partial(self.index.purge_below, physical_offset))
+            if changed and self._applied is not None and not self._checkpointer.is_busy:
+                self._begin_checkpoint(self._applied)
+            self._checkpointer.advance()
+
+    # -- the state machine ------------------------------------------------------------------------------
+
+    def recover(self) -> Applied | None:
+        """How far the files on disk reach, after cutting them to that. None: not to be believed, or empty.
+
+        Whatever disagrees with the checkpoint, everything is made again: `load` has to follow.
+        """
+        with self._lock:
+            try:
+                make_directories(self._files, self._root)
+                checkpoint = read_checkpoint(self._files, self._root)
+                if checkpoint is None:
+                    _log.info("no checkpoint of derived files: they are made of the log")
+                    return None
+                shapes = (self._options.units_per_file, self._options.index_shape)
+                if (checkpoint.units_per_file, checkpoint.index_shape) != shapes:
+                    raise Disagreement(f"files of another shape: {checkpoint.units_per_file} units a file")
+                self.queues.restore(checkpoint.queues)
+                self.index.restore(checkpoint.index_files)
+                self._metadata.load(checkpoint.metadata)
+            except Exception as error:
+                # Whatever it is that cannot be read, the log has it all.
+                _log.error("derived files are not believed and made again from the log", reason=str(error))
+                self.queues.forget()
+                self.index.forget()
+                return None
+            self._applied = self._dispatched = checkpoint.applied
+            self._checkpointer.restored(checkpoint.applied)
+            self._checkpoint_pos = checkpoint.applied.end_pos
+            return checkpoint.applied
+
+    def load(self, chunks: Iterable[bytes]) -> None:
+        """Begin again, from a state image or from nothing. StoredDataDamaged (IMAGE_DAMAGED)."""
+        data = b"".join(chunks)
+        image = decode_image(data) if data else Image([], b"")
+        with self._lock:
+            make_directories(self._files, self._root)
+            self._checkpointer.discard()
+            self.queues.wipe()
+            self.index.wipe()
+            self._dispatching.begin(image.queues)
+            self._metadata.load(image.metadata)
+            self._applied = None
+            self._dispatched = NOTHING
+
+    def replay(self, entries: Sequence[Entry]) -> None:
+        """Entries that the loaded image covers and the log still has: queues and index are made of them."""
+        if entries:
+            with self._lock:
+                self._dispatching.replay(entries)
+                self._dispatched = reached_by(entries[-1])
+
+    def apply(self, entries: Sequence[Entry]) -> None:
+        """Dispatch committed entries. StoredDataDamaged (QUEUE_ORDER) if a queue has a gap: that is a bug."""
+        if not entries:
+            return
+        with self._lock:
+            self._dispatching.end_replay()
+            arrived = self._dispatching.apply(entries)
+            self._applied = self._dispatched = reached_by(entries[-1])
+            if not self._checkpointer.is_busy and self._is_checkpoint_due(self._applied):
+                self._begin_checkpoint(self._applied)
+            self._checkpointer.advance()
+        if arrived:
+            self._on_arrival([(queue.topic, queue.queue_id, queue.max_offset) for queue in arrived])
+
+    def save(self) -> Iterable[bytes]:
+        with self._lock:
+            self._dispatching.end_replay()
+            return [encode_image(Image(self.queues.positions(), self._metadata.save()))]
+
+    def close(self) -> None:
+        """Make a last checkpoint, if the log is durable so far, and let go of all files."""
+        with self._lock:
+            self._checkpointer.advance()
+            self._checkpointer.drain()
+            if self._applied not in (None, self._checkpointer.written) and not self._checkpointer.is_busy:
+                assert self._applied is not None
+                self._begin_checkpoint(self._applied, settle=True)
+                self._checkpointer.advance()
+                self._checkpointer.drain()
+            self._index_stage.close()
+            self._sync_stage.close()
+            self.queues.close()
+            self.index.close()
+
+    # -- inside -----------------------------------------------------------------------------------------
+
+    def _is_checkpoint_due(self, applied: Applied) -> bool:
+        return (
+            self._clock() - self._checkpoint_time >= self._options.checkpoint_interval_s
+            or applied.end_pos - self._checkpoint_pos >= self._options.checkpoint_bytes
+        )
+
+    def _begin_checkpoint(self, applied: Applied, *, settle: bool = False) -> None:
+        self._checkpoint_time = self._clock()
+        self._checkpoint_pos = applied.end_pos
+        self._checkpointer.begin(applied, self._metadata.save(), settle=settle)

@@ -1,0 +1,156 @@
+"""What one batch of entries does: units, keys and metadata commands, in the order of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import starmap
+from struct import Struct
+
+import structlog
+
+from broker_adapter.errors import Status, StoredDataDamaged
+from broker_adapter.message import ENTRY_HEADER_SIZE
+from broker_adapter.store.applied import Entry
+from broker_adapter.store.consume_queue import ConsumeQueue
+from broker_adapter.store.consume_queues import ConsumeQueues, QueuePosition
+from broker_adapter.store.index_files import IndexFiles, KeyedMessage
+from broker_adapter.store.records import body_of, place
+from broker_adapter.store.routes import Route, Routes
+from broker_adapter.store.stage import Stage
+from broker_adapter.sys_flag import TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+
+_log = structlog.get_logger(part="reput")
+
+_pack_unit = Struct(">qiq").pack
+#: Of entries that are no records, so many are logged one by one, and then each time that there are ten times
+#: as many.
+_LOGGED_EACH = 10
+
+_Units = list[tuple[int, int, int]]
+
+
+class Dispatching:
+    """Called by one thread at a time."""
+
+    def __init__(
+        self,
+        queues: ConsumeQueues,
+        index: IndexFiles,
+        index_stage: Stage,
+        command: Callable[[int, bytes], None],
+    ) -> None:
+        """`command` gets (index, body) of the records of the metadata topic."""
+        self._queues = queues
+        self._index = index
+        self._index_stage = index_stage
+        self._command = command
+        self._routes = Routes()
+        #: Where each queue has to end when the replay is over; None without one.
+        self._awaited: dict[ConsumeQueue, int] | None = None
+        self._refilled: set[ConsumeQueue] = set()
+        self.foreign_records = 0
+
+    def begin(self, positions: Sequence[QueuePosition]) -> None:
+        """Queues are empty and go on from here; a replay may follow, until `end_replay`."""
+        self._routes.forget()
+        self._queues.begin_at(positions)
+        self._refilled.clear()
+        self._awaited = {queue: queue.max_offset for queue in self._queues.all()}
+
+    def replay(self, entries: Sequence[Entry]) -> None:
+        """Entries whose effects on metadata and on the offsets of queues are known already."""
+        self._take(entries, is_replay=True)
+
+    def end_replay(self) -> None:
+        """StoredDataDamaged (QUEUE_ORDER) if units are missing that the image counts."""
+        if self._awaited is None:
+            return
+        for queue in self._queues.all():
+            end = self._awaited.get(queue, 0)
+            if queue.max_offset != end:
+                raise _out_of_order(f"{queue} ends at {queue.max_offset} after a replay, not at {end}")
+        self._awaited = None
+
+    def apply(self, entries: Sequence[Entry]) -> list[ConsumeQueue]:
+        """The queues that got messages, all of which can be read now.
+
+        StoredDataDamaged (QUEUE_ORDER) if a message is not the next one of its queue.
+        """
+        return self._take(entries, is_replay=False)
+
+    # -- inside -----------------------------------------------------------------------------------------
+
+    def _take(self, entries: Sequence[Entry], *, is_replay: bool) -> list[ConsumeQueue]:
+        routes = self._routes
+        gathered: dict[ConsumeQueue, _Units] = {}
+        arrived: dict[ConsumeQueue, None] = {}
+        keyed: list[KeyedMessage] = []
+        for entry in entries:
+            try:
+                route, queue_id, queue_offset, size, sys_flag, stamp = place(entry, routes)
+            except StoredDataDamaged as error:
+                self._note_foreign(entry, error)
+                continue
+            if route.is_metadata:
+                if not is_replay:
+                    # What it does to queues it does to all messages before it, and to none after it.
+                    self._flush(gathered, arrived)
+                    self._command(entry.index, body_of(entry))
+                continue
+            physical_offset = entry.pos + ENTRY_HEADER_SIZE
+            part = sys_flag & TRANSACTION_MASK
+            if part != TRANSACTION_PREPARED and part != TRANSACTION_ROLLBACK:
+                queue = route.queues.get(queue_id) or self._obtain(route, queue_id)
+                units = gathered.get(queue)
+                if units is None:
+                    units = gathered[queue] = []
+                if queue_offset == queue.max_offset + len(units) or self._refills(queue, queue_offset, units):
+                    units.append((physical_offset, size, route.tag_code))
+            if route.is_keyed and part != TRANSACTION_ROLLBACK:
+                keyed.append((route.topic, route.unique_key, route.keys, physical_offset, stamp))
+        self._flush(gathered, arrived)
+        if keyed:
+            self._index_stage.submit(partial(self._index.add, keyed), len(keyed))
+        return list(arrived)
+
+    def _flush(self, gathered: dict[ConsumeQueue, _Units], arrived: dict[ConsumeQueue, None]) -> None:
+        for queue, units in gathered.items():
+            if units:
+                queue.append(queue.max_offset, b"".join(starmap(_pack_unit, units)))
+                arrived[queue] = None
+        gathered.clear()
+
+    def _obtain(self, route: Route, queue_id: int) -> ConsumeQueue:
+        queue = route.queues[queue_id] = self._queues.obtain(route.topic, queue_id)
+        return queue
+
+    def _refills(self, queue: ConsumeQueue, queue_offset: int, units: _Units) -> bool:
+        """Whether the first message of a queue in a replay is this one; False: it was deleted.
+
+        StoredDataDamaged (QUEUE_ORDER) if neither can be.
+        """
+        if self._awaited and queue in self._awaited and queue not in self._refilled and not units:
+            if queue_offset < queue.floor:
+                return False
+            if queue_offset < queue.max_offset:
+                queue.begin_at(queue_offset)
+                self._refilled.add(queue)
+                return True
+        expected = queue.max_offset + len(units)
+        raise _out_of_order(f"{queue}: a message with offset {queue_offset}, the next one is {expected}")
+
+    def _note_foreign(self, entry: Entry, error: StoredDataDamaged) -> None:
+        self.foreign_records += 1
+        number = self.foreign_records
+        if number <= _LOGGED_EACH or str(number).strip("0") == "1":
+            _log.warning(
+                "an entry that is no message is passed over",
+                index=entry.index,
+                number=number,
+                reason=str(error),
+            )
+
+
+def _out_of_order(problem: str) -> StoredDataDamaged:
+    return StoredDataDamaged(Status.QUEUE_ORDER, problem)

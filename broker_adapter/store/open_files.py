@@ -1,0 +1,132 @@
+"""Preallocated files by path: few of them open at a time, and a note of what has to be synced."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+
+from broker_adapter.store.files import Buffer, Files, make_directories, sync_file, write_all
+
+
+@dataclass(slots=True)
+class _Open:
+    handle: int
+    users: int = 0
+    evicted: bool = False
+
+
+@dataclass(slots=True)
+class Changes:
+    """What was written since the last time that somebody asked: to be synced."""
+
+    files: set[Path] = field(default_factory=set)
+    directories: set[Path] = field(default_factory=set)
+
+    def sync(self, files: Files) -> None:
+        """Durable on return. OSError: nobody knows what is."""
+        for path in sorted(self.files):
+            sync_file(files, path)
+        for path in sorted(self.directories):
+            files.sync_directory(path)
+
+
+class OpenFiles:
+    """One thread writes, any may read. More than `limit` files are open only while as many are in use."""
+
+    def __init__(self, files: Files, root: Path, *, limit: int = 256) -> None:
+        """`root` and what is above it are somebody else's to make durable."""
+        self._files = files
+        self._root = root
+        self._limit = limit
+        self._open: OrderedDict[Path, _Open] = OrderedDict()
+        self._lock = Lock()
+        self._changes = Changes()
+
+    def create(self, path: Path, size: int) -> None:
+        """A file of zeros in place of what was there, and the directories above it."""
+        make_directories(self._files, path.parent)
+        # Those that were there, too: an earlier life may have made them, and died before it synced.
+        above = path.parents
+        self._changes.directories.update(above[: above.index(self._root) + 1])
+        self._forget(path)
+        handle = self._files.open(path, create=True)
+        try:
+            self._files.truncate(handle, 0)
+            self._files.truncate(handle, size)
+        finally:
+            self._files.close(handle)
+        self._changes.files.add(path)
+
+    def write(self, path: Path, data: Buffer, offset: int) -> None:
+        with self._using(path) as handle:
+            write_all(self._files, handle, data, offset)
+        self._changes.files.add(path)
+
+    def cut(self, path: Path, end: int) -> None:
+        """Zeros from `end` on; the size stays."""
+        with self._using(path) as handle:
+            size = self._files.size(handle)
+            self._files.truncate(handle, end)
+            self._files.truncate(handle, size)
+        self._changes.files.add(path)
+
+    def read(self, path: Path, size: int, offset: int) -> bytes:
+        """Up to `size` bytes. FileNotFoundError if the file is gone."""
+        with self._using(path) as handle:
+            return self._files.pread(handle, size, offset)
+
+    def size(self, path: Path) -> int:
+        with self._using(path) as handle:
+            return self._files.size(handle)
+
+    def remove(self, path: Path) -> None:
+        """Whether it is there or not."""
+        self._forget(path)
+        if self._files.exists(path):
+            self._files.unlink(path)
+
+    def take_changes(self) -> Changes:
+        """On the writer's thread."""
+        changes, self._changes = self._changes, Changes()
+        return changes
+
+    def close(self) -> None:
+        for path in list(self._open):
+            self._forget(path)
+
+    # -- inside -----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _using(self, path: Path) -> Iterator[int]:
+        with self._lock:
+            found = self._open.get(path)
+            if found is None:
+                found = self._open[path] = _Open(self._files.open(path))
+                if len(self._open) > self._limit:
+                    self._evict(next(iter(self._open)))
+            else:
+                self._open.move_to_end(path)
+            found.users += 1
+        try:
+            yield found.handle
+        finally:
+            with self._lock:
+                found.users -= 1
+                if found.evicted and not found.users:
+                    self._files.close(found.handle)
+
+    def _forget(self, path: Path) -> None:
+        with self._lock:
+            if path in self._open:
+                self._evict(path)
+
+    def _evict(self, path: Path) -> None:
+        """Closed at once, or by the last of those that still read from it."""
+        found = self._open.pop(path)
+        found.evicted = True
+        if not found.users:
+            self._files.close(found.handle)

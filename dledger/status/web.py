@@ -1,0 +1,213 @@
+"""An HTTP server for status, read only: JSON, Prometheus metrics, static pages. What it serves is handed in.
+
+Paths below /page/ are files of a page and not told to whoever asks for a path that is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from importlib import resources
+from typing import Any
+
+from aiohttp import web
+
+from dledger.errors import Code, ConfigError
+from dledger.status.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
+
+_log = logging.getLogger(__name__)
+
+# More at once are answered 503 and closed: status must not eat the file descriptors of the log.
+MAX_CONNECTIONS = 256
+_STOP_SECONDS = 1.0
+_HANDSHAKE_SECONDS = 5.0
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+WebHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class HttpServer:
+    """A running status server. `address` is host:port with the port that was really bound."""
+
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        server: asyncio.Server,
+        address: str,
+        on_stop: Callable[[], Awaitable[None]] | None,
+    ) -> None:
+        self._runner = runner
+        self._server = server
+        self._on_stop = on_stop
+        self.address = address
+
+    async def stop(self) -> None:
+        """Stop listening and close all connections. May be called again."""
+        self._server.close()
+        await self._runner.cleanup()
+        if self._on_stop is not None:
+            await self._on_stop()
+
+
+async def serve_web(
+    handlers: Mapping[str, WebHandler],
+    listen: str,
+    tls: ssl.SSLContext | None = None,
+    *,
+    on_stop: Callable[[], Awaitable[None]] | None = None,
+) -> HttpServer:
+    """Serve path -> handler on `listen`: host:port, [v6]:port or :port (all interfaces); port 0: any free.
+
+    ConfigError with PORT_IN_USE when somebody else has the port, CONFIG_INVALID when the address is wrong.
+    """
+    host, port = _split(listen)
+    runner = web.AppRunner(
+        _application(handlers), access_log=None, handler_cancellation=True, shutdown_timeout=_STOP_SECONDS
+    )
+    await runner.setup()
+    try:
+        server = await asyncio.get_running_loop().create_server(
+            _limited(runner),
+            host or None,
+            port,
+            reuse_address=True,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else _HANDSHAKE_SECONDS,
+        )
+    except OSError as error:
+        await runner.cleanup()
+        raise _listen_error(listen, error) from error
+    bound = server.sockets[0].getsockname()[1]
+    shown = f"[{host}]" if ":" in host else host
+    return HttpServer(runner, server, f"{shown}:{bound}", on_stop)
+
+
+def _application(handlers: Mapping[str, WebHandler]) -> web.Application:
+    paths = [path for path in handlers if not path.startswith("/page/")]
+    app = web.Application(middlewares=[_errors_as_json(paths)])
+    app.on_response_prepare.append(_add_headers)
+    for path, handler in handlers.items():
+        app.router.add_get(path, handler)  # with HEAD
+        app.router.add_options(path, handler)
+    return app
+
+
+def page_file(name: str) -> bytes:
+    """A file of the log's own page: app.css, words.js and icon.svg may be of use to other pages."""
+    return resources.files("dledger.status").joinpath("page", name).read_bytes()
+
+
+def static(body: bytes, content_type: str) -> WebHandler:
+    """Always the same bytes, read once: a page that is half of one version shows nothing right."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return _answer(request, 200, body, content_type, charset="utf-8")
+
+    return handler
+
+
+def json_answer(request: web.Request, http_status: int, data: dict[str, Any]) -> web.Response:
+    """`data` as JSON."""
+    body = json.dumps(data, separators=(",", ":")).encode() + b"\n"
+    return _answer(request, http_status, body, "application/json", charset="utf-8")
+
+
+def metrics_answer(request: web.Request, text: bytes) -> web.Response:
+    """Prometheus text."""
+    response = _answer(request, 200, text, "text/plain", charset=None)
+    response.headers["Content-Type"] = METRICS_CONTENT_TYPE
+    return response
+
+
+def _answer(
+    request: web.Request, http_status: int, body: bytes, content_type: str, *, charset: str | None
+) -> web.Response:
+    if request.method != "OPTIONS":
+        return web.Response(status=http_status, body=body, content_type=content_type, charset=charset)
+    return web.Response(status=http_status, headers={"Allow": "GET, HEAD, OPTIONS"})
+
+
+def _split(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if bracketed:
+        host = host[1:-1]
+    wrong_host = ":" in host and not bracketed
+    if not colon or wrong_host or not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise ConfigError(f"status address {listen!r}: expected host:port, [v6]:port or :port")
+    return host, int(port)
+
+
+def _listen_error(listen: str, error: OSError) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        return ConfigError(
+            f"status address {listen}: the port is in use by another process", code=Code.PORT_IN_USE
+        )
+    if isinstance(error, socket.gaierror):
+        return ConfigError(f"status address {listen}: the host name is not known ({error})")
+    return ConfigError(f"status address {listen}: cannot listen: {error}")
+
+
+class _Refusal(asyncio.Protocol):
+    """A connection above the limit: told why, and closed."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        body = b"too many connections\n"
+        head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        transport.write(head.encode() + body)
+        transport.close()
+
+
+def _limited(runner: web.AppRunner) -> Callable[[], asyncio.BaseProtocol]:
+    server = runner.server
+    assert server is not None, "the runner was set up"
+
+    def accept() -> asyncio.BaseProtocol:
+        return _Refusal() if len(server.connections) >= MAX_CONNECTIONS else server()
+
+    return accept
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(_HEADERS)
+    # Versions of libraries are nobody's business.
+    response.headers["Server"] = "dledger"
+
+
+def _errors_as_json(paths: list[str]) -> Any:
+    @web.middleware
+    async def answer(request: web.Request, handler: WebHandler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPNotFound:
+            return json_answer(request, 404, {"error": "no such path", "paths": paths})
+        except web.HTTPMethodNotAllowed as error:
+            methods = sorted(error.allowed_methods)
+            response = json_answer(request, 405, {"error": "read only", "methods": methods})
+            response.headers["Allow"] = ", ".join(methods)
+            return response
+        except web.HTTPException:
+            raise
+        except Exception:
+            # The status is asked for most when something is wrong: say so, and keep serving the other paths.
+            _log.exception("status request failed: %s", request.path)
+            return json_answer(request, 500, {"error": "internal error, see the log of this node"})
+
+    return answer

@@ -1,0 +1,100 @@
+"""Bodies by position: which reads fetch many of them, and what each read gives. Pure."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+from zlib import crc32
+
+from dledger.errors import Code, InvalidRequest, ReadFailed
+from dledger.store.batch import HEADER_SIZE, MAGIC_NORMAL
+
+# Of the header, what can be checked without the entry before: all but index, term and channel.
+_unpack = struct.Struct(">ii16xq4xIIi").unpack_from
+
+#: The position of an entry, and the size of its body.
+Span = tuple[int, int]
+
+MAX_READ_BYTES = 1 << 20  # of one read, unless a single body is larger
+MAX_GAP_BYTES = 8 << 10  # to read over so much costs less than another read
+
+
+class SpanRun(NamedTuple):
+    """Spans that one read fetches: their numbers in the request, by position."""
+
+    pos: int
+    size: int
+    numbers: Sequence[int]
+
+
+def span_runs(spans: Sequence[Span], begin_pos: int, end_pos: int, file_size: int) -> list[SpanRun]:
+    """Reads that fetch all spans, each within one file. ReadFailed unless all lie between the positions."""
+    runs: list[SpanRun] = []
+    start = end = border = -1
+    numbers: list[int] = []
+    for number in sorted(range(len(spans)), key=spans.__getitem__):
+        pos, size = spans[number]
+        span_end = pos + HEADER_SIZE + size
+        if pos < begin_pos or span_end > end_pos or size < 0:
+            raise _out_of_range(pos, size, begin_pos, end_pos)
+        if pos >= border or pos - end > MAX_GAP_BYTES or span_end - start > MAX_READ_BYTES:
+            if numbers:
+                runs.append(SpanRun(start, end - start, numbers))
+            start, end, numbers = pos, span_end, []
+            border = pos - pos % file_size + file_size
+        numbers.append(number)
+        if span_end > end:
+            end = span_end
+    if numbers:
+        runs.append(SpanRun(start, end - start, numbers))
+    return runs
+
+
+def cut_bodies(data: bytes, run: SpanRun, spans: Sequence[Span], found: list[bytes]) -> list[int]:
+    """Put the bodies of a run into `found`, each at its number. Returns the numbers of those that are not as
+    they should be, or cut."""
+    start, length = run.pos, len(data)
+    left = []
+    for number in run.numbers:
+        pos, size = spans[number]
+        at = pos - start
+        body_at = at + HEADER_SIZE
+        body_end = body_at + size
+        if body_end <= length:
+            magic, entry_size, pos_, chain_crc, body_crc, body_size = _unpack(data, at)
+            body = data[body_at:body_end]
+            if (
+                body_crc == crc32(body)
+                and pos_ == pos
+                and body_size == size
+                and entry_size == size + HEADER_SIZE
+                and magic == MAGIC_NORMAL
+                and chain_crc
+            ):
+                found[number] = body
+                continue
+        left.append(number)
+    return left
+
+
+def check_pos(pos: int, begin_pos: int, end_pos: int) -> None:
+    """ReadFailed, or InvalidRequest, unless an entry can begin there."""
+    if not max(begin_pos, 0) <= pos < end_pos:
+        raise _out_of_range(pos, 0, begin_pos, end_pos)
+
+
+def no_entry_at(pos: int, size: int = -1) -> InvalidRequest:
+    """What is asked for is none of the log's entries, or has another size."""
+    what = "no entry of a user" if size < 0 else f"no entry of a user with {size} bytes"
+    return InvalidRequest(f"{what} begins at position {pos}")
+
+
+def _out_of_range(pos: int, size: int, begin_pos: int, end_pos: int) -> ReadFailed | InvalidRequest:
+    if pos < 0 or size < 0:
+        return InvalidRequest(f"a body of {size} bytes at position {pos}")
+    if pos < begin_pos:
+        return ReadFailed(
+            f"position {pos} was purged: the log begins at {begin_pos}", code=Code.INDEX_LESS_THAN_LOCAL_BEGIN
+        )
+    return ReadFailed(f"{size} bytes at position {pos}: the log can be read up to {end_pos}")

@@ -1,0 +1,148 @@
+"""The programs that own the simulated nodes: like a broker, they number what they append as it is appended.
+
+Each life of a node has an owner. It hears of changes of role late, waits for the barrier of a leadership,
+goes on behind the last number in the committed log, and takes numbers inside `fill`. So the committed log has
+to hold all numbers, each once and in order: `OwnedLog` checks that, and the places and times that `fill` was
+told.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from random import Random
+from typing import TYPE_CHECKING
+
+from dledger.core.values import Role
+from dledger.errors import DLedgerError
+from dledger.node.owned_append import Assigned
+from dledger.node.shell import AppendOutcome, RoleNotice
+from dledger.store.batch import Batch, decode_entries
+from dledger.testing.oracle import Append
+from dledger.testing.violation import Violation
+
+if TYPE_CHECKING:
+    from dledger.testing.process import SimProcess
+    from dledger.testing.simulator import Simulation
+
+_MARK = b"owned:"
+_RETRY_MS = 10
+
+
+def _body(number: int, index: int, pos: int, stamp_ms: int, tag: bytes) -> bytes:
+    """As long for all numbers: sizes are given before the numbers are known."""
+    return b"%s%010d:%010d:%012d:%015d:%s" % (_MARK, number, index, pos, stamp_ms, tag)
+
+
+class OwnedLog:
+    """What owners have appended, as far as it is committed."""
+
+    def __init__(self) -> None:
+        self.completed = 0  # batches that were acknowledged
+        self.is_stopped = False
+        self._indexes: list[int] = []  # by number
+        self._last_stamp_ms = -1
+
+    def numbers_upto(self, index: int) -> int:
+        """How many numbers were used up to an entry."""
+        return bisect_right(self._indexes, index)
+
+    def committed(self, batch: Batch, newest_stamp_ms: int) -> None:
+        """The next batch of the one committed log; newest_stamp_ms: of the heads up to it."""
+        for entry in decode_entries(batch.data):
+            if not entry.body.startswith(_MARK):
+                continue
+            number, index, pos, stamp_ms = map(int, entry.body[len(_MARK) :].split(b":")[:4])
+            if number != len(self._indexes):
+                raise Violation(
+                    "owned numbers", f"{number} at entry {entry.index}, where {len(self._indexes)} was next"
+                )
+            if (index, pos) != (entry.index, entry.pos):
+                raise Violation(
+                    "owned places", f"told {index} at {pos}, committed {entry.index} at {entry.pos}"
+                )
+            if stamp_ms < max(self._last_stamp_ms, newest_stamp_ms):
+                last = max(self._last_stamp_ms, newest_stamp_ms)
+                raise Violation("owned times", f"{stamp_ms} at entry {entry.index} after {last}")
+            self._last_stamp_ms = stamp_ms
+            self._indexes.append(entry.index)
+
+
+class Owner:
+    """Of one life of a node."""
+
+    def __init__(self, process: SimProcess, rng: Random) -> None:
+        self._process = process
+        self._sim: Simulation = process.sim
+        self._rng = rng
+        self._notices: deque[RoleNotice] = deque()  # that it has not heard of yet
+        self._leads: tuple[int, int] | None = None  # (term, role_epoch), as far as it has heard
+        self._barrier = -1
+        self._next: int | None = None  # number; None: to be recovered from the log
+        self._made = 0
+        self._unanswered = 0
+
+    def start(self) -> None:
+        self._process.after(self._rng.randint(0, self._sim.profile.think_max_ms), self._work)
+
+    def role_changed(self, notice: RoleNotice) -> None:
+        self._notices.append(notice)
+        self._process.after(self._rng.choice((0, 0, 5, 60, 800)), self._hear)
+
+    def _hear(self) -> None:
+        notice = self._notices.popleft()
+        self._next = None
+        leads = notice.role is Role.LEADER
+        self._leads = (notice.term, notice.role_epoch) if leads else None
+        self._barrier = notice.barrier_index
+
+    def _work(self) -> None:
+        log = self._sim.owned
+        if log.is_stopped:
+            return
+        committed = self._process.replica.core.committed_index
+        if self._leads is not None and self._next is None and committed >= self._barrier:
+            self._next = log.numbers_upto(committed)
+        if self._leads is None or self._next is None or self._unanswered >= self._sim.profile.window:
+            self._process.after(_RETRY_MS, self._work)
+            return
+        self._append(self._leads)
+        self._process.after(self._rng.randint(0, self._sim.profile.think_max_ms), self._work)
+
+    def _append(self, expected: tuple[int, int]) -> None:
+        sim, rng, profile = self._sim, self._rng, self._sim.profile
+        count = rng.randint(1, profile.max_batch)
+        most = 2000 if rng.random() < 0.05 else profile.body_max_bytes  # now and then more than is allowed
+        tags = [self._tag() + b"x" * rng.randint(0, most) for _ in range(count)]
+        append = Append([], None)
+
+        def fill(assigned: Assigned) -> list[bytes]:
+            assert self._next is not None
+            first, self._next = self._next, self._next + len(tags)
+            append.bodies = [
+                _body(first + i, assigned.first_index + i, pos, assigned.stamp_ms, tag)
+                for i, (tag, pos) in enumerate(zip(tags, assigned.positions, strict=True))
+            ]
+            sim.oracle.begin(append)
+            return append.bodies
+
+        def answered(answer: AppendOutcome | DLedgerError) -> None:
+            self._unanswered -= 1
+            if isinstance(answer, AppendOutcome):
+                sim.counts["owners: acknowledged"] += 1
+                sim.owned.completed += 1
+            else:
+                sim.counts[f"owners: {answer.code.name}"] += 1
+            sim.oracle.answered(append, answer)
+
+        sizes = [len(_body(0, 0, 0, 0, tag)) for tag in tags]
+        try:
+            self._process.append_batch(sizes, fill, expected, answered, profile.request_timeout_ms)
+        except DLedgerError as error:
+            sim.counts[f"owners: refused with {error.code.name}"] += 1
+        else:
+            self._unanswered += 1
+
+    def _tag(self) -> bytes:
+        self._made += 1
+        return b"%s:%d:%d:" % (self._process.node_id.encode(), self._process.incarnation, self._made)

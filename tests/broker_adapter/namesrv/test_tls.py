@@ -1,0 +1,71 @@
+"""TLS: of clients, brokers and the status page."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from broker_adapter.errors import NameServerUnavailable
+from broker_adapter.namesrv.client import NameServerClient
+from broker_adapter.namesrv.registration import Registrar
+from dledger import ConfigError, TlsFiles
+from tests.broker_adapter.namesrv.helpers import name_server, registration, until
+from tests.tls.world import TlsWorld
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> TlsWorld:
+    return TlsWorld(tmp_path)
+
+
+def section(files: TlsFiles, **more: Any) -> dict[str, Any]:
+    return {"certificate": str(files.certificate), "key": str(files.key), "ca": str(files.ca), **more}
+
+
+async def test_with_certificates_brokers_register_and_clients_ask(world: TlsWorld, tmp_path: Path) -> None:
+    tls = section(world.files("namesrv"))
+    async with name_server(tmp_path / "data", tls=tls, http_listen="127.0.0.1:0") as server:
+        own = world.client_files()
+        registrar = Registrar([server.address], own)
+        registrar.update(registration("n1", 0))
+        await until(lambda: registrar.status()[server.address].registered)
+        async with NameServerClient([server.address], own) as client:
+            assert (await client.route("orders")).queues
+        context = ssl.create_default_context(cafile=str(world.ca))
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"https://{server.http_address}/livez", ssl=context) as response,
+        ):
+            assert response.status == 200
+        await registrar.stop()
+
+
+@pytest.mark.parametrize("kind", ["plain text", "no certificate"])
+async def test_without_a_certificate_nobody_gets_in(world: TlsWorld, tmp_path: Path, kind: str) -> None:
+    tls = None if kind == "plain text" else TlsFiles(world.ca)
+    async with (
+        name_server(tmp_path / "data", tls=section(world.files("namesrv"))) as server,
+        NameServerClient([server.address], tls) as client,
+    ):
+        with pytest.raises(NameServerUnavailable, match="hung up"):
+            await client.list_topics()
+
+
+async def test_one_sided_tls_asks_for_no_certificate(world: TlsWorld, tmp_path: Path) -> None:
+    tls = section(world.files("namesrv"), client_auth="none")
+    async with (
+        name_server(tmp_path / "data", tls=tls) as server,
+        NameServerClient([server.address], TlsFiles(world.ca)) as client,
+    ):
+        assert await client.list_topics() == []
+
+
+async def test_files_that_are_no_good_stop_the_start(world: TlsWorld, tmp_path: Path) -> None:
+    tls = section(world.files("namesrv", seconds=-10))
+    with pytest.raises(ConfigError, match="expired"):
+        async with name_server(tmp_path / "data", tls=tls):
+            raise AssertionError("it has started")

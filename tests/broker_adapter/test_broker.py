@@ -1,0 +1,185 @@
+"""Brokers on real nodes: what is sent is there, everywhere, once, in order, also after a failover."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.api import OutgoingMessage, PullStatus, QueueOffset, TopicConfig
+from broker_adapter.errors import BrokerError, NotMaster, Status
+from broker_adapter.message import decode
+from tests.broker_adapter.cluster import bodies, brokers, in_step, messages
+from tests.node.local import until
+
+
+async def test_a_message_is_in_one_queue_of_every_broker_once_it_was_answered(tmp_path: Path) -> None:
+    async with brokers(tmp_path) as cluster:
+        master = await cluster.master()
+        result = await master.broker.send("orders", messages("a", "b", "c"), queue_id=1)
+        assert (result.queue_id, result.queue_offset, len(result.offset_ids)) == (1, 0, 3)
+        await in_step(*cluster.programs.values())
+        for program in cluster.programs.values():
+            assert await bodies(program, "orders", 1) == [b"a", b"b", b"c"]
+            assert await bodies(program, "orders", 0) == []
+            record = decode(await program.broker.message_at(result.physical_offsets[1]))
+            assert (record.body, record.queue_offset, record.offset_id) == (b"b", 1, result.offset_ids[1])
+            assert record.physical_offset == result.physical_offsets[1]
+
+
+async def test_only_the_master_takes_messages_and_others_name_it(tmp_path: Path) -> None:
+    async with brokers(tmp_path) as cluster:
+        master = await cluster.master()
+        assert len(cluster.masters) == 1
+        for program in cluster.programs.values():
+            if program is not master:
+                with pytest.raises(NotMaster) as caught:
+                    await program.broker.send("orders", messages("a"))
+                assert caught.value.master_address == master.config.address
+
+
+async def test_messages_offsets_and_topics_survive_the_master(tmp_path: Path) -> None:
+    async with brokers(tmp_path) as cluster:
+        old = await cluster.master()
+        await old.broker.put_topic(TopicConfig("orders", read_queues=3, write_queues=3))
+        for n in range(60):
+            await old.broker.send("orders", messages(f"{n}"), queue_id=n % 3)
+        await old.broker.commit_offsets("readers", -1, [QueueOffset("orders", 0, 7)])
+        gone = old.config.node_id
+        await cluster.stop(gone)
+        new = await cluster.master(other_than=gone)
+        assert new.broker.topics() == [TopicConfig("orders", read_queues=3, write_queues=3)]
+        assert (await new.broker.offsets("readers"))[1] == [QueueOffset("orders", 0, 7)]
+        result = await new.broker.send("orders", messages("after"), queue_id=0)
+        assert result.queue_offset == 20, "no offset is used twice, none is left out"
+        await cluster.start(gone)
+        back = cluster.programs[gone]
+        await in_step(new, back)
+        for program in (new, back):
+            assert await bodies(program, "orders", 0) == [b"%d" % n for n in range(0, 60, 3)] + [b"after"]
+            assert await bodies(program, "orders", 2) == [b"%d" % n for n in range(2, 60, 3)]
+
+
+async def test_a_waiting_pull_is_woken_by_what_it_waits_for(tmp_path: Path) -> None:
+    async with brokers(tmp_path) as cluster:
+        master = await cluster.master()
+        await master.broker.send("orders", messages("first"), queue_id=0)
+        slave = next(p for p in cluster.programs.values() if p is not master)
+        await in_step(master, slave)
+        waiting = asyncio.create_task(slave.broker.pull("orders", 0, 1, wait_ms=30_000, tags=["x"]))
+        await until(lambda: len(slave.broker.held) == 1)
+        await master.broker.send("orders", messages("no"), queue_id=0)
+        await master.broker.send("orders", messages("yes", TAGS="x"), queue_id=0)
+        result = await waiting
+        assert (result.status, result.next_offset) == (PullStatus.FOUND, 3)
+        assert [decode(record).body for record in result.records] == [b"yes"]
+
+
+async def test_messages_are_found_by_key_tag_and_time(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        broker = (await cluster.master()).broker
+        for n in range(10):
+            properties = {"KEYS": f"k{n % 3} shared", "TAGS": "Aa" if n % 2 else "BB", "UNIQ_KEY": f"id{n}"}
+            await broker.send("orders", [OutgoingMessage(b"%d" % n, properties)], queue_id=0)
+        await in_step(cluster.programs["n1"])
+        ever = {"begin_ms": 0, "end_ms": 1 << 60}
+        found = await broker.query("orders", "k0", **ever, max_messages=10)
+        assert [decode(record).body for record in found] == [b"9", b"6", b"3", b"0"]
+        assert len(await broker.query("orders", "shared", **ever, max_messages=4)) == 4
+        (one,) = await broker.query("orders", "id7", **ever, max_messages=10)
+        stored = decode(one).store_timestamp
+        assert await broker.query("orders", "id7", begin_ms=stored + 1, end_ms=1 << 60, max_messages=9) == []
+        program = cluster.programs["n1"]
+        assert await bodies(program, "orders", 0, ["BB"]) == [b"0", b"2", b"4", b"6", b"8"]
+        assert await broker.offset_by_time("orders", 0, 0) == 0
+        assert await broker.offset_by_time("orders", 0, stored + 3_600_000) == 10
+        at = await broker.offset_by_time("orders", 0, stored)
+        record = decode((await broker.pull("orders", 0, at)).records[0])
+        assert record.store_timestamp == stored
+
+
+async def test_what_is_wrong_is_refused_with_its_own_status(tmp_path: Path) -> None:
+    settings = {"auto_create_topics": False, "max_body_bytes": 100}
+    async with brokers(tmp_path, 1, settings) as cluster:
+        broker = (await cluster.master()).broker
+        await broker.put_topic(TopicConfig("open"))
+        await broker.put_topic(TopicConfig("closed", perm=4))
+        await broker.put_topic(TopicConfig("hidden", perm=2))
+
+        async def status_of(topic: str, body: bytes = b"x", queue_id: int = 0, **properties: str) -> Status:
+            with pytest.raises(BrokerError) as caught:
+                await broker.send(topic, [OutgoingMessage(body, properties)], queue_id=queue_id)
+            return caught.value.status
+
+        assert await status_of("nowhere") is Status.TOPIC_UNKNOWN
+        assert await status_of("bad name!") is Status.TOPIC_NAME_INVALID
+        assert await status_of("closed") is Status.TOPIC_NOT_WRITABLE
+        assert await status_of("open", queue_id=4) is Status.FIELD_OUT_OF_RANGE
+        assert await status_of("open", bytes(101)) is Status.BODY_TOO_LARGE
+        assert await status_of("open", KEYS="k" * 33_000) is Status.PROPERTIES_TOO_LONG
+        with pytest.raises(BrokerError) as caught:
+            await broker.pull("hidden", 0, 0)
+        assert caught.value.status is Status.TOPIC_NOT_READABLE
+        pulled = await broker.pull("open", 0, 5)
+        assert (pulled.status, pulled.next_offset) == (PullStatus.OFFSET_ILLEGAL, 0)
+        with pytest.raises(BrokerError) as caught:
+            await broker.message_at(1234)
+        assert caught.value.status is Status.MESSAGE_NOT_FOUND
+
+
+async def test_a_restart_goes_on_from_the_checkpoint_and_the_log(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        for n in range(200):
+            await program.broker.send("orders", messages(f"{n}", KEYS=f"k{n}"), queue_id=n % 2)
+        for kept in (True, False):
+            await cluster.stop("n1")
+            if not kept:
+                (tmp_path / "n1-broker" / "checkpoint").unlink(missing_ok=True)
+            await cluster.start("n1")
+            program = await cluster.master()
+            assert await bodies(program, "orders", 0) == [b"%d" % n for n in range(0, 200, 2)]
+            await in_step(cluster.programs["n1"])
+            found = await program.broker.query("orders", "k77", begin_ms=0, end_ms=1 << 60, max_messages=5)
+            assert [decode(record).body for record in found] == [b"77"]
+        assert (await program.broker.send("orders", messages("next"), queue_id=1)).queue_offset == 100
+
+
+async def test_members_of_a_group_share_its_queues_and_a_stale_commit_is_refused(tmp_path: Path) -> None:
+    async with brokers(tmp_path) as cluster:
+        master = await cluster.master()
+        broker = master.broker
+        await broker.put_topic(TopicConfig("orders", read_queues=4, write_queues=4))
+        alone = await broker.join("readers", "m1", ["orders"], 10_000)
+        while not alone.queues:
+            alone = await broker.join("readers", "m1", ["orders"], 10_000)
+        assert [queue for _, queue in alone.queues] == [0, 1, 2, 3]
+        shared = {"m1": alone, "m2": await broker.join("readers", "m2", ["orders"], 10_000)}
+        while sum(len(one.queues) for one in shared.values()) != 4 or not all(
+            a.queues for a in shared.values()
+        ):
+            shared = {m: await broker.join("readers", m, ["orders"], 10_000) for m in shared}
+        generation = shared["m1"].generation
+        assert shared["m2"].generation == generation > alone.generation
+        await broker.commit_offsets("readers", generation, [QueueOffset("orders", 0, 5)])
+        with pytest.raises(BrokerError) as caught:
+            await broker.commit_offsets("readers", alone.generation, [QueueOffset("orders", 0, 9)])
+        assert caught.value.status is Status.GENERATION_STALE
+        await broker.commit_offsets("readers", generation, [QueueOffset("orders", 0, 3)])
+        assert (await broker.offsets("readers"))[1] == [QueueOffset("orders", 0, 5)]
+        reset = await broker.reset_offsets("readers", [QueueOffset("orders", 0, 1)])
+        assert reset > generation
+        assert (await broker.offsets("readers"))[1] == [QueueOffset("orders", 0, 1)]
+
+
+async def test_raw_appends_are_refused_where_a_broker_is(tmp_path: Path) -> None:
+    from dledger import AsyncClient, Code, DLedgerError
+    from tests.node.local import GROUP
+
+    async with brokers(tmp_path, 1) as cluster:
+        address = (await cluster.master()).config.address
+        async with AsyncClient([address], group=GROUP, session=False, timeout=2) as client:
+            with pytest.raises(DLedgerError) as caught:
+                await client.append(b"raw")
+        assert caught.value.code is Code.APPENDS_BY_OWNER_ONLY

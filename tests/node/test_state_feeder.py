@@ -1,0 +1,275 @@
+"""Which state of its own a machine may keep, and what it is then handed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from random import Random
+
+import pytest
+
+from dledger import Applied, AppliedEntry, DurableStateMachine
+from dledger.core.values import Base
+from dledger.errors import Code, StorageError
+from dledger.node.state_feeder import StateFeeder
+from dledger.node.state_plan import Apply, Load, Loaded, Replay, Save, StatePlan
+from dledger.store.batch import HEADER_SIZE, Batch, encode_batch
+from dledger.store.disk import CrashKind
+from dledger.store.identity import Identity
+from dledger.store.memory_store import MemoryLogStore
+from tests.store.helpers import IDENTITY, SIZE, make_batches
+
+
+class Kept:
+    """A machine with a list of calls, and some state that it has kept."""
+
+    def __init__(self, kept: Applied | None = None) -> None:
+        self.kept = kept
+        self.calls: list[object] = []
+        self.fails = False
+
+    def _call(self, *call: object) -> None:
+        self.calls.append(call)
+        if self.fails:
+            raise ValueError("it failed")
+
+    def apply(self, entries: Sequence[AppliedEntry]) -> None:
+        self._call("apply", *[entry.index for entry in entries])
+
+    def save(self) -> Iterable[bytes]:
+        self._call("save")
+        return [b"state"]
+
+    def load(self, chunks: Iterable[bytes]) -> None:
+        self._call("load", b"".join(chunks))
+
+    def recover(self) -> Applied | None:
+        self._call("recover")
+        return self.kept
+
+    def replay(self, entries: Sequence[AppliedEntry]) -> None:
+        self._call("replay", *[entry.index for entry in entries])
+
+    def close(self) -> None:
+        self._call("close")
+
+
+class Plain:
+    """A machine that keeps nothing."""
+
+    def apply(self, entries: Sequence[AppliedEntry]) -> None: ...
+
+    def save(self) -> Iterable[bytes]:
+        return []
+
+    def load(self, chunks: Iterable[bytes]) -> None: ...
+
+
+def a_log(identity: Identity = IDENTITY) -> tuple[MemoryLogStore, list[Batch]]:
+    store = MemoryLogStore(identity)
+    batches = make_batches(30, seed=5)
+    store.append(batches)
+    store.sync()
+    return store, batches
+
+
+def applied_at(store: MemoryLogStore, index: int) -> Applied:
+    tail = store.entry(index).tail
+    return Applied(tail.index, tail.term, tail.pos)
+
+
+def why_not(store: MemoryLogStore, kept: Applied) -> str:
+    found = StateFeeder(Kept(kept), store).recover()
+    assert found is not None and found.found == kept
+    return found.why_not
+
+
+def test_a_machine_with_a_recover_is_durable_and_others_are_not() -> None:
+    assert isinstance(Kept(), DurableStateMachine)
+    assert not isinstance(Plain(), DurableStateMachine)
+    store, _ = a_log()
+    assert StateFeeder(Kept(), store).is_durable
+    plain = StateFeeder(Plain(), store)
+    assert not plain.is_durable and plain.recover() is None
+    assert StateFeeder(Kept(None), store).recover() is None
+
+
+def test_rule_8_state_that_the_log_agrees_with_makes_its_batch_committed() -> None:
+    for index in range(a_log()[0].end_index + 1):
+        store, batches = a_log()
+        assert store.committed_checkpoint == -1
+        assert why_not(store, applied_at(store, index)) == ""
+        end = next(batch.last_index for batch in batches if batch.last_index >= index)
+        assert store.committed_checkpoint == end
+
+
+@pytest.mark.parametrize("change", [Applied(1, 0, 0), Applied(0, 1, 0), Applied(0, 0, 1), Applied(0, 0, -1)])
+def test_state_of_another_entry_is_not_used(change: Applied) -> None:
+    store, _ = a_log()
+    kept = Applied(*(a + b for a, b in zip(applied_at(store, 10), change, strict=True)))
+    assert why_not(store, kept)
+    assert store.committed_checkpoint == -1
+
+
+def test_state_ahead_of_a_log_that_lost_its_unsynced_end_is_not_used() -> None:
+    store, _ = a_log()
+    more = make_batches(5, seed=6, tail=store.tail)
+    store.append(more)
+    kept = applied_at(store, store.end_index)
+    for seed in range(20):
+        after = store.crash(CrashKind.POWER, Random(seed))
+        assert bool(why_not(after, kept)) == (after.end_index < kept.index)
+
+
+def test_state_that_reaches_to_the_base_is_used_and_an_older_one_is_not() -> None:
+    store, _ = a_log()
+    base = store.borders()[2]
+    at_base, before, behind = (applied_at(store, base.index + by) for by in (0, -1, 1))
+    assert at_base.end_pos < base.pos, "a blank lies between"
+    store.purge_to(base)
+    assert why_not(store, at_base) == "" == why_not(store, behind)
+    assert "begins after" in why_not(store, at_base._replace(term=at_base.term + 1))
+    assert "begins after" in why_not(store, at_base._replace(end_pos=base.pos - SIZE))
+    assert "the log goes from" in why_not(store, before)
+    store.reset_to(Base(500, 9, 40 * SIZE, 7))
+    assert "the log goes from 501 to 500" in why_not(store, behind)
+
+
+def test_state_whose_entry_is_damaged_is_not_used() -> None:
+    store, _ = a_log()
+    kept = applied_at(store, 10)
+    store.corrupt(10)
+    assert "damaged" in why_not(store, kept)
+
+
+class FullStore(MemoryLogStore):
+    """No checkpoint finds room; an error of another kind is one of the disk."""
+
+    code = Code.DISK_FULL
+
+    def save_checkpoint(self, committed_index: int, sessions: tuple[int, bytes] | None) -> None:
+        raise StorageError("no", code=self.code)
+
+
+def test_state_is_not_used_if_a_full_disk_keeps_it_from_being_noted() -> None:
+    store = FullStore(IDENTITY)
+    store.append(make_batches(3))
+    store.sync()
+    assert "could not be noted" in why_not(store, applied_at(store, 0))
+    store.code = Code.DISK_ERROR
+    with pytest.raises(StorageError):
+        why_not(store, applied_at(store, 0))
+
+
+def test_applying_goes_on_within_the_batch_in_which_the_state_ends_and_then_by_whole_batches() -> None:
+    store = MemoryLogStore(IDENTITY)
+    tail, ends = store.tail, []
+    for count in (4, 3, 3):
+        batch = encode_batch(tail, 1, [b"%d" % i for i in range(count)], data_file_size=SIZE)
+        store.append([batch])
+        tail = batch.tail
+        ends.append(tail.index)
+    store.sync()
+    machine = Kept(applied_at(store, 1))
+    feeder = StateFeeder(machine, store, read_bytes=1)
+    assert feeder.recover() is not None and store.committed_checkpoint == ends[0]
+    applied = 1
+    while applied < ends[-1]:
+        applied = feeder.apply(Apply(applied + 1, ends[-1]))
+    assert machine.calls == [
+        ("recover",),
+        ("apply", 2),
+        ("apply", 3),
+        ("apply", 4, 5, 6),
+        ("apply", 7, 8, 9),
+    ]
+
+
+def test_entries_carry_where_they_are_in_the_log() -> None:
+    store, batches = a_log()
+    machine = Kept()
+    seen: list[AppliedEntry] = []
+    machine.apply = seen.extend  # type: ignore[method-assign]
+    feeder, index = StateFeeder(machine, store), 0
+    while index <= store.end_index:
+        index = feeder.apply(Apply(index, store.end_index)) + 1
+    assert len(seen) == sum(batch.count - (batch.head is not None) for batch in batches)
+    for entry in seen:
+        header = store.entry(entry.index)
+        assert (entry.term, entry.pos) == (header.term, header.pos)
+        assert HEADER_SIZE + len(entry.body) == header.size
+        assert store.read_bodies([(entry.pos, len(entry.body))], store.tail.pos) == [entry.body]
+
+
+def test_a_machine_is_closed_once_and_not_after_it_has_failed() -> None:
+    store, _ = a_log()
+    machine = Kept()
+    feeder = StateFeeder(machine, store)
+    feeder.close()
+    assert machine.calls == [], "it was never opened"
+    feeder.recover()
+    feeder.load(Load(-1, -1))
+    feeder.close()
+    feeder.close()
+    assert machine.calls == [("recover",), ("load", b""), ("close",)]
+    for work in (
+        lambda feeder: feeder.load(Load(-1, -1)),
+        lambda feeder: feeder.apply(Apply(0, 5)),
+        lambda feeder: feeder.replay(Replay(0, 5)),
+        lambda feeder: feeder.save(),
+    ):
+        broken = Kept()
+        feeder = StateFeeder(broken, store)
+        feeder.recover()
+        broken.fails = True
+        with pytest.raises(ValueError, match="it failed"):
+            work(feeder)
+        broken.fails = False
+        feeder.close()
+        assert ("close",) not in broken.calls
+
+
+def following(plan: StatePlan, base: int, readable: int, image: int = -1, *, needs: bool = False) -> object:
+    return plan.next(base, readable, image, needs_image=needs)
+
+
+def test_a_loaded_state_counts_once_the_entries_behind_it_are_replayed() -> None:
+    plan = StatePlan(replays=True)
+    assert following(plan, 9, 50, 30) == Load(30, 50)
+    plan.loaded(Loaded(29, 9, 100))
+    assert plan.applied == -1
+    assert following(plan, 9, 50, 30) == Replay(10, 29)
+    plan.replayed(20)
+    assert (following(plan, 9, 50, 30), plan.applied) == (Replay(21, 29), -1)
+    plan.replayed(29)
+    assert (following(plan, 9, 50, 30), plan.applied) == (Apply(30, 50), 29)
+
+
+def test_a_purge_into_what_is_being_replayed_begins_anew() -> None:
+    """Else what is derived of the entries would have a hole."""
+    plan = StatePlan(replays=True)
+    plan.loaded(Loaded(29, 9, 100))
+    plan.replayed(15)
+    assert following(plan, 15, 50, 30) == Replay(16, 29)
+    assert following(plan, 19, 80, 70) == Load(70, 80)
+
+
+def test_a_state_that_ends_before_the_log_begins_is_loaded_once_there_is_an_image() -> None:
+    plan = StatePlan(replays=True)
+    plan.recovered(20)
+    assert following(plan, -1, 20) is None
+    assert following(plan, 20, 25) == Apply(21, 25)
+    assert following(plan, 21, 25, needs=True) is None
+    assert following(plan, 21, 25, 23) == Load(23, 25)
+
+
+def test_the_image_is_saved_between_what_comes_before_and_behind_it() -> None:
+    plan = StatePlan(replays=True)
+    plan.recovered(20)
+    plan.save(31)
+    assert following(plan, -1, 50) == Apply(21, 30)
+    plan.has_applied(30)
+    assert following(plan, -1, 50) == Save(31)
+    assert following(plan, -1, 50) == Apply(31, 50)
+    plan.has_applied(50)
+    plan.save(40)
+    assert following(plan, -1, 50) is None, "of a leadership that is over"

@@ -1,0 +1,83 @@
+"""Mistakes in what programs that own a node rely on, as `planted` has the classic ones of Raft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dledger.core.values import Tail
+from dledger.node import owned_append
+from dledger.node.admission import Admission
+from dledger.node.owned_append import Assigned
+from dledger.node.replica import Replica
+from dledger.store.batch import Batch
+from dledger.testing import process
+
+
+def epoch_not_compared(patch: pytest.MonkeyPatch) -> None:
+    """Whoever leads takes what its owner appends, also in the belief of an older leadership."""
+    original = owned_append._judge
+
+    def judge(replica: Replica, sizes: Sequence[int], expected: tuple[int, int]) -> None:
+        original(replica, sizes, (replica.core.term, replica.core.role_epoch))
+
+    patch.setattr(owned_append, "_judge", judge)
+
+
+def filled_before_it_was_judged(patch: pytest.MonkeyPatch) -> None:
+    """What `fill` has numbered is refused after that: a hole."""
+    original, judge = owned_append.prepare, owned_append._judge
+
+    def prepare(replica: Replica, sizes: Sequence[int], fill: Any, expected: Any, now_ms: int) -> Any:
+        prepared = original(replica, sizes, fill, expected, now_ms)
+        judge(replica, sizes, expected)
+        return prepared
+
+    patch.setattr(owned_append, "_judge", lambda replica, sizes, expected: None)
+    patch.setattr(process, "prepare", prepare)
+
+
+def room_judged_after_the_fill(patch: pytest.MonkeyPatch) -> None:
+    """That there is no room is known only once the batch is there."""
+    original, why_no_room = owned_append.prepare, Admission.why_no_room
+    patch.setattr(Admission, "why_no_room", lambda admission, end_pos, last_index: None)
+
+    def prepare(replica: Replica, *args: Any) -> Any:
+        prepared = original(replica, *args)
+        batch: Batch = prepared.batch
+        problem = why_no_room(replica.admission, batch.end_pos, batch.last_index)
+        if problem is not None:
+            raise problem
+        return prepared
+
+    patch.setattr(process, "prepare", prepare)
+
+
+def stamp_not_reckoned_with(patch: pytest.MonkeyPatch) -> None:
+    """The places that `fill` is told leave out the entry that carries the time."""
+    original = owned_append._places
+
+    def places(
+        admission: Admission, tail: Tail, term: int, sizes: Sequence[int], head: bytes | None, stamp_ms: int
+    ) -> Assigned:
+        return original(admission, tail, term, sizes, None, stamp_ms)
+
+    patch.setattr(owned_append, "_places", places)
+
+
+def leadership_begins_at_the_last_stamp(patch: pytest.MonkeyPatch) -> None:
+    """A new leader goes on from the stamps in its log, whatever its predecessor told owners after them."""
+    original = Admission.noop
+
+    def noop(admission: Admission, tail: Tail, term: int, now_ms: int, wall_ms: int) -> Batch:
+        limits = admission.limits
+        admission.limits = replace(limits, owner_stamp_every_ms=0)
+        try:
+            return original(admission, tail, term, now_ms, wall_ms)
+        finally:
+            admission.limits = limits
+
+    patch.setattr(Admission, "noop", noop)
