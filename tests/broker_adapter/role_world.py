@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from broker_adapter.role_change import RoleChangeHandler, RoleChangeLimits
-from dledger import Code, ReadFailed
-from dledger.core.values import Role
+from dledger import Code, ReadFailed, Role
 
 Pair = tuple[int, int]
 

@@ -18,10 +18,9 @@ import structlog
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from broker_adapter.adapter import RoleEvent
 from broker_adapter.role_change import RoleChangeHandler, _Superseded
 from broker_adapter.role_status import Step
-from dledger.core.values import Role
+from dledger import Role, RoleEvent
 from tests.broker_adapter.role_world import AdapterFailed, HandAdapter, World
 
 TURNS = st.sampled_from([0, 0, 1, 2, 3, 5, 20])
