@@ -13,6 +13,7 @@ import tenacity
 from broker_adapter.client.routes import MASTER_ID, Route, RouteSource
 from broker_adapter.errors import (
     BrokerError,
+    IllegalMessage,
     NotMaster,
     PutIndeterminate,
     PutRefused,
@@ -72,7 +73,12 @@ class Directory:
     async def refresh(self, topic: str) -> Route:
         """Ask for the route again. One without queues is not remembered: the topic may be created now."""
         self._check_open()
-        route = await self._source.route(topic)
+        try:
+            route = await self._source.route(topic)
+        except (TopicRefused, IllegalMessage, *REPEATABLE):
+            raise
+        except BrokerError as error:  # nobody can tell at the moment
+            raise NotConnected(f"no route of topic {topic!r}: {error}") from None
         self._learn(route)
         return route
 

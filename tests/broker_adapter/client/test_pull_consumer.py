@@ -96,7 +96,7 @@ async def test_a_reader_follows_through_changes_of_the_master_without_gap_or_rep
             before = brokers.cluster.brokers.index(brokers.cluster.master)  # type: ignore[arg-type]
             brokers.cluster.lead(master)
             await brokers.nodes[before].kill()
-            await brokers.nodes[before].start()
+            await brokers.nodes[before].start(int(brokers.addresses[before].rpartition(":")[2]))
         store(brokers, 100)
         await until(lambda: len(got) == 400)
         assert got == list(range(400))

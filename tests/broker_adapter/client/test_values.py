@@ -5,12 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker_adapter.client.lane import ProducerLimits
 from broker_adapter.client.unique_keys import UniqueKeys
 from broker_adapter.client.values import message_of, parse_tags
 from broker_adapter.errors import IllegalMessage, StoredDataDamaged
-from broker_adapter.message import Message, encode
+from broker_adapter.host import Host
+from broker_adapter.message import Message, decode, encode
+from broker_adapter.properties import join_properties, split_properties
 
 
 @pytest.mark.parametrize(
@@ -46,6 +50,58 @@ def test_a_damaged_record_is_no_message() -> None:
     record[-7] ^= 1
     with pytest.raises(StoredDataDamaged):
         message_of(bytes(record))
+
+
+HOSTS = [Host(bytes([10, 0, 0, 1]), 10911), Host(bytes(15) + b"\x01", 10911)]
+
+
+@given(
+    st.builds(
+        Message,
+        topic=st.text("abc%|_-", min_size=1, max_size=200),
+        body=st.binary(max_size=300),
+        properties=st.dictionaries(st.text("kv", min_size=1), st.text("xyü", min_size=1)).map(
+            join_properties
+        ),
+        queue_id=st.integers(0, 1000),
+        flag=st.integers(-5, 5),
+        queue_offset=st.integers(0, 1 << 40),
+        physical_offset=st.integers(0, 1 << 40),
+        born_timestamp=st.integers(0, 1 << 41),
+        born_host=st.sampled_from(HOSTS),
+        store_timestamp=st.integers(0, 1 << 41),
+        store_host=st.sampled_from(HOSTS),
+    ),
+    st.data(),
+)
+def test_a_message_says_what_its_record_says_whatever_its_layout(
+    given_: Message, data: st.DataObject
+) -> None:
+    record = bytes(encode(given_))
+    found, expected = message_of(record), decode(record)
+    for name in (
+        "topic",
+        "queue_id",
+        "queue_offset",
+        "body",
+        "store_timestamp",
+        "born_timestamp",
+        "offset_id",
+    ):
+        assert getattr(found, name) == getattr(expected, name)
+    assert found.properties == split_properties(expected.properties)
+    # A damaged record is judged as `decode` judges it.
+    at = data.draw(st.integers(0, len(record) - 1))
+    spoilt = bytearray(record)
+    spoilt[at] ^= data.draw(st.integers(1, 255))
+    try:
+        expected = decode(bytes(spoilt))
+    except StoredDataDamaged as error:
+        with pytest.raises(StoredDataDamaged) as refused:
+            message_of(bytes(spoilt))
+        assert refused.value.status is error.status
+    else:
+        assert message_of(bytes(spoilt)).body == expected.body
 
 
 def test_limits_that_make_no_sense_are_refused() -> None:
