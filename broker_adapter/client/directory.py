@@ -65,6 +65,10 @@ class Directory:
 
     # -- routes
 
+    def known_route(self, topic: str) -> Route | None:
+        """The route of a topic as remembered."""
+        return self._routes.get(topic)
+
     async def route(self, topic: str) -> Route:
         """The route of a topic, as remembered or asked for. Raises what the source does."""
         known = self._routes.get(topic)
