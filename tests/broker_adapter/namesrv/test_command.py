@@ -28,6 +28,8 @@ NOBODY = "127.0.0.1:1"
 
 
 def namesrv(*arguments: str, code: int = 0, servers: str = NOBODY) -> Result:
+    if servers != NOBODY:
+        arguments = (*arguments, "--timeout", "30")  # a machine that is busy is no bug
     result = CliRunner().invoke(cli, arguments, env={SERVERS_VARIABLE: servers})
     assert result.exit_code == code, f"{result.exit_code}\n{result.output}\n{result.exception!r}"
     return result
@@ -75,7 +77,7 @@ def started(*arguments: str) -> Iterator[Running]:
 
 def asked(address: str, question: Callable[[NameServerClient], Awaitable[T]]) -> T:
     async def ask() -> T:
-        async with NameServerClient([address]) as client:
+        async with NameServerClient([address], timeout_s=30) as client:
             return await question(client)
 
     return asyncio.run(ask())
