@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,8 @@ from broker_adapter.errors import GroupRefused, IllegalMessage, ReadFailed, Stat
 from dledger import LoopThread
 from tests.broker_adapter.client.helpers import routes_to, until
 from tests.broker_adapter.memory_broker import MemoryBrokers
+
+DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "broker-client.md"
 
 
 @asynccontextmanager
@@ -96,7 +100,7 @@ async def test_a_reader_follows_through_changes_of_the_master_without_gap_or_rep
             before = brokers.cluster.brokers.index(brokers.cluster.master)  # type: ignore[arg-type]
             brokers.cluster.lead(master)
             await brokers.nodes[before].kill()
-            await brokers.nodes[before].start()
+            await brokers.nodes[before].start(int(brokers.addresses[before].rpartition(":")[2]))
         store(brokers, 100)
         await until(lambda: len(got) == 400)
         assert got == list(range(400))
@@ -212,6 +216,15 @@ def test_the_blocking_faces_do_the_same() -> None:
         assert consumer.pull("t", 0, 22).messages[0].body == b"19"
         assert consumer.bounds("t", 0).max_offset == 23
         assert [s.max_offset for s in admin.topic_stats("t")] == [23]
+
+
+def test_the_first_example_of_the_documentation_works(capsys: pytest.CaptureFixture[str]) -> None:
+    source = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)[0]
+    with brokers_in_a_thread() as brokers:
+        named = re.search(r'SERVERS = "(.*)"', source)
+        assert named is not None
+        exec(compile(source.replace(named[1], ",".join(brokers.addresses)), "broker-client.md", "exec"), {})
+    assert "0 new b'two teapots'" in capsys.readouterr().out
 
 
 def test_a_reader_that_is_left_early_ends_its_stream() -> None:
