@@ -204,19 +204,16 @@ def test_without_a_checkpoint_nothing_is_believed() -> None:
 
 
 def test_no_checkpoint_outlives_the_state_that_it_speaks_of() -> None:
-    disk = closed()
-    image = b"".join(started_from(disk).dispatcher.save())
+    log, disk = Log(), SimDisk()
+    for _ in range(6):
+        log.message(keys="k")
     node = Node(disk)
+    node.start(log.entries)
+    image = b"".join(node.dispatcher.save())
     node.dispatcher.load([image])
-    node.dispatcher.replay(LOG.entries)  # the same files again, but no entry was applied yet
+    node.dispatcher.replay(log.entries)  # the same files again, but no entry was applied yet
     node.dispatcher.close()
     assert Node(disk).dispatcher.recover() is None
-
-
-def started_from(disk: SimDisk) -> Node:
-    node = Node(disk)
-    node.start(LOG.entries)
-    return node
 
 
 def test_files_of_another_shape_are_made_again() -> None:
