@@ -11,7 +11,20 @@ from typing import Any
 
 import click
 
-from benchmarks import appends, catchup, failover, memory, reads, restart, unary, yardsticks
+from benchmarks import (
+    appends,
+    broker_consume,
+    broker_failover,
+    broker_produce,
+    broker_restart,
+    catchup,
+    failover,
+    memory,
+    reads,
+    restart,
+    unary,
+    yardsticks,
+)
 from benchmarks.common import BenchError, Row, end_on_signals, say, show, write_json
 
 Figure = Callable[[float], Coroutine[Any, Any, list[Row]]]
@@ -27,6 +40,10 @@ FIGURES: dict[str, Figure] = {
     "restart": restart.run,
     "catchup": catchup.run,
     "memory": memory.run,
+    "broker-produce": broker_produce.run,
+    "broker-consume": broker_consume.run,
+    "broker-failover": broker_failover.run,
+    "broker-restart": broker_restart.run,
 }
 _MEMORY_SECONDS = 30.0
 

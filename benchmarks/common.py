@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -127,11 +127,23 @@ async def warm(operation: Operation, concurrency: int, seconds: float = WARM_UP_
     await closed_loops(operation, concurrency, seconds)
 
 
+class Meter(Protocol):
+    """Measures something beside the load, during its turns only."""
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
 async def interleaved(
-    operations: Mapping[str, tuple[Operation, int]], seconds: float, rounds: int
+    operations: Mapping[str, tuple[Operation, int]],
+    seconds: float,
+    rounds: int,
+    meters: Mapping[str, Meter] | None = None,
 ) -> dict[str, list[Load]]:
     """Measure several (operation, concurrency) in turns, `seconds` each in all: what changes on the machine
-    meanwhile hits all alike. Each is warmed up first; every other round runs backwards."""
+    meanwhile hits all alike. Each is warmed up first; every other round runs backwards. `meters`: of
+    operations, by name."""
     for operation, concurrency in operations.values():
         await warm(operation, concurrency)
     loads: dict[str, list[Load]] = {name: [] for name in operations}
@@ -139,7 +151,12 @@ async def interleaved(
         names = list(operations) if number % 2 == 0 else list(operations)[::-1]
         for name in names:
             operation, concurrency = operations[name]
+            meter = meters.get(name) if meters else None
+            if meter is not None:
+                meter.begin()
             loads[name].append(await closed_loops(operation, concurrency, seconds / rounds))
+            if meter is not None:
+                meter.end()
     return loads
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from dledger import RoleEvent
+
 
 class BrokerAdapter(Protocol):
     """Implemented by whoever wants to be master on the leader, and slave elsewhere.
@@ -39,45 +41,24 @@ class BrokerAdapter(Protocol):
 
     async def wait_dispatched(self, index: int) -> None:
         """Until all that is derived from the log and that a master needs covers the entry at `index`:
-        ConsumeQueues and metadata, while the IndexFile may lag. Raises TimeoutError or `dledger.ReadFailed`
-        if it will not wait longer: it is asked again then, and that is no failure."""
+        ConsumeQueues and metadata, while the IndexFile may lag. TimeoutError or a `dledger.DLedgerError`
+        says that it will not wait longer: it is asked again then, and that is no failure."""
 
     def recover_topic_queue_table(self) -> Awaitable[None] | None:
         """Take the next offset of every queue from what was dispatched. Long work belongs on a thread."""
 
     @property
     def dispatch_behind_bytes(self) -> int:
-        """How far dispatch is behind what is committed here."""
-
-
-class RoleValue(Protocol):
-    """`dledger`'s Role: its value is LEADER, FOLLOWER, CANDIDATE or UNKNOWN."""
-
-    @property
-    def value(self) -> str: ...
-
-
-class RoleEvent(Protocol):
-    """A change of role, term or leader. role_epoch and term never fall; barrier_index is the index of the
-    no-op of this leadership, -1 unless LEADER."""
-
-    @property
-    def role(self) -> RoleValue: ...
-    @property
-    def term(self) -> int: ...
-    @property
-    def role_epoch(self) -> int: ...
-    @property
-    def leader_id(self) -> str | None: ...
-    @property
-    def barrier_index(self) -> int: ...
+        """How far dispatch is behind what is committed here. Asked for several times a second; must not
+        block."""
 
 
 class RoleSource(Protocol):
     """What the handler asks of a node; `dledger.NodeServer` is one."""
 
     def on_role(self, listener: Callable[[RoleEvent], None]) -> object:
-        """`listener` is called on the event loop, in order, for every change, and at once for the present."""
+        """`listener` is called on the event loop, in order, for every change of role, term or leader, and at
+        once with the last one, if there was any. (role_epoch, term) never falls."""
 
     @property
     def committed_index(self) -> int: ...
@@ -85,7 +66,7 @@ class RoleSource(Protocol):
     def applied_index(self) -> int: ...
 
     async def wait_committed(self, index: int, timeout_ms: int) -> object:
-        """Until committed_index >= index. `dledger.ReadFailed` after timeout_ms."""
+        """Until committed_index >= index. A DLedgerError after timeout_ms: it is asked again."""
 
     def report_fitness(self, *, lag_bytes: int, fit: bool) -> None:
         """What the leader, this node or another, is to know before it hands leadership over to this node."""

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 
 from broker_adapter.api import (
     Assignment,
+    BrokerInfo,
     GroupConfig,
     OutgoingMessage,
     PullResult,
@@ -64,6 +65,7 @@ class Broker:
         proposals: Proposals,
         groups: GroupService,
         readers: Executor,
+        info: Callable[[], BrokerInfo],
     ) -> None:
         self.held = HeldPulls(settings.max_held_pulls)
         self._settings = settings
@@ -75,7 +77,11 @@ class Broker:
         self._proposals = proposals
         self._groups = groups
         self._readers = readers
+        self._info = info
         self._turns: dict[str, int] = {}
+
+    def info(self) -> BrokerInfo:
+        return self._info()
 
     # -- messages -----------------------------------------------------------------------------------------
 

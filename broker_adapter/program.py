@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from broker_adapter.api import BrokerRole
+from broker_adapter.api import BrokerInfo, BrokerRole
 from broker_adapter.broker import Broker
 from broker_adapter.broker_role import BrokerRoleAdapter
 from broker_adapter.broker_status import BrokerStatus
@@ -147,7 +147,16 @@ class BrokerProgram:
         )
         reader = QueueReader(files, node)
         self.broker = Broker(
-            settings, node, writer, files, reader, self.metadata, self.proposals, groups, self._readers
+            settings,
+            node,
+            writer,
+            files,
+            reader,
+            self.metadata,
+            self.proposals,
+            groups,
+            self._readers,
+            self.info,
         )
         self.adapter = BrokerRoleAdapter(
             writer,
@@ -184,6 +193,20 @@ class BrokerProgram:
             self._purging.cancel()
             await asyncio.gather(self._purging, return_exceptions=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
+
+    def info(self) -> BrokerInfo:
+        config, adapter = self.config, self.adapter
+        return BrokerInfo(
+            cluster=self.settings.cluster,
+            broker_name=self.settings.name,
+            broker_id=adapter.broker_id,
+            role=adapter.role,
+            term=adapter.term,
+            role_epoch=adapter.role_epoch,
+            node_id=config.node_id,
+            address=config.address,
+            master_address=config.address if adapter.is_master else self.master_address(),
+        )
 
     def master_address(self) -> str | None:
         """What this node believes; a client looks further if it is wrong."""

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import structlog
 import tenacity
 
-from broker_adapter.adapter import BrokerAdapter, RoleEvent, RoleSource, Timer, Timers
+from broker_adapter.adapter import BrokerAdapter, RoleSource, Timer, Timers
 from broker_adapter.role_status import HandlerStatus, Outcome, RoleChangeMetrics, Step, StepRecord
-from dledger import ReadFailed
+from dledger import DLedgerError, Role, RoleEvent
 
 _log = structlog.get_logger(part="role_change")
 
@@ -99,7 +99,7 @@ class RoleChangeHandler:
     # -- for its owner ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Refuse writes, then follow the node's role from the present one on."""
+        """Refuse writes, then follow the node's role from the present one on. The node was started before."""
         loop = asyncio.get_running_loop()
         self._timers: Timers = self._given_timers or loop
         self._newer: asyncio.Future[None] = loop.create_future()
@@ -184,7 +184,7 @@ class RoleChangeHandler:
             try:
                 if event is None:
                     await self._newer
-                elif event.role.value == "LEADER":
+                elif event.role is Role.LEADER:
                     await self._lead(event)
                 else:
                     await self._become_slave(event, event.leader_id)
@@ -229,7 +229,7 @@ class RoleChangeHandler:
             lambda: self._adapter.change_to_slave(event.term, event.role_epoch, leader_id),
         )
         self._is_slave = True
-        if event.role.value != "LEADER" or self._stopping:
+        if event.role is not Role.LEADER or self._stopping:
             self._switched(Step.SLAVE)
 
     async def _committed(self, index: int) -> None:
@@ -268,16 +268,23 @@ class RoleChangeHandler:
     ) -> None:
         """One call, repeated until it returns; `then` follows in one step with the check that no newer event
         is there. _Superseded if there is one."""
+        back_off = tenacity.wait_exponential(self._limits.retry_first_s, self._limits.retry_most_s)
         self._enter(step)
 
         async def attempt() -> None:
             await self._supersedable(call)
             then()
 
+        def is_not_yet(error: BaseException | None) -> bool:
+            return step.is_wait and isinstance(error, TimeoutError | DLedgerError)
+
+        def pause(state: tenacity.RetryCallState) -> float:
+            return self._limits.retry_first_s if is_not_yet(_error_of(state)) else back_off(state)
+
         def failed(state: tenacity.RetryCallState) -> None:
-            error = state.outcome.exception() if state.outcome else None
-            if step.is_wait and isinstance(error, TimeoutError | ReadFailed):
-                return  # not yet: this is what waiting looks like
+            error = _error_of(state)
+            if is_not_yet(error):
+                return
             assert isinstance(error, Exception)
             self._failed(step, error)
             if state.attempt_number >= self._limits.tries_before_hand_over:
@@ -285,7 +292,7 @@ class RoleChangeHandler:
 
         retrying = tenacity.AsyncRetrying(
             sleep=self._pause,
-            wait=tenacity.wait_exponential(self._limits.retry_first_s, self._limits.retry_most_s),
+            wait=pause,
             retry=tenacity.retry_if_exception(_is_failure),
             before_sleep=failed,
         )
@@ -372,7 +379,7 @@ class RoleChangeHandler:
 
     def _report_fitness(self) -> None:
         try:
-            self._lag_bytes = self._adapter.dispatch_behind_bytes
+            self._lag_bytes = max(0, self._adapter.dispatch_behind_bytes)
             self._source.report_fitness(lag_bytes=self._lag_bytes, fit=self.is_fit)
         except Exception as error:  # the leader keeps what it knew of us
             if self._fitness_known:
@@ -384,7 +391,7 @@ class RoleChangeHandler:
     def _seek_successor(self) -> None:
         """Let the node hand leadership over to somebody fitter, if there is one, beside what goes on here."""
         event = self._newest
-        if event is None or event.role.value != "LEADER" or self._stopping or self._writable:
+        if event is None or event.role is not Role.LEADER or self._stopping or self._writable:
             return
         if self._handing_over is None or self._handing_over.done():
             self._handing_over = asyncio.create_task(self._hand_over(event))
@@ -445,3 +452,7 @@ class RoleChangeHandler:
 
 def _is_failure(error: BaseException) -> bool:
     return isinstance(error, Exception) and not isinstance(error, _Superseded)
+
+
+def _error_of(state: tenacity.RetryCallState) -> BaseException | None:
+    return state.outcome.exception() if state.outcome is not None else None

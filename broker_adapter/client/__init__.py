@@ -9,6 +9,7 @@ from broker_adapter.client.blocking import (
 )
 from broker_adapter.client.consumer import Consumer
 from broker_adapter.client.lane import ProducerLimits
+from broker_adapter.client.nameserver_routes import NameServerRoutes
 from broker_adapter.client.producer import Producer
 from broker_adapter.client.pull_consumer import PullConsumer, QueueReader
 from broker_adapter.client.routes import Route, RouteSource, StaticRoutes
@@ -23,6 +24,7 @@ __all__ = [
     "Consumer",
     "Message",
     "MessageQueue",
+    "NameServerRoutes",
     "Producer",
     "ProducerLimits",
     "PullBatch",

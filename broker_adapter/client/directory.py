@@ -13,6 +13,7 @@ import tenacity
 from broker_adapter.client.routes import MASTER_ID, Route, RouteSource
 from broker_adapter.errors import (
     BrokerError,
+    IllegalMessage,
     NotMaster,
     PutIndeterminate,
     PutRefused,
@@ -64,6 +65,10 @@ class Directory:
 
     # -- routes
 
+    def known_route(self, topic: str) -> Route | None:
+        """The route of a topic as remembered."""
+        return self._routes.get(topic)
+
     async def route(self, topic: str) -> Route:
         """The route of a topic, as remembered or asked for. Raises what the source does."""
         known = self._routes.get(topic)
@@ -72,7 +77,12 @@ class Directory:
     async def refresh(self, topic: str) -> Route:
         """Ask for the route again. One without queues is not remembered: the topic may be created now."""
         self._check_open()
-        route = await self._source.route(topic)
+        try:
+            route = await self._source.route(topic)
+        except (TopicRefused, IllegalMessage, *REPEATABLE):
+            raise
+        except BrokerError as error:  # nobody can tell at the moment
+            raise NotConnected(f"no route of topic {topic!r}: {error}") from None
         self._learn(route)
         return route
 

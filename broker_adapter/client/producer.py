@@ -194,7 +194,7 @@ class Producer:
         try:
             async with asyncio.timeout_at(timeout_at):
                 async with self._entrances.setdefault(topic, asyncio.Lock()):
-                    route = await self._route(topic)
+                    route = self._directory.known_route(topic) or await self._route(topic)
                     queue = self._choose(route, topic, queue_id, sharding_key, selector)
                     lane = self._lane(queue)
                     lane.add(call)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from broker_adapter.errors import NameServerBusy, Status
 
@@ -55,6 +55,9 @@ class Watchers:
 
     def __len__(self) -> int:
         return len(self._watchers)
+
+    def __iter__(self) -> Iterator[Watcher]:
+        return iter(self._watchers)
 
     def add(self, topics: Collection[str] | None, known: Iterable[str]) -> Watcher:
         """NameServerBusy (NAMESRV_LIMIT)."""

@@ -25,7 +25,7 @@ from broker_adapter.api import (
     SendResult,
     TopicConfig,
 )
-from broker_adapter.errors import IllegalMessage, PutIndeterminate, PutRefused, Status
+from broker_adapter.errors import IllegalMessage, PutRefused, Status
 from broker_adapter.rpc.convert import (
     assignment_from_pb,
     error_from_pb,
@@ -305,8 +305,3 @@ def _checked(make: Callable[[], T]) -> T:
 
 def _made(message_type: type[T], **values: Any) -> T:
     return _checked(lambda: message_type(**values))
-
-
-def is_unanswered(error: BaseException) -> bool:
-    """Whether the broker may never have seen the call, or has not answered it."""
-    return isinstance(error, NotConnected | PutIndeterminate)

@@ -11,7 +11,7 @@ from dledger import MAX_PAYLOAD_BYTES
 class BrokerLimits:
     """Limits of the service. Beyond one of them: TOO_MANY_CALLS or FIELD_OUT_OF_RANGE, never a queue."""
 
-    #: Messages in one batch, and the bytes of their bodies and properties.
+    #: Messages in one batch, and the bytes of their bodies.
     max_batch_messages: int = 4096
     max_batch_bytes: int = MAX_PAYLOAD_BYTES
     #: Properties of one message; RocketMQ's limit is one of their bytes, which the broker checks.
@@ -19,7 +19,7 @@ class BrokerLimits:
     send_timeout_ms: int = 3_000
     max_send_timeout_ms: int = 60_000
     max_send_streams: int = 1024
-    #: Batches of one stream that are not answered yet; more are refused.
+    #: Batches of one stream that are not answered yet; more are not read.
     max_unanswered_per_stream: int = 256
 
     pull_messages: int = 32

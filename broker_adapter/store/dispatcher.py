@@ -108,7 +108,7 @@ class Dispatcher:
         )
         self._lock = RLock()  # of the writer: `purge_below` may come from another thread
         self._dispatching = Dispatching(self.queues, self.index, self._index_stage, metadata.apply)
-        self._applied: Applied | None = None  # None: since the last load, nothing that has a name
+        self._applied: Applied | None = None  # None: what there is is not that of any entry
         self._dispatched = NOTHING
         self._checkpoint_time = clock()
         self._checkpoint_pos = 0
@@ -199,6 +199,7 @@ class Dispatcher:
             return
         with self._lock:
             self._dispatching.end_replay()
+            self._applied = None  # should it fail half-way, there is no state that a checkpoint could name
             arrived = self._dispatching.apply(entries)
             self._applied = self._dispatched = reached_by(entries[-1])
             if not self._checkpointer.is_busy and self._is_checkpoint_due(self._applied):

@@ -85,9 +85,15 @@ class ChannelSecurity:
     has_certificate: bool = False
 
 
-def open_channel(address: str, security: ChannelSecurity | None = None) -> grpc.aio.Channel:
-    """A channel to `address` ("host:port"), in plain text or with TLS. It connects when first used."""
-    options = channel_options()
+def open_channel(
+    address: str, security: ChannelSecurity | None = None, *, ping_timeout_ms: int | None = None
+) -> grpc.aio.Channel:
+    """A channel to `address` ("host:port"), in plain text or with TLS. It connects when first used.
+
+    `ping_timeout_ms`: how long a server that says nothing may take to answer a ping; None: gRPC's 60 s, which
+    hold even where `keepalive_timeout_ms` is less.
+    """
+    options = channel_options() + _ping_options(ping_timeout_ms)
     if security is None:
         return grpc.aio.insecure_channel(address, options=options)
     if security.server_name:
@@ -127,6 +133,13 @@ class CallCount:
                 return
 
 
-def new_server() -> grpc.aio.Server:
-    """A server with this project's options; the caller adds servicers and ports."""
-    return grpc.aio.server(options=server_options())
+def new_server(*, ping_timeout_ms: int | None = None) -> grpc.aio.Server:
+    """A server with this project's options; the caller adds servicers and ports.
+
+    `ping_timeout_ms`: as in `open_channel`, of its clients.
+    """
+    return grpc.aio.server(options=server_options() + _ping_options(ping_timeout_ms))
+
+
+def _ping_options(ping_timeout_ms: int | None) -> Options:
+    return [] if ping_timeout_ms is None else [("grpc.http2.ping_timeout_ms", ping_timeout_ms)]

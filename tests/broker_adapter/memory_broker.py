@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -467,9 +466,3 @@ class MemoryBrokers:
         for node in self.nodes:
             node.service.stop()
             await node.kill()
-
-
-@asynccontextmanager
-async def memory_brokers(size: int = 2, limits: BrokerLimits | None = None) -> AsyncIterator[MemoryBrokers]:
-    async with MemoryBrokers(size, limits) as brokers:
-        yield brokers

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from broker_adapter.role_change import RoleChangeHandler, RoleChangeLimits
-from dledger import Code, ReadFailed
-from dledger.core.values import Role
+from dledger import Code, ReadFailed, Role
 
 Pair = tuple[int, int]
 
@@ -160,7 +159,8 @@ class HandAdapter:
         self.failing: set[str] = set()  # calls that always raise
         self.fail_next: list[str] = []  # ... that raise the next time
         self.calls: list[tuple[object, ...]] = []  # all that were begun, in order
-        self.open: Call | None = None
+        self.open: Call | None = None  # the last of those under way; a good handler has no others
+        self.under_way: list[Call] = []
         self.role = ""  # that the last change brought
         self.writable: Pair | None = None
         self.master_of: Pair | None = None  # since the last change_to_slave that returned
@@ -211,11 +211,12 @@ class HandAdapter:
         if self.at_once:
             return
         mine = self.open = Call(name, heeds_cancelling=self.heeds_cancelling)
+        self.under_way.append(mine)
         try:
             await mine.end()
         finally:
-            if self.open is mine:
-                self.open = None
+            self.under_way.remove(mine)
+            self.open = self.under_way[-1] if self.under_way else None
 
     def _fail_if_told(self, name: str) -> None:
         if name in self.fail_next:
@@ -331,8 +332,9 @@ class World:
         self.adapter.at_once = True
         self.adapter.failing.clear()
         self.adapter.fail_next.clear()
-        if self.adapter.open is not None and not self.adapter.open.future.done():
-            self.adapter.open.finish()
+        for call in self.adapter.under_way:
+            if not call.future.done():
+                call.finish()
 
     async def settle(self) -> None:
         """Let everything succeed from now on, and wait for the end."""

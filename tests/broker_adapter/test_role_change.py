@@ -12,8 +12,7 @@ import pytest
 
 from broker_adapter.role_change import RoleChangeHandler, RoleChangeLimits
 from broker_adapter.role_status import Outcome, Step
-from dledger import Code, ReadFailed, Refused
-from dledger.core.values import Role
+from dledger import Code, ReadFailed, Refused, Role
 from tests.broker_adapter.role_world import AdapterFailed, Event, HandAdapter, HandNode, World
 
 MASTER_STEPS = ["change_to_slave", "wait_dispatched", "recover_topic_queue_table", "change_to_master"]

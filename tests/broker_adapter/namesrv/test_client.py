@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -12,7 +13,7 @@ from broker_adapter.errors import BrokerError, NameServerUnavailable, Status, To
 from broker_adapter.namesrv.client import NameServerClient
 from broker_adapter.namesrv.server import NameServerProcess
 from broker_adapter.namesrv.values import ClusterInfo
-from tests.broker_adapter.namesrv.helpers import ORDERS, address_of, name_server, registration
+from tests.broker_adapter.namesrv.helpers import ORDERS, address_of, name_server, registration, until
 
 NOBODY = "127.0.0.1:1"
 
@@ -99,7 +100,10 @@ async def test_what_a_new_server_does_not_know_yet_is_no_change(tmp_path: Path) 
             routes = client.watch(["orders"])
             assert (await anext(routes)).queues
         # The second has never heard of the topic; it is not told that it is gone, only what comes.
-        news = routes.__anext__()
+        news = asyncio.ensure_future(routes.__anext__())
+        # It has told all it knew when nothing is left to tell.
+        await until(lambda: [w.is_behind for w in other.name_server.watchers] == [False])
+        await client.list_topics()  # an answer that comes after it on the same connection
         other.name_server.register(registration("n3", 0, term=3))
         assert (await news).brokers == {"broker-a": {0: address_of("n3")}}
         other.name_server.unregister("broker-a", "n3", -1)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 from broker_adapter.cli.namesrv_command import SERVERS_VARIABLE, cli
 from broker_adapter.namesrv.client import NameServerClient
-from tests.broker_adapter.namesrv.helpers import registration
+from tests.broker_adapter.namesrv.helpers import name_server, registration
 
 T = TypeVar("T")
 
@@ -28,6 +28,8 @@ NOBODY = "127.0.0.1:1"
 
 
 def namesrv(*arguments: str, code: int = 0, servers: str = NOBODY) -> Result:
+    if servers != NOBODY:
+        arguments = (*arguments, "--timeout", "30")  # a machine that is busy is no bug
     result = CliRunner().invoke(cli, arguments, env={SERVERS_VARIABLE: servers})
     assert result.exit_code == code, f"{result.exit_code}\n{result.output}\n{result.exception!r}"
     return result
@@ -75,7 +77,7 @@ def started(*arguments: str) -> Iterator[Running]:
 
 def asked(address: str, question: Callable[[NameServerClient], Awaitable[T]]) -> T:
     async def ask() -> T:
-        async with NameServerClient([address]) as client:
+        async with NameServerClient([address], timeout_s=30) as client:
             return await question(client)
 
     return asyncio.run(ask())
@@ -124,6 +126,24 @@ def test_a_killed_server_keeps_its_settings(tmp_path: Path) -> None:
     with started(*arguments) as server:
         address = server.wait_for(r"event=serving.* address=(\S+)")
         assert namesrv("kv", "get", "ns", "k", servers=address).output == "v\n"
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("namesrv-process")
+async def test_a_watch_leaves_a_server_that_is_paused(tmp_path: Path) -> None:
+    """Its connections stay open: only pings show that nobody is there. gRPC by itself would wait a minute."""
+    with started("--directory", str(tmp_path / "one"), "--listen", "127.0.0.1:0") as server:
+        address = server.wait_for(r"event=serving.* address=(\S+)")
+        async with (
+            name_server(tmp_path / "two") as other,
+            NameServerClient([address, other.address]) as client,
+            aclosing(client.watch(["orders"])) as routes,
+        ):
+            assert (await anext(routes)).queues == {}
+            server.process.send_signal(signal.SIGSTOP)
+            other.name_server.register(registration("n1", 0))
+            async with asyncio.timeout(45):
+                assert (await anext(routes)).queues
 
 
 @pytest.mark.process

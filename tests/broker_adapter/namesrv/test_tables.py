@@ -160,6 +160,16 @@ def test_a_master_that_stays_is_not_forgotten(world: World) -> None:
     world.refused(registration("n2", 0, term=49), Status.NAMESRV_STALE_TERM)
 
 
+def test_the_time_of_a_term_begins_when_its_master_is_gone(world: World) -> None:
+    world.register(registration("n1", 0, term=50, expire_ms=600_000))
+    world.now_ms += 300_000
+    world.tables.expire(world.now_ms)
+    world.register(registration("n1", 1, term=51, role_epoch=2))
+    world.now_ms += 100_000
+    world.tables.expire(world.now_ms)
+    world.refused(registration("n2", 0, term=49), Status.NAMESRV_STALE_TERM)
+
+
 def test_two_masters_in_one_term_are_two_groups_with_one_name(world: World) -> None:
     world.register(registration("n1", 0, term=5))
     world.refused(registration("n2", 0, term=5), Status.NAMESRV_CONFLICT)

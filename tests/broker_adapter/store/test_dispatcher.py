@@ -110,6 +110,24 @@ def test_a_queue_offset_that_is_not_the_next_one_stops_the_node(wrong: int) -> N
         started(log).dispatcher.apply([log.message("new", offset=1)])
 
 
+def test_a_batch_that_failed_half_way_is_in_no_checkpoint() -> None:
+    log = Log()
+    for _ in range(3):
+        log.message(keys="k1")
+    node = started(log)
+    node.now = -1.0  # so that close has a checkpoint to make
+    node.dispatcher.apply([log.message(keys="k2")])
+    good = list(log.entries)
+    wrong = [log.message(keys="k1"), log.command(b"one"), log.message(offset=9)]
+    with pytest.raises(StoredDataDamaged):
+        node.dispatcher.apply(wrong)
+    node.dispatcher.close()
+    again = Node(node.disk)
+    assert again.start([*good, *wrong[:2]]) == 3
+    assert look(again.dispatcher, KEYS) == dumb_look([*good, *wrong[:2]], KEYS)
+    assert again.metadata.applied == commands_of(wrong[:2])
+
+
 def test_entries_that_are_no_records_are_counted_and_passed_over() -> None:
     log = Log()
     good = log.message(keys="k").body

@@ -1,0 +1,96 @@
+"""Producing in batches, in turns with the log's own batches: what a message costs more than an entry."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from typing import Any
+
+from benchmarks import brokers, ours
+from benchmarks.common import Load, Operation, Row, interleaved, rounds_for, scratch
+
+LEAST_SHARE = 0.6
+#: In step: what is not dispatched yet is no more than what is in flight.
+MOST_BEHIND_BYTES = ours.BATCHES_IN_FLIGHT * (ours.BATCH + 1) * 1300
+_LOG, _TAG, _KEYED = "log", "tag", "keyed"
+
+
+class _Cpu:
+    """CPU seconds of client and nodes, added up over the turns of one load."""
+
+    def __init__(self, system: Any) -> None:
+        self._system = system
+        self.used: dict[str, float] = {}
+        self._before: dict[str, float] = {}
+
+    def begin(self) -> None:
+        self._before = self._look()
+
+    def end(self) -> None:
+        for who, now in self._look().items():
+            self.used[who] = self.used.get(who, 0.0) + now - self._before.get(who, now)
+
+    def _look(self) -> dict[str, float]:
+        return {**self._system.node_cpu_seconds(), "client": time.process_time()}
+
+
+async def run(seconds: float) -> list[Row]:
+    """Both clusters run all the time; the one whose turn it is not is idle."""
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(scratch("broker-produce"))
+        log = await stack.enter_async_context(ours.running(folder))
+        system = await stack.enter_async_context(brokers.running(folder))
+        watch = brokers.DispatchWatch(system)
+        watching = asyncio.create_task(watch.run())
+        operations: dict[str, tuple[Operation, int]] = {
+            _LOG: (log.bulk, ours.BATCHES_IN_FLIGHT),
+            _TAG: (system.bulk, ours.BATCHES_IN_FLIGHT),
+            _KEYED: (system.keyed_bulk, ours.BATCHES_IN_FLIGHT),
+        }
+        cpu = {name: _Cpu(log if name == _LOG else system) for name in operations}
+        rounds = await interleaved(operations, seconds, rounds_for(seconds), cpu)
+        watching.cancel()
+        level = await asyncio.to_thread(system.wait_in_step)
+    loads = {name: Load.joined(one) for name, one in rounds.items()}
+    return [
+        _row("batches of messages with a tag", loads, _TAG, cpu, watch, level, judged=True),
+        _row("... with a tag, UNIQ_KEY and a key", loads, _KEYED, cpu, watch, level, judged=False),
+    ]
+
+
+def _row(
+    figure: str,
+    loads: dict[str, Load],
+    name: str,
+    cpu: dict[str, _Cpu],
+    watch: brokers.DispatchWatch,
+    level: float,
+    *,
+    judged: bool,
+) -> Row:
+    load, log = loads[name], loads[_LOG]
+    share = load.rate / log.rate
+    behind, pending = max(watch.behind_bytes, default=0), max(watch.index_pending, default=0)
+    used = {who: 1e6 * seconds / load.entries for who, seconds in cpu[name].used.items()}
+    log_us = 1e6 * sum(cpu[_LOG].used.values()) / log.entries
+    parts = ", ".join(f"{who} {us:.1f}" for who, us in used.items())
+    return Row(
+        f"{figure}: {ours.BATCH}, {ours.BATCHES_IN_FLIGHT} in flight",
+        f"{load.rate:,.0f} messages/s, {100 * share:.0f} % of the log's batches",
+        f">= {100 * LEAST_SHARE:.0f} %, in step" if judged else "the index lags a bounded amount",
+        (share >= LEAST_SHARE and behind <= MOST_BEHIND_BYTES) if judged else None,
+        f"log {log.rate:,.0f} entries/s; p50 {load.latency_ms(0.5):.1f} ms; µs of CPU per message: {parts}, "
+        f"{sum(used.values()):.0f} in all, log {log_us:.0f}; under both loads no node had more than "
+        f"{behind / 1e6:.2f} MB to dispatch and {pending:,} messages to index, all level {level:.2f} s after",
+        {
+            "rate": load.rate,
+            "log_rate": log.rate,
+            "share": share,
+            "p50_ms": load.latency_ms(0.5),
+            "cpu_us": used,
+            "log_cpu_us": log_us,
+            "behind_bytes": watch.behind_bytes,
+            "index_pending": watch.index_pending,
+        },
+    )

@@ -1,0 +1,81 @@
+"""All nodes killed and started again with millions of messages: how long until one is acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import count
+
+from benchmarks import brokers
+from benchmarks.common import BODY_SIZE, BenchError, Row, percentile, say, scratch
+from broker_adapter.client import Producer
+from broker_adapter.errors import BrokerError
+from broker_adapter.namesrv.client import NameServerClient
+
+MESSAGES = 5_000_000
+MOST_SECONDS = 5.0
+SMALL_BODY = b"0123456789abcdef"
+_BATCH = 2048
+_TIMES = 3
+_GIVE_UP_SECONDS = 60.0
+
+
+async def run(seconds: float, *, body: bytes = SMALL_BODY) -> list[Row]:
+    """`seconds` means nothing here. Each message has a tag and a UNIQ_KEY, so that all files are there."""
+    times: list[float] = []
+    with scratch("broker-restart") as folder:
+        async with brokers.running(folder) as system:
+            say(f"broker-restart: producing {MESSAGES:,} messages of {len(body)} bytes first")
+            began = time.perf_counter()
+            await _fill(system, body)
+            filled = time.perf_counter() - began
+            for _ in range(_TIMES):
+                times.append(await _restart_once(system))
+                say(f"broker-restart: {times[-1]:.2f} s")
+    median = percentile(times, 0.5)
+    size = "1 KiB" if len(body) == BODY_SIZE else f"{len(body)} bytes"
+    return [
+        Row(
+            f"restart with {MESSAGES // 1_000_000} million messages of {size}",
+            f"{median:.2f} s",
+            f"<= {MOST_SECONDS:g} s",
+            max(times) <= MOST_SECONDS,
+            f"{_TIMES} times SIGKILL of all nodes and start, {min(times):.2f} to {max(times):.2f} s from the "
+            f"start of the processes to the first acknowledged message; produced at "
+            f"{MESSAGES / filled:,.0f} messages/s, with tag and UNIQ_KEY",
+            {"median_s": median, "times_s": times, "fill_rate": MESSAGES / filled},
+        )
+    ]
+
+
+async def _fill(system: brokers.Brokers, body: bytes) -> None:
+    bodies = [body] * max(1, min(_BATCH, (700 << 10) // (len(body) + 256)))
+    left = count(0, len(bodies))
+
+    async def loop(queue_id: int) -> None:
+        while next(left) < MESSAGES:
+            await system.keyed_producer.send_many(
+                brokers.TOPIC, bodies, tag=brokers.TAG, queue_id=queue_id, timeout=60
+            )
+
+    await asyncio.gather(*(loop(queue_id) for queue_id in range(brokers.QUEUES)))
+
+
+async def _restart_once(system: brokers.Brokers) -> float:
+    """Seconds from the start of the processes to the first acknowledged message."""
+    cluster = system.cluster
+    await asyncio.gather(*(asyncio.to_thread(cluster.kill, node) for node in cluster.node_ids))
+    names = [companion.address for companion in cluster.plan.companions]
+    began = time.perf_counter()
+    for node in cluster.node_ids:
+        await asyncio.to_thread(cluster.start_node, node)
+    async with NameServerClient(names) as source, Producer(source, unique_keys=False) as producer:
+        while time.perf_counter() - began < _GIVE_UP_SECONDS:
+            try:
+                await producer.send(brokers.TOPIC, b"first", timeout=1.0)
+                took = time.perf_counter() - began
+                await asyncio.to_thread(system.wait_in_step)
+                return took
+            except BrokerError:
+                continue
+    raise BenchError(f"no message was acknowledged {_GIVE_UP_SECONDS:g} s after the start")

@@ -1,0 +1,176 @@
+"""A cluster with a broker on every node and a NameServer as the system under test, and its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import BODY, BenchError, Operation, cpu_seconds
+from benchmarks.ours import BATCH, BATCHES_IN_FLIGHT, DATA_FILE_SIZE
+from broker_adapter.api import TopicConfig
+from broker_adapter.cli.local_broker import BROKER_KIND
+from broker_adapter.client import Admin, Producer, StaticRoutes
+from broker_adapter.namesrv.client import NameServerClient
+from dledger.cli.local_cluster import LocalCluster
+
+TOPIC = "BenchTopic"
+TAG = "TagA"
+QUEUES = BATCHES_IN_FLIGHT
+_POLL_SECONDS = 0.02
+_SETTLE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """How far the derived files of one node are, as it says itself."""
+
+    index: int  # the last entry that readers see the effects of; -1: the node does not say
+    behind_bytes: int
+    index_pending: int  # messages that the IndexFile lags behind
+
+
+class Brokers:
+    """Produces through one client with one stream. Batches of one queue follow each other, so that as many
+    queues are written to as batches are in flight."""
+
+    def __init__(
+        self, cluster: LocalCluster, admin: Admin, producer: Producer, keyed: Producer, master_id: str
+    ) -> None:
+        self.cluster = cluster
+        self.admin = admin
+        self.producer = producer
+        self.keyed_producer = keyed
+        self.master_id = master_id
+        self._batch = [BODY] * BATCH
+        self._free_queues = deque(range(QUEUES))
+        self._numbers = count()
+
+    @property
+    def bulk(self) -> Operation:
+        """One batch with a tag and no key."""
+        return self._send_batch
+
+    @property
+    def keyed_bulk(self) -> Operation:
+        """One batch with a tag, a UNIQ_KEY for each message and one key."""
+        return self._send_keyed_batch
+
+    async def _send_batch(self) -> int:
+        queue_id = self._free_queues.popleft()
+        await self.producer.send_many(TOPIC, self._batch, tag=TAG, queue_id=queue_id)
+        self._free_queues.append(queue_id)
+        return BATCH
+
+    async def _send_keyed_batch(self) -> int:
+        queue_id = self._free_queues.popleft()
+        await self.keyed_producer.send_many(
+            TOPIC, self._batch, tag=TAG, keys=f"order-{next(self._numbers)}", queue_id=queue_id
+        )
+        self._free_queues.append(queue_id)
+        return BATCH
+
+    def node_cpu_seconds(self) -> dict[str, float]:
+        """What each node that runs has used so far."""
+        pids = {node: self.cluster.process(node).pid for node in self.cluster.node_ids}
+        return {node: cpu_seconds(pid) for node, pid in pids.items() if pid is not None}
+
+    def shown(self, node_id: str) -> Mapping[str, Any]:
+        """What the broker of a node says of itself; nothing if it does not answer. Blocks."""
+        status = self.cluster.node_status(node_id)
+        return {} if status is None else status.owner
+
+    def dispatch(self) -> dict[str, Dispatch]:
+        """Of all nodes. Blocks."""
+        return {node: _dispatch_of(self.shown(node)) for node in self.cluster.node_ids}
+
+    def wait_in_step(self) -> float:
+        """Seconds until every node has dispatched all that the master has committed now, the index too, and
+        the master is writable. Blocks."""
+        began = time.perf_counter()
+        target = -1
+        while time.perf_counter() - began < _SETTLE_SECONDS:
+            if target < 0:
+                statuses = [self.cluster.node_status(node) for node in self.cluster.node_ids]
+                if all(s is not None for s in statuses):
+                    target = max(s.committed_index for s in statuses if s is not None)
+            found = self.dispatch()
+            writable = any(self.shown(node).get("writable") for node in self.cluster.node_ids)
+            if target >= 0 and writable and all(_is_level(one, target) for one in found.values()):
+                return time.perf_counter() - began
+            time.sleep(_POLL_SECONDS)
+        raise BenchError(f"the brokers are not in step after {_SETTLE_SECONDS:g} s")
+
+
+class DispatchWatch:
+    """The greatest lag of any node, looked at twice a second while a load runs."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self.behind_bytes: list[int] = []
+        self.index_pending: list[int] = []
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(0.5)
+            found = (await asyncio.to_thread(self._brokers.dispatch)).values()
+            self.behind_bytes.append(max(one.behind_bytes for one in found))
+            self.index_pending.append(max(one.index_pending for one in found))
+
+
+def _dispatch_of(shown: Mapping[str, Any]) -> Dispatch:
+    return Dispatch(
+        shown.get("dispatched_index", -1),
+        shown.get("dispatch_behind_bytes", 0),
+        shown.get("index_pending", 0),
+    )
+
+
+def _is_level(found: Dispatch, index: int) -> bool:
+    return found.index >= index and not found.behind_bytes and not found.index_pending
+
+
+def _wait_for_master(cluster: LocalCluster) -> str:
+    deadline = time.perf_counter() + _SETTLE_SECONDS
+    while time.perf_counter() < deadline:
+        for node in cluster.node_ids:
+            status = cluster.node_status(node)
+            if status is not None and status.owner.get("writable"):
+                return node
+        time.sleep(_POLL_SECONDS)
+    raise BenchError(f"no broker is writable after {_SETTLE_SECONDS:g} s")
+
+
+@asynccontextmanager
+async def running(folder: Path, *, data_file_size: int = DATA_FILE_SIZE) -> AsyncIterator[Brokers]:
+    """Start three nodes with brokers and a NameServer in `folder`, with one topic; all ends with it."""
+    additions = BROKER_KIND.prepare(0)
+    with LocalCluster.create(
+        folder / "brokers",
+        nodes=3,
+        base_port=0,
+        data_file_size=data_file_size,
+        settings=additions.settings,
+        companions=additions.companions,
+    ) as cluster:
+        await asyncio.to_thread(cluster.start)
+        master = await asyncio.to_thread(_wait_for_master, cluster)
+        routes = StaticRoutes(cluster.addresses)
+        names = [companion.address for companion in cluster.plan.companions]
+        async with (
+            NameServerClient(names) as source,
+            Admin(routes, timeout=30) as admin,
+            Producer(source, timeout=30, unique_keys=False) as producer,
+            Producer(source, timeout=30) as keyed,
+        ):
+            await admin.put_topic(TopicConfig(TOPIC, QUEUES, QUEUES))
+            for one in (producer, keyed):
+                await one.send(TOPIC, BODY)
+            yield Brokers(cluster, admin, producer, keyed, master)
+        await routes.close()

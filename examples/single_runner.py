@@ -1,0 +1,114 @@
+"""Something else than a broker under the RoleChangeHandler: a job that runs on one node of a group, again and
+again, and on another one when that node is gone.
+
+Each run is an entry of the log, appended as `(term, role_epoch)`: the log refuses it if leadership has moved
+on, so that no run of a deposed leader counts. A new leader knows the number of the next run from the log.
+
+    node = NodeServer(config, runner.runs, owned=True)
+    await node.start()
+    handler = RoleChangeHandler(node, runner)
+    handler.start()
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Protocol
+
+from dledger import AppendOutcome, AppliedEntry, Assigned, DLedgerError
+
+Job = Callable[[int], None]
+
+_BODY_BYTES = len(b"run %012d" % 0)
+
+
+class Runs:
+    """Implements dledger.StateMachine: how many runs there were."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def apply(self, entries: Sequence[AppliedEntry]) -> None:
+        self.count += len(entries)
+
+    def save(self) -> Iterable[bytes]:
+        yield b"%d" % self.count
+
+    def load(self, chunks: Iterable[bytes]) -> None:
+        self.count = int(b"".join(chunks) or b"0")
+
+
+class Log(Protocol):
+    """What the runner needs of `dledger.NodeServer`."""
+
+    async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int: ...
+
+    def append_batch(
+        self, sizes: Sequence[int], fill: Callable[[Assigned], Sequence[bytes]], *, expected: tuple[int, int]
+    ) -> asyncio.Future[AppendOutcome]: ...
+
+
+class SingleRunner:
+    """Implements broker_adapter.adapter.BrokerAdapter. `job` gets the number of each run once it is in the
+    log; `next_due` waits for the time of the next one."""
+
+    def __init__(self, job: Job, next_due: Callable[[], Awaitable[None]]) -> None:
+        self.runs = Runs()
+        self.log: Log | None = None  # the node, which is made with `runs` and so comes later
+        self._job = job
+        self._next_due = next_due
+        self._next_number = 0
+        self._expected: tuple[int, int] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def refuse_writes(self) -> None:
+        self._expected = None
+
+    def accept_writes(self, term: int, role_epoch: int) -> None:
+        self._expected = (term, role_epoch)
+
+    async def change_to_master(self, term: int, role_epoch: int) -> None:
+        await self._end_task()
+        self._task = asyncio.create_task(self._run_again_and_again())
+
+    async def change_to_slave(self, term: int, role_epoch: int, leader_id: str | None) -> None:
+        await self._end_task()
+
+    async def wait_dispatched(self, index: int) -> None:
+        assert self.log is not None
+        await self.log.wait_applied(index)
+
+    def recover_topic_queue_table(self) -> None:
+        """Of all there is to recover here this is all: the number of the next run."""
+        self._next_number = self.runs.count
+
+    @property
+    def dispatch_behind_bytes(self) -> int:
+        return 0
+
+    async def _run_again_and_again(self) -> None:
+        assert self.log is not None
+        while True:
+            await self._next_due()
+            if self._expected is None:
+                continue
+            number = self._next_number
+            try:
+                await self.log.append_batch([_BODY_BYTES], self._take_number, expected=self._expected)
+            except DLedgerError:
+                # Refused: leadership is gone. Or nobody knows: the number is taken, and the job does not run.
+                continue
+            self._job(number)
+
+    def _take_number(self, assigned: Assigned) -> Sequence[bytes]:
+        """In one step with the log's own numbering: none is used twice, none is left out."""
+        number = self._next_number
+        self._next_number += 1
+        return [b"run %012d" % number]
+
+    async def _end_task(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
