@@ -7,35 +7,18 @@ of order makes the verdict FAILED and the exit code 1.
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+from dledger.cli.demo_faults import Failover, LeaderKiller, Say
 from dledger.cli.demo_load import IN_FLIGHT, DemoLoad
 from dledger.cli.exits import error_line
-from dledger.cli.local_cluster import ClusterError, LocalCluster, LocalNode
+from dledger.cli.local_cluster import ClusterError, LocalCluster
 from dledger.cli.log_check import CheckResult, Found, check_log, sha256_of
 from dledger.client import AsyncClient
 from dledger.errors import DLedgerError
 
 _APPEND_SECONDS = 30.0
-_CATCH_UP_SECONDS = 30.0
-
-Say = Callable[[str, str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Failover:
-    """One killed leader, and how long no line was acknowledged because of it."""
-
-    node_id: str
-    pid: int
-    term: int
-    acknowledged: int
-    silence_ms: float
-    new_leader: str
-    new_term: int
 
 
 class Demo:
@@ -52,16 +35,23 @@ class Demo:
         await self._start()
         async with AsyncClient(self._cluster.addresses, timeout=_APPEND_SECONDS) as client:
             load = DemoLoad(client, self._lines)
-            faults = asyncio.create_task(self._faults(load))
+            self._say(
+                "appending",
+                f"{len(load.lines)} lines in {load.batches} batches of {load.batch_lines}, "
+                f"{IN_FLIGHT} batches in flight",
+            )
+            killer = LeaderKiller(self._cluster, load, self._say)
+            faults = asyncio.create_task(killer.run())
             started = time.monotonic()
             try:
                 await load.run()
                 seconds = time.monotonic() - started
-                faults_done = await self._finish_faults(faults, load)
+                faults_done = await killer.finish(faults)
+                self.failovers = killer.failovers
             finally:
                 faults.cancel()
         self._tell_load(load, seconds)
-        good = await self._verify(load)
+        good = await self._verify(load, killer)
         return good and faults_done and load.error is None and len(load.acknowledged) == len(self._lines)
 
     async def _start(self) -> None:
@@ -74,93 +64,6 @@ class Demo:
             self._say("started", f"{node_id}, pid {pid}, {plan.address}, status http://{plan.http_address}")
         seconds = time.monotonic() - began
         self._say("leader", f"{leader.node_id} in term {leader.term}, {seconds:.1f} s after the start")
-
-    # -- the faults
-
-    async def _faults(self, load: DemoLoad) -> None:
-        try:
-            await self._kill_twice(load)
-        finally:
-            load.open_gates()  # whatever went wrong here, the load must come to its end
-
-    async def _kill_twice(self, load: DemoLoad) -> None:
-        """At a third and at two thirds of the way. The first victim is back before the second falls."""
-        first, second = load.batches // 3, 2 * load.batches // 3
-        # Lines must be left to append after each kill, however fast the machine is.
-        after_first = load.gate(first + IN_FLIGHT)
-        before_second = load.gate(second)
-        after_second = load.gate(second + IN_FLIGHT)
-        self._say(
-            "appending",
-            f"{len(load.lines)} lines in {load.batches} batches of {load.batch_lines}, "
-            f"{IN_FLIGHT} batches in flight",
-        )
-        if not await load.until_acknowledged(first):
-            return
-        killed = await self._kill_leader(load, after_first.open)
-        if killed is None:
-            return
-        await self._bring_back(killed)
-        before_second.open()
-        if not await load.until_acknowledged(second + IN_FLIGHT // 2):
-            return
-        killed = await self._kill_leader(load, after_second.open)
-        if killed is not None:
-            await self._bring_back(killed)
-
-    async def _kill_leader(self, load: DemoLoad, killed: Callable[[], None]) -> str | None:
-        """The id of the leader that was killed; None: no later leader has acknowledged anything."""
-        leader = await asyncio.to_thread(self._cluster.wait_for_leader)
-        at = time.monotonic()
-        pid = self._cluster.send_signal(leader.node_id, signal.SIGKILL)
-        acknowledged = len(load.acknowledged)
-        killed()
-        self._say(
-            "SIGKILL",
-            f"{leader.node_id}, pid {pid}, leader of term {leader.term}, "
-            f"with {acknowledged} lines acknowledged",
-        )
-        after = await load.until_acknowledged_after(leader.term)
-        if after is None:
-            return None
-        silence_ms = load.longest_silence(at, after.at) * 1000
-        new = await asyncio.to_thread(self._cluster.wait_for_leader, other_than=leader.node_id)
-        self.failovers.append(
-            Failover(leader.node_id, pid, leader.term, acknowledged, silence_ms, new.node_id, after.term)
-        )
-        self._say(
-            "failover",
-            f"{new.node_id} leads in term {after.term}; {silence_ms:.0f} ms from the last acknowledgement "
-            "before to the next one",
-        )
-        return leader.node_id
-
-    async def _bring_back(self, node_id: str) -> None:
-        began = time.monotonic()
-        pid = await asyncio.to_thread(self._cluster.start_node, node_id)
-        goal = max(node.committed_index for node in await asyncio.to_thread(self._cluster.status))
-        await self._caught_up([node_id], goal)
-        seconds = time.monotonic() - began
-        self._say("restarted", f"{node_id}, pid {pid}, caught up to index {goal} after {seconds:.1f} s")
-
-    async def _caught_up(self, node_ids: Sequence[str], index: int) -> None:
-        def all_there(nodes: Sequence[LocalNode]) -> LocalNode | None:
-            asked = [node for node in nodes if node.node_id in node_ids]
-            return asked[0] if all(node.committed_index >= index for node in asked) else None
-
-        what = f"{', '.join(node_ids)} at index {index}"
-        await asyncio.to_thread(self._cluster.wait_until, all_there, _CATCH_UP_SECONDS, what)
-
-    async def _finish_faults(self, faults: asyncio.Task[None], load: DemoLoad) -> bool:
-        """Whether both leaders were killed and came back."""
-        try:
-            await faults
-        except ClusterError as error:
-            self._say("PROBLEM", error_line(error))
-            return False
-        if len(self.failovers) < 2 and load.error is None:
-            self._say("PROBLEM", "the leader was not killed twice before the lines ran out")
-        return len(self.failovers) == 2
 
     # -- the proof
 
@@ -177,10 +80,10 @@ class Demo:
             left = len(load.lines) - len(load.acknowledged) - load.failed - len(load.in_doubt)
             self._say("PROBLEM", f"{load.failed} failed, {len(load.in_doubt)} in doubt, {left} never sent")
 
-    async def _verify(self, load: DemoLoad) -> bool:
+    async def _verify(self, load: DemoLoad, killer: LeaderKiller) -> bool:
         last = max((a.index for a in load.acknowledged), default=-1)
         try:
-            await self._caught_up(self._cluster.node_ids, last)
+            await killer.caught_up(self._cluster.node_ids, last)
         except ClusterError as error:
             # Read them all the same: what is missing is to be shown, not hidden.
             self._say("PROBLEM", error_line(error))

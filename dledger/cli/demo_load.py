@@ -119,6 +119,23 @@ class DemoLoad:
         return max((b - a for a, b in pairwise(times)), default=0.0)
 
     @property
+    def in_flight(self) -> int:
+        return IN_FLIGHT
+
+    @property
+    def acknowledged_lines(self) -> int:
+        return len(self.acknowledged)
+
+    @property
+    def has_failed(self) -> bool:
+        return self.error is not None
+
+    async def until_served_again(self, gone: float, term: int) -> float | None:
+        """See `dledger.cli.demo_faults.Load`. Every acknowledgement names its term."""
+        ack = await self.until_acknowledged_after(term)
+        return None if ack is None else ack.at
+
+    @property
     def _is_over(self) -> bool:
         return self.finished or self.error is not None
 
