@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from broker_adapter.client import NameServerRoutes, RouteSource, StaticRoutes
 from dledger import TlsFiles
+
+_REGISTRATION_SECONDS = 5.0
+_LOOK_SECONDS = 0.05
 
 
 class Routes(RouteSource, Protocol):
@@ -36,6 +40,15 @@ class Target:
         else:
             routes = StaticRoutes(self.servers, tls=self.tls)
         try:
+            await self._wait_for_brokers(routes)
             yield routes
         finally:
             await routes.close()
+
+    async def _wait_for_brokers(self, routes: Routes) -> None:
+        """Brokers register with a NameServer that has just been started a moment later. If none comes, the
+        command says so itself. NotConnected if there is nobody to ask."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(self.timeout, _REGISTRATION_SECONDS)):
+                while not await routes.brokers():
+                    await asyncio.sleep(_LOOK_SECONDS)

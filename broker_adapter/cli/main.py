@@ -9,6 +9,7 @@ from dledger.cli.main import main as log_main
 
 add_kind(BROKER_KIND)
 add_command("broker", "broker_adapter.cli.broker_group:broker")
+add_command("demo", "broker_adapter.cli.demo_command:demo")
 
 
 def main() -> None:

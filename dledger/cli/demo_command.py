@@ -6,7 +6,10 @@ import asyncio
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,25 +23,41 @@ from dledger.cli.output import human_bytes
 _COLOURS = {"SIGKILL": "red", "failover": "yellow", "PROBLEM": "red", "OK": "green", "FAILED": "red"}
 
 
+#: Plays the demo once in an empty directory. What to say of a good end; None: something was wrong.
+Play = Callable[[Path, list[bytes]], str | None]
+
+
+def demo_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--input, --dir, --base-port and --minutes, as what `run_demo` takes, and `base_port`."""
+    options = (
+        click.option(
+            "--input",
+            "path",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="The file whose lines are stored.  [default: a long text of Python's library]",
+        ),
+        click.option(
+            "--dir",
+            "directory",
+            type=click.Path(file_okay=False, path_type=Path),
+            help="Where to put the cluster, empty or absent; it is kept.  [default: a temporary directory]",
+        ),
+        click.option(
+            "--base-port", type=int, default=0, show_default=True, help="First port; 0 takes free ones."
+        ),
+        click.option(
+            "--minutes",
+            type=click.FloatRange(0, min_open=True),
+            help="Do it again and again, each time with a new cluster, for so long or until it fails.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @click.command()
-@click.option(
-    "--input",
-    "path",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The file to replicate, one entry a line.  [default: a long text of Python's library]",
-)
-@click.option(
-    "--dir",
-    "directory",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Where to put the cluster, empty or absent; it is kept.  [default: a temporary directory]",
-)
-@click.option("--base-port", type=int, default=0, show_default=True, help="First port; 0 takes free ones.")
-@click.option(
-    "--minutes",
-    type=click.FloatRange(0, min_open=True),
-    help="Do it again and again, each time with a new cluster, for so long or until it fails.",
-)
+@demo_options
 def demo(path: Path | None, directory: Path | None, base_port: int, minutes: float | None) -> None:
     """Replicate a file over three nodes, kill the leader twice, and prove that nothing is lost.
 
@@ -54,6 +73,24 @@ def demo(path: Path | None, directory: Path | None, base_port: int, minutes: flo
       dledger demo --input /var/log/syslog --dir /tmp/demo
       dledger demo --minutes 30
     """
+    run_demo(path, directory, minutes, partial(play_log, base_port=base_port))
+
+
+def play_log(root: Path, lines: list[bytes], *, base_port: int) -> str | None:
+    """The demo of the log."""
+    with LocalCluster.create(root, nodes=3, base_port=base_port) as cluster:
+        story = Demo(cluster, lines, say)
+        if not asyncio.run(story.run()):
+            return None
+    pauses = " and ".join(f"{failover.silence_ms:.0f} ms" for failover in story.failovers)
+    return (
+        f"{len(lines)} lines on 3 nodes, each once and in order, through 2 killed leaders "
+        f"(silent for {pauses})"
+    )
+
+
+def run_demo(path: Path | None, directory: Path | None, minutes: float | None, play: Play) -> None:
+    """Once, or for so many minutes. Exits with 1 when something was wrong."""
     if minutes is not None and directory is not None:
         raise click.UsageError(
             "--minutes makes many clusters, each in a directory of its own: leave out --dir"
@@ -70,35 +107,28 @@ def demo(path: Path | None, directory: Path | None, base_port: int, minutes: flo
         rounds += 1
         if minutes is not None:
             say("round", str(rounds))
-        if not _run_once(lines, directory, base_port):
+        if not _run_once(lines, directory, play):
             raise click.exceptions.Exit(Exit.FAILED)
     if minutes is not None:
         say("OK", f"{rounds} rounds, {2 * rounds} killed leaders, nothing lost")
 
 
-def _run_once(lines: list[bytes], directory: Path | None, base_port: int) -> bool:
+def _run_once(lines: list[bytes], directory: Path | None, play: Play) -> bool:
     began = time.monotonic()
     root = directory or Path(tempfile.mkdtemp(prefix="dledger-demo-"))
-    good = False
+    end: str | None = None
     try:
-        with LocalCluster.create(root, nodes=3, base_port=base_port) as cluster:
-            story = Demo(cluster, lines, say)
-            good = asyncio.run(story.run())
+        end = play(root, lines)
     finally:
-        if good and directory is None:
+        if end is not None and directory is None:
             shutil.rmtree(root)
         else:
             say("kept", f"data and logs of the nodes are in {root}")
     seconds = time.monotonic() - began
-    if not good:
+    if end is None:
         say("FAILED", f"see above; {seconds:.1f} s")
         return False
-    pauses = " and ".join(f"{failover.silence_ms:.0f} ms" for failover in story.failovers)
-    say(
-        "OK",
-        f"{len(lines)} lines on 3 nodes, each once and in order, through 2 killed leaders "
-        f"(silent for {pauses}); {seconds:.1f} s",
-    )
+    say("OK", f"{end}; {seconds:.1f} s")
     return True
 
 

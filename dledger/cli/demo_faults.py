@@ -66,12 +66,23 @@ class Failover:
 
 
 class LeaderKiller:
-    """Kills at a third and at two thirds of the way. The first victim is back before the second falls."""
+    """Kills at a third and at two thirds of the way. The first victim is back before the second falls.
 
-    def __init__(self, cluster: LocalCluster, load: Load, say: Say) -> None:
+    `describe`: what there is to say of a new leader besides.
+    """
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        load: Load,
+        say: Say,
+        *,
+        describe: Callable[[LocalNode], str] = lambda node: "",
+    ) -> None:
         self._cluster = cluster
         self._load = load
         self._say = say
+        self._describe = describe
         self.failovers: list[Failover] = []
 
     async def run(self) -> None:
@@ -146,7 +157,7 @@ class LeaderKiller:
         self._say(
             "failover",
             f"{new.node_id} leads in term {new.term}; {silence_ms:.0f} ms from the last acknowledgement "
-            "before to the next one",
+            f"before to the next one{self._describe(new)}",
         )
         return leader.node_id
 
