@@ -42,6 +42,7 @@ T = TypeVar("T")
 
 PERM_WRITE, PERM_READ = 2, 4
 _MAX_PULLED_MESSAGES = 4096
+_MAX_PULLED_BYTES = 4 << 20
 _MAX_QUERIED = 1024
 
 
@@ -129,7 +130,7 @@ class Broker:
             topic,
             queue_id,
             max_messages=min(max_messages, _MAX_PULLED_MESSAGES),
-            max_bytes=max_bytes,
+            max_bytes=min(max_bytes, _MAX_PULLED_BYTES),
             tags=frozenset(tags),
         )
         loop = asyncio.get_running_loop()

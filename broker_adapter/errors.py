@@ -79,6 +79,7 @@ class Status(IntEnum):
     MESSAGE_NOT_FOUND = 742
     TOO_MANY_HELD_PULLS = 743
     NOT_CONFIRMED = 744
+    BEING_REPAIRED = 745
     # -- bytes that were stored
     RECORD_TRUNCATED = 750
     RECORD_MAGIC = 751
@@ -135,6 +136,7 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.DISK_FULL: ResponseCode.SERVICE_NOT_AVAILABLE,
     Status.TOO_MANY_HELD_PULLS: ResponseCode.SYSTEM_BUSY,
     Status.NOT_CONFIRMED: ResponseCode.SYSTEM_BUSY,
+    Status.BEING_REPAIRED: ResponseCode.SYSTEM_BUSY,
     Status.TOO_MANY_CALLS: ResponseCode.SYSTEM_BUSY,
     Status.NOT_CONNECTED: ResponseCode.SERVICE_NOT_AVAILABLE,
     Status.OUTCOME_UNKNOWN: ResponseCode.SYSTEM_ERROR,
@@ -295,6 +297,7 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.MESSAGE_NOT_FOUND: ReadFailed,
     Status.TOO_MANY_HELD_PULLS: ReadFailed,
     Status.NOT_CONFIRMED: ReadFailed,
+    Status.BEING_REPAIRED: ReadFailed,
     Status.RECORD_TRUNCATED: StoredDataDamaged,
     Status.RECORD_MAGIC: StoredDataDamaged,
     Status.RECORD_LENGTHS: StoredDataDamaged,
