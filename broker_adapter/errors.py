@@ -80,6 +80,7 @@ class Status(IntEnum):
     TOO_MANY_HELD_PULLS = 743
     NOT_CONFIRMED = 744
     BEING_REPAIRED = 745
+    GROUP_NOT_ENABLED = 746
     # -- bytes that were stored
     RECORD_TRUNCATED = 750
     RECORD_MAGIC = 751
@@ -137,6 +138,7 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.TOO_MANY_HELD_PULLS: ResponseCode.SYSTEM_BUSY,
     Status.NOT_CONFIRMED: ResponseCode.SYSTEM_BUSY,
     Status.BEING_REPAIRED: ResponseCode.SYSTEM_BUSY,
+    Status.GROUP_NOT_ENABLED: ResponseCode.NO_PERMISSION,
     Status.TOO_MANY_CALLS: ResponseCode.SYSTEM_BUSY,
     Status.NOT_CONNECTED: ResponseCode.SERVICE_NOT_AVAILABLE,
     Status.OUTCOME_UNKNOWN: ResponseCode.SYSTEM_ERROR,
@@ -298,6 +300,7 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.TOO_MANY_HELD_PULLS: ReadFailed,
     Status.NOT_CONFIRMED: ReadFailed,
     Status.BEING_REPAIRED: ReadFailed,
+    Status.GROUP_NOT_ENABLED: ReadFailed,
     Status.RECORD_TRUNCATED: StoredDataDamaged,
     Status.RECORD_MAGIC: StoredDataDamaged,
     Status.RECORD_LENGTHS: StoredDataDamaged,
