@@ -1,4 +1,5 @@
 """A message broker in the style of RocketMQ whose CommitLog is the replicated log of `dledger`.
 
-What is here so far: byte layouts and errors, pure. Only what `dledger` itself exports is used.
+Only what `dledger` itself exports is used. `broker_adapter.client` is for programs that send and receive,
+`broker_adapter.program` for nodes; docs/broker.md says how it is built.
 """

@@ -42,6 +42,7 @@ T = TypeVar("T")
 
 PERM_WRITE, PERM_READ = 2, 4
 _MAX_PULLED_MESSAGES = 4096
+_MAX_PULLED_BYTES = 4 << 20
 _MAX_QUERIED = 1024
 
 
@@ -121,6 +122,7 @@ class Broker:
         group: str = "",
     ) -> PullResult:
         self._check_readable(topic, queue_id)
+        self._check_enabled(group)
         if offset < 0 or max_messages < 1 or max_bytes < 1 or wait_ms < 0:
             text = f"offset {offset}, max_messages {max_messages}, max_bytes {max_bytes}, wait_ms {wait_ms}"
             raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
@@ -129,7 +131,7 @@ class Broker:
             topic,
             queue_id,
             max_messages=min(max_messages, _MAX_PULLED_MESSAGES),
-            max_bytes=max_bytes,
+            max_bytes=min(max_bytes, _MAX_PULLED_BYTES),
             tags=frozenset(tags),
         )
         loop = asyncio.get_running_loop()
@@ -231,6 +233,7 @@ class Broker:
         return await self._groups.reset(group, offsets)
 
     async def join(self, group: str, member_id: str, topics: Sequence[str], lease_ms: int) -> Assignment:
+        self._check_enabled(group)
         return await self._groups.join(group, member_id, topics, lease_ms)
 
     async def leave(self, group: str, member_id: str) -> None:
@@ -263,6 +266,13 @@ class Broker:
         if not 0 <= queue_id < config.read_queues:
             text = f"topic {topic} has {config.read_queues} queues to read, none is {queue_id}"
             raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
+
+    def _check_enabled(self, group: str) -> None:
+        known = self._metadata.group(group)
+        if known is not None and not known.config.consume_enable:
+            raise ReadFailed(
+                Status.GROUP_NOT_ENABLED, f"group {group} may not consume (consume_enable is off)"
+            )
 
     async def _read(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)

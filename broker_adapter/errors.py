@@ -79,6 +79,8 @@ class Status(IntEnum):
     MESSAGE_NOT_FOUND = 742
     TOO_MANY_HELD_PULLS = 743
     NOT_CONFIRMED = 744
+    BEING_REPAIRED = 745
+    GROUP_NOT_ENABLED = 746
     # -- bytes that were stored
     RECORD_TRUNCATED = 750
     RECORD_MAGIC = 751
@@ -135,6 +137,8 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.DISK_FULL: ResponseCode.SERVICE_NOT_AVAILABLE,
     Status.TOO_MANY_HELD_PULLS: ResponseCode.SYSTEM_BUSY,
     Status.NOT_CONFIRMED: ResponseCode.SYSTEM_BUSY,
+    Status.BEING_REPAIRED: ResponseCode.SYSTEM_BUSY,
+    Status.GROUP_NOT_ENABLED: ResponseCode.NO_PERMISSION,
     Status.TOO_MANY_CALLS: ResponseCode.SYSTEM_BUSY,
     Status.NOT_CONNECTED: ResponseCode.SERVICE_NOT_AVAILABLE,
     Status.OUTCOME_UNKNOWN: ResponseCode.SYSTEM_ERROR,
@@ -295,6 +299,8 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.MESSAGE_NOT_FOUND: ReadFailed,
     Status.TOO_MANY_HELD_PULLS: ReadFailed,
     Status.NOT_CONFIRMED: ReadFailed,
+    Status.BEING_REPAIRED: ReadFailed,
+    Status.GROUP_NOT_ENABLED: ReadFailed,
     Status.RECORD_TRUNCATED: StoredDataDamaged,
     Status.RECORD_MAGIC: StoredDataDamaged,
     Status.RECORD_LENGTHS: StoredDataDamaged,

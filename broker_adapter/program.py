@@ -40,6 +40,8 @@ _log = get_logger("broker")
 
 _READER_THREADS = 2
 _PURGE_LOOK_S = 1.0
+#: Steps of role changes that the status shows.
+_HISTORY = 16
 #: What a record may have beside its body.
 _MAX_OVERHEAD = record_size(0, MAX_DERIVED_TOPIC_LENGTH, MAX_PROPERTIES_BYTES, version=Version.V2, v6_hosts=2)
 
@@ -165,7 +167,7 @@ class BrokerProgram:
             slave_id=1 + sorted(config.members).index(config.node_id),
             on_change=self._role_changed,
         )
-        limits = RoleChangeLimits(patience_s=settings.role_change_report_ms / 1000)
+        limits = RoleChangeLimits(patience_s=settings.role_change_report_ms / 1000, history=_HISTORY)
         self.handler = RoleChangeHandler(node, self.adapter, limits=limits)
         status = BrokerStatus(self)
         node.show_status(status.shown)

@@ -17,7 +17,7 @@ from broker_adapter.index_layout import index_keys
 from broker_adapter.java_hash import tag_code
 from broker_adapter.message import ENTRY_HEADER_SIZE, decode
 from broker_adapter.properties import KEYS, TAGS, UNIQ_KEY, split_properties
-from dledger import Code, InvalidRequest
+from dledger import Code, InvalidRequest, StorageError
 from dledger import ReadFailed as LogReadFailed
 
 #: Units looked at in one pull for a tag that hardly any message has.
@@ -104,6 +104,8 @@ class QueueReader:
         except (LogReadFailed, InvalidRequest) as error:
             text = f"no message at {physical_offset}: {error.message}"
             raise ReadFailed(Status.MESSAGE_NOT_FOUND, text) from error
+        except StorageError as error:
+            raise _being_repaired(error) from error
 
     def query(self, topic: str, key: str, *, begin_ms: int, end_ms: int, max_messages: int) -> list[bytes]:
         """Messages of the topic that have this key, stored between the times, the newest first. The index
@@ -147,11 +149,19 @@ class QueueReader:
         return least + bisect_left(range(least, end), begin, key=physical_offset)
 
     def _records(self, chosen: Sequence[tuple[int, ConsumeQueueUnit]]) -> list[bytes]:
+        """`dledger.ReadFailed` if some were purged; ReadFailed (BEING_REPAIRED)."""
         if not chosen:
             return []
-        return self._log.read_bodies(
-            [(unit.physical_offset - ENTRY_HEADER_SIZE, unit.size) for _, unit in chosen]
-        )
+        spans = [(unit.physical_offset - ENTRY_HEADER_SIZE, unit.size) for _, unit in chosen]
+        try:
+            return self._log.read_bodies(spans)
+        except StorageError as error:
+            raise _being_repaired(error) from error
+
+
+def _being_repaired(error: StorageError) -> ReadFailed:
+    text = f"damaged on this node, and being repaired; read it from another broker: {error.message}"
+    return ReadFailed(Status.BEING_REPAIRED, text)
 
 
 def tag_of(record: bytes) -> str:

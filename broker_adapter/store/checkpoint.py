@@ -21,11 +21,11 @@ from zlib import crc32
 
 from broker_adapter.errors import Status, StoredDataDamaged
 from broker_adapter.index_layout import IndexHeader, IndexShape
-from broker_adapter.store.applied import Applied
 from broker_adapter.store.consume_queue import QueueState
 from broker_adapter.store.consume_queues import QueuePosition
 from broker_adapter.store.files import Files, read_file, replace_file
 from broker_adapter.store.index_file import IndexState
+from dledger import Applied
 
 FILE_NAME = "derived_checkpoint"
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from broker_adapter.store.applied import NOTHING, Applied
+from broker_adapter.store.applied import NOTHING
 from broker_adapter.store.checkpoint import Checkpoint, remove_checkpoint, write_checkpoint
 from broker_adapter.store.consume_queues import ConsumeQueues, QueuesSnapshot
 from broker_adapter.store.files import Files
 from broker_adapter.store.index_files import IndexFiles, IndexSnapshot
 from broker_adapter.store.stage import Stage
+from dledger import Applied
 
 
 @dataclass(slots=True)

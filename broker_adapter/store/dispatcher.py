@@ -18,7 +18,7 @@ import structlog
 
 from broker_adapter.consume_queue_unit import UNITS_PER_FILE
 from broker_adapter.index_layout import IndexShape
-from broker_adapter.store.applied import NOTHING, Applied, Entry, reached_by
+from broker_adapter.store.applied import NOTHING, reached_by
 from broker_adapter.store.checkpoint import Image, decode_image, encode_image, read_checkpoint
 from broker_adapter.store.checkpointer import Checkpointer
 from broker_adapter.store.consume_queue import Disagreement
@@ -27,6 +27,7 @@ from broker_adapter.store.dispatching import Dispatching
 from broker_adapter.store.files import Files, OsFiles, make_directories
 from broker_adapter.store.index_files import IndexFiles
 from broker_adapter.store.stage import Stage, ThreadStage
+from dledger import Applied, AppliedEntry
 
 _log = structlog.get_logger(part="reput")
 
@@ -186,14 +187,14 @@ class Dispatcher:
             self._applied = None
             self._dispatched = NOTHING
 
-    def replay(self, entries: Sequence[Entry]) -> None:
+    def replay(self, entries: Sequence[AppliedEntry]) -> None:
         """Entries that the loaded image covers and the log still has: queues and index are made of them."""
         if entries:
             with self._lock:
                 self._dispatching.replay(entries)
                 self._dispatched = reached_by(entries[-1])
 
-    def apply(self, entries: Sequence[Entry]) -> None:
+    def apply(self, entries: Sequence[AppliedEntry]) -> None:
         """Dispatch committed entries. StoredDataDamaged (QUEUE_ORDER) if a queue has a gap: that is a bug."""
         if not entries:
             return

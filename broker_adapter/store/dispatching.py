@@ -11,7 +11,6 @@ import structlog
 
 from broker_adapter.errors import Status, StoredDataDamaged
 from broker_adapter.message import ENTRY_HEADER_SIZE
-from broker_adapter.store.applied import Entry
 from broker_adapter.store.consume_queue import ConsumeQueue
 from broker_adapter.store.consume_queues import ConsumeQueues, QueuePosition
 from broker_adapter.store.index_files import IndexFiles, KeyedMessage
@@ -19,6 +18,7 @@ from broker_adapter.store.records import body_of, place
 from broker_adapter.store.routes import Route, Routes
 from broker_adapter.store.stage import Stage
 from broker_adapter.sys_flag import TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+from dledger import AppliedEntry
 
 _log = structlog.get_logger(part="reput")
 
@@ -58,7 +58,7 @@ class Dispatching:
         self._refilled.clear()
         self._awaited = {queue: queue.max_offset for queue in self._queues.all()}
 
-    def replay(self, entries: Sequence[Entry]) -> None:
+    def replay(self, entries: Sequence[AppliedEntry]) -> None:
         """Entries whose effects on metadata and on the offsets of queues are known already."""
         self._take(entries, is_replay=True)
 
@@ -72,7 +72,7 @@ class Dispatching:
                 raise _out_of_order(f"{queue} ends at {queue.max_offset} after a replay, not at {end}")
         self._awaited = None
 
-    def apply(self, entries: Sequence[Entry]) -> list[ConsumeQueue]:
+    def apply(self, entries: Sequence[AppliedEntry]) -> list[ConsumeQueue]:
         """The queues that got messages, all of which can be read now.
 
         StoredDataDamaged (QUEUE_ORDER) if a message is not the next one of its queue.
@@ -81,7 +81,7 @@ class Dispatching:
 
     # -- inside -----------------------------------------------------------------------------------------
 
-    def _take(self, entries: Sequence[Entry], *, is_replay: bool) -> list[ConsumeQueue]:
+    def _take(self, entries: Sequence[AppliedEntry], *, is_replay: bool) -> list[ConsumeQueue]:
         routes = self._routes
         gathered: dict[ConsumeQueue, _Units] = {}
         arrived: dict[ConsumeQueue, None] = {}
@@ -140,7 +140,7 @@ class Dispatching:
         expected = queue.max_offset + len(units)
         raise _out_of_order(f"{queue}: a message with offset {queue_offset}, the next one is {expected}")
 
-    def _note_foreign(self, entry: Entry, error: StoredDataDamaged) -> None:
+    def _note_foreign(self, entry: AppliedEntry, error: StoredDataDamaged) -> None:
         self.foreign_records += 1
         number = self.foreign_records
         if number <= _LOGGED_EACH or str(number).strip("0") == "1":

@@ -6,9 +6,9 @@ import struct
 
 from broker_adapter.errors import Status, StoredDataDamaged
 from broker_adapter.message import ENTRY_HEADER_SIZE, Version, decode
-from broker_adapter.store.applied import Entry
 from broker_adapter.store.routes import Route, Routes
 from broker_adapter.sys_flag import HOST_BITS
+from dledger import AppliedEntry
 
 #: Of a record of V1 with IPv4 hosts: size, magic, queue id, queue offset, physical offset, sys_flag, store
 #: timestamp, size of the body.
@@ -23,7 +23,7 @@ _ANY_BODY = 1 << 30
 Placed = tuple[Route, int, int, int, int, int]
 
 
-def place(entry: Entry, routes: Routes) -> Placed:
+def place(entry: AppliedEntry, routes: Routes) -> Placed:
     """Where the record that is an entry's body belongs.
 
     StoredDataDamaged if it is none, or not the one that a broker stored there; its crc is the log's business.
@@ -47,6 +47,6 @@ def place(entry: Entry, routes: Routes) -> Placed:
     return route, queue_id, queue_offset, size, sys_flag, stamp
 
 
-def body_of(entry: Entry) -> bytes:
+def body_of(entry: AppliedEntry) -> bytes:
     """The body of the message in an entry that has a place."""
     return decode(entry.body, max_body_bytes=_ANY_BODY, verify_body=False).body

@@ -109,10 +109,12 @@ class LimitsConfig(_Section):
 
 
 class RetentionConfig(_Section):
-    """What may be forgotten: entries older than max_age, and more than max_bytes. Neither: nothing is."""
+    """What may be forgotten: entries older than max_age, more than max_bytes, and what is in the way of
+    min_free_bytes on the leader's disk. None of them: nothing is."""
 
     max_age: Duration | None = None
     max_bytes: Positive | None = None
+    min_free_bytes: Positive | None = None
     hold_bytes: NotNegative = 1 << 30  # a follower further behind than this does not hold purging back
     check_interval: Duration = "10s"
 
@@ -120,6 +122,7 @@ class RetentionConfig(_Section):
         return RetentionPolicy(
             max_age_ms=None if self.max_age is None else duration_ms(self.max_age),
             max_bytes=self.max_bytes,
+            min_free_bytes=self.min_free_bytes,
             hold_bytes=self.hold_bytes,
             check_ms=duration_ms(self.check_interval),
         )

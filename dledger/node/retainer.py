@@ -100,7 +100,10 @@ class Retainer:
         borders = self._borders()
         time_ms = replica.admission.state.clock.read(now_ms, replica.wall_ms())
         end_pos = replica.log_tail.pos
-        wanted = wanted_base(self.policy, borders, end_pos, time_ms, self.asked_before)
+        store = replica.store
+        wanted = wanted_base(
+            self.policy, borders, store.base.pos, end_pos, time_ms, self.asked_before, store.free_bytes()
+        )
         if wanted is not None:
             wanted = held_back(borders, wanted, replica.follower_ends(), end_pos, self.policy.hold_bytes)
         if wanted is None:

@@ -18,12 +18,13 @@ class RetentionPolicy:
 
     max_age_ms: int | None = None  # by cluster time
     max_bytes: int | None = None  # kept behind the last border, at least
+    min_free_bytes: int | None = None  # of the leader's file system
     hold_bytes: int = 1 << 30  # a follower further behind than this no longer holds purging back
     check_ms: int = 1000
 
     @property
     def is_on(self) -> bool:
-        return self.max_age_ms is not None or self.max_bytes is not None
+        return any(bound is not None for bound in (self.max_age_ms, self.max_bytes, self.min_free_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +36,29 @@ class Border:
 
 
 def wanted_base(
-    policy: RetentionPolicy, borders: Sequence[Border], end_pos: int, now_ms: int, asked_before: int
+    policy: RetentionPolicy,
+    borders: Sequence[Border],
+    begin_pos: int,
+    end_pos: int,
+    now_ms: int,
+    asked_before: int,
+    free_bytes: int,
 ) -> Base | None:
-    """The highest border that age, size or an operator (`asked_before`, an index) allow; None: none."""
+    """The highest border that age, size, free space or an operator (`asked_before`, an index) allow; None:
+    none. For space no more goes than is missing."""
     wanted: Base | None = None
+    missing = 0 if policy.min_free_bytes is None else policy.min_free_bytes - free_bytes
     for border in borders:
+        too_little_room = missing > 0
+        missing -= border.base.pos - begin_pos
+        begin_pos = border.base.pos
         too_old = (
             policy.max_age_ms is not None
             and border.stamp_ms >= 0
             and now_ms - border.stamp_ms >= policy.max_age_ms
         )
         too_much = policy.max_bytes is not None and end_pos - border.base.pos >= policy.max_bytes
-        if too_old or too_much or border.base.index < asked_before:
+        if too_old or too_much or too_little_room or border.base.index < asked_before:
             wanted = border.base
     return wanted
 

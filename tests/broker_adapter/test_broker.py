@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.api import OutgoingMessage, PullStatus, QueueOffset, TopicConfig
+from broker_adapter.api import GroupConfig, OutgoingMessage, PullStatus, QueueOffset, TopicConfig
 from broker_adapter.errors import BrokerError, NotMaster, Status
 from broker_adapter.message import decode
 from tests.broker_adapter.cluster import bodies, brokers, in_step, messages
@@ -121,6 +121,14 @@ async def test_what_is_wrong_is_refused_with_its_own_status(tmp_path: Path) -> N
         with pytest.raises(BrokerError) as caught:
             await broker.pull("hidden", 0, 0)
         assert caught.value.status is Status.TOPIC_NOT_READABLE
+        await broker.put_group(GroupConfig("stopped", consume_enable=False))
+        for refused in (
+            broker.pull("open", 0, 0, group="stopped"),
+            broker.join("stopped", "m", ["open"], 9000),
+        ):
+            with pytest.raises(BrokerError) as caught:
+                await refused
+            assert caught.value.status is Status.GROUP_NOT_ENABLED
         pulled = await broker.pull("open", 0, 5)
         assert (pulled.status, pulled.next_offset) == (PullStatus.OFFSET_ILLEGAL, 0)
         with pytest.raises(BrokerError) as caught:

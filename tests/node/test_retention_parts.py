@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from dledger.core.values import Base
 from dledger.node.admission import AppendLimits
-from dledger.node.retention import RetentionPolicy
+from dledger.node.retention import Border, RetentionPolicy, wanted_base
 from dledger.node.shell import PurgeJob
 from dledger.store.identity import Identity
 from dledger.store.internal import Purge, decode_internal, strip_stamp
@@ -91,3 +94,28 @@ def test_a_purge_that_is_put_off_is_carried_out_by_the_next_life() -> None:
     again = small_host(host.store, RetentionPolicy())
     live(again, 3, image=5)
     assert again.store.begin_index > 0
+
+
+@pytest.mark.parametrize(
+    ("free", "expected"),
+    [(1000, None), (999, 10), (901, 10), (900, 10), (899, 20), (750, 20), (749, 30), (0, 30)],
+)
+def test_for_space_no_more_goes_than_is_missing(free: int, expected: int | None) -> None:
+    borders = [
+        Border(Base(index, 1, pos, 0), stamp_ms=-1) for index, pos in ((10, 1100), (20, 1250), (30, 2000))
+    ]
+    policy = RetentionPolicy(min_free_bytes=1000)
+    wanted = wanted_base(policy, borders, 1000, 3000, now_ms=0, asked_before=-1, free_bytes=free)
+    assert (None if wanted is None else wanted.index) == expected
+
+
+def test_a_leader_purges_until_enough_of_its_disk_is_free_and_no_further() -> None:
+    store = MemoryLogStore(Identity("cluster", "group", "a", FILE))
+    host = small_host(store)
+    fill(host, 70)
+    assert store.tail.pos > 9 * FILE and store.begin_index == 0
+    free = store.free_bytes()
+    host.replica.retainer.policy = RetentionPolicy(min_free_bytes=free + 5 * FILE, hold_bytes=0, check_ms=20)
+    live(host, 200, image=100)
+    assert 0 < store.base.pos < 9 * FILE
+    assert store.free_bytes() == free + 5 * FILE
