@@ -26,11 +26,14 @@ class BodyReader:
         """See NodeServer.read_bodies."""
         if len(spans) > 1 and sum([size for _, size in spans]) > MAX_BYTES:
             raise InvalidRequest(f"bodies of more than {MAX_BYTES} bytes in one call")
+        end_pos = self._end_pos
         try:
             try:
-                return self._store.read_bodies(spans, self._end_pos)
+                return self._store.read_bodies(spans, end_pos)
             except ReadFailed as error:
-                if error.code is not Code.INDEX_OUT_OF_RANGE or not self._look():
+                self._look()
+                # Another thread may have looked since this one began.
+                if error.code is not Code.INDEX_OUT_OF_RANGE or self._end_pos <= end_pos:
                     raise
                 return self._store.read_bodies(spans, self._end_pos)
         except EntryDamaged as error:
@@ -53,10 +56,6 @@ class BodyReader:
         size = self._store.entry(self.index_at(pos)).size - HEADER_SIZE
         return self.read([(pos, size)])[0]
 
-    def _look(self) -> bool:
-        """Whether more may be read by now."""
-        end_pos = self._store.tail_at(self._readable.index).pos
-        if end_pos <= self._end_pos:
-            return False
-        self._end_pos = end_pos
-        return True
+    def _look(self) -> None:
+        """How far may be read by now."""
+        self._end_pos = max(self._end_pos, self._store.tail_at(self._readable.index).pos)
