@@ -1,0 +1,210 @@
+"""The broker's commands against three running nodes and a NameServer."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+import pytest
+
+from dledger.cli.local_cluster import LocalCluster
+
+from .conftest import BrokerCommand, wait_for_master
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("broker-cli-cluster")]
+
+
+def table(text: str) -> list[list[str]]:
+    """Cells of the rows below the head."""
+    return [line.split() for line in text.splitlines()[1:]]
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_topics_are_created_changed_listed_and_deleted(on_broker: BrokerCommand) -> None:
+    on_broker("broker", "topic", "create", "plans", "--queues", "2")
+    assert ["plans", "2", "2", "rw"] in table(on_broker("broker", "topic", "list").stdout)
+    on_broker("broker", "topic", "create", "plans", "--queues", "3", "--perm", "r")
+    assert ["plans", "3", "3", "r"] in table(on_broker("broker", "topic", "list").stdout)
+    refused = on_broker("broker", "produce", "--topic", "plans", stdin=b"x\n", code=1)
+    assert "721 TOPIC_NOT_WRITABLE" in refused.stderr and "0 lines acknowledged, 1 failed" in refused.stderr
+    on_broker("broker", "topic", "delete", "plans")
+    assert "plans" not in on_broker("broker", "topic", "list").stdout
+    missing = on_broker("broker", "topic", "stats", "plans", code=1)
+    assert missing.stderr.startswith("error 720 TOPIC_UNKNOWN: ")
+    assert "dledger broker topic list" in missing.stderr and missing.stderr.count("\n") == 1
+
+
+def test_what_is_produced_is_consumed_by_a_group_once(on_broker: BrokerCommand) -> None:
+    on_broker("broker", "topic", "create", "orders")
+    sent = on_broker("broker", "produce", "--topic", "orders", stdin=b"a\n\nb\xff\nlast")
+    assert "4 lines acknowledged" in sent.stderr
+    assert "last offsets in orders: 0: 0, 1: 0, 2: 0, 3: 0" in sent.stderr
+    stats = on_broker("broker", "topic", "stats", "orders").stdout
+    assert "4 messages in 4 queues" in stats
+    first = on_broker("broker", "consume", "--topic", "orders", "--group", "billing")
+    assert sorted(first.stdout_bytes.split(b"\n")[:-1]) == [b"", b"a", b"b\xff", b"last"]
+    assert "4 messages, committed for billing" in first.stderr
+    again = on_broker("broker", "consume", "--topic", "orders", "--group", "billing")
+    assert again.stdout_bytes == b""
+    shown = on_broker("broker", "offsets", "show", "billing").stdout
+    assert [row[2:] for row in table(shown)[:4]] == [["1", "0", "1", "0"]] * 4
+    assert "lag 0" in shown
+
+
+def test_a_count_ends_a_consumer_and_the_next_one_goes_on(on_broker: BrokerCommand) -> None:
+    on_broker("broker", "topic", "create", "counted", "--queues", "1")
+    lines = b"".join(b"%d\n" % n for n in range(20))
+    on_broker("broker", "produce", "--topic", "counted", "--queue", "0", stdin=lines)
+    args = ("broker", "consume", "--topic", "counted", "--group", "counters")
+    assert on_broker(*args, "--count", "7").stdout_bytes == b"".join(b"%d\n" % n for n in range(7))
+    offsets = json.loads(on_broker("broker", "offsets", "show", "counters", "--json").stdout)
+    assert [(q["offset"], q["lag"]) for q in offsets["queues"]] == [(7, 13)]
+    assert on_broker(*args).stdout_bytes == b"".join(b"%d\n" % n for n in range(7, 20))
+    reset = on_broker("broker", "offsets", "reset", "counters", "--to", "18").stdout
+    assert table(reset)[0] == ["counted", "0", "18"]
+    assert on_broker(*args).stdout_bytes == b"18\n19\n"
+    on_broker("broker", "offsets", "reset", "counters", "--to-earliest")
+    assert on_broker(*args, "--count", "1").stdout_bytes == b"0\n"
+    on_broker("broker", "offsets", "reset", "counters", "--to-latest", "--topic", "counted", "--queue", "0")
+    assert on_broker(*args).stdout_bytes == b""
+    on_broker("broker", "offsets", "reset", "counters", "--to-time", "1h")
+    assert on_broker(*args).stdout_bytes == lines
+    beyond = on_broker("broker", "offsets", "reset", "counters", "--to", "1000", code=1)
+    assert "766 OFFSET_OUT_OF_RANGE" in beyond.stderr
+
+
+def test_queues_are_read_without_a_group(on_broker: BrokerCommand) -> None:
+    on_broker("broker", "topic", "create", "plain", "--queues", "2")
+    for tag, text in (("red", b"r1\nr2\n"), ("blue", b"b1\n")):
+        on_broker("broker", "produce", "--topic", "plain", "--queue", "1", "--tag", tag, stdin=text)
+    args = ("broker", "consume", "--topic", "plain")
+    assert on_broker(*args).stdout_bytes == b"r1\nr2\nb1\n"
+    assert on_broker(*args, "--tag", "blue || green").stdout_bytes == b"b1\n"
+    assert on_broker(*args, "--queue", "1", "--offset", "1", "--count", "1").stdout_bytes == b"r2\n"
+    assert on_broker(*args, "--from", "latest").stdout_bytes == b""
+    assert on_broker(*args, "--from", "1h", "--count", "1").stdout_bytes == b"r1\n"
+    outside = on_broker(*args, "--queue", "1", "--offset", "9", code=1)
+    assert "741 OFFSET_ABOVE_MAXIMUM" in outside.stderr
+    found = objects(on_broker(*args, "--json").stdout)
+    assert [(one["queue"], one["offset"], one["tag"], one["body"]) for one in found] == [
+        (1, 0, "red", "r1"),
+        (1, 1, "red", "r2"),
+        (1, 2, "blue", "b1"),
+    ]
+
+
+def test_messages_are_found_by_key_id_and_offset(on_broker: BrokerCommand) -> None:
+    on_broker("broker", "topic", "create", "keyed", "--queues", "3")
+    lines = b"A17,tea\nB18,pot\nA17,cup\nA17\n"
+    options = ("--key-field", "1", "--separator", ",", "--ordered")
+    on_broker("broker", "produce", "--topic", "keyed", *options, stdin=lines)
+    found = objects(on_broker("broker", "query", "--topic", "keyed", "--key", "A17", "--json").stdout)
+    assert [one["body"] for one in found] == ["A17", "A17,cup", "A17,tea"], "the newest first"
+    assert len({one["queue"] for one in found}) == 1, "one key, one queue"
+    for option in (
+        ("--topic", "keyed", "--id", found[2]["message_id"]),
+        ("--id", found[2]["offset_id"]),
+        ("--topic", "keyed", "--queue", str(found[2]["queue"]), "--offset", str(found[2]["offset"])),
+    ):
+        (one,) = objects(on_broker("broker", "query", *option, "--json").stdout)
+        assert one == found[2]
+    shown = on_broker("broker", "query", "--topic", "keyed", "--key", "B18").stdout
+    assert "keys        B18\n" in shown and "body        B18,pot\n" in shown
+    nothing = on_broker("broker", "query", "--topic", "keyed", "--key", "nobody", code=1)
+    assert "742 MESSAGE_NOT_FOUND" in nothing.stderr
+    assert "736 MESSAGE_ID_INVALID" in on_broker("broker", "query", "--id", "zz", code=1).stderr
+
+
+def test_a_line_too_long_is_an_error_of_that_line(on_broker: BrokerCommand) -> None:
+    text = b"short\n" + b"x" * 20 + b"\nnever\n"
+    run = on_broker(
+        "broker", "produce", "--topic", "limits", "--max-line-bytes", "10", "--batch", "5", stdin=text, code=1
+    )
+    assert "1 lines acknowledged, 1 failed" in run.stderr
+    assert "line 2 is longer than 10 bytes" in run.stderr
+    assert "the first line concerned is line 2" in run.stderr
+
+
+def test_groups_are_created_listed_and_deleted(on_broker: BrokerCommand) -> None:
+    on_broker("broker", "group", "create", "auditors")
+    assert ["auditors"] in [row[:1] for row in table(on_broker("broker", "group", "list").stdout)]
+    on_broker("broker", "group", "delete", "auditors")
+    assert "auditors" not in on_broker("broker", "group", "list").stdout
+    unknown = on_broker("broker", "offsets", "show", "auditors", code=1)
+    assert "760 GROUP_UNKNOWN" in unknown.stderr and "dledger broker group list" in unknown.stderr
+
+
+def test_a_follower_commits_and_leaves_on_ctrl_c(on_broker: BrokerCommand) -> None:
+    on_broker("broker", "topic", "create", "stream", "--queues", "1")
+    args = ("broker", "consume", "--topic", "stream", "--group", "followers", "--follow")
+    with on_broker.spawn(*args) as process:
+        on_broker("broker", "produce", "--topic", "stream", stdin=b"one\ntwo\n")
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == [b"one\n", b"two\n"]
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert error == b"2 messages, committed for followers\n"
+    offsets = json.loads(on_broker("broker", "offsets", "show", "followers", "--json").stdout)
+    assert [queue["offset"] for queue in offsets["queues"]] == [2]
+
+
+def test_the_nodes_do_as_well_as_a_name_server(cluster: LocalCluster, command: BrokerCommand) -> None:
+    servers = ("--servers", ",".join(cluster.addresses))
+    command("broker", "topic", "create", "direct", *servers)
+    command("broker", "produce", "--topic", "direct", *servers, stdin=b"x\n")
+    consumed = command("broker", "consume", "--topic", "direct", "--group", "straight", *servers)
+    assert consumed.stdout_bytes == b"x\n"
+    assert len(json.loads(command("broker", "status", "--json", *servers).stdout)["nodes"]) == 3
+
+
+def test_status_shows_roles_lag_and_registrations(cluster: LocalCluster, on_broker: BrokerCommand) -> None:
+    master = wait_for_master(cluster)
+    rows = {row[0]: row for row in table(on_broker("broker", "status").stdout)}
+    assert rows[master.node_id][2:4] == ["SYNC_MASTER", "0"]
+    assert sorted(row[2] for row in rows.values()) == ["SLAVE", "SLAVE", "SYNC_MASTER"]
+    nodes = json.loads(on_broker("broker", "status", "--json").stdout)["nodes"]
+    assert [node["writable"] for node in nodes].count(True) == 1
+    assert {"dispatch_behind_bytes", "role_change", "nameservers", "term"} <= set(nodes[0])
+    shown = on_broker("cluster", "status", "--dir", str(cluster.directory))
+    head, *body = shown.stdout.splitlines()
+    assert head.split()[-3:] == ["broker", "dispatch", "lag"]
+    assert body[-1].split()[:2] == ["namesrv", "running"]
+    assert any(line.split()[-3:] == ["SYNC_MASTER", "0", "B"] for line in body)
+
+
+# The last ones: they hurt the cluster.
+
+
+def test_a_dead_name_server_is_said_so_and_comes_back_by_its_name(
+    cluster: LocalCluster, on_broker: BrokerCommand
+) -> None:
+    where = ("--dir", str(cluster.directory))
+    assert "SIGKILL to namesrv" in on_broker("cluster", "kill", *where, "namesrv").stdout
+    shown = on_broker("cluster", "status", *where).stdout
+    assert "namesrv is down: killed by SIGKILL" in shown
+    down = on_broker("broker", "topic", "list", code=1)
+    assert "705 NOT_CONNECTED: no NameServer answers" in down.stderr and "--namesrv" in down.stderr
+    assert on_broker("broker", "topic", "list", "--servers", ",".join(cluster.addresses)).stdout
+    on_broker("cluster", "restart-node", *where, "namesrv")
+    on_broker("broker", "produce", "--topic", "back", "--timeout", "60", stdin=b"again\n")
+    assert on_broker("broker", "consume", "--topic", "back").stdout_bytes == b"again\n"
+
+
+def test_messages_and_offsets_survive_the_master(cluster: LocalCluster, on_broker: BrokerCommand) -> None:
+    on_broker("broker", "topic", "create", "kept", "--queues", "1")
+    on_broker("broker", "produce", "--topic", "kept", stdin=b"1\n2\n3\n")
+    args = ("broker", "consume", "--topic", "kept", "--group", "keepers")
+    assert on_broker(*args, "--count", "2").stdout_bytes == b"1\n2\n"
+    old = wait_for_master(cluster)
+    cluster.kill(old.node_id)
+    on_broker("broker", "produce", "--topic", "kept", "--timeout", "60", stdin=b"4\n")
+    assert on_broker(*args).stdout_bytes == b"3\n4\n"
+    rows = on_broker("broker", "status").stdout
+    assert "down" in rows and rows.count("SYNC_MASTER") == 1
+    cluster.start_node(old.node_id)
+    wait_for_master(cluster)
