@@ -110,7 +110,7 @@ async def test_all_nodes_killed_at_once(tmp_path: Path) -> None:
 
 async def test_a_rolling_restart_under_load(tmp_path: Path) -> None:
     async with ProcessCluster(tmp_path) as cluster:
-        await cluster.leader()
+        await cluster.settle()
         async with Workload(cluster) as load:
             await load.progress(50)
             for node in list(cluster.members):
