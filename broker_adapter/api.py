@@ -155,7 +155,8 @@ class BrokerApi(Protocol):
 
     def topics(self) -> list[TopicConfig]: ...
 
-    def topic_stats(self, topic: str) -> list[QueueStats]: ...
+    async def topic_stats(self, topic: str) -> list[QueueStats]:
+        """Of every queue. Linearizable: what was acknowledged before the call is counted."""
 
     async def put_group(self, config: GroupConfig) -> None: ...
 

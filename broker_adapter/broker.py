@@ -194,14 +194,11 @@ class Broker:
     def topics(self) -> list[TopicConfig]:
         return sorted(self._metadata.topics.values())
 
-    def topic_stats(self, topic: str) -> list[QueueStats]:
+    async def topic_stats(self, topic: str) -> list[QueueStats]:
+        await self._confirm()
         config = self._known_topic(topic)
-        found = []
-        for queue_id in range(max(config.read_queues, config.write_queues)):
-            least, end = self._files.bounds(topic, queue_id)
-            newest = self._files.newest_ms(topic, queue_id)
-            found.append(QueueStats(topic, queue_id, least, end, newest))
-        return found
+        count = max(config.read_queues, config.write_queues)
+        return await self._read(lambda: [self._queue_stats(topic, queue_id) for queue_id in range(count)])
 
     # -- groups -------------------------------------------------------------------------------------------
 
@@ -220,10 +217,7 @@ class Broker:
         await self._groups.commit(group, generation, offsets)
 
     async def offsets(self, group: str) -> tuple[int, list[QueueOffset]]:
-        try:
-            await self._node.wait_applied()
-        except DLedgerError as error:
-            raise ReadFailed(Status.NOT_CONFIRMED, error.message) from error
+        await self._confirm()
         found = self._metadata.group(group)
         if found is None:
             raise error_for(Status.GROUP_UNKNOWN, f"there is no group {group[:255]!r}")
@@ -251,6 +245,18 @@ class Broker:
         wanted = TopicConfig(topic, read_queues=queues, write_queues=queues)
         (await self._proposals.propose(PutTopic(wanted, create_only=True))).check()
         return self._known_topic(topic)
+
+    async def _confirm(self) -> None:
+        """Until all that was acknowledged before the call is applied here."""
+        try:
+            await self._node.wait_applied()
+        except DLedgerError as error:
+            raise ReadFailed(Status.NOT_CONFIRMED, error.message) from error
+
+    def _queue_stats(self, topic: str, queue_id: int) -> QueueStats:
+        """Blocks."""
+        least, end = self._files.bounds(topic, queue_id)
+        return QueueStats(topic, queue_id, least, end, self._files.newest_ms(topic, queue_id))
 
     def _known_topic(self, topic: str) -> TopicConfig:
         if (config := self._metadata.topic(topic)) is None:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from broker_adapter.program import BrokerProgram
 
 
+#: A dispatch that is further behind than this is worth a look (bytes).
+_MUCH_BEHIND = 1 << 20
+
+
 class BrokerStatus:
     def __init__(self, program: BrokerProgram) -> None:
         self._program = program
@@ -23,6 +27,7 @@ class BrokerStatus:
         adapter, handler = program.adapter, program.handler
         figures = program.dispatcher.figures()
         return {
+            "card": self._card(),
             "broker": program.settings.name,
             "cluster": program.settings.cluster,
             "broker_role": adapter.role.value,
@@ -46,6 +51,37 @@ class BrokerStatus:
                 for address, status in program.registrations().items()
             },
         }
+
+    def _card(self) -> Mapping[str, Any]:
+        """What the status page shows, which knows nothing of brokers: see showOwner in its view.js."""
+        program = self._program
+        adapter, status = program.adapter, program.handler.status
+        behind = program.files.dispatch_behind_bytes
+        servers = program.registrations().values()
+        registered = sum(server.registered for server in servers)
+        took = status.elected_to_writable_ms
+        if status.waits_for:
+            state = {"text": f"waits for {status.waits_for}", "level": "warn"}
+        elif not status.fit:
+            state = {"text": status.last_failure or "unfit to lead", "level": "bad"}
+        else:
+            state = {"text": "takes messages" if program.writer.expected is not None else "ok"}
+        facts: list[tuple[str, Any]] = [
+            ("Role", adapter.role.value),
+            ("State", state),
+            ("Broker id", adapter.broker_id),
+            ("Last switch", {"unix_ms": status.last_switch_unix_ms}),
+            ("Elected to writable", f"{took} ms" if took >= 0 else ""),
+            ("Dispatch lag", {"bytes": behind, "level": "warn" if behind > _MUCH_BEHIND else "ok"}),
+            (
+                "NameServers",
+                {
+                    "text": f"{registered} of {len(servers)}",
+                    "level": "ok" if registered == len(servers) else "warn",
+                },
+            ),
+        ]
+        return {"title": f"Broker {program.settings.name}", "facts": facts}
 
     def metrics(self) -> Iterable[Metric]:
         program = self._program

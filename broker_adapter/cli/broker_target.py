@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from broker_adapter.client import NameServerRoutes, RouteSource, StaticRoutes
+from broker_adapter.rpc.broker_client import NotConnected
 from dledger import TlsFiles
 
-_REGISTRATION_SECONDS = 5.0
+_REGISTRATION_SECONDS = 3.0
 _LOOK_SECONDS = 0.05
 
 
@@ -46,9 +47,16 @@ class Target:
             await routes.close()
 
     async def _wait_for_brokers(self, routes: Routes) -> None:
-        """Brokers register with a NameServer that has just been started a moment later. If none comes, the
-        command says so itself. NotConnected if there is nobody to ask."""
+        """A NameServer that is being started answers a moment later, and then brokers register with it. If
+        none comes, the command finds that out itself."""
         with suppress(TimeoutError):
             async with asyncio.timeout(min(self.timeout, _REGISTRATION_SECONDS)):
-                while not await routes.brokers():
+                while not await _known_brokers(routes):
                     await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _known_brokers(routes: Routes) -> Mapping[str, Mapping[int, str]]:
+    try:
+        return await routes.brokers()
+    except NotConnected:
+        return {}

@@ -111,7 +111,8 @@ def to_json(answers: Answers) -> dict[str, Any]:
     nodes = []
     for address, answer in answers.items():
         if isinstance(answer, NodeStatus):
-            nodes.append({"node_id": answer.node_id, "address": address, "error": None, **answer.owner})
+            owner = {key: value for key, value in answer.owner.items() if key != "card"}
+            nodes.append({"node_id": answer.node_id, "address": address, "error": None, **owner})
         else:
             nodes.append({"address": address, "error": str(answer)})
     return {"nodes": nodes}

@@ -37,6 +37,9 @@ _WATCH_AGAIN = 0.5
 #: gRPC delivers the last events of cancelled calls from its own thread a moment later, in seconds.
 _SETTLE = 0.01
 
+#: What a master says that is none any more, or soon will be none.
+_GONE = (Status.SHUTTING_DOWN, Status.NOT_CONFIRMED)
+
 #: Errors after which a call that may be repeated is repeated.
 REPEATABLE = (PutRefused, PutIndeterminate)
 
@@ -44,6 +47,13 @@ REPEATABLE = (PutRefused, PutIndeterminate)
 def pause(failures: int) -> float:
     """Seconds to wait after so many failures in a row, for loops of their own."""
     return 0.0 if failures <= 1 else random.uniform(0.01, 0.03 if failures < 10 else 0.15)
+
+
+def _is_worth_repeating(error: BaseException, repeat: tuple[type[BrokerError], ...]) -> bool:
+    """A master that cannot confirm that it is one may have a successor already."""
+    if isinstance(error, BrokerError) and error.status is Status.NOT_CONFIRMED:
+        return True
+    return isinstance(error, repeat)
 
 
 class Directory:
@@ -113,7 +123,7 @@ class Directory:
         """`client` was asked as the master and answered `error`: what that says about who is."""
         if isinstance(error, NotMaster):
             self._redirected(broker, client.address, error.master_address)
-        elif isinstance(error, NotConnected | PutIndeterminate) or error.status is Status.SHUTTING_DOWN:
+        elif isinstance(error, NotConnected | PutIndeterminate) or error.status in _GONE:
             self._redirected(broker, client.address, None)
 
     def confirmed(self, broker: str) -> None:
@@ -158,7 +168,7 @@ class Directory:
             return answer
 
         retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception(lambda e: isinstance(e, repeat) and not self._closed),
+            retry=tenacity.retry_if_exception(lambda e: _is_worth_repeating(e, repeat) and not self._closed),
             wait=RETRY_PAUSE,
             reraise=True,
         )

@@ -168,7 +168,7 @@ class BrokerService:
         return pb.ListTopicsResponse(topics=map(topic_to_pb, self._api.topics()))
 
     async def _topic_stats(self, request: pb.TopicStatsRequest) -> pb.TopicStatsResponse:
-        return pb.TopicStatsResponse(queues=map(stats_to_pb, self._api.topic_stats(request.topic)))
+        return pb.TopicStatsResponse(queues=map(stats_to_pb, await self._api.topic_stats(request.topic)))
 
     async def _put_group(self, request: pb.PutGroupRequest) -> pb.PutGroupResponse:
         group = request.group

@@ -321,7 +321,7 @@ class MemoryBroker:
     def topics(self) -> list[TopicConfig]:
         return sorted(self.cluster.topics.values())
 
-    def topic_stats(self, topic: str) -> list[QueueStats]:
+    async def topic_stats(self, topic: str) -> list[QueueStats]:
         config = self._topic(topic, create=False)
         cluster = self.cluster
         return [

@@ -11,7 +11,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from dledger.status.model import DamagedRange, MemberAddress
 from tests.status.browser import ThreadedServer, headless_chromium, needs_browser
-from tests.status.fakes import FakeSource, make_election, make_follower, make_status
+from tests.status.fakes import FakeSource, make_election, make_follower, make_status, now_ms
 
 pytestmark = [pytest.mark.browser, needs_browser]
 
@@ -96,6 +96,43 @@ def test_it_shows_what_the_owners_of_the_nodes_say(page: Page, source: FakeSourc
     source.answers["n2"] = make_status("n2", "FOLLOWER", owner={"role": "<b>SLAVE", "lag": [1, 2]})
     page.until(lambda: page.text("#owner") != "", "what the owner says")
     assert page.text("#owner") == "n2: role: <b>SLAVE, lag: [1,2]"
+
+
+def test_a_program_with_a_card_gets_a_table(page: Page, source: FakeSource) -> None:
+    assert not page.driver.find_element(By.ID, "program-card").is_displayed()
+    switched = now_ms() - 120_000
+    facts = [
+        ["Role", "<b>SYNC_MASTER"],
+        ["Last switch", {"unix_ms": switched}],
+        ["Dispatch lag", {"bytes": 5_200_000, "level": "warn"}],
+        ["State", {"text": "waits", "level": "<evil>"}],
+        ["Number", 12345],
+        "no fact",
+    ]
+    source.change("n1", owner={"card": {"title": "Broker <i>a", "facts": facts}, "more": 1})
+    slave = [["Role", "SLAVE"], ["Last switch", {"unix_ms": 0}], ["Dispatch lag", {"bytes": 0}]]
+    source.answers["n2"] = make_status("n2", "FOLLOWER", owner={"card": {"title": "", "facts": slave}})
+    page.until(lambda: page.text("#program-title") == "Broker <i>a", "the card")
+    page.until(lambda: "SLAVE" in page.text("#program"), "the second node")
+    heads = page.driver.find_elements(By.CSS_SELECTOR, "#program-head th")
+    assert [head.text for head in heads] == ["Node", "Role", "Last switch", "Dispatch lag", "State", "Number"]
+
+    def cells(number: int) -> list[str]:
+        row = page.driver.find_elements(By.CSS_SELECTOR, f"#program tr:nth-child({number}) td")
+        return [cell.text for cell in row]
+
+    first = cells(1)
+    assert first[0] == "<b>SYNC_MASTER" and "2 min" in first[1] and first[1].endswith("ago")
+    assert first[2:] == ["5.2 MB", "waits", "12,345"]
+    assert cells(2) == ["SLAVE", "never", "none", "—", "—"]
+    loud = page.driver.find_elements(By.CSS_SELECTOR, "#program td:not([data-level=ok])")
+    assert [cell.get_attribute("data-level") for cell in loud] == ["warn"]
+    assert page.text("#owner") == ""
+    source.change("n1", owner={})
+    source.answers["n2"] = make_status("n2", "FOLLOWER")
+    card = page.driver.find_element(By.ID, "program-card")
+    page.until(lambda: not card.is_displayed(), "that there is no program any more")
+    assert page.complaints() == []
 
 
 def test_the_bar_of_the_slower_follower_is_longer(page: Page) -> None:

@@ -28,7 +28,7 @@ export function show(cluster, nowMs) {
   showNodes(cluster);
   showTrouble(cluster.nodes);
   showUpkeep(cluster.nodes, nowMs);
-  showOwner(cluster.nodes);
+  showOwner(cluster.nodes, nowMs);
   showLimits(cluster.nodes);
   showElections(cluster.elections, nowMs);
 }
@@ -187,14 +187,61 @@ function showLag(cell, node, leads) {
   cell.title = node.push_state && !leads ? `replication: ${node.push_state.toLowerCase()}` : "";
 }
 
-function showOwner(nodes) {
+// What the programs on the nodes say. One that says a `card` gets a table: {title, facts: [[name, value], ...]},
+// a value being a text or number, {unix_ms}, {bytes} or {text, level}. Others get their facts as they are.
+function showOwner(nodes, nowMs) {
+  const cards = new Map(nodes.map((node) => [node.node_id, cardOf(node)]));
+  const newest = [...cards.values()].find((card) => card !== null);
+  $("program-card").hidden = newest === undefined;
+  if (newest !== undefined) {
+    setText($("program-title"), newest.title);
+    const names = newest.facts.map(([name]) => String(name));
+    showCells($("program-head"), "th", ["Node", ...names], (th) => {
+      th.setAttribute("role", "columnheader");
+      th.scope = "col";
+    });
+    showRows($("program"), $("program-row"), nodes, (row, node) => fillCard(row, node, names, cards.get(node.node_id), nowMs));
+  }
   const texts = [];
   for (const node of nodes) {
+    if (cards.get(node.node_id) !== null) continue;
     const said = Object.entries(node.status && node.status.owner ? node.status.owner : {});
     const facts = said.map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`);
     if (facts.length) texts.push(`${node.node_id}: ${facts.join(", ")}`);
   }
   showChips($("owner-card"), $("owner"), texts);
+}
+
+function cardOf(node) {
+  const card = node.status && node.status.owner ? node.status.owner.card : null;
+  if (!card || typeof card !== "object" || !Array.isArray(card.facts)) return null;
+  return { title: card.title, facts: card.facts.filter((fact) => Array.isArray(fact) && fact.length === 2) };
+}
+
+// As many cells as there are texts, made anew only when their number changes.
+function showCells(row, tag, texts, dress) {
+  const cells = [...row.children].filter((cell) => cell.localName === tag && !cell.classList.contains("node"));
+  while (cells.length > texts.length) cells.pop().remove();
+  while (cells.length < texts.length) {
+    const cell = document.createElement(tag);
+    dress(cell);
+    row.append(cell);
+    cells.push(cell);
+  }
+  texts.forEach((text, i) => setText(cells[i], text));
+  return cells;
+}
+
+function fillCard(row, node, names, card, nowMs) {
+  setText(row.querySelector(".id"), node.node_id);
+  row.classList.toggle("down", node.status === null);
+  const facts = new Map(card === null ? [] : card.facts.map(([name, value]) => [String(name), value]));
+  const shown = names.map((name) => words.fact(facts.get(name), nowMs));
+  const cells = showCells(row, "td", shown.map(([, text]) => text), (td) => td.setAttribute("role", "cell"));
+  shown.forEach(([level], i) => {
+    cells[i].dataset.level = level;
+    cells[i].dataset.label = names[i];
+  });
 }
 
 function showLimits(nodes) {

@@ -141,3 +141,16 @@ export function trouble(status) {
   }
   return found;
 }
+
+// [level, text] of one fact that a program says.
+export function fact(value, nowMs) {
+  if (value === undefined || value === null || value === "") return ["ok", "—"];
+  if (typeof value !== "object") return ["ok", typeof value === "number" ? count(value) : String(value)];
+  const level = value.level === "warn" || value.level === "bad" ? value.level : "ok";
+  if (typeof value.unix_ms === "number") {
+    if (value.unix_ms <= 0) return [level, "never"];
+    return [level, `${clock(value.unix_ms, nowMs)} · ${duration(Math.max(0, nowMs - value.unix_ms))} ago`];
+  }
+  if (typeof value.bytes === "number") return [level, value.bytes > 0 ? bytes(value.bytes) : "none"];
+  return [level, typeof value.text === "string" ? value.text : JSON.stringify(value)];
+}

@@ -58,7 +58,7 @@ def test_wrong_options_are_refused_before_anybody_is_asked(
 
 
 def test_without_anybody_there_the_error_says_what_to_check(command: BrokerCommand) -> None:
-    shown = command("broker", "topic", "list", *HERE, code=1).stderr
+    shown = command("broker", "topic", "list", *HERE, "--timeout", "0.2", code=1).stderr
     assert shown.startswith("error 705 NOT_CONNECTED: no NameServer answers")
     assert "check --servers or --namesrv" in shown and shown.count("\n") == 1
 

@@ -187,11 +187,13 @@ def test_a_dead_name_server_is_said_so_and_comes_back_by_its_name(
     assert "SIGKILL to namesrv" in on_broker("cluster", "kill", *where, "namesrv").stdout
     shown = on_broker("cluster", "status", *where).stdout
     assert "namesrv is down: killed by SIGKILL" in shown
-    down = on_broker("broker", "topic", "list", code=1)
+    down = on_broker("broker", "topic", "list", "--timeout", "0.2", code=1)
     assert "705 NOT_CONNECTED: no NameServer answers" in down.stderr and "--namesrv" in down.stderr
     assert on_broker("broker", "topic", "list", "--servers", ",".join(cluster.addresses)).stdout
     on_broker("cluster", "restart-node", *where, "namesrv")
-    on_broker("broker", "produce", "--topic", "back", "--timeout", "60", stdin=b"again\n")
+    while on_broker("broker", "topic", "list", code=None).exit_code:
+        assert "namesrv" in cluster.running()
+    on_broker("broker", "produce", "--topic", "back", stdin=b"again\n")
     assert on_broker("broker", "consume", "--topic", "back").stdout_bytes == b"again\n"
 
 
