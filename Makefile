@@ -64,7 +64,8 @@ $(PEERS): benchmarks/requirements.txt $(DEV)
 
 install: $(RUNTIME) ## Make .venv with the dledger command in it (under a minute)
 
-demo: $(RUNTIME) ## Three nodes, a real file, two killed leaders, and the proof (under a minute; INPUT=path)
+# ARGS=--log: through the log alone, without a broker.
+demo: $(RUNTIME) ## A file through brokers to a group, two killed masters, and the proof (under a minute; INPUT=path)
 	@$(BIN)/dledger demo $(if $(INPUT),--input "$(INPUT)") $(ARGS)
 
 # Tests of a file that start server processes share one xdist group (see their marks), so at most one cluster
@@ -104,7 +105,7 @@ bench-peers: $(PEERS) ## The same load on etcd and NATS JetStream, in turns with
 
 # What only shows with time: the demo again and again, then the memory of servers under a steady load.
 soak: $(DEV) ## Real processes under SIGKILL again and again, then memory over 10 minutes (MINUTES=30, +10)
-	@$(BIN)/dledger demo --minutes $(MINUTES) $(if $(INPUT),--input "$(INPUT)")
+	@$(BIN)/dledger demo --log --minutes $(MINUTES) $(if $(INPUT),--input "$(INPUT)")
 	@$(BIN)/python -m benchmarks --only memory --long $(ARGS)
 
 # The exit code is 1 when an acknowledged entry is missing, or memory, open files or disk grow without bound.
