@@ -78,8 +78,8 @@ class GroupRun:
             await messages.aclose()
 
     def _is_at_end(self) -> bool:
-        if self._ends is None:
-            return False
+        if self._ends is None or min(self._consumer.generations) < 0:
+            return False  # while others come and go at the start, no queues are owned yet
         return all(
             position >= self._ends.get((queue.topic, queue.queue_id), 0)
             for queue, position in self._consumer.assignment.items()

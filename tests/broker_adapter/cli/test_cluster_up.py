@@ -1,0 +1,64 @@
+"""`dledger cluster up --broker`, as a user has it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.cli.local_broker import BROKER_KIND
+from dledger.cli.cluster_plan import plan_cluster
+from dledger.cli.local_cluster import LocalCluster
+
+from .conftest import BrokerCommand
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """For a cluster; whatever runs there in the end is stopped."""
+    directory = tmp_path / "cluster"
+    yield directory
+    if LocalCluster.exists(directory):
+        LocalCluster(directory).stop()
+
+
+def run(command: BrokerCommand, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """As a real process: what it starts must outlive it."""
+    done = subprocess.run(
+        command.line(*arguments), capture_output=True, text=True, check=False, env=command.process_environment
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("broker-cli-up")
+def test_when_it_returns_messages_are_taken(command: BrokerCommand, directory: Path) -> None:
+    where = ("--dir", str(directory))
+    up = run(command, "cluster", "up", "--broker", *where, "--base-port", "0", "--detach", "--timeout", "60")
+    assert "is a writable master" in up.stderr
+    exports = dict(
+        line.removeprefix("export ").split("=", 1)
+        for line in up.stdout.splitlines()
+        if line.startswith("export ")
+    )
+    assert set(exports) == {"DLEDGER_SERVERS", "DLEDGER_NAMESRV"}
+    on_broker = BrokerCommand(exports)
+    on_broker("broker", "produce", "--topic", "first", "--timeout", "2", stdin=b"x\n")
+    shown = json.loads(command("cluster", "status", *where, "--json").stdout)
+    assert [(one["node_id"], one["state"]) for one in shown["companions"]] == [("namesrv", "running")]
+    assert [node["owner"]["broker_role"] for node in shown["nodes"]].count("SYNC_MASTER") == 1
+    down = run(command, "cluster", "down", *where, "--timeout", "60")
+    assert down.stderr.split() == ["n1", "stopped", "n2", "stopped", "n3", "stopped", "namesrv", "stopped"]
+
+
+def test_a_cluster_without_brokers_has_none_to_wait_for() -> None:
+    assert not BROKER_KIND.variables(plan_cluster("c", "default", 3, 23000))
+    assert BROKER_KIND.cells({}) == ("", "")
+    assert not BROKER_KIND.is_ready({})
+    master = {"broker_role": "SYNC_MASTER", "dispatch_behind_bytes": 2048, "writable": True}
+    assert BROKER_KIND.cells(master) == ("SYNC_MASTER", "2.0 KiB")
+    assert BROKER_KIND.is_ready(master)
