@@ -152,6 +152,7 @@ class SimBroker:
 
     def died(self) -> None:
         self.loop.die()
+        self._sim.dead.append(self)
 
     def stop(self, done: Callable[[], None]) -> None:
         """As the program stops, before its node does. In a turn of the process."""

@@ -16,7 +16,7 @@ _LATE_MS = (0, 0, 0, 5, 40)
 
 
 class DerivedFiles:
-    """A disk of one machine. It outlives processes; a power failure takes what was not synced, or tears it."""
+    """A disk of one machine. It outlives processes; a power failure takes or tears what was not synced."""
 
     def __init__(self) -> None:
         self.disk = SimDisk()

@@ -31,6 +31,7 @@ class BrokerSimulation(Simulation):
 
     def __init__(self, profile: Profile, *, seed: int = 0, sink: TextIO | None = None) -> None:
         self.truth = LogTruth()
+        self.dead: list[SimBroker] = []  # kept, so that nothing of them ends in the middle of a run
         self._opened: dict[int, tuple[str, int]] = {}  # by term: node and role_epoch of the writable broker
         super().__init__(profile, seed=seed, sink=sink)
         self.client_rng = self.seeds.take("clients")

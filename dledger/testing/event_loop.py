@@ -7,6 +7,7 @@ paused and end when it dies; a turn may come late, and work for other threads is
 from __future__ import annotations
 
 import asyncio
+import inspect
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -48,11 +49,18 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # -- for the simulator
 
     def die(self) -> None:
-        """Nothing happens here any more. Tasks are kept as they are: no `finally` of theirs runs."""
+        """Nothing happens here any more. Tasks are kept as they are: no `finally` of theirs runs while this
+        loop is kept."""
         self._dead = True
         self._ready.clear()
         for task in self._tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
+            coroutine = task.get_coro()
+            if (
+                inspect.iscoroutine(coroutine)
+                and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED
+            ):
+                coroutine.close()  # it has not begun, and nobody forgot it
 
     def entered(self, action: Callable[[], None]) -> None:
         """Call something as if it were a callback of this loop."""
@@ -193,5 +201,5 @@ def virtual_loop(
     *,
     when_idle: Callable[[], None] = lambda: None,
 ) -> VirtualLoop:
-    """A VirtualLoop. Of an event loop it has what coroutines need; sockets, signals and processes it has not."""
+    """A VirtualLoop. It has what coroutines need; sockets, signals and processes it has not."""
     return VirtualLoop(after, now_ms, rng, when_idle=when_idle)  # type: ignore[abstract]

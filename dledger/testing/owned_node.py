@@ -1,4 +1,4 @@
-"""A simulated node as its program sees it: what `NodeServer` has for programs, on a process in virtual time."""
+"""A simulated node as its program sees it: `NodeServer`'s half for programs, in virtual time."""
 
 from __future__ import annotations
 
