@@ -148,7 +148,7 @@ class Broker:
             offset = result.next_offset
             try:
                 async with asyncio.timeout_at(deadline):
-                    await self.held.wait(topic, queue_id, offset)
+                    await self.held.wait(topic, queue_id, offset, partial(self._has, topic, queue_id, offset))
             except TimeoutError:
                 return result
 
@@ -263,6 +263,10 @@ class Broker:
         if not 0 <= queue_id < config.read_queues:
             text = f"topic {topic} has {config.read_queues} queues to read, none is {queue_id}"
             raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
+
+    def _has(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether the queue has grown to there since it was read, on another thread, when nobody waited."""
+        return self._files.bounds(topic, queue_id)[1] > offset
 
     async def _read(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
