@@ -110,7 +110,7 @@ class Brokers:
 
 
 class DispatchWatch:
-    """The greatest lag of any node, looked at twice a second while a load runs."""
+    """The greatest lag of any node, looked at once a second while a load runs."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -119,7 +119,7 @@ class DispatchWatch:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.0)
             found = (await asyncio.to_thread(self._brokers.dispatch)).values()
             self.behind_bytes.append(max(one.behind_bytes for one in found))
             self.index_pending.append(max(one.index_pending for one in found))
