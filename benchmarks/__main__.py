@@ -56,7 +56,7 @@ _MEMORY_SECONDS = 30.0
     "--long",
     "long_run",
     is_flag=True,
-    help="Memory over ten minutes, catch-up of 2 GiB, restart with 1 KiB messages with keys.",,
+    help="Memory over ten minutes, catch-up of 2 GiB, restart with 1 KiB messages with keys.",
 )
 def main(names: tuple[str, ...], seconds: float, json_file: Path | None, long_run: bool) -> None:
     """Measure a cluster of three nodes on this machine."""
