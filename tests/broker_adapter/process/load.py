@@ -107,8 +107,9 @@ class Load:
         results = await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
             if error is None:
-                failed = [r for r in results if isinstance(r, BaseException)]
-                assert not failed, failed
+                failed = [r for r in results if isinstance(r, Exception)]
+                if failed:
+                    raise failed[0]
                 if self._consumers:
                     await self._consume_the_rest()
         finally:

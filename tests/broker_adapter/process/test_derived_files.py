@@ -104,7 +104,7 @@ async def test_without_any_derived_file_everything_is_made_of_the_log(tmp_path: 
             await nodes.kill(slave)
             shutil.rmtree(brokers.derived(slave))
             await nodes.start([slave])
-            await load.progress(100)
+            await has_checkpoint(brokers, slave)
             # And of all of them at once: offsets of groups come from the log, too.
             await nodes.kill(*nodes.members)
             for node in nodes.members:
