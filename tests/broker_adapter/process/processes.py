@@ -56,6 +56,9 @@ class NameServers:
                     stderr=log,
                 )
 
+    def signal(self, address: str, number: signal.Signals) -> None:
+        self._processes[address].send_signal(number)
+
     async def kill(self, *addresses: str) -> None:
         for address in addresses or list(self._processes):
             process = self._processes.pop(address)
