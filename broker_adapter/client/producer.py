@@ -14,7 +14,7 @@ import tenacity
 from broker_adapter.api import OutgoingMessage, SendResult
 from broker_adapter.client.directory import REPEATABLE, RETRY_PAUSE, Directory
 from broker_adapter.client.lane import Call, Lane, ProducerLimits
-from broker_adapter.client.routes import Route, RouteSource, writable_queues
+from broker_adapter.client.routes import Route, RouteSource, names_with_master, writable_queues
 from broker_adapter.client.unique_keys import UniqueKeys
 from broker_adapter.client.values import MessageQueue, SendReceipt
 from broker_adapter.errors import Busy, IllegalMessage, PutRefused, Status, TopicRefused
@@ -270,9 +270,8 @@ def _queue_of_new_topic(route: Route, topic: str, queue_id: int | None) -> Messa
     """Where a topic begins that is in no route. The broker creates it, if it does such things."""
     if route.queues:
         raise TopicRefused(Status.TOPIC_NOT_WRITABLE, f"topic {topic!r} is not writable")
-    if not route.brokers:
-        raise TopicRefused(Status.TOPIC_UNKNOWN, f"there is no topic {topic!r}")
-    return MessageQueue(topic, min(route.brokers), _ANY_QUEUE if queue_id is None else queue_id)
+    broker = names_with_master(route)[0]  # the directory gives no route that shows neither
+    return MessageQueue(topic, broker, _ANY_QUEUE if queue_id is None else queue_id)
 
 
 def _receipts(topic: str, broker: str, unique_keys: Sequence[str], result: SendResult) -> list[SendReceipt]:
