@@ -13,8 +13,7 @@ MAX_BYTES = 64 << 20  # of the bodies that one call asks for
 
 
 class BodyReader:
-    """How far may be read is looked up only when it is not far enough: it never falls. What threads that
-    look at the same time leave behind may be the lesser of both, and then is looked up again."""
+    """How far may be read is looked up only when it is not far enough: it never falls."""
 
     def __init__(self, store: LogStore, readable: ReadableLog, on_damage: Callable[[int], None]) -> None:
         """`on_damage` is called on the thread that reads, with an index that cannot be read."""
@@ -32,20 +31,11 @@ class BodyReader:
             try:
                 return self._store.read_bodies(spans, end_pos)
             except ReadFailed as error:
-<<<<<<< HEAD
                 self._look()
                 # Another thread may have looked since this one began.
                 if error.code is not Code.INDEX_OUT_OF_RANGE or self._end_pos <= end_pos:
-=======
-                if error.code is not Code.INDEX_OUT_OF_RANGE:
->>>>>>> w-process
                     raise
-                # Another thread may have looked meanwhile: what counts is what this one has tried.
-                newer = self._store.tail_at(self._readable.index).pos
-                if newer <= end_pos:
-                    raise
-                self._end_pos = newer
-                return self._store.read_bodies(spans, newer)
+                return self._store.read_bodies(spans, self._end_pos)
         except EntryDamaged as error:
             self._on_damage(error.index)
             raise
@@ -65,10 +55,7 @@ class BodyReader:
         """See NodeServer.body_at."""
         size = self._store.entry(self.index_at(pos)).size - HEADER_SIZE
         return self.read([(pos, size)])[0]
-<<<<<<< HEAD
 
     def _look(self) -> None:
         """How far may be read by now."""
         self._end_pos = max(self._end_pos, self._store.tail_at(self._readable.index).pos)
-=======
->>>>>>> w-process

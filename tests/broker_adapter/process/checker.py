@@ -117,7 +117,9 @@ def _check_consume_queues(folder: Path, queues: Queues) -> None:
         files = sorted((folder / topic / str(queue_id)).iterdir())
         stream = b"".join(path.read_bytes() for path in files)
         start = int(files[0].name)
-        units = b"".join(encode_unit(Unit(m.physical_offset, m.size, tag_code(m.tag))) for m in queue.values())
+        units = b"".join(
+            encode_unit(Unit(m.physical_offset, m.size, tag_code(m.tag))) for m in queue.values()
+        )
         at = next(iter(queue)) * UNIT_SIZE - start
         assert at >= 0, f"{topic}-{queue_id} begins too late"
         assert stream[at : at + len(units)] == units, f"{topic}-{queue_id} is not what the log says"
