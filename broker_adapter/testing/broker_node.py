@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import TYPE_CHECKING, cast
 
-from broker_adapter.api import BrokerRole
+from broker_adapter.api import BrokerInfo, BrokerRole
 from broker_adapter.broker import Broker
 from broker_adapter.broker_role import BrokerRoleAdapter
 from broker_adapter.group_service import GroupService
@@ -123,12 +123,16 @@ class SimBroker:
             self.metadata,
             self.proposals,
             self.groups,
+            self._info,
             cast(ThreadPoolExecutor, None),  # the loop has its own idea of threads
         )
         self.adapter = BrokerRoleAdapter(
             self.writer, files, [self.groups], slave_id=1, on_change=self.broker.held.wake_all
         )
         self.handler = RoleChangeHandler(node, self.adapter, limits=ROLES, wall_ms=self.process.wall_ms)
+
+    def _info(self) -> BrokerInfo:
+        raise NotImplementedError("clients of the simulation find the master themselves")
 
     @property
     def is_writable(self) -> bool:
