@@ -89,7 +89,7 @@ def acknowledged_before_it_is_committed(patch: pytest.MonkeyPatch) -> None:
     def append_batch(self: GatedAppends, sizes: Any, fill: Any, **rest: Any) -> Any:
         original(self, sizes, fill, **rest).add_done_callback(lambda future: future.exception())
         done: asyncio.Future[AppendOutcome] = asyncio.get_running_loop().create_future()
-        done.set_result(AppendOutcome(0, rest["expected"][0], len(sizes)))
+        done.set_result(AppendOutcome(0, len(sizes), rest["expected"][0], 0))
         return done
 
     patch.setattr(GatedAppends, "append_batch", append_batch)
