@@ -123,8 +123,8 @@ class SimBroker:
             self.metadata,
             self.proposals,
             self.groups,
-            self._info,
             cast(ThreadPoolExecutor, None),  # the loop has its own idea of threads
+            self._info,
         )
         self.adapter = BrokerRoleAdapter(
             self.writer, files, [self.groups], slave_id=1, on_change=self.broker.held.wake_all

@@ -363,7 +363,9 @@ class Simulation:
             self.counts["graceful stops"] += 1
             self.trace.add(self.clock.now_ms, node_id, "stopped")
             if process.state is not None:
-                process.state.close()
+                self.guarded_disk(process, process.state.close)
+            if not process.alive:
+                return
             self._kill(process)
             for stream in self.network.streams_of(node_id):
                 self._tear(stream, process, CrashKind.PROCESS)
