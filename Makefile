@@ -20,7 +20,7 @@ TESTS ?= tests
 PROTO_FILES := $(wildcard proto/*/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format proto sim bench bench-peers soak soak-processes clean
+.PHONY: help install demo test lint format proto sim sim-broker bench bench-peers soak soak-processes clean
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,6 +96,9 @@ proto: $(DEV) ## Generate dledger/v1 and broker_adapter/v1 from proto/ (seconds)
 
 sim: $(DEV) ## Simulated clusters under faults, one per seed (about a second per seed; SEEDS=200)
 	@$(BIN)/python -m dledger.testing --seeds $(SEEDS) $(ARGS)
+
+sim-broker: $(DEV) ## Simulated clusters with brokers, producers and consumers (a second or two per seed; SEEDS=200)
+	@$(BIN)/python -m broker_adapter.testing --seeds $(SEEDS) $(ARGS)
 
 bench: $(DEV) ## Throughput, latency, failover and catch-up of a local cluster (about 7 minutes)
 	@$(BIN)/python -m benchmarks $(ARGS)

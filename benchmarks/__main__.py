@@ -25,7 +25,7 @@ from benchmarks import (
     unary,
     yardsticks,
 )
-from benchmarks.common import BenchError, Row, end_on_signals, say, show, write_json
+from benchmarks.common import BODY, BenchError, Row, end_on_signals, say, show, write_json
 
 Figure = Callable[[float], Coroutine[Any, Any, list[Row]]]
 
@@ -52,7 +52,12 @@ _MEMORY_SECONDS = 30.0
 @click.option("--only", "names", multiple=True, type=click.Choice(list(FIGURES)), help="Repeat for several.")
 @click.option("--seconds", default=8.0, show_default=True, help="Measure each figure for so long.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the rows here as well.")
-@click.option("--long", "long_run", is_flag=True, help="Memory over ten minutes, catch-up of 2 GiB.")
+@click.option(
+    "--long",
+    "long_run",
+    is_flag=True,
+    help="Memory over ten minutes, catch-up of 2 GiB, restart with 1 KiB messages with keys.",
+)
 def main(names: tuple[str, ...], seconds: float, json_file: Path | None, long_run: bool) -> None:
     """Measure a cluster of three nodes on this machine."""
     end_on_signals()
@@ -65,6 +70,8 @@ def main(names: tuple[str, ...], seconds: float, json_file: Path | None, long_ru
             length = seconds
             if name == "catchup" and long_run:
                 figure = partial(catchup.run, behind_bytes=catchup.LONG_BEHIND_BYTES)
+            if name == "broker-restart" and long_run:
+                figure = partial(broker_restart.run, body=BODY, keyed=True)
             if name == "memory":
                 length = memory.LONG_SECONDS if long_run else max(seconds, _MEMORY_SECONDS)
             rows += asyncio.run(figure(length))

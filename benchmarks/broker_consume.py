@@ -4,48 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 
 from benchmarks import brokers, ours
 from benchmarks.common import BODY, Row, percentile, say, scratch
+from benchmarks.reads import read_all
 from broker_adapter.client import PullConsumer
 from broker_adapter.namesrv.client import NameServerClient
 
 LEAST_RATE = 100_000
-_MESSAGES = 300_000
+_MESSAGES = 200_000
 _QUEUE = 0
+_FILLERS = 4  # of one queue: their calls gather into batches
 
 
 async def run(seconds: float) -> list[Row]:
     """The same range again and again, page cache warm, as consumers that keep up read it."""
     rates: list[float] = []
+    log_rates: list[float] = []
     master_us: list[float] = []
     client_us: list[float] = []
-    with scratch("broker-consume") as folder:
-        async with brokers.running(folder) as system:
-            say(f"broker-consume: producing {_MESSAGES:,} messages first")
-            batch = [BODY] * ours.BATCH
-            for _ in range(-(-_MESSAGES // (4 * ours.BATCH))):
-                # One call at a time would wait for each commit; four travel as one batch.
-                await asyncio.gather(
-                    *(
-                        system.producer.send_many(brokers.TOPIC, batch, tag=brokers.TAG, queue_id=_QUEUE)
-                        for _ in range(4)
-                    )
-                )
-            await asyncio.to_thread(system.wait_in_step)
-            names = [companion.address for companion in system.cluster.plan.companions]
-            async with NameServerClient(names) as source, PullConsumer(source, timeout=30) as consumer:
-                await _consume(consumer)
-                until = time.perf_counter() + seconds
-                while len(rates) < 3 or time.perf_counter() < until:
-                    master, client = system.node_cpu_seconds()[system.master_id], time.process_time()
-                    count, took = await _consume(consumer)
-                    client = time.process_time() - client
-                    master = system.node_cpu_seconds()[system.master_id] - master
-                    rates.append(count / took)
-                    master_us.append(1e6 * master / count)
-                    client_us.append(1e6 * client / count)
-    rate = percentile(rates, 0.5)
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(scratch("broker-consume"))
+        log = await stack.enter_async_context(ours.running(folder))
+        system = await stack.enter_async_context(brokers.running(folder))
+        say(f"broker-consume: {_MESSAGES:,} messages and entries first")
+        await log.fill(_MESSAGES)
+        await _fill(system)
+        names = [companion.address for companion in system.cluster.plan.companions]
+        source = await stack.enter_async_context(NameServerClient(names))
+        consumer = await stack.enter_async_context(PullConsumer(source, timeout=30))
+        address = log.cluster.plan.node(log.leader_id).address
+        await _consume(consumer)
+        until = time.perf_counter() + seconds
+        while len(rates) < 3 or time.perf_counter() < until:
+            master, client = system.node_cpu_seconds()[system.master_id], time.process_time()
+            messages, took = await _consume(consumer)
+            client = time.process_time() - client
+            master = system.node_cpu_seconds()[system.master_id] - master
+            rates.append(messages / took)
+            master_us.append(1e6 * master / messages)
+            client_us.append(1e6 * client / messages)
+            log_rates.append(await read_all(log, address, _MESSAGES))
+    rate, log_rate = percentile(rates, 0.5), percentile(log_rates, 0.5)
     return [
         Row(
             "consume one range of one queue",
@@ -54,10 +55,27 @@ async def run(seconds: float) -> list[Row]:
             rate >= LEAST_RATE,
             f"median of {len(rates)} runs over {_MESSAGES:,} messages of 1 KiB, {min(rates):,.0f} to "
             f"{max(rates):,.0f}; µs of CPU per message: master {percentile(master_us, 0.5):.1f}, consumer "
-            f"{percentile(client_us, 0.5):.1f}",
-            {"rate": rate, "rates": rates, "master_us": master_us, "client_us": client_us},
+            f"{percentile(client_us, 0.5):.1f}; the log, in turns: {log_rate:,.0f} entries/s",
+            {
+                "rate": rate,
+                "rates": rates,
+                "log_rates": log_rates,
+                "master_us": master_us,
+                "client_us": client_us,
+            },
         )
     ]
+
+
+async def _fill(system: brokers.Brokers) -> None:
+    batch = [BODY] * ours.BATCH
+
+    async def loop(number: int) -> None:
+        for _ in range(-(-_MESSAGES // (_FILLERS * ours.BATCH))):
+            await system.producer.send_many(brokers.TOPIC, batch, tag=brokers.TAG, queue_id=_QUEUE)
+
+    await asyncio.gather(*map(loop, range(_FILLERS)))
+    await asyncio.to_thread(system.wait_in_step)
 
 
 async def _consume(consumer: PullConsumer) -> tuple[int, float]:

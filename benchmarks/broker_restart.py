@@ -20,14 +20,14 @@ _TIMES = 3
 _GIVE_UP_SECONDS = 60.0
 
 
-async def run(seconds: float, *, body: bytes = SMALL_BODY) -> list[Row]:
-    """`seconds` means nothing here. Each message has a tag and a UNIQ_KEY, so that all files are there."""
+async def run(seconds: float, *, body: bytes = SMALL_BODY, keyed: bool = False) -> list[Row]:
+    """`seconds` means nothing here. `keyed`: each message has a UNIQ_KEY, and the IndexFile an item of it."""
     times: list[float] = []
     with scratch("broker-restart") as folder:
         async with brokers.running(folder) as system:
             say(f"broker-restart: producing {MESSAGES:,} messages of {len(body)} bytes first")
             began = time.perf_counter()
-            await _fill(system, body)
+            await _fill(system.keyed_producer if keyed else system.producer, body)
             filled = time.perf_counter() - began
             for _ in range(_TIMES):
                 times.append(await _restart_once(system))
@@ -42,21 +42,19 @@ async def run(seconds: float, *, body: bytes = SMALL_BODY) -> list[Row]:
             max(times) <= MOST_SECONDS,
             f"{_TIMES} times SIGKILL of all nodes and start, {min(times):.2f} to {max(times):.2f} s from the "
             f"start of the processes to the first acknowledged message; produced at "
-            f"{MESSAGES / filled:,.0f} messages/s, with tag and UNIQ_KEY",
+            f"{MESSAGES / filled:,.0f} messages/s, with a tag {'and UNIQ_KEY' if keyed else 'and no key'}",
             {"median_s": median, "times_s": times, "fill_rate": MESSAGES / filled},
         )
     ]
 
 
-async def _fill(system: brokers.Brokers, body: bytes) -> None:
+async def _fill(producer: Producer, body: bytes) -> None:
     bodies = [body] * max(1, min(_BATCH, (700 << 10) // (len(body) + 256)))
     left = count(0, len(bodies))
 
     async def loop(queue_id: int) -> None:
         while next(left) < MESSAGES:
-            await system.keyed_producer.send_many(
-                brokers.TOPIC, bodies, tag=brokers.TAG, queue_id=queue_id, timeout=60
-            )
+            await producer.send_many(brokers.TOPIC, bodies, tag=brokers.TAG, queue_id=queue_id, timeout=60)
 
     await asyncio.gather(*(loop(queue_id) for queue_id in range(brokers.QUEUES)))
 

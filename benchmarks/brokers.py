@@ -17,6 +17,7 @@ from benchmarks.ours import BATCH, BATCHES_IN_FLIGHT, DATA_FILE_SIZE
 from broker_adapter.api import TopicConfig
 from broker_adapter.cli.local_broker import BROKER_KIND
 from broker_adapter.client import Admin, Producer, StaticRoutes
+from broker_adapter.errors import TopicRefused
 from broker_adapter.namesrv.client import NameServerClient
 from dledger.cli.local_cluster import LocalCluster
 
@@ -109,7 +110,7 @@ class Brokers:
 
 
 class DispatchWatch:
-    """The greatest lag of any node, looked at twice a second while a load runs."""
+    """The greatest lag of any node, looked at once a second while a load runs."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -118,7 +119,7 @@ class DispatchWatch:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.0)
             found = (await asyncio.to_thread(self._brokers.dispatch)).values()
             self.behind_bytes.append(max(one.behind_bytes for one in found))
             self.index_pending.append(max(one.index_pending for one in found))
@@ -147,6 +148,17 @@ def _wait_for_master(cluster: LocalCluster) -> str:
     raise BenchError(f"no broker is writable after {_SETTLE_SECONDS:g} s")
 
 
+async def _wait_for_route(source: NameServerClient) -> None:
+    """The NameServer hears of a new topic after it was created."""
+    async with asyncio.timeout(_SETTLE_SECONDS):
+        while True:
+            try:
+                await source.route(TOPIC)
+                return
+            except TopicRefused:
+                await asyncio.sleep(_POLL_SECONDS)
+
+
 @asynccontextmanager
 async def running(folder: Path, *, data_file_size: int = DATA_FILE_SIZE) -> AsyncIterator[Brokers]:
     """Start three nodes with brokers and a NameServer in `folder`, with one topic; all ends with it."""
@@ -170,6 +182,7 @@ async def running(folder: Path, *, data_file_size: int = DATA_FILE_SIZE) -> Asyn
             Producer(source, timeout=30) as keyed,
         ):
             await admin.put_topic(TopicConfig(TOPIC, QUEUES, QUEUES))
+            await _wait_for_route(source)
             for one in (producer, keyed):
                 await one.send(TOPIC, BODY)
             yield Brokers(cluster, admin, producer, keyed, master)

@@ -150,7 +150,7 @@ class Broker:
             offset = result.next_offset
             try:
                 async with asyncio.timeout_at(deadline):
-                    await self.held.wait(topic, queue_id, offset)
+                    await self.held.wait(topic, queue_id, offset, partial(self._has, topic, queue_id, offset))
             except TimeoutError:
                 return result
 
@@ -279,6 +279,10 @@ class Broker:
             raise ReadFailed(
                 Status.GROUP_NOT_ENABLED, f"group {group} may not consume (consume_enable is off)"
             )
+
+    def _has(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether the queue has grown to there since it was read, on another thread, when nobody waited."""
+        return self._files.bounds(topic, queue_id)[1] > offset
 
     async def _read(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)

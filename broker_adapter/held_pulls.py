@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from broker_adapter.errors import ReadFailed, Status
 
@@ -26,8 +26,13 @@ class HeldPulls:
     def is_closed(self) -> bool:
         return self._closed
 
-    async def wait(self, topic: str, queue_id: int, offset: int) -> None:
-        """Until the queue has a message at `offset`, or `wake_all`. ReadFailed if too many wait already."""
+    async def wait(
+        self, topic: str, queue_id: int, offset: int, has_grown: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Until the queue has a message at `offset`, or `wake_all`. ReadFailed if too many wait already.
+
+        `has_grown`: whether it has one by now; asked once, when an arrival from then on is noticed.
+        """
         if self._closed:
             return
         if self._count >= self._max_held:
@@ -39,7 +44,8 @@ class HeldPulls:
         waiting[future] = offset
         self._count += 1
         try:
-            await future
+            if not has_grown():
+                await future
         finally:
             self._count -= 1
             del waiting[future]

@@ -13,7 +13,8 @@ id. Both are hexadecimal and may be equally long: nothing in them tells which on
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, overload
 
 from broker_adapter.errors import IllegalMessage, Status
 from broker_adapter.host import Host
@@ -38,6 +39,41 @@ def format_offset_id(store_host: Host, physical_offset: int) -> str:
     if problem is not None:
         raise IllegalMessage(Status.MESSAGE_ID_INVALID, problem)
     return (store_host.address + _PORT_AND_OFFSET.pack(store_host.port, physical_offset)).hex().upper()
+
+
+class OffsetIds(Sequence[str]):
+    """The offset ids of records of one broker, each made when it is asked for: most are never looked at."""
+
+    __slots__ = ("_prefix", "physical_offsets", "store_host")
+
+    def __init__(self, store_host: Host, physical_offsets: Sequence[int]) -> None:
+        """IllegalMessage as from `format_offset_id`, but for offsets: those are the log's own."""
+        self.store_host = store_host
+        self.physical_offsets = physical_offsets
+        self._prefix = format_offset_id(store_host, 0)[:-16]
+
+    def __len__(self) -> int:
+        return len(self.physical_offsets)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> OffsetIds: ...
+
+    def __getitem__(self, at: int | slice) -> str | OffsetIds:
+        if isinstance(at, slice):
+            return OffsetIds(self.store_host, self.physical_offsets[at])
+        return f"{self._prefix}{self.physical_offsets[at]:016X}"
+
+    def __iter__(self) -> Iterator[str]:
+        prefix = self._prefix
+        return iter([f"{prefix}{offset:016X}" for offset in self.physical_offsets])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # equal to lists, which have none
 
 
 def parse_offset_id(text: str) -> OffsetId:

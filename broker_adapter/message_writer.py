@@ -19,7 +19,7 @@ from broker_adapter.errors import (
 )
 from broker_adapter.host import Host
 from broker_adapter.message import ENTRY_HEADER_SIZE
-from broker_adapter.message_id import format_offset_id
+from broker_adapter.message_id import OffsetIds
 from broker_adapter.record_writer import RecordBatch
 from broker_adapter.topic_queue_table import TopicQueueTable
 from dledger import (
@@ -133,8 +133,7 @@ class MessageWriter:
 
         outcome = await self._append(batch.sizes, fill, expected, timeout_ms)
         physical = [pos + ENTRY_HEADER_SIZE for pos in positions]
-        ids = [format_offset_id(self._store_host, offset) for offset in physical]
-        return SendResult(queue_id, first, physical, ids, outcome.term)
+        return SendResult(queue_id, first, physical, OffsetIds(self._store_host, physical), outcome.term)
 
     async def put_command(self, topic: str, command: bytes) -> int:
         """A record of a reserved topic, which is in no queue. The index of its entry, once committed."""

@@ -277,7 +277,9 @@ class BrokerProgram:
         self.dispatcher.queues.delete_topic(topic)
 
     def _on_arrival(self, arrivals: Arrivals) -> None:
-        self._call_soon(self.broker.held.arrived, arrivals)
+        """On the machine's thread. Waking the loop is dear; who begins to wait from now on looks himself."""
+        if len(self.broker.held):
+            self._call_soon(self.broker.held.arrived, arrivals)
 
     def _call_soon(self, call: Callable[..., None], *arguments: Any) -> None:
         loop = self._loop

@@ -6,7 +6,7 @@ only when a property is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from broker_adapter.errors import IllegalMessage, Status
 
@@ -21,6 +21,43 @@ TAGS = "TAGS"
 KEYS = "KEYS"
 #: The producer's own id of the message.
 UNIQ_KEY = "UNIQ_KEY"
+
+
+class PropertiesText(Mapping[str, str]):
+    """Properties in the form that records hold: joined once, and taken apart when one is asked for.
+
+    Text of others is taken as it is, as RocketMQ's brokers do: what is no property in it, readers pass over.
+    """
+
+    __slots__ = ("_found", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._found: dict[str, str] | None = None
+
+    def __getitem__(self, name: str) -> str:
+        return self._split()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._split())
+
+    def __len__(self) -> int:
+        return len(self._split())
+
+    def _split(self) -> dict[str, str]:
+        if self._found is None:
+            self._found = split_properties(self.text)
+        return self._found
+
+
+def text_of(properties: Mapping[str, str]) -> str:
+    """The properties as a record has them. Errors as those of `join_properties`, but for text of others."""
+    return properties.text if isinstance(properties, PropertiesText) else join_properties(properties)
+
+
+def with_property(properties: Mapping[str, str], name: str, value: str) -> PropertiesText:
+    """One property more, behind the others. Name and value are the program's own, and not checked."""
+    return PropertiesText(f"{text_of(properties)}{name}{NAME_VALUE_SEPARATOR}{value}{PROPERTY_SEPARATOR}")
 
 
 def join_properties(properties: Mapping[str, str]) -> str:

@@ -6,8 +6,9 @@ All of it blocks, for reader threads. What is read was committed: ConsumeQueues 
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Protocol
 
 from broker_adapter.api import PullResult, PullStatus
@@ -87,8 +88,9 @@ class QueueReader:
                 raise
             first = self._first_kept(topic, queue_id)
             return PullResult(PullStatus.OFFSET_ILLEGAL, first, first, end)
+        read_offset = _QUEUE_OFFSET.unpack_from
         for (at, _), record in zip(chosen, records, strict=True):
-            if _QUEUE_OFFSET.unpack_from(record, _QUEUE_OFFSET_AT)[0] != at:
+            if read_offset(record, _QUEUE_OFFSET_AT)[0] != at:
                 raise StoredDataDamaged(
                     Status.UNIT_DAMAGED, f"unit {at} of {topic}-{queue_id} points to another message"
                 )
@@ -179,11 +181,15 @@ def _choose(
     units: Sequence[ConsumeQueueUnit], offset: int, max_messages: int, max_bytes: int, tags: frozenset[str]
 ) -> tuple[list[tuple[int, ConsumeQueueUnit]], int]:
     """The units to read, at least one if any has such a tag, and the offset behind the last one looked at."""
+    if not tags:
+        sums = list(accumulate([unit.size for unit in units]))
+        count = min(max(1, bisect_right(sums, max_bytes)), max_messages, len(units))
+        return list(zip(range(offset, offset + count), units, strict=False)), offset + count
     codes = {tag_code(tag) for tag in tags}
     chosen: list[tuple[int, ConsumeQueueUnit]] = []
     size = 0
     for unit in units:
-        if not codes or unit.tag_code in codes:
+        if unit.tag_code in codes:
             if chosen and (size + unit.size > max_bytes or len(chosen) == max_messages):
                 break
             chosen.append((offset, unit))

@@ -65,6 +65,8 @@ ALLOWED: dict[str, set[str]] = {
     BROKER_GENERATED: set(),
     # What anybody may use: `dledger` itself, and of it only the names that it exports.
     "broker_adapter": {"dledger", BROKER_GENERATED},
+    # Its simulator is an extension of the log's.
+    "broker_adapter.testing": {"dledger", "dledger.testing", "dledger.node", "broker_adapter"},
     # The commands of the broker are added to those of the log.
     "broker_adapter.cli": {"dledger", "dledger.cli", "broker_adapter"},
     "chaos": {

@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 
 import tenacity
 
-from broker_adapter.client.routes import MASTER_ID, Route, RouteSource
+from broker_adapter.client.routes import MASTER_ID, Route, RouteSource, names_with_master
 from broker_adapter.errors import (
     BrokerError,
     IllegalMessage,
@@ -85,7 +85,10 @@ class Directory:
         return known if known is not None else await self.refresh(topic)
 
     async def refresh(self, topic: str) -> Route:
-        """Ask for the route again. One without queues is not remembered: the topic may be created now."""
+        """Ask for the route again. One without queues is not remembered: the topic may be created now.
+
+        NotConnected if no broker has a master at the moment: nobody can tell then what topics there are.
+        """
         self._check_open()
         try:
             route = await self._source.route(topic)
@@ -94,6 +97,8 @@ class Directory:
         except BrokerError as error:  # nobody can tell at the moment
             raise NotConnected(f"no route of topic {topic!r}: {error}") from None
         self._learn(route)
+        if not route.queues and not names_with_master(route):
+            raise NotConnected(f"no master is there to tell whether there is a topic {topic!r}")
         return route
 
     async def existing(self, topic: str) -> Route:

@@ -14,12 +14,12 @@ import tenacity
 from broker_adapter.api import OutgoingMessage, SendResult
 from broker_adapter.client.directory import REPEATABLE, RETRY_PAUSE, Directory
 from broker_adapter.client.lane import Call, Lane, ProducerLimits
-from broker_adapter.client.routes import Route, RouteSource, writable_queues
+from broker_adapter.client.routes import Route, RouteSource, names_with_master, writable_queues
 from broker_adapter.client.unique_keys import UniqueKeys
 from broker_adapter.client.values import MessageQueue, SendReceipt
 from broker_adapter.errors import Busy, IllegalMessage, PutRefused, Status, TopicRefused
 from broker_adapter.java_hash import java_hash
-from broker_adapter.properties import KEYS, TAGS, UNIQ_KEY
+from broker_adapter.properties import KEYS, TAGS, UNIQ_KEY, PropertiesText, join_properties, with_property
 from dledger import TlsFiles
 
 DEFAULT_TIMEOUT = 10.0
@@ -100,9 +100,9 @@ class Producer:
         Raises PutRefused (not stored: no master, busy, not connected, till the time was over), TopicRefused,
         IllegalMessage: not stored; PutIndeterminate: nobody knows.
         """
-        message = self._message(body, tag, keys, properties)
+        made = self._messages([body], tag, keys, properties)
         [receipt] = await self._send(
-            topic, [message], queue_id, sharding_key, queue_selector, self._deadline(timeout)
+            topic, *made, queue_id, sharding_key, queue_selector, self._deadline(timeout)
         )
         return receipt
 
@@ -123,12 +123,10 @@ class Producer:
 
         Errors as those of `send`. A batch that no broker takes is an IllegalMessage.
         """
-        messages = [self._message(body, tag, keys, properties) for body in bodies]
-        if not messages:
+        if not bodies:
             return []
-        return await self._send(
-            topic, messages, queue_id, sharding_key, queue_selector, self._deadline(timeout)
-        )
+        made = self._messages(bodies, tag, keys, properties)
+        return await self._send(topic, *made, queue_id, sharding_key, queue_selector, self._deadline(timeout))
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of a topic that can be written to, sorted. Empty for a topic that does not exist."""
@@ -157,28 +155,40 @@ class Producer:
             raise RuntimeError("the producer is closed")
         return asyncio.get_running_loop().time() + (self._timeout if timeout is None else timeout)
 
-    def _message(
+    def _messages(
         self,
-        body: bytes,
+        bodies: Sequence[bytes],
         tag: str | None,
         keys: str | Sequence[str],
         properties: Mapping[str, str] | None,
-    ) -> OutgoingMessage:
-        if not isinstance(body, bytes):
-            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"a body is bytes, not {type(body).__name__}")
+    ) -> tuple[list[OutgoingMessage], Sequence[str]]:
+        """The messages of one call, which share their properties, and the UNIQ_KEY of each, "" without."""
+        for body in bodies:
+            if not isinstance(body, bytes):
+                text = f"a body is bytes, not {type(body).__name__}"
+                raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
         made = dict(properties) if properties else {}
         if tag is not None:
             made[TAGS] = tag
         if keys:
             made[KEYS] = keys if isinstance(keys, str) else " ".join(keys)
-        if self._keys is not None and UNIQ_KEY not in made:
-            made[UNIQ_KEY] = self._keys.next()
-        return OutgoingMessage(body, made, born_timestamp=self._now_ms())
+        try:
+            shared = PropertiesText(join_properties(made))
+        except TypeError as error:
+            raise IllegalMessage(Status.PROPERTIES_INVALID, f"properties are text: {error}") from None
+        now = self._now_ms()
+        if self._keys is None or UNIQ_KEY in made:
+            unique_keys = [made.get(UNIQ_KEY, "")] * len(bodies)
+            return [OutgoingMessage(body, shared, 0, 0, now) for body in bodies], unique_keys
+        unique_keys = self._keys.take(len(bodies))
+        each = [with_property(shared, UNIQ_KEY, key) for key in unique_keys]
+        return [OutgoingMessage(b, p, 0, 0, now) for b, p in zip(bodies, each, strict=True)], unique_keys
 
     async def _send(
         self,
         topic: str,
         messages: list[OutgoingMessage],
+        unique_keys: Sequence[str],
         queue_id: int | None,
         sharding_key: str | None,
         selector: QueueSelector | None,
@@ -208,7 +218,7 @@ class Producer:
             self._pending_bytes -= call.size
         if queue.queue_id == _ANY_QUEUE:
             self._directory.forget(topic)  # it exists now
-        return _receipts(topic, queue.broker, messages, result)
+        return _receipts(topic, queue.broker, unique_keys, result)
 
     async def _route(self, topic: str) -> Route:
         """The route, asked for until somebody can tell it. Cancel it to give up."""
@@ -260,22 +270,15 @@ def _queue_of_new_topic(route: Route, topic: str, queue_id: int | None) -> Messa
     """Where a topic begins that is in no route. The broker creates it, if it does such things."""
     if route.queues:
         raise TopicRefused(Status.TOPIC_NOT_WRITABLE, f"topic {topic!r} is not writable")
-    if not route.brokers:
-        raise TopicRefused(Status.TOPIC_UNKNOWN, f"there is no topic {topic!r}")
-    return MessageQueue(topic, min(route.brokers), _ANY_QUEUE if queue_id is None else queue_id)
+    broker = names_with_master(route)[0]  # the directory gives no route that shows neither
+    return MessageQueue(topic, broker, _ANY_QUEUE if queue_id is None else queue_id)
 
 
-def _receipts(
-    topic: str, broker: str, messages: Sequence[OutgoingMessage], result: SendResult
-) -> list[SendReceipt]:
+def _receipts(topic: str, broker: str, unique_keys: Sequence[str], result: SendResult) -> list[SendReceipt]:
+    queue_id = result.queue_id
     return [
-        SendReceipt(
-            topic,
-            broker,
-            result.queue_id,
-            result.queue_offset + i,
-            message.properties.get(UNIQ_KEY, ""),
-            offset_id,
+        SendReceipt(topic, broker, queue_id, queue_offset, key, offset_id)
+        for queue_offset, key, offset_id in zip(
+            count(result.queue_offset), unique_keys, result.offset_ids, strict=False
         )
-        for i, (message, offset_id) in enumerate(zip(messages, result.offset_ids, strict=True))
     ]

@@ -155,6 +155,11 @@ def _by_name(infos: Mapping[str, BrokerInfo]) -> dict[str, dict[int, str]]:
     return brokers
 
 
+def names_with_master(route: Route) -> list[str]:
+    """The broker names whose master is known, sorted."""
+    return sorted(name for name, ids in route.brokers.items() if MASTER_ID in ids)
+
+
 def writable_queues(route: Route) -> list[MessageQueue]:
     """The queues of a route that can be written to, sorted."""
     return _queues(route, _PERM_WRITE, lambda config: config.write_queues)

@@ -10,6 +10,9 @@ from datetime import UTC, datetime
 
 from broker_adapter.message_id import format_unique_key
 
+#: The counter comes last in a key.
+_COUNTER_DIGITS = 4
+
 
 class UniqueKeys:
     """Makes keys that no other producer makes: address, process, a random number, time in month, counter.
@@ -31,13 +34,18 @@ class UniqueKeys:
         self._month = (0, 0)  # [begin, end) of the present month, ms since 1970
 
     def next(self) -> str:
+        return self.take(1)[0]
+
+    def take(self, count: int) -> list[str]:
+        """So many keys at once: they share their time."""
         now = self._now_ms()
         if not self._month[0] <= now < self._month[1]:
             self._month = _month_around(now)
-        self._counter += 1
-        return format_unique_key(
-            self._address, self._process, self._loader, now - self._month[0], self._counter
-        )
+        first = self._counter + 1
+        self._counter += count
+        key = format_unique_key(self._address, self._process, self._loader, now - self._month[0], 0)
+        prefix = key[:-_COUNTER_DIGITS]
+        return [f"{prefix}{number & 0xFFFF:04X}" for number in range(first, first + count)]
 
 
 def _month_around(now_ms: int) -> tuple[int, int]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import grpc.aio
 
-from broker_adapter.api import BrokerApi
+from broker_adapter.api import BrokerApi, OutgoingMessage
 from broker_adapter.errors import BrokerError, IllegalMessage, PutIndeterminate, Status
+from broker_adapter.properties import PROPERTY_SEPARATOR
 from broker_adapter.rpc.calls import (
     Context,
     Places,
@@ -89,7 +91,7 @@ class SendService:
             timeout_ms = min(request.timeout_ms or limits.send_timeout_ms, limits.max_send_timeout_ms)
             result = await self._api.send(
                 request.topic,
-                messages_from_pb(request),
+                _messages_of(request),
                 queue_id=request.queue_id,
                 born_host=born_host,
                 timeout_ms=timeout_ms,
@@ -163,6 +165,13 @@ class _SendStream:
                 self._answers.put_nowait(None)
 
 
+def _messages_of(request: pb.SendRequest) -> list[OutgoingMessage]:
+    try:
+        return messages_from_pb(request)
+    except ValueError as error:
+        raise out_of_range(str(error)) from None
+
+
 def refusal(request_id: int, error: BrokerError) -> pb.SendResponse:
     return pb.SendResponse(request_id=request_id, status=status_to_pb(error))
 
@@ -171,17 +180,27 @@ def check_send(request: pb.SendRequest, limits: BrokerLimits) -> None:
     """What this layer knows of a batch; topic, names and sizes of messages are the broker's to judge."""
     if request.queue_id < -1:
         raise out_of_range(f"queue_id {request.queue_id}: -1 or more")
-    messages = request.messages
-    if not messages:
+    if request.HasField("columns"):
+        if request.messages:
+            raise out_of_range("messages as rows and in columns")
+        columns = request.columns
+        sizes = list(map(len, columns.bodies))
+        properties = [text.count(PROPERTY_SEPARATOR) for text in columns.properties]
+        born_timestamps: Sequence[int] = columns.born_timestamps
+        for column in (columns.properties, columns.flags, columns.sys_flags, born_timestamps):
+            check_count("entries of a column", len(column), max(1, len(sizes)))
+    else:
+        messages = request.messages
+        sizes = [len(message.body) for message in messages]
+        properties = [len(message.properties) for message in messages]
+        born_timestamps = [message.born_timestamp for message in messages]
+    if not sizes:
         raise out_of_range("a batch without messages")
-    check_count("messages in a batch", len(messages), limits.max_batch_messages)
-    size = 0
-    for message in messages:
-        size += len(message.body)
-        check_count("properties of a message", len(message.properties), limits.max_properties)
-        if message.born_timestamp < 0:
-            raise out_of_range(f"born_timestamp {message.born_timestamp} is negative")
-    if size > limits.max_batch_bytes:
+    check_count("messages in a batch", len(sizes), limits.max_batch_messages)
+    check_count("properties of a message", max(properties, default=0), limits.max_properties)
+    if min(born_timestamps, default=0) < 0:
+        raise out_of_range(f"born_timestamp {min(born_timestamps)} is negative")
+    if sum(sizes) > limits.max_batch_bytes:
         raise IllegalMessage(
-            Status.BODY_TOO_LARGE, f"a batch of {size} bytes; at most {limits.max_batch_bytes}"
+            Status.BODY_TOO_LARGE, f"a batch of {sum(sizes)} bytes; at most {limits.max_batch_bytes}"
         )

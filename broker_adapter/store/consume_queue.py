@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from operator import lt
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from broker_adapter.consume_queue_unit import UNIT_SIZE, ConsumeQueueUnit, decode_units
+from broker_adapter.consume_queue_unit import FILLER_SIZE, UNIT_SIZE, ConsumeQueueUnit, decode_units
 from broker_adapter.errors import ReadFailed, Status, StoredDataDamaged
 from broker_adapter.store.open_files import OpenFiles
 
@@ -80,11 +81,8 @@ class ConsumeQueue:
         except FileNotFoundError:
             self._check_minimum(offset)  # purged meanwhile
             raise self._damaged(f"the file with offset {offset} is missing") from None
-        before = -1
-        for unit in units:
-            if unit.physical_offset <= before or not unit.is_message():
-                raise self._damaged(f"{unit} behind physical offset {before}, after offset {offset}")
-            before = unit.physical_offset
+        if units and not _are_in_order(units):
+            raise self._damaged(f"not all of {len(units)} units from offset {offset} on can be messages")
         return units
 
     def offset_by_time(self, timestamp_ms: int, store_time_of: Callable[[ConsumeQueueUnit], int]) -> int:
@@ -235,3 +233,10 @@ class ConsumeQueue:
 
     def _damaged(self, problem: str) -> StoredDataDamaged:
         return StoredDataDamaged(Status.UNIT_DAMAGED, f"{self}: {problem}")
+
+
+def _are_in_order(units: list[ConsumeQueueUnit]) -> bool:
+    """Whether all can be units of messages that follow each other in the log. Every pull comes by here."""
+    offsets, sizes, _ = zip(*units, strict=True)
+    rising = all(map(lt, offsets, offsets[1:]))
+    return rising and offsets[0] >= 0 and min(sizes) > 0 and max(sizes) < FILLER_SIZE

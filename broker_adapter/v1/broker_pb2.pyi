@@ -61,21 +61,37 @@ class OutgoingMessage(_message.Message):
     def __init__(self, body: _Optional[bytes] = ..., properties: _Optional[_Mapping[str, str]] = ..., flag: _Optional[int] = ..., sys_flag: _Optional[int] = ..., born_timestamp: _Optional[int] = ...) -> None: ...
 
 class SendRequest(_message.Message):
-    __slots__ = ("request_id", "topic", "queue_id", "messages", "timeout_ms")
+    __slots__ = ("request_id", "topic", "queue_id", "messages", "timeout_ms", "columns")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     topic: str
     queue_id: int
     messages: _containers.RepeatedCompositeFieldContainer[OutgoingMessage]
     timeout_ms: int
-    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[OutgoingMessage, _Mapping]]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    columns: MessageColumns
+    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[OutgoingMessage, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., columns: _Optional[_Union[MessageColumns, _Mapping]] = ...) -> None: ...
+
+class MessageColumns(_message.Message):
+    __slots__ = ("bodies", "properties", "flags", "sys_flags", "born_timestamps")
+    BODIES_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
+    SYS_FLAGS_FIELD_NUMBER: _ClassVar[int]
+    BORN_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
+    bodies: _containers.RepeatedScalarFieldContainer[bytes]
+    properties: _containers.RepeatedScalarFieldContainer[str]
+    flags: _containers.RepeatedScalarFieldContainer[int]
+    sys_flags: _containers.RepeatedScalarFieldContainer[int]
+    born_timestamps: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, bodies: _Optional[_Iterable[bytes]] = ..., properties: _Optional[_Iterable[str]] = ..., flags: _Optional[_Iterable[int]] = ..., sys_flags: _Optional[_Iterable[int]] = ..., born_timestamps: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SendResponse(_message.Message):
-    __slots__ = ("request_id", "status", "queue_id", "queue_offset", "physical_offsets", "offset_ids", "term")
+    __slots__ = ("request_id", "status", "queue_id", "queue_offset", "physical_offsets", "offset_ids", "term", "store_host")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +99,7 @@ class SendResponse(_message.Message):
     PHYSICAL_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     OFFSET_IDS_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
+    STORE_HOST_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     status: BrokerStatus
     queue_id: int
@@ -90,7 +107,8 @@ class SendResponse(_message.Message):
     physical_offsets: _containers.RepeatedScalarFieldContainer[int]
     offset_ids: _containers.RepeatedScalarFieldContainer[str]
     term: int
-    def __init__(self, request_id: _Optional[int] = ..., status: _Optional[_Union[BrokerStatus, _Mapping]] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., physical_offsets: _Optional[_Iterable[int]] = ..., offset_ids: _Optional[_Iterable[str]] = ..., term: _Optional[int] = ...) -> None: ...
+    store_host: bytes
+    def __init__(self, request_id: _Optional[int] = ..., status: _Optional[_Union[BrokerStatus, _Mapping]] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., physical_offsets: _Optional[_Iterable[int]] = ..., offset_ids: _Optional[_Iterable[str]] = ..., term: _Optional[int] = ..., store_host: _Optional[bytes] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("topic", "queue_id", "offset", "max_messages", "max_bytes", "tags", "wait_ms", "group")

@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dledger.errors import Code, DLedgerError, ReadFailed, StorageError
 from dledger.node.logs import get_logger
 from dledger.node.readable import ReadableLog
-from dledger.node.state_feeder import StateFeeder
+from dledger.node.state_feeder import READ_BYTES, StateFeeder
 from dledger.node.state_machine import StateMachine
 from dledger.node.state_plan import Apply, Load, Piece, Replay, Save, StatePlan
 from dledger.store.api import EntryDamaged, LogStore
+from dledger.store.batch import Batch
 
 _log = get_logger("state")
 
@@ -61,14 +62,16 @@ class Applier:
         self,
         readable: ReadableLog,
         *,
+        cached: Callable[[int, int, int], Sequence[Batch]],
         newest_image: Callable[[], int],
         needs_image: Callable[[], bool],
         saved: Callable[[int, Sequence[bytes]], None],
         on_damage: Callable[[int], None],
         on_fatal: Callable[[DLedgerError], None],
     ) -> None:
-        """`saved` gets the state as of an image; it is called on the loop."""
+        """`cached`: TailCache.batches. `saved` gets the state as of an image. Both are called on the loop."""
         self._readable = readable
+        self._cached = cached
         self._newest_image = newest_image
         self._needs_image = needs_image
         self._saved = saved
@@ -173,7 +176,8 @@ class Applier:
         loop, plan = asyncio.get_running_loop(), self._plan
         match piece:
             case Apply():
-                plan.has_applied(await loop.run_in_executor(self._thread, feeder.apply, piece))
+                batches = self._cached(piece.first, piece.last, READ_BYTES)
+                plan.has_applied(await loop.run_in_executor(self._thread, feeder.apply, piece, batches))
             case Replay():
                 plan.replayed(await loop.run_in_executor(self._thread, feeder.replay, piece))
             case Load():

@@ -342,6 +342,7 @@ class NodeServer(OwnerFace):
         store, state, config = self.store, self._replica.admission.state, self.config
         self._applier.wire(
             self._readable,
+            cached=self._replica.cache.batches,
             newest_image=lambda: state.newest_image,
             needs_image=lambda: state.needs_image,
             saved=self._shell.state_saved,

@@ -11,10 +11,10 @@ from dledger.node.images import find_image
 from dledger.node.state_machine import Applied, AppliedEntry, DurableStateMachine, StateMachine
 from dledger.node.state_plan import Apply, Load, Loaded, Replay
 from dledger.store.api import EntryDamaged, LogStore
-from dledger.store.batch import HEADER_SIZE, MAGIC_NORMAL, unpack_begin
+from dledger.store.batch import HEADER_SIZE, MAGIC_NORMAL, Batch, unpack_begin
 from dledger.store.internal import decode_internal
 
-_READ_BYTES = 1 << 20
+READ_BYTES = 1 << 20
 
 
 class Recovered(NamedTuple):
@@ -27,7 +27,7 @@ class Recovered(NamedTuple):
 class StateFeeder:
     """Of one machine and one store, for one life of a node."""
 
-    def __init__(self, machine: StateMachine, store: LogStore, read_bytes: int = _READ_BYTES) -> None:
+    def __init__(self, machine: StateMachine, store: LogStore, read_bytes: int = READ_BYTES) -> None:
         self.machine = machine
         self._durable = machine if isinstance(machine, DurableStateMachine) else None
         self._store = store
@@ -114,9 +114,14 @@ class StateFeeder:
                 self._durable.replay(entries)
         return last_index
 
-    def apply(self, piece: Apply) -> int:
-        """How far it came. Errors as LogStore.read."""
-        entries, last_index = self._read(piece.first, piece.last)
+    def apply(self, piece: Apply, batches: Sequence[Batch] = ()) -> int:
+        """How far it came. Errors as LogStore.read. `batches`: what the piece begins with, if it is in
+        memory; it was verified when it got there, and the disk is not asked for it."""
+        if batches:
+            entries = [entry for batch in batches for entry in applied_entries(bytes(batch.data))]
+            last_index = batches[-1].last_index
+        else:
+            entries, last_index = self._read(piece.first, piece.last)
         if entries:
             with self._calling():
                 self.machine.apply(entries)

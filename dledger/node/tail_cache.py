@@ -85,12 +85,12 @@ class TailCache:
         header = unpack_header(batch.data, offset)
         return Tail(index, header.term, header.pos + header.size, header.chain_crc)
 
-    def read(self, first_index: int, last_index: int, max_bytes: int) -> tuple[int, bytes] | None:
-        """Whole batches from first_index on: (last index, bytes), at least one batch, then up to max_bytes
-        and not past last_index. None if first_index does not begin a cached batch."""
+    def batches(self, first_index: int, last_index: int, max_bytes: int) -> list[Batch]:
+        """Whole batches from first_index on: at least one, then up to max_bytes and not past last_index.
+        None of them if first_index does not begin a cached batch."""
         position = bisect_left(self._lasts, first_index, self._start)
         if position >= len(self._batches) or self._batches[position].first_index != first_index:
-            return None
+            return []
         size, taken = 0, position
         while taken < len(self._batches):
             batch = self._batches[taken]
@@ -98,14 +98,16 @@ class TailCache:
                 break
             size += batch.size
             taken += 1
-        if taken == position:
+        return self._batches[position:taken]
+
+    def read(self, first_index: int, last_index: int, max_bytes: int) -> tuple[int, bytes] | None:
+        """`batches` as (last index, bytes); None instead of none."""
+        batches = self.batches(first_index, last_index, max_bytes)
+        if not batches:
             return None
-        last = self._batches[taken - 1].last_index
+        last = batches[-1].last_index
         if self._joined[:2] != (first_index, last):
             # Every follower is sent the same bytes: join them once.
-            if taken - position == 1:
-                data = bytes(self._batches[position].data)
-            else:
-                data = b"".join([batch.data for batch in self._batches[position:taken]])
+            data = bytes(batches[0].data) if len(batches) == 1 else b"".join([b.data for b in batches])
             self._joined = (first_index, last, data)
         return last, self._joined[2]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dledger.errors import ReadFailed, StorageError
 from dledger.node.readable import ReadableLog
 from dledger.node.shell import DiskJob, ResetJob, TruncateJob
 from dledger.node.state_feeder import StateFeeder
-from dledger.node.state_machine import Applied, AppliedEntry
+from dledger.node.state_machine import Applied, AppliedEntry, DurableStateMachine
 from dledger.node.state_plan import Apply, Load, Piece, Replay, Save, StatePlan
 from dledger.store.api import EntryDamaged
 from dledger.store.disk import CrashKind
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dledger.testing.process import SimProcess
 
 RETRY_MS = 20
+_MAX_WAITERS = 1000
 
 
 class MachineFiles:
@@ -49,6 +50,12 @@ class MachineFiles:
             self._versions = [rng.choice(self._versions)]
 
 
+class NodeFiles(Protocol):
+    """What durable state machines of one node keep over its crashes."""
+
+    def crash(self, kind: CrashKind, rng: Random) -> None: ...
+
+
 class CheckedMachine(Protocol):
     """A DurableStateMachine that can be looked at."""
 
@@ -68,6 +75,16 @@ class CheckedMachine(Protocol):
 
 #: Made for each life of a node, from its files, how far its log is durable, and a random source.
 MakeMachine = Callable[[MachineFiles, Callable[[], int], Random], CheckedMachine]
+
+
+class Judge(Protocol):
+    """Knows the committed log, and so what every state made of it has to be."""
+
+    def committed(self, index: int, entry: AppliedEntry | None) -> None:
+        """The next entry of the committed log; None if it is internal."""
+
+    def check(self, node_id: str, machine: Any, applied: int, base_index: int) -> None:
+        """A machine is said to have applied all up to `applied`, of a log that begins after base_index."""
 
 
 class Truth:
@@ -104,7 +121,7 @@ class Truth:
 class StateThread:
     """The thread of the machine of one process. All methods in turns of it, but `recover`."""
 
-    def __init__(self, process: SimProcess, machine: CheckedMachine, truth: Truth, rng: Random) -> None:
+    def __init__(self, process: SimProcess, machine: DurableStateMachine, truth: Judge, rng: Random) -> None:
         self.machine = machine
         self._process = process
         self._truth = truth
@@ -117,6 +134,12 @@ class StateThread:
     @property
     def applied(self) -> int:
         return self._plan.applied
+
+    @property
+    def readable(self) -> ReadableLog:
+        """Once the replica has started."""
+        assert self._readable is not None
+        return self._readable
 
     def recover(self) -> None:
         """Before there is a replica."""
@@ -134,7 +157,7 @@ class StateThread:
     def start(self) -> None:
         store = self._process.store
         committed = max(store.base.index, store.committed_checkpoint)
-        self._readable = ReadableLog(committed, store.end_index, 0)
+        self._readable = ReadableLog(committed, store.end_index, _MAX_WAITERS)
         if self._needs_image():
             self._plan.forget()
         self._wake()
@@ -171,6 +194,7 @@ class StateThread:
 
     def _wake(self) -> None:
         """The loop has named a piece; the thread comes to it a little later."""
+        self._process.progressed()
         if self._is_busy or self._readable is None:
             return
         state = self._process.replica.admission.state
@@ -186,8 +210,9 @@ class StateThread:
 
     def _do(self, piece: Piece) -> None:
         process = self._process
+        reports: list[Callable[[], None]] = []
         try:
-            report = self._done(piece)
+            process.sim.guarded_disk(process, lambda: reports.append(self._done(piece)))
         except (ReadFailed, StorageError) as error:
             process.sim.counts["state pieces put off"] += 1
             if isinstance(error, EntryDamaged):
@@ -198,7 +223,7 @@ class StateThread:
             return
 
         def reported() -> None:
-            report()
+            reports[0]()
             self._again()
 
         process.after(self._rng.choice((0, 0, 1)), reported)

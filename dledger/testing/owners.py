@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dledger.core.values import Role
 from dledger.errors import DLedgerError
@@ -32,6 +32,21 @@ _RETRY_MS = 10
 def _body(number: int, index: int, pos: int, stamp_ms: int, tag: bytes) -> bytes:
     """As long for all numbers: sizes are given before the numbers are known."""
     return b"%s%010d:%010d:%012d:%015d:%s" % (_MARK, number, index, pos, stamp_ms, tag)
+
+
+class NodeOwner(Protocol):
+    """The program around one life of a node. In turns of the process, but `died`."""
+
+    def start(self) -> None: ...
+
+    def role_changed(self, notice: RoleNotice) -> None:
+        """Within a turn of the replica: nothing may be asked of it."""
+
+    def progressed(self) -> None:
+        """More of the log can be read, or was applied. As for `role_changed`."""
+
+    def died(self) -> None:
+        """The process is gone, at once."""
 
 
 class OwnedLog:
@@ -88,6 +103,12 @@ class Owner:
     def role_changed(self, notice: RoleNotice) -> None:
         self._notices.append(notice)
         self._process.after(self._rng.choice((0, 0, 5, 60, 800)), self._hear)
+
+    def progressed(self) -> None:
+        pass
+
+    def died(self) -> None:
+        pass
 
     def _hear(self) -> None:
         notice = self._notices.popleft()

@@ -26,7 +26,6 @@ from dledger.store.api import EntryDamaged, Frames, LogStore
 from dledger.testing.care import Care
 from dledger.testing.disk_thread import CallJob, CheckpointJob, DiskThread
 from dledger.testing.network import PushStream
-from dledger.testing.owners import Owner
 from dledger.testing.violation import Violation
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class SimProcess:
         self._inbox: list[Callable[[], None]] = []  # what a paused process has not seen yet
         self._disk = DiskThread(self, rng)
         self.care = Care(self, rng)
-        self._owner = Owner(self, sim.seeds.take(f"{node_id} owner")) if sim.profile.owned else None
+        self.owner = sim.new_owner(self)
         self._in_turn = False
         self._flush_asked = False
         self._is_full = False  # the allocator found no room
@@ -94,13 +93,23 @@ class SimProcess:
         self.post(self._start)
         self._tick()
         self._checkpoint()
-        if self._owner is not None:
-            self._owner.start()
+        if self.owner is not None:
+            self.owner.start()
 
     def _start(self) -> None:
         if self.state is not None:
             self.state.start()
         self.replica.start(self.now_ms())
+
+    def die(self) -> None:
+        self.alive = False
+        if self.owner is not None:
+            self.owner.died()
+
+    def progressed(self) -> None:
+        """More of the log can be read, or was applied."""
+        if self.owner is not None:
+            self.owner.progressed()
 
     # -- time and turns
 
@@ -348,8 +357,8 @@ class SimProcess:
         )
         self.sim.invariants.role_changed(self, notice)
         self.sim.roles.append((self.sim.clock.now_ms, self.node_id, notice))
-        if self._owner is not None:
-            self._owner.role_changed(notice)
+        if self.owner is not None:
+            self.owner.role_changed(notice)
         self._leads = notice.role is Role.LEADER
         streams, self._outbound = self._outbound, {}
         self._opening = {}

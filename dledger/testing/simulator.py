@@ -32,12 +32,12 @@ from dledger.store.disk import CrashKind
 from dledger.store.identity import Identity
 from dledger.testing.clients import submit
 from dledger.testing.clock import VirtualClock
-from dledger.testing.durable import MachineFiles, MakeMachine, StateThread, Truth
+from dledger.testing.durable import Judge, MachineFiles, MakeMachine, NodeFiles, StateThread, Truth
 from dledger.testing.flips import Flips
 from dledger.testing.invariants import Invariants
 from dledger.testing.network import Network, PushStream
 from dledger.testing.oracle import Append, Oracle
-from dledger.testing.owners import OwnedLog
+from dledger.testing.owners import NodeOwner, OwnedLog, Owner
 from dledger.testing.process import SimProcess
 from dledger.testing.profile import Profile
 from dledger.testing.sim_disk import SimulatedCrash
@@ -65,7 +65,7 @@ class SimNode:
     node_id: str
     host: StoreHost
     rng: Random
-    files: MachineFiles = field(default_factory=MachineFiles)  # of its durable state machine
+    files: NodeFiles  # of its durable state machine
     process: SimProcess | None = None
     lives: int = 0
     disk_factor: int = 1
@@ -142,10 +142,7 @@ class Simulation:
         self._replica_type = replica_type
         self._state_machine = state_machine
         self._durable_machine = durable_machine
-        self._truth: Truth | None = None
-        if durable_machine is not None:
-            truth_rng = self.seeds.take("truth")
-            self._truth = Truth(durable_machine(MachineFiles(), lambda: -1, truth_rng))
+        self._judge = self.new_judge()
         self.preloaded: dict[bytes, Append] = {}
         self._waiting: list[_Waiting] = []
         self._bodies: list[bytes | None] = []  # committed bodies by index; None for internal entries
@@ -153,7 +150,7 @@ class Simulation:
     def _new_node(self, node_id: str) -> SimNode:
         identity = Identity("sim", "sim", node_id, data_file_size=self.profile.data_file_size)
         host: StoreHost = DiskHost(identity) if self.profile.on_disk else MemoryHost(identity)
-        return SimNode(node_id, host, self.seeds.take(node_id))
+        return SimNode(node_id, host, self.seeds.take(node_id), self.new_files())
 
     def preload(self, node_id: str, terms: Sequence[int], hard_state: HardState) -> None:
         """Before `start`: give a node a durable log, one entry for each of `terms`, and a term and vote.
@@ -294,7 +291,7 @@ class Simulation:
 
     def _crash_machine(self, node: SimNode, kind: CrashKind) -> None:
         node.host.crash(kind, node.rng)
-        if self._durable_machine is not None:
+        if self._judge is not None:
             node.files.crash(kind, node.rng)
 
     def lose_disk(self, node_id: str) -> bool:
@@ -325,7 +322,7 @@ class Simulation:
             stream.break_off(delay_ms, None)
 
     def _kill(self, process: SimProcess) -> None:
-        process.alive = False
+        process.die()
         self.nodes[process.node_id].process = None
         self._waiting = [w for w in self._waiting if w.process is not process]
 
@@ -366,7 +363,9 @@ class Simulation:
             self.counts["graceful stops"] += 1
             self.trace.add(self.clock.now_ms, node_id, "stopped")
             if process.state is not None:
-                process.state.close()
+                self.guarded_disk(process, process.state.close)
+            if not process.alive:
+                return
             self._kill(process)
             for stream in self.network.streams_of(node_id):
                 self._tear(stream, process, CrashKind.PROCESS)
@@ -531,13 +530,33 @@ class Simulation:
     def new_state_machine(self) -> StateMachine | None:
         return self._state_machine() if self._state_machine is not None else None
 
+    # -- what a simulation of a program has of its own
+
+    def new_files(self) -> NodeFiles:
+        """Of one machine, for the durable state machines on it."""
+        return MachineFiles()
+
+    def new_judge(self) -> Judge | None:
+        """Of durable state machines, if there are any."""
+        if self._durable_machine is None:
+            return None
+        return Truth(self._durable_machine(MachineFiles(), lambda: -1, self.seeds.take("truth")))
+
+    def new_owner(self, process: SimProcess) -> NodeOwner | None:
+        """The program that owns the node, for one life of it."""
+        owned = self.profile.owned
+        return Owner(process, self.seeds.take(f"{process.node_id} owner")) if owned else None
+
     def new_state_thread(self, process: SimProcess) -> StateThread | None:
-        if self._durable_machine is None or self._truth is None:
+        if self._durable_machine is None or self._judge is None:
             return None
         rng = self.seeds.take(f"{process.node_id} state")
         files, store = self.nodes[process.node_id].files, process.store
+        assert isinstance(files, MachineFiles)
         machine = self._durable_machine(files, lambda: store.durable_index, rng)
-        return StateThread(process, machine, self._truth, rng)
+        return StateThread(process, machine, self._judge, rng)
+
+    # -- the processes call these, too
 
     def apply(self, machine: StateMachine, index: int) -> None:
         body = self._bodies[index]
@@ -554,7 +573,7 @@ class Simulation:
         if self._state_machine is not None:
             for entry in decode_entries(batch.data):
                 self._bodies.append(entry.body if entry.magic == MAGIC_NORMAL else None)
-        if self._truth is not None:
+        if self._judge is not None:
             for entry in decode_entries(batch.data):
                 applied = AppliedEntry(entry.index, entry.term, entry.body, entry.pos)
-                self._truth.committed(entry.index, applied if entry.magic == MAGIC_NORMAL else None)
+                self._judge.committed(entry.index, applied if entry.magic == MAGIC_NORMAL else None)

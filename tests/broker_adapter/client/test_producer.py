@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Collection
 
 import pytest
 
 from broker_adapter.api import TopicConfig
 from broker_adapter.client.lane import ProducerLimits
 from broker_adapter.client.producer import Producer
+from broker_adapter.client.pull_consumer import PullConsumer
+from broker_adapter.client.routes import Route, StaticRoute, StaticRoutes
 from broker_adapter.client.values import message_of
 from broker_adapter.errors import (
     Busy,
@@ -20,6 +23,7 @@ from broker_adapter.errors import (
     TopicRefused,
 )
 from broker_adapter.message_id import parse_offset_id
+from broker_adapter.rpc.broker_client import NotConnected
 from tests.broker_adapter.client.helpers import Held, brokers_and_producer, routes_to, until
 from tests.broker_adapter.memory_broker import MemoryBrokers
 
@@ -118,6 +122,36 @@ async def test_a_topic_that_is_not_created_by_itself_is_refused() -> None:
         with pytest.raises(TopicRefused) as refused:
             await producer.send("readonly", b"x")
         assert refused.value.status is Status.TOPIC_NOT_WRITABLE
+
+
+class WithoutMaster:
+    """Routes that show slaves only, at first: all brokers were restarted, and none has been elected."""
+
+    def __init__(self, real: StaticRoutes, times: int) -> None:
+        self._real = real
+        self._left = times
+
+    async def route(self, topic: str) -> Route:
+        self._left -= 1
+        if self._left < 0:
+            return await self._real.route(topic)
+        return StaticRoute(topic, {}, {"broker-a": {1: "127.0.0.1:9"}})
+
+    def watch(self, topics: Collection[str]) -> AsyncIterator[Route]:
+        return self._real.watch(topics)
+
+
+async def test_without_a_master_nobody_knows_topics_and_a_sharding_key_keeps_its_queue() -> None:
+    async with MemoryBrokers(2) as brokers, routes_to(brokers) as real:
+        await brokers.cluster.brokers[0].put_topic(TopicConfig("t", read_queues=8, write_queues=8))
+        async with Producer(real) as producer:
+            expected = (await producer.send("t", b"0", sharding_key="seven")).queue_id
+        for times in range(1, 4):
+            async with Producer(WithoutMaster(real, times)) as producer:
+                assert (await producer.send("t", b"1", sharding_key="seven")).queue_id == expected
+        async with PullConsumer(WithoutMaster(real, 1)) as consumer:
+            with pytest.raises(NotConnected):
+                await consumer.queues("t")
 
 
 async def test_what_is_no_message_is_refused_before_it_is_sent() -> None:

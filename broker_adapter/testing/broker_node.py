@@ -1,0 +1,245 @@
+"""One life of a simulated broker: the real parts, put together as `broker_adapter.program` does it, around a
+simulated node, files and clock. It is the program that owns the node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import TYPE_CHECKING, cast
+
+from broker_adapter.api import BrokerInfo, BrokerRole
+from broker_adapter.broker import Broker
+from broker_adapter.broker_role import BrokerRoleAdapter
+from broker_adapter.group_service import GroupService
+from broker_adapter.host import Host
+from broker_adapter.index_layout import IndexShape
+from broker_adapter.message_writer import MessageWriter
+from broker_adapter.metadata.commands import METADATA_TOPIC
+from broker_adapter.metadata.coordinator import CoordinatorConfig
+from broker_adapter.metadata.proposals import Proposals
+from broker_adapter.metadata.state import MetadataState
+from broker_adapter.metadata.values import Outcome
+from broker_adapter.program import DispatchedFiles
+from broker_adapter.queue_reader import QueueReader
+from broker_adapter.role_change import RoleChangeHandler, RoleChangeLimits
+from broker_adapter.settings import BrokerSettings
+from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
+from broker_adapter.store.stage import Stage
+from broker_adapter.testing.derived import ROOT, DerivedFiles, LateStage
+from broker_adapter.testing.machine import CheckedDispatcher
+from dledger import AppendOutcome, Assigned, NodeServer, Role
+from dledger.testing import Violation
+from dledger.testing.event_loop import virtual_loop
+from dledger.testing.owned_node import OwnedNode
+
+if TYPE_CHECKING:
+    from broker_adapter.testing.simulation import BrokerSimulation
+    from dledger.node.shell import RoleNotice
+    from dledger.testing.process import SimProcess
+
+#: Small, so that files roll, times and limits are met, and members come and go within a run.
+STORE = StoreOptions(
+    units_per_file=16,
+    index_shape=IndexShape(slots=7, items=30),
+    max_open_files=3,
+    index_backlog=5,
+    checkpoint_interval_s=0.3,
+    checkpoint_bytes=1 << 40,
+)
+GROUPS = CoordinatorConfig(min_lease_ms=300, collect_ms=200, orphan_ms=2000, rejoin_ms=50)
+ROLES = RoleChangeLimits(patience_s=0.4, retry_first_s=0.02, retry_most_s=0.2, unfit_s=2.0, stop_s=1.0)
+SETTINGS = BrokerSettings(default_queues=2, max_body_bytes=600, max_wait_ms=500, send_timeout_ms=600)
+_PROPOSAL_MS = 1000
+_PURGE_LOOK_S = 0.1
+_MAX_COMMAND_BYTES = 900
+
+
+class SimBroker:
+    """Implements `dledger.testing.owners.NodeOwner`. `broker` is what clients talk to."""
+
+    def __init__(self, sim: BrokerSimulation, process: SimProcess, files: DerivedFiles, rng: Random) -> None:
+        self.process = process
+        self.node_id = process.node_id
+        self._sim = sim
+        self._files = files
+        self._rng = rng
+        self._closing = False
+        self.loop = virtual_loop(process.after, process.now_ms, rng, when_idle=self._check_gate)
+        self.node = OwnedNode(process, self.loop, rng, SETTINGS.send_timeout_ms)
+        self.metadata = MetadataState(on_result=self._on_result, on_topic_cut=self._on_topic_cut)
+        self.dispatcher = self._make_dispatcher(process)
+        self.machine = CheckedDispatcher(self.dispatcher, self.metadata, lambda: process.store.base.pos)
+        self._make_broker()
+
+    def _make_dispatcher(self, process: SimProcess) -> Dispatcher:
+        def stage(name: str, limit: int) -> Stage:
+            return LateStage(limit, self._rng, self._on_stage)
+
+        return Dispatcher(
+            ROOT,
+            self.metadata,
+            durable_index=lambda: process.store.durable_index,
+            on_arrival=self._on_arrival,
+            options=STORE,
+            files=self._files.disk,
+            clock=lambda: process.now_ms() / 1000,
+            stage=stage,
+        )
+
+    def _make_broker(self) -> None:
+        node = cast(NodeServer, self.node)
+        host = Host(bytes((10, 0, 0, int(self.node_id[1:]))), 10911)
+        self.files = files = DispatchedFiles(node, self.dispatcher)
+        self.writer = MessageWriter(
+            GatedAppends(self),
+            host,
+            max_body_bytes=SETTINGS.max_body_bytes,
+            max_command_bytes=_MAX_COMMAND_BYTES,
+            timeout_ms=SETTINGS.send_timeout_ms,
+            master=lambda: self.node.leader_id,
+        )
+        self.proposals = Proposals(
+            lambda command: self.writer.put_command(METADATA_TOPIC, command),
+            new_request_id=lambda: self._rng.randbytes(16),
+            timeout_ms=_PROPOSAL_MS,
+        )
+        self.groups = GroupService(
+            self.metadata,
+            self.proposals,
+            files,
+            monotonic_ms=self.process.now_ms,
+            auto_create=SETTINGS.auto_create_groups,
+            config=GROUPS,
+        )
+        self.reader = QueueReader(files, node)
+        self.broker = Broker(
+            SETTINGS,
+            node,
+            self.writer,
+            files,
+            self.reader,
+            self.metadata,
+            self.proposals,
+            self.groups,
+            cast(ThreadPoolExecutor, None),  # the loop has its own idea of threads
+            self._info,
+        )
+        self.adapter = BrokerRoleAdapter(
+            self.writer, files, [self.groups], slave_id=1, on_change=self.broker.held.wake_all
+        )
+        self.handler = RoleChangeHandler(node, self.adapter, limits=ROLES, wall_ms=self.process.wall_ms)
+
+    def _info(self) -> BrokerInfo:
+        raise NotImplementedError("clients of the simulation find the master themselves")
+
+    @property
+    def is_writable(self) -> bool:
+        return self.writer.expected is not None
+
+    # -- NodeOwner
+
+    def start(self) -> None:
+        def begin() -> None:
+            self.handler.start()
+            self.loop.create_task(self._follow_purges())
+
+        if self.process.alive:
+            self.process.post(lambda: self.loop.entered(begin))
+
+    def role_changed(self, notice: RoleNotice) -> None:
+        self.node.role_changed(notice)
+
+    def progressed(self) -> None:
+        self.node.progressed()
+
+    def died(self) -> None:
+        self.loop.die()
+        self._sim.dead.append(self)
+
+    def stop(self, done: Callable[[], None]) -> None:
+        """As the program stops, before its node does. In a turn of the process."""
+
+        async def stop() -> None:
+            self.writer.stop()
+            self.broker.held.close()
+            await self.handler.stop()
+            done()
+
+        if not self._closing:
+            self._closing = True
+            self.loop.create_task(stop())
+
+    # -- inside
+
+    def _on_result(self, request_id: bytes, outcome: Outcome) -> None:
+        self.proposals.on_result(request_id, outcome)
+
+    def _on_topic_cut(self, topic: str) -> None:
+        self.dispatcher.queues.delete_topic(topic)
+
+    def _on_arrival(self, arrivals: Arrivals) -> None:
+        self.loop.call_soon_threadsafe(self.broker.held.arrived, arrivals)
+
+    def _on_stage(self, delay_ms: int, job: Callable[[], None]) -> None:
+        """On the stage's thread, where the machine may go down."""
+        self._sim.clock.after(delay_ms, lambda: self.process.on_disk(job))
+
+    async def _follow_purges(self) -> None:
+        begin = -1
+        while True:
+            if self.node.begin_pos != begin:
+                begin = self.node.begin_pos
+                await self.loop.run_in_executor(None, self.dispatcher.purge_below, begin)
+            await asyncio.sleep(_PURGE_LOOK_S)
+
+    def _check_gate(self) -> None:
+        """Between two turns: the gate is open for the leadership that the node has, unless the loop has still
+        to be told of a change; and who takes writes calls itself master, in the same leadership."""
+        expected, adapter = self.writer.expected, self.adapter
+        if expected is None:
+            return
+        if self.node.pending_roles == 0:
+            self._check_leads(expected)
+        if adapter.role is BrokerRole.SLAVE or (adapter.term, adapter.role_epoch) != expected:
+            raise Violation("writable master", f"{self.node_id}: writes for {expected} as {adapter.role}")
+        self._sim.master_opened(self.node_id, expected)
+
+    def check_taking(self, expected: tuple[int, int], assigned: Assigned) -> None:
+        """The log takes a batch of this broker: at this moment gate and node have the same leadership."""
+        self._check_leads(expected)
+        if self.writer.expected != expected or assigned.term != expected[0]:
+            raise Violation("writable master", f"{self.node_id}: {assigned} taken for {expected}")
+
+    def _check_leads(self, expected: tuple[int, int]) -> None:
+        core = self.process.replica.core
+        has = (core.term, core.role_epoch)
+        if core.role is not Role.LEADER or has != expected:
+            raise Violation("writable master", f"{self.node_id}: writes for {expected} as {core.role} {has}")
+
+
+class GatedAppends:
+    """The node's appends as the MessageWriter has them; the simulator sees what is taken, and when."""
+
+    def __init__(self, owner: SimBroker) -> None:
+        self._owner = owner
+
+    def cluster_time_ms(self) -> int:
+        return self._owner.node.cluster_time_ms()
+
+    def append_batch(
+        self,
+        sizes: Sequence[int],
+        fill: Callable[[Assigned], Sequence[bytes]],
+        *,
+        expected: tuple[int, int],
+        timeout_ms: int = 0,
+    ) -> asyncio.Future[AppendOutcome]:
+        owner = self._owner
+
+        def watched(assigned: Assigned) -> Sequence[bytes]:
+            owner.check_taking(expected, assigned)
+            return fill(assigned)
+
+        return owner.node.append_batch(sizes, watched, expected=expected, timeout_ms=timeout_ms)

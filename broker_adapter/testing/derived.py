@@ -1,0 +1,63 @@
+"""What the derived files of a simulated broker lie on, and the stages that write them in virtual time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from broker_adapter.store.stage import Job
+from dledger.testing import CrashKind
+from dledger.testing.sim_disk import CrashPoint, SimDisk
+
+ROOT = Path("/broker")
+_LATE_MS = (0, 0, 0, 5, 40)
+
+
+class DerivedFiles:
+    """A disk of one machine. It outlives processes; a power failure takes or tears what was not synced."""
+
+    def __init__(self) -> None:
+        self.disk = SimDisk()
+        self.disk.mkdir(ROOT)
+        self.disk.sync_directory(ROOT.parent)
+
+    def crash(self, kind: CrashKind, rng: Random) -> None:
+        self.disk.crash(kind, rng, reorder=rng.random() < 0.5)
+
+    def crash_within(self, operations: int, point: CrashPoint) -> None:
+        """Go down inside one of the next operations."""
+        self.disk.schedule_crash(len(self.disk.operations) + operations, point)
+
+
+class LateStage:
+    """A Stage whose jobs are done a little later, in turns of their own: `after(ms, action)` asks for one."""
+
+    def __init__(self, limit: int, rng: Random, after: Callable[[int, Callable[[], None]], None]) -> None:
+        self.pending = 0
+        self._limit = limit
+        self._rng = rng
+        self._after = after
+        self._jobs: deque[tuple[Job, int]] = deque()
+
+    def submit(self, job: Job, weight: int = 0) -> None:
+        self._jobs.append((job, weight))
+        self.pending += weight
+        if self.pending > self._limit:
+            self.drain()
+        else:
+            self._after(self._rng.choice(_LATE_MS), self._next)
+
+    def drain(self) -> None:
+        while self._jobs:
+            self._next()
+
+    def close(self) -> None:
+        self.drain()
+
+    def _next(self) -> None:
+        if self._jobs:
+            job, weight = self._jobs.popleft()
+            self.pending -= weight
+            job()

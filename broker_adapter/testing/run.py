@@ -1,0 +1,230 @@
+"""One seed, from start to verdict: brokers, clients and faults, then healing and the checks of the end."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import TextIO
+
+import structlog
+
+from broker_adapter.testing.broker_node import SimBroker
+from broker_adapter.testing.clients import TOPICS, Administrator, Client, Producer
+from broker_adapter.testing.consumers import GroupLog, Member
+from broker_adapter.testing.simulation import BrokerNemesis, BrokerSimulation
+from broker_adapter.testing.truth import Stored
+from dledger.testing import Profile, Violation, check_end, draw_profile
+
+TRACE_LINES = 60
+#: After healing, in election time-outs: the bound of a writable master, of progress for every client, of
+#: consumers at the ends of their queues, of equal logs and everything dispatched.
+SETTLE_TIMEOUTS = 40
+#: The faults of brokers, beside those of nodes.
+FAULTS = ("crash_in_derived_files",)
+_GROUPS = ("billing", "audit")
+_FILE_SIZE = 8192
+_LOOKED_UP = 50  # messages of a queue that are looked up by their keys, on each node
+
+
+@dataclass
+class RunResult:
+    """What a run did, and `failure`, the text of what went wrong, if anything did."""
+
+    seed: int
+    profile: Profile
+    virtual_ms: int = 0
+    steps: int = 0
+    writable_ms: int = 0  # from the end of the faults until a broker took writes
+    heal_ms: int = 0  # from the end of the faults until everything was consumed and equal
+    counts: Counter[str] = field(default_factory=Counter)
+    failure: str | None = None
+    rule: str | None = None  # of the violation
+
+
+def broker_profile(seed: int) -> Profile:
+    """What a seed decides: as for clusters without brokers, with records that are larger than bodies."""
+    rng = Random(f"broker profile {seed}")
+    drawn = draw_profile(rng)
+    kept = drawn.retention.max_bytes
+    retention = replace(drawn.retention, max_bytes=None if kept is None else kept * 2)
+    faults = drawn.faults + (FAULTS if rng.random() < 0.5 else ())
+    return replace(
+        drawn,
+        data_file_size=_FILE_SIZE,
+        retention=retention,
+        faults=faults,
+        plain_clients=rng.randint(1, 3),  # producers
+        session_clients=0,
+        readers=rng.randint(2, 4),  # members of the groups
+        owned=False,
+        max_batch=rng.randint(1, 5),
+        think_max_ms=rng.choice((4, 15, 60)),
+        fault_phase_ms=rng.randint(4000, 8000),
+    )
+
+
+def run_seed(seed: int, profile: Profile | None = None, *, sink: TextIO | None = None) -> RunResult:
+    """Run one seed to its verdict. Never raises for what the run finds: that is in `failure`."""
+    with _quiet():
+        profile = profile or broker_profile(seed)
+        sim = BrokerSimulation(profile, seed=seed, sink=sink)
+        result = RunResult(seed, profile)
+        try:
+            _Run(sim, result).drive()
+        except Exception as error:  # whatever a broker raises is a finding about this seed
+            result.rule = error.rule if isinstance(error, Violation) else type(error).__name__
+            result.failure = _report(sim, error)
+        result.virtual_ms = sim.clock.now_ms
+        result.steps = sim.clock.steps
+        result.counts = sim.counts
+        result.counts["masterships"] = sim.masterships
+        result.counts["messages acknowledged"] = len(sim.truth.acknowledged)
+        return result
+
+
+class _Run:
+    def __init__(self, sim: BrokerSimulation, result: RunResult) -> None:
+        self._sim = sim
+        self._result = result
+        profile, take = sim.profile, sim.seeds.take
+        self._producers = [
+            Producer(sim, f"p{i}", take(f"producer {i}")) for i in range(profile.plain_clients)
+        ]
+        self._groups = [GroupLog(name) for name in _GROUPS]
+        self._members = [
+            Member(sim, f"m{i}", take(f"member {i}"), self._groups[i % len(_GROUPS)])
+            for i in range(profile.readers)
+        ]
+        self._admin = Administrator(sim, "admin", take("admin"), _GROUPS)
+        self._limit_ms = SETTLE_TIMEOUTS * profile.timing.election_max_ms
+
+    def drive(self) -> None:
+        sim = self._sim
+        nemesis = BrokerNemesis(sim, sim.seeds.take("nemesis"))
+        sim.start()
+        clients: list[Client] = [*self._producers, *self._members, self._admin]
+        for client in clients:
+            client.start()
+        nemesis.start()
+        sim.run_for(sim.profile.fault_phase_ms)
+        nemesis.is_stopped = True
+        sim.trace.add(sim.clock.now_ms, "--", "healing")
+        healed_ms = sim.clock.now_ms
+        sim.heal()
+        self._result.writable_ms = self._until("a writable master", lambda: bool(sim.writable()))
+        before = {client: client.completed for client in self._producers}
+        self._until("progress", lambda: all(c.completed > n for c, n in before.items()))
+        for producer in (*self._producers, self._admin):
+            producer.is_stopped = True
+        self._until("the last answers", lambda: all(c.is_idle for c in (*self._producers, self._admin)))
+        self._until("everything consumed", self._all_consumed)
+        for member in self._members:
+            member.is_stopped = True
+        self._until("equal logs, all dispatched", sim.is_settled)
+        self._result.heal_ms = sim.clock.now_ms - healed_ms
+        self._check_end()
+
+    def _until(self, what: str, condition: Callable[[], bool]) -> int:
+        try:
+            return self._sim.run_until(condition, limit_ms=self._limit_ms)
+        except Violation as error:
+            if error.rule != "liveness":
+                raise
+            steps = [
+                (b.node_id, b.handler.status.step.value, b.handler.status.waits_for)
+                for b in self._sim.brokers()
+            ]
+            raise Violation("liveness", f"no {what}: {error.detail}; {steps}") from None
+
+    def _all_consumed(self) -> bool:
+        """The committed offsets of every group are at the ends of all queues."""
+        truth = self._sim.truth
+        ends = {name: len(queue.messages) for name, queue in truth.queues.items() if name[0] in TOPICS}
+        return all(
+            truth.groups.offsets(group.name).get(name, 0) == end
+            for group in self._groups
+            if any(member.belongs_to(group) for member in self._members)
+            for name, end in ends.items()
+        )
+
+    # -- the end
+
+    def _check_end(self) -> None:
+        sim = self._sim
+        check_end(sim)
+        sim.truth.check_refused()
+        for broker in sim.brokers():
+            broker.machine.checked.clear()
+            core = broker.process.replica.core
+            sim.truth.check(broker.node_id, broker.machine, core.committed_index, core.log.base.index)
+            self._check_readable(broker)
+        for group in self._groups:
+            if any(member.belongs_to(group) for member in self._members):
+                self._check_consumed(group)
+
+    def _check_readable(self, broker: SimBroker) -> None:
+        """Every message that is neither purged nor deleted, by its offset, by its place and by its keys."""
+        truth, begin_pos = self._sim.truth, broker.node.begin_pos
+        for (topic, queue_id), model in truth.queues.items():
+            at = max(model.first_after(begin_pos), model.floor_at(1 << 60))
+            while at < len(model.messages):
+                found = broker.reader.read(
+                    topic, queue_id, at, max_messages=50, max_bytes=1 << 20, tags=frozenset()
+                )
+                bodies = truth.pulled(broker.node_id, (topic, queue_id), at, found.records)
+                if not bodies:
+                    raise Violation(
+                        "readable", f"{broker.node_id}: nothing of {topic}-{queue_id} {at}: {found}"
+                    )
+                at += len(bodies)
+            self._check_index(
+                broker, topic, [one for one in model.messages if one.physical_offset >= begin_pos]
+            )
+
+    def _check_index(self, broker: SimBroker, topic: str, messages: Sequence[Stored]) -> None:
+        wanted: dict[str, set[int]] = {}
+        for one in messages[-_LOOKED_UP:]:
+            for key in one.keys.split():
+                wanted.setdefault(key, set()).add(one.physical_offset)
+        for key, offsets in wanted.items():
+            if missing := offsets - set(broker.dispatcher.index.find(topic, key, 0, 1 << 60)):
+                raise Violation("IndexFile", f"{broker.node_id}: {key} of {topic} has no {missing}")
+
+    def _check_consumed(self, group: GroupLog) -> None:
+        for (queue, at), body in self._sim.truth.acknowledged.items():
+            purged = at < group.purged.get(queue, 0)
+            if queue[0] in TOPICS and not purged and at not in group.consumed.get(queue, ()):
+                raise Violation(
+                    "consumed", f"{body!r}, acknowledged as {queue} {at}, never reached {group.name}"
+                )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Brokers log every step of every role change."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+def _report(sim: BrokerSimulation, error: Exception) -> str:
+    return "\n".join(
+        [
+            f"seed {sim.seed} failed at {sim.clock.now_ms} ms: {type(error).__name__}: {error}",
+            *(() if isinstance(error, Violation) else traceback.format_exception(error)[-8:]),
+            f"profile: {sim.profile}",
+            f"nodes: {sim.summary()}",
+            f"the last {TRACE_LINES} events:",
+            *sim.trace.tail(TRACE_LINES),
+            f"seed {sim.seed}: {error}",
+            f"again with: python -m broker_adapter.testing --seeds 1 --first {sim.seed} --trace trace.txt",
+        ]
+    )

@@ -1,0 +1,234 @@
+"""What the committed log says, in the most obvious way; brokers are compared with it at every step.
+
+Queues are lists of messages. Of what brokers derive, nothing is used here but the decoders of records.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from broker_adapter.api import QueueOffset, SendResult
+from broker_adapter.java_hash import tag_code
+from broker_adapter.message import Message, decode
+from broker_adapter.metadata import records
+from broker_adapter.metadata.commands import METADATA_TOPIC
+from broker_adapter.metadata.records import Unknown
+from broker_adapter.properties import split_properties
+from broker_adapter.store.consume_queue import ConsumeQueue
+from broker_adapter.testing.group_model import GroupModel, look_at
+from dledger import AppliedEntry
+from dledger.testing import Violation
+
+if TYPE_CHECKING:
+    from broker_adapter.testing.machine import CheckedDispatcher
+
+Queue = tuple[str, int]
+#: The property of a message that tells the tries of a producer apart.
+TRY = "try"
+
+
+class Stored(NamedTuple):
+    """A committed message."""
+
+    entry_index: int
+    term: int
+    physical_offset: int
+    size: int
+    tag_code: int
+    body: bytes
+    keys: str
+
+
+@dataclass
+class QueueModel:
+    """All messages that a queue ever got; message i has queue offset i."""
+
+    messages: list[Stored] = field(default_factory=list)
+    cuts: list[tuple[int, int]] = field(default_factory=list)  # (entry, floor from there on)
+
+    def length_at(self, index: int) -> int:
+        """How many it had after an entry."""
+        return bisect_right(self.messages, index, key=lambda one: one.entry_index)
+
+    def floor_at(self, index: int) -> int:
+        return max((floor for at, floor in self.cuts if at <= index), default=0)
+
+    def first_after(self, physical_offset: int) -> int:
+        """The first message at this place of the log or behind it."""
+        return bisect_left(self.messages, physical_offset, key=lambda one: one.physical_offset)
+
+
+class LogTruth:
+    """Implements `dledger.testing.durable.Judge`, and judges what clients were told."""
+
+    def __init__(self) -> None:
+        self.queues: dict[Queue, QueueModel] = {}
+        self.groups = GroupModel()
+        self.acknowledged: dict[tuple[Queue, int], bytes] = {}
+        self.refused: set[tuple[bytes, str]] = set()  # (body, try)
+        self.commits_acknowledged = 0
+        self._seen_commit: dict[str, int] = {}  # by group: index at which an acknowledged commit was there
+        self._tries: set[tuple[bytes, str]] = set()
+        self._last_stamp = -1
+
+    def queue(self, queue: Queue) -> QueueModel:
+        return self.queues.get(queue, QueueModel())
+
+    # -- the committed log
+
+    def committed(self, index: int, entry: AppliedEntry | None) -> None:
+        if entry is None:
+            return
+        message = decode(entry.body)
+        if message.physical_offset != entry.pos + 48:
+            raise Violation("places", f"entry {index} at {entry.pos} says {message.physical_offset}")
+        if message.store_timestamp < self._last_stamp:
+            raise Violation("times", f"{message.store_timestamp} at entry {index} after {self._last_stamp}")
+        self._last_stamp = message.store_timestamp
+        if message.topic == METADATA_TOPIC:
+            self._command(index, message)
+        else:
+            self._message(entry, message)
+
+    def _command(self, index: int, message: Message) -> None:
+        _, command = records.decode(message.body)
+        assert not isinstance(command, Unknown)
+        cut = self.groups.put(index, command)
+        for (topic, _), queue in self.queues.items():
+            if topic == cut:
+                queue.cuts.append((index, len(queue.messages)))
+
+    def _message(self, entry: AppliedEntry, message: Message) -> None:
+        queue = self.queues.setdefault((message.topic, message.queue_id), QueueModel())
+        if message.queue_offset != len(queue.messages):
+            raise Violation(
+                "queue offsets dense",
+                f"{message.queue_offset} at entry {entry.index}, where {len(queue.messages)} was next in"
+                f" {message.topic}-{message.queue_id}",
+            )
+        properties = split_properties(message.properties)
+        self._tries.add((message.body, properties.get(TRY, "")))
+        queue.messages.append(
+            Stored(
+                entry.index,
+                entry.term,
+                entry.pos + 48,
+                len(entry.body),
+                tag_code(properties.get("TAGS")),
+                message.body,
+                properties.get("KEYS", ""),
+            )
+        )
+
+    # -- what brokers have derived from it
+
+    def check(self, node_id: str, machine: CheckedDispatcher, applied: int, base_index: int) -> None:
+        """`base_index` does not matter: what was purged, the machine's own queues tell."""
+        expected = self.groups.at(applied)
+        found = look_at(machine.metadata)
+        if found != expected:
+            raise Violation("metadata", f"{node_id} at {applied}: {found}, not {expected}")
+        there = {(queue.topic, queue.queue_id): queue for queue in machine.dispatcher.queues.all()}
+        for name, model in self.queues.items():
+            length = model.length_at(applied)
+            queue = there.pop(name, None)
+            if queue is None:
+                if length:
+                    raise Violation(
+                        "ConsumeQueue", f"{node_id} at {applied} has no {name}, which has {length}"
+                    )
+                continue
+            self._check_queue(node_id, machine, applied, queue, model, length)
+        if there:
+            raise Violation(
+                "ConsumeQueue", f"{node_id} at {applied} has {sorted(there)}, which nobody wrote to"
+            )
+
+    def _check_queue(
+        self,
+        node_id: str,
+        machine: CheckedDispatcher,
+        applied: int,
+        queue: ConsumeQueue,
+        model: QueueModel,
+        length: int,
+    ) -> None:
+        where = f"{node_id} at {applied}: {queue}"
+        floor = model.floor_at(applied)
+        if (queue.max_offset, queue.floor) != (length, floor):
+            found = f"ends at {queue.max_offset} with floor {queue.floor}"
+            raise Violation("ConsumeQueue", f"{where} {found}, not at {length} with floor {floor}")
+        least = min(length, max(floor, model.first_after(machine.kept_from)))
+        if not floor <= queue.min_offset <= max(least, floor):
+            raise Violation("ConsumeQueue", f"{where} begins at {queue.min_offset}, not at {least}")
+        at = max(queue.min_offset, machine.checked.get((queue.topic, queue.queue_id), 0))
+        while at < length:
+            for unit in queue.read(at, length - at):
+                one = model.messages[at]
+                if tuple(unit) != (one.physical_offset, one.size, one.tag_code):
+                    raise Violation("ConsumeQueue", f"{where}: unit {at} is {unit}, not of {one}")
+                at += 1
+        machine.checked[queue.topic, queue.queue_id] = length
+
+    # -- what clients were told
+
+    def sent(self, result: SendResult, topic: str, bodies: Sequence[bytes]) -> None:
+        """A producer was told that its messages are stored."""
+        queue = (topic, result.queue_id)
+        stored = self.queue(queue).messages[result.queue_offset : result.queue_offset + len(bodies)]
+        if [one.body for one in stored] != list(bodies):
+            raise Violation("acknowledged", f"{result} of {topic}, where there is {stored}")
+        if [one.physical_offset for one in stored] != list(result.physical_offsets):
+            raise Violation("acknowledged", f"{result} of {topic}, which lies elsewhere: {stored}")
+        if any(one.term != result.term for one in stored):
+            raise Violation("acknowledged", f"{result} of {topic} in another term: {stored}")
+        for at, body in enumerate(bodies, result.queue_offset):
+            self.acknowledged[queue, at] = body
+
+    def pulled(self, node_id: str, queue: Queue, offset: int, records_: Sequence[bytes]) -> list[bytes]:
+        """A consumer got these from `offset` on. Returns their bodies."""
+        bodies = []
+        for at, record in enumerate(records_, offset):
+            message = decode(record)
+            stored = self.queue(queue).messages[at : at + 1]
+            if not stored or stored[0].physical_offset != message.physical_offset:
+                raise Violation("seen", f"{node_id} gave {message} as {queue} {at}; committed is {stored}")
+            if (message.queue_offset, message.body) != (at, stored[0].body):
+                raise Violation("seen", f"{node_id} gave {message} as {queue} {at}; committed is {stored}")
+            bodies.append(message.body)
+        return bodies
+
+    def commit_acknowledged(self, group: str, generation: int, offsets: tuple[QueueOffset, ...]) -> None:
+        if not self.groups.committed(group, generation, offsets):
+            raise Violation("consumer offsets", f"{offsets} of {group}, acknowledged under {generation}")
+        self.commits_acknowledged += 1
+        self._seen_commit[group] = self.groups.newest_index
+
+    def reset_acknowledged(self, group: str, generation: int) -> None:
+        if self.groups.generation(group) < generation:
+            raise Violation("generations", f"reset of {group} with {generation}, which is not in the log")
+        self._seen_commit[group] = self.groups.newest_index
+
+    def begin_offsets(self, group: str) -> int:
+        """What a read of the group's offsets has to have seen: an index."""
+        return self._seen_commit.get(group, -1)
+
+    def end_offsets(self, group: str, since: int, generation: int, offsets: Sequence[QueueOffset]) -> None:
+        """A linearizable read: what it gave was so at some time since it began."""
+        answer = tuple(((one.topic, one.queue_id), one.offset) for one in offsets)
+        for look in self.groups.since(since):
+            group_look = dict(look.groups).get(group)
+            if group_look is not None and (group_look.generation, group_look.offsets) == (generation, answer):
+                return
+        raise Violation(
+            "consumer offsets", f"{group} was read as {generation}, {answer}; not so since {since}"
+        )
+
+    # -- the end
+
+    def check_refused(self) -> None:
+        for body, number in self.refused & self._tries:
+            raise Violation("refused", f"try {number} of {body!r} was refused for good, and is committed")

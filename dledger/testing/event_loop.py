@@ -1,0 +1,205 @@
+"""asyncio in virtual time: the event loop of one simulated process, or of the clients around them.
+
+Real coroutines run on it, unchanged. Their turns are turns of the process, so that they stop while it is
+paused and end when it dies; a turn may come late, and work for other threads is done in turns of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from math import ceil
+from random import Random
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_MOST_ITERATIONS = 10_000
+#: How late a turn comes, and how long work on another thread takes, in ms.
+_TURN_MS = (0, 0, 0, 0, 1)
+_THREAD_MS = (0, 0, 1, 4)
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """`after(ms, action)` runs an action later, `now_ms` is the monotonic clock. `when_idle` is called at the
+    end of each turn, outside of all coroutines: what it raises goes to the simulator."""
+
+    def __init__(
+        self,
+        after: Callable[[int, Callable[[], None]], None],
+        now_ms: Callable[[], int],
+        rng: Random,
+        *,
+        when_idle: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._after = after
+        self._now_ms = now_ms
+        self._rng = rng
+        self._when_idle = when_idle
+        self._ready: deque[asyncio.Handle] = deque()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._turn_asked = False
+        self._dead = False
+        self._failure: BaseException | None = None
+
+    # -- for the simulator
+
+    def die(self) -> None:
+        """Nothing happens here any more. Tasks are kept as they are: no `finally` of theirs runs while this
+        loop is kept."""
+        self._dead = True
+        self._ready.clear()
+        for task in self._tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            coroutine = task.get_coro()
+            if (
+                inspect.iscoroutine(coroutine)
+                and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED
+            ):
+                coroutine.close()  # it has not begun, and nobody forgot it
+
+    def entered(self, action: Callable[[], None]) -> None:
+        """Call something as if it were a callback of this loop."""
+        before = events._get_running_loop()
+        events._set_running_loop(self)
+        try:
+            action()
+        finally:
+            events._set_running_loop(before)
+
+    # -- asyncio
+
+    def time(self) -> float:
+        return self._now_ms() / 1000
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return not self._dead
+
+    def is_closed(self) -> bool:
+        return self._dead
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        if not self._dead:
+            self._ready.append(handle)
+            self._ask_for_turn()
+        return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+
+        def due() -> None:
+            if handle.cancelled() or self._dead:
+                return
+            if (left := self._ms_until(when)) > 0:  # this process's clock is a slow one
+                self._after(left, due)
+                return
+            self._ready.append(handle)
+            self._ask_for_turn()
+
+        self._after(max(0, self._ms_until(when)), due)
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It is found out when it is due."""
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[T]:
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: object, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """On a thread that gets round to it a little later."""
+        future: asyncio.Future[T] = self.create_future()
+
+        def work() -> None:
+            if future.cancelled() or self._dead:
+                return
+            try:
+                result = func(*args)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._after(self._rng.choice(_THREAD_MS), work)
+        return future
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """What a callback raises, or a task that nobody asks, is a finding."""
+        if not self._dead and self._failure is None:
+            self._failure = context.get("exception") or AssertionError(context["message"])
+
+    # -- inside
+
+    def _ms_until(self, when: float) -> int:
+        return ceil(when * 1000 - self._now_ms() - 1e-6)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), AssertionError):
+            self._failure = self._failure or error  # a violation, whoever might have swallowed it
+
+    def _ask_for_turn(self) -> None:
+        if not self._turn_asked:
+            self._turn_asked = True
+            self._after(self._rng.choice(_TURN_MS), self._turn)
+
+    def _turn(self) -> None:
+        self._turn_asked = False
+        self.entered(self._run_ready)
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        if not self._dead:
+            self._when_idle()
+
+    def _run_ready(self) -> None:
+        ready = self._ready
+        for _ in range(_MOST_ITERATIONS):
+            if not ready or self._dead:
+                return
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
+        raise AssertionError(f"no end of callbacks; the next one is {ready[0]}")
+
+
+def virtual_loop(
+    after: Callable[[int, Callable[[], None]], None],
+    now_ms: Callable[[], int],
+    rng: Random,
+    *,
+    when_idle: Callable[[], None] = lambda: None,
+) -> VirtualLoop:
+    """A VirtualLoop. It has what coroutines need; sockets, signals and processes it has not."""
+    return VirtualLoop(after, now_ms, rng, when_idle=when_idle)  # type: ignore[abstract]

@@ -1,0 +1,233 @@
+"""A simulated node as its program sees it: `NodeServer`'s half for programs, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import TYPE_CHECKING
+
+from dledger.core.values import OwnerFitness
+from dledger.errors import Code, DLedgerError, InvalidRequest, NotLeader, ReadFailed
+from dledger.node.body_reader import BodyReader
+from dledger.node.owned_append import Assigned, Fill
+from dledger.node.role_events import RoleEvents, RoleListener
+from dledger.node.shell import AppendOutcome, RoleNotice
+from dledger.store.batch import Body
+from dledger.testing.durable import StateThread
+from dledger.testing.event_loop import VirtualLoop
+from dledger.testing.oracle import Append
+
+if TYPE_CHECKING:
+    from dledger.testing.process import SimProcess
+
+_READ_INDEX_MS = 1000  # a node waits so long for the leader's answer
+
+
+class OwnedNode:
+    """See `NodeServer` for what each method promises. The owner passes `role_changed` and `progressed` on.
+
+    `pending_roles`: changes that listeners have not heard of yet.
+    """
+
+    def __init__(self, process: SimProcess, loop: VirtualLoop, rng: Random, append_timeout_ms: int) -> None:
+        self.pending_roles = 0
+        self._process = process
+        self._loop = loop
+        self._rng = rng
+        self._append_timeout_ms = append_timeout_ms
+        self._role_events = RoleEvents()
+        self._role_events.listen(self._heard)
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._bodies: BodyReader | None = None
+
+    # -- for the owner
+
+    def role_changed(self, notice: RoleNotice) -> None:
+        self.pending_roles += 1
+        self._loop.entered(lambda: self._role_events.announce(notice))
+
+    def progressed(self) -> None:
+        applied = self.applied_index
+        ready = [waiter for waiter in self._waiting if waiter[0] <= applied]
+        if ready:
+            self._waiting = [waiter for waiter in self._waiting if waiter[0] > applied]
+            for _, future in ready:
+                if not future.done():
+                    future.set_result(None)
+
+    # -- NodeServer
+
+    def on_role(self, listener: RoleListener) -> None:
+        self._role_events.listen(listener)
+
+    def append_batch(
+        self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout_ms: int = 0
+    ) -> asyncio.Future[AppendOutcome]:
+        future: asyncio.Future[AppendOutcome] = self._loop.create_future()
+        append, oracle = Append([], None), self._process.sim.oracle
+
+        def watched(assigned: Assigned) -> Sequence[Body]:
+            bodies = fill(assigned)
+            append.bodies = [bytes(body) for body in bodies]
+            oracle.begin(append)
+            return bodies
+
+        def answered(answer: AppendOutcome | DLedgerError) -> None:
+            oracle.answered(append, answer)
+            if future.done():
+                return
+            if isinstance(answer, DLedgerError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+        timeout_ms = timeout_ms or self._append_timeout_ms
+        self._process.append_batch(sizes, watched, expected, answered, timeout_ms)
+        return future
+
+    @property
+    def term(self) -> int:
+        return self._process.replica.core.term
+
+    @property
+    def role_epoch(self) -> int:
+        return self._process.replica.core.role_epoch
+
+    @property
+    def leader_id(self) -> str | None:
+        return self._process.replica.core.leader_id
+
+    @property
+    def committed_index(self) -> int:
+        return self._process.replica.core.committed_index
+
+    @property
+    def committed_pos(self) -> int:
+        return self._process.replica.committed_pos
+
+    @property
+    def applied_index(self) -> int:
+        return self._state.applied
+
+    @property
+    def begin_pos(self) -> int:
+        return self._process.store.base.pos
+
+    @property
+    def durable_index(self) -> int:
+        return self._process.store.durable_index
+
+    def cluster_time_ms(self) -> int:
+        process = self._process
+        return process.replica.admission.state.clock.read(process.now_ms(), process.wall_ms())
+
+    def report_fitness(self, *, lag_bytes: int, fit: bool) -> None:
+        if lag_bytes < 0:
+            raise InvalidRequest(f"lag_bytes is {lag_bytes}")
+        self._process.replica.owner = OwnerFitness(lag_bytes, fit)
+
+    async def hand_over(self) -> bool:
+        leadership = self._process.replica.core.leadership
+        to = leadership.fittest_peer() if leadership is not None else None
+        if to is None:
+            return False
+        await self.transfer(to)
+        return True
+
+    async def transfer(self, to: str | None) -> None:
+        """Give leadership to a peer (None: to any). DLedgerError if that fails."""
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def ended(error: DLedgerError | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        self._process.transfer(to, ended)
+        await future
+
+    async def wait_committed(self, index: int, timeout_ms: int = 5000) -> None:
+        await self._state.readable.wait(index, timeout_ms)
+
+    async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int:
+        if index is None:
+            index = await self._read_index()
+        if self.applied_index >= index:
+            return index
+        future: asyncio.Future[None] = self._loop.create_future()
+        waiter = (index, future)
+        self._waiting.append(waiter)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await future
+        except TimeoutError:
+            text = f"applied up to {self.applied_index}, not yet up to {index}"
+            raise ReadFailed(text, code=Code.READ_NOT_CONFIRMED) from None
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+        return index
+
+    def read_bodies(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        return self._reader.read(spans)
+
+    def body_at(self, pos: int) -> bytes:
+        return self._reader.read_at(pos)
+
+    # -- inside
+
+    def _heard(self, event: object) -> None:
+        self.pending_roles -= 1
+
+    @property
+    def _state(self) -> StateThread:
+        assert self._process.state is not None
+        return self._process.state
+
+    @property
+    def _reader(self) -> BodyReader:
+        if self._bodies is None:
+            process = self._process
+            self._bodies = BodyReader(process.store, self._state.readable, process.care.suspect)
+        return self._bodies
+
+    async def _read_index(self) -> int:
+        """Of the leader, over the network if that is another node."""
+        process, sim = self._process, self._process.sim
+        leader_id = self.leader_id
+        if leader_id is None:
+            raise NotLeader("no leader is known")
+        future: asyncio.Future[int] = self._loop.create_future()
+
+        def answered(answer: int | DLedgerError) -> None:
+            if leader_id == process.node_id:
+                process.after(0, lambda: settle(answer))
+            elif not sim.network.is_cut(leader_id, process.node_id):
+                sim.clock.after(sim.network.delay_ms(), lambda: process.post(lambda: settle(answer)))
+
+        def settle(answer: int | DLedgerError) -> None:
+            if future.done():
+                return
+            if isinstance(answer, DLedgerError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+        def ask() -> None:
+            leader = sim.nodes[leader_id].process
+            if leader is not None and not sim.network.is_cut(process.node_id, leader_id):
+                asked = leader
+                asked.post(lambda: asked.read_index(answered))
+
+        delay: Callable[[], int] = sim.network.delay_ms
+        sim.clock.after(0 if leader_id == process.node_id else delay(), ask)
+        try:
+            async with asyncio.timeout(_READ_INDEX_MS / 1000):
+                return await future
+        except TimeoutError:
+            text = f"{leader_id} has not confirmed that it leads"
+            raise ReadFailed(text, code=Code.READ_NOT_CONFIRMED) from None

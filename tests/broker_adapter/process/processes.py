@@ -1,0 +1,188 @@
+"""Brokers and NameServers as real processes, for tests that send real signals."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from broker_adapter.api import TopicConfig
+from broker_adapter.client import Admin, NameServerRoutes
+from dledger.status.model import NodeStatus
+from tests.process.cluster import ProcessCluster, free_ports, toml_of
+
+REPO = Path(__file__).resolve().parents[3]
+BROKER = "broker_adapter.program:broker"
+TIMING: dict[str, Any] = {"heartbeat_ms": 100, "election_min_ms": 500, "election_max_ms": 1000}
+#: Small enough that files end and checkpoints are made all the time.
+SMALL: dict[str, Any] = {
+    "units_per_file": 500,
+    "index_slots": 500,
+    "index_items": 2000,
+    "checkpoint_ms": 100,
+    "role_change_report_ms": 3000,
+}
+TOPICS = (TopicConfig("orders", 3, 3), TopicConfig("events", 2, 2))
+
+Seen = dict[str, NodeStatus]
+
+
+class NameServers:
+    """Started and killed one by one; each keeps its address."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self._folder = folder
+        self.addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        for number, address in enumerate(self.addresses):
+            config = {"directory": str(folder / f"namesrv-{number}"), "listen": address}
+            self._config(address).write_text(toml_of(config))
+
+    def _config(self, address: str) -> Path:
+        return self._folder / f"namesrv-{self.addresses.index(address)}.toml"
+
+    async def start(self, *addresses: str) -> None:
+        for address in addresses or self.addresses:
+            with self._config(address).with_suffix(".log").open("ab") as log:
+                self._processes[address] = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "broker_adapter.namesrv", "--config", str(self._config(address))),
+                    cwd=REPO,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+
+    def signal(self, address: str, number: signal.Signals) -> None:
+        self._processes[address].send_signal(number)
+
+    async def kill(self, *addresses: str) -> None:
+        for address in addresses or list(self._processes):
+            process = self._processes.pop(address)
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+class BrokerProcesses:
+    """`async with BrokerProcesses(folder) as brokers:` has a writable master and the topics, known to all
+    NameServers. `log`: further keys of the nodes' configuration; `broker`: of `[program.settings]`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name_servers: int = 1,
+        program: str = BROKER,
+        broker: Mapping[str, Any] | None = None,
+        log: Mapping[str, Any] | None = None,
+        data_file_size: int = 4 << 20,
+        spoilable: bool = False,
+        topics: Sequence[TopicConfig] = TOPICS,
+    ) -> None:
+        self.folder = folder
+        self.topics = topics
+        self.name_servers = NameServers(folder, name_servers)
+        settings = {**SMALL, "namesrv": self.name_servers.addresses, **(broker or {})}
+        self.nodes = ProcessCluster(
+            folder,
+            settings={
+                "timing": TIMING,
+                **(log or {}),
+                "program": {"factory": program, "settings": settings},
+            },
+            data_file_size=data_file_size,
+            spoilable=spoilable,
+        )
+
+    @property
+    def routes(self) -> NameServerRoutes:
+        """New ones, for a client to close."""
+        return NameServerRoutes(self.name_servers.addresses)
+
+    def derived(self, node: str) -> Path:
+        """Where a node has its ConsumeQueues and indexes."""
+        return self.folder / f"{node}-broker"
+
+    async def __aenter__(self) -> BrokerProcesses:
+        try:
+            await self.name_servers.start()
+            await self.nodes.start()
+            await self.master(within_s=60)
+            routes = self.routes
+            async with Admin(routes, timeout=30) as admin:
+                for topic in self.topics:
+                    await admin.put_topic(topic)
+            await routes.close()
+            await self.published()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.nodes.__aexit__()
+        await self.name_servers.kill()
+
+    async def published(self, within_s: float = 30.0) -> None:
+        """Until every NameServer shows all topics and a master."""
+        missing: set[str] = set()
+        for address in self.name_servers.addresses:
+            missing = {topic.name for topic in self.topics}
+            routes = NameServerRoutes([address])
+            async with asyncio.timeout(within_s), aclosing(routes.watch(sorted(missing))) as changes:
+                while missing:
+                    route = await anext(changes)
+                    if route.queues and any(0 in ids for ids in route.brokers.values()):
+                        missing.discard(route.topic)
+            await routes.close()
+
+    # -- states -------------------------------------------------------------------------------------------
+
+    async def master(self, *, other_than: str = "", within_s: float = 40.0) -> str:
+        """The node whose broker takes messages as the leader of the highest term, followed by a majority."""
+
+        def found(seen: Seen) -> str | None:
+            for node, status in seen.items():
+                followers = [s for s in seen.values() if s.leader_id == node and s.term == status.term]
+                if node != other_than and is_writable(status) and len(followers) >= 2:
+                    return node
+            return None
+
+        return await self.nodes.wait_for(found, within_s=within_s)
+
+    async def in_step(self, within_s: float = 60.0) -> None:
+        """Until all nodes have the same log and have derived everything of it. Nobody may write."""
+        await self.nodes.settle(within_s)
+
+        def dispatched(seen: Seen) -> bool:
+            return len(seen) == len(self.nodes.members) and all(
+                s.applied_index == s.committed_index and s.owner.get("index_pending") == 0
+                for s in seen.values()
+            )
+
+        await self.nodes.wait_for(dispatched, within_s=within_s)
+
+    def slaves(self, master: str) -> list[str]:
+        return [node for node in self.nodes.members if node != master]
+
+    async def kill_master(self) -> str:
+        """SIGKILL; who it was. Not before there is one."""
+        master = await self.master()
+        await self.nodes.kill(master)
+        return master
+
+    def signal(self, node: str, number: signal.Signals) -> None:
+        self.nodes.signal(node, number)
+
+
+def is_writable(status: NodeStatus) -> bool:
+    return bool(status.owner.get("writable"))
+
+
+def step_of(status: NodeStatus) -> str:
+    """Of the RoleChangeHandler."""
+    return str(status.owner.get("role_change", {}).get("step", ""))

@@ -1,0 +1,62 @@
+"""Brokers that a test can hold up or break, by files beside the node's directory. The product has no such
+switches: these are other programs, which give it other parts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from broker_adapter.program import BrokerProgram
+from broker_adapter.settings import parse_settings
+from broker_adapter.store.applied import Entry
+from dledger import NodeConfig, NodeServer
+from tests.process.faulty_node import SpoiledDisk
+
+_LOOK_EVERY_S = 0.01
+
+
+def held_up(directory: Path) -> Path:
+    """While this file is there, the node dispatches nothing."""
+    return directory.with_name(f"{directory.name}.held_up")
+
+
+def never_master(directory: Path) -> Path:
+    """While this file is there, change_to_master raises."""
+    return directory.with_name(f"{directory.name}.never_master")
+
+
+class SpoiledBroker(BrokerProgram):
+    """On a disk as `ProcessCluster.spoil` says."""
+
+    def __init__(self, config: NodeConfig, settings: Mapping[str, Any]) -> None:
+        super().__init__(config, parse_settings(settings))
+        gate, pause = held_up(config.directory), threading.Event()  # which is never set
+        apply = self.dispatcher.apply
+
+        def apply_in_time(entries: Sequence[Entry]) -> None:
+            while gate.exists():
+                pause.wait(_LOOK_EVERY_S)
+            apply(entries)
+
+        self.dispatcher.apply = apply_in_time  # type: ignore[method-assign]
+
+    def make_node(self, **options: Any) -> NodeServer:
+        directory = self.config.directory
+        disk = SpoiledDisk(directory, directory.with_name(f"{directory.name}.faults"))
+        node = super().make_node(disk=disk, **options)
+        change_to_master = self.adapter.change_to_master
+
+        async def change(term: int, role_epoch: int) -> None:
+            if never_master(directory).exists():
+                raise RuntimeError("this adapter was told to fail")
+            await change_to_master(term, role_epoch)
+
+        self.adapter.change_to_master = change  # type: ignore[method-assign]
+        return node
+
+
+def spoiled(config: NodeConfig, settings: Mapping[str, Any]) -> SpoiledBroker:
+    """The factory."""
+    return SpoiledBroker(config, settings)

@@ -1,0 +1,107 @@
+"""Real brokers that are killed, paused and restarted under load: nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.api import OutgoingMessage
+from broker_adapter.client import NameServerRoutes
+from broker_adapter.errors import BrokerError
+from broker_adapter.namesrv.values import MASTER_ID
+from broker_adapter.rpc.broker_client import BrokerClient
+from tests.broker_adapter.process.checker import check
+from tests.broker_adapter.process.load import Load
+from tests.broker_adapter.process.processes import BrokerProcesses, Seen, step_of
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("broker-failover")]
+
+
+async def test_masters_are_killed_again_and_again(tmp_path: Path) -> None:
+    async with BrokerProcesses(tmp_path) as brokers:
+        async with Load(brokers) as load:
+            for _ in range(4):
+                await load.progress(300)
+                old = await brokers.kill_master()
+                await load.progress(300)
+                await brokers.nodes.start([old])
+            await load.progress(300)
+            await load.found_by_key()
+        await check(brokers, load)
+
+
+async def test_all_nodes_are_killed_at_once_and_then_restarted_one_by_one(tmp_path: Path) -> None:
+    async with BrokerProcesses(tmp_path) as brokers:
+        nodes = brokers.nodes
+        async with Load(brokers) as load:
+            for _ in range(2):
+                await load.progress(300)
+                await nodes.kill(*nodes.members)
+                await nodes.start()
+            await load.progress(300)
+            for node in nodes.members:
+                assert await nodes.stop(node, within_s=30) == 0
+                await load.progress(100)
+                await nodes.start([node])
+                await nodes.wait_for(lambda seen, node=node: step_of(seen[node]) in ("SLAVE", "MASTER"))  # type: ignore[misc]
+                await load.progress(100)
+        await check(brokers, load)
+
+
+async def masters_shown(routes: NameServerRoutes, topic: str, shown: list[tuple[int, str]]) -> None:
+    """(term, address) of the master in every route that a client is told of."""
+    async with aclosing(routes.watch([topic])) as changes:
+        async for route in changes:
+            for name, ids in route.brokers.items():
+                if MASTER_ID in ids:
+                    shown.append((route.master_terms[name], ids[MASTER_ID]))
+
+
+async def outcome_of_send(client: BrokerClient, number: int) -> str:
+    message = OutgoingMessage(b"99:%d:" % number)
+    try:
+        result = await client.send("orders", 0, [message], timeout=30.0)
+    except BrokerError as error:
+        return error.status.name
+    return f"stored at {result.queue_offset} in term {result.term}"
+
+
+async def test_a_master_that_was_paused_acknowledges_nothing_and_is_not_shown_again(tmp_path: Path) -> None:
+    async with BrokerProcesses(tmp_path) as brokers:
+        nodes = brokers.nodes
+        shown: list[tuple[int, str]] = []
+        routes = brokers.routes
+        watching = asyncio.create_task(masters_shown(routes, "orders", shown))
+        async with Load(brokers) as load:
+            await load.progress(200)
+            for turn in range(2):
+                old = await brokers.master()
+                client = BrokerClient(nodes.members[old])
+                await client.info(10.0)  # connected
+                brokers.signal(old, signal.SIGSTOP)
+                # They are in its hands before it knows that it was deposed.
+                sends = [asyncio.create_task(outcome_of_send(client, 10 * turn + n)) for n in range(3)]
+                new = await brokers.master(other_than=old)
+                await load.progress(200)
+                brokers.signal(old, signal.SIGCONT)
+                outcomes = await asyncio.gather(*sends)
+                assert not [each for each in outcomes if each.startswith("stored")], outcomes
+
+                def is_slave(seen: Seen, old: str = old, new: str = new) -> bool:
+                    leads = seen[new].role == "LEADER"
+                    return step_of(seen[old]) == "SLAVE" and (seen[old].leader_id == new or not leads)
+
+                await nodes.wait_for(is_slave, within_s=40)
+                await client.close()
+                await load.progress(200)
+        await check(brokers, load)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await routes.close()
+        assert len({term for term, _ in shown}) >= 3
+        assert [term for term, _ in shown] == sorted(term for term, _ in shown), "a deposed master was shown"
+        assert len(set(shown)) == len({term for term, _ in shown}), "one master a term"

@@ -1,0 +1,94 @@
+"""The way to mastership, held up and broken in real brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.api import OutgoingMessage
+from broker_adapter.client import Producer, PullConsumer
+from broker_adapter.errors import NotMaster
+from broker_adapter.rpc.broker_client import BrokerClient
+from tests.broker_adapter.process.checker import check
+from tests.broker_adapter.process.load import Load
+from tests.broker_adapter.process.processes import BrokerProcesses, Seen, is_writable, step_of
+from tests.broker_adapter.process.programs import held_up, never_master
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("broker-role-change")]
+
+SPOILED = "tests.broker_adapter.process.programs:spoiled"
+MESSAGES, BATCH, LANES = 100_000, 500, 2
+
+
+async def send_many(brokers: BrokerProcesses) -> None:
+    routes = brokers.routes
+    async with Producer(routes, timeout=60, unique_keys=False) as producer:
+
+        async def send(lane: int) -> None:
+            for _ in range(MESSAGES // BATCH // LANES):
+                await producer.send_many("events", [b"x" * 20] * BATCH, queue_id=lane)
+
+        await asyncio.gather(*(send(lane) for lane in range(LANES)))
+    await routes.close()
+
+
+async def test_100_000_messages_that_are_not_dispatched_come_before_the_first_new_one(tmp_path: Path) -> None:
+    async with BrokerProcesses(tmp_path, program=SPOILED, data_file_size=16 << 20) as brokers:
+        nodes, folder = brokers.nodes, brokers.folder
+        master = await brokers.master()
+        slaves = brokers.slaves(master)
+        for slave in slaves:
+            held_up(folder / slave).touch()
+        await send_many(brokers)
+        await nodes.settle()
+        await nodes.kill(master)
+
+        def waits(seen: Seen) -> str | None:
+            assert not any(map(is_writable, seen.values()))
+            return next((n for n, s in seen.items() if step_of(s) == "WAITING_FOR_DISPATCH"), None)
+
+        leader = await nodes.wait_for(waits, nodes=slaves, within_s=40)
+        status = await nodes.wait_for(lambda seen: seen[leader], nodes=slaves)
+        assert status.committed_index - status.applied_index >= MESSAGES
+        assert status.owner["dispatch_behind_bytes"] > MESSAGES * 100
+        client = BrokerClient(nodes.members[leader])
+        with pytest.raises(NotMaster):
+            await client.send("events", 0, [OutgoingMessage(b"early")], 10.0)
+        await client.close()
+
+        for slave in slaves:
+            held_up(folder / slave).unlink()
+        await brokers.master(other_than=master)
+        routes = brokers.routes
+        async with Producer(routes, timeout=60) as producer, PullConsumer(routes, timeout=60) as consumer:
+            for lane in range(LANES):
+                receipt = await producer.send("events", b"first of the new ones", queue_id=lane)
+                assert receipt.queue_offset == MESSAGES // LANES
+                assert (await consumer.bounds("events", lane)).max_offset == MESSAGES // LANES + 1
+        await routes.close()
+
+
+async def test_leadership_moves_on_from_a_broker_that_cannot_become_master(tmp_path: Path) -> None:
+    async with BrokerProcesses(tmp_path, program=SPOILED) as brokers:
+        nodes = brokers.nodes
+        async with Load(brokers) as load:
+            await load.progress(200)
+            master = await brokers.master()
+            broken, good = brokers.slaves(master)
+            never_master(brokers.folder / broken).touch()
+            await nodes.kill(good)
+            await nodes.start([good])
+            await nodes.wait_for(lambda seen: step_of(seen[good]) == "SLAVE", within_s=40)
+            # Whoever is elected first: the good one is master in the end, or the broken one has passed it on.
+            for _ in range(2):
+                old = await brokers.kill_master()
+                new = await brokers.master(other_than=old)
+                assert new != broken
+                await load.progress(100)
+                await nodes.start([old])
+                await load.progress(100)
+            never_master(brokers.folder / broken).unlink()
+            await load.progress(100)
+        await check(brokers, load)

@@ -1,0 +1,244 @@
+"""Mistakes of brokers on a log, one function each, as `tests.sim.planted` has those of Raft: each changes the
+classes of this process, and says what it would do in production."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from broker_adapter.api import SendResult
+from broker_adapter.broker_role import BrokerRoleAdapter
+from broker_adapter.message_writer import MessageWriter
+from broker_adapter.metadata.commands import Command, CommitOffsets, NewGeneration
+from broker_adapter.metadata.membership import Membership
+from broker_adapter.metadata.proposals import Proposals
+from broker_adapter.metadata.state import MetadataState
+from broker_adapter.metadata.values import Group, Outcome
+from broker_adapter.role_change import RoleChangeHandler
+from broker_adapter.store import dispatching
+from broker_adapter.store.applied import Entry
+from broker_adapter.store.checkpoint import Image, encode_image
+from broker_adapter.store.checkpointer import Checkpointer
+from broker_adapter.store.consume_queue import ConsumeQueue, QueueState
+from broker_adapter.store.consume_queues import ConsumeQueues
+from broker_adapter.store.dispatcher import Dispatcher
+from broker_adapter.store.index_files import IndexFiles
+from broker_adapter.store.open_files import Changes
+from broker_adapter.testing.broker_node import GatedAppends
+from broker_adapter.topic_queue_table import TopicQueueTable
+from dledger import AppendOutcome
+from dledger.node.readable import ReadableLog
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+async def _at_once(*args: Any) -> None: ...
+
+
+# -- the master
+
+
+def table_not_recovered(patch: pytest.MonkeyPatch) -> None:
+    """A master goes on with the queue offsets of its own last time as master."""
+    patch.setattr(BrokerRoleAdapter, "recover_topic_queue_table", _at_once)
+
+
+def dispatch_not_waited_for(patch: pytest.MonkeyPatch) -> None:
+    """A new master does not wait until its ConsumeQueues hold what its predecessors committed."""
+    patch.setattr(BrokerRoleAdapter, "wait_dispatched", _at_once)
+
+
+def offsets_taken_before_the_log_agrees(patch: pytest.MonkeyPatch) -> None:
+    """Queue offsets are taken before the log takes the messages: a refusal leaves a hole."""
+    take = TopicQueueTable.take
+    original = MessageWriter.put
+
+    async def put(self: MessageWriter, topic: str, queue_id: int, messages: Any, **rest: Any) -> SendResult:
+        self.check_master()
+        first = take(self.table, topic, queue_id, len(messages))
+        patch.setattr(TopicQueueTable, "next_offset", lambda table, *queue: first)
+        patch.setattr(TopicQueueTable, "take", lambda table, *queue: first)
+        return await original(self, topic, queue_id, messages, **rest)
+
+    patch.setattr(MessageWriter, "put", put)
+
+
+def fence_late(patch: pytest.MonkeyPatch) -> None:
+    """Writes are refused when the adapter gets round to change_to_slave, not when the role has changed."""
+    patch.setattr(RoleChangeHandler, "_fence", lambda self: None)
+
+
+def gate_opened_by_an_older_event(patch: pytest.MonkeyPatch) -> None:
+    """That the role is still the same is not asked again after change_to_master."""
+    original = RoleChangeHandler._accept_writes
+
+    def late(self: RoleChangeHandler, event: Any) -> None:
+        asyncio.get_running_loop().call_later(0.02, self._adapter.accept_writes, event.term, event.role_epoch)
+        original(self, event)
+
+    patch.setattr(RoleChangeHandler, "_accept_writes", late)
+
+
+def acknowledged_before_it_is_committed(patch: pytest.MonkeyPatch) -> None:
+    """A producer is told that its messages are stored when the log of the master has them."""
+    original = GatedAppends.append_batch
+
+    def append_batch(self: GatedAppends, sizes: Any, fill: Any, **rest: Any) -> Any:
+        original(self, sizes, fill, **rest).add_done_callback(lambda future: future.exception())
+        done: asyncio.Future[AppendOutcome] = asyncio.get_running_loop().create_future()
+        done.set_result(AppendOutcome(0, len(sizes), rest["expected"][0], 0))
+        return done
+
+    patch.setattr(GatedAppends, "append_batch", append_batch)
+
+
+# -- derived files
+
+
+def uncommitted_entries_dispatched(patch: pytest.MonkeyPatch) -> None:
+    """reput reads the log to its end, not to where it is committed."""
+    patch.setattr(ReadableLog, "index", property(lambda self: self._stored))
+
+
+def derived_files_trusted(patch: pytest.MonkeyPatch) -> None:
+    """ConsumeQueues are not synced before a checkpoint names them, and not compared with it at the start."""
+    original = Checkpointer._write
+
+    def write(self: Checkpointer, begun: Any) -> None:
+        begun.queues = begun.queues._replace(changes=Changes())
+        original(self, begun)
+
+    def restore(self: ConsumeQueue, state: QueueState) -> None:
+        self.min_offset, self.max_offset, self.floor = state.min_offset, state.max_offset, state.floor
+        self._crcs = list(state.crcs)
+
+    patch.setattr(Checkpointer, "_write", write)
+    patch.setattr(ConsumeQueue, "restore", restore)
+
+
+def checkpoint_with_old_metadata(patch: pytest.MonkeyPatch) -> None:
+    """A checkpoint holds the metadata as they were at the checkpoint before."""
+    original = Checkpointer.begin
+    newest: dict[int, bytes] = {}
+
+    def begin(self: Checkpointer, applied: Any, metadata: bytes, **rest: Any) -> None:
+        old = newest.get(id(self), metadata)
+        newest[id(self)] = metadata
+        original(self, applied, old, **rest)
+
+    patch.setattr(Checkpointer, "begin", begin)
+
+
+def image_without_queues(patch: pytest.MonkeyPatch) -> None:
+    """Offsets of queues whose messages are all purged begin again at 0."""
+
+    def save(self: Dispatcher) -> Iterable[bytes]:
+        self._dispatching.end_replay()
+        here = [p for p in self.queues.positions() if p.next_offset - self.queues.get(*p[:2]).min_offset]  # type: ignore[union-attr]
+        return [encode_image(Image(here, self._metadata.save()))]
+
+    patch.setattr(Dispatcher, "save", save)
+
+
+def queues_not_refilled_after_an_image(patch: pytest.MonkeyPatch) -> None:
+    """What is still in the log when an image is loaded gets no units."""
+    patch.setattr(Dispatcher, "replay", lambda self, entries: None)
+    patch.setattr(dispatching.Dispatching, "end_replay", lambda self: setattr(self, "_awaited", None))
+
+
+def purged_one_too_many(patch: pytest.MonkeyPatch) -> None:
+    """After a purge the first message that is left cannot be read."""
+    original = ConsumeQueue.purge_below
+
+    def purge_below(self: ConsumeQueue, physical_offset: int) -> Any:
+        before = self.min_offset
+        doomed = original(self, physical_offset)
+        if self.min_offset > before:
+            self.min_offset = min(self.max_offset, self.min_offset + 1)
+        return doomed
+
+    patch.setattr(ConsumeQueue, "purge_below", purge_below)
+
+
+def deleted_messages_come_back(patch: pytest.MonkeyPatch) -> None:
+    """Who creates a topic again finds in it what the deleted one had."""
+    patch.setattr(ConsumeQueues, "delete_topic", lambda self, topic: None)
+
+
+def index_forgets_a_batch(patch: pytest.MonkeyPatch) -> None:
+    """Now and then a message cannot be found by its key."""
+    original = IndexFiles.add
+
+    def add(self: IndexFiles, messages: Iterable[Any]) -> None:
+        kept = list(messages)
+        original(self, kept[:-1] if len(kept) > 1 else kept)
+
+    patch.setattr(IndexFiles, "add", add)
+
+
+def last_of_a_batch_skipped(patch: pytest.MonkeyPatch) -> None:
+    """A piece of several messages that is dispatched loses its last one, until the next one has none."""
+    original = dispatching.Dispatching.apply
+
+    def apply(self: dispatching.Dispatching, entries: Sequence[Entry]) -> Any:
+        return original(self, entries[:-1] if len(entries) > 3 else entries)
+
+    patch.setattr(dispatching.Dispatching, "apply", apply)
+
+
+# -- groups
+
+
+def stale_generation_accepted(patch: pytest.MonkeyPatch) -> None:
+    """A member that was taken for dead overwrites the offsets of its successor."""
+    patch.setattr(MetadataState, "_check_generation", lambda self, group, generation: None)
+
+
+def lower_offset_wins(patch: pytest.MonkeyPatch) -> None:
+    """A commit that comes late takes the group back."""
+    patch.setattr(MetadataState, "_newer_offset", lambda self, stored, committed: committed)
+
+
+def generation_does_not_grow(patch: pytest.MonkeyPatch) -> None:
+    """A new assignment has the generation of the old one, whose members commit in it."""
+    original = MetadataState._execute
+
+    def execute(self: MetadataState, index: int, command: Command) -> int:
+        before: Group | None = self.group(command.group) if isinstance(command, NewGeneration) else None
+        generation = original(self, index, command)
+        if before is not None and before.members:
+            self._groups[before.name] = self._groups[before.name]._replace(generation=before.generation)
+        return generation
+
+    patch.setattr(MetadataState, "_execute", execute)
+
+
+def commit_acknowledged_before_the_log_has_it(patch: pytest.MonkeyPatch) -> None:
+    """As RocketMQ's: offsets are in the memory of the master, and written when there is time."""
+    original = Proposals.propose
+
+    async def propose(self: Proposals, command: Command) -> Outcome:
+        if not isinstance(command, CommitOffsets):
+            return await original(self, command)
+
+        async def later() -> None:
+            await asyncio.sleep(0.05)
+            await asyncio.gather(original(self, command), return_exceptions=True)
+
+        asyncio.get_running_loop().create_task(later())  # noqa: RUF006
+        return Outcome(0, command.generation)
+
+    patch.setattr(Proposals, "propose", propose)
+
+
+def members_not_asked_to_come_again(patch: pytest.MonkeyPatch) -> None:
+    """A new master never counts the members: nobody gets the queues of one that is gone."""
+    patch.setattr(Membership, "tick", lambda self: None)
+
+
+def messages_never_given(patch: pytest.MonkeyPatch) -> None:
+    """The canary: units of all messages name the wrong tag."""
+    patch.setattr(dispatching, "_pack_unit", lambda pos, size, tag: dispatching.Struct(">qiq").pack(pos, size, 7))

@@ -1,0 +1,42 @@
+"""Random runs of clusters with brokers: 80 seeds in the test suite; `make sim-broker SEEDS=n` runs any number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from io import StringIO
+
+import pytest
+
+from broker_adapter.testing import run_seed
+
+SEEDS = 80
+CHUNK = 8
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_seeds(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        result = run_seed(seed)
+        assert result.failure is None, result.failure
+
+
+def test_much_of_what_can_happen_does_happen() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(1000, 1012):
+        result = run_seed(seed)
+        assert result.failure is None, result.failure
+        counts += result.counts
+    expected = ["masterships", "messages acknowledged", "messages consumed", "commits acknowledged"]
+    expected += ["offsets reset", "topics deleted", "states recovered", "states loaded", "purges committed"]
+    expected += ["state pieces replayed", "crashes: process", "crashes: power", "graceful stops"]
+    expected += ["sends: NOT_MASTER", "sends: OUTCOME_UNKNOWN", "commits: GENERATION_STALE", "offsets read"]
+    assert not [name for name in expected if not counts[name]], counts
+
+
+def test_same_seed_same_trace() -> None:
+    traces = [StringIO(), StringIO()]
+    for trace in traces:
+        assert run_seed(7, sink=trace).failure is None
+    assert traces[0].getvalue() == traces[1].getvalue()
+    assert "healing" in traces[0].getvalue()
