@@ -44,7 +44,7 @@ async def run(seconds: float, *, body: bytes = SMALL_BODY, keyed: bool = False) 
             f"<= {MOST_SECONDS:g} s",
             max(times) <= MOST_SECONDS,
             f"{_TIMES} times SIGKILL of all nodes and start, {min(times):.2f} to {max(times):.2f} s from the "
-            f"start of the processes, and {percentile(cpu, 0.5):.1f} s of their CPU, to the first acknowledgement; "
+            f"start of the processes to the first acknowledgement, {percentile(cpu, 0.5):.1f} s of CPU; "
             f"produced at {MESSAGES / filled:,.0f} messages/s, with a tag "
             f"{'and UNIQ_KEY' if keyed else 'and no key'}",
             {"median_s": median, "times_s": times, "cpu_s": cpu, "fill_rate": MESSAGES / filled},
