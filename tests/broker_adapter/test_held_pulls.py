@@ -53,3 +53,16 @@ async def test_a_change_of_role_and_the_end_wake_all() -> None:
     held.close()
     assert await ended(task) == [True]
     await held.wait("t", 0, 5)
+
+
+async def test_a_queue_that_has_grown_before_one_waits_keeps_nobody_waiting() -> None:
+    held = HeldPulls(10)
+    seen: list[int] = []
+
+    def has_grown() -> bool:
+        seen.append(len(held))
+        return True
+
+    await held.wait("t", 0, 5, has_grown)
+    assert seen == [1], "it is asked when an arrival would be noticed, not before"
+    assert len(held) == 0

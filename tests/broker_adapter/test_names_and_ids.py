@@ -10,15 +10,19 @@ from broker_adapter.errors import IllegalMessage, Status
 from broker_adapter.host import NO_HOST, Host
 from broker_adapter.message_id import (
     OffsetId,
+    OffsetIds,
     format_offset_id,
     format_unique_key,
     parse_offset_id,
 )
 from broker_adapter.properties import (
     MAX_PROPERTIES_BYTES,
+    PropertiesText,
     encode_properties,
     join_properties,
     split_properties,
+    text_of,
+    with_property,
 )
 from broker_adapter.topic_names import check_topic_name
 
@@ -237,3 +241,21 @@ def test_properties_have_a_limit_in_bytes() -> None:
         with pytest.raises(IllegalMessage) as caught:
             too_long()
         assert caught.value.status is Status.PROPERTIES_TOO_LONG
+
+
+@given(HOSTS, st.lists(st.integers(0, 2**63 - 1), max_size=5), st.integers(0, 5), st.integers(0, 5))
+def test_offset_ids_of_many_are_those_of_each(host: Host, offsets: list[int], begin: int, end: int) -> None:
+    expected = [format_offset_id(host, offset) for offset in offsets]
+    ids = OffsetIds(host, offsets)
+    assert list(ids) == expected and ids == expected and len(ids) == len(expected)
+    assert [ids[i] for i in range(len(ids))] == expected
+    assert ids[begin:end] == expected[begin:end]
+
+
+def test_properties_as_text_are_a_mapping_and_go_on_as_the_text_they_are() -> None:
+    given = PropertiesText("TAGS\x01a\x02none\x02x\x011")
+    assert dict(given) == {"TAGS": "a", "x": "1"} and len(given) == 2 and given["x"] == "1"
+    assert text_of(given) == "TAGS\x01a\x02none\x02x\x011"
+    assert text_of({"TAGS": "a"}) == "TAGS\x01a\x02"
+    more = with_property({"TAGS": "a"}, "UNIQ_KEY", "7")
+    assert more == {"TAGS": "a", "UNIQ_KEY": "7"} and more.text == "TAGS\x01a\x02UNIQ_KEY\x017\x02"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -198,6 +199,24 @@ def test_entries_carry_where_they_are_in_the_log() -> None:
         assert (entry.term, entry.pos) == (header.term, header.pos)
         assert HEADER_SIZE + len(entry.body) == header.size
         assert store.read_bodies([(entry.pos, len(entry.body))], store.tail.pos) == [entry.body]
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+def test_batches_in_memory_are_applied_as_if_they_were_read(as_view: bool) -> None:
+    store, batches = a_log()
+    read, handed = Kept(), Kept()
+    entries: dict[Kept, list[AppliedEntry]] = {read: [], handed: []}
+    for machine, seen in entries.items():
+        machine.apply = seen.extend  # type: ignore[method-assign]
+    index, feeder = 0, StateFeeder(read, store)
+    while index <= store.end_index:
+        index = feeder.apply(Apply(index, store.end_index)) + 1
+    if as_view:
+        batches = [replace(batch, data=memoryview(batch.data)) for batch in batches]
+    empty = MemoryLogStore(IDENTITY)  # of which nothing can be read
+    assert StateFeeder(handed, empty).apply(Apply(0, store.end_index), batches) == store.end_index
+    assert entries[read] and entries[read] == entries[handed]
+    assert all(type(entry.body) is bytes for entry in entries[handed])
 
 
 def test_a_machine_is_closed_once_and_not_after_it_has_failed() -> None:

@@ -105,6 +105,47 @@ async def test_the_unary_send_answers_its_request_id() -> None:
         assert answer.request_id == 9 and not answer.HasField("status") and answer.queue_offset == 0
 
 
+async def test_rows_and_columns_store_the_same_records() -> None:
+    async with world() as w:
+        sent = [
+            OutgoingMessage(b"%d" % i, {"TAGS": "a", "n": str(i % 2)}, i, i % 2, 1000 + i) for i in range(3)
+        ]
+        rows = pb.SendRequest(topic="t", queue_id=0)
+        for m in sent:
+            rows.messages.add(
+                body=m.body, flag=m.flag, sys_flag=m.sys_flag, born_timestamp=m.born_timestamp
+            ).properties.update(m.properties)
+        assert not (await w.stub.Send(rows)).HasField("status")
+        await w.client.send("t", 1, sent, T)
+        found = [[decode(r) for r in (await w.client.pull("t", q, 0)).records] for q in (0, 1)]
+        kept = [  # as OutgoingMessages
+            [(m.body, split_properties(m.properties), m.flag, m.sys_flag, m.born_timestamp) for m in one]
+            for one in found
+        ]
+        assert (
+            kept[0] == kept[1] == [(m.body, m.properties, m.flag, m.sys_flag, m.born_timestamp) for m in sent]
+        )
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        pb.MessageColumns(),
+        pb.MessageColumns(bodies=[b"a"] * 3, flags=[1, 2]),
+        pb.MessageColumns(bodies=[b"a"], properties=["a\x01b\x02"] * 2),
+        pb.MessageColumns(bodies=[b"a"], born_timestamps=[-1]),
+        pb.MessageColumns(bodies=[b"a"], properties=["a\x01b\x02" * 2000]),
+    ],
+)
+async def test_columns_that_make_no_batch_are_refused(columns: pb.MessageColumns) -> None:
+    async with world() as w:
+        answer = await w.stub.Send(pb.SendRequest(topic="t", queue_id=0, columns=columns))
+        assert answer.status.code == Status.FIELD_OUT_OF_RANGE
+        both = pb.SendRequest(topic="t", columns=pb.MessageColumns(bodies=[b"a"]))
+        both.messages.add(body=b"a")
+        assert (await w.stub.Send(both)).status.code == Status.FIELD_OUT_OF_RANGE
+
+
 async def test_topics_groups_offsets_and_queries_pass_through() -> None:
     async with world() as w:
         client = w.client
