@@ -228,7 +228,7 @@ def commit_acknowledged_before_the_log_has_it(patch: pytest.MonkeyPatch) -> None
             await asyncio.sleep(0.05)
             await asyncio.gather(original(self, command), return_exceptions=True)
 
-        asyncio.get_running_loop().create_task(later())  # noqa: RUF006
+        asyncio.get_running_loop().create_task(later())
         return Outcome(0, command.generation)
 
     patch.setattr(Proposals, "propose", propose)
@@ -241,4 +241,6 @@ def members_not_asked_to_come_again(patch: pytest.MonkeyPatch) -> None:
 
 def messages_never_given(patch: pytest.MonkeyPatch) -> None:
     """The canary: units of all messages name the wrong tag."""
-    patch.setattr(dispatching, "_pack_unit", lambda pos, size, tag: dispatching.Struct(">qiq").pack(pos, size, 7))
+    patch.setattr(
+        dispatching, "_pack_unit", lambda pos, size, tag: dispatching.Struct(">qiq").pack(pos, size, 7)
+    )
