@@ -16,6 +16,7 @@ from broker_adapter.broker import Broker
 from broker_adapter.broker_role import BrokerRoleAdapter
 from broker_adapter.broker_status import BrokerStatus
 from broker_adapter.consume_queue_unit import ConsumeQueueUnit
+from broker_adapter.errors import ReadFailed, Status
 from broker_adapter.group_service import GroupService
 from broker_adapter.host import Host
 from broker_adapter.index_layout import IndexShape
@@ -59,8 +60,13 @@ class DispatchedFiles:
         self._dispatcher = dispatcher
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """ReadFailed (NOT_CONFIRMED) while the queues are made again from an image: until its replay is over
+        they seem to begin where the image ends, and consumers would skip what there is."""
+        self._check_complete()
         queue = self._dispatcher.queues.get(topic, queue_id)
-        return (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        found = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        self._check_complete()  # also if that has just begun
+        return found
 
     def units(self, topic: str, queue_id: int, offset: int, count: int) -> Sequence[ConsumeQueueUnit]:
         queue = self._dispatcher.queues.get(topic, queue_id)
@@ -91,6 +97,10 @@ class DispatchedFiles:
         if node.applied_index >= node.committed_index:
             return 0
         return max(0, node.committed_pos - self._dispatcher.dispatched.end_pos)
+
+    def _check_complete(self) -> None:
+        if self._node.applied_index < 0 <= self._node.committed_index:
+            raise ReadFailed(Status.NOT_CONFIRMED, "this broker has still to make its queues of the log")
 
 
 class BrokerProgram:

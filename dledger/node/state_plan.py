@@ -81,7 +81,7 @@ class StatePlan:
         assert not self._loaded or self.applied <= readable_end, f"{self.applied} applied of {readable_end}"
         is_replaying = self._replayed < self._replay_end
         if self._loaded and (self._replayed if is_replaying else self.applied) < base_index:
-            self._loaded = False  # purged before it was handed over: begin from the image instead
+            self.forget()  # purged before it was handed over: begin from the image instead
         if not self._loaded:
             return None if needs_image else Load(newest_image, readable_index)
         if is_replaying:

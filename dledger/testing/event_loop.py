@@ -22,6 +22,7 @@ _MOST_ITERATIONS = 10_000
 #: How late a turn comes, and how long work on another thread takes, in ms.
 _TURN_MS = (0, 0, 0, 0, 1)
 _THREAD_MS = (0, 0, 1, 4)
+_OTHERS_FIRST = 0.15
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
@@ -184,13 +185,20 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._when_idle()
 
     def _run_ready(self) -> None:
+        """Iterations of the loop. Between two of them others may have their turns, as in a real one."""
         ready = self._ready
         for _ in range(_MOST_ITERATIONS):
-            if not ready or self._dead:
+            for _ in range(len(ready)):
+                if self._dead or not ready:
+                    return
+                handle = ready.popleft()
+                if not handle.cancelled():
+                    handle._run()
+            if not ready:
                 return
-            handle = ready.popleft()
-            if not handle.cancelled():
-                handle._run()
+            if self._rng.random() < _OTHERS_FIRST:
+                self._ask_for_turn()
+                return
         raise AssertionError(f"no end of callbacks; the next one is {ready[0]}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -52,17 +53,19 @@ def dispatch_not_waited_for(patch: pytest.MonkeyPatch) -> None:
 
 
 def offsets_taken_before_the_log_agrees(patch: pytest.MonkeyPatch) -> None:
-    """Queue offsets are taken before the log takes the messages: a refusal leaves a hole."""
+    """Queue offsets are taken when a request comes, not in the step in which the log takes the messages."""
+    mine: ContextVar[int] = ContextVar("mine")
     take = TopicQueueTable.take
     original = MessageWriter.put
 
     async def put(self: MessageWriter, topic: str, queue_id: int, messages: Any, **rest: Any) -> SendResult:
         self.check_master()
-        first = take(self.table, topic, queue_id, len(messages))
-        patch.setattr(TopicQueueTable, "next_offset", lambda table, *queue: first)
-        patch.setattr(TopicQueueTable, "take", lambda table, *queue: first)
+        mine.set(take(self.table, topic, queue_id, len(messages)))
+        await asyncio.sleep(0.002 * len(messages))
         return await original(self, topic, queue_id, messages, **rest)
 
+    patch.setattr(TopicQueueTable, "next_offset", lambda table, *queue: mine.get())
+    patch.setattr(TopicQueueTable, "take", lambda table, *queue: mine.get())
     patch.setattr(MessageWriter, "put", put)
 
 
@@ -132,13 +135,13 @@ def checkpoint_with_old_metadata(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Checkpointer, "begin", begin)
 
 
-def image_without_queues(patch: pytest.MonkeyPatch) -> None:
-    """Offsets of queues whose messages are all purged begin again at 0."""
+def image_without_floors(patch: pytest.MonkeyPatch) -> None:
+    """Where a topic was deleted for the last time is forgotten with the entry that did it."""
 
     def save(self: Dispatcher) -> Iterable[bytes]:
         self._dispatching.end_replay()
-        here = [p for p in self.queues.positions() if p.next_offset - self.queues.get(*p[:2]).min_offset]  # type: ignore[union-attr]
-        return [encode_image(Image(here, self._metadata.save()))]
+        positions = [position._replace(floor=0) for position in self.queues.positions()]
+        return [encode_image(Image(positions, self._metadata.save()))]
 
     patch.setattr(Dispatcher, "save", save)
 
@@ -228,7 +231,7 @@ def commit_acknowledged_before_the_log_has_it(patch: pytest.MonkeyPatch) -> None
             await asyncio.sleep(0.05)
             await asyncio.gather(original(self, command), return_exceptions=True)
 
-        asyncio.get_running_loop().create_task(later())  # noqa: RUF006
+        asyncio.get_running_loop().create_task(later())
         return Outcome(0, command.generation)
 
     patch.setattr(Proposals, "propose", propose)
@@ -241,4 +244,6 @@ def members_not_asked_to_come_again(patch: pytest.MonkeyPatch) -> None:
 
 def messages_never_given(patch: pytest.MonkeyPatch) -> None:
     """The canary: units of all messages name the wrong tag."""
-    patch.setattr(dispatching, "_pack_unit", lambda pos, size, tag: dispatching.Struct(">qiq").pack(pos, size, 7))
+    patch.setattr(
+        dispatching, "_pack_unit", lambda pos, size, tag: dispatching.Struct(">qiq").pack(pos, size, 7)
+    )

@@ -13,7 +13,6 @@ from tests.sim import planted_owners
 MOST_SEEDS = 60
 
 PLANTS: list[planted.Plant] = [
-    planted_owners.epoch_not_compared,
     planted_owners.stamp_not_reckoned_with,
     planted.table_not_recovered,
     planted.dispatch_not_waited_for,
@@ -24,7 +23,7 @@ PLANTS: list[planted.Plant] = [
     planted.uncommitted_entries_dispatched,
     planted.derived_files_trusted,
     planted.checkpoint_with_old_metadata,
-    planted.image_without_queues,
+    planted.image_without_floors,
     planted.queues_not_refilled_after_an_image,
     planted.purged_one_too_many,
     planted.deleted_messages_come_back,
