@@ -47,6 +47,7 @@ def check_files(brokers: BrokerProcesses, load: Load, end: int) -> dict[str, Que
     assert all(other == first for other in others), "data files differ below the committed end"
     found = {}
     for node in nodes.members:
+        assert "Traceback" not in nodes.log_of(node), f"something unexpected was raised in {node}"
         queues = found[node] = queues_of(nodes.stored_entries(node))
         _check_acknowledged(node, queues, load)
         _check_order(queues, load)
