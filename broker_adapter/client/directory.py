@@ -87,9 +87,10 @@ class Directory:
         except (TopicRefused, IllegalMessage, *REPEATABLE):
             raise
         except BrokerError as error:  # no NameServer can tell at the moment
-            route = await self._route_from_brokers(topic)
-            if route is None:
+            told = await self._route_from_brokers(topic)
+            if told is None:
                 raise NotConnected(f"no route of topic {topic!r}: {error}") from None
+            route = told
         self._learn(route)
         if not route.queues and not names_with_master(route):
             raise NotConnected(f"no master is there to tell whether there is a topic {topic!r}")
