@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from broker_adapter.errors import Status
+from dledger.node.server import EXIT_FATAL
 from tests.broker_adapter.process.checker import check
 from tests.broker_adapter.process.load import Load
 from tests.broker_adapter.process.processes import BrokerProcesses
-from tests.process.small_disks import SmallDisks, small_disks
+from tests.process.small_disks import BALLAST, SmallDisks, fill_up, mounted, small_disks
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("broker-full-disks")]
 
@@ -56,3 +57,24 @@ async def test_a_full_master_hands_over_and_when_all_are_full_sends_are_refused(
             await nodes.wait_for(lambda seen: len(seen) == 3 and not any(s.no_room for s in seen.values()))
             await load.progress(100)
         await check(brokers, load)
+
+
+async def test_a_node_without_room_for_derived_files_stops_and_comes_back_when_there_is_some(
+    tmp_path: Path,
+) -> None:
+    brokers = BrokerProcesses(tmp_path)
+    with mounted([brokers.derived(node) for node in brokers.nodes.members], 4 << 20):
+        async with brokers:
+            nodes = brokers.nodes
+            async with Load(brokers, writers=2, pause_s=0.02) as load:
+                await load.progress(100)
+                full = await brokers.master()
+                nodes.expect_end(full)
+                fill_up(brokers.derived(full))
+                assert await nodes.ended(full, within_s=60) == EXIT_FATAL
+                assert "No space left on device" in nodes.log_of(full)
+                await load.progress(100)
+                (brokers.derived(full) / BALLAST).unlink()
+                await nodes.start([full])
+                await load.progress(100)
+            await check(brokers, load, may_raise=[full])
