@@ -197,7 +197,7 @@ class Broker:
         found = []
         for queue_id in range(max(config.read_queues, config.write_queues)):
             least, end = self._files.bounds(topic, queue_id)
-            newest = self._files.newest_ms(topic, queue_id)
+            newest = self._reader.newest_ms(topic, queue_id)
             found.append(QueueStats(topic, queue_id, least, end, newest))
         return found
 
