@@ -14,13 +14,14 @@ INPUT ?=
 SEEDS ?= 200
 MINUTES ?= 30
 JOBS ?= 2
+SEED ?=
 ARGS ?=
 TESTS ?= tests
 
 PROTO_FILES := $(wildcard proto/*/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format proto sim sim-broker bench bench-peers soak soak-processes clean
+.PHONY: help install demo test lint format proto sim sim-broker bench bench-peers soak soak-processes soak-broker clean
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -114,6 +115,10 @@ soak: $(DEV) ## Real processes under SIGKILL again and again, then memory over 1
 # The exit code is 1 when an acknowledged entry is missing, or memory, open files or disk grow without bound.
 soak-processes: $(DEV) ## Kills, a rejoin and retention under load, and what nodes use (MINUTES=30, +1)
 	@$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) $(ARGS)
+
+# Prints the seed of each round; SEED=n begins with that one. A round that fails leaves its files.
+soak-broker: $(DEV) ## Brokers under random faults, every message checked, in rounds (MINUTES=30)
+	@$(BIN)/python -m tests.broker_adapter.process.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 clean: ## Remove .venv, caches and what demo and bench wrote (seconds)
 	@rm -rf $(VENV) build dist ./*.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache demo-data bench-results

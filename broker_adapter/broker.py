@@ -256,7 +256,7 @@ class Broker:
     def _queue_stats(self, topic: str, queue_id: int) -> QueueStats:
         """Blocks."""
         least, end = self._files.bounds(topic, queue_id)
-        return QueueStats(topic, queue_id, least, end, self._files.newest_ms(topic, queue_id))
+        return QueueStats(topic, queue_id, least, end, self._reader.newest_ms(topic, queue_id))
 
     def _known_topic(self, topic: str) -> TopicConfig:
         if (config := self._metadata.topic(topic)) is None:

@@ -29,7 +29,7 @@ from broker_adapter.metadata.values import Outcome
 from broker_adapter.namesrv.registration import Registrar
 from broker_adapter.namesrv.values import Registration
 from broker_adapter.properties import MAX_PROPERTIES_BYTES
-from broker_adapter.queue_reader import QueueReader, store_timestamp_of
+from broker_adapter.queue_reader import QueueReader
 from broker_adapter.role_change import RoleChangeHandler, RoleChangeLimits
 from broker_adapter.rpc.service import BrokerService
 from broker_adapter.settings import BrokerSettings, parse_settings
@@ -71,14 +71,6 @@ class DispatchedFiles:
     def units(self, topic: str, queue_id: int, offset: int, count: int) -> Sequence[ConsumeQueueUnit]:
         queue = self._dispatcher.queues.get(topic, queue_id)
         return [] if queue is None else queue.read(offset, count)
-
-    def newest_ms(self, topic: str, queue_id: int) -> int:
-        """Reads one message. Blocks."""
-        least, end = self.bounds(topic, queue_id)
-        if least == end:
-            return 0
-        (unit,) = self.units(topic, queue_id, end - 1, 1)
-        return store_timestamp_of(self._node.read_bodies([(unit.physical_offset - 48, unit.size)])[0])
 
     def find_keys(self, topic: str, key: str, begin_ms: int, end_ms: int, most: int) -> Sequence[int]:
         found = self._dispatcher.index.find(topic, key, begin_ms, end_ms)

@@ -38,9 +38,6 @@ class QueueFiles(Protocol):
     def units(self, topic: str, queue_id: int, offset: int, count: int) -> Sequence[ConsumeQueueUnit]:
         """So many units from an offset inside the bounds on, fewer at the end."""
 
-    def newest_ms(self, topic: str, queue_id: int) -> int:
-        """Store timestamp of the newest message; 0 without one."""
-
     def find_keys(self, topic: str, key: str, begin_ms: int, end_ms: int, most: int) -> Sequence[int]:
         """Commit-log offsets that may be of messages with this key, the newest first."""
 
@@ -133,12 +130,26 @@ class QueueReader:
         least, end = self._files.bounds(topic, queue_id)
         offsets = range(least, end)
         return least + bisect_left(
-            offsets, timestamp_ms, key=lambda offset: self.store_timestamp(topic, queue_id, offset)
+            offsets, timestamp_ms, key=lambda offset: self._store_timestamp(topic, queue_id, offset)
         )
 
-    def store_timestamp(self, topic: str, queue_id: int, offset: int) -> int:
-        (unit,) = self._files.units(topic, queue_id, offset, 1)
-        return store_timestamp_of(self._records([(offset, unit)])[0])
+    def newest_ms(self, topic: str, queue_id: int) -> int:
+        """Store timestamp of the newest message; 0 without one. Reads it."""
+        least, end = self._files.bounds(topic, queue_id)
+        return max(0, self._store_timestamp(topic, queue_id, end - 1)) if least < end else 0
+
+    def _store_timestamp(self, topic: str, queue_id: int, offset: int) -> int:
+        """-1 for a message that was purged: queues follow the log with a delay."""
+        try:
+            (unit,) = self._files.units(topic, queue_id, offset, 1)
+            return store_timestamp_of(self._records([(offset, unit)])[0])
+        except ReadFailed as error:
+            if error.status is not Status.OFFSET_BELOW_MINIMUM:
+                raise
+        except LogReadFailed as error:
+            if error.code is not Code.INDEX_LESS_THAN_LOCAL_BEGIN:
+                raise
+        return -1
 
     def _first_kept(self, topic: str, queue_id: int) -> int:
         """The log was purged, and the queue's own minimum is about to follow."""

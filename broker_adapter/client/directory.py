@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 
 import tenacity
 
-from broker_adapter.client.routes import MASTER_ID, Route, RouteSource, names_with_master
+from broker_adapter.client.routes import MASTER_ID, Route, RouteSource, StaticRoutes, names_with_master
 from broker_adapter.errors import (
     BrokerError,
     IllegalMessage,
@@ -61,10 +61,12 @@ class Directory:
 
     def __init__(self, source: RouteSource, tls: TlsFiles | None = None) -> None:
         self._source = source
+        self._tls = tls
         self._security = None if tls is None else ClientTls(tls)
         self._clients: dict[str, BrokerClient] = {}
         self._routes: dict[str, Route] = {}
         self._masters: dict[str, str] = {}  # broker name -> address
+        self._seen: dict[str, dict[int, str]] = {}  # broker name -> broker id -> who had it last
         self._redirections: dict[str, int] = {}
         #: Of the masters that routes have shown: a route of a lower one is old.
         self._terms: dict[str, int] = {}
@@ -94,12 +96,28 @@ class Directory:
             route = await self._source.route(topic)
         except (TopicRefused, IllegalMessage, *REPEATABLE):
             raise
-        except BrokerError as error:  # nobody can tell at the moment
-            raise NotConnected(f"no route of topic {topic!r}: {error}") from None
+        except BrokerError as error:  # no NameServer can tell at the moment
+            told = await self._route_from_brokers(topic)
+            if told is None:
+                raise NotConnected(f"no route of topic {topic!r}: {error}") from None
+            route = told
         self._learn(route)
         if not route.queues and not names_with_master(route):
             raise NotConnected(f"no master is there to tell whether there is a topic {topic!r}")
         return route
+
+    async def _route_from_brokers(self, topic: str) -> Route | None:
+        """What the brokers that earlier routes have shown say themselves; None if none of them answers."""
+        addresses = {address for ids in self._seen.values() for address in ids.values()}
+        if not addresses:
+            return None
+        brokers = StaticRoutes(addresses, tls=self._tls)
+        try:
+            return await brokers.route(topic)
+        except BrokerError:
+            return None
+        finally:
+            await brokers.close()
 
     async def existing(self, topic: str) -> Route:
         """The route of a topic that has queues. TopicRefused (TOPIC_UNKNOWN) otherwise."""
@@ -213,6 +231,7 @@ class Directory:
         else:
             self._routes.pop(route.topic, None)
         for broker, ids in route.brokers.items():
+            self._seen.setdefault(broker, {}).update(ids)
             address, term = ids.get(MASTER_ID), route.master_terms.get(broker, 0)
             known, known_term = self._masters.get(broker), self._terms.get(broker, -1)
             if address is None or term < known_term:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
@@ -42,10 +42,7 @@ class MountedDisks:
             assert (self._folder / node).is_mount()
 
     def fill(self, node: str, leave: int = 0) -> None:
-        left = shutil.disk_usage(self._folder / node).free - leave
-        with suppress(OSError), (self._folder / node / BALLAST).open("ab", buffering=0) as file:
-            while left > 0:  # an error: the node took the rest meanwhile
-                left -= file.write(bytes(min(left, 64 << 10)))
+        fill_up(self._folder / node, leave)
 
     def free(self, node: str) -> None:
         (self._folder / node / BALLAST).unlink()
@@ -79,17 +76,31 @@ def small_disks(kind: str, folder: Path, capacity: int) -> Iterator[SmallDisks]:
     if kind == "quota":
         yield QuotaDisks(folder, capacity)
         return
-    mounted: list[Path] = []
+    with mounted([folder / node for node in NODES], capacity):
+        yield MountedDisks(folder)
+
+
+@contextmanager
+def mounted(targets: Sequence[Path], capacity: int) -> Iterator[None]:
+    """A tmpfs under each of these directories, which are made. Skips where nothing may be mounted."""
+    done: list[Path] = []
     try:
-        for node in NODES:
-            target = folder / node
+        for target in targets:
             target.mkdir()
             _mount(target, capacity)
-            mounted.append(target)
-        yield MountedDisks(folder)
+            done.append(target)
+        yield
     finally:
-        for target in mounted:
+        for target in done:
             subprocess.run(["umount", "--lazy", str(target)], check=False)
+
+
+def fill_up(folder: Path, leave: int = 0) -> None:
+    """A file that leaves so many bytes free on the file system of a folder."""
+    left = shutil.disk_usage(folder).free - leave
+    with suppress(OSError), (folder / BALLAST).open("ab", buffering=0) as file:
+        while left > 0:  # an error: somebody took the rest meanwhile
+            left -= file.write(bytes(min(left, 64 << 10)))
 
 
 def _mount(target: Path, capacity: int) -> None:

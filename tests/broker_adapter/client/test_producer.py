@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
+from contextlib import suppress
 
 import pytest
 
@@ -16,6 +17,7 @@ from broker_adapter.client.values import message_of
 from broker_adapter.errors import (
     Busy,
     IllegalMessage,
+    NameServerUnavailable,
     NotMaster,
     PutIndeterminate,
     PutRefused,
@@ -152,6 +154,41 @@ async def test_without_a_master_nobody_knows_topics_and_a_sharding_key_keeps_its
         async with PullConsumer(WithoutMaster(real, 1)) as consumer:
             with pytest.raises(NotConnected):
                 await consumer.queues("t")
+
+
+class LostNameServers:
+    """Routes as NameServers give them, that are all gone after the first question."""
+
+    def __init__(self, real: StaticRoutes) -> None:
+        self._real = real
+        self.gone = False
+
+    async def route(self, topic: str) -> Route:
+        if self.gone:
+            raise NameServerUnavailable(Status.NAMESRV_UNREACHABLE, "no NameServer answers")
+        return await self._real.route(topic)
+
+    async def watch(self, topics: Collection[str]) -> AsyncIterator[Route]:
+        for topic in topics:
+            yield await self.route(topic)
+
+
+async def test_without_name_servers_the_brokers_themselves_tell_who_is_master() -> None:
+    async with MemoryBrokers(3) as brokers, routes_to(brokers) as real:
+        routes = LostNameServers(real)
+        async with Producer(routes) as producer:
+            await producer.send("t", b"a", queue_id=0)
+            await producer.send("t", b"b", queue_id=0)
+            routes.gone = True
+            await brokers.nodes[0].kill()
+            brokers.cluster.lead(2)
+            with suppress(PutIndeterminate):  # the connection may have ended in the middle of it
+                await producer.send("t", b"c", queue_id=0)
+            receipt = await producer.send("t", b"d", queue_id=0)
+            assert brokers.cluster.bodies("t", 0)[receipt.queue_offset] == b"d"
+        async with Producer(routes, timeout=0.3) as producer:
+            with pytest.raises(PutRefused):
+                await producer.send("t", b"e")
 
 
 async def test_what_is_no_message_is_refused_before_it_is_sent() -> None:

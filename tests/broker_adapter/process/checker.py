@@ -14,7 +14,7 @@ from broker_adapter.message_id import parse_offset_id
 from broker_adapter.metadata.commands import METADATA_TOPIC
 from broker_adapter.properties import TAGS, split_properties
 from dledger.store.batch import MAGIC_NORMAL, Entry
-from tests.broker_adapter.process.load import Load, Place
+from tests.broker_adapter.process.load import Load, Notes, Place
 from tests.broker_adapter.process.processes import BrokerProcesses
 
 
@@ -31,15 +31,26 @@ class Stored(NamedTuple):
 Queues = dict[Place, dict[int, Stored]]
 
 
-async def check(brokers: BrokerProcesses, load: Load) -> dict[str, Queues]:
-    """Kills the nodes once they are in step, and compares everything. What each node's log has of queues."""
+async def check(brokers: BrokerProcesses, load: Load, *, may_raise: Sequence[str] = ()) -> dict[str, Queues]:
+    """Kills the nodes once they are in step, and compares everything. What each node's log has of queues.
+
+    `may_raise`: in these nodes something unexpected was made to happen.
+    """
+    end = await stop(brokers)
+    for node in set(brokers.nodes.members) - set(may_raise):
+        assert "Traceback" not in brokers.nodes.log_of(node), f"something unexpected was raised in {node}"
+    return check_files(brokers, load.notes, end)
+
+
+async def stop(brokers: BrokerProcesses) -> int:
+    """Kill the nodes once they are in step. Where the committed log ends."""
     await brokers.in_step()
-    end = min(s.committed_pos for s in (await brokers.nodes.wait_for(lambda seen: seen)).values())
+    statuses = await brokers.nodes.wait_for(lambda seen: seen if len(seen) == 3 else None)
     await brokers.nodes.kill(*brokers.nodes.members)
-    return check_files(brokers, load, end)
+    return min(status.committed_pos for status in statuses.values())
 
 
-def check_files(brokers: BrokerProcesses, load: Load, end: int) -> dict[str, Queues]:
+def check_files(brokers: BrokerProcesses, notes: Notes, end: int) -> dict[str, Queues]:
     nodes = brokers.nodes
     begin = max(nodes.data_begin(node) for node in nodes.members)
     first, *others = [nodes.data_bytes(node, begin, end) for node in nodes.members]
@@ -48,15 +59,15 @@ def check_files(brokers: BrokerProcesses, load: Load, end: int) -> dict[str, Que
     found = {}
     for node in nodes.members:
         queues = found[node] = queues_of(nodes.stored_entries(node))
-        _check_acknowledged(node, queues, load)
-        _check_order(queues, load)
+        _check_acknowledged(node, queues, notes)
+        _check_order(queues, notes)
         _check_consume_queues(brokers.derived(node) / "consumequeue", queues)
-    _check_deliveries(next(iter(found.values())), load)
+    _check_deliveries(next(iter(found.values())), notes)
     return found
 
 
 def queues_of(entries: Sequence[Entry]) -> Queues:
-    """The oracle: every message of the log at its place. Offsets are dense, and records know where they are."""
+    """The oracle: every message of the log at its place. Offsets are dense; records know where they are."""
     queues: Queues = {}
     for entry in entries:
         if entry.magic != MAGIC_NORMAL:
@@ -73,9 +84,9 @@ def queues_of(entries: Sequence[Entry]) -> Queues:
     return queues
 
 
-def _check_acknowledged(node: str, queues: Queues, load: Load) -> None:
+def _check_acknowledged(node: str, queues: Queues, notes: Notes) -> None:
     kept = lost = 0
-    for (topic, queue_id, offset), expected in load.acknowledged.items():
+    for (topic, queue_id, offset), expected in notes.acknowledged.items():
         queue = queues.get((topic, queue_id), {})
         if queue and offset < next(iter(queue)):
             continue  # purged
@@ -90,7 +101,7 @@ def _check_acknowledged(node: str, queues: Queues, load: Load) -> None:
     assert kept, f"{node} begins above all that was acknowledged"
 
 
-def _check_order(queues: Queues, load: Load) -> None:
+def _check_order(queues: Queues, notes: Notes) -> None:
     """In the order of the calls, none twice, none that was refused, and batches whole and in one piece."""
     at: dict[bytes, tuple[Place, int]] = {}
     for place, queue in queues.items():
@@ -100,12 +111,12 @@ def _check_order(queues: Queues, load: Load) -> None:
             assert last.get(int(writer), -1) < int(number), f"{stored.body[:20]!r} of {place} is out of order"
             last[int(writer)] = int(number)
             at[stored.body] = (place, offset)
-    refused = [body for body in load.refused if body in at]
+    refused = [body for body in notes.refused if body in at]
     assert not refused, f"{len(refused)} messages were refused and are stored"
     purged = {place: next(iter(queue)) for place, queue in queues.items()}
-    for batch in load.batches:
+    for batch in notes.batches:
         places = [at[body] for body in batch if body in at]
-        if not places or places[0][1] == purged[places[0][0]]:
+        if not places or 0 < places[0][1] == purged[places[0][0]]:
             continue  # never stored, or its first messages were purged
         place, first = places[0]
         assert places == [(place, first + i) for i in range(len(batch))], "a batch is not in one piece"
@@ -128,17 +139,17 @@ def _check_consume_queues(folder: Path, queues: Queues) -> None:
     assert found >= set(queues)
 
 
-def _check_deliveries(queues: Queues, load: Load) -> None:
+def _check_deliveries(queues: Queues, notes: Notes) -> None:
     """Consumers were given everything, each message for the first time after all before it. Only for runs
     in which nothing was purged."""
-    for place, queue in queues.items() if load.has_consumers else ():
+    for place, queue in queues.items() if notes.is_consumed else ():
         seen: list[bytes] = []
-        for offset, body in load.delivered.get(place, []):
+        for offset, body in notes.delivered.get(place, []):
             assert offset <= len(seen), f"{place}: {offset} was delivered after {len(seen) - 1}"
             if offset == len(seen):
                 seen.append(body)
             assert seen[offset] == body, f"{place}: {offset} was delivered with two bodies"
         stored = [message.body for message in queue.values()]
         assert seen == stored[: len(seen)], f"{place}: others were delivered than are stored"
-        end = max((o for t, q, o in load.acknowledged if (t, q) == place), default=-1)
+        end = max((o for t, q, o in notes.acknowledged if (t, q) == place), default=-1)
         assert len(seen) > end, f"{place}: {end - len(seen) + 1} acknowledged messages were not delivered"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import count, cycle
 from types import TracebackType
 from typing import NamedTuple
@@ -37,6 +38,21 @@ class Acknowledged(NamedTuple):
     offset_id: str
 
 
+@dataclass
+class Notes:
+    """What clients were told. `is_consumed`: there were consumers."""
+
+    is_consumed: bool
+    acknowledged: dict[tuple[str, int, int], Acknowledged] = field(
+        default_factory=dict
+    )  # topic, queue, offset
+    batches: list[list[bytes]] = field(default_factory=list)  # sent as one, with whatever outcome
+    refused: dict[bytes, Status] = field(default_factory=dict)
+    in_doubt: set[bytes] = field(default_factory=set)
+    #: Offset and body, in the order of delivery.
+    delivered: dict[Place, list[tuple[int, bytes]]] = field(default_factory=dict)
+
+
 class Load:
     """`async with Load(brokers) as load:` sends and consumes without pause.
 
@@ -66,11 +82,7 @@ class Load:
         self._admin = Admin(self._routes, timeout=30, tls=tls)
         self._auditor = PullConsumer(self._routes, group=AUDITORS, timeout=30, tls=tls)
         self._consumers = [self._consumer(f"member-{n}", tls) for n in range(consumers)]
-        self.acknowledged: dict[tuple[str, int, int], Acknowledged] = {}
-        self.batches: list[list[bytes]] = []  # sent as one, with whatever outcome
-        self.refused: dict[bytes, Status] = {}
-        self.in_doubt: set[bytes] = set()
-        self.delivered: dict[Place, list[tuple[int, bytes]]] = {}  # offset and body, in order of delivery
+        self.notes = Notes(consumers > 0)
         self.committed: dict[Place, int] = {}  # what the group has committed, as last seen
         self._changed = asyncio.Condition()
         self._stopped = asyncio.Event()
@@ -124,23 +136,19 @@ class Load:
                 await self._auditor.close()
                 await self._routes.close()
 
-    @property
-    def has_consumers(self) -> bool:
-        return bool(self._consumers)
-
     # -- waiting ------------------------------------------------------------------------------------------
 
     async def progress(self, more: int, within_s: float = 60.0) -> None:
         """Until `more` further messages have been acknowledged."""
-        goal = len(self.acknowledged) + more
+        goal = len(self.notes.acknowledged) + more
         async with asyncio.timeout(within_s), self._changed:
-            await self._changed.wait_for(lambda: len(self.acknowledged) >= goal)
+            await self._changed.wait_for(lambda: len(self.notes.acknowledged) >= goal)
 
     async def refusals(self, more: int, status: Status, within_s: float = 60.0) -> None:
         """Until `more` further messages have been refused for this reason."""
 
         def refused() -> int:
-            return sum(each is status for each in self.refused.values())
+            return sum(each is status for each in self.notes.refused.values())
 
         goal = refused() + more
         async with asyncio.timeout(within_s), self._changed:
@@ -148,9 +156,9 @@ class Load:
 
     async def found_by_key(self, sample: int = 10) -> None:
         """Messages from all over the run, by their keys, through the index of the master."""
-        places = sorted(self.acknowledged)
+        places = sorted(self.notes.acknowledged)
         for place in places[:: max(1, len(places) // sample)]:
-            expected = self.acknowledged[place]
+            expected = self.notes.acknowledged[place]
             found = await self._admin.query(place[0], expected.key)
             assert [m.body for m in found] == [expected.body], place
 
@@ -184,7 +192,7 @@ class Load:
     async def _send_batch(self, topic: str, queue_id: int, writer: int, numbers: Sequence[int]) -> None:
         bodies = [self._body(writer, number) for number in numbers]
         tag, key = "batch", f"key-{writer}-{numbers[0]}"
-        self.batches.append(bodies)
+        self.notes.batches.append(bodies)
         try:
             receipts = await self._producer.send_many(topic, bodies, tag=tag, keys=key, queue_id=queue_id)
         except (PutRefused, PutIndeterminate) as error:
@@ -199,33 +207,33 @@ class Load:
 
     def _note(self, receipt: SendReceipt, what: Acknowledged) -> None:
         place = (receipt.topic, receipt.queue_id, receipt.queue_offset)
-        assert place not in self.acknowledged, f"{place} was given away twice"
-        self.acknowledged[place] = what
+        assert place not in self.notes.acknowledged, f"{place} was given away twice"
+        self.notes.acknowledged[place] = what
 
     def _note_failure(self, bodies: Sequence[bytes], error: BrokerError) -> None:
         if isinstance(error, PutIndeterminate):
-            self.in_doubt.update(bodies)
+            self.notes.in_doubt.update(bodies)
         elif not self._refusals:
             raise error
         else:
-            self.refused.update(dict.fromkeys(bodies, error.status))
+            self.notes.refused.update(dict.fromkeys(bodies, error.status))
 
     # -- consuming ----------------------------------------------------------------------------------------
 
     async def _consume(self, message: Message) -> None:
         place = (message.topic, message.queue_id)
-        self.delivered.setdefault(place, []).append((message.queue_offset, message.body))
+        self.notes.delivered.setdefault(place, []).append((message.queue_offset, message.body))
         if self._stopped.is_set():
             async with self._changed:
                 self._changed.notify_all()
 
     async def _consume_the_rest(self) -> None:
         ends: dict[Place, int] = {}
-        for topic, queue_id, offset in self.acknowledged:
+        for topic, queue_id, offset in self.notes.acknowledged:
             ends[topic, queue_id] = max(ends.get((topic, queue_id), 0), offset)
 
         def behind() -> list[Place]:
-            return [p for p, end in ends.items() if not self.delivered.get(p) or self._last(p) < end]
+            return [p for p, end in ends.items() if not self.notes.delivered.get(p) or self._last(p) < end]
 
         try:
             async with asyncio.timeout(60), self._changed:
@@ -234,7 +242,7 @@ class Load:
             raise AssertionError(f"consumers are behind in {behind()}") from None
 
     def _last(self, place: Place) -> int:
-        return self.delivered[place][-1][0]
+        return self.notes.delivered[place][-1][0]
 
     async def _audit(self) -> None:
         """Offsets are read linearizably, so that each reading is of a later moment than the one before. And
@@ -244,7 +252,7 @@ class Load:
         while not self._stopped.is_set():
             with suppress(PutRefused, PutIndeterminate, ReadFailed):
                 generation = await self._look_at_offsets(generation)
-                if place in self.delivered:
+                if place in self.notes.delivered:
                     acknowledged = await self._commit_own(place, acknowledged)
             await self._pause(_AUDIT_S)
 

@@ -129,15 +129,10 @@ class BrokerProcesses:
 
     async def published(self, within_s: float = 30.0) -> None:
         """Until every NameServer shows all topics and a master."""
-        missing: set[str] = set()
+        names = [topic.name for topic in self.topics]
         for address in self.name_servers.addresses:
-            missing = {topic.name for topic in self.topics}
             routes = NameServerRoutes([address])
-            async with asyncio.timeout(within_s), aclosing(routes.watch(sorted(missing))) as changes:
-                while missing:
-                    route = await anext(changes)
-                    if route.queues and any(0 in ids for ids in route.brokers.values()):
-                        missing.discard(route.topic)
+            await until_shown(routes, names, within_s)
             await routes.close()
 
     # -- states -------------------------------------------------------------------------------------------
@@ -186,3 +181,13 @@ def is_writable(status: NodeStatus) -> bool:
 def step_of(status: NodeStatus) -> str:
     """Of the RoleChangeHandler."""
     return str(status.owner.get("role_change", {}).get("step", ""))
+
+
+async def until_shown(routes: NameServerRoutes, topics: Sequence[str], within_s: float = 30.0) -> None:
+    """Until the NameServer shows all these topics and a master of each."""
+    missing = set(topics)
+    async with asyncio.timeout(within_s), aclosing(routes.watch(topics)) as changes:
+        while missing:
+            route = await anext(changes)
+            if route.queues and any(0 in ids for ids in route.brokers.values()):
+                missing.discard(route.topic)

@@ -1,0 +1,70 @@
+"""Reads of queues that are behind the log: it was purged, and their least offsets are about to follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from broker_adapter.consume_queue_unit import ConsumeQueueUnit
+from broker_adapter.errors import ReadFailed, Status
+from broker_adapter.message import ENTRY_HEADER_SIZE, Message, encode
+from broker_adapter.queue_reader import QueueReader
+from dledger import Code
+from dledger import ReadFailed as LogReadFailed
+
+SIZE = len(encode(Message("t", b"body", "")))
+#: Distance of entries in this log.
+STEP = 200
+
+
+class Log:
+    """Entry n begins at n * STEP and was stored at 1000 + n ms. `begin_pos` is where a purge has come to."""
+
+    def __init__(self, begin: int) -> None:
+        self.begin_pos = begin * STEP
+
+    def read_bodies(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        if any(pos < self.begin_pos for pos, _ in spans):
+            raise LogReadFailed("purged", code=Code.INDEX_LESS_THAN_LOCAL_BEGIN)
+        return [self.body_at(pos) for pos, _ in spans]
+
+    def body_at(self, pos: int) -> bytes:
+        n = pos // STEP
+        message = Message("t", b"body", "", queue_offset=n, store_timestamp=1000 + n)
+        return bytes(encode(message))
+
+
+class Files:
+    """One queue of `end` messages, whose files begin at `least`; reads below `gone` find that out late."""
+
+    def __init__(self, end: int, gone: int = 0) -> None:
+        self.end = end
+        self.gone = gone
+
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        return 0, self.end
+
+    def units(self, topic: str, queue_id: int, offset: int, count: int) -> Sequence[ConsumeQueueUnit]:
+        if offset < self.gone:
+            raise ReadFailed(Status.OFFSET_BELOW_MINIMUM, "purged meanwhile")
+        offsets = range(offset, min(offset + count, self.end))
+        return [ConsumeQueueUnit(n * STEP + ENTRY_HEADER_SIZE, SIZE, 0) for n in offsets]
+
+    def find_keys(self, topic: str, key: str, begin_ms: int, end_ms: int, most: int) -> Sequence[int]:
+        return []
+
+
+@pytest.mark.parametrize("gone", [0, 3])
+@pytest.mark.parametrize(
+    ("timestamp_ms", "offset"), [(0, 6), (1002, 6), (1006, 6), (1007, 7), (1009, 9), (5000, 10)]
+)
+def test_an_offset_by_time_is_one_that_the_log_still_has(gone: int, timestamp_ms: int, offset: int) -> None:
+    reader = QueueReader(Files(10, gone), Log(begin=6))
+    assert reader.offset_by_time("t", 0, timestamp_ms) == offset
+
+
+@pytest.mark.parametrize(("begin", "newest_ms"), [(0, 1009), (9, 1009), (10, 0)])
+def test_a_queue_of_which_everything_was_purged_has_no_newest_message(begin: int, newest_ms: int) -> None:
+    assert QueueReader(Files(10), Log(begin)).newest_ms("t", 0) == newest_ms
+    assert QueueReader(Files(0), Log(begin)).newest_ms("t", 0) == 0
