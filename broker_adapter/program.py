@@ -41,6 +41,8 @@ _log = get_logger("broker")
 
 _READER_THREADS = 2
 _PURGE_LOOK_S = 1.0
+#: Batches under way may take so long when the process is asked to end.
+_DRAIN_S = 2.0
 #: Steps of role changes that the status shows.
 _HISTORY = 16
 #: What a record may have beside its body.
@@ -188,6 +190,7 @@ class BrokerProgram:
     async def stop(self) -> None:
         """Waiting pulls are answered, writes refused; then the node may hand leadership over."""
         self.writer.stop()
+        await self.service.drain(_DRAIN_S)
         self.broker.held.close()
         await self.handler.stop()
         if self._registrar is not None:

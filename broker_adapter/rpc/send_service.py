@@ -41,6 +41,12 @@ class SendService:
     def open_streams(self) -> int:
         return self._places.taken
 
+    async def drain(self, seconds: float) -> None:
+        """Refuse what comes from now on, and give what is under way so long to be answered as it ends."""
+        self._stopping = True
+        if self._sends:
+            await asyncio.wait(self._sends, timeout=seconds)
+
     def stop(self) -> None:
         """Answer everything that waits: the broker stops, and cannot say what becomes of it."""
         self._stopping = True

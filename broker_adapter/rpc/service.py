@@ -62,6 +62,10 @@ class BrokerService:
         self._calls = Places("calls", self._limits.max_calls)
         self._stopping = False
 
+    async def drain(self, seconds: float) -> None:
+        """Before `stop`: no new batches, and so long for those under way."""
+        await self.sends.drain(seconds)
+
     def stop(self) -> None:
         """Refuse new calls and answer those that wait. Repeatable."""
         self._stopping = True

@@ -132,7 +132,18 @@ class SimBroker:
         self.handler = RoleChangeHandler(node, self.adapter, limits=ROLES, wall_ms=self.process.wall_ms)
 
     def _info(self) -> BrokerInfo:
-        raise NotImplementedError("clients of the simulation find the master themselves")
+        adapter = self.adapter
+        return BrokerInfo(
+            cluster=SETTINGS.cluster,
+            broker_name=SETTINGS.name,
+            broker_id=adapter.broker_id,
+            role=adapter.role,
+            term=adapter.term,
+            role_epoch=adapter.role_epoch,
+            node_id=self.process.node_id,
+            address=self.process.node_id,
+            master_address=self.node.leader_id,
+        )
 
     @property
     def is_writable(self) -> bool:

@@ -381,6 +381,21 @@ async def test_a_stream_takes_no_more_than_its_limit_before_it_answers() -> None
         assert len(w.cluster.queues["t", 0]) == 6
 
 
+async def test_a_drained_service_takes_nothing_new_and_answers_what_is_under_way() -> None:
+    async with world() as w:
+        held = Held(w.broker)
+        sending = asyncio.ensure_future(w.client.send("t", 0, messages(b"a"), T))
+        await held.arrived.wait()
+        draining = asyncio.create_task(w.node.service.drain(10))
+        await asyncio.wait([draining], timeout=0)
+        with pytest.raises(PutRefused) as caught:
+            await w.client.send("t", 0, messages(b"b"), T)
+        assert caught.value.status is Status.SHUTTING_DOWN and not draining.done()
+        held.go.set()
+        assert (await sending).queue_offset == 0
+        await draining
+
+
 async def test_stop_answers_sends_under_way_as_unknown() -> None:
     async with world() as w:
         held = Held(w.broker)

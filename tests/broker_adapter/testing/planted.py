@@ -47,6 +47,14 @@ def table_not_recovered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BrokerRoleAdapter, "recover_topic_queue_table", _at_once)
 
 
+async def later(seconds: float) -> None:
+    """In virtual time."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    loop.call_later(seconds, done.set_result, None)
+    await done
+
+
 def dispatch_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     """A new master does not wait until its ConsumeQueues hold what its predecessors committed."""
     patch.setattr(BrokerRoleAdapter, "wait_dispatched", _at_once)
@@ -61,7 +69,7 @@ def offsets_taken_before_the_log_agrees(patch: pytest.MonkeyPatch) -> None:
     async def put(self: MessageWriter, topic: str, queue_id: int, messages: Any, **rest: Any) -> SendResult:
         self.check_master()
         mine.set(take(self.table, topic, queue_id, len(messages)))
-        await asyncio.sleep(0.002 * len(messages))
+        await later(0.002 * len(messages))
         return await original(self, topic, queue_id, messages, **rest)
 
     patch.setattr(TopicQueueTable, "next_offset", lambda table, *queue: mine.get())
@@ -227,11 +235,11 @@ def commit_acknowledged_before_the_log_has_it(patch: pytest.MonkeyPatch) -> None
         if not isinstance(command, CommitOffsets):
             return await original(self, command)
 
-        async def later() -> None:
-            await asyncio.sleep(0.05)
+        async def write() -> None:
+            await later(0.05)
             await asyncio.gather(original(self, command), return_exceptions=True)
 
-        asyncio.get_running_loop().create_task(later())
+        asyncio.get_running_loop().create_task(write())
         return Outcome(0, command.generation)
 
     patch.setattr(Proposals, "propose", propose)
