@@ -31,6 +31,7 @@ class Member(Client):
 
     def __init__(self, sim: BrokerSimulation, name: str, rng: Random, group: GroupLog) -> None:
         super().__init__(sim, name, rng)
+        self.catches_up = False  # it takes as much as it gets, so that the time for that has a bound
         self._group = group
         self._next: dict[Queue, int] = {}
         self._generation = -1
@@ -76,7 +77,7 @@ class Member(Client):
     async def _consume(self, queue: Queue) -> None:
         offset, (topic, queue_id) = self._next.get(queue, 0), queue
         tags = (self.rng.choice(TAGS),) if self.rng.random() < 0.1 else ()
-        most = self.rng.choice((1, 4, 32))
+        most = 32 if self.catches_up else self.rng.choice((1, 4, 32))
 
         async def pull(broker: SimBroker) -> tuple[PullResult, int]:
             result = await broker.broker.pull(

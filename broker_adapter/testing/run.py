@@ -116,6 +116,8 @@ class _Run:
         sim.trace.add(sim.clock.now_ms, "--", "healing")
         healed_ms = sim.clock.now_ms
         sim.heal()
+        for member in self._members:
+            member.catches_up = True
         self._result.writable_ms = self._until("a writable master", lambda: bool(sim.writable()))
         before = {client: client.completed for client in self._producers}
         self._until("progress", lambda: all(c.completed > n for c, n in before.items()))

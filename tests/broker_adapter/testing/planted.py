@@ -14,7 +14,6 @@ from broker_adapter.api import SendResult
 from broker_adapter.broker_role import BrokerRoleAdapter
 from broker_adapter.message_writer import MessageWriter
 from broker_adapter.metadata.commands import Command, CommitOffsets, NewGeneration
-from broker_adapter.metadata.membership import Membership
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.metadata.values import Group, Outcome
@@ -243,11 +242,6 @@ def commit_acknowledged_before_the_log_has_it(patch: pytest.MonkeyPatch) -> None
         return Outcome(0, command.generation)
 
     patch.setattr(Proposals, "propose", propose)
-
-
-def members_not_asked_to_come_again(patch: pytest.MonkeyPatch) -> None:
-    """A new master never counts the members: nobody gets the queues of one that is gone."""
-    patch.setattr(Membership, "tick", lambda self: None)
 
 
 def messages_never_given(patch: pytest.MonkeyPatch) -> None:

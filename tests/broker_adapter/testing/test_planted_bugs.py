@@ -33,7 +33,6 @@ PLANTS: list[planted.Plant] = [
     planted.lower_offset_wins,
     planted.generation_does_not_grow,
     planted.commit_acknowledged_before_the_log_has_it,
-    planted.members_not_asked_to_come_again,
 ]
 
 
