@@ -40,6 +40,7 @@ _log = get_logger("broker")
 
 _READER_THREADS = 2
 _PURGE_LOOK_S = 1.0
+_LAST_SENDS_S = 2.0
 #: What a record may have beside its body.
 _MAX_OVERHEAD = record_size(0, MAX_DERIVED_TOPIC_LENGTH, MAX_PROPERTIES_BYTES, version=Version.V2, v6_hosts=2)
 
@@ -180,6 +181,8 @@ class BrokerProgram:
         await self.handler.stop()
         if self._registrar is not None:
             await self._registrar.stop()
+        # What is in the log already is committed in a moment: better an answer than a doubt.
+        await self.service.sends.finish(_LAST_SENDS_S)
         self.service.stop()
         if self._purging is not None:
             self._purging.cancel()

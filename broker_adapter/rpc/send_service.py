@@ -39,6 +39,11 @@ class SendService:
     def open_streams(self) -> int:
         return self._places.taken
 
+    async def finish(self, within_s: float) -> None:
+        """Wait for the sends under way. Who calls it sees to it that no new ones are accepted."""
+        if self._sends:
+            await asyncio.wait(self._sends, timeout=within_s)
+
     def stop(self) -> None:
         """Answer everything that waits: the broker stops, and cannot say what becomes of it."""
         self._stopping = True
