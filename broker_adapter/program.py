@@ -190,6 +190,7 @@ class BrokerProgram:
     async def stop(self) -> None:
         """Waiting pulls are answered, writes refused; then the node may hand leadership over."""
         self.writer.stop()
+        # What is in the log already is committed in a moment: better an answer than a doubt.
         await self.service.drain(_DRAIN_S)
         self.broker.held.close()
         await self.handler.stop()

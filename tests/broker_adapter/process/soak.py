@@ -72,6 +72,7 @@ class Round:
     async def stop_one(self) -> None:
         nodes = self._brokers.nodes
         node = self._rng.choice(list(nodes.members))
+        await nodes.wait_for(lambda seen: seen[node])  # before that a signal just ends it
         assert await nodes.stop(node, within_s=60) == 0
         await self._go_on()
         await nodes.start([node])

@@ -9,9 +9,10 @@ from random import Random
 
 import pytest
 
+from broker_adapter.index_layout import IndexShape
 from tests.broker_adapter.process.checker import check
 from tests.broker_adapter.process.load import Load
-from tests.broker_adapter.process.processes import BrokerProcesses, Seen
+from tests.broker_adapter.process.processes import SMALL, BrokerProcesses, Seen
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("broker-derived-files")]
 
@@ -20,9 +21,9 @@ MADE_AGAIN = "derived files are not believed and made again from the log"
 RNG = Random(11)
 
 
-def flip(path: Path, end: int) -> None:
+def flip(path: Path, begin: int, end: int) -> None:
     content = bytearray(path.read_bytes())
-    content[RNG.randrange(end)] ^= 0x20
+    content[RNG.randrange(begin, end)] ^= 0x20
     path.write_bytes(content)
 
 
@@ -41,7 +42,7 @@ def cut_queue(root: Path) -> None:
 
 def flip_queue(root: Path) -> None:
     """In the first units: every checkpoint speaks of those."""
-    flip(first_queue(root), 20)
+    flip(first_queue(root), 0, 20)
 
 
 def remove_queue(root: Path) -> None:
@@ -49,7 +50,9 @@ def remove_queue(root: Path) -> None:
 
 
 def flip_index(root: Path) -> None:
-    flip(min((root / "index").iterdir()), 16)
+    """In an item: header and slots of the newest file are made of the items at every start."""
+    first = IndexShape(SMALL["index_slots"], SMALL["index_items"]).item_position(1)
+    flip(min((root / "index").iterdir()), first, first + 20)
 
 
 def remove_index(root: Path) -> None:
@@ -58,7 +61,7 @@ def remove_index(root: Path) -> None:
 
 def flip_checkpoint(root: Path) -> None:
     path = root / "derived_checkpoint"
-    flip(path, path.stat().st_size)
+    flip(path, 0, path.stat().st_size)
 
 
 def cut_checkpoint(root: Path) -> None:
