@@ -407,20 +407,6 @@ async def test_stop_answers_sends_under_way_as_unknown() -> None:
         await until(lambda: w.node.service.sends.open_streams == 0)
 
 
-async def test_sends_that_are_waited_for_before_the_stop_get_their_answers() -> None:
-    async with world() as w:
-        held = Held(w.broker)
-        send = asyncio.ensure_future(w.client.send("t", 0, messages(b"a"), T))
-        await held.arrived.wait()
-        finishing = asyncio.ensure_future(w.node.service.sends.finish(T))
-        await asyncio.sleep(0)
-        assert not finishing.done()
-        held.go.set()
-        await finishing
-        w.node.service.stop()
-        assert (await send).queue_offset == 0
-
-
 async def test_a_send_whose_client_went_away_is_finished_all_the_same() -> None:
     async with world() as w:
         held = Held(w.broker)
