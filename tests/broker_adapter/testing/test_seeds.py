@@ -25,7 +25,7 @@ def test_seeds(first: int) -> None:
 def test_much_of_what_can_happen_does_happen() -> None:
     counts: Counter[str] = Counter()
     for seed in range(1000, 1012):
-        result = run_seed(seed)
+        result = run_seed(seed, SHORTENED if seed % 4 == 0 else None)
         assert result.failure is None, result.failure
         counts += result.counts
     expected = ["masterships", "messages acknowledged", "messages consumed", "commits acknowledged"]
