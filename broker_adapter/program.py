@@ -63,7 +63,7 @@ class DispatchedFiles:
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
         """ReadFailed (NOT_CONFIRMED) while the queues are made again from an image: until its replay is over
-        they seem to begin where the image ends, and consumers would skip what there is."""
+        they seem to begin where the image ends, and consumers would skip what there is. So also before."""
         self._check_complete()
         queue = self._dispatcher.queues.get(topic, queue_id)
         found = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
@@ -93,7 +93,7 @@ class DispatchedFiles:
         return max(0, node.committed_pos - self._dispatcher.dispatched.end_pos)
 
     def _check_complete(self) -> None:
-        if self._node.applied_index < 0 <= self._node.committed_index:
+        if self._node.applied_index < 0:
             raise ReadFailed(Status.NOT_CONFIRMED, "this broker has still to make its queues of the log")
 
 

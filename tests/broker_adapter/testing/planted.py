@@ -38,20 +38,19 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 async def _at_once(*args: Any) -> None: ...
 
 
+async def _virtual_seconds(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+    loop.call_later(seconds, over.set_result, None)
+    await over
+
+
 # -- the master
 
 
 def table_not_recovered(patch: pytest.MonkeyPatch) -> None:
     """A master goes on with the queue offsets of its own last time as master."""
     patch.setattr(BrokerRoleAdapter, "recover_topic_queue_table", _at_once)
-
-
-async def later(seconds: float) -> None:
-    """In virtual time."""
-    loop = asyncio.get_running_loop()
-    done = loop.create_future()
-    loop.call_later(seconds, done.set_result, None)
-    await done
 
 
 def dispatch_not_waited_for(patch: pytest.MonkeyPatch) -> None:
@@ -68,7 +67,7 @@ def offsets_taken_before_the_log_agrees(patch: pytest.MonkeyPatch) -> None:
     async def put(self: MessageWriter, topic: str, queue_id: int, messages: Any, **rest: Any) -> SendResult:
         self.check_master()
         mine.set(take(self.table, topic, queue_id, len(messages)))
-        await later(0.002 * len(messages))
+        await _virtual_seconds(0.002 * len(messages))
         return await original(self, topic, queue_id, messages, **rest)
 
     patch.setattr(TopicQueueTable, "next_offset", lambda table, *queue: mine.get())
@@ -86,7 +85,7 @@ def gate_opened_by_an_older_event(patch: pytest.MonkeyPatch) -> None:
     original = RoleChangeHandler._accept_writes
 
     def late(self: RoleChangeHandler, event: Any) -> None:
-        asyncio.get_running_loop().call_later(0.02, self._adapter.accept_writes, event.term, event.role_epoch)
+        asyncio.get_running_loop().call_later(0.2, self._adapter.accept_writes, event.term, event.role_epoch)
         original(self, event)
 
     patch.setattr(RoleChangeHandler, "_accept_writes", late)
@@ -234,11 +233,11 @@ def commit_acknowledged_before_the_log_has_it(patch: pytest.MonkeyPatch) -> None
         if not isinstance(command, CommitOffsets):
             return await original(self, command)
 
-        async def write() -> None:
-            await later(0.05)
+        async def later() -> None:
+            await _virtual_seconds(0.05)
             await asyncio.gather(original(self, command), return_exceptions=True)
 
-        asyncio.get_running_loop().create_task(write())
+        asyncio.get_running_loop().create_task(later())
         return Outcome(0, command.generation)
 
     patch.setattr(Proposals, "propose", propose)

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from broker_adapter.testing import run_seed
+from broker_adapter.testing import broker_profile, run_seed
+from dledger.node.retention import RetentionPolicy
+from dledger.testing import Profile
 from tests.broker_adapter.testing import planted
 from tests.sim import planted_owners
 
 MOST_SEEDS = 60
 
+#: A log that is shortened all the time, and nodes that lose theirs, or what they had derived from it.
+SHORTENED = replace(
+    broker_profile(0),
+    faults=("lose_disk", "crash_power", "crash_in_derived_files", "isolate"),
+    fault_every_ms=250,
+    fault_phase_ms=8000,
+    loss=0.0,
+    think_max_ms=15,
+    fsync_max_ms=5,
+    retention=RetentionPolicy(max_bytes=16_384, hold_bytes=0, check_ms=20),
+)
+
+BY_PROFILE: list[tuple[planted.Plant, Profile]] = [
+    (planted.image_without_floors, SHORTENED),
+    (planted.queues_not_refilled_after_an_image, SHORTENED),
+]
 PLANTS: list[planted.Plant] = [
     planted_owners.stamp_not_reckoned_with,
     planted.table_not_recovered,
@@ -23,8 +42,6 @@ PLANTS: list[planted.Plant] = [
     planted.uncommitted_entries_dispatched,
     planted.derived_files_trusted,
     planted.checkpoint_with_old_metadata,
-    planted.image_without_floors,
-    planted.queues_not_refilled_after_an_image,
     planted.purged_one_too_many,
     planted.deleted_messages_come_back,
     planted.index_forgets_a_batch,
@@ -37,13 +54,20 @@ PLANTS: list[planted.Plant] = [
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize(
+    ("plant", "profile"),
+    [*((plant, None) for plant in PLANTS), *BY_PROFILE],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 def test_found_by_seeds(
-    plant: planted.Plant, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+    plant: planted.Plant,
+    profile: Profile | None,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
 ) -> None:
     plant(monkeypatch)
     for seed in range(MOST_SEEDS):
-        result = run_seed(seed)
+        result = run_seed(seed, profile)
         if result.failure is not None:
             record_property("seeds", seed + 1)
             print(f"{plant.__name__}: found by seed {seed + 1} of {MOST_SEEDS}, [{result.rule}]")
