@@ -306,14 +306,14 @@ class NodeServer(OwnerFace):
         return {
             node_id: PeerLink(
                 node_id,
-                address,
+                config.peer_address(node_id),
                 identity,
                 events,
                 next_stream_id=self._next_stream_id,
                 call_timeout_ms=config.timing.election_min_ms,
                 security=self._security.channel(node_id) if self._security else None,
             )
-            for node_id, address in config.members.items()
+            for node_id in config.members
             if node_id != config.node_id
         }
 
@@ -521,7 +521,7 @@ class NodeServer(OwnerFace):
         client = self._clients.get(node_id)
         if client is None:
             security = self._security.channel(node_id) if self._security else None
-            client = LogClient(self.config.members[node_id], self.config.group, security)
+            client = LogClient(self.config.peer_address(node_id), self.config.group, security)
             self._clients[node_id] = client
         return client
 
