@@ -1,0 +1,1 @@
+"""The trace of a run: what clients, nodes and faults did, as lines of JSON."""
