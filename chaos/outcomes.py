@@ -6,27 +6,21 @@ not by the classes of the clients, so that a mistake in those does not hide itse
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import NamedTuple
 
 from broker_adapter.errors import BrokerError, Status
+from chaos.trace.schema import READS, OpType
 from dledger.errors import Code, DLedgerError
 
 
-class Outcome(StrEnum):
-    OK = "ok"
-    FAIL = "fail"
-    INFO = "info"  # indeterminate: it may have happened, or may still happen
-
-
 class Verdict(NamedTuple):
-    outcome: Outcome
-    code: int  # of the log (200 and up), of the broker (700 and up), or -1
+    outcome: OpType  # FAIL or INFO
+    code: str  # number and name, of the log (200 and up) or of the broker (700 and up); "" for other errors
     text: str
 
 
 #: Operations that change nothing: when they fail, nothing has happened.
-READS = frozenset({"get", "pull", "max_off", "min_off", "lookup", "subscribe", "assign", "seek"})
+READ_ONLY = frozenset({*READS, "max_off", "min_off", "fetch_off", "lookup", "route", "assign", "seek"})
 
 #: Answers of the log to an append that was not stored and will not be.
 LOG_FAILS = frozenset(
@@ -81,10 +75,10 @@ _MAX_TEXT = 200
 def judge(error: BaseException, f: str) -> Verdict:
     """The verdict on an operation `f` that ended with `error`. Cancelled ones and whatever nobody thought of
     are info, unless `f` changes nothing."""
-    code, certain = -1, False
+    code, certain = "", False
     if isinstance(error, DLedgerError):
-        code, certain = int(error.code), error.code in LOG_FAILS
+        code, certain = f"{error.code} {error.code.name}", error.code in LOG_FAILS
     elif isinstance(error, BrokerError):
-        code, certain = int(error.status), error.status in BROKER_FAILS
-    outcome = Outcome.FAIL if certain or f in READS else Outcome.INFO
+        code, certain = f"{error.status} {error.status.name}", error.status in BROKER_FAILS
+    outcome = OpType.FAIL if certain or f in READ_ONLY else OpType.INFO
     return Verdict(outcome, code, f"{type(error).__name__}: {error}"[:_MAX_TEXT])

@@ -1,1 +1,1 @@
-"""The trace of a run: what clients, nodes and faults did, as lines of JSON."""
+"""What a run writes down: the schema of traces, and their writers."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-from chaos.outcomes import Outcome, judge
+from chaos.outcomes import judge
+from chaos.trace.schema import Ev, OpType
 from chaos.trace.writer import TraceWriter
 
-#: Room for so many operations and processes of each client.
+#: Room for so many operations and messages of each client.
 _SHARE = 1 << 40
-_PROCESSES = 1 << 20
 
 
 class Numbers:
@@ -24,7 +24,7 @@ class Numbers:
     def __init__(self, number: int) -> None:
         self._ops = count(number * _SHARE)
         self._messages = count(number * _SHARE + 1)
-        self._processes = count(number * _PROCESSES)
+        self._processes = (f"p{number}.{n}" for n in count())
 
     def op(self) -> int:
         return next(self._ops)
@@ -32,7 +32,7 @@ class Numbers:
     def message(self) -> int:
         return next(self._messages)
 
-    def process(self) -> int:
+    def process(self) -> str:
         return next(self._processes)
 
 
@@ -46,32 +46,44 @@ class Process:
         self._op: int | None = None
         self._f = ""
 
+    def next_op(self) -> int:
+        """The number of the operation that is invoked next, for the items of a batch, which come before."""
+        if self._op is None:
+            self._op = self._numbers.op()
+        return self._op
+
+    def item(self, i: int, mid: int, digest: str, **fields: Any) -> None:
+        """Message number `i` of the batch that is invoked next."""
+        self._writer.write(Ev.ITEM, {"op": self.next_op(), "i": i, "mid": mid, "digest": digest, **fields})
+
     def invoke(self, f: str, **arguments: Any) -> int:
         """Before it is sent; the number of the operation."""
-        assert self._op is None, "a process does one thing at a time"
-        self._op, self._f = self._numbers.op(), f
-        self._writer.write("op", {"type": "invoke", "op": self._op, "proc": self._proc, "f": f, **arguments})
-        return self._op
+        assert not self._f, f"{self._proc} does one thing at a time"
+        op, self._f = self.next_op(), f
+        self._write(OpType.INVOKE, arguments)
+        return op
 
     def ok(self, **results: Any) -> None:
         """It certainly happened."""
-        self._complete("ok", results)
+        self._complete(OpType.OK, results)
 
-    def failed(self, error: BaseException) -> Outcome:
+    def failed(self, error: BaseException, **results: Any) -> OpType:
         """It ended with an error, which decides between fail and info."""
         verdict = judge(error, self._f)
-        self._complete(verdict.outcome, {"code": verdict.code, "error": verdict.text})
-        if verdict.outcome is Outcome.INFO:
+        self._complete(verdict.outcome, {"code": verdict.code, "error": verdict.text, **results})
+        if verdict.outcome is OpType.INFO:
             self._proc = self._numbers.process()
         return verdict.outcome
 
-    def delivered(self, i: int, **fields: Any) -> None:
+    def delivered(self, i: int, mid: int, digest: str, **fields: Any) -> None:
         """Message number `i` of the operation under way was handed to this client."""
-        self._writer.write("dlv", {"op": self._op, "i": i, **fields})
+        assert self._f, "nothing is under way"
+        self._writer.write(Ev.DLV, {"op": self._op, "i": i, "mid": mid, "digest": digest, **fields})
 
-    def _complete(self, outcome: str, fields: dict[str, Any]) -> None:
-        assert self._op is not None, "nothing is under way"
-        self._writer.write(
-            "op", {"type": str(outcome), "op": self._op, "proc": self._proc, "f": self._f, **fields}
-        )
-        self._op = None
+    def _complete(self, outcome: OpType, fields: dict[str, Any]) -> None:
+        assert self._f, "nothing is under way"
+        self._write(outcome, fields)
+        self._op, self._f = None, ""
+
+    def _write(self, what: OpType, fields: dict[str, Any]) -> None:
+        self._writer.write(Ev.OP, {"type": what, "op": self._op, "proc": self._proc, "f": self._f, **fields})

@@ -1,7 +1,7 @@
 """Writing a trace: one append-only file of JSON lines per writer and incarnation.
 
-Every line has the envelope {v, run, src, inc, seq, host, mono, wall, ev} and the fields of its event. `seq`
-counts from 0 without a hole, `mono` is CLOCK_MONOTONIC in ns (one clock for all processes of one machine).
+Every line has the envelope and the fields of its event (`chaos.trace.schema`). `seq` counts from 0 without a
+hole, `mono` is CLOCK_MONOTONIC in ns (one clock for all processes of one machine).
 A writer that is killed may tear its last line, and nothing else: lines reach the file in whole buffers, in
 order, and the file is never written in another way.
 """
@@ -18,10 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-VERSION = 1
+from chaos.trace.schema import RAW_DIR, VERSION, Ev, file_name
+
 #: Lines wait for each other until there is so much of them, or somebody calls flush().
 BUFFER_BYTES = 64 << 10
-RAW = "raw"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
 
@@ -48,9 +49,10 @@ class TraceWriter:
         incarnation: int = 0,
         clocks: Clocks | None = None,
     ) -> None:
-        folder = run_directory / RAW
+        folder = run_directory / RAW_DIR
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / f"{src.replace(':', '-')}.{incarnation}.jsonl"
+        self.src = src
+        self.path = folder / file_name(src, incarnation)
         self._clocks = clocks or Clocks()
         fixed = {"v": VERSION, "run": run, "src": src, "inc": incarnation, "host": socket.gethostname()}
         # The same in every line, so encoded once.
@@ -60,6 +62,7 @@ class TraceWriter:
         self._buffered = 0
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file: int | None = os.open(self.path, flags, 0o644)
+        self.write(Ev.META, {"e": "writer_begin", "boot_id": boot_id()})
 
     @property
     def lines(self) -> int:
@@ -70,9 +73,9 @@ class TraceWriter:
         """Monotonic ns, for `at`."""
         return self._clocks.mono_ns()
 
-    def write(self, ev: str, fields: dict[str, Any], *, at: int | None = None) -> None:
+    def write(self, ev: Ev, fields: dict[str, Any], *, at: int | None = None) -> None:
         """One event. `at`: when it happened (`now()`), if that is not this moment; never before that of the
-        line before. No floats and no integers beyond 64 bits: readers have no place for them."""
+        line before. `fields` has one at least: every kind of event has."""
         mono = self._clocks.mono_ns() if at is None else at
         line = (
             f'{self._head},"seq":{self._seq},"mono":{mono},"wall":{self._clocks.wall_ns()},"ev":"{ev}",'
@@ -97,7 +100,7 @@ class TraceWriter:
     def close(self) -> None:
         """Say that this is the end, and close. Idempotent."""
         if self._file is not None:
-            self.write("meta", {"type": "trace_end", "lines": self._seq + 1})
+            self.write(Ev.META, {"e": "trace_end"})
             self.flush()
             os.close(self._file)
             self._file = None
@@ -109,3 +112,11 @@ class TraceWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def boot_id() -> str:
+    """Tells whether monotonic clocks can be compared. A machine that has none is one that never boots."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except FileNotFoundError:
+        return "none"

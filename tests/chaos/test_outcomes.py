@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from broker_adapter import errors as broker
-from chaos.outcomes import BROKER_FAILS, LOG_FAILS, READS, Outcome, judge
+from chaos.outcomes import BROKER_FAILS, LOG_FAILS, READ_ONLY, judge
+from chaos.trace.schema import SENDS, OpType
 from dledger import errors as log
 
 
@@ -15,22 +16,22 @@ from dledger import errors as log
 def test_each_code_of_the_log(code: log.Code) -> None:
     error = log.error_for(int(code), "x")
     verdict = judge(error, "append")
-    assert verdict.code == code
-    if verdict.outcome is Outcome.FAIL:
+    assert verdict.code == f"{int(code)} {code.name}"
+    if verdict.outcome is OpType.FAIL:
         assert isinstance(error, log.Refused | log.InvalidRequest | log.ConfigError)
     if isinstance(error, log.Indeterminate | log.StorageError):
-        assert verdict.outcome is Outcome.INFO
+        assert verdict.outcome is OpType.INFO
 
 
 @pytest.mark.parametrize("status", list(broker.Status))
 def test_each_status_of_the_broker(status: broker.Status) -> None:
     error = broker.error_for(status, "x")
     verdict = judge(error, "send")
-    assert verdict.code == status
-    if verdict.outcome is Outcome.FAIL:
+    assert verdict.code == f"{int(status)} {status.name}"
+    if verdict.outcome is OpType.FAIL:
         assert isinstance(error, broker.PutRefused | broker.TopicRefused | broker.IllegalMessage)
     if isinstance(error, broker.PutIndeterminate | broker.StoredDataDamaged):
-        assert verdict.outcome is Outcome.INFO
+        assert verdict.outcome is OpType.INFO
 
 
 @pytest.mark.parametrize(
@@ -45,12 +46,12 @@ def test_each_status_of_the_broker(status: broker.Status) -> None:
     ],
 )
 def test_what_nobody_knows_is_info(error: BaseException) -> None:
-    assert judge(error, "append").outcome is Outcome.INFO
+    assert judge(error, "append").outcome is OpType.INFO
 
 
 def test_a_read_that_fails_has_changed_nothing() -> None:
-    assert judge(TimeoutError(), "get").outcome is Outcome.FAIL
-    assert not READS & {"append", "send", "send_batch", "commit_off"}
+    assert judge(TimeoutError(), "get").outcome is OpType.FAIL
+    assert not READ_ONLY & {*SENDS, "commit_off", "subscribe", "txn_commit"}
 
 
 def test_what_is_common_on_bad_days_is_told_apart() -> None:
