@@ -88,10 +88,11 @@ class Nemesis:
         done.old_term = aimed.leader.term if aimed.leader else -1
         done.began = self._writer.now()
         over = loop.time() + step.lasts
-        # Before the fault is begun, so that nothing it does seems to come out of nowhere.
         effect = await aimed.fault.begin()
-        leader = {"leader": aimed.leader.node_id, "term": aimed.leader.term} if aimed.leader else {}
-        self._note_begin(done, Effect(effect.happened, {**leader, **effect.facts}))
+        facts = dict(effect.facts)
+        if aimed.leader is not None:
+            facts |= {"leader": aimed.leader.node_id, "term": aimed.leader.term}
+        self._note_begin(done, Effect(effect.happened, facts))
         if step.unseats_leader and step.target == "leader":
             await self._await_successor(done, over)
         await asyncio.sleep(max(0.0, over - loop.time()))

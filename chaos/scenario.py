@@ -1,7 +1,7 @@
 """Scenarios: short, declarative files that say what load runs and what breaks when.
 
-A scenario is a TOML file in `chaos/scenarios/` (or anywhere): adding one needs no code. Times are seconds since the
-load has warmed up.
+A scenario is a TOML file in `chaos/scenarios/` (or anywhere): adding one needs no code. Times are seconds
+since the load has warmed up.
 """
 
 from __future__ import annotations
@@ -73,18 +73,21 @@ class FaultStep(_Section):
         return self.target in ("leader", "majority", "all")
 
 
+_USUAL = LoadSpec()
+
+
 class Load(_Section):
     """See LoadSpec."""
 
-    clients: Annotated[int, Field(ge=1, le=64)] = LoadSpec.clients
-    at_once: Annotated[int, Field(ge=1, le=256)] = LoadSpec.at_once
-    rate: Annotated[float, Field(ge=0)] = LoadSpec.rate
-    max_batch: Annotated[int, Field(ge=1, le=256)] = LoadSpec.max_batch
-    max_bytes: Annotated[int, Field(ge=0, le=65_536)] = LoadSpec.max_bytes
-    readers: Annotated[int, Field(ge=0, le=16)] = LoadSpec.readers
-    topics: Annotated[int, Field(ge=1, le=16)] = LoadSpec.topics
-    queues: Annotated[int, Field(ge=1, le=16)] = LoadSpec.queues
-    consumers: Annotated[int, Field(ge=0, le=16)] = LoadSpec.consumers
+    clients: Annotated[int, Field(ge=1, le=64)] = _USUAL.clients
+    at_once: Annotated[int, Field(ge=1, le=256)] = _USUAL.at_once
+    rate: Annotated[float, Field(ge=0)] = _USUAL.rate
+    max_batch: Annotated[int, Field(ge=1, le=256)] = _USUAL.max_batch
+    max_bytes: Annotated[int, Field(ge=0, le=65_536)] = _USUAL.max_bytes
+    readers: Annotated[int, Field(ge=0, le=16)] = _USUAL.readers
+    topics: Annotated[int, Field(ge=1, le=16)] = _USUAL.topics
+    queues: Annotated[int, Field(ge=1, le=16)] = _USUAL.queues
+    consumers: Annotated[int, Field(ge=0, le=16)] = _USUAL.consumers
 
     def spec(self) -> LoadSpec:
         return LoadSpec(**self.model_dump())
@@ -92,7 +95,7 @@ class Load(_Section):
 
 class Scenario(_Section):
     """`seconds`: from the end of the warm-up to the healing. `settings`: further keys of every node's
-    configuration. `min_acknowledged`: messages before, during and after the faults, or the run says nothing."""
+    configuration. `min_acknowledged`: before, during and after the faults, or the run says nothing."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
     title: Annotated[str, Field(min_length=1, max_length=100)]
@@ -120,7 +123,7 @@ class Occurrence:
 
 
 def plan(scenario: Scenario) -> list[Occurrence]:
-    """All faults of a run, by their beginning. Each ends before `seconds` are over. ConfigError if none fits."""
+    """All faults of a run, by their beginning. Each ends within `seconds`. ConfigError if none fits."""
     found: list[tuple[float, FaultStep]] = []
     for step in scenario.fault:
         at = step.at
@@ -139,7 +142,6 @@ def load_scenario(path: Path) -> Scenario:
     """ConfigError names the file, the key and what is valid."""
     content = read_toml(path)
     try:
-        # Through JSON's rules: TOML has lists where we have tuples.
         return Scenario.model_validate(content)
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())

@@ -58,6 +58,7 @@ class TraceWriter:
         # The same in every line, so encoded once.
         self._head = _encode(fixed)[:-1]
         self._seq = 0
+        self._last = 0
         self._buffer: list[str] = []
         self._buffered = 0
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -74,9 +75,9 @@ class TraceWriter:
         return self._clocks.mono_ns()
 
     def write(self, ev: Ev, fields: dict[str, Any], *, at: int | None = None) -> None:
-        """One event. `at`: when it happened (`now()`), if that is not this moment; never before that of the
-        line before. `fields` has one at least: every kind of event has."""
-        mono = self._clocks.mono_ns() if at is None else at
+        """One event. `at`: when it happened (`now()`), if that is not this moment; stamps never fall.
+        `fields` has one at least: every kind of event has."""
+        mono = self._last = max(self._last, self._clocks.mono_ns() if at is None else at)
         line = (
             f'{self._head},"seq":{self._seq},"mono":{mono},"wall":{self._clocks.wall_ns()},"ev":"{ev}",'
             f"{_encode(fields)[1:]}\n"
