@@ -50,6 +50,8 @@ class Nemesis:
         self._rng = rng
         self._on_change = on_change
         self._hurt: set[str] = set()
+        #: By step: where a machine is slow, the next time waits for the end of the one before.
+        self._turns: dict[FaultStep, asyncio.Lock] = {}
         self.done: list[Done] = []
 
     @property
@@ -64,8 +66,11 @@ class Nemesis:
                 group.create_task(self._one(occurrence, began + occurrence.at))
 
     async def _one(self, occurrence: Occurrence, when: float) -> None:
-        loop = asyncio.get_running_loop()
-        await asyncio.sleep(max(0.0, when - loop.time()))
+        await asyncio.sleep(max(0.0, when - asyncio.get_running_loop().time()))
+        async with self._turns.setdefault(occurrence.step, asyncio.Lock()):
+            await self._begin(occurrence)
+
+    async def _begin(self, occurrence: Occurrence) -> None:
         done = Done(occurrence, self._writer.now())
         self.done.append(done)
         step = occurrence.step
