@@ -69,9 +69,11 @@ class ChaosCluster:
         nodes: int = 3,
         rng: Random,
         settings: Mapping[str, Any] | None = None,
+        trace_run: str | None = None,
     ) -> Self:
         """Write a new cluster below `run_directory` and open its links. Starts no process. `settings`: of
-        every node, over those that the kind needs. ConfigError if there is a cluster already."""
+        every node, over those that the kind needs. `trace_run`: nodes write traces of this name, too.
+        ConfigError if there is a cluster already."""
         additions = BROKER_KIND.prepare(0) if kind == "broker" else None
         local = LocalCluster.create(
             run_directory / CLUSTER_FOLDER,
@@ -86,6 +88,8 @@ class ChaosCluster:
         await links.start()
         for node_id in local.node_ids:
             _route_through(local, links, node_id)
+            if trace_run is not None:
+                _have_traced(local, node_id, kind, run_directory, trace_run)
         return cls(kind, local, links)
 
     @property
@@ -228,3 +232,13 @@ def _route_through(local: LocalCluster, links: Links, node_id: str) -> None:
     if NAMESRV in addresses:
         config["program"]["settings"]["namesrv"] = [addresses.pop(NAMESRV)]
     path.write_text(to_toml({**config, "peer_addresses": addresses}))
+
+
+def _have_traced(local: LocalCluster, node_id: str, kind: Kind, run_directory: Path, run: str) -> None:
+    """Have a node write a trace."""
+    path = local.process(node_id).config
+    config = tomllib.loads(path.read_text())
+    settings = config.get("program", {}).get("settings", {})
+    traced = {**settings, "trace_directory": str(run_directory.resolve()), "trace_run": run}
+    config["program"] = {"factory": f"chaos.traced_node:{kind}", "settings": traced}
+    path.write_text(to_toml(config))

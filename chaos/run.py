@@ -77,7 +77,9 @@ class Run:
         lines: Sequence[bytes] = (),
         command: str = "",
         watch: Watch | None = None,
+        trace_nodes: bool = True,
     ) -> None:
+        """`trace_nodes` False: only clients and faults are traced."""
         if run_directory.exists() and any(run_directory.iterdir()):
             raise ConfigError(f"{run_directory} is not empty: a run needs a directory of its own")
         self._scenario = scenario
@@ -87,6 +89,7 @@ class Run:
         self._lines = lines
         self._command = command
         self._watch = watch or Watch()
+        self._trace_nodes = trace_nodes
         self._writers: list[TraceWriter] = []
         self._plan = plan(scenario)
 
@@ -107,6 +110,7 @@ class Run:
                 nodes=scenario.nodes,
                 rng=Random(rng.random()),
                 settings=scenario.settings,
+                trace_run=self._name if self._trace_nodes else None,
             )
             nemesis = Nemesis(cluster, nemesis_writer, Random(rng.random()), self._watch.note)
             self._watch.tally, self._watch.nemesis, self._watch.cluster = setting.tally, nemesis, cluster
@@ -117,9 +121,9 @@ class Run:
                 await cluster.stop()
         finally:
             flushing.cancel()
-            for writer in self._writers:
-                if writer is not nemesis_writer:
-                    nemesis_writer.write(Ev.META, {"e": "expect", "member": writer.src})
+            nodes = [f"node:n{n}" for n in range(1, scenario.nodes + 1)] if self._trace_nodes else []
+            for member in [*(writer.src for writer in self._writers), *nodes]:
+                nemesis_writer.write(Ev.META, {"e": "expect", "member": member})
             for writer in self._writers:
                 writer.close()
         return await self._conclude(nemesis, setting.tally, phases)

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from dledger.node.server import NodeServer
     from dledger.node.shell import AppendOutcome
     from dledger.node.state_machine import Applied, AppliedEntry, DurableStateMachine, StateMachine
+    from dledger.node.tracing import NodeTrace
     from dledger.rpc import handlers
     from dledger.rpc.channels import MAX_PAYLOAD_BYTES, ChannelSecurity, open_channel
     from dledger.rpc.host import GrpcHost, GrpcMethod
@@ -105,6 +106,7 @@ __all__ = [
     "NodeConfig",
     "NodeServer",
     "NodeStatus",
+    "NodeTrace",
     "NotLeader",
     "OsDisk",
     "Overloaded",
@@ -165,6 +167,7 @@ _MODULE_OF = {
     "NetworkFailure": "dledger.rpc.log_client",
     "NodeConfig": "dledger.node.config",
     "NodeServer": "dledger.node.server",
+    "NodeTrace": "dledger.node.tracing",
     "OsDisk": "dledger.store.disk",
     "Program": "dledger.node.program",
     "Role": "dledger.core.values",

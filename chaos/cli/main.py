@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import sys
 import tempfile
@@ -48,6 +49,9 @@ def list_scenarios() -> None:
 @click.option("--rate", type=click.FloatRange(0), help="Messages per second; 0: as fast as it goes.")
 @click.option("--seed", type=click.IntRange(0), help="Of all that is drawn.  [default: random]")
 @click.option(
+    "--trace-nodes/--no-trace-nodes", default=True, help="Have nodes write traces too.  [default: yes]"
+)
+@click.option(
     "--input",
     "input_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -59,6 +63,7 @@ def run(
     directory: Path | None,
     seed: int | None,
     input_file: Path | None,
+    trace_nodes: bool,
     **changes: Any,
 ) -> None:
     """Run scenarios, by name or by the path of a TOML file, one after the other.
@@ -84,7 +89,7 @@ def run(
     for scenario in scenarios:
         folder = root / f"{scenario.name}-{seed}" if len(scenarios) > 1 or directory is None else root
         try:
-            result = _run_one(console, scenario, folder, seed, lines)
+            result = _run_one(console, scenario, folder, seed, lines=lines, trace_nodes=trace_nodes)
         except KeyboardInterrupt:
             console.print("interrupted; all processes of the run are gone")
             sys.exit(130)
@@ -98,17 +103,14 @@ def run(
     sys.exit(worst)
 
 
-def _run_one(console: Console, scenario: Scenario, folder: Path, seed: int, lines: list[bytes]) -> Result:
+def _run_one(console: Console, scenario: Scenario, folder: Path, seed: int, **options: Any) -> Result:
     view = RunView(console, f"{scenario.name}: {scenario.title} (seed {seed})")
-    command = shlex.join(
-        ["dledger-chaos", *sys.argv[1:], *([] if "--seed" in sys.argv else ["--seed", str(seed)])]
-    )
+    drawn = [] if "--seed" in sys.argv else ["--seed", str(seed)]
+    command = shlex.join(["dledger-chaos", *sys.argv[1:], *drawn])
 
     async def whole() -> Result:
         async with view.showing():
-            return await Run(
-                scenario, folder, seed=seed, lines=lines, command=command, watch=view.watch
-            ).run()
+            return await Run(scenario, folder, seed=seed, command=command, watch=view.watch, **options).run()
 
     return asyncio.run(whole())
 
@@ -126,4 +128,6 @@ cli.add_command(failover)
 
 
 def main() -> None:
+    # gRPC tells of every connection that breaks, and here they break on purpose.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     cli()

@@ -38,6 +38,32 @@ def events_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for path in files for line in path.read_text().splitlines()]
 
 
+def check_nodes(events: list[dict[str, Any]]) -> None:
+    """A few rules that hold for the traces of all nodes: one leader per term, elected by a majority; what was
+    answered had been committed there, and was flushed by a majority."""
+    rows = sorted((e for e in events if e["ev"] in (Ev.RAFT, Ev.STORE)), key=lambda e: e["mono"])
+    leaders = {(row["term"], row["node"]) for row in rows if row["e"] == "leader"}
+    assert len(leaders) == len({term for term, _ in leaders}) >= 2
+    for term, node in leaders:
+        voters = {r["node"] for r in rows if r["e"] == "vote" and (r["term"], r["candidate"]) == (term, node)}
+        assert len(voters) >= 2
+    flushed: dict[str, int] = {}
+    committed: dict[str, int] = {}
+    acks = 0
+    for row in rows:
+        if row["e"] == "flush":
+            flushed[row["node"]] = max(row["lidx"], flushed.get(row["node"], -1))
+        elif row["e"] == "recover":
+            committed[row["node"]] = row["committed"]
+        elif row["e"] == "commit":
+            committed[row["node"]] = row["lidx"]
+        elif row["e"] == "ack":
+            acks += 1
+            assert committed[row["node"]] >= row["lidx"]
+            assert sum(index >= row["lidx"] for index in flushed.values()) >= 2
+    assert acks > 20
+
+
 @pytest.mark.parametrize(("kind", "workload"), [("kill", "log"), ("isolate", "log"), ("kill", "broker")])
 async def test_a_short_run_keeps_all_promises(tmp_path: Path, kind: str, workload: str) -> None:
     folder = tmp_path / "run"
@@ -50,7 +76,8 @@ async def test_a_short_run_keeps_all_promises(tmp_path: Path, kind: str, workloa
     faults = [event for event in events if event["ev"] == Ev.FAULT]
     assert [(fault["e"], fault["effective"]) for fault in faults] == [("begin", True), ("end", True)]
     expected = {event["member"] for event in events if event.get("e") == "expect"}
-    assert expected | {"nemesis"} == {event["src"] for event in events}
+    assert expected == {event["src"] for event in events} and {"node:n1", "node:n2", "node:n3"} < expected
+    check_nodes(events)
     assert json.loads((folder / "result.json").read_text())["verdict"] == "valid"
     assert json.loads((folder / "run.json").read_text())["seed"] == 1
 
