@@ -16,9 +16,8 @@ from random import Random
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from broker_adapter.cli.local_broker import BROKER_KIND
-from chaos.links import Links
-from dledger.cli.cluster_plan import to_toml
+from chaos.links import HOST, Links
+from dledger.cli.cluster_plan import CompanionPlan, free_ports, to_toml
 from dledger.cli.local_cluster import ClusterError, LocalCluster
 from dledger.status.model import NodeStatus
 
@@ -74,13 +73,14 @@ class ChaosCluster:
         """Write a new cluster below `run_directory` and open its links. Starts no process. `settings`: of
         every node, over those that the kind needs. `trace_run`: nodes write traces of this name, too.
         ConfigError if there is a cluster already."""
-        additions = BROKER_KIND.prepare(0) if kind == "broker" else None
+        companions = [_name_server()] if kind == "broker" else []
+        program = {"program": {"factory": "broker_adapter.program:broker", "settings": {}}}
         local = LocalCluster.create(
             run_directory / CLUSTER_FOLDER,
             nodes=nodes,
             base_port=0,
-            settings={**(additions.settings if additions else {}), **(settings or {})},
-            companions=additions.companions if additions else (),
+            settings={**(program if kind == "broker" else {}), **(settings or {})},
+            companions=companions,
         )
         targets = {node.node_id: node.address for node in local.plan.nodes}
         targets.update({c.name: c.address for c in local.plan.companions})
@@ -212,6 +212,12 @@ class ChaosCluster:
     def _kill_all(self) -> None:
         for name in self.local.running():
             self.local.process(name).kill()
+
+
+def _name_server() -> tuple[CompanionPlan, dict[str, str]]:
+    address, http_address = (f"{HOST}:{port}" for port in free_ports(2))
+    config = {"directory": "data", "listen": address, "http_listen": http_address}
+    return CompanionPlan(NAMESRV, "broker_adapter.namesrv", address, http_address), config
 
 
 def _start_guard(directory: Path) -> subprocess.Popen[bytes]:

@@ -5,6 +5,7 @@ Settings: `trace_directory` and `trace_run`, and those of the broker where there
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,14 +22,16 @@ _OF_LEDGER = frozenset({"append", "truncate", "flush", "recover", "install", "pu
 
 
 class NodeTraceFile:
-    """Implements `dledger.NodeTrace`. Every event is in the file when `event` returns: what others may have
-    seen of a node that is killed is in its trace."""
+    """Implements `dledger.NodeTrace`. Events reach the file at the end of the turn of the event loop in which
+    they are told. What a node says goes out in later turns, so whatever others have seen of a node that is
+    killed is in its trace."""
 
     def __init__(self, run_directory: Path, run: str) -> None:
         self._run_directory = run_directory
         self._run = run
         self._node_id = ""
         self._writer: TraceWriter | None = None
+        self._flushing = False
 
     def begin(self, node_id: str, incarnation: int) -> None:
         self._node_id = node_id
@@ -40,7 +43,14 @@ class NodeTraceFile:
         assert self._writer is not None, "an event before the beginning"
         ledger = {"ledger": LEDGER} if e in _OF_LEDGER else {}
         self._writer.write(Ev(ev), {"e": e, "node": self._node_id, **fields, **ledger})
-        self._writer.flush()
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._writer is not None:
+            self._writer.flush()
 
 
 class TracedLog:

@@ -48,6 +48,7 @@ class TracingShell(AsyncShell):
         self._trace = trace
         self._node_id = node_id
         self._hard_states: dict[int, HardState] = {}  # submitted, not yet durable
+        self._vote_end = ("", -1, -1, -1)  # candidate, term; end of the log when the vote was given
         self._told_commit = -1
         self._told_role: tuple[Role, int] | None = None
 
@@ -79,6 +80,7 @@ class TracingShell(AsyncShell):
                 self._appended(list(job.batches))
             case HardStateJob(number, hard_state):
                 self._hard_states[number] = hard_state
+                self._note_end(hard_state)
             case TruncateJob():
                 self._trace.event("store", "truncate", {"lidx": job.last_index + 1})
             case ResetJob(base=base):
@@ -144,13 +146,18 @@ class TracingShell(AsyncShell):
         if state.voted_for == self._node_id:
             self._vote(state.term, self._node_id)
 
+    def _note_end(self, state: HardState) -> None:
+        """By the time a vote is durable, and told, the log may have grown."""
+        given = (state.voted_for or "", state.term)
+        if given != self._vote_end[:2]:
+            log = self._replica.core.log
+            self._vote_end = (*given, log.end_index, log.end_term)
+
     def _vote(self, term: int, candidate: str) -> None:
-        log = self._replica.core.log
-        self._trace.event(
-            "raft",
-            "vote",
-            {"term": term, "candidate": candidate, "last_index": log.end_index, "last_term": log.end_term},
-        )
+        fields: dict[str, Any] = {"term": term, "candidate": candidate}
+        if (candidate, term) == self._vote_end[:2]:
+            fields |= {"last_index": self._vote_end[2], "last_term": self._vote_end[3]}
+        self._trace.event("raft", "vote", fields)
 
     def _appended(self, batches: list[Batch]) -> None:
         """Batches that follow each other in one term are one range."""
