@@ -27,6 +27,9 @@ CLUSTER_FOLDER = "cluster"
 NAMESRV = "namesrv"
 _POLL_S = 0.05
 _NEAR_ENTRIES = 5000
+#: Small, so that runs see files end, and many of them fit on a disk.
+_DATA_FILE_SIZE = 16 << 20
+_BROKER = {"units_per_file": 20_000, "index_slots": 100_000, "index_items": 400_000}
 
 # Outlives us by a moment: when we end without having stopped them, by whatever means, the servers are killed.
 # Twice, since one may have been about to write down its pid.
@@ -74,11 +77,12 @@ class ChaosCluster:
         every node, over those that the kind needs. `trace_run`: nodes write traces of this name, too.
         ConfigError if there is a cluster already."""
         companions = [_name_server()] if kind == "broker" else []
-        program = {"program": {"factory": "broker_adapter.program:broker", "settings": {}}}
+        program = {"program": {"factory": "broker_adapter.program:broker", "settings": dict(_BROKER)}}
         local = LocalCluster.create(
             run_directory / CLUSTER_FOLDER,
             nodes=nodes,
             base_port=0,
+            data_file_size=_DATA_FILE_SIZE,
             settings={**(program if kind == "broker" else {}), **(settings or {})},
             companions=companions,
         )
