@@ -21,7 +21,7 @@ TESTS ?= tests
 PROTO_FILES := $(wildcard proto/*/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format proto sim sim-broker bench bench-peers soak soak-processes soak-broker clean
+.PHONY: help install demo test lint format proto sim sim-broker chaos bench bench-peers soak soak-processes soak-broker clean
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -100,6 +100,10 @@ sim: $(DEV) ## Simulated clusters under faults, one per seed (about a second per
 
 sim-broker: $(DEV) ## Simulated clusters with brokers, producers and consumers (a second or two per seed; SEEDS=200)
 	@$(BIN)/python -m broker_adapter.testing --seeds $(SEEDS) $(ARGS)
+
+# The exit code is 1 when a promise was broken, 2 when a run says nothing because its fault did not happen.
+chaos: $(RUNTIME) ## Every scenario once: real faults on real processes (about 10 minutes; ARGS="--seed 1")
+	@$(BIN)/dledger-chaos run --all $(ARGS)
 
 bench: $(DEV) ## Throughput, latency, failover and catch-up of a local cluster (about 7 minutes)
 	@$(BIN)/python -m benchmarks $(ARGS)

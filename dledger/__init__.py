@@ -29,18 +29,7 @@ if TYPE_CHECKING:
     from dledger.cli.client_options import parse_servers, tls_files
     from dledger.cli.exits import Exit
     from dledger.cli.output import print_json, print_table
-    from dledger.client import (
-        Appender,
-        AppendResult,
-        AsyncClient,
-        BlockingAppender,
-        BlockingSession,
-        Client,
-        Entry,
-        Limits,
-        Session,
-        TlsFiles,
-    )
+    from dledger.client import AppendResult, Appender, AsyncClient, BlockingAppender, BlockingSession, Client, Entry, Limits, Session, TlsFiles
     from dledger.client.loop_thread import LoopThread
     from dledger.core.values import Role
     from dledger.node.config import NodeConfig, is_loopback, load_config, parse_config
@@ -53,24 +42,16 @@ if TYPE_CHECKING:
     from dledger.node.server import NodeServer
     from dledger.node.shell import AppendOutcome
     from dledger.node.state_machine import Applied, AppliedEntry, DurableStateMachine, StateMachine
+    from dledger.node.tracing import NodeTrace
     from dledger.rpc import handlers
-    from dledger.rpc.channels import MAX_PAYLOAD_BYTES, ChannelSecurity, open_channel
+    from dledger.rpc.channels import ChannelSecurity, MAX_PAYLOAD_BYTES, open_channel
     from dledger.rpc.host import GrpcHost, GrpcMethod
     from dledger.rpc.log_client import NetworkFailure, answer_of, end_call
     from dledger.rpc.tls import ClientTls, ServerTls
-    from dledger.status.web import (
-        HttpServer,
-        WebHandler,
-        json_answer,
-        metrics_answer,
-        page_file,
-        serve_web,
-        static,
-    )
+    from dledger.status.web import HttpServer, WebHandler, json_answer, metrics_answer, page_file, serve_web, static
     from dledger.store.disk import Disk, OsDisk, read_file, replace_file
 
 __all__ = [
-    "MAX_PAYLOAD_BYTES",
     "AppendOutcome",
     "AppendResult",
     "Appender",
@@ -100,11 +81,13 @@ __all__ = [
     "InvalidRequest",
     "Limits",
     "LoopThread",
+    "MAX_PAYLOAD_BYTES",
     "MemberAddress",
     "NetworkFailure",
     "NodeConfig",
     "NodeServer",
     "NodeStatus",
+    "NodeTrace",
     "NotLeader",
     "OsDisk",
     "Overloaded",
@@ -165,6 +148,7 @@ _MODULE_OF = {
     "NetworkFailure": "dledger.rpc.log_client",
     "NodeConfig": "dledger.node.config",
     "NodeServer": "dledger.node.server",
+    "NodeTrace": "dledger.node.tracing",
     "OsDisk": "dledger.store.disk",
     "Program": "dledger.node.program",
     "Role": "dledger.core.values",

@@ -191,6 +191,8 @@ class NodeConfig(_Section):
     group: Name = "default"
     members: dict[Name, Address] = Field(min_length=1)
     http_members: dict[Name, Address] = Field(default_factory=dict)
+    # Where this node reaches other members, if not at what clients are told: a network of their own.
+    peer_addresses: dict[Name, Address] = Field(default_factory=dict)
     listen: Address | Literal[""] = ""  # "": this node's address in members
     http_listen: Address | Literal[""] = ""
     http_tls: bool = True  # with [tls]; false: the status page stays in plain text
@@ -222,6 +224,7 @@ class NodeConfig(_Section):
         for key, names in (
             ("preferred_leaders", self.preferred_leaders),
             ("http_members", tuple(self.http_members)),
+            ("peer_addresses", tuple(self.peer_addresses)),
             ("tls.peer_names", tuple(self.tls.peer_names) if self.tls else ()),
         ):
             for name in names:
@@ -236,6 +239,10 @@ class NodeConfig(_Section):
     def address(self) -> str:
         """Where others reach this node."""
         return self.members[self.node_id]
+
+    def peer_address(self, node_id: str) -> str:
+        """Where this node reaches another member."""
+        return self.peer_addresses.get(node_id, self.members[node_id])
 
     @property
     def listen_address(self) -> str:
@@ -253,6 +260,7 @@ class NodeConfig(_Section):
         if self.tls is None:
             plain.append(("listen", self.listen_address))
             plain += [(f"members.{node}", address) for node, address in self.members.items()]
+            plain += [(f"peer_addresses.{node}", address) for node, address in self.peer_addresses.items()]
         if self.http_listen and not self.has_http_tls:
             plain.append(("http_listen", self.http_listen))
         for key, address in plain:

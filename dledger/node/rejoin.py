@@ -52,7 +52,7 @@ async def prepare_rejoin(config: NodeConfig) -> None:
 async def _ask_members(config: NodeConfig) -> NodeStatus:
     """The status of any other member, as soon as one answers."""
     security = NodeSecurity(config) if config.tls is not None else None
-    others = {node: address for node, address in config.members.items() if node != config.node_id}
+    others = {node: config.peer_address(node) for node in config.members if node != config.node_id}
     if not others:
         raise StorageError("the only member of a cluster has nobody to rejoin: its log is lost")
     clients = {

@@ -37,6 +37,7 @@ from dledger.node.shell import RoleNotice
 from dledger.node.state_machine import StateMachine
 from dledger.node.status_view import StatusView
 from dledger.node.threads import finished
+from dledger.node.tracing import NodeTrace, TracingShell
 from dledger.node.wall_clock import JumpWatch, wall_ms
 from dledger.rpc.envelope import Identity
 from dledger.rpc.log_client import LogClient
@@ -102,10 +103,12 @@ class NodeServer(OwnerFace):
         wall_ms: Callable[[], int] = wall_ms,
         owned: bool = False,
         services: Sequence[GrpcService] = (),
+        trace: NodeTrace | None = None,
     ) -> None:
         """`disk` and `wall_ms`: other files and another wall clock than those of the machine. `owned`: only
         the program itself appends; clients are refused with APPENDS_BY_OWNER_ONLY. `services` of the
-        program's own are answered at the node's address, with its TLS; ConfigError if a name is taken."""
+        program's own are answered at the node's address, with its TLS; ConfigError if a name is taken.
+        `trace`: is told what this node does."""
         super().__init__()
         check_services(services)
         self.config = config
@@ -114,6 +117,7 @@ class NodeServer(OwnerFace):
         self._machine = state_machine
         self._disk = disk
         self._wall_ms = wall_ms
+        self._trace = trace
         self._rejoining = ""
         self.is_released = False  # after `stop`: nothing is left that a stuck disk keeps
         self.metrics = NodeMetrics()
@@ -252,7 +256,7 @@ class NodeServer(OwnerFace):
         limits = config.limits
         committed = max(store.base.index, store.committed_checkpoint)
         readable = ReadableLog(committed, store.end_index, limits.max_waiting_reads)
-        shell = AsyncShell(
+        shell = (AsyncShell if self._trace is None else TracingShell)(
             store,
             config.members,
             readable,
@@ -262,6 +266,8 @@ class NodeServer(OwnerFace):
             on_damage=self._suspect,
             catch_up_bytes_per_second=limits.catch_up_bytes_per_second,
         )
+        if self._trace is not None and isinstance(shell, TracingShell):
+            shell.trace_to(self._trace, config.node_id)
         self._worker = DiskWorker(
             store,
             store.identity.flush_mode,
@@ -306,14 +312,14 @@ class NodeServer(OwnerFace):
         return {
             node_id: PeerLink(
                 node_id,
-                address,
+                config.peer_address(node_id),
                 identity,
                 events,
                 next_stream_id=self._next_stream_id,
                 call_timeout_ms=config.timing.election_min_ms,
                 security=self._security.channel(node_id) if self._security else None,
             )
-            for node_id, address in config.members.items()
+            for node_id in config.members
             if node_id != config.node_id
         }
 
@@ -522,7 +528,7 @@ class NodeServer(OwnerFace):
         client = self._clients.get(node_id)
         if client is None:
             security = self._security.channel(node_id) if self._security else None
-            client = LogClient(self.config.members[node_id], self.config.group, security)
+            client = LogClient(self.config.peer_address(node_id), self.config.group, security)
             self._clients[node_id] = client
         return client
 

@@ -26,6 +26,20 @@ def test_defaults() -> None:
     assert config.limits.service().max_batch_bytes == 1 << 20
 
 
+def test_other_members_may_be_reached_elsewhere_than_clients_reach_them() -> None:
+    config = parse_config({**GOOD, "peer_addresses": {"n2": "10.0.0.2:7"}})
+    assert config.peer_address("n2") == "10.0.0.2:7"
+    assert config.peer_address("n3") == "[::1]:1003"
+
+
+def test_a_peer_address_beyond_this_machine_needs_tls() -> None:
+    members = {"n1": "127.0.0.1:1001", "n2": "127.0.0.1:1002"}
+    config = parse_config({**GOOD, "members": members, "peer_addresses": {"n2": "10.0.0.2:7"}})
+    with pytest.raises(ConfigError, match=r"peer_addresses\.n2") as caught:
+        config.refuse_plaintext()
+    assert caught.value.code is Code.PLAINTEXT_REFUSED
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -35,6 +49,7 @@ def test_defaults() -> None:
         ({"node_id": "n9"}, ["node_id 'n9'", "n1, n2, n3"]),
         ({"preferred_leaders": ["n9"]}, ["preferred_leaders", "'n9'"]),
         ({"http_members": {"n9": "h:1"}}, ["http_members", "'n9'"]),
+        ({"peer_addresses": {"n9": "h:1"}}, ["peer_addresses", "'n9'"]),
         ({"listen": "nowhere"}, ["listen", "'nowhere'"]),
         ({"members": {"n1": "a:1", "n2": "a:1"}}, ["same address"]),
         ({"members": {}}, ["members"]),

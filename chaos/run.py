@@ -1,0 +1,260 @@
+"""One run of a scenario: cluster, load, faults, healing, drain, verdict; all of it in one directory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from chaos.cluster import ChaosCluster
+from chaos.nemesis import Nemesis
+from chaos.quick_check import QuickReport, quick_check
+from chaos.scenario import Scenario, plan
+from chaos.trace.schema import Ev
+from chaos.trace.writer import TraceWriter
+from chaos.verdict import Phases, Verdict, judge_run
+from chaos.workloads.broker import BrokerWorkload
+from chaos.workloads.log import LogWorkload
+from chaos.workloads.spec import Setting, Workload
+from chaos.workloads.tally import Tally
+from dledger.errors import ConfigError, DLedgerError
+
+RUN_FILE, RESULT_FILE = "run.json", "result.json"
+_FLUSH_S = 0.5
+_WARM_UP_S = 30.0
+_HEAL_S = 60.0
+_AFTER_S = 1.5
+_DRAIN_S = 60.0
+
+
+@dataclass(slots=True)
+class Watch:
+    """What a terminal shows of a run that goes on. `note`: one line for people, as things happen."""
+
+    note: Callable[[str], None] = lambda text: None
+    phase: str = "starting"
+    tally: Tally | None = None
+    nemesis: Nemesis | None = None
+    cluster: ChaosCluster | None = None
+
+    def enter(self, phase: str) -> None:
+        self.phase = phase
+        self.note(phase)
+
+
+@dataclass(slots=True)
+class Result:
+    scenario: str
+    seed: int
+    verdict: Verdict
+    reasons: list[str]
+    report: QuickReport
+    seconds: float
+    acknowledged_per_second: float
+    leader_changes: int
+    longest_silence_ms: int
+    faults: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Run:
+    """`run_directory` must be absent or empty; ConfigError if it is not."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        run_directory: Path,
+        *,
+        seed: int,
+        lines: Sequence[bytes] = (),
+        command: str = "",
+        watch: Watch | None = None,
+        trace_nodes: bool = True,
+    ) -> None:
+        """`trace_nodes` False: only clients and faults are traced."""
+        if run_directory.exists() and any(run_directory.iterdir()):
+            raise ConfigError(f"{run_directory} is not empty: a run needs a directory of its own")
+        self._scenario = scenario
+        self._directory = run_directory
+        self._name = f"{scenario.name}-{seed}"
+        self._seed = seed
+        self._lines = lines
+        self._command = command
+        self._watch = watch or Watch()
+        self._trace_nodes = trace_nodes
+        self._writers: list[TraceWriter] = []
+        self._plan = plan(scenario)
+
+    async def run(self) -> Result:
+        """The whole run. Raises what broke the harness itself; processes are gone in any case."""
+        scenario, rng = self._scenario, Random(self._seed)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._save(
+            RUN_FILE, {"command": self._command, "seed": self._seed, **scenario.model_dump(mode="json")}
+        )
+        nemesis_writer = self._new_writer("nemesis")
+        setting = Setting(scenario.load.spec(), Random(rng.random()), self._new_writer, self._lines)
+        flushing = asyncio.create_task(self._flush())
+        try:
+            cluster = await ChaosCluster.create(
+                self._directory,
+                kind=scenario.workload,
+                nodes=scenario.nodes,
+                rng=Random(rng.random()),
+                settings=scenario.settings,
+                trace_run=self._name if self._trace_nodes else None,
+            )
+            nemesis = Nemesis(cluster, nemesis_writer, Random(rng.random()), self._watch.note)
+            self._watch.tally, self._watch.nemesis, self._watch.cluster = setting.tally, nemesis, cluster
+            self._write_begin(nemesis_writer)
+            async with cluster:
+                phases = await self._hurt(cluster, nemesis, setting, nemesis_writer)
+                self._watch.enter("stopping")
+                await cluster.stop()
+        finally:
+            flushing.cancel()
+            nodes = [f"node:n{n}" for n in range(1, scenario.nodes + 1)] if self._trace_nodes else []
+            for member in [*(writer.src for writer in self._writers), *nodes]:
+                nemesis_writer.write(Ev.META, {"e": "expect", "member": member})
+            for writer in self._writers:
+                writer.close()
+        return await self._conclude(nemesis, setting.tally, phases)
+
+    async def _hurt(
+        self, cluster: ChaosCluster, nemesis: Nemesis, setting: Setting, writer: TraceWriter
+    ) -> Phases:
+        workload = _workload(self._scenario, cluster, setting)
+        await workload.prepare()
+        stop = asyncio.Event()
+        self._watch.enter("warming up")
+        load = asyncio.create_task(workload.run(stop))
+        try:
+            warm = await self._warm_up(load, setting.tally)
+            self._watch.enter("faults")
+            faults = asyncio.create_task(self._faults(nemesis))
+            await _first_error(faults, load)
+            self._watch.enter("healing")
+            cluster.links.heal()
+            await cluster.wait_healthy(_HEAL_S)
+            healed = writer.now()
+            writer.write(Ev.META, {"e": "healed"})
+            await asyncio.wait([load], timeout=_AFTER_S)
+            stop.set()
+            await load
+        finally:
+            load.cancel()
+            await asyncio.gather(load, return_exceptions=True)
+        over = writer.now()
+        self._watch.enter("draining")
+        await workload.drain(_DRAIN_S)
+        return Phases(warm, healed, over)
+
+    async def _warm_up(self, load: asyncio.Task[None], tally: Tally) -> int:
+        """Until something is acknowledged; when that was. ConfigError if nothing is."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _WARM_UP_S
+        while tally.acknowledged < self._scenario.min_acknowledged:
+            if load.done():
+                await load
+            if loop.time() > deadline:
+                raise ConfigError(f"the load does not get going: {dict(tally.errors)}")
+            await asyncio.sleep(0.02)
+        return self._writers[0].now()
+
+    async def _faults(self, nemesis: Nemesis) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._scenario.seconds
+        await nemesis.run(self._plan)
+        await asyncio.sleep(max(0.0, until - loop.time()))
+
+    async def _conclude(self, nemesis: Nemesis, tally: Tally, phases: Phases) -> Result:
+        self._watch.enter("checking")
+        report = await asyncio.to_thread(quick_check, self._directory)
+        verdict, reasons = judge_run(self._scenario, nemesis.done, tally, phases, report)
+        seconds = (phases.over - phases.warm) / 1e9
+        silence = tally.longest_silence
+        result = Result(
+            self._scenario.name,
+            self._seed,
+            verdict,
+            reasons,
+            report,
+            round(seconds, 3),
+            round(tally.acknowledged_between(phases.warm, phases.over) / seconds, 1),
+            sum(done.new_term > done.old_term >= 0 for done in nemesis.done),
+            0 if silence is None else (silence.until - silence.since) // 1_000_000,
+            [done.name for done in nemesis.done],
+        )
+        self._save(RESULT_FILE, result.to_json())
+        return result
+
+    def _write_begin(self, writer: TraceWriter) -> None:
+        writer.write(
+            Ev.META,
+            {
+                "e": "run_begin",
+                "nodes": self._scenario.nodes,
+                "seed": self._seed,
+                "planned_faults": len(self._plan),
+                "git": _git_revision(),
+                "config": self._scenario.model_dump_json(),
+                "flush_mode": "SYNC_FLUSH",
+                "aim": "leader" if self._scenario.aims_at_leader else "",
+            },
+        )
+
+    def _new_writer(self, src: str) -> TraceWriter:
+        writer = TraceWriter(self._directory, self._name, src)
+        self._writers.append(writer)
+        return writer
+
+    async def _flush(self) -> None:
+        while True:
+            await asyncio.sleep(_FLUSH_S)
+            for writer in self._writers:
+                writer.flush()
+
+    def _save(self, name: str, content: dict[str, Any]) -> None:
+        (self._directory / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _workload(scenario: Scenario, cluster: ChaosCluster, setting: Setting) -> Workload:
+    if scenario.workload == "broker":
+        return BrokerWorkload(setting, cluster.namesrv)
+    return LogWorkload(setting, cluster.addresses, cluster.local.plan.group)
+
+
+async def _first_error(faults: asyncio.Task[None], load: asyncio.Task[None]) -> None:
+    """Wait for the faults; a load that breaks meanwhile is an error."""
+    try:
+        await asyncio.wait([faults, load], return_when=asyncio.FIRST_COMPLETED)
+        if load.done():
+            await load
+        await faults
+    finally:
+        faults.cancel()
+        with suppress(asyncio.CancelledError, DLedgerError):
+            await faults
+
+
+def _git_revision() -> str:
+    """Of the code that runs; empty outside of a repository."""
+    try:
+        shown = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return ""
+    return shown.stdout.strip()

@@ -1,0 +1,162 @@
+"""Scenarios: short, declarative files that say what load runs and what breaks when.
+
+A scenario is a TOML file in `chaos/scenarios/` (or anywhere): adding one needs no code. Times are seconds
+since the load has warmed up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from chaos.workloads.spec import LoadSpec
+from dledger import ConfigError, read_toml
+
+FOLDER = Path(__file__).parent / "scenarios"
+
+Seconds = Annotated[float, Field(ge=0, le=86_400)]
+ProcessKind = Literal["kill", "stop", "term", "wipe"]
+NetworkKind = Literal[
+    "isolate",
+    "isolate_out",
+    "isolate_in",
+    "cut",
+    "cut_one_way",
+    "halves",
+    "bridge",
+    "ring",
+    "delay",
+    "loss",
+    "reset",
+    "throttle",
+    "hang",
+]
+Target = Literal["leader", "follower", "random", "minority", "majority", "all"]
+PROCESS_KINDS = ("kill", "stop", "term", "wipe")
+#: A fault on the leader for which another one has to be elected.
+UNSEATING = ("kill", "stop", "term", "isolate", "isolate_out", "halves", "hang")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FaultStep(_Section):
+    """One fault, begun `at`, ended after `lasts`, begun again `every` so many seconds (0: once)."""
+
+    kind: ProcessKind | NetworkKind
+    target: Target = "leader"
+    at: Seconds = 2.0
+    lasts: Seconds = 2.0
+    every: Seconds = 0.0
+    delay_ms: Annotated[int, Field(ge=0, le=60_000)] = 100
+    jitter_ms: Annotated[int, Field(ge=0, le=60_000)] = 50
+    reset_chance: Annotated[float, Field(gt=0, le=1)] = 0.02
+    bytes_per_second: Annotated[int, Field(gt=0)] = 64 << 10
+
+    @model_validator(mode="after")
+    def _repeats_after_its_end(self) -> FaultStep:
+        if self.every and self.every <= self.lasts:
+            raise ValueError("every must be more than lasts: a fault ends before it begins again")
+        if self.kind == "wipe" and self.target in ("majority", "all", "minority"):
+            raise ValueError("wipe loses one node at a time: what a majority has lost is lost")
+        return self
+
+    @property
+    def unseats_leader(self) -> bool:
+        """Whether another leader has to be elected for it."""
+        if self.kind not in UNSEATING:
+            return self.kind == "wipe" and self.target == "leader"
+        return self.target in ("leader", "majority", "all")
+
+
+_USUAL = LoadSpec()
+
+
+class Load(_Section):
+    """See LoadSpec."""
+
+    clients: Annotated[int, Field(ge=1, le=64)] = _USUAL.clients
+    at_once: Annotated[int, Field(ge=1, le=256)] = _USUAL.at_once
+    rate: Annotated[float, Field(ge=0)] = _USUAL.rate
+    max_batch: Annotated[int, Field(ge=1, le=256)] = _USUAL.max_batch
+    max_bytes: Annotated[int, Field(ge=0, le=65_536)] = _USUAL.max_bytes
+    readers: Annotated[int, Field(ge=0, le=16)] = _USUAL.readers
+    topics: Annotated[int, Field(ge=1, le=16)] = _USUAL.topics
+    queues: Annotated[int, Field(ge=1, le=16)] = _USUAL.queues
+    consumers: Annotated[int, Field(ge=0, le=16)] = _USUAL.consumers
+
+    def spec(self) -> LoadSpec:
+        return LoadSpec(**self.model_dump())
+
+
+class Scenario(_Section):
+    """`seconds`: from the end of the warm-up to the healing. `settings`: further keys of every node's
+    configuration. `min_acknowledged`: before, during and after the faults, or the run says nothing."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
+    title: Annotated[str, Field(min_length=1, max_length=100)]
+    why: str = ""
+    workload: Literal["log", "broker"] = "log"
+    nodes: Annotated[int, Field(ge=1, le=9)] = 3
+    seconds: Annotated[float, Field(gt=0, le=86_400)] = 15.0
+    min_acknowledged: Annotated[int, Field(ge=1)] = 20
+    load: Load = Load()
+    settings: dict[str, Any] = Field(default_factory=dict)
+    fault: tuple[FaultStep, ...] = ()
+
+    @property
+    def aims_at_leader(self) -> bool:
+        return any(step.unseats_leader for step in self.fault)
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """One planned fault."""
+
+    number: int
+    at: float
+    step: FaultStep
+
+
+def plan(scenario: Scenario) -> list[Occurrence]:
+    """All faults of a run, by their beginning. Each ends within `seconds`. ConfigError if none fits."""
+    found: list[tuple[float, FaultStep]] = []
+    for step in scenario.fault:
+        at = step.at
+        while at + step.lasts <= scenario.seconds:
+            found.append((at, step))
+            if not step.every:
+                break
+            at += step.every
+    if scenario.fault and not found:
+        raise ConfigError(f"{scenario.name}: no fault ends within {scenario.seconds:g} s")
+    found.sort(key=lambda one: one[0])
+    return [Occurrence(number, at, step) for number, (at, step) in enumerate(found)]
+
+
+def load_scenario(path: Path) -> Scenario:
+    """ConfigError names the file, the key and what is valid."""
+    content = read_toml(path)
+    try:
+        return Scenario.model_validate(content)
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+        raise ConfigError(f"{path}: {faults}") from None
+
+
+def find_scenario(name: str) -> Scenario:
+    """By name, or by the path of its file. ConfigError if there is none."""
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if not path.exists():
+        known = ", ".join(scenario.name for scenario in all_scenarios())
+        raise ConfigError(f"there is no scenario {name!r}; known are {known}")
+    return load_scenario(path)
+
+
+def all_scenarios() -> list[Scenario]:
+    """Those that come with this package, by name."""
+    return [load_scenario(path) for path in sorted(FOLDER.glob("*.toml"))]

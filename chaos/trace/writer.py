@@ -1,0 +1,123 @@
+"""Writing a trace: one append-only file of JSON lines per writer and incarnation.
+
+Every line has the envelope and the fields of its event (`chaos.trace.schema`). `seq` counts from 0 without a
+hole, `mono` is CLOCK_MONOTONIC in ns (one clock for all processes of one machine).
+A writer that is killed may tear its last line, and nothing else: lines reach the file in whole buffers, in
+order, and the file is never written in another way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from chaos.trace.schema import RAW_DIR, VERSION, Ev, file_name
+
+#: Lines wait for each other until there is so much of them, or somebody calls flush().
+BUFFER_BYTES = 64 << 10
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Nanoseconds."""
+
+    mono_ns: Callable[[], int] = time.monotonic_ns
+    wall_ns: Callable[[], int] = time.time_ns
+
+
+class TraceWriter:
+    """One writer. `src`: "client:p3", "node:n1", "nemesis", "admin", ...; `incarnation`: of its process.
+
+    Raises FileExistsError if this writer and incarnation has a file already. Not for several threads at once.
+    """
+
+    def __init__(
+        self,
+        run_directory: Path,
+        run: str,
+        src: str,
+        incarnation: int = 0,
+        clocks: Clocks | None = None,
+    ) -> None:
+        folder = run_directory / RAW_DIR
+        folder.mkdir(parents=True, exist_ok=True)
+        self.src = src
+        self.path = folder / file_name(src, incarnation)
+        self._clocks = clocks or Clocks()
+        fixed = {"v": VERSION, "run": run, "src": src, "inc": incarnation, "host": socket.gethostname()}
+        # The same in every line, so encoded once.
+        self._head = _encode(fixed)[:-1]
+        self._seq = 0
+        self._last = 0
+        self._buffer: list[str] = []
+        self._buffered = 0
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._file: int | None = os.open(self.path, flags, 0o644)
+        self.write(Ev.META, {"e": "writer_begin", "boot_id": boot_id()})
+
+    @property
+    def lines(self) -> int:
+        """Written so far."""
+        return self._seq
+
+    def now(self) -> int:
+        """Monotonic ns, for `at`."""
+        return self._clocks.mono_ns()
+
+    def write(self, ev: Ev, fields: dict[str, Any], *, at: int | None = None) -> None:
+        """One event. `at`: when it happened (`now()`), if that is not this moment; stamps never fall.
+        `fields` has one at least: every kind of event has."""
+        mono = self._last = max(self._last, self._clocks.mono_ns() if at is None else at)
+        line = (
+            f'{self._head},"seq":{self._seq},"mono":{mono},"wall":{self._clocks.wall_ns()},"ev":"{ev}",'
+            f"{_encode(fields)[1:]}\n"
+        )
+        self._seq += 1
+        self._buffer.append(line)
+        self._buffered += len(line)
+        if self._buffered >= BUFFER_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand everything to the operating system: it survives the death of this process."""
+        if self._buffer:
+            assert self._file is not None, f"{self.path} is closed"
+            data = memoryview("".join(self._buffer).encode())
+            self._buffer.clear()
+            self._buffered = 0
+            while data:
+                data = data[os.write(self._file, data) :]
+
+    def close(self) -> None:
+        """Say that this is the end, and close. Idempotent."""
+        if self._file is not None:
+            self.write(Ev.META, {"e": "trace_end"})
+            self.flush()
+            os.close(self._file)
+            self._file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def boot_id() -> str:
+    """Tells whether monotonic clocks can be compared. A machine that has none is one that never boots."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except FileNotFoundError:
+        return "none"

@@ -1,0 +1,58 @@
+"""What a run says: that all promises were kept, that one was broken, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from chaos.nemesis import Done
+from chaos.quick_check import QuickReport
+from chaos.scenario import Scenario
+from chaos.workloads.tally import Tally
+
+
+class Verdict(StrEnum):
+    VALID = "valid"
+    INVALID = "invalid"
+    VOID = "void"
+
+    @property
+    def exit_code(self) -> int:
+        return {Verdict.VALID: 0, Verdict.INVALID: 1, Verdict.VOID: 2}[self]
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Monotonic ns: the load had warmed up, faults were over and the cluster healthy, the load was over."""
+
+    warm: int
+    healed: int
+    over: int
+
+
+def judge_run(
+    scenario: Scenario, done: Sequence[Done], tally: Tally, phases: Phases, report: QuickReport
+) -> tuple[Verdict, list[str]]:
+    """The verdict, and why it is not `valid`. Broken promises count also when the run is void otherwise."""
+    broken = report.lost + report.duplicated + report.reordered + report.phantom
+    if broken:
+        return Verdict.INVALID, report.examples
+    reasons = [] if report.drained else ["not everything was read in the end"]
+    for one in done:
+        reasons += [f"fault {one.occurrence.number}, {one.name}: {failure}" for failure in one.failures]
+        if one.occurrence.step.unseats_leader and one.new_term <= one.old_term:
+            reasons.append(f"fault {one.occurrence.number}, {one.name}: the leader was not replaced")
+    reasons += _silent(scenario, done, tally, phases)
+    return (Verdict.VOID if reasons else Verdict.VALID), reasons
+
+
+def _silent(scenario: Scenario, done: Sequence[Done], tally: Tally, phases: Phases) -> list[str]:
+    """Parts of the run in which too little was acknowledged."""
+    first = min((one.began for one in done), default=phases.healed)
+    spans = {"before": (0, first), "after": (phases.healed, phases.over)}
+    if done:
+        spans["during"] = (first, phases.healed)
+    found = {name: tally.acknowledged_between(*span) for name, span in spans.items()}
+    least = scenario.min_acknowledged
+    return [f"{n} acknowledged {name} the faults, not {least}" for name, n in found.items() if n < least]

@@ -1,0 +1,1 @@
+"""Loads that know what they were promised."""

@@ -1,0 +1,75 @@
+"""How fast a load goes: as fast as it is answered (closed loop), or at a given rate (open loop)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from random import Random
+from typing import Any
+
+#: Of one client in an open loop. What would be more is counted as shed: the rate was not reached.
+MAX_UNDER_WAY = 256
+_PAUSE_S = (0.02, 0.1)
+
+
+class Pace:
+    """One client's. `at_once`: operations under way (closed loop). `rate`: operations per second (open loop),
+    0: closed."""
+
+    def __init__(self, at_once: int, rate: float, rng: Random) -> None:
+        self._at_once = at_once
+        self._rate = rate
+        self._rng = rng
+        self.shed = 0
+
+    async def run(self, stop: asyncio.Event, make_step: Callable[[], Callable[[], Awaitable[bool]]]) -> None:
+        """Until `stop`; then what is under way is finished. `make_step` gives one worker's step: it does one
+        operation and says whether that worked. A worker whose step failed pauses a moment."""
+        if self._rate:
+            await self._open(stop, make_step)
+        else:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._at_once):
+                    group.create_task(self._closed(stop, make_step()))
+
+    async def _closed(self, stop: asyncio.Event, step: Callable[[], Awaitable[bool]]) -> None:
+        while not stop.is_set():
+            if not await step():
+                await asyncio.sleep(self._rng.uniform(*_PAUSE_S))
+
+    async def _open(
+        self, stop: asyncio.Event, make_step: Callable[[], Callable[[], Awaitable[bool]]]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        free: list[Callable[[], Awaitable[bool]]] = []
+        under_way: set[asyncio.Task[None]] = set()
+
+        async def one(step: Callable[[], Awaitable[bool]]) -> None:
+            await step()
+            free.append(step)
+
+        due = loop.time()
+        while not stop.is_set():
+            # Late by a pause of the machine: what was due meanwhile is sent now, as users would.
+            due += self._rng.expovariate(self._rate)
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            if len(under_way) >= MAX_UNDER_WAY:
+                self.shed += 1
+                continue
+            task = asyncio.create_task(one(free.pop() if free else make_step()))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+        await asyncio.gather(*under_way)
+
+
+async def while_running(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Have `work` done until `stop`; then it is cancelled."""
+    doing, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([doing, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            doing.result()
+    finally:
+        doing.cancel()
+        stopped.cancel()
+        await asyncio.gather(doing, stopped, return_exceptions=True)

@@ -1,0 +1,181 @@
+"""What a node does, told as it happens: for whoever checks afterwards that every rule was kept.
+
+Off unless a NodeServer is given a `NodeTrace`; then the shell is a `TracingShell`, and no other code knows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from dledger.core.messages import Message, VoteResponse
+from dledger.core.values import HardState, Role, VoteResult
+from dledger.errors import DLedgerError
+from dledger.node.async_shell import AsyncShell
+from dledger.node.disk_worker import HardStateReport, Report, StoredReport
+from dledger.node.shell import (
+    AppendOutcome,
+    DiskJob,
+    HardStateJob,
+    PurgeJob,
+    ResetJob,
+    RoleNotice,
+    TruncateJob,
+    WriteJob,
+)
+from dledger.store.batch import Batch
+
+
+class NodeTrace(Protocol):
+    """Called on the node's event loop, in the step that makes the change and before anybody outside can see
+    it. What it raises ends the node. Chains are 8 hex digits, indexes -1 for none."""
+
+    def begin(self, node_id: str, incarnation: int) -> None:
+        """Once, before all events."""
+
+    def event(self, ev: str, e: str, fields: dict[str, Any]) -> None:
+        """(raft, term_vote): term and vote are durable. (raft, vote): this node grants its vote; its own
+        log's end is last_index, last_term. (raft, candidate | leader | follower). (raft, commit): up to lidx.
+        (raft, ack): an append that ends at lidx is about to be answered. (store, recover): once, first.
+        (store, append): entries lidx to last, of one term, go to the disk. (store, flush): durable up to
+        lidx. (store, truncate): entries from lidx on are to go. (store, install | purge): the log begins
+        after lidx."""
+
+
+class TracingShell(AsyncShell):
+    """An AsyncShell that tells a trace of everything that passes it. `trace_to` before `start`."""
+
+    def trace_to(self, trace: NodeTrace, node_id: str) -> None:
+        self._trace = trace
+        self._node_id = node_id
+        self._hard_states: dict[int, HardState] = {}  # submitted, not yet durable
+        self._vote_end = ("", -1, -1, -1)  # candidate, term; end of the log when the vote was given
+        self._told_commit = -1
+        self._told_role: tuple[Role, int] | None = None
+
+    def start(self) -> None:
+        replica, store = self._replica, self._store
+        state = store.hard_state
+        self._told_commit = replica.core.committed_index
+        self._trace.begin(self._node_id, state.incarnation)
+        fields = {
+            "term": state.term,
+            "ended": store.end_index,
+            "committed": replica.core.committed_index,
+            "chain": _hex(store.tail.chain_crc),
+            "wiped": state.rejoining,
+        }
+        if state.voted_for is not None:
+            fields["vote"] = state.voted_for
+        self._trace.event("store", "recover", fields)
+        super().start()
+
+    def send(self, peer: str, message: Message, payload: bytes | None) -> None:
+        if isinstance(message, VoteResponse) and message.result is VoteResult.ACCEPT and not message.pre_vote:
+            self._vote(message.term, peer)
+        super().send(peer, message, payload)
+
+    def submit(self, job: DiskJob) -> None:
+        match job:
+            case WriteJob():
+                self._appended(list(job.batches))
+            case HardStateJob(number, hard_state):
+                self._hard_states[number] = hard_state
+                self._note_end(hard_state)
+            case TruncateJob():
+                self._trace.event("store", "truncate", {"lidx": job.last_index + 1})
+            case ResetJob(base=base):
+                self._trace.event("store", "install", {"lidx": base.index, "chain": _hex(base.chain_crc)})
+            case PurgeJob(base=base):
+                self._trace.event("store", "purge", {"lidx": base.index})
+        super().submit(job)
+
+    def answer_append(self, token: object, outcome: AppendOutcome | DLedgerError) -> None:
+        if isinstance(outcome, AppendOutcome) and outcome.index >= 0:
+            self._note_commit()  # callers are answered before readers hear of it
+            last = outcome.index + outcome.count - 1
+            self._trace.event("raft", "ack", {"term": self._replica.core.term, "lidx": last})
+        super().answer_append(token, outcome)
+
+    def role_changed(self, notice: RoleNotice) -> None:
+        if (notice.role, notice.term) != self._told_role:
+            self._told_role = (notice.role, notice.term)
+            self._role(notice)
+        super().role_changed(notice)
+
+    def committed(self, committed_index: int) -> None:
+        self._note_commit()
+        super().committed(committed_index)
+
+    def _on_report(self, report: Report) -> None:
+        match report:
+            case StoredReport(generation, last_index):
+                if generation == self._replica.core.log.generation:
+                    self._trace.event("store", "flush", {"lidx": last_index})
+            case HardStateReport(number):
+                self._durable(number)
+        super()._on_report(report)
+
+    def _note_commit(self) -> None:
+        core = self._replica.core
+        index = core.committed_index
+        if index > self._told_commit:
+            self._told_commit = index
+            fields = {"term": core.term, "lidx": index, "eterm": core.log.term_at(index)}
+            self._trace.event("raft", "commit", fields)
+
+    def _role(self, notice: RoleNotice) -> None:
+        tail, term = self._replica.log_tail, notice.term
+        match notice.role:
+            case Role.LEADER:
+                fields = {"term": term, "ended": tail.index, "chain": _hex(tail.chain_crc)}
+                self._trace.event("raft", "leader", {**fields, "role_epoch": notice.role_epoch})
+            case Role.CANDIDATE:
+                fields = {"term": term, "last_index": tail.index, "last_term": tail.term}
+                self._trace.event("raft", "candidate", fields)
+            case Role.FOLLOWER:
+                fields = {"term": term, "role_epoch": notice.role_epoch}
+                self._trace.event("raft", "follower", fields)
+
+    def _durable(self, number: int) -> None:
+        """Also what was submitted before it: it was replaced on the disk."""
+        state = self._hard_states[number]
+        for older in [n for n in self._hard_states if n <= number]:
+            del self._hard_states[older]
+        vote = {} if state.voted_for is None else {"vote": state.voted_for}
+        self._trace.event("raft", "term_vote", {"term": state.term, **vote})
+        if state.voted_for == self._node_id:
+            self._vote(state.term, self._node_id)
+
+    def _note_end(self, state: HardState) -> None:
+        """By the time a vote is durable, and told, the log may have grown."""
+        given = (state.voted_for or "", state.term)
+        if given != self._vote_end[:2]:
+            log = self._replica.core.log
+            self._vote_end = (*given, log.end_index, log.end_term)
+
+    def _vote(self, term: int, candidate: str) -> None:
+        fields: dict[str, Any] = {"term": term, "candidate": candidate}
+        if (candidate, term) == self._vote_end[:2]:
+            fields |= {"last_index": self._vote_end[2], "last_term": self._vote_end[3]}
+        self._trace.event("raft", "vote", fields)
+
+    def _appended(self, batches: list[Batch]) -> None:
+        """Batches that follow each other in one term are one range."""
+        first = batches[0]
+        for batch, after in zip(batches, [*batches[1:], None], strict=True):
+            if after is None or after.term != batch.term:
+                self._trace.event(
+                    "store",
+                    "append",
+                    {
+                        "lidx": first.first_index,
+                        "last": batch.last_index,
+                        "eterm": batch.term,
+                        "chain": _hex(batch.chain_crc),
+                    },
+                )
+                first = after or batch
+
+
+def _hex(chain_crc: int) -> str:
+    return f"{chain_crc:08x}"

@@ -1,0 +1,157 @@
+"""A real cluster that is really hurt: each fault happened when it says so, and only then."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from chaos.cluster import ChaosCluster
+from chaos.faults import Kill, Network, Stop, Terminate
+from chaos.topology import isolate
+from chaos.trouble import Trouble
+from dledger.client import AsyncClient
+from tests.node.local import until
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("chaos-cluster")]
+
+FAST = {"timing": {"heartbeat_ms": 50, "election_min_ms": 300, "election_max_ms": 600}}
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[ChaosCluster]:
+    async with await ChaosCluster.create(tmp_path, rng=Random(1), settings=FAST) as running:
+        yield running
+
+
+async def append(cluster: ChaosCluster, body: bytes) -> int:
+    async with AsyncClient(cluster.addresses, timeout=20, session=False) as client:
+        return (await client.append(body)).index
+
+
+async def test_nodes_talk_over_links_and_clients_past_them(cluster: ChaosCluster) -> None:
+    leader = (await cluster.wait_healthy()).node_id
+    before = {n: cluster.links.counters((leader, n)).passed_bytes for n in cluster.node_ids if n != leader}
+    await append(cluster, b"x" * 100_000)
+    await cluster.wait_healthy()
+    for node, passed in before.items():
+        assert cluster.links.counters((leader, node)).passed_bytes >= passed + 100_000
+    assert cluster.links.counters((leader, "n1" if leader != "n1" else "n2")).passed_bytes < 300_000
+
+
+async def test_a_killed_leader_is_replaced_and_comes_back(cluster: ChaosCluster) -> None:
+    leader = await cluster.wait_healthy()
+    fault = Kill(cluster, [leader.node_id])
+    begun = await fault.begin()
+    assert begun.happened and begun.facts[f"pid.{leader.node_id}"]
+    after = await cluster.wait_leadership(after_term=leader.term)
+    assert after.node_id != leader.node_id
+    assert await append(cluster, b"after") > 0
+    assert (await fault.end()).happened
+    await cluster.wait_healthy()
+
+
+async def test_killing_what_is_dead_did_not_happen(cluster: ChaosCluster) -> None:
+    await Kill(cluster, ["n1"]).begin()
+    assert not (await Kill(cluster, ["n1"]).begin()).happened
+    assert not (await Stop(cluster, ["n1"]).begin()).happened
+    assert not (await Terminate(cluster, ["n1"]).begin()).happened
+
+
+async def test_a_wiped_node_rejoins(cluster: ChaosCluster) -> None:
+    await append(cluster, b"before")
+    leader = (await cluster.wait_healthy()).node_id
+    victim = next(node for node in cluster.node_ids if node != leader)
+    fault = Kill(cluster, [victim], wipe=True)
+    assert (await fault.begin()).happened
+    assert (cluster.local.folder(victim) / "lost-1" / "store").exists()
+    assert not cluster.local.store_directory(victim).exists()
+    assert (await fault.end()).happened
+    await cluster.wait_healthy()
+
+
+async def test_a_stopped_node_is_stopped_until_the_end(cluster: ChaosCluster) -> None:
+    leader = await cluster.wait_healthy()
+    fault = Stop(cluster, [leader.node_id])
+    assert (await fault.begin()).happened
+    assert (await cluster.wait_leadership(after_term=leader.term)).node_id != leader.node_id
+    assert (await fault.end()).happened
+    await cluster.wait_healthy()
+
+
+async def test_an_isolated_leader_is_replaced_while_it_runs(cluster: ChaosCluster) -> None:
+    leader = await cluster.wait_healthy()
+    pairs = isolate(cluster.node_ids, [leader.node_id])
+    fault = Network(cluster, "isolate", [leader.node_id], pairs, Trouble(cut=True))
+    assert (await fault.begin()).happened
+    after = await cluster.wait_leadership(after_term=leader.term)
+    assert after.node_id != leader.node_id
+    assert await append(cluster, b"in the majority") > 0
+    assert (await fault.end()).happened
+    await cluster.wait_healthy()
+
+
+async def test_a_rolling_restart_goes_on_while_one_node_is_down(cluster: ChaosCluster) -> None:
+    fault = Terminate(cluster, cluster.node_ids)
+    assert (await fault.begin()).happened
+    assert await append(cluster, b"two of three") > 0
+    assert (await fault.end()).happened
+    await cluster.wait_healthy()
+
+
+async def test_all_nodes_at_once(cluster: ChaosCluster) -> None:
+    index = await append(cluster, b"kept")
+    fault = Kill(cluster, cluster.node_ids)
+    assert (await fault.begin()).happened
+    assert await cluster.leadership() is None
+    assert (await fault.end()).happened
+    await cluster.wait_healthy()
+    async with AsyncClient(cluster.addresses) as client:
+        bodies = [entry.body async for entry in client.read(index, 1)]
+    assert bodies == [b"kept"]
+
+
+async def test_brokers_find_each_other_and_the_name_server_over_links(tmp_path: Path) -> None:
+    async with await ChaosCluster.create(tmp_path, kind="broker", rng=Random(1), settings=FAST) as cluster:
+        assert cluster.namesrv
+        leader = (await cluster.wait_healthy()).node_id
+        await until(lambda: cluster.links.counters((leader, "namesrv")).passed_bytes > 0)
+
+
+PROGRAM = """
+import asyncio, sys
+from pathlib import Path
+from random import Random
+from chaos.cluster import ChaosCluster
+
+async def main():
+    async with await ChaosCluster.create(Path(sys.argv[1]), nodes=1, rng=Random(1)) as cluster:
+        print(cluster.local.process("n1").pid, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_is_left_when_the_harness_ends(tmp_path: Path, number: signal.Signals) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+    ) as harness:
+        assert harness.stdout is not None
+        pid = int(harness.stdout.readline())
+        node = os.pidfd_open(pid)
+        harness.send_signal(number)
+    try:
+        assert select.select([node], [], [], 20)[0], "the node is gone"
+    finally:
+        os.close(node)

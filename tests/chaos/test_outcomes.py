@@ -1,0 +1,60 @@
+"""fail is said only of what certainly did not happen."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker_adapter import errors as broker
+from chaos.outcomes import BROKER_FAILS, LOG_FAILS, READ_ONLY, judge
+from chaos.trace.schema import SENDS, OpType
+from dledger import errors as log
+
+
+@pytest.mark.parametrize("code", [code for code in log.Code if code is not log.Code.SUCCESS])
+def test_each_code_of_the_log(code: log.Code) -> None:
+    error = log.error_for(int(code), "x")
+    verdict = judge(error, "append")
+    assert verdict.code == f"{int(code)} {code.name}"
+    if verdict.outcome is OpType.FAIL:
+        assert isinstance(error, log.Refused | log.InvalidRequest | log.ConfigError)
+    if isinstance(error, log.Indeterminate | log.StorageError):
+        assert verdict.outcome is OpType.INFO
+
+
+@pytest.mark.parametrize("status", list(broker.Status))
+def test_each_status_of_the_broker(status: broker.Status) -> None:
+    error = broker.error_for(status, "x")
+    verdict = judge(error, "send")
+    assert verdict.code == f"{int(status)} {status.name}"
+    if verdict.outcome is OpType.FAIL:
+        assert isinstance(error, broker.PutRefused | broker.TopicRefused | broker.IllegalMessage)
+    if isinstance(error, broker.PutIndeterminate | broker.StoredDataDamaged):
+        assert verdict.outcome is OpType.INFO
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TimeoutError(),
+        asyncio.CancelledError(),
+        ConnectionResetError("gone"),
+        RuntimeError("?"),
+        log.Indeterminate("x", code=log.Code.EXPIRED_TERM),
+        log.error_for(99999, "of a newer version"),
+    ],
+)
+def test_what_nobody_knows_is_info(error: BaseException) -> None:
+    assert judge(error, "append").outcome is OpType.INFO
+
+
+def test_a_read_that_fails_has_changed_nothing() -> None:
+    assert judge(TimeoutError(), "get").outcome is OpType.FAIL
+    assert not READ_ONLY & {*SENDS, "commit_off", "subscribe", "txn_commit"}
+
+
+def test_what_is_common_on_bad_days_is_told_apart() -> None:
+    assert log.Code.NOT_LEADER in LOG_FAILS and log.Code.WAIT_QUORUM_ACK_TIMEOUT not in LOG_FAILS
+    assert log.Code.TERM_CHANGED not in LOG_FAILS and log.Code.NETWORK_ERROR not in LOG_FAILS
+    assert broker.Status.NOT_MASTER in BROKER_FAILS and broker.Status.OUTCOME_UNKNOWN not in BROKER_FAILS

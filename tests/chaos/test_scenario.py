@@ -1,0 +1,60 @@
+"""Scenario files: those that come along are good, and wrong ones are refused with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chaos.scenario import FOLDER, FaultStep, Scenario, all_scenarios, find_scenario, load_scenario, plan
+from dledger.errors import ConfigError
+
+
+@pytest.mark.parametrize("scenario", all_scenarios(), ids=lambda scenario: scenario.name)
+def test_each_scenario_is_named_as_its_file_and_has_a_plan(scenario: Scenario) -> None:
+    assert (FOLDER / f"{scenario.name}.toml").exists()
+    assert bool(plan(scenario)) == bool(scenario.fault)
+    used = {step.kind for step in scenario.fault}
+    assert scenario.nodes >= 5 or not used & {"ring", "halves", "bridge"}, "with three nodes they are nothing"
+
+
+def test_a_repeated_fault_is_planned_as_often_as_it_ends_in_time() -> None:
+    step = FaultStep(kind="kill", at=1, lasts=2, every=4)
+    scenario = Scenario(name="x", title="x", seconds=11, fault=(step, FaultStep(kind="stop", at=2, lasts=1)))
+    found = [(one.number, one.at, one.step.kind) for one in plan(scenario)]
+    assert found == [(0, 1, "kill"), (1, 2, "stop"), (2, 5, "kill"), (3, 9, "kill")]
+
+
+def test_a_plan_without_any_fault_that_fits_is_refused() -> None:
+    scenario = Scenario(name="x", title="x", seconds=3, fault=(FaultStep(kind="kill", at=2, lasts=2),))
+    with pytest.raises(ConfigError, match="no fault ends within 3 s"):
+        plan(scenario)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('nam = "x"\ntitle = "x"', "nam: Extra inputs"),
+        ('name = "x"\ntitle = "x"\n[[fault]]\nkind = "flood"', r"fault\.0\.kind"),
+        ('name = "x"\ntitle = "x"\n[[fault]]\nkind = "kill"\nlasts = 3\nevery = 2', "ends before it begins"),
+        ('name = "x"\ntitle = "x"\n[[fault]]\nkind = "wipe"\ntarget = "majority"', "one node at a time"),
+        ('name = "x"\ntitle = "x"\n[load]\nclients = 0', r"load\.clients"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load_scenario(path)
+
+
+def test_a_scenario_that_does_not_exist_is_answered_with_those_that_do() -> None:
+    with pytest.raises(ConfigError, match=r"'leader-kil'.*leader-kill"):
+        find_scenario("leader-kil")
+
+
+def test_who_has_to_be_replaced() -> None:
+    assert FaultStep(kind="kill", target="leader").unseats_leader
+    assert FaultStep(kind="wipe", target="leader").unseats_leader
+    assert not FaultStep(kind="kill", target="follower").unseats_leader
+    assert not FaultStep(kind="delay", target="leader").unseats_leader

@@ -1,0 +1,90 @@
+"""When a run is valid, when a promise is broken, and when it says nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos.nemesis import Done
+from chaos.quick_check import QuickReport
+from chaos.scenario import FaultStep, Occurrence, Scenario
+from chaos.trace.schema import OpType
+from chaos.verdict import Phases, Verdict, judge_run
+from chaos.workloads.tally import Tally
+
+SECOND = 1_000_000_000
+PHASES = Phases(warm=1 * SECOND, healed=7 * SECOND, over=9 * SECOND)
+STEP = FaultStep(kind="kill", target="leader")
+SCENARIO = Scenario(name="x", title="x", fault=(STEP,), min_acknowledged=2)
+
+
+def fault(**changes: object) -> Done:
+    done = Done(Occurrence(0, 2.0, STEP), began=3 * SECOND, targets=["n1"], ended=5 * SECOND)
+    done.old_term, done.new_term = 1, 2
+    for name, value in changes.items():
+        setattr(done, name, value)
+    return done
+
+
+def load(*, without: int = -1) -> Tally:
+    """Two messages acknowledged in each second from 1 to 8, but in this one."""
+    tally = Tally()
+    for second in range(1, 9):
+        if second != without:
+            tally.ok(second * SECOND, second * SECOND + SECOND // 2, 2)
+    return tally
+
+
+def good(**changes: int) -> QuickReport:
+    report = QuickReport(acknowledged=16, drained=True)
+    for name, value in changes.items():
+        setattr(report, name, value)
+    return report
+
+
+def test_a_good_run() -> None:
+    assert judge_run(SCENARIO, [fault()], load(), PHASES, good()) == (Verdict.VALID, [])
+
+
+@pytest.mark.parametrize("kind", ["lost", "duplicated", "reordered", "phantom"])
+def test_a_broken_promise_counts_whatever_else_went_wrong(kind: str) -> None:
+    report = good()
+    report.note(kind, "message 7")
+    broken = fault(failures=["did not happen"])
+    verdict, reasons = judge_run(SCENARIO, [broken], Tally(), PHASES, report)
+    assert verdict is Verdict.INVALID and reasons == [f"{kind}: message 7"]
+    assert verdict.exit_code == 1
+
+
+def test_a_fault_that_did_not_happen_makes_it_void() -> None:
+    verdict, reasons = judge_run(
+        SCENARIO, [fault(failures=["did not begin: pid.n1=0"])], load(), PHASES, good()
+    )
+    assert verdict is Verdict.VOID and "did not begin" in reasons[0] and verdict.exit_code == 2
+
+
+def test_a_leader_that_stayed_makes_it_void() -> None:
+    verdict, reasons = judge_run(SCENARIO, [fault(new_term=-1)], load(), PHASES, good())
+    assert verdict is Verdict.VOID and "was not replaced" in reasons[0]
+
+
+def test_an_incomplete_drain_makes_it_void() -> None:
+    report = good()
+    report.drained = False
+    assert judge_run(SCENARIO, [fault()], load(), PHASES, report)[0] is Verdict.VOID
+
+
+@pytest.mark.parametrize(("tally", "part"), [(Tally(), "before"), (Tally(), "during"), (Tally(), "after")])
+def test_silence_makes_it_void(tally: Tally, part: str) -> None:
+    verdict, reasons = judge_run(SCENARIO, [fault()], tally, PHASES, good())
+    assert verdict is Verdict.VOID
+    assert f"0 acknowledged {part} the faults, not 2" in reasons
+
+
+def test_silences_and_quantiles_of_a_load() -> None:
+    tally = load(without=4)
+    assert tally.acknowledged == 14 and tally.acknowledged_between(2 * SECOND, 3 * SECOND) == 2
+    longest = tally.longest_silence
+    assert longest is not None and longest.until - longest.since == 2 * SECOND
+    assert tally.latency_ms(0.5) == 500
+    tally.not_ok(OpType.INFO, "TIMEOUT", 3)
+    assert tally.outcomes[OpType.INFO] == 3 and tally.errors["TIMEOUT"] == 1

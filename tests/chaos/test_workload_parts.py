@@ -1,0 +1,96 @@
+"""Messages that can be recognised, and loads that keep their pace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from chaos.workloads.messages import UNREADABLE, Bodies, digest, lines_of, number_of
+from chaos.workloads.pacing import MAX_UNDER_WAY, Pace, while_running
+from tests.node.local import until
+
+Step = Callable[[], Awaitable[bool]]
+
+
+def test_a_message_is_recognised_by_its_number() -> None:
+    bodies = Bodies(Random(1), 50)
+    for mid in (0, 7, (1 << 45) + 3):
+        assert number_of(bodies.make(mid)) == mid
+    assert [number_of(body) for body in (b"", b"7", b"x 7", b"-1 x", b"9" * 30 + b" x")] == [UNREADABLE] * 5
+
+
+def test_lines_of_a_file_are_sent_in_turn(tmp_path: Path) -> None:
+    path = tmp_path / "input"
+    path.write_bytes(b"one\ntwo\n")
+    bodies = Bodies(Random(1), 50, lines_of(path))
+    assert [bodies.make(mid) for mid in (1, 2, 3)] == [b"1 one", b"2 two", b"3 one"]
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="no lines"):
+        lines_of(path)
+
+
+def test_equal_seeds_make_equal_messages() -> None:
+    one, other = Bodies(Random(5), 50), Bodies(Random(5), 50)
+    assert [one.make(n) for n in range(20)] == [other.make(n) for n in range(20)]
+    assert digest(b"x") != digest(b"y") and len(digest(b"x")) == 16
+
+
+class Slow:
+    """Steps that do not end before they may."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+        self.under_way = self.most = self.done = 0
+
+    def worker(self) -> Step:
+        async def step() -> bool:
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            await self.may_end.wait()
+            self.under_way -= 1
+            self.done += 1
+            return True
+
+        return step
+
+
+async def test_a_closed_loop_has_so_many_under_way_and_finishes_them() -> None:
+    stop, slow = asyncio.Event(), Slow()
+    running = asyncio.create_task(Pace(3, 0, Random(1)).run(stop, slow.worker))
+    await until(lambda: slow.under_way == 3)
+    stop.set()
+    slow.may_end.set()
+    await running
+    assert slow.most == slow.done == 3 and slow.under_way == 0
+
+
+async def test_an_open_loop_goes_on_without_answers_up_to_its_limit() -> None:
+    stop, slow = asyncio.Event(), Slow()
+    pace = Pace(1, 100_000, Random(1))
+    running = asyncio.create_task(pace.run(stop, slow.worker))
+    await until(lambda: pace.shed > 0)
+    assert slow.under_way == MAX_UNDER_WAY
+    stop.set()
+    slow.may_end.set()
+    await running
+    assert slow.under_way == 0
+
+
+async def test_work_ends_with_the_stop_or_with_its_error() -> None:
+    stop = asyncio.Event()
+
+    async def for_ever() -> None:
+        await asyncio.Event().wait()
+
+    async def broken() -> None:
+        raise ValueError("broken")
+
+    running = asyncio.create_task(while_running(stop, for_ever()))
+    stop.set()
+    await running
+    with pytest.raises(ValueError, match="broken"):
+        await while_running(asyncio.Event(), broken())

@@ -1,0 +1,102 @@
+"""What a node tells its trace, and in which order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dledger.client import AsyncClient
+from dledger.node.async_shell import AsyncShell
+from dledger.node.config import parse_config
+from dledger.node.server import NodeServer
+from dledger.node.tracing import NodeTrace, TracingShell
+from dledger.store.identity import Identity, init_directory
+from tests.node.local import CLUSTER, GROUP, until
+from tests.process.cluster import free_ports
+
+
+class Recorder:
+    """Implements NodeTrace."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, int]] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def begin(self, node_id: str, incarnation: int) -> None:
+        assert not self.events
+        self.begun.append((node_id, incarnation))
+
+    def event(self, ev: str, e: str, fields: dict[str, Any]) -> None:
+        self.events.append((f"{ev}.{e}", fields))
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        return [fields for found, fields in self.events if found == name]
+
+
+def make_node(folder: Path, trace: NodeTrace | None) -> NodeServer:
+    directory = folder / "n1"
+    if not directory.exists():
+        init_directory(directory, Identity(CLUSTER, GROUP, "n1", data_file_size=4 << 20))
+    content = {
+        "directory": str(directory),
+        "node_id": "n1",
+        "cluster_id": CLUSTER,
+        "group": GROUP,
+        "members": {"n1": f"127.0.0.1:{free_ports(1)[0]}"},
+        "timing": {"heartbeat_ms": 40, "election_min_ms": 200, "election_max_ms": 400},
+    }
+    return NodeServer(parse_config(content), trace=trace)
+
+
+async def run(folder: Path, trace: Recorder, bodies: int) -> None:
+    node = make_node(folder, trace)
+    await node.start()
+    try:
+        assert isinstance(node._shell, TracingShell)
+        await until(lambda: node.node_status().is_leader)
+        async with AsyncClient([node.address], group=GROUP, session=False) as client:
+            for _ in range(bodies):
+                await client.append(b"x")
+    finally:
+        await node.stop()
+
+
+async def test_a_node_tells_of_its_election_and_of_each_append_in_order(tmp_path: Path) -> None:
+    trace = Recorder()
+    await run(tmp_path, trace, 3)
+    names = [name for name, _ in trace.events]
+    assert [node for node, _ in trace.begun] == ["n1"]
+    assert names[0] == "store.recover" and trace.events[0][1]["ended"] == -1
+    # Alone it wins at once; but nothing is acknowledged before the vote is durable.
+    assert names.index("raft.term_vote") < names.index("raft.vote") < names.index("raft.ack")
+    assert names.index("raft.candidate") < names.index("raft.leader")
+    (vote,) = trace.of("raft.vote")
+    assert vote["candidate"] == "n1" and vote["last_index"] == -1
+    assert [ack["lidx"] for ack in trace.of("raft.ack")] == [1, 2, 3], "behind the no-op"
+    for ack in trace.of("raft.ack"):
+        at = trace.events.index(("raft.ack", ack))
+        before = trace.events[:at]
+        assert any(name == "raft.commit" and fields["lidx"] >= ack["lidx"] for name, fields in before)
+        assert any(name == "store.flush" and fields["lidx"] >= ack["lidx"] for name, fields in before)
+    ranges = [(append["lidx"], append["last"]) for append in trace.of("store.append")]
+    assert [n for first, last in ranges for n in range(first, last + 1)] == [0, 1, 2, 3]
+
+
+async def test_a_restarted_node_tells_what_it_found(tmp_path: Path) -> None:
+    first, second = Recorder(), Recorder()
+    await run(tmp_path, first, 2)
+    await run(tmp_path, second, 0)
+    assert second.begun[0][1] > first.begun[0][1]
+    (found,) = second.of("store.recover")
+    assert found["ended"] == first.of("store.flush")[-1]["lidx"] == 2
+    assert found["chain"] == first.of("store.append")[-1]["chain"]
+    assert found["vote"] == "n1" and found["term"] == first.of("raft.leader")[0]["term"]
+
+
+async def test_without_a_trace_nothing_stands_between(tmp_path: Path) -> None:
+    node = make_node(tmp_path, None)
+    await node.start()
+    try:
+        assert type(node._shell) is AsyncShell
+    finally:
+        await node.stop()
