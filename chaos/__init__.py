@@ -1,0 +1,1 @@
+"""Real faults on real processes, under load, and a trace of everything that happened."""

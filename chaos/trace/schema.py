@@ -1,0 +1,261 @@
+"""The trace of a run: which lines there are, and which fields each has. Pure; no dependencies.
+
+A trace is a directory `<run>/raw/` with one JSONL file per writer and incarnation (`file_name`). Each line
+is one flat JSON object: the envelope (`ENVELOPE`) and the fields of its event (`EVENTS`). Values are 64-bit
+integers, strings or booleans, never floats, lists or nested objects; a field that has no value is left out.
+The Nth line of a file has seq N - 1, so (src, inc, seq) names file and line.
+
+Conventions, on which the checks rely:
+
+- `mono` is CLOCK_MONOTONIC in ns. An invoke is stamped and written before the request is sent, a completion
+  after the answer is there: intervals only grow. `wall` (ns) is for people.
+- An operation is `fail` only if it certainly did not happen. Default: `info`.
+- A process (`proc`) has one operation at a time and is never used again after an `info`.
+- `mid` is given by the harness and unique in a run. A retry inside one operation is recorded in
+  `retry_no` of a further `item` or in the completion; it makes the whole operation `info` if any try was.
+- Events of nodes are written in the critical section that makes the change; what is evidence of a promise
+  (vote, ack, flush) reaches the file before the effect is visible outside.
+- A log is named `ledger:<ledger>` (positions: `lidx`) or `q:<topic>/<q>` (positions: `qoff`). Operations on a
+  queue say `ledger` as well, so that their `lidx` can be compared.
+- `epoch` of a consumer grows at every assignment, seek and reset of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+VERSION = 1
+INT_MIN, INT_MAX = -(2**63), 2**63 - 1
+RAW_DIR = "raw"
+SUFFIX = ".jsonl"
+
+
+class Ev(StrEnum):
+    """The kinds of line."""
+
+    OP = "op"
+    #: One message of a batch, written before the invoke of its operation.
+    ITEM = "item"
+    #: One entry or message that an operation handed to a client.
+    DLV = "dlv"
+    #: What a consumer made of a delivered message.
+    DONE = "done"
+    #: A consumer joins, is assigned queues, seeks, crashes.
+    MEMBER = "member"
+    RAFT = "raft"
+    STORE = "store"
+    ROLE = "role"
+    FAULT = "fault"
+    META = "meta"
+    #: One entry of a node's ledger, read from its files after the run.
+    DUMP = "dump"
+    #: One unit of a node's ConsumeQueue, read from its files after the run.
+    CQ = "cq"
+
+
+class OpType(StrEnum):
+    INVOKE = "invoke"
+    OK = "ok"
+    FAIL = "fail"
+    INFO = "info"
+
+
+class Kind(StrEnum):
+    INT = "int"
+    STR = "str"
+    BOOL = "bool"
+
+
+def _words(*lines: str) -> tuple[str, ...]:
+    return tuple(" ".join(lines).split())
+
+
+_INT = _words(
+    # Envelope.
+    "v inc seq mono wall "
+    # Operations and messages. attempt: 0 for the first delivery. retry_no: 0 for the first try.
+    "op i count mid delay_ms retry_no attempt epoch q qoff lidx from_off next_off max_off "
+    "min_off off "
+    # Nodes. last: last index of a range that begins at lidx. ended: last index present (-1: none).
+    "term eterm last ended committed reput target barrier last_index last_term cand_last_index "
+    "cand_last_term role_epoch size tag_hash "
+    # Faults and the run.
+    "fault seed nodes planned_faults max_attempts clock_bound_ns"
+)
+_STR = _words(
+    "run src host ev e type proc f "
+    "topic ledger digest key tag filter group consumer mode code error node broker "
+    "vote candidate chain targets params evidence aim git config flush_mode boot_id member text"
+)
+_BOOL = _words("end_claim stale from_start effective internal is_committed wiped")
+
+#: Every field, and the type of its values. One name has one type wherever it stands.
+FIELDS: dict[str, Kind] = {
+    **dict.fromkeys(_INT, Kind.INT),
+    **dict.fromkeys(_STR, Kind.STR),
+    **dict.fromkeys(_BOOL, Kind.BOOL),
+}
+#: In every line.
+ENVELOPE = ("v", "run", "src", "inc", "seq", "host", "mono", "wall", "ev")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """The fields of one kind of line besides the envelope."""
+
+    required: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
+
+def _event(required: str, optional: str = "") -> Event:
+    return Event(tuple(required.split()), tuple(optional.split()))
+
+
+#: Operations. `send`, `append`: one message each; `send_batch`: its messages are `item` lines, answered with
+#: the first position. `get`, `pull`, `drain`: reads (drain: those of the final phase). `max_off`, `min_off`:
+#: the ends of a log. `commit_off` stores a consumer offset (`off`), `fetch_off` answers it. `lookup` finds by
+#: key. `route` asks a NameServer; its completion has the master's term.
+SENDS = ("send", "append", "send_batch")
+READS = ("get", "pull", "drain")
+OPERATIONS = (
+    *SENDS,
+    *READS,
+    *("max_off", "min_off", "commit_off", "fetch_off", "lookup", "route", "subscribe", "assign", "seek"),
+    *("txn_begin", "txn_commit", "txn_rollback", "admin"),
+)
+
+_COMPLETION = (
+    "node term code lidx qoff count next_off max_off min_off off end_claim error retry_no ledger topic q"
+)
+
+#: (ev, what) -> its fields. `what` is the value of `type` for operations, of `e` for everything else that has
+#: several events, and "" for kinds that have one.
+EVENTS: dict[tuple[Ev, str], Event] = {
+    (Ev.OP, OpType.INVOKE): _event(
+        "op proc f type",
+        "ledger topic q mid digest key tag delay_ms retry_no count from_off off stale filter group "
+        "consumer epoch node broker",
+    ),
+    (Ev.OP, OpType.OK): _event("op proc f type", _COMPLETION),
+    (Ev.OP, OpType.FAIL): _event("op proc f type", _COMPLETION),
+    (Ev.OP, OpType.INFO): _event("op proc f type", _COMPLETION),
+    (Ev.ITEM, ""): _event("op i mid digest", "ledger topic q key tag delay_ms retry_no"),
+    # From a queue: topic, q, qoff (and lidx, ledger if known). From a ledger: ledger, lidx.
+    (Ev.DLV, ""): _event(
+        "op i mid digest", "group consumer epoch ledger topic q qoff lidx attempt key tag filter eterm"
+    ),
+    # code: ok (processed), retry (to be delivered again), dlq (given up).
+    (Ev.DONE, ""): _event("mid code", "op group consumer epoch topic q qoff ledger lidx attempt"),
+    # join says what the group consumes and how: mode concurrent or orderly; filter: tags as a||b, * or none.
+    (Ev.MEMBER, "join"): _event("e group consumer topic", "mode filter from_start epoch"),
+    (Ev.MEMBER, "assign"): _event("e group consumer epoch topic q", "off"),
+    (Ev.MEMBER, "seek"): _event("e group consumer epoch topic q off"),
+    (Ev.MEMBER, "reset"): _event("e group topic q off", "consumer epoch"),
+    (Ev.MEMBER, "revoke"): _event("e group consumer epoch", "topic q"),
+    (Ev.MEMBER, "leave"): _event("e group consumer", "epoch"),
+    (Ev.MEMBER, "crash"): _event("e group consumer", "epoch"),
+    # Raft. term is the node's current term. term_vote: both became durable.
+    (Ev.RAFT, "term_vote"): _event("e node term", "vote"),
+    (Ev.RAFT, "candidate"): _event("e node term", "last_index last_term"),
+    (Ev.RAFT, "leader"): _event("e node term ended", "chain role_epoch"),
+    (Ev.RAFT, "follower"): _event("e node term", "role_epoch"),
+    # The voter (node) grants its vote; a candidate's vote for itself is an event too.
+    (Ev.RAFT, "vote"): _event("e node term candidate", "last_index last_term cand_last_index cand_last_term"),
+    # committed_index became lidx, the end of a batch; eterm and chain are those of that entry.
+    (Ev.RAFT, "commit"): _event("e node term lidx", "ledger eterm chain"),
+    (Ev.RAFT, "apply"): _event("e node lidx last", "ledger chain"),
+    # A server takes a request, and lets its success answer go. lidx of an ack: the last index that it
+    # answers.
+    (Ev.RAFT, "accept"): _event("e node term", "op mid"),
+    (Ev.RAFT, "ack"): _event("e node term lidx", "op mid ledger"),
+    # Store. append: entries lidx..last of one term were written; chain is that of the last. flush: durable up
+    # to lidx.
+    (Ev.STORE, "append"): _event("e node lidx last eterm", "ledger chain"),
+    (Ev.STORE, "truncate"): _event("e node lidx", "ledger"),
+    (Ev.STORE, "flush"): _event("e node lidx", "ledger"),
+    (Ev.STORE, "recover"): _event("e node term ended committed", "vote chain wiped ledger"),
+    (Ev.STORE, "install"): _event("e node lidx", "chain ledger"),
+    (Ev.STORE, "purge"): _event("e node lidx", "ledger"),
+    # ConsumeQueues of this node are built up to the end of entry lidx.
+    (Ev.STORE, "reput"): _event("e node lidx", "ledger"),
+    # Broker role. barrier: index of the no-op of this leadership. reput, target: indexes.
+    (Ev.ROLE, "elected"): _event("e node term", "ended barrier role_epoch"),
+    (Ev.ROLE, "role_wait"): _event("e node term", "committed reput target barrier text"),
+    (Ev.ROLE, "master_ready"): _event("e node term committed reput target barrier", "ended role_epoch"),
+    (Ev.ROLE, "demoted"): _event("e node term", "role_epoch"),
+    # effective: proof that it happened, in `evidence`. targets: names of nodes with commas between.
+    (Ev.FAULT, "begin"): _event("e fault f targets", "effective evidence params aim"),
+    (Ev.FAULT, "end"): _event("e fault f", "effective evidence targets"),
+    # aim: "leader" if the plan wants changes of the leader. planned_faults: how many `begin` there must be.
+    (Ev.META, "run_begin"): _event(
+        "e nodes seed planned_faults", "git config flush_mode aim max_attempts clock_bound_ns text"
+    ),
+    # One line per writer that there must be.
+    (Ev.META, "expect"): _event("e member"),
+    # The first line of a writer's file.
+    (Ev.META, "writer_begin"): _event("e boot_id"),
+    (Ev.META, "healed"): _event("e"),
+    (Ev.META, "drain_begin"): _event("e"),
+    # The last position of a log that the final reads must reach: off (-1: empty).
+    (Ev.META, "drain_target"): _event("e off", "ledger topic q"),
+    (Ev.META, "drain_end"): _event("e"),
+    # A line in a node's log that should not be there: panic, assertion, unhandled exception.
+    (Ev.META, "log_error"): _event("e node text"),
+    # The last line of a writer's file that ended in peace.
+    (Ev.META, "trace_end"): _event("e"),
+    # internal: no message of a client (no-op, session, metadata); it has no mid.
+    (Ev.DUMP, ""): _event("node lidx eterm", "ledger mid digest chain internal is_committed topic q qoff"),
+    (Ev.CQ, ""): _event("node topic q qoff lidx", "size tag_hash"),
+}
+
+
+def what(event: Mapping[str, object]) -> str:
+    """The second part of an event's key in `EVENTS`."""
+    name = event.get("type") if event.get("ev") == Ev.OP else event.get("e", "")
+    return name if isinstance(name, str) else ""
+
+
+def file_name(src: str, inc: int) -> str:
+    """The file of one writer and incarnation, in `<run>/raw/`. `src` is like node:n1, client:p3, nemesis."""
+    return f"{src.replace(':', '-').replace('/', '_')}.{inc}{SUFFIX}"
+
+
+def log_name(event: Mapping[str, object]) -> str | None:
+    """The log that an operation or message is about; None if it is about no single one."""
+    if "topic" in event and "q" in event:
+        return f"q:{event['topic']}/{event['q']}"
+    return f"ledger:{event['ledger']}" if "ledger" in event else None
+
+
+def problems(event: Mapping[str, object]) -> list[str]:
+    """What is wrong with a line, in words; empty if nothing is. For tests of writers, not for hot paths."""
+    found = [f"no {name}" for name in ENVELOPE if name not in event]
+    if event.get("v") != VERSION:
+        found.append(f"schema version {event.get('v')!r} is not {VERSION}")
+    if event.get("ev") not in list(Ev):
+        return [*found, f"unknown ev {event.get('ev')!r}"]
+    key = (Ev(str(event["ev"])), what(event))
+    if key not in EVENTS:
+        return [*found, f"unknown event {key[0]}/{key[1]}"]
+    spec = EVENTS[key]
+    found += [f"no {name}" for name in spec.required if name not in event]
+    known = {*ENVELOPE, *spec.required, *spec.optional}
+    found += [f"{name} does not belong to {key[0]}/{key[1]}" for name in event if name not in known]
+    found += [
+        f"{name} is no {FIELDS[name]}: {value!r}"
+        for name, value in event.items()
+        if name in FIELDS and not _fits(value, FIELDS[name])
+    ]
+    if key[0] is Ev.OP and event.get("f") not in OPERATIONS:
+        found.append(f"unknown operation {event.get('f')!r}")
+    return found
+
+
+def _fits(value: object, kind: Kind) -> bool:
+    if kind is Kind.BOOL:
+        return isinstance(value, bool)
+    if kind is Kind.STR:
+        return isinstance(value, str)
+    return isinstance(value, int) and not isinstance(value, bool) and INT_MIN <= value <= INT_MAX
