@@ -6,7 +6,8 @@ NOT IN (NULL), COUNT(DISTINCT) over large sets, or a window frame that ends UNBO
 ops      one operation: invoke and completion joined. inv, ret: ns; ret is NULL unless ok.
 sends    one message or entry that was sent: log, pos (queue offset, or index), lidx (index in the ledger).
 reads    one operation that read a log or asked for its ends.
-dlv      one delivered message: log, pos, lidx. rdlv: the same, with its rank among the known positions of the log.
+dlv      one delivered message: log, pos, lidx. rdlv: the same, with its rank among the known positions of
+         the log. looked_up: what was found by key instead.
 seen     what clients and files show to stand somewhere: acknowledged sends, deliveries, dumps.
 placed   one message in one log: how often sent and with what outcome, where it was seen, by whom.
 known    one position of a log: which message, and its rank.
@@ -112,13 +113,16 @@ SELECT *, row_number() OVER (PARTITION BY run, log ORDER BY pos) - 1 AS rank FRO
 """
 
 _DLV = f"""
-SELECT run, op, i, grp, consumer, coalesce(epoch, 0) AS epoch, ledger, topic, q, lidx, {log_of()} AS log,
-  {pos_of()} AS pos, mid, digest, coalesce(attempt, 0) AS attempt, filter, tag, src, inc, seq, mono
-FROM events WHERE ev = 'dlv'
+SELECT d.run, d.op, d.i, d.grp, d.consumer, coalesce(d.epoch, 0) AS epoch, d.ledger, d.topic, d.q, d.lidx,
+  {log_of("d")} AS log, {pos_of("d")} AS pos, d.mid, d.digest, coalesce(d.attempt, 0) AS attempt, d.filter, d.tag,
+  d.src, d.inc, d.seq, d.mono
+FROM events d {{}} JOIN (SELECT run, op FROM ops WHERE f = 'lookup') l ON l.run = d.run AND l.op = d.op
+WHERE d.ev = 'dlv'
 """
 
 _VIEWS: tuple[tuple[str, str], ...] = (
-    ("dlv", _DLV),
+    ("dlv", _DLV.format("ANTI")),
+    ("looked_up", _DLV.format("SEMI")),
     (
         "dump",
         f"""SELECT run, node, lidx, eterm, ledger, mid, digest, chain, topic, q, qoff, {log_of()} AS log,
@@ -180,9 +184,9 @@ SELECT d.*, k.rank FROM dlv d JOIN known k ON k.run = d.run AND k.log = d.log AN
 
 def make_tables(engine: Engine) -> None:
     """Make all tables out of `events`."""
+    engine.fact("ops", _OPS)
     for name, sql in _VIEWS:
         engine.view(name, sql)
-    engine.fact("ops", _OPS)
     engine.view("sends", _SENDS)
     engine.view("reads", _READS)
     engine.view("seen", _SEEN)

@@ -37,13 +37,13 @@ CHECKS: tuple[Check, ...] = (
         "a look-up by key gives exactly the messages with this key",
         "lookups",
         "operation {op} for key {key}: message {mid} {what}",
-        """SELECT d.run, d.op, o.key, d.mid, 'has another key' AS what, d.src, d.inc, d.seq FROM dlv d
-        JOIN ops o ON o.run = d.run AND o.op = d.op AND o.f = 'lookup'
+        """SELECT d.run, d.op, o.key, d.mid, 'has another key' AS what, d.src, d.inc, d.seq FROM looked_up d
+        JOIN ops o ON o.run = d.run AND o.op = d.op
         JOIN sends s ON s.run = d.run AND s.mid = d.mid WHERE s.key IS NULL OR s.key <> o.key
         UNION ALL
         SELECT o.run, o.op, o.key, s.mid, 'is missing', o.src, o.inc, o.seq FROM ops o
         JOIN sends s ON s.run = o.run AND s.key = o.key AND s.topic = o.topic AND s.outcome = 'ok' AND s.ret < o.inv
-        ANTI JOIN dlv d ON d.run = o.run AND d.op = o.op AND d.mid = s.mid
+        ANTI JOIN looked_up d ON d.run = o.run AND d.op = o.op AND d.mid = s.mid
         WHERE o.f = 'lookup' AND o.outcome = 'ok' AND o.end_claim""",
         needs=WHOLE,
     ),
