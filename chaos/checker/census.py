@@ -1,4 +1,5 @@
-"""How much there is to check: counts by run, which decide which checks apply and are printed beside their verdicts."""
+"""How much there is to check: counts by run, which decide which checks apply and are printed beside their
+verdicts."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from chaos.checker.engine import Engine
 
 #: (table, {count: condition}).
 _COUNTS: tuple[tuple[str, dict[str, str]], ...] = (
-    ("events", {"lines": "true", "corrupt": "ev = 'corrupt'", "unknown": "ev = 'unknown'"}),
+    ("events", {"lines": "true"}),
     (
         "ops",
         {

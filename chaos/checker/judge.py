@@ -1,9 +1,10 @@
-"""Runs the checks over the tables, and says for each check and each run: valid, invalid, unknown, or not in this trace."""
+"""Runs the checks over the tables, and says for each check and each run: valid, invalid, unknown, or not in
+this trace."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -56,13 +57,14 @@ def judge(
     engine: Engine,
     checks: Sequence[Check],
     *,
-    troubles: Sequence[str] = (),
+    troubles: Mapping[str, Sequence[str]] | None = None,
     on_check: Callable[[Check], None] = lambda _: None,
 ) -> list[RunResult]:
-    """Run the checks. `troubles`: what was already found wrong with the files; no run is then valid."""
+    """Run the checks. `troubles`: what is wrong with the files of a run; it is then not valid."""
     census = take_census(engine)
     results = {run: RunResult(run, census=counts) for run, counts in sorted(census.items())}
-    voided: dict[str, set[str]] = {run: set() for run in results}
+    # A file that could not be read may hold what seems to be missing.
+    voided = {run: {"W6"} if (troubles or {}).get(run) else set[str]() for run in results}
     # What voids the others comes first.
     for check in sorted(checks, key=lambda c: c.severity is not Severity.VOID):
         on_check(check)
@@ -71,7 +73,7 @@ def judge(
             if check.severity is Severity.VOID and finding.violations:
                 voided[run].add(check.id)
     for result in results.values():
-        _conclude(result, troubles)
+        _conclude(result, (troubles or {}).get(result.run, ()))
     return list(results.values())
 
 
@@ -140,11 +142,10 @@ def _verdict(check: Check, population: int, violations: int, voided: set[str]) -
 
 
 def _conclude(result: RunResult, troubles: Sequence[str]) -> None:
-    """Invalid beats unknown beats valid; and valid needs the essential checks to have had something to check."""
+    """Invalid beats unknown beats valid; and valid needs the essential checks to have had something to
+    check."""
     by_id = {finding.check.id: finding for finding in result.findings}
     result.reasons = list(troubles)
-    if result.census["corrupt"]:
-        result.reasons.append(f"{result.census['corrupt']} lines could not be read")
     for name in ESSENTIAL:
         if name not in by_id or by_id[name].verdict is Verdict.ABSENT:
             result.reasons.append(f"{name} had nothing to check, and without it a run proves nothing")

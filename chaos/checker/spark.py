@@ -94,12 +94,12 @@ def read_events(session: SparkSession, intake: Intake) -> DataFrame:
     events = frames[0]
     for frame in frames[1:]:
         events = events.unionByName(frame)
-    kind = (
+    row_kind = (
         fn.when(fn.col(CORRUPT).isNotNull(), CORRUPT)
         .when(fn.col("ev").isin(known), fn.col("ev"))
         .otherwise(UNKNOWN)
     )
-    return events.withColumn("said_ev", fn.col("ev")).withColumn("ev", kind).withColumnsRenamed(RENAMED)
+    return events.withColumn("said_ev", fn.col("ev")).withColumn("ev", row_kind).withColumnsRenamed(RENAMED)
 
 
 class SparkEngine:

@@ -1,7 +1,9 @@
 """The tables that the checks are written on, made of the lines of the traces.
 
-All SQL here and in the checks keeps to what Spark and DuckDB both understand, is grouped by run, and never uses
-NOT IN (NULL), COUNT(DISTINCT) over large sets, or a window frame that ends UNBOUNDED FOLLOWING (quadratic in Spark).
+All SQL here and in the checks keeps to what Spark and DuckDB both understand, is grouped by run, and never
+  uses
+NOT IN (NULL), COUNT(DISTINCT) over large sets, or a window frame that ends UNBOUNDED FOLLOWING (quadratic
+  in Spark).
 
 ops      one operation: invoke and completion joined. inv, ret: ns; ret is NULL unless ok.
 sends    one message or entry that was sent: log, pos (queue offset, or index), lidx (index in the ledger).
@@ -36,10 +38,7 @@ def pos_of(table: str = "") -> str:
     return f"CASE WHEN {t}topic IS NOT NULL AND {t}q IS NOT NULL THEN {t}qoff ELSE {t}lidx END"
 
 
-_ONCE = (
-    "proc f ledger topic q mid digest key tag filter grp consumer epoch from_off stale delay_ms "
-    "node term code lidx qoff next_off max_off min_off end_claim src inc"
-).split()
+_ONCE = ["proc", "f", "ledger", "topic", "q", "mid", "digest", "key", "tag", "filter", "grp", "consumer", "epoch", "from_off", "stale", "delay_ms", "node", "term", "code", "lidx", "qoff", "next_off", "max_off", "min_off", "end_claim", "src", "inc"]
 
 _OPS = f"""
 SELECT run, op,
@@ -75,7 +74,8 @@ FROM events m JOIN ops o ON o.run = m.run AND o.op = m.op WHERE m.ev = 'item'
 """
 
 _SEEN = """
-SELECT run, log, pos, mid, digest, lidx, 'ack' AS how, node FROM sends WHERE outcome = 'ok' AND pos IS NOT NULL
+SELECT run, log, pos, mid, digest, lidx, 'ack' AS how, node FROM sends WHERE outcome = 'ok' AND pos IS NOT
+  NULL
 UNION ALL
 SELECT run, log, pos, mid, digest, lidx, 'read', CAST(NULL AS STRING) FROM dlv WHERE pos IS NOT NULL
 UNION ALL
@@ -114,7 +114,8 @@ SELECT *, row_number() OVER (PARTITION BY run, log ORDER BY pos) - 1 AS rank FRO
 
 _DLV = f"""
 SELECT d.run, d.op, d.i, d.grp, d.consumer, coalesce(d.epoch, 0) AS epoch, d.ledger, d.topic, d.q, d.lidx,
-  {log_of("d")} AS log, {pos_of("d")} AS pos, d.mid, d.digest, coalesce(d.attempt, 0) AS attempt, d.filter, d.tag,
+  {log_of("d")} AS log, {pos_of("d")} AS pos, d.mid, d.digest, coalesce(d.attempt, 0) AS attempt, d.filter,
+    d.tag,
   d.src, d.inc, d.seq, d.mono
 FROM events d {{}} JOIN (SELECT run, op FROM ops WHERE f = 'lookup') l ON l.run = d.run AND l.op = d.op
 WHERE d.ev = 'dlv'
@@ -145,7 +146,8 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     ),
     (
         "nodes",
-        """SELECT run, node, coalesce(ledger, '') AS ledger, inc, seq, inc * 4294967296 + seq AS ord, mono, ev, e,
+        """SELECT run, node, coalesce(ledger, '') AS ledger, inc, seq, inc * 4294967296 + seq AS ord, mono,
+          ev, e,
         term, eterm, lidx, last, ended, committed, reput, target, barrier, vote, candidate, chain, op, mid,
         last_index, last_term, cand_last_index, cand_last_term, wiped, src
         FROM events WHERE ev IN ('raft', 'store', 'role')""",
@@ -157,7 +159,8 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     ),
     (
         "meta",
-        f"""SELECT run, e, nodes, seed, planned_faults, flush_mode, aim, max_attempts, clock_bound_ns, boot_id,
+        f"""SELECT run, e, nodes, seed, planned_faults, flush_mode, aim, max_attempts, clock_bound_ns,
+          boot_id,
         member, off, {log_of()} AS log, node, text, mono, src, inc, seq FROM events WHERE ev = 'meta'""",
     ),
     (
@@ -165,13 +168,15 @@ _VIEWS: tuple[tuple[str, str], ...] = (
         """SELECT run, max(nodes) AS nodes, max(planned_faults) AS planned_faults, max(aim) AS aim,
         coalesce(max(flush_mode), 'sync') AS flush_mode, coalesce(max(max_attempts), 16) AS max_attempts,
         coalesce(max(clock_bound_ns), 0) AS bound,
-        min(CASE WHEN e = 'healed' THEN mono END) AS healed, min(CASE WHEN e = 'drain_end' THEN mono END) AS drained,
+        min(CASE WHEN e = 'healed' THEN mono END) AS healed, min(CASE WHEN e = 'drain_end' THEN mono END) AS
+          drained,
         count(*) FILTER (WHERE e = 'run_begin') AS begins FROM meta GROUP BY run""",
     ),
 )
 
 _READS = f"""
-SELECT run, op, proc, f, {log_of()} AS log, inv, ret, outcome, node, term, from_off, next_off, max_off, min_off,
+SELECT run, op, proc, f, {log_of()} AS log, inv, ret, outcome, node, term, from_off, next_off, max_off,
+  min_off,
   coalesce(end_claim, false) AS end_claim, coalesce(stale, false) AS stale, grp, consumer,
   coalesce(epoch, 0) AS epoch, src, inc, seq
 FROM ops WHERE f IN ({", ".join(f"'{name}'" for name in READS)}, 'max_off', 'min_off')

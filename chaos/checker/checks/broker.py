@@ -42,7 +42,8 @@ CHECKS: tuple[Check, ...] = (
         JOIN sends s ON s.run = d.run AND s.mid = d.mid WHERE s.key IS NULL OR s.key <> o.key
         UNION ALL
         SELECT o.run, o.op, o.key, s.mid, 'is missing', o.src, o.inc, o.seq FROM ops o
-        JOIN sends s ON s.run = o.run AND s.key = o.key AND s.topic = o.topic AND s.outcome = 'ok' AND s.ret < o.inv
+        JOIN sends s ON s.run = o.run AND s.key = o.key AND s.topic = o.topic AND s.outcome = 'ok' AND s.ret
+          < o.inv
         ANTI JOIN looked_up d ON d.run = o.run AND d.op = o.op AND d.mid = s.mid
         WHERE o.f = 'lookup' AND o.outcome = 'ok' AND o.end_claim""",
         needs=WHOLE,

@@ -8,15 +8,18 @@ from chaos.checker.registry import DRAINED, WHOLE, Check, hard, warning
 def linearizable(stale: bool) -> str:
     """Operations that contradict one that ended before they began.
 
-    Every operation gets an interval [lo, hi] of half-steps: the append at position i is 2i + 1; a read that saw i
-    is after it; one that saw the end e is before the append at e. The log is linearizable exactly if no operation y has
+    Every operation gets an interval [lo, hi] of half-steps: the append at position i is 2i + 1; a read that
+      saw i
+    is after it; one that saw the end e is before the append at e. The log is linearizable exactly if no
+      operation y has
     hi(y) < lo(x) for an x that returned before y began: one sort, one running maximum. Stamps that are equal
     count as concurrent, so what begins at a stamp is sorted before what returns at it.
     """
     reads = f"""
       SELECT r.run, r.log, r.inv, r.ret, r.op, r.src, r.inc, r.seq, r.stale,
         CASE WHEN r.f = 'max_off' THEN 2 * r.max_off
-          ELSE greatest(coalesce(2 * (d.top + 1), 0), CASE WHEN r.end_claim THEN 2 * coalesce(r.max_off, 0) ELSE 0 END)
+          ELSE greatest(coalesce(2 * (d.top + 1), 0), CASE WHEN r.end_claim THEN 2 * coalesce(r.max_off, 0)
+            ELSE 0 END)
         END AS lo,
         CASE WHEN r.f = 'max_off' THEN 2 * r.max_off
           WHEN r.end_claim AND r.max_off IS NOT NULL THEN 2 * r.max_off END AS hi
@@ -74,7 +77,8 @@ CHECKS: tuple[Check, ...] = (
         "seen",
         "{log}: nothing between {before} and {pos}",
         """SELECT run, log, pos, before FROM (
-          SELECT run, log, pos, coalesce(lag(pos) OVER (PARTITION BY run, log ORDER BY pos), least_pos - 1) AS before
+          SELECT run, log, pos, coalesce(lag(pos) OVER (PARTITION BY run, log ORDER BY pos), least_pos - 1)
+            AS before
           FROM (SELECT k.run, k.log, k.pos, coalesce(m.low, 0) AS least_pos FROM known k
             LEFT JOIN (SELECT run, log, max(min_off) AS low FROM reads WHERE f = 'min_off' AND outcome = 'ok'
               GROUP BY run, log) m ON m.run = k.run AND m.log = k.log
@@ -82,7 +86,8 @@ CHECKS: tuple[Check, ...] = (
         ) WHERE pos > before + 1
         UNION ALL
         SELECT run, node || ' ledger:' || coalesce(ledger, ''), lidx, before FROM (
-          SELECT run, node, ledger, lidx, lag(lidx) OVER (PARTITION BY run, node, ledger ORDER BY lidx) AS before
+          SELECT run, node, ledger, lidx, lag(lidx) OVER (PARTITION BY run, node, ledger ORDER BY lidx) AS
+            before
           FROM dump) WHERE lidx > before + 1""",
         needs=DRAINED,
     ),
@@ -133,7 +138,8 @@ CHECKS: tuple[Check, ...] = (
             AND s.lidx IS NOT NULL) s
         JOIN (SELECT a.run, a.ledger, a.lidx, count(*) AS want FROM (
             SELECT DISTINCT run, ledger, lidx FROM sends WHERE outcome = 'ok' AND lidx IS NOT NULL) a
-          JOIN (SELECT run, ledger, node, min(lidx) AS low, max(lidx) AS high FROM dump GROUP BY run, ledger, node) g
+          JOIN (SELECT run, ledger, node, min(lidx) AS low, max(lidx) AS high FROM dump GROUP BY run,
+            ledger, node) g
             ON g.run = a.run AND g.ledger = a.ledger AND g.low <= a.lidx AND a.lidx <= g.high
           GROUP BY a.run, a.ledger, a.lidx) c ON c.run = s.run AND c.ledger = s.ledger AND c.lidx = s.lidx
         LEFT JOIN (SELECT run, mid, count(*) AS n FROM (SELECT DISTINCT run, mid, node FROM dump
@@ -176,7 +182,8 @@ CHECKS: tuple[Check, ...] = (
         "acked",
         "{log}: {proc} got position {pos} for operation {op}, after {before}",
         """SELECT * FROM (
-          SELECT run, log, proc, op, pos, src, inc, seq, max(pos) OVER (PARTITION BY run, log, proc ORDER BY inv, i
+          SELECT run, log, proc, op, pos, src, inc, seq, max(pos) OVER (PARTITION BY run, log, proc ORDER BY
+            inv, i
             ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
           FROM sends WHERE outcome = 'ok' AND pos IS NOT NULL
         ) WHERE pos <= before""",
@@ -187,7 +194,8 @@ CHECKS: tuple[Check, ...] = (
         "reads",
         "{log}: operation {op} gave position {pos} after {before}",
         """SELECT * FROM (
-          SELECT run, log, op, pos, rank, filter, src, inc, seq, lag(pos) OVER w AS before, lag(rank) OVER w AS rank_before
+          SELECT run, log, op, pos, rank, filter, src, inc, seq, lag(pos) OVER w AS before, lag(rank) OVER w
+            AS rank_before
           FROM rdlv WINDOW w AS (PARTITION BY run, log, op ORDER BY i)
         ) WHERE rank <= rank_before OR (rank > rank_before + 1 AND coalesce(filter, '*') = '*')""",
     ),

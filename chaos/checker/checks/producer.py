@@ -28,18 +28,21 @@ CHECKS: tuple[Check, ...] = (
             count(*) FILTER (WHERE flushed >= lidx) AS held
           FROM (
             SELECT run, e, lidx, term, at_node, src, inc, seq, ledger, mono,
-              max(CASE WHEN e = 'flush' THEN lidx END) OVER (PARTITION BY run, ledger, at_node ORDER BY mono, e DESC
+              max(CASE WHEN e = 'flush' THEN lidx END) OVER (PARTITION BY run, ledger, at_node ORDER BY
+                mono, e DESC
                 ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS flushed
             FROM (
               SELECT n.run, CASE WHEN n.e = 'commit' THEN 'commit' ELSE 'flush' END AS e,
-                CASE WHEN n.e = 'append' THEN n.last ELSE n.lidx END AS lidx, n.term, n.node AS at_node, n.src,
+                CASE WHEN n.e = 'append' THEN n.last ELSE n.lidx END AS lidx, n.term, n.node AS at_node,
+                  n.src,
                 n.inc, n.seq, n.ledger, n.mono - r.bound AS mono
               FROM nodes n JOIN runs r ON r.run = n.run
               WHERE (n.e = 'flush' AND r.flush_mode = 'sync') OR n.e = 'install'
                 OR (n.e = 'append' AND r.flush_mode <> 'sync')
               UNION ALL
               SELECT f.run, 'commit', f.lidx, f.term, g.node, f.src, f.inc, f.seq, f.ledger, f.mono FROM (
-                SELECT run, ledger, lidx, min(mono) AS mono, min_by(term, mono) AS term, min_by(src, mono) AS src,
+                SELECT run, ledger, lidx, min(mono) AS mono, min_by(term, mono) AS term, min_by(src, mono)
+                  AS src,
                   min_by(inc, mono) AS inc, min_by(seq, mono) AS seq
                 FROM nodes WHERE e = 'commit' GROUP BY run, ledger, lidx) f
               JOIN (SELECT DISTINCT run, node FROM nodes) g ON g.run = f.run
@@ -90,7 +93,8 @@ CHECKS: tuple[Check, ...] = (
         "batch of operation {op}: {there} of {n} messages, from {first} to {last}",
         """SELECT * FROM (
           SELECT s.run, s.op, s.log, count(*) AS n, count(*) FILTER (WHERE p.pos_min IS NOT NULL) AS there,
-            min(p.pos_min) AS first, max(p.pos_min) AS last, min(s.src) AS src, min(s.inc) AS inc, min(s.seq) AS seq
+            min(p.pos_min) AS first, max(p.pos_min) AS last, min(s.src) AS src, min(s.inc) AS inc,
+              min(s.seq) AS seq
           FROM sends s LEFT JOIN placed p ON p.run = s.run AND p.log = s.log AND p.mid = s.mid
           WHERE s.f = 'send_batch' GROUP BY s.run, s.op, s.log
         ) WHERE there > 0 AND (there < n OR last - first + 1 <> n)""",

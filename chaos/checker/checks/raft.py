@@ -23,7 +23,8 @@ CHECKS: tuple[Check, ...] = (
         "{node} voted in term {term} for {candidate} and for {candidate_other}",
         """SELECT run, node, term, min(candidate) AS candidate, max(candidate) AS candidate_other FROM (
           SELECT run, node, term, candidate FROM nodes WHERE e = 'vote'
-          UNION ALL SELECT run, node, term, vote FROM nodes WHERE e = 'term_vote' AND vote IS NOT NULL AND vote <> ''
+          UNION ALL SELECT run, node, term, vote FROM nodes WHERE e = 'term_vote' AND vote IS NOT NULL AND
+            vote <> ''
         ) GROUP BY run, node, term HAVING min(candidate) < max(candidate)""",
     ),
     hard(
@@ -62,7 +63,8 @@ CHECKS: tuple[Check, ...] = (
             max_by(e, CASE WHEN e IN ({_ROLES}) THEN seq END) OVER w AS role,
             max_by(term, CASE WHEN e IN ({_ROLES}) THEN seq END) OVER w AS led
           FROM nodes WHERE e IN ('truncate', {_ROLES})
-          WINDOW w AS (PARTITION BY run, node, inc ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
+          WINDOW w AS (PARTITION BY run, node, inc ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT
+            ROW)
         ) WHERE e = 'truncate' AND role = 'leader'""",
     ),
     hard(
@@ -83,7 +85,8 @@ CHECKS: tuple[Check, ...] = (
         "{node} led term {term} with a log that ended at {ended}; {committed_before} was committed before",
         """SELECT * FROM (
           SELECT run, node, e, term, ended, src, inc, seq, max(CASE WHEN e = 'commit' THEN lidx END) OVER (
-            PARTITION BY run ORDER BY term, k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS committed_before
+            PARTITION BY run ORDER BY term, k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS
+              committed_before
           FROM (
             SELECT run, node, e, term, ended, CAST(NULL AS BIGINT) AS lidx, src, inc, seq, 0 AS k FROM nodes
               WHERE e = 'leader'
@@ -106,7 +109,8 @@ CHECKS: tuple[Check, ...] = (
         SELECT run, ledger, lidx, 'histories', min(chain), max(chain)
         FROM (SELECT run, ledger, CASE WHEN e = 'apply' THEN last ELSE lidx END AS lidx, chain FROM nodes
             WHERE e IN ('commit', 'apply') AND chain IS NOT NULL
-          UNION ALL SELECT run, coalesce(ledger, ''), lidx, chain FROM dump WHERE sure AND chain IS NOT NULL) b
+          UNION ALL SELECT run, coalesce(ledger, ''), lidx, chain FROM dump WHERE sure AND chain IS NOT
+            NULL) b
         GROUP BY run, ledger, lidx HAVING min(chain) < max(chain)""",
     ),
     hard(
@@ -116,12 +120,14 @@ CHECKS: tuple[Check, ...] = (
         "{node}: {e} at {lidx}; committed {committed_before}, end {end_before}",
         """SELECT * FROM (
           SELECT run, node, e, lidx, src, inc, seq,
-            max(CASE WHEN e = 'commit' THEN lidx WHEN e = 'recover' THEN committed END) OVER w AS committed_before,
+            max(CASE WHEN e = 'commit' THEN lidx WHEN e = 'recover' THEN committed END) OVER w AS
+              committed_before,
             max_by(CASE WHEN e = 'append' THEN last WHEN e = 'truncate' THEN lidx - 1
                 WHEN e = 'recover' THEN ended WHEN e = 'install' THEN lidx END,
               CASE WHEN e <> 'commit' THEN seq END) OVER w AS end_before
           FROM nodes WHERE e IN ('append', 'truncate', 'recover', 'install', 'commit')
-          WINDOW w AS (PARTITION BY run, node, inc ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+          WINDOW w AS (PARTITION BY run, node, inc ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1
+            PRECEDING)
         ) WHERE (e = 'commit' AND (lidx < committed_before OR lidx > end_before))
           OR (e = 'truncate' AND lidx <= committed_before)""",
     ),
@@ -143,7 +149,8 @@ CHECKS: tuple[Check, ...] = (
         "votes",
         "{node} ({last_term}, {last_index}) voted in term {term} for {candidate} ({cand_last_term}, "
         "{cand_last_index})",
-        """SELECT run, node, term, candidate, last_term, last_index, cand_last_term, cand_last_index, src, inc, seq
+        """SELECT run, node, term, candidate, last_term, last_index, cand_last_term, cand_last_index, src,
+          inc, seq
         FROM nodes WHERE e = 'vote' AND (cand_last_term < last_term
           OR (cand_last_term = last_term AND cand_last_index < last_index))""",
     ),
@@ -173,9 +180,11 @@ CHECKS: tuple[Check, ...] = (
           SELECT run, node, e, lidx, last, src, inc, seq,
             max_by(CASE WHEN e = 'apply' THEN last ELSE lidx END,
               CASE WHEN e IN ('apply', 'install') THEN seq END) OVER w AS before,
-            max(CASE WHEN e = 'commit' THEN lidx WHEN e = 'recover' THEN committed END) OVER w AS committed_before
+            max(CASE WHEN e = 'commit' THEN lidx WHEN e = 'recover' THEN committed END) OVER w AS
+              committed_before
           FROM nodes WHERE e IN ('apply', 'install', 'commit', 'recover')
-          WINDOW w AS (PARTITION BY run, node, inc ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+          WINDOW w AS (PARTITION BY run, node, inc ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1
+            PRECEDING)
         ) WHERE e = 'apply' AND (lidx <> before + 1 OR last > coalesce(committed_before, -1))""",
     ),
     warning(

@@ -10,7 +10,8 @@ PROMOTION_NS = 10_000_000_000
 _QUEUE = "'q:' || topic || '/' || CAST(q AS STRING)"
 #: What happened to the consumer offsets of a group: k 0 asked for, 1 stored, 2 reset by hand.
 _OFFSETS = f"""
-SELECT run, grp, {_QUEUE} AS log, inv AS t, 0 AS k, op, CAST(NULL AS BIGINT) AS off, off_answered, src, inc, seq
+SELECT run, grp, {_QUEUE} AS log, inv AS t, 0 AS k, op, CAST(NULL AS BIGINT) AS off, off_answered, src, inc,
+  seq
 FROM ops WHERE f = 'fetch_off' AND outcome = 'ok'
 UNION ALL
 SELECT run, grp, {_QUEUE}, ret, 1, op, off_asked, NULL, src, inc, seq
@@ -28,21 +29,26 @@ CHECKS: tuple[Check, ...] = (
         "{target}; its events say committed {committed_before}, dispatched {reput_before}, {role}",
         """SELECT * FROM (
           SELECT run, node, e, term, barrier, committed, reput, target, src, inc, seq,
-            max(CASE WHEN e = 'commit' THEN lidx WHEN e = 'recover' THEN n.committed END) OVER w AS committed_before,
+            max(CASE WHEN e = 'commit' THEN lidx WHEN e = 'recover' THEN n.committed END) OVER w AS
+              committed_before,
             max(CASE WHEN e = 'reput' THEN lidx END) OVER w AS reput_before,
             max_by(e, CASE WHEN e IN ('leader', 'follower', 'candidate') THEN seq END) OVER w AS role,
             max_by(term, CASE WHEN e IN ('leader', 'follower', 'candidate') THEN seq END) OVER w AS role_term
-          FROM nodes n WHERE e IN ('commit', 'reput', 'recover', 'leader', 'follower', 'candidate', 'master_ready')
-          WINDOW w AS (PARTITION BY run, node, inc ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
+          FROM nodes n WHERE e IN ('commit', 'reput', 'recover', 'leader', 'follower', 'candidate',
+            'master_ready')
+          WINDOW w AS (PARTITION BY run, node, inc ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT
+            ROW)
         ) WHERE e = 'master_ready' AND (committed < barrier OR reput < target OR reput < barrier
-          OR committed_before < barrier OR reput_before < barrier OR role <> 'leader' OR role_term <> term)""",
+          OR committed_before < barrier OR reput_before < barrier OR role <> 'leader' OR role_term <>
+            term)""",
     ),
     hard(
         "S2",
         "nothing is accepted or acknowledged in a term before its master is ready",
         "ready acked_terms",
         "{node} served operation {op} in term {term}, {what}",
-        """SELECT s.run, s.node, s.term, s.op, 'in which it was never master' AS what, s.src, s.inc, s.seq FROM sends s
+        """SELECT s.run, s.node, s.term, s.op, 'in which it was never master' AS what, s.src, s.inc, s.seq
+          FROM sends s
         JOIN (SELECT DISTINCT run FROM nodes WHERE e = 'master_ready') x ON x.run = s.run
         ANTI JOIN nodes m ON m.run = s.run AND m.node = s.node AND m.term = s.term AND m.e = 'master_ready'
         WHERE s.outcome = 'ok' AND s.term IS NOT NULL AND s.node IS NOT NULL AND s.f IN ('send', 'send_batch')
@@ -52,7 +58,8 @@ CHECKS: tuple[Check, ...] = (
             max(CASE WHEN e = 'master_ready' THEN term END) OVER w AS ready_term,
             max(CASE WHEN e IN ('elected', 'master_ready') THEN term END) OVER w AS role_term
           FROM nodes WHERE e IN ('master_ready', 'elected', 'accept')
-          WINDOW w AS (PARTITION BY run, node, inc ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
+          WINDOW w AS (PARTITION BY run, node, inc ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT
+            ROW)
         ) WHERE e = 'accept' AND role_term IS NOT NULL AND coalesce(ready_term, -1) < term""",
         needs=WHOLE,
     ),
@@ -95,7 +102,8 @@ CHECKS: tuple[Check, ...] = (
         "cq",
         "{node} {log}: offset {qoff} at index {lidx} follows offset {before} at index {lidx_before}",
         """SELECT * FROM (
-          SELECT run, node, log, qoff, lidx, lag(qoff) OVER w AS before, lag(lidx) OVER w AS lidx_before FROM cq
+          SELECT run, node, log, qoff, lidx, lag(qoff) OVER w AS before, lag(lidx) OVER w AS lidx_before
+            FROM cq
           WINDOW w AS (PARTITION BY run, node, log ORDER BY lidx, qoff)
         ) WHERE qoff <> before + 1 OR lidx = lidx_before""",
     ),
@@ -105,7 +113,8 @@ CHECKS: tuple[Check, ...] = (
         "elected",
         "{node}, elected in term {term}, was still neither after {waited} ns",
         f"""SELECT * FROM (
-          SELECT l.run, l.node, l.term, l.src, l.inc, l.seq, coalesce(min(x.mono), max(z.last_mono)) - l.mono AS waited
+          SELECT l.run, l.node, l.term, l.src, l.inc, l.seq, coalesce(min(x.mono), max(z.last_mono)) -
+            l.mono AS waited
           FROM nodes l
           LEFT JOIN nodes x ON x.run = l.run AND x.node = l.node AND x.inc = l.inc AND x.seq > l.seq
             AND x.e IN ('master_ready', 'demoted', 'follower', 'candidate')

@@ -55,7 +55,8 @@ CHECKS = (
           FROM events WHERE ev NOT IN ('corrupt', 'dump', 'cq')
         ) WHERE mono < before
         UNION ALL
-        SELECT m.run, min(m.src), min(m.inc), min(m.seq), 'clocks of several boots, no bound given' FROM meta m
+        SELECT m.run, min(m.src), min(m.inc), min(m.seq), 'clocks of several boots, no bound given' FROM
+          meta m
         JOIN runs r ON r.run = m.run WHERE m.boot_id IS NOT NULL AND r.bound = 0
         GROUP BY m.run HAVING min(m.boot_id) < max(m.boot_id)""",
     ),
@@ -65,11 +66,11 @@ CHECKS = (
         "lines",
         "{file}: {n} lines that are {what}",
         """SELECT run, file, what, n FROM (
-          SELECT max(run) AS run, file, CASE WHEN v IS NULL OR v <> 1 THEN 'of another schema version'
+          SELECT run, file, CASE WHEN v IS NULL OR v <> 1 THEN 'of another schema version'
             ELSE 'of an unknown kind or out of the ranges of the schema' END AS what, count(*) AS n
-          FROM events WHERE ev = 'unknown' OR (ev <> 'corrupt' AND (v IS NULL OR v <> 1 OR src IS NULL
-            OR inc IS NULL OR seq IS NULL OR mono IS NULL OR run IS NULL))
-          GROUP BY file, CASE WHEN v IS NULL OR v <> 1 THEN 'of another schema version'
+          FROM events WHERE run IS NOT NULL AND (ev = 'unknown' OR (ev <> 'corrupt' AND (v IS NULL OR v <> 1
+            OR src IS NULL OR inc IS NULL OR seq IS NULL OR mono IS NULL)))
+          GROUP BY run, file, CASE WHEN v IS NULL OR v <> 1 THEN 'of another schema version'
             ELSE 'of an unknown kind or out of the ranges of the schema' END)""",
     ),
     void(
@@ -86,9 +87,11 @@ CHECKS = (
           SELECT run, src, inc, count(*) FILTER (WHERE ev = 'meta' AND e = 'trace_end') AS ends,
             max(mono) AS last_mono
           FROM events WHERE ev <> 'corrupt' AND src <> 'admin' GROUP BY run, src, inc
-        ) x ANTI JOIN fault k ON k.run = x.run AND k.e = 'begin' AND k.f IN ('kill', 'kill_all', 'power', 'term',
+        ) x ANTI JOIN fault k ON k.run = x.run AND k.e = 'begin' AND k.f IN ('kill', 'kill_all', 'power',
+          'term',
             'wipe', 'crash')
-          AND instr(',' || k.targets || ',', ',' || replace(replace(x.src, 'node:', ''), 'client:', '') || ',') > 0
+          AND instr(',' || k.targets || ',', ',' || replace(replace(x.src, 'node:', ''), 'client:', '') ||
+            ',') > 0
         WHERE x.ends = 0
         UNION ALL
         SELECT run, 'admin', 'no or several beginnings of the run' FROM (
@@ -128,7 +131,8 @@ CHECKS = (
             count(*) FILTER (WHERE s.inv >= f.first AND s.ret <= f.last) AS during,
             count(*) FILTER (WHERE s.inv > f.last OR f.last IS NULL) AS after, max(f.n) AS faults
           FROM runs r LEFT JOIN sends s ON s.run = r.run AND s.outcome = 'ok'
-          LEFT JOIN (SELECT run, min(mono) AS first, max(mono) AS last, count(*) FILTER (WHERE e = 'begin') AS n
+          LEFT JOIN (SELECT run, min(mono) AS first, max(mono) AS last, count(*) FILTER (WHERE e = 'begin')
+            AS n
             FROM fault GROUP BY run) f ON f.run = r.run
           WHERE s.op IS NOT NULL OR f.n IS NULL OR f.n >= 0 GROUP BY r.run
         ) WHERE before < {MIN_SENDS} OR after < {MIN_SENDS} OR (faults > 1 AND during < 1)""",
@@ -140,7 +144,8 @@ CHECKS = (
         "{what}",
         """SELECT r.run, 'faults planned: ' || coalesce(CAST(r.planned_faults AS STRING), 'not said')
           || ', that took effect: ' || CAST(coalesce(f.n, 0) AS STRING) AS what
-        FROM runs r LEFT JOIN (SELECT run, count(*) AS n FROM fault WHERE e = 'begin' AND effective GROUP BY run) f
+        FROM runs r LEFT JOIN (SELECT run, count(*) AS n FROM fault WHERE e = 'begin' AND effective GROUP BY
+          run) f
           ON f.run = r.run
         WHERE coalesce(r.planned_faults, 0) = 0 OR coalesce(f.n, 0) < r.planned_faults
         UNION ALL
@@ -159,7 +164,8 @@ CHECKS = (
         "most operations have a known outcome",
         "lines",
         "{info} of {n} sends have no known outcome",
-        f"""SELECT run, count(*) AS n, count(*) FILTER (WHERE outcome = 'info') AS info FROM sends GROUP BY run
+        f"""SELECT run, count(*) AS n, count(*) FILTER (WHERE outcome = 'info') AS info FROM sends GROUP BY
+          run
         HAVING 100 * count(*) FILTER (WHERE outcome = 'info') >= {MAX_INFO_PERCENT} * count(*)""",
     ),
     void(
