@@ -16,8 +16,8 @@ class Figures:
 
     begin: int = 0
     end: int = 0
-    #: A1: one row a fault: fault, f, targets, begun, ended, waited (until something sent after it was
-    acknowledged).
+    #: A1: one row a fault: fault, f, targets, begun, ended, waited (until something that
+    #: was sent after it was acknowledged).
     faults: list[Row] = field(default_factory=list)
     #: A2: one row a promotion: node, term, waited (from elected to master_ready).
     promotions: list[Row] = field(default_factory=list)

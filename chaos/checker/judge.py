@@ -112,8 +112,8 @@ def _run_check(
 def _many(engine: Engine, check: Check) -> tuple[dict[str, int], dict[str, list[Row]]]:
     counted = engine.rows(f"SELECT run, count(*) AS n FROM ({check.sql}) violations GROUP BY run")
     kept = engine.rows(
-        f"SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY run ORDER BY run) AS nth FROM ({check.sql}) v) w "
-        f"WHERE nth <= {MAX_WITNESSES}"
+        "SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY run ORDER BY run) AS nth "
+        f"FROM ({check.sql}) v) w WHERE nth <= {MAX_WITNESSES}"
     )
     witnesses: dict[str, list[Row]] = {}
     for row in kept:

@@ -124,8 +124,8 @@ def _times(figures: Figures) -> str:
     )
     latency = figures.latency
     said = (
-        f"<p>Latency of {latency['n']} acknowledged sends: p50 {_ms(latency['p50'])}, p95 {_ms(latency['p95'])}, "
-        f"p99 {_ms(latency['p99'])}, longest {_ms(latency['longest'])}.</p>"
+        f"<p>Latency of {latency['n']} acknowledged sends: p50 {_ms(latency['p50'])}, "
+        f"p95 {_ms(latency['p95'])}, p99 {_ms(latency['p99'])}, longest {_ms(latency['longest'])}.</p>"
         if latency
         else ""
     )
@@ -162,8 +162,8 @@ def _strip(figures: Figures) -> str:
     for row in figures.faults:
         left, right = x(row["begun"]), x(row["ended"])
         parts.append(
-            f'<rect x="{left:.1f}" y="0" width="{max(1.0, right - left):.1f}" height="{height}" fill="#c62828" '
-            f'opacity="0.25"><title>{escape(str(row["f"]))} {escape(str(row["targets"]))}</title></rect>'
+            f'<rect x="{left:.1f}" y="0" width="{max(1.0, right - left):.1f}" height="{height}" '
+            f'fill="#c62828" opacity="0.25"><title>{escape(str(row["f"]))} {escape(str(row["targets"]))}</title></rect>'
         )
     top, most = _LANE * len(nodes) + 65, max(1, *figures.acks)
     step = (_WIDTH - _LEFT - 10) / BINS

@@ -22,8 +22,8 @@ from chaos.checker.engine import Engine
 from chaos.trace.schema import READS
 
 _LOG = (
-    "CASE WHEN {t}topic IS NOT NULL AND {t}q IS NOT NULL THEN 'q:' || {t}topic || '/' || CAST({t}q AS STRING) "
-    "WHEN {t}ledger IS NOT NULL THEN 'ledger:' || {t}ledger END"
+    "CASE WHEN {t}topic IS NOT NULL AND {t}q IS NOT NULL "
+    "THEN 'q:' || {t}topic || '/' || CAST({t}q AS STRING) WHEN {t}ledger IS NOT NULL THEN 'ledger:' || {t}ledger END"
 )
 
 
@@ -38,7 +38,10 @@ def pos_of(table: str = "") -> str:
     return f"CASE WHEN {t}topic IS NOT NULL AND {t}q IS NOT NULL THEN {t}qoff ELSE {t}lidx END"
 
 
-_ONCE = ["proc", "f", "ledger", "topic", "q", "mid", "digest", "key", "tag", "filter", "grp", "consumer", "epoch", "from_off", "stale", "delay_ms", "node", "term", "code", "lidx", "qoff", "next_off", "max_off", "min_off", "end_claim", "src", "inc"]
+_ONCE = (
+    "proc f ledger topic q mid digest key tag filter grp consumer epoch from_off stale delay_ms",
+    "node term code lidx qoff next_off max_off min_off end_claim src inc",
+)
 
 _OPS = f"""
 SELECT run, op,
@@ -52,7 +55,7 @@ SELECT run, op,
   max(off) FILTER (WHERE type = 'invoke') AS off_asked,
   max(off) FILTER (WHERE type = 'ok') AS off_answered,
   max(retry_no) AS retry_no,
-  {", ".join(f"max({name}) AS {name}" for name in _ONCE)}
+  {", ".join(f"max({name}) AS {name}" for line in _ONCE for name in line.split())}
 FROM events WHERE ev = 'op' GROUP BY run, op
 """
 
@@ -132,7 +135,8 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     ),
     (
         "cq",
-        f"SELECT run, node, {log_of()} AS log, topic, q, qoff, lidx, size, tag_hash FROM events WHERE ev = 'cq'",
+        f"""SELECT run, node, {log_of()} AS log, topic, q, qoff, lidx, size, tag_hash FROM events
+        WHERE ev = 'cq'""",
     ),
     (
         "done",

@@ -25,8 +25,8 @@ CHECKS: tuple[Check, ...] = (
         "S1",
         "a broker becomes master only when its barrier is committed and dispatched, and it still leads",
         "ready",
-        "{node} became master of term {term}: barrier {barrier}, committed {committed}, dispatched {reput} of "
-        "{target}; its events say committed {committed_before}, dispatched {reput_before}, {role}",
+        "{node} became master of term {term}: barrier {barrier}, committed {committed}, dispatched {reput} "
+        "of {target}; its events say committed {committed_before}, dispatched {reput_before}, {role}",
         """SELECT * FROM (
           SELECT run, node, e, term, barrier, committed, reput, target, src, inc, seq,
             max(CASE WHEN e = 'commit' THEN lidx WHEN e = 'recover' THEN n.committed END) OVER w AS

@@ -30,7 +30,7 @@ CHECKS = (
         "W3",
         "a process has one operation at a time, and none after one without an answer",
         "ops",
-        "process {proc}: operation {op} began before the one before it ended, or after one of unknown outcome",
+        "process {proc}: operation {op} began before the one before it ended, or after an unknown one",
         """SELECT run, proc, op, src, inc, seq FROM (
           SELECT run, proc, op, src, inc, seq, inv, row_number() OVER w AS n,
             lag(completed) OVER w AS before, lag(outcome) OVER w AS outcome_before
