@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from chaos.checker.checks import CHECKS
+from chaos.checker.engine import Engine
 from chaos.checker.figures import Figures, take_figures
 from chaos.checker.files import file_troubles
 from chaos.checker.intake import Intake, IntakeError, take_in
@@ -96,13 +97,24 @@ def run_spark(
     try:
         engine = SparkEngine(session, work_dir)
         engine.load(intake)
-        make_tables(engine)
-        results = judge(engine, checks, troubles=file_troubles(engine, intake))
-        if not results:
-            raise IntakeError("no line of the trace could be read")
-        return results, take_figures(engine)
+        return check_loaded(engine, intake, checks)
     finally:
         session.stop()
+
+
+def check_loaded(
+    engine: Engine, intake: Intake, checks: tuple[Check, ...]
+) -> tuple[list[RunResult], dict[str, Figures]]:
+    """Judge what the engine has loaded.
+
+    Raises:
+        IntakeError: no line could be read.
+    """
+    make_tables(engine)
+    results = judge(engine, checks, troubles=file_troubles(engine, intake))
+    if not results:
+        raise IntakeError("no line of the trace could be read")
+    return results, take_figures(engine)
 
 
 def main() -> None:

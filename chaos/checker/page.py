@@ -163,7 +163,8 @@ def _strip(figures: Figures) -> str:
         left, right = x(row["begun"]), x(row["ended"])
         parts.append(
             f'<rect x="{left:.1f}" y="0" width="{max(1.0, right - left):.1f}" height="{height}" '
-            f'fill="#c62828" opacity="0.25"><title>{escape(str(row["f"]))} {escape(str(row["targets"]))}</title></rect>'
+            f'fill="#c62828" opacity="0.25"><title>{escape(str(row["f"]))} {escape(str(row["targets"]))}'
+            "</title></rect>"
         )
     top, most = _LANE * len(nodes) + 65, max(1, *figures.acks)
     step = (_WIDTH - _LEFT - 10) / BINS

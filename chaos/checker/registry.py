@@ -31,8 +31,8 @@ class Check:
     population: tuple[str, ...]
     sql: str
     sentence: str
-    #: Checks that must hold before a violation of this one is evidence: if it is that something is *not* there,
-    #: no line may be missing.
+    #: Checks that must hold before a violation of this one is evidence: if it is that something is *not*
+    #: there, no line may be missing.
     needs: tuple[str, ...] = ()
 
 

@@ -42,7 +42,9 @@ def schema() -> StructType:
     return StructType([*fields, StructField(CORRUPT, StringType())])
 
 
-def start(work_dir: Path, *, master: str | None = None, memory: str = "2g") -> SparkSession:
+def start(
+    work_dir: Path, *, master: str | None = None, memory: str = "2g", java_options: str = ""
+) -> SparkSession:
     """A session. `master`: where to run; None: what spark-submit says, else all cores of this machine.
 
     Raises:
@@ -59,6 +61,8 @@ def start(work_dir: Path, *, master: str | None = None, memory: str = "2g") -> S
     if "SPARK_ENV_LOADED" not in os.environ:
         cores = _local_cores(master)
         builder = builder.config("spark.driver.memory", memory)
+        if java_options:
+            builder = builder.config("spark.driver.extraJavaOptions", java_options)
         builder = builder.config("spark.sql.shuffle.partitions", str(4 * cores))
         builder = builder.config("spark.sql.warehouse.dir", str(work_dir / "warehouse"))
         builder = builder.config("spark.local.dir", str(work_dir / "spark"))

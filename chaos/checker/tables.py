@@ -23,7 +23,8 @@ from chaos.trace.schema import READS
 
 _LOG = (
     "CASE WHEN {t}topic IS NOT NULL AND {t}q IS NOT NULL "
-    "THEN 'q:' || {t}topic || '/' || CAST({t}q AS STRING) WHEN {t}ledger IS NOT NULL THEN 'ledger:' || {t}ledger END"
+    "THEN 'q:' || {t}topic || '/' || CAST({t}q AS STRING) "
+    "WHEN {t}ledger IS NOT NULL THEN 'ledger:' || {t}ledger END"
 )
 
 
@@ -187,7 +188,12 @@ FROM ops WHERE f IN ({", ".join(f"'{name}'" for name in READS)}, 'max_off', 'min
 """
 
 _RDLV = """
-SELECT d.*, k.rank FROM dlv d JOIN known k ON k.run = d.run AND k.log = d.log AND k.pos = d.pos
+SELECT d.run, d.op, d.i, d.grp, d.consumer, d.epoch, d.log, d.pos, d.mid, d.attempt, d.src, d.inc, d.seq,
+  d.mono, coalesce(d.filter, g.filter) AS filter, k.rank
+FROM dlv d JOIN known k ON k.run = d.run AND k.log = d.log AND k.pos = d.pos
+LEFT JOIN (SELECT run, grp, topic, max(filter) AS filter FROM member WHERE e = 'join'
+  GROUP BY run, grp, topic) g
+  ON g.run = d.run AND g.grp = d.grp AND g.topic = d.topic
 """
 
 

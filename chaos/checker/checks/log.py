@@ -196,7 +196,7 @@ CHECKS: tuple[Check, ...] = (
         """SELECT * FROM (
           SELECT run, log, op, pos, rank, filter, src, inc, seq, lag(pos) OVER w AS before, lag(rank) OVER w
             AS rank_before
-          FROM rdlv WINDOW w AS (PARTITION BY run, log, op ORDER BY i)
+          FROM rdlv WHERE attempt = 0 WINDOW w AS (PARTITION BY run, log, op ORDER BY i)
         ) WHERE rank <= rank_before OR (rank > rank_before + 1 AND coalesce(filter, '*') = '*')""",
     ),
     hard(
