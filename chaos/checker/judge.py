@@ -85,7 +85,9 @@ def _run_check(
     counts: dict[str, int] = {}
     witnesses: dict[str, list[Row]] = {}
     if any(populations.values()):
-        first = engine.rows(f"SELECT * FROM ({check.sql}) violations LIMIT {MAX_WITNESSES + 1}")
+        # Lines that name no run are told of by their files.
+        found = f"SELECT * FROM ({check.sql}) violations WHERE run IS NOT NULL"
+        first = engine.rows(f"{found} LIMIT {MAX_WITNESSES + 1}")
         runs = {str(row["run"]) for row in first}
         if len(first) <= MAX_WITNESSES:
             for row in first:
@@ -110,10 +112,12 @@ def _run_check(
 
 
 def _many(engine: Engine, check: Check) -> tuple[dict[str, int], dict[str, list[Row]]]:
-    counted = engine.rows(f"SELECT run, count(*) AS n FROM ({check.sql}) violations GROUP BY run")
+    counted = engine.rows(
+        f"SELECT run, count(*) AS n FROM ({check.sql}) v WHERE run IS NOT NULL GROUP BY run"
+    )
     kept = engine.rows(
         "SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY run ORDER BY run) AS nth "
-        f"FROM ({check.sql}) v) w WHERE nth <= {MAX_WITNESSES}"
+        f"FROM ({check.sql}) v WHERE run IS NOT NULL) w WHERE nth <= {MAX_WITNESSES}"
     )
     witnesses: dict[str, list[Row]] = {}
     for row in kept:

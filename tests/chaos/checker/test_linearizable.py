@@ -18,7 +18,7 @@ from tests.chaos.checker.duck import DuckEngine
 pytestmark = pytest.mark.xdist_group("checker")
 
 HISTORIES = 1500
-#: (kind, invoked, returned, value). append: at value; read: saw all below value; end, max_off: the end is value.
+#: (kind, invoked, returned, value). append: at value; read: saw all below; end, max_off: the end is value.
 Op = tuple[str, int, int, int]
 
 
