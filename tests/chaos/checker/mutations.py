@@ -573,3 +573,73 @@ def nothing_is_acknowledged_after_healing(trace: Trace) -> None:
 def a_node_panicked(trace: Trace) -> None:
     healed = lines(trace, Ev.META, e="healed")[0]
     add(trace, healed, e="log_error", node="n1", text="AssertionError")
+
+
+# -- defects that need lines which a clean trace lacks --------------------------------------------------
+
+
+def ask(trace: Trace, after: Line, op: int, name: str, *, answer: dict[str, object]) -> None:
+    """One more operation of the writer of `after`, right after it."""
+    shared = {"op": op, "f": name, "type": "invoke", "mono": number(after, "mono") + 100}
+    invoke = add(trace, after, **shared)
+    for field in ("off", "node", "term"):
+        invoke.pop(field, None)
+    invoke |= {"topic": "t", "q": 0, "group": "G"}
+    end = add(trace, invoke, type="ok", mono=number(after, "mono") + 200)
+    for field in ("topic", "q", "group"):
+        del end[field]
+    end.update(answer)  # type: ignore[arg-type]
+
+
+@mutation("S9")
+def a_stored_offset_falls(trace: Trace) -> None:
+    last = [line for line in lines(trace, Ev.OP, type="ok", f="commit_off") if _queue_of(trace, line) == 0][
+        -1
+    ]
+    ask(trace, last, 9_000_001, "fetch_off", answer={"off": number(last, "off") - 1})
+
+
+@mutation("B2")
+def the_least_offset_falls(trace: Trace) -> None:
+    first, *_, last = lines(trace, Ev.OP, type="ok", f="commit_off", src="client:c0")
+    ask(trace, first, 9_000_001, "min_off", answer={"min_off": 1})
+    ask(trace, last, 9_000_002, "min_off", answer={"min_off": 0})
+
+
+@mutation("S1 S4")
+def two_masters_of_a_term(trace: Trace) -> None:
+    ready = lines(trace, Ev.ROLE, e="master_ready", term=2)[0]
+    other = lines(trace, Ev.RAFT, e="follower", term=2, node="n3")[0]
+    second = add(trace, other)
+    second.update({k: v for k, v in ready.items() if k not in {"src", "inc", "seq", "mono", "node"}})
+
+
+@mutation("B6")
+def files_begin_late_without_a_purge(trace: Trace) -> None:
+    remove(trace, *lines(trace, Ev.DUMP, node="n2", lidx=0))
+
+
+@mutation("L6d R15")
+def a_majority_lacks_the_last_entry(trace: Trace) -> None:
+    last = max(number(line, "lidx") for line in lines(trace, Ev.DUMP))
+    for node in ("n2", "n3"):
+        remove(trace, *lines(trace, Ev.DUMP, node=node, lidx=last))
+
+
+@mutation("C8")
+def a_filter_lets_everything_through(trace: Trace) -> None:
+    for line in lines(trace, Ev.MEMBER, e="join"):
+        line["filter"] = "a||b"
+
+
+@mutation("L3 S6")
+def an_offset_is_left_out(trace: Trace) -> None:
+    """All that comes after the sixth message of a queue stands one further than it should."""
+    queue_of = {line["op"]: line["q"] for line in lines(trace, Ev.OP, type="invoke") if "q" in line}
+    for line in trace.all_lines():
+        if line.get("q", queue_of.get(line.get("op", -1))) == 0:
+            for name in ("qoff", "max_off", "next_off", "off", "from_off"):
+                if name in line and number(line, name) > (
+                    5 if name in {"qoff"} or line["ev"] == "meta" else 6
+                ):
+                    line[name] = number(line, name) + 1
