@@ -18,6 +18,7 @@ from benchmarks import (
     broker_produce,
     broker_restart,
     catchup,
+    checker,
     failover,
     memory,
     reads,
@@ -44,6 +45,7 @@ FIGURES: dict[str, Figure] = {
     "broker-consume": broker_consume.run,
     "broker-failover": broker_failover.run,
     "broker-restart": broker_restart.run,
+    "checker": checker.run,
 }
 _MEMORY_SECONDS = 30.0
 
@@ -52,7 +54,12 @@ _MEMORY_SECONDS = 30.0
 @click.option("--only", "names", multiple=True, type=click.Choice(list(FIGURES)), help="Repeat for several.")
 @click.option("--seconds", default=8.0, show_default=True, help="Measure each figure for so long.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the rows here as well.")
-@click.option("--long", "long_run", is_flag=True, help="Memory over ten minutes, catch-up of 2 GiB.")
+@click.option(
+    "--long",
+    "long_run",
+    is_flag=True,
+    help="Memory over ten minutes, catch-up of 2 GiB, a trace of 1,000,000 events.",
+)
 def main(names: tuple[str, ...], seconds: float, json_file: Path | None, long_run: bool) -> None:
     """Measure a cluster of three nodes on this machine."""
     end_on_signals()
@@ -65,6 +72,8 @@ def main(names: tuple[str, ...], seconds: float, json_file: Path | None, long_ru
             length = seconds
             if name == "catchup" and long_run:
                 figure = partial(catchup.run, behind_bytes=catchup.LONG_BEHIND_BYTES)
+            if name == "checker" and long_run:
+                figure = partial(checker.run, sizes=checker.LONG_SIZES)
             if name == "memory":
                 length = memory.LONG_SECONDS if long_run else max(seconds, _MEMORY_SECONDS)
             rows += asyncio.run(figure(length))
