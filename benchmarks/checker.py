@@ -50,6 +50,6 @@ async def _check(run_dir: Path, size: int) -> Row:
         f"{took:.1f} s",
         f"<= {MOST_SECONDS:.0f} s" if small else "",
         took <= MOST_SECONDS if small else None,
-        f"all {len(results['runs'][0]['checks'])} checks with the start of Spark; at most {most_mib:,.0f} MiB",
+        f"all {len(results['runs'][0]['checks'])} checks and the start of Spark; at most {most_mib:,.0f} MiB",
         {"seconds": took, "events": events, "mib": most_mib},
     )
