@@ -18,6 +18,7 @@ from benchmarks import (
     broker_produce,
     broker_restart,
     catchup,
+    checker,
     failover,
     memory,
     reads,
@@ -44,6 +45,7 @@ FIGURES: dict[str, Figure] = {
     "broker-consume": broker_consume.run,
     "broker-failover": broker_failover.run,
     "broker-restart": broker_restart.run,
+    "checker": checker.run,
 }
 _MEMORY_SECONDS = 30.0
 
@@ -56,7 +58,8 @@ _MEMORY_SECONDS = 30.0
     "--long",
     "long_run",
     is_flag=True,
-    help="Memory over ten minutes, catch-up of 2 GiB, restart with 1 KiB messages with keys.",
+    help="Memory over ten minutes, catch-up of 2 GiB, restart with 1 KiB messages with keys, a trace of "
+    "1,000,000 events.",
 )
 def main(names: tuple[str, ...], seconds: float, json_file: Path | None, long_run: bool) -> None:
     """Measure a cluster of three nodes on this machine."""
@@ -72,6 +75,8 @@ def main(names: tuple[str, ...], seconds: float, json_file: Path | None, long_ru
                 figure = partial(catchup.run, behind_bytes=catchup.LONG_BEHIND_BYTES)
             if name == "broker-restart" and long_run:
                 figure = partial(broker_restart.run, body=BODY, keyed=True)
+            if name == "checker" and long_run:
+                figure = partial(checker.run, sizes=checker.LONG_SIZES)
             if name == "memory":
                 length = memory.LONG_SECONDS if long_run else max(seconds, _MEMORY_SECONDS)
             rows += asyncio.run(figure(length))

@@ -69,7 +69,12 @@ ALLOWED: dict[str, set[str]] = {
     "broker_adapter.testing": {"dledger", "dledger.testing", "dledger.node", "broker_adapter"},
     # The commands of the broker are added to those of the log.
     "broker_adapter.cli": {"dledger", "dledger.cli", "broker_adapter"},
+    "chaos.trace.schema": set(),
+    # Judges the product by what it left behind, and knows nothing else of it.
+    "chaos.checker": {"chaos.trace.schema"},
     "chaos": {
+        "chaos.trace.schema",
+        "chaos.checker",
         "dledger",
         *_BASE,
         _STATUS_TYPES,
@@ -234,6 +239,8 @@ MODULES = {
         ("dledger.core.raft", "from ..rpc import channels"),
         ("dledger.core.raft", "import dledger.node.server"),
         ("dledger.store.log", "from dledger.rpc.channels import open_channel"),
+        ("chaos.checker.judge", "import dledger.core.values"),
+        ("chaos.checker.judge", "from chaos import faults"),
         ("dledger.client.client", "from dledger.node.server import run_node"),
         ("dledger.client.client", "from dledger.v1 import log_pb2"),
         ("dledger.node.server", "import dledger.v1.log_pb2 as pb"),

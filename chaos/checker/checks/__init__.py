@@ -1,0 +1,17 @@
+"""All checks, in the order in which they are told."""
+
+from __future__ import annotations
+
+from chaos.checker.checks import availability, broker, consumer, log, producer, raft, role, trace
+from chaos.checker.registry import Check
+
+CHECKS: tuple[Check, ...] = (
+    *trace.CHECKS,
+    *log.CHECKS,
+    *producer.CHECKS,
+    *raft.CHECKS,
+    *role.CHECKS,
+    *broker.CHECKS,
+    *consumer.CHECKS,
+    *availability.CHECKS,
+)

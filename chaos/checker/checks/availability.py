@@ -1,0 +1,28 @@
+"""Availability: A5, A6. The times to recover, A1-A4, are figures and stand in `figures.py`."""
+
+from __future__ import annotations
+
+from chaos.checker.registry import Check, hard
+
+#: After everything is healed, a send is acknowledged within so long; ns.
+RECOVERY_NS = 60_000_000_000
+
+CHECKS: tuple[Check, ...] = (
+    hard(
+        "A5",
+        f"after all faults are healed, sends are acknowledged within {RECOVERY_NS // 1_000_000_000} s",
+        "healed sends",
+        "{n} sends began after everything was healed; the first acknowledgement came {waited} ns later",
+        f"""SELECT * FROM (
+          SELECT r.run, count(s.op) AS n, min(s.ret) - max(r.healed) AS waited FROM runs r
+          JOIN sends s ON s.run = r.run AND s.inv > r.healed WHERE r.healed IS NOT NULL GROUP BY r.run
+        ) WHERE n > 0 AND coalesce(waited, {RECOVERY_NS} + 1) > {RECOVERY_NS}""",
+    ),
+    hard(
+        "A6",
+        "no node wrote of a panic, an assertion or an unhandled exception",
+        "lines",
+        "{node}: {text}",
+        "SELECT run, node, text, src, inc, seq FROM meta WHERE e = 'log_error'",
+    ),
+)

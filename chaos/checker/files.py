@@ -1,0 +1,67 @@
+"""Which runs the files hold, and what in them could not be read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from chaos.checker.engine import Engine
+from chaos.checker.intake import Intake
+from chaos.trace.schema import SUFFIX
+
+#: Faults after which a writer may leave half a line.
+_KILLS = "'kill', 'kill_all', 'power', 'wipe', 'crash'"
+
+
+def file_troubles(engine: Engine, intake: Intake) -> dict[str, list[str]]:
+    """run -> what is wrong with its files, as far as no fault explains it.
+
+    What cannot be given to a run is given to every run of the directory, or, if that has none, to all.
+    """
+    runs_of: dict[Path, set[str]] = defaultdict(set)
+    bad: list[tuple[Path, str]] = [
+        (path, said) for path, all_said in intake.troubles.items() for said in all_said
+    ]
+    torn = {file.path.resolve(): file for file in intake.raw if file.torn}
+    folders = {file.path.resolve(): file.run_dir for file in intake.raw}
+    killed = {
+        (str(row["run"]), target)
+        for row in engine.rows(f"SELECT run, targets FROM fault WHERE e = 'begin' AND f IN ({_KILLS})")
+        for target in str(row["targets"]).split(",")
+    }
+    unread: list[tuple[Path, int, str]] = []
+    for row in engine.rows(
+        "SELECT file, min(run) AS run, max(run) AS run_other, "
+        "count(*) FILTER (WHERE ev = 'corrupt') AS corrupt, "
+        "count(*) FILTER (WHERE ev <> 'corrupt' AND run IS NULL) AS nobody FROM events GROUP BY file"
+    ):
+        path = Path(unquote(urlsplit(str(row["file"])).path)).resolve()
+        folder = folders.get(path, path.parent)
+        runs = {str(run) for run in (row["run"], row["run_other"]) if run is not None}
+        runs_of[folder] |= runs
+        if len(runs) > 1 and path in folders:
+            bad.append((folder, f"{path.name} holds lines of several runs"))
+        if row["nobody"]:
+            bad.append((folder, f"{path.name}: {row['nobody']} lines name no run"))
+        if row["corrupt"]:
+            unread.append((path, int(row["corrupt"]), folder.as_posix()))
+    for path, count, _ in unread:
+        folder = folders.get(path, path.parent)
+        member = path.name.removesuffix(SUFFIX).rpartition(".")[0].partition("-")[2]
+        explained = path in torn and count == 1 and any((run, member) in killed for run in runs_of[folder])
+        if not explained:
+            bad.append((folder, f"{path.name}: {count} lines could not be read"))
+    for folder, runs in runs_of.items():
+        bad += [
+            (folder, f"run {run} is also in {other}")
+            for other, others in runs_of.items()
+            for run in sorted(runs & others)
+            if other != folder and folder in set(folders.values())
+        ]
+    everyone = set().union(*runs_of.values())
+    found: dict[str, list[str]] = defaultdict(list)
+    for folder, said in bad:
+        for run in sorted(runs_of.get(folder) or everyone):
+            found[run].append(said)
+    return dict(found)

@@ -1,0 +1,85 @@
+"""What lies in the run directories, looked at as bytes before an engine reads it.
+
+Here is found what an engine would pass over in silence: empty files, copies, lines that a killed writer tore.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.trace.schema import RAW_DIR, SUFFIX
+
+#: Converted traces: the same columns, as Parquet files, instead of `raw/`.
+PARQUET_DIR = "parquet"
+_BLOCK_BYTES = 1 << 20
+
+
+class IntakeError(Exception):
+    """There is nothing that can be checked; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawFile:
+    """One file of a writer. `torn`: it does not end with a line break. `bytes` is its size."""
+
+    run_dir: Path
+    path: Path
+    bytes: int
+    lines: int
+    torn: bool
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    raw: tuple[RawFile, ...]
+    parquet: tuple[Path, ...]
+    #: What makes a run directory unfit, by directory: the verdict of its runs is at best "unknown".
+    troubles: dict[Path, tuple[str, ...]]
+
+
+def take_in(run_dirs: list[Path]) -> Intake:
+    """Look at the run directories.
+
+    Raises:
+        IntakeError: a directory does not exist, or holds neither raw lines nor Parquet files.
+    """
+    raw: list[RawFile] = []
+    parquet: list[Path] = []
+    troubles: dict[Path, list[str]] = defaultdict(list)
+    if len({path.resolve() for path in run_dirs}) < len(run_dirs):
+        raise IntakeError("the same run directory was named twice")
+    for run_dir in run_dirs:
+        if not run_dir.is_dir():
+            raise IntakeError(f"{run_dir} is no directory")
+        files = sorted((run_dir / RAW_DIR).glob(f"*{SUFFIX}"))
+        if files:
+            raw += [_look_at(run_dir, path) for path in files]
+        elif any((run_dir / PARQUET_DIR).rglob("*.parquet")):
+            parquet.append(run_dir / PARQUET_DIR)
+        else:
+            raise IntakeError(
+                f"{run_dir} holds no trace: neither {RAW_DIR}/*{SUFFIX} nor {PARQUET_DIR}/*.parquet"
+            )
+    seen: dict[str, RawFile] = {}
+    for file in raw:
+        if file.bytes == 0:
+            troubles[file.run_dir].append(f"{file.path.name} is empty")
+        elif (first := seen.setdefault(file.sha256, file)) is not file:
+            for run_dir in {file.run_dir, first.run_dir}:
+                troubles[run_dir].append(f"{file.path} is a copy of {first.path}")
+    return Intake(tuple(raw), tuple(parquet), {path: tuple(said) for path, said in troubles.items()})
+
+
+def _look_at(run_dir: Path, path: Path) -> RawFile:
+    digest, size, lines, last = hashlib.sha256(), 0, 0, b"\n"
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+            size += len(block)
+            lines += block.count(b"\n")
+            last = block[-1:]
+    return RawFile(run_dir, path, size, lines, last != b"\n", digest.hexdigest())

@@ -1,0 +1,182 @@
+"""Runs the checks over the tables, and says for each check and each run: valid, invalid, unknown, or not in
+this trace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from chaos.checker.census import Census, take_census
+from chaos.checker.engine import Cell, Engine, Row
+from chaos.checker.registry import Check, Severity
+from chaos.trace.schema import file_name
+
+MAX_WITNESSES = 32
+#: Without these a run shows nothing about loss, whatever else is in its trace.
+ESSENTIAL = ("L1", "L2", "L4", "L5", "L7")
+ESSENTIAL_ANY = ("L6b", "L6c")
+
+
+class Verdict(StrEnum):
+    VALID = "valid"
+    INVALID = "invalid"
+    UNKNOWN = "unknown"
+    #: The trace has nothing that the check is about. Says nothing, in either direction.
+    ABSENT = "not in this trace"
+
+
+@dataclass(slots=True)
+class Finding:
+    """What one check found in one run. `violations` counts all, `witnesses` are the first of them."""
+
+    check: Check
+    verdict: Verdict
+    population: int
+    violations: int
+    witnesses: list[Row]
+    seconds: float
+
+    @property
+    def warnings(self) -> int:
+        return self.violations if self.check.severity is Severity.WARNING else 0
+
+
+@dataclass(slots=True)
+class RunResult:
+    run: str
+    verdict: Verdict = Verdict.UNKNOWN
+    findings: list[Finding] = field(default_factory=list)
+    census: dict[str, int] = field(default_factory=dict)
+    #: Why the verdict is not "valid", one sentence each.
+    reasons: list[str] = field(default_factory=list)
+
+
+def judge(
+    engine: Engine,
+    checks: Sequence[Check],
+    *,
+    troubles: Mapping[str, Sequence[str]] | None = None,
+    on_check: Callable[[Check], None] = lambda _: None,
+) -> list[RunResult]:
+    """Run the checks. `troubles`: what is wrong with the files of a run; it is then not valid."""
+    census = take_census(engine)
+    results = {run: RunResult(run, census=counts) for run, counts in sorted(census.items())}
+    # A file that could not be read may hold what seems to be missing.
+    voided = {run: {"W6"} if (troubles or {}).get(run) else set[str]() for run in results}
+    # What voids the others comes first.
+    for check in sorted(checks, key=lambda c: c.severity is not Severity.VOID):
+        on_check(check)
+        for run, finding in _run_check(engine, check, census, voided).items():
+            results[run].findings.append(finding)
+            if check.severity is Severity.VOID and finding.violations:
+                voided[run].add(check.id)
+    for result in results.values():
+        _conclude(result, (troubles or {}).get(result.run, ()))
+    return list(results.values())
+
+
+def _run_check(
+    engine: Engine, check: Check, census: Census, voided: dict[str, set[str]]
+) -> dict[str, Finding]:
+    populations = {run: _population(check, counts) for run, counts in census.items()}
+    started = time.monotonic()
+    counts: dict[str, int] = {}
+    witnesses: dict[str, list[Row]] = {}
+    if any(populations.values()):
+        # Lines that name no run are told of by their files.
+        found = f"SELECT * FROM ({check.sql}) violations WHERE run IS NOT NULL"
+        first = engine.rows(f"{found} LIMIT {MAX_WITNESSES + 1}")
+        runs = {str(row["run"]) for row in first}
+        if len(first) <= MAX_WITNESSES:
+            for row in first:
+                witnesses.setdefault(str(row["run"]), []).append(row)
+            counts = {run: len(rows) for run, rows in witnesses.items()}
+        else:
+            counts, witnesses = _many(engine, check)
+            runs = set(counts)
+        assert runs <= set(census), f"{check.id} gave runs that are not in the trace"
+    seconds = time.monotonic() - started
+    return {
+        run: Finding(
+            check,
+            _verdict(check, populations[run], counts.get(run, 0), voided[run]),
+            populations[run],
+            counts.get(run, 0) if populations[run] else 0,
+            witnesses.get(run, [])[:MAX_WITNESSES] if populations[run] else [],
+            seconds,
+        )
+        for run in census
+    }
+
+
+def _many(engine: Engine, check: Check) -> tuple[dict[str, int], dict[str, list[Row]]]:
+    counted = engine.rows(
+        f"SELECT run, count(*) AS n FROM ({check.sql}) v WHERE run IS NOT NULL GROUP BY run"
+    )
+    kept = engine.rows(
+        "SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY run ORDER BY run) AS nth "
+        f"FROM ({check.sql}) v WHERE run IS NOT NULL) w WHERE nth <= {MAX_WITNESSES}"
+    )
+    witnesses: dict[str, list[Row]] = {}
+    for row in kept:
+        row.pop("nth")
+        witnesses.setdefault(str(row["run"]), []).append(row)
+    return {str(row["run"]): _int(row["n"]) for row in counted}, witnesses
+
+
+def _int(cell: Cell) -> int:
+    return int(cell or 0)
+
+
+def _population(check: Check, counts: dict[str, int]) -> int:
+    of = [counts[name] for name in check.population]
+    return of[0] if all(of) else 0
+
+
+def _verdict(check: Check, population: int, violations: int, voided: set[str]) -> Verdict:
+    if not population:
+        return Verdict.ABSENT
+    if not violations or check.severity is Severity.WARNING:
+        return Verdict.VALID
+    if check.severity is Severity.VOID or voided & set(check.needs):
+        return Verdict.UNKNOWN
+    return Verdict.INVALID
+
+
+def _conclude(result: RunResult, troubles: Sequence[str]) -> None:
+    """Invalid beats unknown beats valid; and valid needs the essential checks to have had something to
+    check."""
+    by_id = {finding.check.id: finding for finding in result.findings}
+    result.reasons = list(troubles)
+    for name in ESSENTIAL:
+        if name not in by_id or by_id[name].verdict is Verdict.ABSENT:
+            result.reasons.append(f"{name} had nothing to check, and without it a run proves nothing")
+    if all(name not in by_id or by_id[name].verdict is Verdict.ABSENT for name in ESSENTIAL_ANY):
+        result.reasons.append("nothing in the trace shows what was kept: no last reads, no files of nodes")
+    verdict = Verdict.UNKNOWN if result.reasons else Verdict.VALID
+    for finding in result.findings:
+        if finding.verdict in (Verdict.INVALID, Verdict.UNKNOWN):
+            result.reasons.append(
+                f"{finding.check.id}: {finding.violations} times not so: {finding.check.title}"
+            )
+    verdicts = {finding.verdict for finding in result.findings}
+    if Verdict.INVALID in verdicts:
+        verdict = Verdict.INVALID
+    elif Verdict.UNKNOWN in verdicts:
+        verdict = Verdict.UNKNOWN
+    result.verdict = verdict
+
+
+def sentence(check: Check, witness: Row) -> str:
+    """A witness in words."""
+    return check.sentence.format_map(witness)
+
+
+def line_of(witness: Row) -> str | None:
+    """Where in the trace a witness stands: file and line."""
+    src, inc, seq = witness.get("src"), witness.get("inc"), witness.get("seq")
+    if not isinstance(src, str) or not src or not isinstance(inc, int) or not isinstance(seq, int):
+        return None
+    return f"{file_name(src, inc)}:{seq + 1}"

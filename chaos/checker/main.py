@@ -1,0 +1,138 @@
+"""`dledger-check`: the Spark job over one or many runs, its verdict and its report."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import click
+
+from chaos.checker.checks import CHECKS
+from chaos.checker.engine import Engine
+from chaos.checker.figures import Figures, take_figures
+from chaos.checker.files import file_troubles
+from chaos.checker.intake import Intake, IntakeError, take_in
+from chaos.checker.judge import RunResult, Verdict, judge
+from chaos.checker.registry import Check, Severity
+from chaos.checker.report import as_json, one_line, overall, verdict_sentence, write_junit, write_report
+from chaos.checker.tables import make_tables
+
+EXIT = {Verdict.VALID: 0, Verdict.INVALID: 1, Verdict.UNKNOWN: 2}
+EXIT_ARGUMENTS, EXIT_CRASH = 254, 255
+
+
+@click.command()
+@click.argument("run_dirs", nargs=-1, required=True, metavar="RUN_DIR...", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="Report directory. [default: RUN_DIR/report]")
+@click.option("--master", help="Where Spark runs. [default: what spark-submit says, else local[*]]")
+@click.option("--memory", default="2g", show_default=True, help="Heap of the driver, when it is local.")
+@click.option(
+    "--checks", "names", help="Only these, with commas between; the trace itself is always checked."
+)
+@click.option("--work", type=click.Path(path_type=Path), help="Where tables go; every worker must reach it.")
+@click.option("--json", "as_text", is_flag=True, help="Print results.json instead of the verdict.")
+@click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML here as well.")
+def command(
+    run_dirs: tuple[Path, ...],
+    out: Path | None,
+    master: str | None,
+    memory: str,
+    names: str | None,
+    work: Path | None,
+    as_text: bool,
+    junit: Path | None,
+) -> int:
+    """Say of each run whether what was promised was kept.
+
+    Exit codes: 0 valid, 1 invalid, 2 unknown, 254 bad arguments, 255 the checker itself failed.
+    """
+    started = time.monotonic()
+    checks = chosen(names)
+    intake = take_in(list(run_dirs))
+    with tempfile.TemporaryDirectory(prefix="dledger-check-", dir=work) as folder:
+        results, figures = run_spark(intake, checks, Path(folder), master=master, memory=memory)
+    seconds = time.monotonic() - started
+    page = write_report(out or run_dirs[0] / "report", results, figures, intake, seconds)
+    if junit is not None:
+        write_junit(junit, results)
+    if as_text:
+        click.echo(json.dumps(as_json(results, figures, intake, seconds), indent=1, default=str))
+    else:
+        for result in results:
+            click.echo(verdict_sentence(result))
+        click.echo(one_line(results))
+        click.echo(f"report: {page}")
+    return EXIT[overall(results)]
+
+
+def chosen(names: str | None) -> tuple[Check, ...]:
+    """The checks of these ids, and those that say whether the trace is worth anything.
+
+    Raises:
+        click.BadParameter: there is no such check.
+    """
+    if names is None:
+        return CHECKS
+    wanted = {name.strip() for name in names.split(",")}
+    if unknown := wanted - {check.id for check in CHECKS}:
+        raise click.BadParameter(f"no such check: {', '.join(sorted(unknown))}")
+    return tuple(check for check in CHECKS if check.id in wanted or check.severity is Severity.VOID)
+
+
+def run_spark(
+    intake: Intake, checks: tuple[Check, ...], work_dir: Path, *, master: str | None, memory: str
+) -> tuple[list[RunResult], dict[str, Figures]]:
+    """Start Spark, check, stop it."""
+    # Spark is an extra: whoever only wants the names of checks need not have it.
+    try:
+        from chaos.checker.spark import SparkEngine, start
+    except ImportError as error:
+        raise click.ClickException(f"Spark is missing ({error}): pip install 'dledger[checker]'") from error
+
+    session = start(work_dir, master=master, memory=memory)
+    try:
+        engine = SparkEngine(session, work_dir)
+        engine.load(intake)
+        return check_loaded(engine, intake, checks)
+    finally:
+        session.stop()
+
+
+def check_loaded(
+    engine: Engine, intake: Intake, checks: tuple[Check, ...]
+) -> tuple[list[RunResult], dict[str, Figures]]:
+    """Judge what the engine has loaded.
+
+    Raises:
+        IntakeError: no line could be read.
+    """
+    make_tables(engine)
+    results = judge(engine, checks, troubles=file_troubles(engine, intake))
+    if not results:
+        raise IntakeError("no line of the trace could be read")
+    return results, take_figures(engine)
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        code = command.main(standalone_mode=False)
+    except (click.ClickException, IntakeError) as error:
+        said = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        click.echo(f"error: {said}", err=True)
+        code = EXIT_ARGUMENTS
+    except (click.Abort, KeyboardInterrupt):
+        code = 130
+    except Exception:
+        traceback.print_exc()
+        click.echo("the checker itself failed; this says nothing about the run", err=True)
+        code = EXIT_CRASH
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The checker of record: Spark. Sessions, reading traces, and `Engine` on it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import cast
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as fn
+from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
+
+from chaos.checker.engine import Cell, Row
+from chaos.checker.intake import Intake
+from chaos.checker.java import java_home
+from chaos.trace.schema import FIELDS, Ev, Kind
+
+#: `group` is a word of SQL.
+RENAMED = {"group": "grp"}
+CORRUPT = "corrupt"
+UNKNOWN = "unknown"
+#: Where a line stands: the path of its file.
+FILE = "file"
+_TYPES = {Kind.INT: LongType(), Kind.STR: StringType(), Kind.BOOL: BooleanType()}
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # One reader for many small files: a run has a file for each writer.
+    "spark.sql.files.openCostInBytes": str(64 * 1024),
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.log.level": "ERROR",
+}
+
+
+def schema() -> StructType:
+    """The explicit schema of raw lines, with a column for those that do not fit it."""
+    fields = [StructField(name, _TYPES[kind]) for name, kind in FIELDS.items()]
+    return StructType([*fields, StructField(CORRUPT, StringType())])
+
+
+def start(
+    work_dir: Path, *, master: str | None = None, memory: str = "2g", java_options: str = ""
+) -> SparkSession:
+    """A session. `master`: where to run; None: what spark-submit says, else all cores of this machine.
+
+    Raises:
+        NoJava: no Java that can run Spark.
+    """
+    home = java_home(work_dir)
+    if home is not None:
+        os.environ["JAVA_HOME"] = str(home)
+    # Otherwise workers take the system's Python.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName("dledger-check")
+    for name, value in _SETTINGS.items():
+        builder = builder.config(name, value)
+    if "SPARK_ENV_LOADED" not in os.environ:
+        cores = _local_cores(master)
+        builder = builder.config("spark.driver.memory", memory)
+        if java_options:
+            builder = builder.config("spark.driver.extraJavaOptions", java_options)
+        builder = builder.config("spark.sql.shuffle.partitions", str(4 * cores))
+        builder = builder.config("spark.sql.warehouse.dir", str(work_dir / "warehouse"))
+        builder = builder.config("spark.local.dir", str(work_dir / "spark"))
+        builder = builder.master(master or "local[*]")
+    elif master is not None:
+        builder = builder.master(master)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def _local_cores(master: str | None) -> int:
+    if master is not None and master.startswith("local[") and master[6:-1].isdigit():
+        return int(master[6:-1])
+    return os.cpu_count() or 1
+
+
+def read_events(session: SparkSession, intake: Intake) -> DataFrame:
+    """All lines of all runs, one row each, `ev` being CORRUPT or UNKNOWN where that is so."""
+    known = [ev.value for ev in Ev]
+    frames = []
+    if intake.raw:
+        paths = [str(file.path) for file in intake.raw]
+        reader = session.read.schema(schema()).option("columnNameOfCorruptRecord", CORRUPT)
+        frames.append(reader.json(paths).withColumn(FILE, fn.input_file_name()))
+    for path in intake.parquet:
+        frame = session.read.parquet(str(path))
+        for name, kind in FIELDS.items():
+            column = fn.col(name) if name in frame.columns else fn.lit(None)
+            frame = frame.withColumn(name, column.cast(_TYPES[kind]))
+        frame = frame.withColumn(CORRUPT, fn.lit(None).cast(StringType()))
+        frames.append(frame.select(*FIELDS, CORRUPT).withColumn(FILE, fn.input_file_name()))
+    events = frames[0]
+    for frame in frames[1:]:
+        events = events.unionByName(frame)
+    row_kind = (
+        fn.when(fn.col(CORRUPT).isNotNull(), CORRUPT)
+        .when(fn.col("ev").isin(known), fn.col("ev"))
+        .otherwise(UNKNOWN)
+    )
+    return events.withColumn("said_ev", fn.col("ev")).withColumn("ev", row_kind).withColumnsRenamed(RENAMED)
+
+
+class SparkEngine:
+    """`Engine` on a session; facts are Parquet files below `work_dir`, which every worker must reach."""
+
+    def __init__(self, session: SparkSession, work_dir: Path) -> None:
+        self._session = session
+        self._work_dir = work_dir
+
+    def load(self, intake: Intake) -> None:
+        """Read the traces into the table `events`: once, as columns, one directory for each kind of line."""
+        path = str(self._work_dir / "events")
+        read_events(self._session, intake).write.mode("overwrite").partitionBy("ev").parquet(path)
+        self._session.read.parquet(path).createOrReplaceTempView("events")
+
+    def view(self, name: str, sql: str) -> None:
+        self._session.sql(sql).createOrReplaceTempView(name)
+
+    def fact(self, name: str, sql: str) -> None:
+        path = str(self._work_dir / name)
+        self._session.sql(sql).write.mode("overwrite").parquet(path)
+        self._session.read.parquet(path).createOrReplaceTempView(name)
+
+    def rows(self, sql: str) -> list[Row]:
+        return [cast(dict[str, Cell], row.asDict()) for row in self._session.sql(sql).collect()]

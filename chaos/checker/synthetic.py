@@ -1,0 +1,478 @@
+"""Clean traces of any size, made without a cluster: for the checker's own tests and for measuring it.
+
+What happens in them is what a correct cluster may do: leaders change by kills and isolations, appends whose
+answer was lost turn out to be there or not, tails are truncated, consumers crash and messages come again.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+
+from chaos.trace.schema import RAW_DIR, VERSION, Ev, OpType, file_name
+
+Value = int | str | bool
+Line = dict[str, Value]
+
+LEDGER = "g"
+TOPIC = "t"
+GROUP = "G"
+_NODES = ("n1", "n2", "n3")
+_STEP_NS = 1_000
+
+
+@dataclass(slots=True)
+class Trace:
+    """The lines of a run, by writer: (src, inc) -> lines in their order."""
+
+    run: str
+    files: dict[tuple[str, int], list[Line]] = field(default_factory=dict)
+
+    def renumber(self) -> None:
+        """Give every line the seq of its place, after lines were added or removed."""
+        for lines in self.files.values():
+            for seq, line in enumerate(lines):
+                line["seq"] = seq
+
+    def all_lines(self) -> Iterator[Line]:
+        for lines in self.files.values():
+            yield from lines
+
+    def write(self, run_dir: Path) -> None:
+        raw = run_dir / RAW_DIR
+        raw.mkdir(parents=True, exist_ok=True)
+        for (src, inc), lines in self.files.items():
+            text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+            (raw / file_name(src, inc)).write_text(text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    term: int
+    chain: str
+    mid: int | None = None
+    digest: str = ""
+    q: int = -1
+    qoff: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """An operation under way."""
+
+    op: int
+    mid: int
+    digest: str
+    proc: str
+    src: str
+    q: int
+
+
+def digest_of(*parts: object) -> str:
+    return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+
+class Synthetic:
+    """A cluster of three that never was. `broker`: producers, queues and a consumer group; else a raw log."""
+
+    def __init__(self, run: str, *, seed: int, broker: bool, producers: int = 4, queues: int = 2) -> None:
+        self.trace = Trace(run)
+        self.broker = broker
+        self._random = random.Random(seed)
+        self._now = 1_000_000_000
+        self._inc = dict.fromkeys(_NODES, 0)
+        self._term = 0
+        self._leader = _NODES[0]
+        self._log: list[_Entry] = []
+        self._queues: list[list[int]] = [[] for _ in range(queues if broker else 0)]
+        self._ops = 0
+        self._mids = 0
+        self._procs = [f"p{i}" for i in range(producers)]
+        self._proc_no: dict[str, int] = defaultdict(int)
+        self._consumed = [0] * len(self._queues)
+        self._epoch = [1] * len(self._queues)
+        self._owner = [f"c{q % 2}" for q in range(len(self._queues))]
+        self._faults = 0
+        self._seed = seed
+
+    # -- the run ------------------------------------------------------------------------------------------
+
+    def make(self, *, rounds: int, faults: int) -> Trace:
+        """Run it: `rounds` times every producer sends once, with `faults` faults of the leader between."""
+        self._begin(faults)
+        self._elect(_NODES[0])
+        at = {(k + 1) * rounds // (faults + 1): ("kill", "isolate")[k % 2] for k in range(faults)}
+        for number in range(rounds):
+            if number in at:
+                self._fail_leader(at[number])
+            self._round()
+            if self.broker and number == rounds // 2:
+                self._crash_consumer()
+        self._drain()
+        self._dump()
+        self._end()
+        return self.trace
+
+    def _begin(self, faults: int) -> None:
+        admin = "admin"
+        self._emit(
+            admin,
+            Ev.META,
+            e="run_begin",
+            nodes=3,
+            seed=self._seed,
+            planned_faults=faults,
+            flush_mode="sync",
+            aim="leader",
+            max_attempts=16,
+        )
+        clients = [f"client:{p}" for p in self._procs] + ["client:r0"]
+        clients += ["client:c0", "client:c1"] if self.broker else []
+        for member in [f"node:{n}" for n in _NODES] + clients + ["nemesis"]:
+            self._emit(admin, Ev.META, e="expect", member=member)
+        for member in [*clients, "nemesis"]:
+            self._emit(member, Ev.META, e="writer_begin", boot_id="b")
+        for node in _NODES:
+            self._node(node, Ev.META, e="writer_begin", boot_id="b")
+            self._node(node, Ev.STORE, e="recover", term=0, ended=-1, committed=-1)
+        for consumer in sorted(set(self._owner)):
+            self._emit(
+                f"client:{consumer}",
+                Ev.MEMBER,
+                e="join",
+                group=GROUP,
+                consumer=consumer,
+                topic=TOPIC,
+                mode="orderly",
+                filter="*",
+                from_start=True,
+            )
+        for q in range(len(self._queues)):
+            self._assign(q)
+
+    def _end(self) -> None:
+        live = {(f"node:{n}", self._inc[n]) for n in _NODES}
+        for (src, inc), lines in self.trace.files.items():
+            if not src.startswith("node:") or (src, inc) in live:
+                self._now += _STEP_NS
+                lines.append(self._line(src, inc, len(lines), Ev.META, {"e": "trace_end"}))
+
+    # -- nodes ---------------------------------------------------------------------------------------------
+
+    def _elect(self, node: str) -> None:
+        last = len(self._log) - 1
+        old, self._term, self._leader = self._term, self._term + 1, node
+        ends = {"last_index": last, "last_term": self._log[last].term if self._log else old}
+        theirs = {f"cand_{name}": value for name, value in ends.items()}
+        self._node(node, Ev.RAFT, e="candidate", term=self._term)
+        for voter in (node, *[n for n in _NODES if n != node]):
+            self._node(voter, Ev.RAFT, e="term_vote", term=self._term, vote=node)
+            vote = {**ends, **theirs}
+            self._node(voter, Ev.RAFT, e="vote", term=self._term, candidate=node, **vote)
+        self._node(node, Ev.RAFT, e="leader", term=self._term, ended=last)
+        for other in _NODES:
+            if other != node:
+                self._node(other, Ev.RAFT, e="follower", term=self._term)
+        barrier = len(self._log)
+        if self.broker:
+            self._node(node, Ev.ROLE, e="elected", term=self._term, ended=last, barrier=barrier)
+        self._append([None])
+        if self.broker:
+            self._node(
+                node,
+                Ev.ROLE,
+                e="master_ready",
+                term=self._term,
+                committed=barrier,
+                reput=barrier,
+                target=barrier,
+                barrier=barrier,
+            )
+
+    def _append(self, sent: Sequence[_Sent | None]) -> int:
+        """Append to all nodes, commit, build the queues; None is a no-op. The first index."""
+        first = len(self._log)
+        for one in sent:
+            self._log.append(self._entry(one))
+        last = len(self._log) - 1
+        order = [self._leader, *[n for n in _NODES if n != self._leader]]
+        for node in order:
+            self._store_range(node, first, last)
+        for node in order:
+            self._committed(node, first, last)
+        return first
+
+    def _entry(self, sent: _Sent | None) -> _Entry:
+        chain = self._log[-1].chain if self._log else ""
+        if sent is None:
+            return _Entry(self._term, digest_of(chain, self._term))
+        chain = digest_of(chain, self._term, sent.digest)
+        if not self.broker:
+            return _Entry(self._term, chain, sent.mid, sent.digest)
+        queue = self._queues[sent.q]
+        queue.append(len(self._log))
+        return _Entry(self._term, chain, sent.mid, sent.digest, sent.q, len(queue) - 1)
+
+    def _store_range(self, node: str, first: int, last: int) -> None:
+        # One event for each run of entries of one term.
+        begin = first
+        for index in range(first, last + 1):
+            if index == last or self._log[index + 1].term != self._log[index].term:
+                end = self._log[index]
+                self._node(
+                    node,
+                    Ev.STORE,
+                    e="append",
+                    lidx=begin,
+                    last=index,
+                    eterm=end.term,
+                    chain=end.chain,
+                    ledger=LEDGER,
+                )
+                begin = index + 1
+        self._node(node, Ev.STORE, e="flush", lidx=last, ledger=LEDGER)
+
+    def _committed(self, node: str, first: int, last: int) -> None:
+        entry = self._log[last]
+        about: Line = {"ledger": LEDGER, "chain": entry.chain}
+        self._node(node, Ev.RAFT, e="commit", term=self._term, lidx=last, eterm=entry.term, **about)
+        self._node(node, Ev.RAFT, e="apply", lidx=first, last=last, **about)
+        if self.broker:
+            self._node(node, Ev.STORE, e="reput", lidx=last, ledger=LEDGER)
+
+    def _fail_leader(self, how: str) -> None:
+        """The leader goes; of what is under way, one append was committed and one is lost with it."""
+        old, self._faults = self._leader, self._faults + 1
+        kept, lost = self._invoke(self._procs[0]), self._invoke(self._procs[1])
+        self._serve(kept)
+        self._append([kept])
+        self._serve(lost)
+        tail = len(self._log)
+        orphan: Line = {"lidx": tail, "last": tail, "eterm": self._term, "chain": digest_of("lost", tail)}
+        self._node(old, Ev.STORE, e="append", ledger=LEDGER, **orphan)
+        self._node(old, Ev.STORE, e="flush", ledger=LEDGER, lidx=tail)
+        fault: Line = {"fault": self._faults, "f": how, "targets": old}
+        self._emit("nemesis", Ev.FAULT, e="begin", effective=True, aim="leader", **fault)
+        for sent in (kept, lost):
+            self._complete(sent, OpType.INFO, error="no answer")
+        voted = _NODES[(_NODES.index(old) + 1) % 3]
+        ended, committed = tail, tail - 1
+        if how == "kill":
+            self._inc[old] += 1
+            self._node(old, Ev.META, e="writer_begin", boot_id="b")
+            self._node(old, Ev.STORE, e="recover", term=self._term, ended=ended, committed=committed)
+        elif self.broker:
+            self._node(old, Ev.ROLE, e="demoted", term=self._term)
+        self._node(old, Ev.RAFT, e="follower", term=self._term)
+        self._node(old, Ev.STORE, e="truncate", lidx=tail, ledger=LEDGER)
+        refused = self._invoke(self._procs[2])
+        self._complete(refused, OpType.FAIL, code="NOT_LEADER")
+        self._elect(voted)
+        self._emit("nemesis", Ev.FAULT, e="end", effective=True, **fault)
+
+    # -- clients -------------------------------------------------------------------------------------------
+
+    def _round(self) -> None:
+        sent = [self._invoke(p) for p in self._procs]
+        self._random.shuffle(sent)
+        for one in sent:
+            self._serve(one)
+        first = self._append(sent)
+        for number, one in enumerate(sent):
+            index = first + number
+            self._node(
+                self._leader,
+                Ev.RAFT,
+                e="ack",
+                term=self._term,
+                lidx=index,
+                op=one.op,
+                ledger=LEDGER,
+            )
+            self._complete(one, OpType.OK, lidx=index)
+        if self.broker:
+            for q in range(len(self._queues)):
+                self._consume(q)
+        else:
+            self._read_ledger("get", end_claim=True)
+            if self._random.random() < 0.3:
+                self._read_ledger("get", end_claim=False, behind=2)
+
+    def _invoke(self, process: str) -> _Sent:
+        self._ops += 1
+        self._mids += 1
+        q = self._random.randrange(len(self._queues)) if self.broker else -1
+        proc = f"{process}.{self._proc_no[process]}"
+        sent = _Sent(self._ops, self._mids, digest_of(self._mids), proc, f"client:{process}", q)
+        place: Line = {"topic": TOPIC, "q": q} if self.broker else {}
+        about: Line = {"mid": sent.mid, "digest": sent.digest, "ledger": LEDGER, **place}
+        self._op(sent.src, OpType.INVOKE, sent.op, proc, self._send_name, **about)
+        return sent
+
+    @property
+    def _send_name(self) -> str:
+        return "send" if self.broker else "append"
+
+    def _serve(self, sent: _Sent) -> None:
+        self._node(self._leader, Ev.RAFT, e="accept", term=self._term, op=sent.op)
+
+    def _complete(self, sent: _Sent, how: OpType, /, **fields: Value) -> None:
+        if how is OpType.OK:
+            index = fields["lidx"]
+            assert isinstance(index, int)
+            fields |= {"node": self._leader, "term": self._term}
+            if self.broker:
+                fields["qoff"] = self._log[index].qoff
+        if how is OpType.INFO:
+            self._proc_no[sent.src.removeprefix("client:")] += 1
+        self._op(sent.src, how, sent.op, sent.proc, self._send_name, **fields)
+
+    def _read_ledger(self, name: str, *, end_claim: bool, behind: int = 0, start: int | None = None) -> None:
+        end = len(self._log) - behind
+        begin = max(0, end - 6) if start is None else start
+        found = [i for i in range(begin, end) if self._log[i].mid is not None]
+        invoke: Line = {"from_off": begin, "ledger": LEDGER, "stale": behind > 0}
+        with_answer: Line = {"next_off": end, "end_claim": end_claim}
+        if end_claim:
+            with_answer["max_off"] = end
+        self._read("client:r0", "r0", name, found, invoke, with_answer, {})
+
+    def _read(
+        self,
+        src: str,
+        proc: str,
+        name: str,
+        found: list[int],
+        invoke: Line,
+        with_answer: Line,
+        reader: Line,
+    ) -> int:
+        self._ops += 1
+        op = self._ops
+        self._op(src, OpType.INVOKE, op, proc, name, **invoke, **reader)
+        for i, index in enumerate(found):
+            self._emit(src, Ev.DLV, op=op, i=i, **reader, **self._message(index))
+        self._op(src, OpType.OK, op, proc, name, node=self._leader, term=self._term, **with_answer)
+        return op
+
+    def _message(self, index: int) -> Line:
+        entry = self._log[index]
+        assert entry.mid is not None
+        line: Line = {"mid": entry.mid, "digest": entry.digest, "ledger": LEDGER, "lidx": index}
+        return line | ({"topic": TOPIC, "q": entry.q, "qoff": entry.qoff} if self.broker else {})
+
+    # -- consumers -----------------------------------------------------------------------------------------
+
+    def _assign(self, q: int) -> None:
+        consumer = self._owner[q]
+        about: Line = {"group": GROUP, "consumer": consumer, "epoch": self._epoch[q], "topic": TOPIC, "q": q}
+        self._emit(f"client:{consumer}", Ev.MEMBER, e="assign", **about)
+
+    def _consume(self, q: int, *, commit: bool = True) -> None:
+        consumer, begin = self._owner[q], self._consumed[q]
+        src, end = f"client:{consumer}", len(self._queues[q])
+        reader: Line = {"group": GROUP, "consumer": consumer, "epoch": self._epoch[q]}
+        place: Line = {"topic": TOPIC, "q": q}
+        found = self._queues[q][begin:end]
+        op = self._read(
+            src,
+            consumer,
+            "pull",
+            found,
+            {"from_off": begin, **place},
+            {"next_off": end},
+            reader,
+        )
+        for index in found:
+            entry = self._log[index]
+            assert entry.mid is not None
+            self._emit(src, Ev.DONE, mid=entry.mid, code="ok", op=op, qoff=entry.qoff, **place, **reader)
+        if found and commit:
+            self._consumed[q] = end
+            self._ops += 1
+            about: Line = {"off": end, **place, **reader}
+            self._op(src, OpType.INVOKE, self._ops, consumer, "commit_off", **about)
+            self._op(src, OpType.OK, self._ops, consumer, "commit_off", off=end)
+
+    def _crash_consumer(self) -> None:
+        """c0 processes messages, does not get to storing its offset, and c1 takes over."""
+        if self._owner[0] != "c0":
+            return
+        sent = self._invoke(self._procs[0])
+        self._serve(sent)
+        index = self._append([sent])
+        ack: Line = {"term": self._term, "lidx": index, "op": sent.op, "ledger": LEDGER}
+        self._node(self._leader, Ev.RAFT, e="ack", **ack)
+        self._complete(sent, OpType.OK, lidx=index)
+        q = sent.q
+        self._consume(q, commit=False)
+        left: Line = {"group": GROUP, "consumer": self._owner[q], "epoch": self._epoch[q]}
+        self._emit(f"client:{self._owner[q]}", Ev.MEMBER, e="crash", **left)
+        self._owner[q] = "c1" if self._owner[q] == "c0" else "c0"
+        self._epoch[q] += 1
+        self._assign(q)
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        admin = "admin"
+        self._emit(admin, Ev.META, e="healed")
+        self._round()
+        self._emit(admin, Ev.META, e="drain_begin")
+        if self.broker:
+            for q, queue in enumerate(self._queues):
+                place: Line = {"topic": TOPIC, "q": q}
+                self._emit(admin, Ev.META, e="drain_target", off=len(queue) - 1, **place)
+                self._consume(q)
+                answer: Line = {"end_claim": True, "max_off": len(queue), "next_off": len(queue)}
+                self._read("client:r0", "r0", "drain", queue, {"from_off": 0, **place}, answer, {})
+        else:
+            last = max(i for i, entry in enumerate(self._log) if entry.mid is not None)
+            self._emit(admin, Ev.META, e="drain_target", off=last, ledger=LEDGER)
+            self._read_ledger("drain", end_claim=True, start=0)
+        self._emit(admin, Ev.META, e="drain_end")
+
+    def _dump(self) -> None:
+        for node in _NODES:
+            for index, entry in enumerate(self._log):
+                line: Line = {"eterm": entry.term, "chain": entry.chain, "is_committed": True}
+                line |= (
+                    {"internal": True, "ledger": LEDGER, "lidx": index}
+                    if entry.mid is None
+                    else self._message(index)
+                )
+                self._emit("admin", Ev.DUMP, node=node, **line)
+            for q, queue in enumerate(self._queues):
+                for qoff, index in enumerate(queue):
+                    unit: Line = {"topic": TOPIC, "q": q, "qoff": qoff, "lidx": index, "size": 100}
+                    self._emit("admin", Ev.CQ, node=node, **unit)
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    def _op(self, src: str, how: OpType, op: int, proc: str, name: str, /, **fields: Value) -> None:
+        self._emit(src, Ev.OP, type=how.value, op=op, proc=proc, f=name, **fields)
+
+    def _node(self, name: str, ev: Ev, /, **fields: Value) -> None:
+        self._emit(f"node:{name}", ev, **({} if ev is Ev.META else {"node": name}), **fields)
+
+    def _emit(self, src: str, ev: Ev, /, **fields: Value) -> None:
+        self._now += _STEP_NS
+        inc = self._inc[src.removeprefix("node:")] if src.startswith("node:") else 0
+        lines = self.trace.files.setdefault((src, inc), [])
+        lines.append(self._line(src, inc, len(lines), ev, fields))
+
+    def _line(self, src: str, inc: int, seq: int, ev: Ev, fields: Line) -> Line:
+        head: Line = {"v": VERSION, "run": self.trace.run, "src": src, "inc": inc, "seq": seq, "host": "h"}
+        return head | {"mono": self._now, "wall": self._now, "ev": ev.value} | fields
+
+
+def clean_trace(
+    run: str, *, seed: int = 1, rounds: int = 12, faults: int = 2, broker: bool = True, producers: int = 4
+) -> Trace:
+    """A trace of a correct cluster. A round is about 60 lines with 4 producers."""
+    return Synthetic(run, seed=seed, broker=broker, producers=producers).make(rounds=rounds, faults=faults)

@@ -1,0 +1,43 @@
+"""A second engine: the same SQL on DuckDB, reading the same lines by a way of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import cast
+
+import duckdb
+
+from chaos.checker.engine import Cell, Row
+from chaos.trace.schema import FIELDS, RAW_DIR, Ev, Kind
+
+_TYPES = {Kind.INT: "BIGINT", Kind.STR: "VARCHAR", Kind.BOOL: "BOOLEAN"}
+
+
+class DuckEngine:
+    def __init__(self) -> None:
+        self._connection = duckdb.connect(config={"threads": 2})
+
+    def load(self, run_dirs: Iterable[Path]) -> None:
+        """Well-formed lines only: what is torn or unknown is the business of the engine of record."""
+        files = [str(path) for run in run_dirs for path in sorted((run / RAW_DIR).glob("*.jsonl"))]
+        columns = ", ".join(f"'{name}': '{_TYPES[kind]}'" for name, kind in FIELDS.items())
+        names = ", ".join(f'"{name}"' for name in FIELDS if name not in {"ev", "group"})
+        kinds = ", ".join(f"'{ev}'" for ev in Ev)
+        self._connection.execute(
+            f"""CREATE TABLE events AS SELECT {names}, "group" AS grp, filename AS file,
+            CASE WHEN ev IN ({kinds}) THEN ev ELSE 'unknown' END AS ev
+            FROM read_json(?, columns = {{{columns}}}, format = 'newline_delimited', filename = true)""",
+            [files],
+        )
+
+    def view(self, name: str, sql: str) -> None:
+        self._connection.execute(f"CREATE VIEW {name} AS {sql}")
+
+    def fact(self, name: str, sql: str) -> None:
+        self._connection.execute(f"CREATE TABLE {name} AS {sql}")
+
+    def rows(self, sql: str) -> list[Row]:
+        cursor = self._connection.execute(sql)
+        names = [column[0] for column in cursor.description or ()]
+        return [cast(dict[str, Cell], dict(zip(names, row, strict=True))) for row in cursor.fetchall()]

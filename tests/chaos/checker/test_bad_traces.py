@@ -1,0 +1,150 @@
+"""A trace that is not whole is never called valid, and what is wrong with it is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chaos.checker.intake import IntakeError, take_in
+from chaos.checker.judge import Verdict
+from chaos.checker.synthetic import Line, Trace, clean_trace
+from chaos.trace.schema import INT_MAX, RAW_DIR
+from tests.chaos.checker.conftest import CheckRuns
+
+pytestmark = pytest.mark.xdist_group("checker")
+
+KILLED = "node-n1.0.jsonl"
+READER = "client-r0.0.jsonl"
+
+
+def tear(raw: Path) -> None:
+    text = (raw / READER).read_text()
+    (raw / READER).write_text(text[:-20])
+
+
+def tear_the_killed(raw: Path) -> None:
+    with (raw / KILLED).open("a") as file:
+        file.write('{"v":1,"run":"tear_the_ki')
+
+
+def empty(raw: Path) -> None:
+    (raw / "client-p7.0.jsonl").write_text("")
+
+
+def copy(raw: Path) -> None:
+    shutil.copy(raw / READER, raw / "client-r1.0.jsonl")
+
+
+def lose(raw: Path) -> None:
+    (raw / "client-p2.0.jsonl").unlink()
+
+
+def beyond_64_bits(raw: Path) -> None:
+    change(raw, 5, "mono", INT_MAX + 1)
+
+
+def fraction(raw: Path) -> None:
+    change(raw, 5, "mono", 1.5)
+
+
+def garbage(raw: Path) -> None:
+    with (raw / READER).open("ab") as file:
+        file.write(b"\xff\xfe\x00 not json\n")
+
+
+def unknown_kind(raw: Path) -> None:
+    change(raw, 5, "ev", "gossip")
+
+
+def no_run(raw: Path) -> None:
+    change(raw, 5, "run", None)
+
+
+def other_version(raw: Path) -> None:
+    for path in raw.iterdir():
+        path.write_text(path.read_text().replace('"v":1', '"v":2'))
+
+
+def two_runs(raw: Path) -> None:
+    change(raw, 5, "run", "somebody_else")
+
+
+def change(raw: Path, line: int, name: str, value: object) -> None:
+    lines = (raw / READER).read_text().splitlines()
+    lines[line] = json.dumps(json.loads(lines[line]) | {name: value})
+    (raw / READER).write_text("\n".join(lines) + "\n")
+
+
+BAD: list[tuple[Callable[[Path], None], str]] = [
+    (tear, "lines could not be read"),
+    (empty, "is empty"),
+    (copy, "is a copy of"),
+    (lose, "W7"),
+    (beyond_64_bits, "lines could not be read"),
+    (fraction, "lines could not be read"),
+    (garbage, "lines could not be read"),
+    (unknown_kind, "W6"),
+    (no_run, "name no run"),
+    (other_version, "W6"),
+    (two_runs, "lines of several runs"),
+]
+
+
+def only_unknown_outcomes() -> Trace:
+    trace = clean_trace("only_unknown")
+    for line in trace.all_lines():
+        if line.get("f") == "send" and line.get("type") == "ok":
+            line["type"] = "info"
+    return trace
+
+
+def no_faults() -> Trace:
+    return clean_trace("no_faults", faults=0)
+
+
+def nothing_but_a_beginning() -> Trace:
+    lines: list[Line] = [line for line in clean_trace("nothing").all_lines() if line["ev"] == "meta"]
+    trace = Trace("nothing")
+    for line in lines:
+        trace.files.setdefault((str(line["src"]), int(line["inc"])), []).append(line)
+    trace.renumber()
+    return trace
+
+
+def test_bad_traces_are_never_valid(check_runs: CheckRuns, tmp_path: Path) -> None:
+    folders = []
+    for spoil, _ in [*BAD, (tear_the_killed, "")]:
+        folder = tmp_path / spoil.__name__
+        clean_trace(spoil.__name__).write(folder)
+        spoil(folder / RAW_DIR)
+        folders.append(folder)
+    for empty_handed in (only_unknown_outcomes(), no_faults(), nothing_but_a_beginning()):
+        empty_handed.write(tmp_path / empty_handed.run)
+        folders.append(tmp_path / empty_handed.run)
+    for name in ("a", "b"):
+        clean_trace("twice").write(tmp_path / name)
+    found = check_runs(*folders, tmp_path / "a", tmp_path / "b")
+    assert found["twice"].verdict is Verdict.UNKNOWN
+    assert any("is also in" in reason for reason in found["twice"].reasons)
+    for spoil, said in BAD:
+        result = found[spoil.__name__]
+        assert result.verdict is Verdict.UNKNOWN, (spoil.__name__, result.reasons)
+        assert any(said in reason for reason in result.reasons), (spoil.__name__, result.reasons)
+    for run in ("only_unknown", "no_faults", "nothing"):
+        assert found[run].verdict is Verdict.UNKNOWN, found[run].reasons
+    # Half a line is what a kill may leave.
+    assert found["tear_the_killed"].verdict is Verdict.VALID, found["tear_the_killed"].reasons
+
+
+def test_directories_without_a_trace_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(IntakeError, match="no directory"):
+        take_in([tmp_path / "nowhere"])
+    with pytest.raises(IntakeError, match="holds no trace"):
+        take_in([tmp_path])
+    clean_trace("r", rounds=2).write(tmp_path / "r")
+    with pytest.raises(IntakeError, match="named twice"):
+        take_in([tmp_path / "r", tmp_path / "r" / "." / ""])

@@ -1,0 +1,129 @@
+"""What the command answers without Spark, and what the report says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import click
+import pytest
+
+from chaos.checker import main as command
+from chaos.checker.checks import CHECKS
+from chaos.checker.figures import Figures, take_figures
+from chaos.checker.intake import Intake
+from chaos.checker.java import NoJava, java_home
+from chaos.checker.judge import RunResult, judge
+from chaos.checker.registry import Check, Severity
+from chaos.checker.synthetic import clean_trace
+from chaos.checker.tables import make_tables
+from tests.chaos.checker.duck import DuckEngine
+from tests.chaos.checker.mutations import MUTATIONS
+
+
+def by_duck(
+    intake: Intake, checks: tuple[Check, ...], work_dir: Path, *, master: str | None, memory: str
+) -> tuple[list[RunResult], dict[str, Figures]]:
+    engine = DuckEngine()
+    engine.load(sorted({file.run_dir for file in intake.raw}))
+    make_tables(engine)
+    return judge(engine, checks), take_figures(engine)
+
+
+def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(command, "run_spark", by_duck)
+    monkeypatch.setattr(sys, "argv", ["dledger-check", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def planted(name: str, folder: Path) -> Path:
+    (mutation,) = [m for m in MUTATIONS if m.name == name]
+    trace = clean_trace(name, broker=mutation.broker, seed=3)
+    mutation.change(trace)
+    trace.write(folder)
+    return folder
+
+
+def test_exit_codes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clean_trace("good").write(tmp_path / "good")
+    assert run_command(monkeypatch, tmp_path / "good") == 0
+    assert run_command(monkeypatch, planted("a_node_votes_twice", tmp_path / "bad")) == 1
+    assert run_command(monkeypatch, planted("a_line_is_missing", tmp_path / "holes")) == 2
+    assert run_command(monkeypatch, tmp_path / "good", tmp_path / "bad", tmp_path / "holes") == 1
+    assert run_command(monkeypatch, tmp_path / "nowhere") == 254
+    assert run_command(monkeypatch, tmp_path / "good", "--checks", "L1,Z9") == 254
+    assert run_command(monkeypatch) == 254
+
+
+def test_a_crash_of_the_checker_is_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clean_trace("good").write(tmp_path / "good")
+
+    def crash(*_: object, **__: object) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(sys, "argv", ["dledger-check", str(tmp_path / "good")])
+    monkeypatch.setattr(command, "run_spark", crash)
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 255
+
+
+def test_a_choice_of_checks_alone_is_no_proof(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clean_trace("good").write(tmp_path / "good")
+    assert run_command(monkeypatch, tmp_path / "good", "--checks", "L1") == 2
+
+
+def test_the_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out, junit = tmp_path / "out", tmp_path / "junit.xml"
+    bad = planted("a_node_votes_twice", tmp_path / "bad")
+    assert run_command(monkeypatch, bad, "--out", out, "--junit", junit) == 1
+    results = json.loads((out / "results.json").read_text())
+    assert results["verdict"] == "invalid"
+    (run,) = results["runs"]
+    assert {check["id"] for check in run["checks"] if check["verdict"] == "invalid"} == {"R2"}
+    assert {check["id"] for check in run["checks"]} == {check.id for check in CHECKS}
+    assert all(len(file["sha256"]) == 64 for file in results["files"])
+    (witness,) = (out / "witnesses" / "a_node_votes_twice" / "R2.jsonl").read_text().splitlines()
+    assert "voted in term 2" in json.loads(witness)["said"]
+    page = (out / "index.html").read_text()
+    assert "voted in term 2" in page
+    assert "<svg" in page
+    assert "http" not in page
+    assert "not in this trace" in page
+    assert len(ElementTree.parse(junit).getroot().findall(".//failure")) == 1
+
+
+def test_the_essential_checks_exist_and_ids_are_unique() -> None:
+    ids = [check.id for check in CHECKS]
+    assert len(ids) == len(set(ids))
+    covered = frozenset().union(*(m.expected for m in MUTATIONS))
+    hard_ones = {check.id for check in CHECKS if check.severity is Severity.HARD}
+    # Every one of these has no planted defect yet; the list may only become shorter.
+    assert hard_ones - covered == {"P6", "B3", "C3", "C6"}
+
+
+def test_names_of_checks() -> None:
+    assert {"L1", "W1"} <= {check.id for check in command.chosen("L1")}
+    assert "L2" not in {check.id for check in command.chosen("L1")}
+    with pytest.raises(click.BadParameter, match="Z9"):
+        command.chosen("Z9")
+
+
+def test_an_old_java_is_not_taken(tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    java.chmod(0o755)
+    new = tmp_path / "new" / "bin" / "java"
+    new.parent.mkdir(parents=True)
+    new.write_text("#!/bin/sh\necho 'openjdk version \"21.0.2\"' >&2\n")
+    new.chmod(0o755)
+    path = "/usr/bin:/bin"
+    assert java_home(tmp_path, {"JAVA_HOME": str(tmp_path / "new"), "PATH": path}) == tmp_path / "new"
+    with pytest.raises(NoJava, match="version 11"):
+        java_home(tmp_path, {"JAVA_HOME": str(tmp_path), "PATH": str(java.parent)})

@@ -1,0 +1,70 @@
+"""The alarm is tested: every planted defect makes exactly the checks fire that are about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chaos.checker.checks import CHECKS
+from chaos.checker.judge import RunResult, Verdict, judge
+from chaos.checker.synthetic import clean_trace
+from chaos.checker.tables import make_tables
+from tests.chaos.checker.conftest import CheckRuns
+from tests.chaos.checker.duck import DuckEngine
+from tests.chaos.checker.mutations import MUTATIONS, Mutation
+
+pytestmark = pytest.mark.xdist_group("checker")
+
+
+def write_all(folder: Path) -> list[Path]:
+    """A run directory for each mutation, named after it, and one clean one of each kind."""
+    found = []
+    for mutation in MUTATIONS:
+        trace = clean_trace(mutation.name, broker=mutation.broker, seed=3)
+        mutation.change(trace)
+        trace.write(folder / trace.run)
+        found.append(folder / trace.run)
+    for broker in (True, False):
+        trace = clean_trace(f"clean_{broker}", broker=broker, seed=3)
+        trace.write(folder / trace.run)
+        found.append(folder / trace.run)
+    return found
+
+
+def fired(result: RunResult) -> set[str]:
+    return {finding.check.id for finding in result.findings if finding.violations}
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunResult]:
+    engine = DuckEngine()
+    engine.load(write_all(tmp_path_factory.mktemp("mutations")))
+    make_tables(engine)
+    return {result.run: result for result in judge(engine, CHECKS)}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
+def test_exactly_the_expected_checks_fire(mutation: Mutation, judged: dict[str, RunResult]) -> None:
+    result = judged[mutation.name]
+    assert fired(result) == mutation.expected, result.reasons
+    # Doubling a delivery is a matter of concern, not of the verdict; everything else is.
+    assert result.verdict is not Verdict.VALID
+
+
+@pytest.mark.parametrize("broker", [True, False])
+def test_clean_traces_are_valid(broker: bool, judged: dict[str, RunResult]) -> None:
+    result = judged[f"clean_{broker}"]
+    assert (result.verdict, result.reasons, fired(result)) == (Verdict.VALID, [], set())
+
+
+def test_spark_finds_what_the_second_engine_finds(
+    judged: dict[str, RunResult], check_runs: CheckRuns, tmp_path: Path
+) -> None:
+    by_spark = check_runs(*write_all(tmp_path), checks=CHECKS)
+    assert set(by_spark) == set(judged)
+    for run, result in by_spark.items():
+        ours = [(f.check.id, f.verdict, f.population, f.violations) for f in result.findings]
+        theirs = [(f.check.id, f.verdict, f.population, f.violations) for f in judged[run].findings]
+        assert ours == theirs, run
+        assert result.verdict is judged[run].verdict
