@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
@@ -31,21 +33,27 @@ _COMMANDS = {
 }
 
 
-def add_command(name: str, target: str) -> None:
-    """Packages above this one have commands too. `target` is module:attribute; a known name is replaced."""
-    _COMMANDS[name] = target
-
-
 class RootGroup(click.Group):
     """Loads commands when they are asked for, and turns errors into one line and an exit code."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.targets = dict(_COMMANDS)
+
+    def extended(self, more: Mapping[str, str]) -> RootGroup:
+        """The same with further commands, for packages above this one: name -> module:attribute. A known
+        name is replaced."""
+        root = copy.copy(self)
+        root.targets = {**self.targets, **more}
+        return root
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return list(self.targets)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in self.targets:
             return None
-        module, _, attribute = _COMMANDS[cmd_name].partition(":")
+        module, _, attribute = self.targets[cmd_name].partition(":")
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
@@ -111,6 +119,6 @@ def cli(debug: bool) -> None:
     """
 
 
-def main() -> None:
+def main(root: click.Command = cli) -> None:
     choose_engine()
-    cli(prog_name="dledger")
+    root(prog_name="dledger")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -28,11 +29,13 @@ def _heed_interrupts() -> None:
 class Command:
     """Runs `dledger` commands: in this process, or as real ones."""
 
+    root: click.Command = cli
+
     def __init__(self, environment: dict[str, str] | None = None) -> None:
         self.environment = environment or {}
 
     def __call__(self, *arguments: str, stdin: bytes = b"", code: int | None = 0) -> Result:
-        result = CliRunner().invoke(cli, arguments, input=stdin, env=self.environment)
+        result = CliRunner().invoke(self.root, arguments, input=stdin, env=self.environment)
         if code is not None:
             assert result.exit_code == code, (
                 f"exit code {result.exit_code}\n{result.output}\n{result.exception!r}"

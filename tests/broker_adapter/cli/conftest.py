@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-import broker_adapter.cli.main  # adds the broker's commands to those of the log
 from broker_adapter.cli.local_broker import BROKER_KIND, NAMESRV_VARIABLE, is_writable_master
+from broker_adapter.cli.main import cli
 from dledger.cli.local_cluster import LocalCluster, LocalNode
 from tests.cli.conftest import Command
-
-assert broker_adapter.cli.main
 
 #: Small enough that starting a node writes little.
 SMALL = {"units_per_file": 1000, "index_slots": 1000, "index_items": 10_000}
 
 
 class BrokerCommand(Command):
+    root = cli
+
     def line(self, *arguments: str) -> list[str]:
         return [sys.executable, "-P", "-m", "broker_adapter.cli", *arguments]
 

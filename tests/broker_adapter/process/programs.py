@@ -10,8 +10,7 @@ from typing import Any
 
 from broker_adapter.program import BrokerProgram
 from broker_adapter.settings import parse_settings
-from broker_adapter.store.applied import Entry
-from dledger import NodeConfig, NodeServer
+from dledger import AppliedEntry, NodeConfig, NodeServer
 from tests.process.faulty_node import SpoiledDisk
 
 _LOOK_EVERY_S = 0.01
@@ -35,7 +34,7 @@ class SpoiledBroker(BrokerProgram):
         gate, pause = held_up(config.directory), threading.Event()  # which is never set
         apply = self.dispatcher.apply
 
-        def apply_in_time(entries: Sequence[Entry]) -> None:
+        def apply_in_time(entries: Sequence[AppliedEntry]) -> None:
             while gate.exists():
                 pause.wait(_LOOK_EVERY_S)
             apply(entries)

@@ -19,7 +19,6 @@ from broker_adapter.metadata.state import MetadataState
 from broker_adapter.metadata.values import Group, Outcome
 from broker_adapter.role_change import RoleChangeHandler
 from broker_adapter.store import dispatching
-from broker_adapter.store.applied import Entry
 from broker_adapter.store.checkpoint import Image, encode_image
 from broker_adapter.store.checkpointer import Checkpointer
 from broker_adapter.store.consume_queue import ConsumeQueue, QueueState
@@ -29,7 +28,7 @@ from broker_adapter.store.index_files import IndexFiles
 from broker_adapter.store.open_files import Changes
 from broker_adapter.testing.broker_node import GatedAppends
 from broker_adapter.topic_queue_table import TopicQueueTable
-from dledger import AppendOutcome
+from dledger import AppendOutcome, AppliedEntry
 from dledger.node.readable import ReadableLog
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -192,7 +191,7 @@ def last_of_a_batch_skipped(patch: pytest.MonkeyPatch) -> None:
     """A piece of several messages that is dispatched loses its last one, until the next one has none."""
     original = dispatching.Dispatching.apply
 
-    def apply(self: dispatching.Dispatching, entries: Sequence[Entry]) -> Any:
+    def apply(self: dispatching.Dispatching, entries: Sequence[AppliedEntry]) -> Any:
         return original(self, entries[:-1] if len(entries) > 3 else entries)
 
     patch.setattr(dispatching.Dispatching, "apply", apply)
