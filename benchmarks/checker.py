@@ -1,10 +1,9 @@
-"""The Spark checker over synthetic traces: time of all checks, start of Spark included, and memory."""
+"""The Spark checker over synthetic traces: time of all checks, start of Spark included."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import sys
 import time
 from pathlib import Path
@@ -43,13 +42,12 @@ async def _check(run_dir: Path, size: int) -> Row:
     if process.returncode != 0:
         raise BenchError(f"dledger-check ended with {process.returncode}: {said.decode()[-500:]}")
     results = json.loads((run_dir / "report" / "results.json").read_text())
-    most_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     small = size == SIZES[0]
     return Row(
         f"check of {events:,} events",
         f"{took:.1f} s",
         f"<= {MOST_SECONDS:.0f} s" if small else "",
         took <= MOST_SECONDS if small else None,
-        f"all {len(results['runs'][0]['checks'])} checks and the start of Spark; at most {most_mib:,.0f} MiB",
-        {"seconds": took, "events": events, "mib": most_mib},
+        f"all {len(results['runs'][0]['checks'])} checks and the start of Spark",
+        {"seconds": took, "events": events},
     )

@@ -18,17 +18,33 @@ SELECT d.run, d.grp, d.log, d.pos, d.mid, d.mono FROM dlv d
 ANTI JOIN done x ON x.run = d.run AND x.grp = d.grp WHERE d.grp IS NOT NULL
 """
 
+#: Consumers that were there to the end. A group that has none is promised only what lies below where it went:
+#: its stored offset, or, if it is orderly, what it processed last.
+_STAYED = """
+SELECT j.run, j.grp FROM (SELECT DISTINCT run, grp, consumer FROM member WHERE e = 'join') j
+ANTI JOIN (SELECT run, grp, consumer FROM member WHERE e IN ('leave', 'crash')) l
+  ON l.run = j.run AND l.grp = j.grp AND l.consumer = j.consumer
+"""
+
 CHECKS: tuple[Check, ...] = (
     hard(
         "C1",
-        "every group has processed every acknowledged message of its topics",
+        "every group has processed every acknowledged message of its topics, as far as it went",
         "joins acked drained",
         "group {grp} never processed message {mid} of {log}",
         f"""SELECT s.run, g.grp, s.log, s.mid, s.src, s.inc, s.seq FROM sends s
         JOIN ({_GROUPS}) g ON g.run = s.run AND g.topic = s.topic AND g.from_start = 1
+        LEFT JOIN (SELECT run, grp, count(*) AS n FROM ({_STAYED}) GROUP BY run, grp) stayed
+          ON stayed.run = s.run AND stayed.grp = g.grp
+        LEFT JOIN (SELECT run, grp, log, max(pos) AS pos FROM ({_THROUGH}) GROUP BY run, grp, log) went
+          ON went.run = s.run AND went.grp = g.grp AND went.log = s.log
+        LEFT JOIN (SELECT run, grp, 'q:' || topic || '/' || CAST(q AS STRING) AS log, max(off_asked) AS off
+          FROM ops WHERE f = 'commit_off' AND outcome = 'ok' GROUP BY run, grp, topic, q) stored
+          ON stored.run = s.run AND stored.grp = g.grp AND stored.log = s.log
         ANTI JOIN ({_THROUGH}) t ON t.run = s.run AND t.grp = g.grp AND t.mid = s.mid
-        WHERE s.outcome = 'ok' AND (g.filter = '*' OR instr('||' || g.filter || '||', '||' || s.tag || '||')
-          > 0)""",
+        WHERE s.outcome = 'ok'
+          AND (g.filter = '*' OR instr('||' || g.filter || '||', '||' || s.tag || '||') > 0)
+          AND (stayed.n > 0 OR s.pos < stored.off OR (g.mode = 'orderly' AND s.pos < went.pos))""",
         needs=DRAINED,
     ),
     hard(
@@ -111,7 +127,7 @@ CHECKS: tuple[Check, ...] = (
     hard(
         "C6",
         "a consumer that takes over a queue begins at or before the stored offset",
-        "assigns group_reads",
+        "assigns group_reads commits_off",
         "{grp}/{consumer} began on {log} at {pos}, stored was {stored}",
         """SELECT * FROM (
           SELECT run, grp, consumer, log, k, pos, rank, src, inc, seq, coalesce(max(CASE WHEN k = 0 THEN pos

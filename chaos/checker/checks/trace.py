@@ -171,7 +171,7 @@ CHECKS = (
     void(
         "V4",
         "sends were acknowledged in several terms, if the aim was at leaders",
-        "lines",
+        "acked_terms",
         "acknowledged in {n} term(s) only",
         """SELECT run, n FROM (
           SELECT r.run, count(DISTINCT s.term) AS n FROM runs r

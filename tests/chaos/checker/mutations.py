@@ -643,3 +643,17 @@ def an_offset_is_left_out(trace: Trace) -> None:
                     5 if name in {"qoff"} or line["ev"] == "meta" else 6
                 ):
                     line[name] = number(line, name) + 1
+
+
+@mutation("C1")
+def an_orderly_group_that_left_had_skipped_a_message(trace: Trace) -> None:
+    """It was given it, did not process it, and went on; nothing was promised of what came after it left."""
+    remove(trace, *lines(trace, Ev.OP, f="commit_off"))
+    remove(trace, *[line for line in lines(trace, Ev.OP) if "off" in line])
+    remove(trace, lines(trace, Ev.DONE, q=0)[2])
+    last = lines(trace, Ev.DONE)[-1]
+    for consumer in ("c0", "c1"):
+        end = trace.files[f"client:{consumer}", 0][-1]
+        add(trace, end)
+        end.update({"ev": "member", "e": "leave", "group": "G", "consumer": consumer})
+    remove(trace, last)
