@@ -1,4 +1,4 @@
-"""Random runs of clusters with brokers: 80 seeds in the suite; `make sim-broker SEEDS=n` runs any number."""
+"""Random runs of clusters with brokers: 40 seeds in the suite; `make sim-broker SEEDS=n` runs any number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from broker_adapter.testing import run_seed
 from tests.broker_adapter.testing.test_planted_bugs import SHORTENED
 
-SEEDS = 80  # 37: a consumer pulled while queues were made again from an image, and skipped messages
+SEEDS = 40  # 37: a consumer pulled while queues were made again from an image, and skipped messages
 CHUNK = 8
 
 
