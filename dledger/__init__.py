@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from dledger.core.values import Role
     from dledger.node.config import NodeConfig, is_loopback, load_config, parse_config
     from dledger.node.config_faults import read_toml, validate
+    from dledger.node.entry_run import EntryRun
     from dledger.node.logs import configure_logging, get_logger
     from dledger.node.owned_append import Assigned
     from dledger.node.owner import GrpcService
@@ -91,6 +92,7 @@ __all__ = [
     "DurableStateMachine",
     "ElectionEvent",
     "Entry",
+    "EntryRun",
     "Exit",
     "FollowerStatus",
     "GrpcHost",
@@ -157,6 +159,7 @@ _MODULE_OF = {
     "ClientTls": "dledger.rpc.tls",
     "Disk": "dledger.store.disk",
     "DurableStateMachine": "dledger.node.state_machine",
+    "EntryRun": "dledger.node.entry_run",
     "Exit": "dledger.cli.exits",
     "GrpcHost": "dledger.rpc.host",
     "GrpcMethod": "dledger.rpc.host",
