@@ -3,10 +3,10 @@ queue offsets that are taken in the step in which the log takes the messages."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from broker_adapter import put_gathering
 from broker_adapter.api import OutgoingMessage, SendResult
 from broker_adapter.errors import (
     BrokerError,
@@ -20,10 +20,10 @@ from broker_adapter.errors import (
 from broker_adapter.host import Host
 from broker_adapter.message import ENTRY_HEADER_SIZE
 from broker_adapter.message_id import OffsetIds
+from broker_adapter.put_gathering import Put, PutGathering
 from broker_adapter.record_writer import RecordBatch
 from broker_adapter.topic_queue_table import TopicQueueTable
 from dledger import (
-    AppendOutcome,
     Assigned,
     Code,
     DLedgerError,
@@ -33,15 +33,9 @@ from dledger import (
     Overloaded,
 )
 
-Fill = Callable[[Assigned], Sequence[bytes]]
 
-
-class AppendPort(Protocol):
+class AppendPort(put_gathering.AppendPort, Protocol):
     """What of `dledger.NodeServer` a writer needs."""
-
-    def append_batch(
-        self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout_ms: int = 0
-    ) -> asyncio.Future[AppendOutcome]: ...
 
     def cluster_time_ms(self) -> int: ...
 
@@ -49,7 +43,8 @@ class AppendPort(Protocol):
 class MessageWriter:
     """`open_for` and `close` are the broker's role; nothing else opens or closes it.
 
-    `master` says where the master is, for those who ask the wrong broker.
+    `master` says where the master is, for those who ask the wrong broker. `max_append_bytes` and
+    `max_append_messages`: what comes at once is appended at once up to here; the log's limits of a batch.
     """
 
     def __init__(
@@ -60,9 +55,18 @@ class MessageWriter:
         max_body_bytes: int,
         max_command_bytes: int,
         timeout_ms: int,
+        max_append_bytes: int,
+        max_append_messages: int,
         master: Callable[[], str | None],
     ) -> None:
         self.table = TopicQueueTable()
+        self._gathering = PutGathering(
+            node,
+            self.table,
+            self.check_master,
+            most_bytes=max_append_bytes,
+            most_messages=max_append_messages,
+        )
         self._node = node
         self._store_host = store_host
         self._max_body_bytes = max_body_bytes
@@ -109,7 +113,7 @@ class MessageWriter:
 
         PutRefused and IllegalMessage: nothing was stored. PutIndeterminate: nobody knows (yet).
         """
-        expected = self.check_master()
+        self.check_master()
         if not messages:
             raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, "a batch has at least one message")
         batch = RecordBatch(
@@ -121,19 +125,15 @@ class MessageWriter:
             now_ms=self._node.cluster_time_ms(),
             max_body_bytes=self._max_body_bytes,
         )
-        first = -1
-        positions: Sequence[int] = ()
-
-        def fill(assigned: Assigned) -> Sequence[bytes]:
-            nonlocal first, positions
-            positions = assigned.positions
-            records = batch.fill(self.table.next_offset(topic, queue_id), positions, assigned.stamp_ms)
-            first = self.table.take(topic, queue_id, len(records))
-            return records
-
-        outcome = await self._append(batch.sizes, fill, expected, timeout_ms)
-        physical = [pos + ENTRY_HEADER_SIZE for pos in positions]
-        return SendResult(queue_id, first, physical, OffsetIds(self._store_host, physical), outcome.term)
+        put = Put(topic, queue_id, batch, timeout_ms or self._timeout_ms)
+        try:
+            outcome = await self._gathering.add(put)
+        except DLedgerError as error:
+            raise self._as_broker_error(error) from error
+        physical = [pos + ENTRY_HEADER_SIZE for pos in put.positions]
+        return SendResult(
+            queue_id, put.first_offset, physical, OffsetIds(self._store_host, physical), outcome.term
+        )
 
     async def put_command(self, topic: str, command: bytes) -> int:
         """A record of a reserved topic, which is in no queue. The index of its entry, once committed."""
@@ -151,17 +151,13 @@ class MessageWriter:
         def fill(assigned: Assigned) -> Sequence[bytes]:
             return batch.fill(0, assigned.positions, assigned.stamp_ms)
 
-        return (await self._append(batch.sizes, fill, expected, 0)).index
-
-    async def _append(
-        self, sizes: Sequence[int], fill: Fill, expected: tuple[int, int], timeout_ms: int
-    ) -> AppendOutcome:
         try:
-            return await self._node.append_batch(
-                sizes, fill, expected=expected, timeout_ms=timeout_ms or self._timeout_ms
+            outcome = await self._node.append_batch(
+                batch.sizes, fill, expected=expected, timeout_ms=self._timeout_ms
             )
         except DLedgerError as error:
             raise self._as_broker_error(error) from error
+        return outcome.index
 
     def _as_broker_error(self, error: DLedgerError) -> BrokerError:
         match error:

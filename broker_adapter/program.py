@@ -138,6 +138,8 @@ class BrokerProgram:
             max_body_bytes=min(settings.max_body_bytes, largest),
             max_command_bytes=largest,
             timeout_ms=settings.send_timeout_ms,
+            max_append_bytes=config.limits.max_batch_bytes,
+            max_append_messages=config.limits.max_batch_entries,
             master=self.master_address,
         )
         self.proposals = Proposals(

@@ -29,22 +29,12 @@ if TYPE_CHECKING:
     from dledger.cli.client_options import parse_servers, tls_files
     from dledger.cli.exits import Exit
     from dledger.cli.output import print_json, print_table
-    from dledger.client import (
-        Appender,
-        AppendResult,
-        AsyncClient,
-        BlockingAppender,
-        BlockingSession,
-        Client,
-        Entry,
-        Limits,
-        Session,
-        TlsFiles,
-    )
+    from dledger.client import AppendResult, Appender, AsyncClient, BlockingAppender, BlockingSession, Client, Entry, Limits, Session, TlsFiles
     from dledger.client.loop_thread import LoopThread
     from dledger.core.values import Role
     from dledger.node.config import NodeConfig, is_loopback, load_config, parse_config
     from dledger.node.config_faults import read_toml, validate
+    from dledger.node.entry_run import EntryRun
     from dledger.node.logs import configure_logging, get_logger
     from dledger.node.owned_append import Assigned
     from dledger.node.owner import GrpcService
@@ -55,23 +45,14 @@ if TYPE_CHECKING:
     from dledger.node.state_machine import Applied, AppliedEntry, DurableStateMachine, StateMachine
     from dledger.node.tracing import NodeTrace
     from dledger.rpc import handlers
-    from dledger.rpc.channels import MAX_PAYLOAD_BYTES, ChannelSecurity, open_channel
+    from dledger.rpc.channels import ChannelSecurity, MAX_PAYLOAD_BYTES, open_channel
     from dledger.rpc.host import GrpcHost, GrpcMethod
     from dledger.rpc.log_client import NetworkFailure, answer_of, end_call
     from dledger.rpc.tls import ClientTls, ServerTls
-    from dledger.status.web import (
-        HttpServer,
-        WebHandler,
-        json_answer,
-        metrics_answer,
-        page_file,
-        serve_web,
-        static,
-    )
+    from dledger.status.web import HttpServer, WebHandler, json_answer, metrics_answer, page_file, serve_web, static
     from dledger.store.disk import Disk, OsDisk, read_file, replace_file
 
 __all__ = [
-    "MAX_PAYLOAD_BYTES",
     "AppendOutcome",
     "AppendResult",
     "Appender",
@@ -91,6 +72,7 @@ __all__ = [
     "DurableStateMachine",
     "ElectionEvent",
     "Entry",
+    "EntryRun",
     "Exit",
     "FollowerStatus",
     "GrpcHost",
@@ -101,6 +83,7 @@ __all__ = [
     "InvalidRequest",
     "Limits",
     "LoopThread",
+    "MAX_PAYLOAD_BYTES",
     "MemberAddress",
     "NetworkFailure",
     "NodeConfig",
@@ -157,6 +140,7 @@ _MODULE_OF = {
     "ClientTls": "dledger.rpc.tls",
     "Disk": "dledger.store.disk",
     "DurableStateMachine": "dledger.node.state_machine",
+    "EntryRun": "dledger.node.entry_run",
     "Exit": "dledger.cli.exits",
     "GrpcHost": "dledger.rpc.host",
     "GrpcMethod": "dledger.rpc.host",

@@ -18,7 +18,7 @@ import structlog
 
 from broker_adapter.consume_queue_unit import UNITS_PER_FILE
 from broker_adapter.index_layout import IndexShape
-from broker_adapter.store.applied import NOTHING, reached_by
+from broker_adapter.store.applied import NOTHING
 from broker_adapter.store.checkpoint import Image, decode_image, encode_image, read_checkpoint
 from broker_adapter.store.checkpointer import Checkpointer
 from broker_adapter.store.consume_queue import Disagreement
@@ -192,7 +192,7 @@ class Dispatcher:
         if entries:
             with self._lock:
                 self._dispatching.replay(entries)
-                self._dispatched = reached_by(entries[-1])
+                self._dispatched = self._dispatching.reached
 
     def apply(self, entries: Sequence[AppliedEntry]) -> None:
         """Dispatch committed entries. StoredDataDamaged (QUEUE_ORDER) if a queue has a gap: that is a bug."""
@@ -202,7 +202,7 @@ class Dispatcher:
             self._dispatching.end_replay()
             self._applied = None  # should it fail half-way, there is no state that a checkpoint could name
             arrived = self._dispatching.apply(entries)
-            self._applied = self._dispatched = reached_by(entries[-1])
+            self._applied = self._dispatched = self._dispatching.reached
             if not self._checkpointer.is_busy and self._is_checkpoint_due(self._applied):
                 self._begin_checkpoint(self._applied)
             self._checkpointer.advance()

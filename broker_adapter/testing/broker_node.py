@@ -54,6 +54,9 @@ SETTINGS = BrokerSettings(default_queues=2, max_body_bytes=600, max_wait_ms=500,
 _PROPOSAL_MS = 1000
 _PURGE_LOOK_S = 0.1
 _MAX_COMMAND_BYTES = 900
+#: The simulated log's limit of a batch, or sometimes more than that: then what came at once goes one by one.
+_MAX_APPEND_BYTES = 2000
+_MAX_APPEND_MESSAGES = 8
 
 
 class SimBroker:
@@ -98,6 +101,8 @@ class SimBroker:
             max_body_bytes=SETTINGS.max_body_bytes,
             max_command_bytes=_MAX_COMMAND_BYTES,
             timeout_ms=SETTINGS.send_timeout_ms,
+            max_append_bytes=_MAX_APPEND_BYTES,
+            max_append_messages=_MAX_APPEND_MESSAGES,
             master=lambda: self.node.leader_id,
         )
         self.proposals = Proposals(

@@ -61,20 +61,22 @@ class OutgoingMessage(_message.Message):
     def __init__(self, body: _Optional[bytes] = ..., properties: _Optional[_Mapping[str, str]] = ..., flag: _Optional[int] = ..., sys_flag: _Optional[int] = ..., born_timestamp: _Optional[int] = ...) -> None: ...
 
 class SendRequest(_message.Message):
-    __slots__ = ("request_id", "topic", "queue_id", "messages", "timeout_ms", "columns")
+    __slots__ = ("request_id", "topic", "queue_id", "messages", "timeout_ms", "columns", "more")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     topic: str
     queue_id: int
     messages: _containers.RepeatedCompositeFieldContainer[OutgoingMessage]
     timeout_ms: int
     columns: MessageColumns
-    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[OutgoingMessage, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., columns: _Optional[_Union[MessageColumns, _Mapping]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[SendRequest]
+    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[OutgoingMessage, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., columns: _Optional[_Union[MessageColumns, _Mapping]] = ..., more: _Optional[_Iterable[_Union[SendRequest, _Mapping]]] = ...) -> None: ...
 
 class MessageColumns(_message.Message):
     __slots__ = ("bodies", "properties", "flags", "sys_flags", "born_timestamps")
@@ -91,7 +93,7 @@ class MessageColumns(_message.Message):
     def __init__(self, bodies: _Optional[_Iterable[bytes]] = ..., properties: _Optional[_Iterable[str]] = ..., flags: _Optional[_Iterable[int]] = ..., sys_flags: _Optional[_Iterable[int]] = ..., born_timestamps: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SendResponse(_message.Message):
-    __slots__ = ("request_id", "status", "queue_id", "queue_offset", "physical_offsets", "offset_ids", "term", "store_host")
+    __slots__ = ("request_id", "status", "queue_id", "queue_offset", "physical_offsets", "offset_ids", "term", "store_host", "more")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +102,7 @@ class SendResponse(_message.Message):
     OFFSET_IDS_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STORE_HOST_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     status: BrokerStatus
     queue_id: int
@@ -108,7 +111,8 @@ class SendResponse(_message.Message):
     offset_ids: _containers.RepeatedScalarFieldContainer[str]
     term: int
     store_host: bytes
-    def __init__(self, request_id: _Optional[int] = ..., status: _Optional[_Union[BrokerStatus, _Mapping]] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., physical_offsets: _Optional[_Iterable[int]] = ..., offset_ids: _Optional[_Iterable[str]] = ..., term: _Optional[int] = ..., store_host: _Optional[bytes] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[SendResponse]
+    def __init__(self, request_id: _Optional[int] = ..., status: _Optional[_Union[BrokerStatus, _Mapping]] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., physical_offsets: _Optional[_Iterable[int]] = ..., offset_ids: _Optional[_Iterable[str]] = ..., term: _Optional[int] = ..., store_host: _Optional[bytes] = ..., more: _Optional[_Iterable[_Union[SendResponse, _Mapping]]] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("topic", "queue_id", "offset", "max_messages", "max_bytes", "tags", "wait_ms", "group")
