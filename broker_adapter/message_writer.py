@@ -61,7 +61,10 @@ class MessageWriter:
         max_command_bytes: int,
         timeout_ms: int,
         master: Callable[[], str | None],
+        node_id: str = "",
+        on_refused: Callable[[BrokerError], None] = lambda _: None,
     ) -> None:
+        """`on_refused`: told of every write that is refused for the role of this broker."""
         self.table = TopicQueueTable()
         self._node = node
         self._store_host = store_host
@@ -69,6 +72,8 @@ class MessageWriter:
         self._max_command_bytes = max_command_bytes
         self._timeout_ms = timeout_ms
         self._master = master
+        self._node_id = node_id
+        self._on_refused = on_refused
         self._expected: tuple[int, int] | None = None
         self._stopping = False
 
@@ -133,7 +138,8 @@ class MessageWriter:
 
         outcome = await self._append(batch.sizes, fill, expected, timeout_ms)
         physical = [pos + ENTRY_HEADER_SIZE for pos in positions]
-        return SendResult(queue_id, first, physical, OffsetIds(self._store_host, physical), outcome.term)
+        ids = OffsetIds(self._store_host, physical)
+        return SendResult(queue_id, first, physical, ids, outcome.term, self._node_id, outcome.index)
 
     async def put_command(self, topic: str, command: bytes) -> int:
         """A record of a reserved topic, which is in no queue. The index of its entry, once committed."""
@@ -177,4 +183,6 @@ class MessageWriter:
         return PutRefused(Status.SHUTTING_DOWN, error.message)
 
     def _not_master(self) -> NotMaster:
-        return NotMaster("this broker is not the master", master_address=self._master())
+        error = NotMaster("this broker is not the master", master_address=self._master())
+        self._on_refused(error)
+        return error

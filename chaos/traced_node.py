@@ -13,12 +13,13 @@ from typing import Any
 
 from broker_adapter.program import BrokerProgram
 from broker_adapter.settings import parse_settings
-from chaos.trace.schema import Ev
+from chaos.trace.schema import LEDGER, Ev
 from chaos.trace.writer import TraceWriter
-from chaos.workloads.log import LEDGER
 from dledger import ConfigError, NodeConfig, NodeServer
 
-_OF_LEDGER = frozenset({"append", "truncate", "flush", "recover", "install", "purge", "commit", "ack"})
+_OF_LEDGER = frozenset(
+    {"append", "truncate", "flush", "recover", "install", "purge", "commit", "apply", "load", "ack", "reput"}
+)
 
 
 class NodeTraceFile:
@@ -74,11 +75,7 @@ class TracedBroker(BrokerProgram):
     """A broker whose node is traced."""
 
     def __init__(self, config: NodeConfig, settings: Mapping[str, Any], trace: NodeTraceFile) -> None:
-        super().__init__(config, parse_settings(settings))
-        self._trace = trace
-
-    def make_node(self, **options: Any) -> NodeServer:
-        return super().make_node(trace=self._trace, **options)
+        super().__init__(config, parse_settings(settings), trace=trace)
 
 
 def log(config: NodeConfig, settings: Mapping[str, Any]) -> TracedLog:

@@ -91,7 +91,7 @@ class MessageColumns(_message.Message):
     def __init__(self, bodies: _Optional[_Iterable[bytes]] = ..., properties: _Optional[_Iterable[str]] = ..., flags: _Optional[_Iterable[int]] = ..., sys_flags: _Optional[_Iterable[int]] = ..., born_timestamps: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SendResponse(_message.Message):
-    __slots__ = ("request_id", "status", "queue_id", "queue_offset", "physical_offsets", "offset_ids", "term", "store_host")
+    __slots__ = ("request_id", "status", "queue_id", "queue_offset", "physical_offsets", "offset_ids", "term", "store_host", "node_id", "index")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,8 @@ class SendResponse(_message.Message):
     OFFSET_IDS_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STORE_HOST_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     status: BrokerStatus
     queue_id: int
@@ -108,7 +110,9 @@ class SendResponse(_message.Message):
     offset_ids: _containers.RepeatedScalarFieldContainer[str]
     term: int
     store_host: bytes
-    def __init__(self, request_id: _Optional[int] = ..., status: _Optional[_Union[BrokerStatus, _Mapping]] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., physical_offsets: _Optional[_Iterable[int]] = ..., offset_ids: _Optional[_Iterable[str]] = ..., term: _Optional[int] = ..., store_host: _Optional[bytes] = ...) -> None: ...
+    node_id: str
+    index: int
+    def __init__(self, request_id: _Optional[int] = ..., status: _Optional[_Union[BrokerStatus, _Mapping]] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., physical_offsets: _Optional[_Iterable[int]] = ..., offset_ids: _Optional[_Iterable[str]] = ..., term: _Optional[int] = ..., store_host: _Optional[bytes] = ..., node_id: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("topic", "queue_id", "offset", "max_messages", "max_bytes", "tags", "wait_ms", "group")
