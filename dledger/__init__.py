@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         static,
     )
     from dledger.store.disk import Disk, OsDisk, read_file, replace_file
+    from dledger.store.inspect import OfflineLog, StoredEntry
 
 __all__ = [
     "MAX_PAYLOAD_BYTES",
@@ -108,6 +109,7 @@ __all__ = [
     "NodeStatus",
     "NodeTrace",
     "NotLeader",
+    "OfflineLog",
     "OsDisk",
     "Overloaded",
     "Program",
@@ -120,6 +122,7 @@ __all__ = [
     "SessionExpired",
     "StateMachine",
     "StorageError",
+    "StoredEntry",
     "TlsFiles",
     "WebHandler",
     "answer_of",
@@ -168,12 +171,14 @@ _MODULE_OF = {
     "NodeConfig": "dledger.node.config",
     "NodeServer": "dledger.node.server",
     "NodeTrace": "dledger.node.tracing",
+    "OfflineLog": "dledger.store.inspect",
     "OsDisk": "dledger.store.disk",
     "Program": "dledger.node.program",
     "Role": "dledger.core.values",
     "RoleEvent": "dledger.node.role_events",
     "ServerTls": "dledger.rpc.tls",
     "StateMachine": "dledger.node.state_machine",
+    "StoredEntry": "dledger.store.inspect",
     "WebHandler": "dledger.status.web",
     "answer_of": "dledger.rpc.log_client",
     "configure_logging": "dledger.node.logs",

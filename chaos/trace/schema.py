@@ -212,12 +212,21 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     # The last position of a log that the final reads must reach: off (-1: empty).
     (Ev.META, "drain_target"): _event("e off", "ledger topic q"),
     (Ev.META, "drain_end"): _event("e"),
+    # All nodes have committed the same, up to index off, and nothing lies behind it.
+    (Ev.META, "settled"): _event("e off"),
+    # The files of a node were read to their end: count entries of the ledger (ledger: its name) or units of
+    # ConsumeQueues (ledger: consumequeue), digest over all that are committed; text says what was not well.
+    (Ev.META, "dumped"): _event("e node ledger count digest text", "ended"),
+    # Entries lidx to last of a node's files are damaged, and left out.
+    (Ev.META, "dump_hole"): _event("e node lidx last text"),
     # A line in a node's log that should not be there: panic, assertion, unhandled exception.
     (Ev.META, "log_error"): _event("e node text"),
     # The last line of a writer's file that ended in peace.
     (Ev.META, "trace_end"): _event("e"),
     # internal: no message of a client (no-op, session, metadata); it has no mid.
+    # is_committed: up to `settled`, or, without that, up to what the node had noted as committed.
     (Ev.DUMP, ""): _event("node lidx eterm", "ledger mid digest chain internal is_committed topic q qoff"),
+    # lidx: of the entry that the unit points to; -1: there is none.
     (Ev.CQ, ""): _event("node topic q qoff lidx", "size tag_hash"),
 }
 

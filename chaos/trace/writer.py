@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from json.encoder import encode_basestring as _quoted
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -75,12 +76,11 @@ class TraceWriter:
         return self._clocks.mono_ns()
 
     def write(self, ev: Ev, fields: dict[str, Any], *, at: int | None = None) -> None:
-        """One event. `at`: when it happened (`now()`), if that is not this moment; stamps never fall.
-        `fields` has one at least: every kind of event has."""
+        """One event. `at`: when it happened (`now()`), if that is not this moment; stamps never fall."""
         mono = self._last = max(self._last, self._clocks.mono_ns() if at is None else at)
         line = (
-            f'{self._head},"seq":{self._seq},"mono":{mono},"wall":{self._clocks.wall_ns()},"ev":"{ev}",'
-            f"{_encode(fields)[1:]}\n"
+            f'{self._head},"seq":{self._seq},"mono":{mono},"wall":{self._clocks.wall_ns()},"ev":"{ev}"'
+            f"{_members(fields)}}}\n"
         )
         self._seq += 1
         self._buffer.append(line)
@@ -113,6 +113,21 @@ class TraceWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _members(fields: dict[str, Any]) -> str:
+    """As JSON, each with a comma before it. Fields are flat and their names plain, which makes this nearly
+    twice as fast as an encoder that has to be ready for anything."""
+    parts = []
+    for name, value in fields.items():
+        kind = value.__class__
+        if kind is int:
+            parts.append(f',"{name}":{value}')
+        elif kind is bool:
+            parts.append(f',"{name}":true' if value else f',"{name}":false')
+        else:
+            parts.append(f',"{name}":{_quoted(value)}')
+    return "".join(parts)
 
 
 def boot_id() -> str:
