@@ -17,7 +17,8 @@ from chaos.dump import dump_cluster, dump_source
 from chaos.nemesis import Nemesis
 from chaos.quick_check import QuickReport, quick_check
 from chaos.scenario import Scenario, plan
-from chaos.trace.schema import Ev
+from chaos.trace.files import seal
+from chaos.trace.schema import RAW_DIR, Ev
 from chaos.trace.writer import TraceWriter
 from chaos.verdict import Phases, Verdict, judge_run
 from chaos.workloads.broker import BrokerWorkload
@@ -127,6 +128,8 @@ class Run:
                     nemesis_writer.write(Ev.META, {"e": "settled", "off": settled})
                 await cluster.stop()
             self._watch.enter("reading what is stored")
+            for path in (self._directory / RAW_DIR).glob("node-*"):
+                seal(path)  # of those that were killed
             await asyncio.to_thread(dump_cluster, self._directory, self._name, cluster, settled)
         finally:
             flushing.cancel()
