@@ -47,6 +47,9 @@ class SendResult(NamedTuple):
     physical_offsets: Sequence[int]
     offset_ids: Sequence[str]  # RocketMQ's offsetMsgId, by which a message is found
     term: int
+    node_id: str = ""  # of the broker that has stored it
+    #: Of the first message's entry in the log; message i is at index + i; -1: not said.
+    index: int = -1  # type: ignore[assignment]  # hides tuple.index
 
 
 class PullStatus(StrEnum):

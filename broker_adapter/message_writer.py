@@ -58,7 +58,10 @@ class MessageWriter:
         max_append_bytes: int,
         max_append_messages: int,
         master: Callable[[], str | None],
+        node_id: str = "",
+        on_refused: Callable[[BrokerError], None] = lambda _: None,
     ) -> None:
+        """`on_refused`: told of every write that is refused for the role of this broker."""
         self.table = TopicQueueTable()
         self._gathering = PutGathering(
             node,
@@ -73,6 +76,8 @@ class MessageWriter:
         self._max_command_bytes = max_command_bytes
         self._timeout_ms = timeout_ms
         self._master = master
+        self._node_id = node_id
+        self._on_refused = on_refused
         self._expected: tuple[int, int] | None = None
         self._stopping = False
 
@@ -125,6 +130,7 @@ class MessageWriter:
             now_ms=self._node.cluster_time_ms(),
             max_body_bytes=self._max_body_bytes,
         )
+<<<<<<< HEAD
         put = Put(topic, queue_id, batch, timeout_ms or self._timeout_ms)
         try:
             outcome = await self._gathering.add(put)
@@ -134,6 +140,22 @@ class MessageWriter:
         return SendResult(
             queue_id, put.first_offset, physical, OffsetIds(self._store_host, physical), outcome.term
         )
+=======
+        first = -1
+        positions: Sequence[int] = ()
+
+        def fill(assigned: Assigned) -> Sequence[bytes]:
+            nonlocal first, positions
+            positions = assigned.positions
+            records = batch.fill(self.table.next_offset(topic, queue_id), positions, assigned.stamp_ms)
+            first = self.table.take(topic, queue_id, len(records))
+            return records
+
+        outcome = await self._append(batch.sizes, fill, expected, timeout_ms)
+        physical = [pos + ENTRY_HEADER_SIZE for pos in positions]
+        ids = OffsetIds(self._store_host, physical)
+        return SendResult(queue_id, first, physical, ids, outcome.term, self._node_id, outcome.index)
+>>>>>>> w-events
 
     async def put_command(self, topic: str, command: bytes) -> int:
         """A record of a reserved topic, which is in no queue. The index of its entry, once committed."""
@@ -173,4 +195,6 @@ class MessageWriter:
         return PutRefused(Status.SHUTTING_DOWN, error.message)
 
     def _not_master(self) -> NotMaster:
-        return NotMaster("this broker is not the master", master_address=self._master())
+        error = NotMaster("this broker is not the master", master_address=self._master())
+        self._on_refused(error)
+        return error

@@ -16,7 +16,7 @@ from broker_adapter.broker import Broker
 from broker_adapter.broker_role import BrokerRoleAdapter
 from broker_adapter.broker_status import BrokerStatus
 from broker_adapter.consume_queue_unit import ConsumeQueueUnit
-from broker_adapter.errors import ReadFailed, Status
+from broker_adapter.errors import BrokerError, ReadFailed, Status
 from broker_adapter.group_service import GroupService
 from broker_adapter.host import Host
 from broker_adapter.index_layout import IndexShape
@@ -35,7 +35,7 @@ from broker_adapter.rpc.service import BrokerService
 from broker_adapter.settings import BrokerSettings, parse_settings
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
 from broker_adapter.topic_names import MAX_DERIVED_TOPIC_LENGTH
-from dledger import Code, ConfigError, GrpcService, NodeConfig, NodeServer, TlsFiles, get_logger
+from dledger import Code, ConfigError, GrpcService, NodeConfig, NodeServer, NodeTrace, TlsFiles, get_logger
 
 _log = get_logger("broker")
 
@@ -100,9 +100,13 @@ class DispatchedFiles:
 class BrokerProgram:
     """Implements `dledger.Program`: makes the parts, connects them, starts and stops them in order."""
 
-    def __init__(self, config: NodeConfig, settings: BrokerSettings) -> None:
+    def __init__(
+        self, config: NodeConfig, settings: BrokerSettings, *, trace: NodeTrace | None = None
+    ) -> None:
+        """`trace`: is told what the node and the broker on it do."""
         self.config = config
         self.settings = settings
+        self._trace = trace
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="pull")
         self._purging: asyncio.Task[None] | None = None
@@ -123,6 +127,7 @@ class BrokerProgram:
             self.dispatcher,
             owned=True,
             services=[GrpcService(service.name, service.handler)],
+            trace=self._trace,
             **options,
         )
         largest = config.limits.max_body_bytes - _MAX_OVERHEAD
@@ -141,6 +146,8 @@ class BrokerProgram:
             max_append_bytes=config.limits.max_batch_bytes,
             max_append_messages=config.limits.max_batch_entries,
             master=self.master_address,
+            node_id=config.node_id,
+            on_refused=self._on_refused,
         )
         self.proposals = Proposals(
             lambda command: writer.put_command(METADATA_TOPIC, command),
@@ -174,7 +181,7 @@ class BrokerProgram:
             on_change=self._role_changed,
         )
         limits = RoleChangeLimits(patience_s=settings.role_change_report_ms / 1000, history=_HISTORY)
-        self.handler = RoleChangeHandler(node, self.adapter, limits=limits)
+        self.handler = RoleChangeHandler(node, self.adapter, limits=limits, trace=self._trace)
         status = BrokerStatus(self)
         node.show_status(status.shown)
         node.add_metrics(status.metrics)
@@ -241,6 +248,7 @@ class BrokerProgram:
             self.metadata,
             durable_index=lambda: self.node.durable_index,
             on_arrival=self._on_arrival,
+            on_dispatched=None if self._trace is None else self._on_dispatched,
             options=options,
         )
 
@@ -288,6 +296,16 @@ class BrokerProgram:
         """On the machine's thread. Waking the loop is dear; who begins to wait from now on looks himself."""
         if len(self.broker.held):
             self._call_soon(self.broker.held.arrived, arrivals)
+
+    def _on_dispatched(self, index: int) -> None:
+        """On the machine's thread. Told before the node tells that it has applied so far."""
+        assert self._trace is not None
+        self._call_soon(self._trace.event, "store", "reput", {"lidx": index})
+
+    def _on_refused(self, error: BrokerError) -> None:
+        if self._trace is not None:
+            term, code = self.adapter.term, error.status.name
+            self._trace.event("role", "refused", {"term": term, "code": code})
 
     def _call_soon(self, call: Callable[..., None], *arguments: Any) -> None:
         loop = self._loop

@@ -7,9 +7,11 @@ is in one directory. Methods that touch processes run in threads: the event loop
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -27,8 +29,8 @@ CLUSTER_FOLDER = "cluster"
 NAMESRV = "namesrv"
 _POLL_S = 0.05
 _NEAR_ENTRIES = 5000
-#: Small, so that runs see files end, and many of them fit on a disk.
-_DATA_FILE_SIZE = 16 << 20
+#: Small, so that runs see files end, and many of them fit on a disk: a node reserves two files ahead.
+_DATA_FILE_SIZE = 4 << 20
 _BROKER = {"units_per_file": 20_000, "index_slots": 100_000, "index_items": 400_000}
 
 # Outlives us by a moment: when we end without having stopped them, by whatever means, the servers are killed.
@@ -51,6 +53,11 @@ class Leadership:
 
     node_id: str
     term: int
+
+
+def derived_of(store: Path) -> Path:
+    """Where the broker on a node keeps its ConsumeQueues and indexes."""
+    return store.with_name(f"{store.name}-broker")
 
 
 class ChaosCluster:
@@ -184,6 +191,30 @@ class ChaosCluster:
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise ClusterError(f"not healthy after {within_s:g} s: {await self._describe()}") from None
+
+    async def wait_settled(self, within_s: float = 30.0) -> int | None:
+        """Wait until every node's log ends at the same index, committed and applied there; that index. To be
+        called without load. None: that is not so at the deadline."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while True:
+                    seen = await self.statuses()
+                    ends = {(s.ledger_end_index, s.committed_index, s.applied_index) for s in seen.values()}
+                    if len(seen) == len(self.node_ids) and len(ends) == 1 and len(set(next(iter(ends)))) == 1:
+                        return next(iter(ends))[0]
+                    await asyncio.sleep(_POLL_S)
+        return None
+
+    def stores(self) -> list[Path]:
+        """The log's directory of each node, in the order of `node_ids`."""
+        return [self.local.store_directory(node_id) for node_id in self.node_ids]
+
+    def remove_stores(self) -> None:
+        """Remove what nodes have stored, also what those have lost that were wiped; configuration and logs
+        stay. After `stop`."""
+        for store in self.stores():
+            for path in [store, derived_of(store), *store.parent.glob("lost-*")]:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _are_healthy(self, seen: Mapping[str, NodeStatus], leader: str) -> bool:
         if len(seen) < len(self.node_ids):

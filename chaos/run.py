@@ -13,10 +13,12 @@ from random import Random
 from typing import Any
 
 from chaos.cluster import ChaosCluster
+from chaos.dump import dump_cluster, dump_source
 from chaos.nemesis import Nemesis
 from chaos.quick_check import QuickReport, quick_check
 from chaos.scenario import Scenario, plan
-from chaos.trace.schema import Ev
+from chaos.trace.files import seal
+from chaos.trace.schema import RAW_DIR, Ev
 from chaos.trace.writer import TraceWriter
 from chaos.verdict import Phases, Verdict, judge_run
 from chaos.workloads.broker import BrokerWorkload
@@ -78,8 +80,10 @@ class Run:
         command: str = "",
         watch: Watch | None = None,
         trace_nodes: bool = True,
+        keep_stores: bool = False,
     ) -> None:
-        """`trace_nodes` False: only clients and faults are traced."""
+        """`trace_nodes` False: only clients and faults are traced. `keep_stores`: what nodes have stored
+        stays, also if the run is valid; all of it is in the trace anyway."""
         if run_directory.exists() and any(run_directory.iterdir()):
             raise ConfigError(f"{run_directory} is not empty: a run needs a directory of its own")
         self._scenario = scenario
@@ -90,6 +94,7 @@ class Run:
         self._command = command
         self._watch = watch or Watch()
         self._trace_nodes = trace_nodes
+        self._keep_stores = keep_stores
         self._writers: list[TraceWriter] = []
         self._plan = plan(scenario)
 
@@ -118,15 +123,26 @@ class Run:
             async with cluster:
                 phases = await self._hurt(cluster, nemesis, setting, nemesis_writer)
                 self._watch.enter("stopping")
+                settled = await cluster.wait_settled()
+                if settled is not None:
+                    nemesis_writer.write(Ev.META, {"e": "settled", "off": settled})
                 await cluster.stop()
+            self._watch.enter("reading what is stored")
+            for path in (self._directory / RAW_DIR).glob("node-*"):
+                seal(path)  # of those that were killed
+            await asyncio.to_thread(dump_cluster, self._directory, self._name, cluster, settled)
         finally:
             flushing.cancel()
-            nodes = [f"node:n{n}" for n in range(1, scenario.nodes + 1)] if self._trace_nodes else []
-            for member in [*(writer.src for writer in self._writers), *nodes]:
+            ids = [f"n{n}" for n in range(1, scenario.nodes + 1)]
+            others = [dump_source(n) for n in ids] + [f"node:{n}" for n in ids if self._trace_nodes]
+            for member in [*(writer.src for writer in self._writers), *others]:
                 nemesis_writer.write(Ev.META, {"e": "expect", "member": member})
             for writer in self._writers:
                 writer.close()
-        return await self._conclude(nemesis, setting.tally, phases)
+        result = await self._conclude(nemesis, setting.tally, phases)
+        if result.verdict is Verdict.VALID and not self._keep_stores:
+            await asyncio.to_thread(cluster.remove_stores)
+        return result
 
     async def _hurt(
         self, cluster: ChaosCluster, nemesis: Nemesis, setting: Setting, writer: TraceWriter

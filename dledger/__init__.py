@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from dledger.rpc.tls import ClientTls, ServerTls
     from dledger.status.web import HttpServer, WebHandler, json_answer, metrics_answer, page_file, serve_web, static
     from dledger.store.disk import Disk, OsDisk, read_file, replace_file
+    from dledger.store.inspect import OfflineLog, StoredEntry
 
 __all__ = [
     "AppendOutcome",
@@ -91,6 +92,7 @@ __all__ = [
     "NodeStatus",
     "NodeTrace",
     "NotLeader",
+    "OfflineLog",
     "OsDisk",
     "Overloaded",
     "Program",
@@ -103,6 +105,7 @@ __all__ = [
     "SessionExpired",
     "StateMachine",
     "StorageError",
+    "StoredEntry",
     "TlsFiles",
     "WebHandler",
     "answer_of",
@@ -152,12 +155,14 @@ _MODULE_OF = {
     "NodeConfig": "dledger.node.config",
     "NodeServer": "dledger.node.server",
     "NodeTrace": "dledger.node.tracing",
+    "OfflineLog": "dledger.store.inspect",
     "OsDisk": "dledger.store.disk",
     "Program": "dledger.node.program",
     "Role": "dledger.core.values",
     "RoleEvent": "dledger.node.role_events",
     "ServerTls": "dledger.rpc.tls",
     "StateMachine": "dledger.node.state_machine",
+    "StoredEntry": "dledger.store.inspect",
     "WebHandler": "dledger.status.web",
     "answer_of": "dledger.rpc.log_client",
     "configure_logging": "dledger.node.logs",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
+from itertools import count, repeat
 from types import TracebackType
 from typing import Self
 
@@ -276,9 +276,11 @@ def _queue_of_new_topic(route: Route, topic: str, queue_id: int | None) -> Messa
 
 def _receipts(topic: str, broker: str, unique_keys: Sequence[str], result: SendResult) -> list[SendReceipt]:
     queue_id = result.queue_id
+    term, node_id = result.term, result.node_id
+    indexes = count(result.index) if result.index >= 0 else repeat(-1)
     return [
-        SendReceipt(topic, broker, queue_id, queue_offset, key, offset_id)
-        for queue_offset, key, offset_id in zip(
-            count(result.queue_offset), unique_keys, result.offset_ids, strict=False
+        SendReceipt(topic, broker, queue_id, queue_offset, key, offset_id, term, node_id, index)
+        for queue_offset, key, offset_id, index in zip(
+            count(result.queue_offset), unique_keys, result.offset_ids, indexes, strict=False
         )
     ]

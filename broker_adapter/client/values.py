@@ -107,6 +107,10 @@ class SendReceipt(NamedTuple):
     queue_offset: int
     message_id: str  # the producer's own (UNIQ_KEY); "" if that was switched off
     offset_id: str  # the broker's
+    term: int = -1  # of the master that has stored it
+    node_id: str = ""  # of that master
+    #: Of its entry in the log; -1: not said.
+    index: int = -1  # type: ignore[assignment]  # hides tuple.index
 
 
 class PullBatch(NamedTuple):

@@ -122,7 +122,10 @@ def send_result_to_pb(request_id: int, result: SendResult) -> pb.SendResponse:
         queue_offset=result.queue_offset,
         physical_offsets=result.physical_offsets,
         term=result.term,
+        node_id=result.node_id,
     )
+    if result.index >= 0:
+        response.index = result.index
     if isinstance(ids, OffsetIds):
         response.store_host = ids.store_host.address + ids.store_host.port.to_bytes(4, "big")
     else:
@@ -136,7 +139,15 @@ def send_result_from_pb(response: pb.SendResponse) -> SendResult:
     ids: Sequence[str] = list(response.offset_ids)
     if host := response.store_host:
         ids = OffsetIds(Host(host[:-4], int.from_bytes(host[-4:], "big")), physical_offsets)
-    return SendResult(response.queue_id, response.queue_offset, physical_offsets, ids, response.term)
+    return SendResult(
+        response.queue_id,
+        response.queue_offset,
+        physical_offsets,
+        ids,
+        response.term,
+        response.node_id,
+        response.index if response.HasField("index") else -1,
+    )
 
 
 def pull_result_to_pb(result: PullResult) -> pb.PullResponse:

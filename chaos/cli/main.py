@@ -51,6 +51,7 @@ def list_scenarios() -> None:
 @click.option(
     "--trace-nodes/--no-trace-nodes", default=True, help="Have nodes write traces too.  [default: yes]"
 )
+@click.option("--keep", is_flag=True, help="Keep what nodes have stored, also if the run is valid.")
 @click.option(
     "--input",
     "input_file",
@@ -64,6 +65,7 @@ def run(
     seed: int | None,
     input_file: Path | None,
     trace_nodes: bool,
+    keep: bool,
     **changes: Any,
 ) -> None:
     """Run scenarios, by name or by the path of a TOML file, one after the other.
@@ -89,7 +91,8 @@ def run(
     for scenario in scenarios:
         folder = root / f"{scenario.name}-{seed}" if len(scenarios) > 1 or directory is None else root
         try:
-            result = _run_one(console, scenario, folder, seed, lines=lines, trace_nodes=trace_nodes)
+            options = {"lines": lines, "trace_nodes": trace_nodes, "keep_stores": keep}
+            result = _run_one(console, scenario, folder, seed, **options)
         except KeyboardInterrupt:
             console.print("interrupted; all processes of the run are gone")
             sys.exit(130)

@@ -11,10 +11,10 @@ from random import Random
 
 from broker_adapter.api import TopicConfig
 from broker_adapter.client import Admin, Consumer, NameServerRoutes, Producer, PullConsumer
-from broker_adapter.client.values import Message
+from broker_adapter.client.values import Message, SendReceipt
 from broker_adapter.errors import BrokerError
 from chaos.trace.operations import Process
-from chaos.trace.schema import Ev
+from chaos.trace.schema import LEDGER, Ev
 from chaos.trace.writer import TraceWriter
 from chaos.workloads.messages import Bodies, digest, number_of
 from chaos.workloads.pacing import Pace, while_running
@@ -146,7 +146,7 @@ class _Sender:
         except BrokerError as error:
             self._tally.not_ok(process.failed(error), error.status.name, size)
             return False
-        process.ok(qoff=receipts[0].queue_offset, count=size, **where)
+        process.ok(count=size, **_stored_at(receipts[0]), **where)
         self._tally.ok(began, self._writer.now(), size)
         return True
 
@@ -212,6 +212,12 @@ class _Member:
 
     def _event(self, e: str, **fields: str | bool) -> None:
         self._writer.write(Ev.MEMBER, {"e": e, "group": GROUP, "consumer": self._name, **fields})
+
+
+def _stored_at(first: SendReceipt) -> dict[str, int | str]:
+    """What an acknowledgement says of where the first message is, and of who has stored it."""
+    told: dict[str, int | str] = {"qoff": first.queue_offset, "term": first.term, "node": first.node_id}
+    return told | ({"lidx": first.index, "ledger": LEDGER} if first.index >= 0 else {})
 
 
 def _delivered(process: Process, i: int, message: Message, **more: str) -> int:

@@ -9,15 +9,13 @@ from random import Random
 from typing import Literal
 
 from chaos.trace.operations import Process
-from chaos.trace.schema import Ev
+from chaos.trace.schema import LEDGER, Ev
 from chaos.workloads.messages import Bodies, digest, number_of
 from chaos.workloads.pacing import Pace, while_running
 from chaos.workloads.spec import Setting
 from dledger.client import AppendResult, AsyncClient, Entry
 from dledger.errors import DLedgerError, SessionExpired
 
-#: Name of the log in traces.
-LEDGER = "log"
 _TIMEOUT_S = 5.0
 _PAUSE_S = 0.2
 _TAIL = 500  # entries that a reader of the end goes back

@@ -150,7 +150,7 @@ class NodeServer(OwnerFace):
             self._readers.shutdown(wait=False)
             raise
         try:
-            self._applier = Applier(self._machine, self.store)
+            self._applier = Applier(self._machine, self.store, self._trace)
             await self._applier.recover()
             self._build(await self._rebuild())
             self._worker.start()

@@ -179,10 +179,10 @@ CHECKS: tuple[Check, ...] = (
         """SELECT * FROM (
           SELECT run, node, e, lidx, last, src, inc, seq,
             max_by(CASE WHEN e = 'apply' THEN last ELSE lidx END,
-              CASE WHEN e IN ('apply', 'install') THEN seq END) OVER w AS before,
+              CASE WHEN e IN ('apply', 'load', 'install') THEN seq END) OVER w AS before,
             max(CASE WHEN e = 'commit' THEN lidx WHEN e = 'recover' THEN committed END) OVER w AS
               committed_before
-          FROM nodes WHERE e IN ('apply', 'install', 'commit', 'recover')
+          FROM nodes WHERE e IN ('apply', 'load', 'install', 'commit', 'recover')
           WINDOW w AS (PARTITION BY run, node, inc ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND 1
             PRECEDING)
         ) WHERE e = 'apply' AND (lidx <> before + 1 OR last > coalesce(committed_before, -1))""",

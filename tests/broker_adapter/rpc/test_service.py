@@ -34,6 +34,7 @@ from broker_adapter.errors import (
 from broker_adapter.message import decode
 from broker_adapter.properties import split_properties
 from broker_adapter.rpc.broker_client import BrokerClient, NoAnswer, NotConnected
+from broker_adapter.rpc.convert import send_result_from_pb
 from broker_adapter.rpc.limits import BrokerLimits
 from broker_adapter.rpc.service import SERVICE_NAME
 from broker_adapter.v1 import broker_pb2 as pb
@@ -89,6 +90,20 @@ async def test_a_batch_comes_back_as_records() -> None:
         assert [message.offset_id for message in decoded] == result.offset_ids
         assert str(decoded[0].born_host).startswith("127.0.0.1:")
         assert await w.client.message_at(result.physical_offsets[1], T) == found.records[1]
+
+
+async def test_an_acknowledgement_says_who_has_stored_the_batch_and_at_which_index() -> None:
+    async with world() as w:
+        told = []
+        for _ in range(2):
+            told.append(await w.client.send("t", 1, messages(b"a", b"b"), T))
+        assert [one.node_id for one in told] == [w.broker.info().node_id] * 2
+        assert told[1].index == told[0].index + 2
+
+
+async def test_an_older_broker_says_neither_node_nor_index() -> None:
+    result = send_result_from_pb(pb.SendResponse(queue_id=1, queue_offset=2, term=3))
+    assert (result.node_id, result.index) == ("", -1)
 
 
 async def test_flags_times_and_properties_of_a_message_are_kept() -> None:
