@@ -130,32 +130,15 @@ class MessageWriter:
             now_ms=self._node.cluster_time_ms(),
             max_body_bytes=self._max_body_bytes,
         )
-<<<<<<< HEAD
         put = Put(topic, queue_id, batch, timeout_ms or self._timeout_ms)
         try:
             outcome = await self._gathering.add(put)
         except DLedgerError as error:
             raise self._as_broker_error(error) from error
         physical = [pos + ENTRY_HEADER_SIZE for pos in put.positions]
-        return SendResult(
-            queue_id, put.first_offset, physical, OffsetIds(self._store_host, physical), outcome.term
-        )
-=======
-        first = -1
-        positions: Sequence[int] = ()
-
-        def fill(assigned: Assigned) -> Sequence[bytes]:
-            nonlocal first, positions
-            positions = assigned.positions
-            records = batch.fill(self.table.next_offset(topic, queue_id), positions, assigned.stamp_ms)
-            first = self.table.take(topic, queue_id, len(records))
-            return records
-
-        outcome = await self._append(batch.sizes, fill, expected, timeout_ms)
-        physical = [pos + ENTRY_HEADER_SIZE for pos in positions]
         ids = OffsetIds(self._store_host, physical)
-        return SendResult(queue_id, first, physical, ids, outcome.term, self._node_id, outcome.index)
->>>>>>> w-events
+        index = outcome.index + put.place if outcome.index >= 0 else -1
+        return SendResult(queue_id, put.first_offset, physical, ids, outcome.term, self._node_id, index)
 
     async def put_command(self, topic: str, command: bytes) -> int:
         """A record of a reserved topic, which is in no queue. The index of its entry, once committed."""

@@ -28,10 +28,20 @@ class AppendPort(Protocol):
 
 
 class Put:
-    """Messages of one queue. `first_offset` and `positions` (of their entries) are known once the log has
-    taken them."""
+    """Messages of one queue. `first_offset`, `positions` (of their entries) and `place` (entries before
+    them in the append) are known once the log has taken them."""
 
-    __slots__ = ("batch", "done", "first_offset", "positions", "queue_id", "size", "timeout_ms", "topic")
+    __slots__ = (
+        "batch",
+        "done",
+        "first_offset",
+        "place",
+        "positions",
+        "queue_id",
+        "size",
+        "timeout_ms",
+        "topic",
+    )
 
     def __init__(self, topic: str, queue_id: int, batch: RecordBatch, timeout_ms: int) -> None:
         self.topic = topic
@@ -40,6 +50,7 @@ class Put:
         self.timeout_ms = timeout_ms
         self.size = sum(batch.sizes) + ENTRY_HEADER_SIZE * len(batch)
         self.first_offset = -1
+        self.place = 0
         self.positions: Sequence[int] = ()
         self.done: asyncio.Future[AppendOutcome] = asyncio.get_running_loop().create_future()
 
@@ -115,6 +126,7 @@ class PutGathering:
         for put in puts:
             queue = (put.topic, put.queue_id)
             put.first_offset = next_offsets.get(queue, self._table.next_offset(*queue))
+            put.place = len(records)
             put.positions = assigned.positions[len(records) : len(records) + len(put.batch)]
             records += put.batch.fill(put.first_offset, put.positions, assigned.stamp_ms)
             next_offsets[queue] = put.first_offset + len(put.batch)
