@@ -66,6 +66,8 @@ def plan_flips(
     """Up to `each` entries per target that may be damaged there, of `entries`; noted as damaged."""
     known, planned = list(entries), []
     for node in targets:
+        if node in copies.lost:
+            continue  # what it has is about to be replaced
         free = [index for index in known if copies.may_damage(node, index)]
         for index in sorted(rng.sample(free, min(each, len(free)))):
             copies.damage(node, index)

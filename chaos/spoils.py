@@ -37,12 +37,6 @@ class Spoils:
         self._orders[node].remove(orders)
         self._save(node)
 
-    def heal(self) -> None:
-        """End all orders."""
-        for node in self._orders:
-            self._orders[node] = []
-            self._save(node)
-
     def count(self, nodes: Sequence[str], what: Did) -> int:
         """How often these nodes have done it, since the cluster was made."""
         return sum(read_counter(self.folder(node), what) for node in nodes)
