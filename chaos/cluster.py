@@ -18,7 +18,9 @@ from random import Random
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from chaos.copies import Copies
 from chaos.links import HOST, Links
+from chaos.spoils import Spoils, spoil_settings
 from dledger.cli.cluster_plan import CompanionPlan, free_ports, to_toml
 from dledger.cli.local_cluster import ClusterError, LocalCluster
 from dledger.status.model import NodeStatus
@@ -30,7 +32,7 @@ NAMESRV = "namesrv"
 _POLL_S = 0.05
 _NEAR_ENTRIES = 5000
 #: Small, so that runs see files end, and many of them fit on a disk: a node reserves two files ahead.
-_DATA_FILE_SIZE = 4 << 20
+DATA_FILE_SIZE = 4 << 20
 _BROKER = {"units_per_file": 20_000, "index_slots": 100_000, "index_items": 400_000}
 
 # Outlives us by a moment: when we end without having stopped them, by whatever means, the servers are killed.
@@ -63,10 +65,15 @@ def derived_of(store: Path) -> Path:
 class ChaosCluster:
     """`async with await ChaosCluster.create(...) as cluster:` starts it; at the end all is killed."""
 
-    def __init__(self, kind: Kind, local: LocalCluster, links: Links) -> None:
+    def __init__(
+        self, kind: Kind, local: LocalCluster, links: Links, spoils: Spoils, data_file_size: int
+    ) -> None:
         self.kind = kind
         self.local = local
         self.links = links
+        self.spoils = spoils
+        self.data_file_size = data_file_size
+        self.copies = Copies(local.node_ids)
         self._guard: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -79,17 +86,19 @@ class ChaosCluster:
         rng: Random,
         settings: Mapping[str, Any] | None = None,
         trace_run: str | None = None,
+        spoilable: bool = False,
+        data_file_size: int = DATA_FILE_SIZE,
     ) -> Self:
         """Write a new cluster below `run_directory` and open its links. Starts no process. `settings`: of
         every node, over those that the kind needs. `trace_run`: nodes write traces of this name, too.
-        ConfigError if there is a cluster already."""
+        `spoilable`: the nodes' disks and clocks can be spoiled. ConfigError if there is a cluster already."""
         companions = [_name_server()] if kind == "broker" else []
         program = {"program": {"factory": "broker_adapter.program:broker", "settings": dict(_BROKER)}}
         local = LocalCluster.create(
             run_directory / CLUSTER_FOLDER,
             nodes=nodes,
             base_port=0,
-            data_file_size=_DATA_FILE_SIZE,
+            data_file_size=data_file_size,
             settings={**(program if kind == "broker" else {}), **(settings or {})},
             companions=companions,
         )
@@ -101,7 +110,11 @@ class ChaosCluster:
             _route_through(local, links, node_id)
             if trace_run is not None:
                 _have_traced(local, node_id, kind, run_directory, trace_run)
-        return cls(kind, local, links)
+        spoils = Spoils(local, available=spoilable)
+        if spoilable:
+            for node_id in local.node_ids:
+                _have_spoiled(local, node_id, spoils.folder(node_id))
+        return cls(kind, local, links, spoils, data_file_size)
 
     @property
     def node_ids(self) -> list[str]:
@@ -168,6 +181,12 @@ class ChaosCluster:
         if len(following) < self.majority:
             return None
         return Leadership(leader.node_id, leader.term)
+
+    async def see_what_is_whole(self) -> None:
+        """Nodes that had lost everything have it back once they are done with rejoining: tell `copies`."""
+        for node, status in (await self.statuses()).items():
+            if node in self.copies.lost and not status.rejoining and not status.needs_image:
+                self.copies.whole(node)
 
     async def wait_leadership(self, within_s: float = 30.0, *, after_term: int = -1) -> Leadership:
         """Wait until somebody leads in a term after this one. ClusterError at the deadline."""
@@ -283,3 +302,9 @@ def _have_traced(local: LocalCluster, node_id: str, kind: Kind, run_directory: P
     traced = {**settings, "trace_directory": str(run_directory.resolve()), "trace_run": run}
     config["program"] = {"factory": f"chaos.traced_node:{kind}", "settings": traced}
     path.write_text(to_toml(config))
+
+
+def _have_spoiled(local: LocalCluster, node_id: str, folder: Path) -> None:
+    """Give a node a disk and a clock that can be spoiled, below whatever runs on it."""
+    path = local.process(node_id).config
+    path.write_text(to_toml(spoil_settings(tomllib.loads(path.read_text()), folder)))

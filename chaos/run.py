@@ -116,6 +116,8 @@ class Run:
                 rng=Random(rng.random()),
                 settings=scenario.settings,
                 trace_run=self._name if self._trace_nodes else None,
+                spoilable=scenario.spoils,
+                data_file_size=scenario.data_file_size,
             )
             nemesis = Nemesis(cluster, nemesis_writer, Random(rng.random()), self._watch.note)
             self._watch.tally, self._watch.nemesis, self._watch.cluster = setting.tally, nemesis, cluster

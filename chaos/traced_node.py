@@ -55,8 +55,8 @@ class TracedLog:
         self._config = config
         self._trace = trace
 
-    def make_node(self) -> NodeServer:
-        return NodeServer(self._config, trace=self._trace)
+    def make_node(self, **options: Any) -> NodeServer:
+        return NodeServer(self._config, trace=self._trace, **options)
 
     async def start(self) -> None:
         return

@@ -80,6 +80,7 @@ ALLOWED: dict[str, set[str]] = {
         _STATUS_TYPES,
         "dledger.client",
         "dledger.node",
+        "dledger.store",
         "dledger.cli",
         "broker_adapter",
     },
