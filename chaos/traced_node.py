@@ -13,9 +13,8 @@ from typing import Any
 
 from broker_adapter.program import BrokerProgram
 from broker_adapter.settings import parse_settings
-from chaos.trace.schema import Ev
+from chaos.trace.schema import LEDGER, Ev
 from chaos.trace.writer import TraceWriter
-from chaos.workloads.log import LEDGER
 from dledger import ConfigError, NodeConfig, NodeServer
 
 _OF_LEDGER = frozenset({"append", "truncate", "flush", "recover", "install", "purge", "commit", "ack"})

@@ -145,8 +145,8 @@ class Consumer:
         await self._directory.close()
 
     async def abandon(self) -> None:
-        """Disconnect as if this program had died: what is under way is cancelled, nothing is committed, and the
-        group does without this member only when its lease is over."""
+        """Disconnect as if this program had died: what is under way is cancelled, nothing is committed; the
+        group gives its queues to others when the lease is over."""
         if self._closed:
             return
         self._close_hands()

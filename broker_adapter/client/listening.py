@@ -10,8 +10,8 @@ from broker_adapter.client.values import MessageQueue
 class GroupListener:
     """Override what is of interest. Called in the event loop of the consumer: must neither block nor raise.
 
-    A queue is assigned when this member begins to consume it, and revoked when it has stopped to; a queue that
-    it keeps through several generations is assigned once.
+    A queue is assigned when this member begins to consume it, and revoked when it has stopped to; a queue
+    that it keeps through several generations is assigned once.
     """
 
     def assigned(self, queue: MessageQueue, offset: int, generation: int) -> None:

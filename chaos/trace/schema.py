@@ -29,6 +29,8 @@ from enum import StrEnum
 VERSION = 1
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 RAW_DIR = "raw"
+#: Name of the one log that all nodes of a run have.
+LEDGER = "log"
 SUFFIX = ".jsonl"
 
 
