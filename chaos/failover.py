@@ -67,7 +67,7 @@ class FailoverMeasurement:
         try:
             async with cluster:
                 workload = LogWorkload(setting, cluster.addresses, cluster.local.plan.group)
-                load = asyncio.create_task(workload.run(stop))
+                load = asyncio.create_task(workload.write(stop))
                 try:
                     for _ in range(self._kills):
                         outage = await self._one(cluster, setting)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
@@ -23,9 +22,9 @@ from chaos.trace.writer import TraceWriter
 from chaos.verdict import Phases, Verdict, judge_run
 from chaos.workloads.broker import BrokerWorkload
 from chaos.workloads.log import LogWorkload
-from chaos.workloads.spec import Setting, Workload
+from chaos.workloads.spec import DrainTimeout, Setting, Workload
 from chaos.workloads.tally import Tally
-from dledger.errors import ConfigError, DLedgerError
+from dledger.errors import ConfigError
 
 RUN_FILE, RESULT_FILE = "run.json", "result.json"
 _FLUSH_S = 0.5
@@ -58,7 +57,9 @@ class Result:
     reasons: list[str]
     report: QuickReport
     seconds: float
-    acknowledged_per_second: float
+    acknowledged_per_second: float  # messages
+    operations_per_second: float  # acknowledged sends; a batch counts once
+    shed: int
     leader_changes: int
     longest_silence_ms: int
     faults: list[str] = field(default_factory=list)
@@ -97,6 +98,8 @@ class Run:
         self._keep_stores = keep_stores
         self._writers: list[TraceWriter] = []
         self._plan = plan(scenario)
+        self._drain_s = _DRAIN_S
+        self._behind: list[str] = []
 
     async def run(self) -> Result:
         """The whole run. Raises what broke the harness itself; processes are gone in any case."""
@@ -149,39 +152,47 @@ class Run:
     async def _hurt(
         self, cluster: ChaosCluster, nemesis: Nemesis, setting: Setting, writer: TraceWriter
     ) -> Phases:
+        """Load, faults, healing, drain. Raises what broke the load."""
         workload = _workload(self._scenario, cluster, setting)
+        stop, drained = asyncio.Event(), asyncio.Event()
         await workload.prepare()
-        stop = asyncio.Event()
         self._watch.enter("warming up")
-        load = asyncio.create_task(workload.run(stop))
         try:
-            warm = await self._warm_up(load, setting.tally)
-            self._watch.enter("faults")
-            faults = asyncio.create_task(self._faults(nemesis))
-            await _first_error(faults, load)
-            self._watch.enter("healing")
-            cluster.links.heal()
-            await cluster.wait_healthy(_HEAL_S)
-            healed = writer.now()
-            writer.write(Ev.META, {"e": "healed"})
-            await asyncio.wait([load], timeout=_AFTER_S)
-            stop.set()
-            await load
+            async with asyncio.TaskGroup() as tasks:
+                load = tasks.create_task(workload.write(stop))
+                tasks.create_task(workload.read(stop, drained))
+                warm = await self._warm_up(setting.tally)
+                self._watch.enter("faults")
+                await self._faults(nemesis)
+                self._watch.enter("healing")
+                cluster.links.heal()
+                await cluster.wait_healthy(_HEAL_S)
+                healed = writer.now()
+                writer.write(Ev.META, {"e": "healed"})
+                await asyncio.sleep(_AFTER_S)
+                stop.set()
+                await load
+                over = writer.now()
+                self._watch.enter("draining")
+                await self._drain(workload)
+                drained.set()
+        except BaseExceptionGroup as several:
+            raise _first_of(several) from None
         finally:
-            load.cancel()
-            await asyncio.gather(load, return_exceptions=True)
-        over = writer.now()
-        self._watch.enter("draining")
-        await workload.drain(_DRAIN_S)
+            await workload.close()
         return Phases(warm, healed, over)
 
-    async def _warm_up(self, load: asyncio.Task[None], tally: Tally) -> int:
+    async def _drain(self, workload: Workload) -> None:
+        try:
+            await workload.drain(self._drain_s)
+        except DrainTimeout as error:
+            self._behind.append(f"{error} after {self._drain_s:g} s")
+
+    async def _warm_up(self, tally: Tally) -> int:
         """Until something is acknowledged; when that was. ConfigError if nothing is."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _WARM_UP_S
         while tally.acknowledged < self._scenario.min_acknowledged:
-            if load.done():
-                await load
             if loop.time() > deadline:
                 raise ConfigError(f"the load does not get going: {dict(tally.errors)}")
             await asyncio.sleep(0.02)
@@ -197,6 +208,7 @@ class Run:
         self._watch.enter("checking")
         report = await asyncio.to_thread(quick_check, self._directory)
         verdict, reasons = judge_run(self._scenario, nemesis.done, tally, phases, report)
+        reasons += self._behind
         seconds = (phases.over - phases.warm) / 1e9
         silence = tally.longest_silence
         result = Result(
@@ -207,6 +219,8 @@ class Run:
             report,
             round(seconds, 3),
             round(tally.acknowledged_between(phases.warm, phases.over) / seconds, 1),
+            round(tally.operations_between(phases.warm, phases.over) / seconds, 1),
+            tally.shed,
             sum(done.new_term > done.old_term >= 0 for done in nemesis.done),
             0 if silence is None else (silence.until - silence.since) // 1_000_000,
             [done.name for done in nemesis.done],
@@ -250,17 +264,12 @@ def _workload(scenario: Scenario, cluster: ChaosCluster, setting: Setting) -> Wo
     return LogWorkload(setting, cluster.addresses, cluster.local.plan.group)
 
 
-async def _first_error(faults: asyncio.Task[None], load: asyncio.Task[None]) -> None:
-    """Wait for the faults; a load that breaks meanwhile is an error."""
-    try:
-        await asyncio.wait([faults, load], return_when=asyncio.FIRST_COMPLETED)
-        if load.done():
-            await load
-        await faults
-    finally:
-        faults.cancel()
-        with suppress(asyncio.CancelledError, DLedgerError):
-            await faults
+def _first_of(several: BaseExceptionGroup) -> BaseException:
+    """One of them says enough."""
+    found: BaseException = several
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
 
 
 def _git_revision() -> str:

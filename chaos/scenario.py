@@ -119,7 +119,7 @@ class Load(_Section):
     """See LoadSpec."""
 
     clients: Annotated[int, Field(ge=1, le=64)] = _USUAL.clients
-    at_once: Annotated[int, Field(ge=1, le=256)] = _USUAL.at_once
+    at_once: Annotated[int, Field(ge=0, le=256)] = _USUAL.at_once
     rate: Annotated[float, Field(ge=0)] = _USUAL.rate
     max_batch: Annotated[int, Field(ge=1, le=256)] = _USUAL.max_batch
     max_bytes: Annotated[int, Field(ge=0, le=65_536)] = _USUAL.max_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shlex
 import sys
@@ -133,4 +134,6 @@ cli.add_command(failover)
 def main() -> None:
     # gRPC tells of every connection that breaks, and here they break on purpose.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # What clients log, they log of what is done to them; what matters of it is in the trace.
+    logging.getLogger().addHandler(logging.NullHandler())
     cli()
