@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import cast
 
@@ -11,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
-from chaos.checker.engine import Cell, Row
+from chaos.checker.engine import Answer, Cell, Row
 from chaos.checker.intake import Intake
 from chaos.checker.java import java_home
 from chaos.trace.schema import FIELDS, Ev, Kind
@@ -22,6 +25,8 @@ CORRUPT = "corrupt"
 UNKNOWN = "unknown"
 #: Where a line stands: the path of its file.
 FILE = "file"
+#: Queries that run at the same time: while one is planned, another computes.
+_AT_ONCE = 4
 _TYPES = {Kind.INT: LongType(), Kind.STR: StringType(), Kind.BOOL: BooleanType()}
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -103,7 +108,8 @@ def read_events(session: SparkSession, intake: Intake) -> DataFrame:
         .when(fn.col("ev").isin(known), fn.col("ev"))
         .otherwise(UNKNOWN)
     )
-    return events.withColumn("said_ev", fn.col("ev")).withColumn("ev", row_kind).withColumnsRenamed(RENAMED)
+    digest = fn.when(fn.col("digest").isNotNull(), fn.xxhash64("digest"))
+    return events.withColumn("ev", row_kind).withColumn("digest", digest).withColumnsRenamed(RENAMED)
 
 
 class SparkEngine:
@@ -116,16 +122,31 @@ class SparkEngine:
     def load(self, intake: Intake) -> None:
         """Read the traces into the table `events`: once, as columns, one directory for each kind of line."""
         path = str(self._work_dir / "events")
-        read_events(self._session, intake).write.mode("overwrite").partitionBy("ev").parquet(path)
+        events = read_events(self._session, intake)
+        events.drop(CORRUPT).write.mode("overwrite").partitionBy("ev").parquet(path)
         self._session.read.parquet(path).createOrReplaceTempView("events")
 
     def view(self, name: str, sql: str) -> None:
         self._session.sql(sql).createOrReplaceTempView(name)
 
-    def fact(self, name: str, sql: str) -> None:
+    def facts(self, queries: Mapping[str, str]) -> None:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(self._fact, queries, queries.values()))
+
+    def _fact(self, name: str, sql: str) -> None:
         path = str(self._work_dir / name)
-        self._session.sql(sql).write.mode("overwrite").parquet(path)
-        self._session.read.parquet(path).createOrReplaceTempView(name)
+        frame = self._session.sql(sql)
+        frame.write.mode("overwrite").parquet(path)
+        self._session.read.schema(frame.schema).parquet(path).createOrReplaceTempView(name)
 
     def rows(self, sql: str) -> list[Row]:
         return [cast(dict[str, Cell], row.asDict()) for row in self._session.sql(sql).collect()]
+
+    def all_rows(self, queries: Mapping[str, str]) -> Iterator[Answer]:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for done in as_completed([pool.submit(self._answer, *query) for query in queries.items()]):
+                yield done.result()
+
+    def _answer(self, name: str, sql: str) -> Answer:
+        started = time.monotonic()
+        return Answer(name, self.rows(sql), time.monotonic() - started)

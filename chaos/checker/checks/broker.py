@@ -2,7 +2,42 @@
 
 from __future__ import annotations
 
-from chaos.checker.registry import WHOLE, Check, hard
+from chaos.checker.checks.sources import UNITS
+from chaos.checker.registry import WHOLE, Check, Part, hard
+
+_AGREED = """
+SELECT run, log, qoff, min(lidx) AS lidx_min, max(lidx) AS lidx_max, min(size) AS size_min, max(size) AS size_max,
+  min(tag_hash) AS tag_min, max(tag_hash) AS tag_max
+FROM cq GROUP BY run, log, qoff
+"""
+
+_LEAST = """
+SELECT *, max(CASE WHEN k = 1 THEN min_off END) OVER (PARTITION BY run, log ORDER BY t, k
+  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+FROM (
+  SELECT r.*, k.k, CASE WHEN k.k = 0 THEN inv ELSE ret END AS t FROM reads r
+  CROSS JOIN (SELECT 0 AS k UNION ALL SELECT 1 AS k) k WHERE r.f = 'min_off' AND r.outcome = 'ok')
+"""
+
+_FOUND = """
+SELECT d.run, d.op, o.key, s.key AS sent_key, d.mid, d.src, d.inc, d.seq FROM looked_up d
+JOIN ops o ON o.run = d.run AND o.op = d.op
+JOIN sends s ON s.run = d.run AND s.mid = d.mid
+"""
+
+_MISSED = """
+SELECT o.run, o.op, o.key, s.mid, o.src, o.inc, o.seq FROM ops o
+JOIN sends s ON s.run = o.run AND s.key = o.key AND s.topic = o.topic AND s.outcome = 'ok' AND s.ret < o.inv
+ANTI JOIN looked_up d ON d.run = o.run AND d.op = o.op AND d.mid = s.mid
+WHERE o.f = 'lookup' AND o.outcome = 'ok' AND o.end_claim
+"""
+
+_BEGINNINGS = """
+SELECT d.run, d.node, d.low, coalesce(max(p.lidx), -1) AS purged FROM (
+  SELECT run, node, min(low) AS low FROM dump_ends GROUP BY run, node) d
+LEFT JOIN milestones p ON p.run = d.run AND p.e IN ('purge', 'install')
+GROUP BY d.run, d.node, d.low
+"""
 
 CHECKS: tuple[Check, ...] = (
     hard(
@@ -10,42 +45,36 @@ CHECKS: tuple[Check, ...] = (
         "ConsumeQueues of all nodes agree with each other and with the log",
         "cq",
         "{log} at {qoff}: {what}",
-        """SELECT run, log, qoff, 'units of different nodes differ' AS what FROM cq
-        GROUP BY run, log, qoff
-        HAVING min(lidx) < max(lidx) OR min(size) < max(size) OR min(tag_hash) < max(tag_hash)
-        UNION ALL
-        SELECT c.run, c.log, c.qoff, c.node || ' points at index ' || CAST(c.lidx AS STRING)
-          || ', the message is at index ' || CAST(d.lidx AS STRING)
-        FROM cq c JOIN dump d ON d.run = c.run AND d.node = c.node AND d.log = c.log AND d.qoff = c.qoff
-        WHERE d.sure AND d.lidx <> c.lidx""",
+        Part(
+            _AGREED,
+            "lidx_min < lidx_max OR size_min < size_max OR tag_min < tag_max",
+            "log, qoff, 'units of different nodes differ' AS what",
+        ),
+        Part(
+            UNITS,
+            "sure AND lidx <> unit_lidx",
+            "log, qoff, node || ' points at index ' || CAST(unit_lidx AS STRING) || ', the message is at index ' "
+            "|| CAST(lidx AS STRING) AS what",
+        ),
     ),
     hard(
         "B2",
         "the least offset of a queue never falls, and rises only when something is purged",
         "min_offs",
         "{log}: operation {op} was answered {min_off} after {before}",
-        """SELECT run, log, op, min_off, before, src, inc, seq FROM (
-          SELECT *, max(CASE WHEN k = 1 THEN min_off END) OVER (PARTITION BY run, log ORDER BY t, k
-            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
-          FROM (
-            SELECT r.*, k.k, CASE WHEN k.k = 0 THEN inv ELSE ret END AS t FROM reads r
-            CROSS JOIN (SELECT 0 AS k UNION ALL SELECT 1 AS k) k WHERE r.f = 'min_off' AND r.outcome = 'ok')
-        ) WHERE k = 0 AND min_off < before""",
+        Part(_LEAST, "k = 0 AND min_off < before", "log, op, min_off, before, src, inc, seq"),
     ),
     hard(
         "B3",
         "a look-up by key gives exactly the messages with this key",
         "lookups",
         "operation {op} for key {key}: message {mid} {what}",
-        """SELECT d.run, d.op, o.key, d.mid, 'has another key' AS what, d.src, d.inc, d.seq FROM looked_up d
-        JOIN ops o ON o.run = d.run AND o.op = d.op
-        JOIN sends s ON s.run = d.run AND s.mid = d.mid WHERE s.key IS NULL OR s.key <> o.key
-        UNION ALL
-        SELECT o.run, o.op, o.key, s.mid, 'is missing', o.src, o.inc, o.seq FROM ops o
-        JOIN sends s ON s.run = o.run AND s.key = o.key AND s.topic = o.topic AND s.outcome = 'ok' AND s.ret
-          < o.inv
-        ANTI JOIN looked_up d ON d.run = o.run AND d.op = o.op AND d.mid = s.mid
-        WHERE o.f = 'lookup' AND o.outcome = 'ok' AND o.end_claim""",
+        Part(
+            _FOUND,
+            "sent_key IS NULL OR sent_key <> key",
+            "op, key, mid, 'has another key' AS what, src, inc, seq",
+        ),
+        Part(_MISSED, "true", "op, key, mid, 'is missing' AS what, src, inc, seq"),
         needs=WHOLE,
     ),
     hard(
@@ -53,12 +82,7 @@ CHECKS: tuple[Check, ...] = (
         "only what was purged is gone from the beginning of the files",
         "dump",
         "{node}: its files begin at index {low}, purged was up to {purged}",
-        """SELECT * FROM (
-          SELECT d.run, d.node, d.low, coalesce(max(p.lidx), -1) AS purged FROM (
-            SELECT run, node, min(lidx) AS low FROM dump GROUP BY run, node) d
-          LEFT JOIN nodes p ON p.run = d.run AND p.e IN ('purge', 'install')
-          GROUP BY d.run, d.node, d.low
-        ) WHERE low > purged + 1""",
+        Part(_BEGINNINGS, "low > purged + 1", "node, low, purged", few=True),
         needs=WHOLE,
     ),
 )
