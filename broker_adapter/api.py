@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple, Protocol
 
 
@@ -37,6 +38,17 @@ class OutgoingMessage(NamedTuple):
     flag: int = 0
     sys_flag: int = 0
     born_timestamp: int = 0  # ms since 1970; 0: the broker's time
+
+
+#: Without a call of a Python function for each.
+_message_of: Callable[[Iterable[object]], OutgoingMessage] = partial(tuple.__new__, OutgoingMessage)
+
+
+def outgoing_messages(
+    rows: Iterable[tuple[bytes, Mapping[str, str], int, int, int]],
+) -> list[OutgoingMessage]:
+    """One for each row: body, properties, flag, sys_flag, born_timestamp."""
+    return list(map(_message_of, rows))
 
 
 class SendResult(NamedTuple):

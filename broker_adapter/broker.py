@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from functools import partial
+from functools import lru_cache, partial
 from typing import Protocol, TypeVar
 
 from broker_adapter.api import (
@@ -288,6 +288,7 @@ class Broker:
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
 
+@lru_cache(maxsize=1024)
 def _host_of(text: str) -> Host:
     """What the transport says of a client is kept if it is an address, and is no reason to refuse."""
     try:

@@ -11,12 +11,12 @@ from typing import Self
 
 import tenacity
 
-from broker_adapter.api import OutgoingMessage, SendResult
+from broker_adapter.api import OutgoingMessage, outgoing_messages
 from broker_adapter.client.directory import REPEATABLE, RETRY_PAUSE, Directory
 from broker_adapter.client.lane import Call, Lane, ProducerLimits
 from broker_adapter.client.routes import Route, RouteSource, names_with_master, writable_queues
 from broker_adapter.client.unique_keys import UniqueKeys
-from broker_adapter.client.values import MessageQueue, SendReceipt
+from broker_adapter.client.values import MessageQueue, Receipts, SendReceipt
 from broker_adapter.errors import Busy, IllegalMessage, PutRefused, Status, TopicRefused
 from broker_adapter.java_hash import java_hash
 from broker_adapter.properties import KEYS, TAGS, UNIQ_KEY, PropertiesText, join_properties, with_property
@@ -27,6 +27,7 @@ DEFAULT_TIMEOUT = 10.0
 DEFAULT_STALL_TIMEOUT = 3.0
 #: The broker chooses: for topics that it has yet to create.
 _ANY_QUEUE = -1
+_ZEROS = repeat(0)  # flag and sys_flag of what this producer sends
 
 #: Chooses one of a topic's writable queues, which are sorted.
 QueueSelector = Callable[[Sequence[MessageQueue]], MessageQueue]
@@ -118,7 +119,7 @@ class Producer:
         sharding_key: str | None = None,
         queue_selector: QueueSelector | None = None,
         timeout: float | None = None,
-    ) -> list[SendReceipt]:
+    ) -> Sequence[SendReceipt]:
         """Send messages to one queue, as one atomic batch: all of them are stored, side by side, or none.
 
         Errors as those of `send`. A batch that no broker takes is an IllegalMessage.
@@ -179,10 +180,10 @@ class Producer:
         now = self._now_ms()
         if self._keys is None or UNIQ_KEY in made:
             unique_keys = [made.get(UNIQ_KEY, "")] * len(bodies)
-            return [OutgoingMessage(body, shared, 0, 0, now) for body in bodies], unique_keys
+            return outgoing_messages(zip(bodies, repeat(shared), _ZEROS, _ZEROS, repeat(now))), unique_keys
         unique_keys = self._keys.take(len(bodies))
         each = [with_property(shared, UNIQ_KEY, key) for key in unique_keys]
-        return [OutgoingMessage(b, p, 0, 0, now) for b, p in zip(bodies, each, strict=True)], unique_keys
+        return outgoing_messages(zip(bodies, each, _ZEROS, _ZEROS, repeat(now))), unique_keys
 
     async def _send(
         self,
@@ -193,7 +194,7 @@ class Producer:
         sharding_key: str | None,
         selector: QueueSelector | None,
         timeout_at: float,
-    ) -> list[SendReceipt]:
+    ) -> Sequence[SendReceipt]:
         call = Call(messages, timeout_at, asyncio.get_running_loop().create_future())
         if self._pending_bytes and self._pending_bytes + call.size > self._limits.max_pending_bytes:
             raise Busy(
@@ -218,7 +219,7 @@ class Producer:
             self._pending_bytes -= call.size
         if queue.queue_id == _ANY_QUEUE:
             self._directory.forget(topic)  # it exists now
-        return _receipts(topic, queue.broker, unique_keys, result)
+        return Receipts(topic, queue.broker, unique_keys, result)
 
     async def _route(self, topic: str) -> Route:
         """The route, asked for until somebody can tell it. Cancel it to give up."""
@@ -272,15 +273,3 @@ def _queue_of_new_topic(route: Route, topic: str, queue_id: int | None) -> Messa
         raise TopicRefused(Status.TOPIC_NOT_WRITABLE, f"topic {topic!r} is not writable")
     broker = names_with_master(route)[0]  # the directory gives no route that shows neither
     return MessageQueue(topic, broker, _ANY_QUEUE if queue_id is None else queue_id)
-
-
-def _receipts(topic: str, broker: str, unique_keys: Sequence[str], result: SendResult) -> list[SendReceipt]:
-    queue_id = result.queue_id
-    term, node_id = result.term, result.node_id
-    indexes = count(result.index) if result.index >= 0 else repeat(-1)
-    return [
-        SendReceipt(topic, broker, queue_id, queue_offset, key, offset_id, term, node_id, index)
-        for queue_offset, key, offset_id, index in zip(
-            count(result.queue_offset), unique_keys, result.offset_ids, indexes, strict=False
-        )
-    ]

@@ -18,6 +18,7 @@ from broker_adapter.api import (
     QueueStats,
     SendResult,
     TopicConfig,
+    outgoing_messages,
 )
 from broker_adapter.errors import BrokerError, NotMaster, PutIndeterminate, Status, error_for
 from broker_adapter.host import Host
@@ -68,7 +69,7 @@ def messages_to_pb(request: pb.SendRequest, messages: Sequence[OutgoingMessage])
     columns = request.columns
     columns.bodies.extend(bodies)
     first = properties[0]
-    if all(one is first for one in properties):
+    if len(set(map(id, properties))) == 1:
         columns.properties.append(text_of(first))
     else:
         columns.properties.extend([text_of(one) for one in properties])
@@ -102,7 +103,7 @@ def messages_from_pb(request: pb.SendRequest) -> list[OutgoingMessage]:
         _spread("born_timestamps", columns.born_timestamps, len(bodies), 0),
         strict=False,  # what is the same for all has no end
     )
-    return list(map(OutgoingMessage._make, rows))
+    return outgoing_messages(rows)
 
 
 def _spread(what: str, values: Sequence[T], count: int, default: T) -> Iterable[T]:

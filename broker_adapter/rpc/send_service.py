@@ -98,11 +98,12 @@ class SendService:
         try:
             if self._stopping:
                 raise stopping()
-            check_send(request, limits)
+            messages = _messages_of(request)
+            check_send(request, messages, limits)
             timeout_ms = min(request.timeout_ms or limits.send_timeout_ms, limits.max_send_timeout_ms)
             result = await self._api.send(
                 request.topic,
-                _messages_of(request),
+                messages,
                 queue_id=request.queue_id,
                 born_host=born_host,
                 timeout_ms=timeout_ms,
@@ -212,26 +213,20 @@ def refusal(request_id: int, error: BrokerError) -> pb.SendResponse:
     return pb.SendResponse(request_id=request_id, status=status_to_pb(error))
 
 
-def check_send(request: pb.SendRequest, limits: BrokerLimits) -> None:
+def check_send(request: pb.SendRequest, messages: Sequence[OutgoingMessage], limits: BrokerLimits) -> None:
     """What this layer knows of a batch; topic, names and sizes of messages are the broker's to judge."""
     if request.queue_id < -1:
         raise out_of_range(f"queue_id {request.queue_id}: -1 or more")
     if request.HasField("columns"):
         if request.messages:
             raise out_of_range("messages as rows and in columns")
-        columns = request.columns
-        sizes = list(map(len, columns.bodies))
-        properties = [text.count(PROPERTY_SEPARATOR) for text in columns.properties]
-        born_timestamps: Sequence[int] = columns.born_timestamps
-        for column in (columns.properties, columns.flags, columns.sys_flags, born_timestamps):
-            check_count("entries of a column", len(column), max(1, len(sizes)))
+        properties = [text.count(PROPERTY_SEPARATOR) for text in request.columns.properties]
     else:
-        messages = request.messages
-        sizes = [len(message.body) for message in messages]
         properties = [len(message.properties) for message in messages]
-        born_timestamps = [message.born_timestamp for message in messages]
-    if not sizes:
+    if not messages:
         raise out_of_range("a batch without messages")
+    sizes = [len(message.body) for message in messages]
+    born_timestamps = [message.born_timestamp for message in messages]
     check_count("messages in a batch", len(sizes), limits.max_batch_messages)
     check_count("properties of a message", max(properties, default=0), limits.max_properties)
     if min(born_timestamps, default=0) < 0:
