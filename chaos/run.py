@@ -13,7 +13,8 @@ from typing import Any
 
 from chaos.cluster import ChaosCluster
 from chaos.nemesis import Nemesis
-from chaos.quick_check import QuickReport, quick_check
+from chaos.quick_check import quick_check
+from chaos.quick_trace import QuickReport
 from chaos.scenario import Scenario, plan
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter
