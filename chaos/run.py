@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
@@ -16,6 +17,7 @@ from chaos.nemesis import Nemesis
 from chaos.quick_check import quick_check
 from chaos.quick_trace import QuickReport
 from chaos.scenario import Scenario, plan
+from chaos.soak import to_file
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter
 from chaos.verdict import Phases, Verdict, judge_run
@@ -25,7 +27,9 @@ from chaos.workloads.spec import DrainTimeout, Setting, Workload
 from chaos.workloads.tally import Tally
 from dledger.errors import ConfigError
 
-RUN_FILE, RESULT_FILE = "run.json", "result.json"
+RUN_FILE, RESULT_FILE, SCENARIO_FILE = "run.json", "result.json", "scenario.toml"
+#: What the final reader has read, if lines of a file were sent.
+LINES_FILE = "lines.txt"
 _FLUSH_S = 0.5
 _WARM_UP_S = 30.0
 _HEAL_S = 60.0
@@ -94,7 +98,6 @@ class Run:
         self._trace_nodes = trace_nodes
         self._writers: list[TraceWriter] = []
         self._plan = plan(scenario)
-        self._drain_s = _DRAIN_S
         self._behind: list[str] = []
 
     async def run(self) -> Result:
@@ -104,6 +107,7 @@ class Run:
         self._save(
             RUN_FILE, {"command": self._command, "seed": self._seed, **scenario.model_dump(mode="json")}
         )
+        (self._directory / SCENARIO_FILE).write_text(to_file(scenario))
         nemesis_writer = self._new_writer("nemesis")
         setting = Setting(scenario.load.spec(), Random(rng.random()), self._new_writer, self._lines)
         flushing = asyncio.create_task(self._flush())
@@ -157,7 +161,7 @@ class Run:
                 await load
                 over = writer.now()
                 self._watch.enter("draining")
-                await self._drain(workload)
+                await self._drain(workload, setting)
                 drained.set()
         except BaseExceptionGroup as several:
             raise _first_of(several) from None
@@ -165,11 +169,14 @@ class Run:
             await workload.close()
         return Phases(warm, healed, over)
 
-    async def _drain(self, workload: Workload) -> None:
+    async def _drain(self, workload: Workload, setting: Setting) -> None:
         try:
-            await workload.drain(self._drain_s)
+            with (self._directory / LINES_FILE).open("wb") if self._lines else nullcontext() as file:
+                if file is not None:
+                    setting.keep_line = lambda line: file.write(line + b"\n")
+                await workload.drain(_DRAIN_S)
         except DrainTimeout as error:
-            self._behind.append(f"{error} after {self._drain_s:g} s")
+            self._behind.append(f"{error} after {_DRAIN_S:g} s")
 
     async def _warm_up(self, tally: Tally) -> int:
         """Until something is acknowledged; when that was. ConfigError if nothing is."""
