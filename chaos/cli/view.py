@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -50,22 +49,24 @@ class Shown:
 
 def panel_of(shown: Shown) -> Panel:
     """The panel, in one place for each fact: nothing jumps while numbers change."""
+    # Texts, not markup: lines that are printed beside the panel switch markup off for all that is shown.
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", style="dim")
     table.add_column()
-    table.add_row("phase", f"[bold]{escape(shown.phase)}[/], {shown.seconds:.0f} s")
-    table.add_row("fault", f"[red]{escape('; '.join(shown.faults))}[/]" if shown.faults else "none in force")
-    table.add_row("leader", escape(shown.leader) or "-")
+    table.add_row("phase", Text.assemble((shown.phase, "bold"), f", {shown.seconds:.0f} s"))
+    faults = "; ".join(shown.faults)
+    table.add_row("fault", Text(faults, style="red") if faults else Text("none in force"))
+    table.add_row("leader", Text(shown.leader or "-"))
     rate = shown.rates[-1] if shown.rates else 0.0
-    table.add_row(
-        "acknowledged", f"[bold]{rate:,.0f}/s[/], {shown.acknowledged:,} in {shown.operations:,} operations"
-    )
-    table.add_row("", f"[green]{curve(shown.rates)}[/]")
-    table.add_row("latency", f"p50 {shown.p50:.1f} ms, p99 {shown.p99:.1f} ms")
+    total = f", {shown.acknowledged:,} in {shown.operations:,} operations"
+    table.add_row("acknowledged", Text.assemble((f"{rate:,.0f}/s", "bold"), total))
+    table.add_row("", Text(curve(shown.rates), style="green"))
+    table.add_row("latency", Text(f"p50 {shown.p50:.1f} ms, p99 {shown.p99:.1f} ms"))
     outcomes = f"{shown.acknowledged:,} ok, {shown.failed:,} failed, {shown.in_doubt:,} in doubt"
-    table.add_row("outcomes", outcomes + (f", {shown.shed:,} not begun" if shown.shed else ""))
-    table.add_row("errors", ", ".join(f"{escape(code)} {count:,}" for code, count in shown.errors) or "-")
-    table.add_row("read", f"{shown.read:,}")
+    table.add_row("outcomes", Text(outcomes + (f", {shown.shed:,} not begun" if shown.shed else "")))
+    errors = ", ".join(f"{code} {count:,}" for code, count in shown.errors)
+    table.add_row("errors", Text(errors or "-"))
+    table.add_row("read", Text(f"{shown.read:,}"))
     return Panel(table, expand=False, border_style="red" if shown.faults else "dim")
 
 

@@ -13,10 +13,10 @@ from chaos.run import Result
 from chaos.verdict import Verdict
 
 
-def text_of(shown: Shown) -> str:
+def text_of(shown: Shown, markup: bool = True) -> str:
     console = Console(file=StringIO(), width=100, force_terminal=False)
     with console.capture() as captured:
-        console.print(panel_of(shown))
+        console.print(panel_of(shown), markup=markup)
     return captured.get()
 
 
@@ -61,8 +61,11 @@ def test_the_panel_keeps_its_height_from_the_first_moment_on() -> None:
     assert early.count("\n") == late.count("\n") and "none in force" in early
 
 
-def test_what_nodes_and_errors_say_is_no_markup() -> None:
-    assert "[/]" in text_of(Shown("faults", 1.0, leader="[/]", faults=["[/]"], errors=[("[/]", 1)]))
+@pytest.mark.parametrize("markup", [True, False])
+def test_the_panel_needs_no_markup_and_takes_none_from_nodes(markup: bool) -> None:
+    plain = text_of(Shown("faults", 1.0, leader="x", faults=["kill"], rates=[1.0]), markup)
+    assert "[" not in plain
+    assert text_of(Shown("faults", 1.0, "[/]", faults=["[/]"], errors=[("[/]", 1)]), markup).count("[/]") == 3
 
 
 @pytest.mark.parametrize(
