@@ -13,6 +13,7 @@ PEERS := $(VENV)/.peers-installed
 INPUT ?=
 SEEDS ?= 200
 MINUTES ?= 30
+HOURS ?= 1
 JOBS ?= 2
 SEED ?=
 ARGS ?=
@@ -21,7 +22,7 @@ TESTS ?= tests
 PROTO_FILES := $(wildcard proto/*/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format proto sim sim-broker chaos bench bench-peers soak soak-processes soak-broker clean
+.PHONY: help install demo test lint format proto sim sim-broker chaos soak-chaos bench bench-peers soak soak-processes soak-broker clean
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -102,8 +103,12 @@ sim-broker: $(DEV) ## Simulated clusters with brokers, producers and consumers (
 	@$(BIN)/python -m broker_adapter.testing --seeds $(SEEDS) $(ARGS)
 
 # The exit code is 1 when a promise was broken, 2 when a run says nothing because its fault did not happen.
-chaos: $(RUNTIME) ## Every scenario once: real faults on real processes (about 10 minutes; ARGS="--seed 1")
-	@$(BIN)/dledger-chaos run --all $(ARGS)
+# ARGS="--check" has the Spark checker judge all runs in the end (needs Java 17, and .[checker] or .[dev]).
+chaos: $(RUNTIME) ## Every scenario once: real faults on real processes (about 10 minutes; INPUT=path, ARGS="--check")
+	@$(BIN)/dledger-chaos run --all $(if $(INPUT),--input "$(INPUT)") $(ARGS)
+
+soak-chaos: $(RUNTIME) ## Random scenarios, one line each; keeps what failed (HOURS=1, ARGS="--seed 1")
+	@$(BIN)/dledger-chaos soak --hours $(HOURS) $(ARGS)
 
 bench: $(DEV) ## Throughput, latency, failover and catch-up of a local cluster (about 7 minutes)
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
@@ -14,8 +15,10 @@ from typing import Any
 from chaos.cluster import ChaosCluster
 from chaos.dump import dump_cluster, dump_source
 from chaos.nemesis import Nemesis
-from chaos.quick_check import QuickReport, quick_check
+from chaos.quick_check import quick_check
+from chaos.quick_trace import QuickReport
 from chaos.scenario import Scenario, plan
+from chaos.soak import to_file
 from chaos.trace.files import seal
 from chaos.trace.schema import RAW_DIR, Ev
 from chaos.trace.writer import TraceWriter
@@ -26,7 +29,9 @@ from chaos.workloads.spec import DrainTimeout, Setting, Workload
 from chaos.workloads.tally import Tally
 from dledger.errors import ConfigError
 
-RUN_FILE, RESULT_FILE = "run.json", "result.json"
+RUN_FILE, RESULT_FILE, SCENARIO_FILE = "run.json", "result.json", "scenario.toml"
+#: What the final reader has read, if lines of a file were sent.
+LINES_FILE = "lines.txt"
 _FLUSH_S = 0.5
 _WARM_UP_S = 30.0
 _HEAL_S = 60.0
@@ -98,7 +103,6 @@ class Run:
         self._keep_stores = keep_stores
         self._writers: list[TraceWriter] = []
         self._plan = plan(scenario)
-        self._drain_s = _DRAIN_S
         self._behind: list[str] = []
 
     async def run(self) -> Result:
@@ -108,6 +112,7 @@ class Run:
         self._save(
             RUN_FILE, {"command": self._command, "seed": self._seed, **scenario.model_dump(mode="json")}
         )
+        (self._directory / SCENARIO_FILE).write_text(to_file(scenario))
         nemesis_writer = self._new_writer("nemesis")
         setting = Setting(scenario.load.spec(), Random(rng.random()), self._new_writer, self._lines)
         flushing = asyncio.create_task(self._flush())
@@ -174,7 +179,7 @@ class Run:
                 await load
                 over = writer.now()
                 self._watch.enter("draining")
-                await self._drain(workload)
+                await self._drain(workload, setting)
                 drained.set()
         except BaseExceptionGroup as several:
             raise _first_of(several) from None
@@ -182,11 +187,14 @@ class Run:
             await workload.close()
         return Phases(warm, healed, over)
 
-    async def _drain(self, workload: Workload) -> None:
+    async def _drain(self, workload: Workload, setting: Setting) -> None:
         try:
-            await workload.drain(self._drain_s)
+            with (self._directory / LINES_FILE).open("wb") if self._lines else nullcontext() as file:
+                if file is not None:
+                    setting.keep_line = lambda line: file.write(line + b"\n")
+                await workload.drain(_DRAIN_S)
         except DrainTimeout as error:
-            self._behind.append(f"{error} after {self._drain_s:g} s")
+            self._behind.append(f"{error} after {_DRAIN_S:g} s")
 
     async def _warm_up(self, tally: Tally) -> int:
         """Until something is acknowledged; when that was. ConfigError if nothing is."""

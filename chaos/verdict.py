@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from chaos.nemesis import Done
-from chaos.quick_check import QuickReport
+from chaos.quick_trace import QuickReport
 from chaos.scenario import Scenario
 from chaos.workloads.tally import Tally
 

@@ -51,7 +51,7 @@ class Setting:
     lines: Sequence[bytes] = ()
     tally: Tally = field(default_factory=Tally)
     #: Called by the final reader with the payload of every message, if they are lines.
-    keep_line: Callable[[bytes], None] = lambda payload: None
+    keep_line: Callable[[bytes], object] = lambda payload: None
     _clients: int = 0
     _payloads: Iterator[bytes] | None = None
 

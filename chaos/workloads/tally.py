@@ -29,6 +29,7 @@ class Tally:
     def __init__(self) -> None:
         self.outcomes: Counter[OpType] = Counter()
         self.errors: Counter[str] = Counter()
+        self.operations = 0
         self.read = 0
         self.shed = 0
         self.first_of_term: dict[int, int] = {}  # term -> when its first acknowledgement came
@@ -49,6 +50,7 @@ class Tally:
         self.latencies_ns.append(now - began)
         self._slices[now // _SLICE_NS] += messages
         self._operations[now // _SLICE_NS] += 1
+        self.operations += 1
         last, self._last_ok = self._last_ok, now
         if last is not None and now - last > _SILENCE_NS and len(self.silences) < _MAX_SILENCES:
             self.silences.append(Silence(last, now))
@@ -75,4 +77,6 @@ class Tally:
 
 
 def _between(slices: Counter[int], since: int, until: int) -> int:
-    return sum(slices.get(one, 0) for one in range(since // _SLICE_NS, until // _SLICE_NS + 1))
+    # Not slice by slice: since may be 0, and then so many have passed as tenths of a second since the boot.
+    first, last = since // _SLICE_NS, until // _SLICE_NS
+    return sum(count for one, count in slices.items() if first <= one <= last)

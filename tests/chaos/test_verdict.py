@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chaos.nemesis import Done
-from chaos.quick_check import QuickReport
+from chaos.quick_trace import QuickReport
 from chaos.scenario import FaultStep, Occurrence, Scenario
 from chaos.trace.schema import OpType
 from chaos.verdict import Phases, Verdict, judge_run
