@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from broker_adapter.api import OutgoingMessage, SendResult
 from broker_adapter.errors import (
@@ -18,7 +18,7 @@ from broker_adapter.errors import (
     Status,
 )
 from broker_adapter.host import Host
-from broker_adapter.message import ENTRY_HEADER_SIZE
+from broker_adapter.message import ENTRY_HEADER_SIZE, record_size
 from broker_adapter.message_id import OffsetIds
 from broker_adapter.record_writer import RecordBatch
 from broker_adapter.topic_queue_table import TopicQueueTable
@@ -46,6 +46,22 @@ class AppendPort(Protocol):
     def cluster_time_ms(self) -> int: ...
 
 
+class QueuedRecords(NamedTuple):
+    """Messages of one queue that are to be put together with others."""
+
+    topic: str
+    queue_id: int
+    batch: RecordBatch
+
+
+class LateCommand(NamedTuple):
+    """A command that tells of the messages it is put together with: `body` gets the first queue offset of
+    each batch of them, and gives `size` bytes."""
+
+    size: int
+    body: Callable[[Sequence[int]], bytes]
+
+
 class MessageWriter:
     """`open_for` and `close` are the broker's role; nothing else opens or closes it.
 
@@ -71,6 +87,10 @@ class MessageWriter:
         self._master = master
         self._expected: tuple[int, int] | None = None
         self._stopping = False
+
+    @property
+    def max_command_bytes(self) -> int:
+        return self._max_command_bytes
 
     @property
     def expected(self) -> tuple[int, int] | None:
@@ -110,17 +130,7 @@ class MessageWriter:
         PutRefused and IllegalMessage: nothing was stored. PutIndeterminate: nobody knows (yet).
         """
         expected = self.check_master()
-        if not messages:
-            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, "a batch has at least one message")
-        batch = RecordBatch(
-            topic,
-            queue_id,
-            messages,
-            born_host=born_host,
-            store_host=self._store_host,
-            now_ms=self._node.cluster_time_ms(),
-            max_body_bytes=self._max_body_bytes,
-        )
+        batch = self.records(topic, queue_id, messages, born_host=born_host).batch
         first = -1
         positions: Sequence[int] = ()
 
@@ -138,7 +148,64 @@ class MessageWriter:
     async def put_command(self, topic: str, command: bytes) -> int:
         """A record of a reserved topic, which is in no queue. The index of its entry, once committed."""
         expected = self.check_master()
+        batch = self._command_batch(topic, command)
+
+        def fill(assigned: Assigned) -> Sequence[bytes]:
+            return batch.fill(0, assigned.positions, assigned.stamp_ms)
+
+        return (await self._append(batch.sizes, fill, expected, 0)).index
+
+    def records(
+        self, topic: str, queue_id: int, messages: Sequence[OutgoingMessage], *, born_host: Host
+    ) -> QueuedRecords:
+        """The records of messages that are to be put into a queue. IllegalMessage."""
+        if not messages:
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, "a batch has at least one message")
         batch = RecordBatch(
+            topic,
+            queue_id,
+            messages,
+            born_host=born_host,
+            store_host=self._store_host,
+            now_ms=self._node.cluster_time_ms(),
+            max_body_bytes=self._max_body_bytes,
+        )
+        return QueuedRecords(topic, queue_id, batch)
+
+    async def put_together(
+        self,
+        queued: Sequence[QueuedRecords],
+        command_topic: str,
+        commands: Sequence[LateCommand],
+        *,
+        timeout_ms: int = 0,
+    ) -> list[int]:
+        """Batches of any queues and, behind them, commands of a reserved topic, all or nothing in one append.
+        The first queue offset of each batch, once it is committed. Errors as those of `put`."""
+        expected = self.check_master()
+        overhead = record_size(0, len(command_topic), 0, v6_hosts=2 if self._store_host.is_v6 else 0)
+        sizes = [size for one in queued for size in one.batch.sizes]
+        sizes += [overhead + command.size for command in commands]
+        firsts: list[int] = []
+
+        def fill(assigned: Assigned) -> Sequence[bytes]:
+            positions, stamp_ms = assigned.positions, assigned.stamp_ms
+            records: list[bytes] = []
+            for topic, queue_id, batch in queued:
+                first = self.table.take(topic, queue_id, len(batch))
+                at = len(records)
+                records += batch.fill(first, positions[at : at + len(batch)], stamp_ms)
+                firsts.append(first)
+            for command in commands:
+                batch = self._command_batch(command_topic, command.body(firsts))
+                records += batch.fill(0, positions[len(records) :][:1], stamp_ms)
+            return records
+
+        await self._append(sizes, fill, expected, timeout_ms)
+        return firsts
+
+    def _command_batch(self, topic: str, command: bytes) -> RecordBatch:
+        return RecordBatch(
             topic,
             0,
             [OutgoingMessage(command)],
@@ -147,11 +214,6 @@ class MessageWriter:
             now_ms=self._node.cluster_time_ms(),
             max_body_bytes=self._max_command_bytes,
         )
-
-        def fill(assigned: Assigned) -> Sequence[bytes]:
-            return batch.fill(0, assigned.positions, assigned.stamp_ms)
-
-        return (await self._append(batch.sizes, fill, expected, 0)).index
 
     async def _append(
         self, sizes: Sequence[int], fill: Fill, expected: tuple[int, int], timeout_ms: int

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker_adapter.api import QueueOffset, SendResult
+from broker_adapter.delivery.commands import DELIVERY_TOPIC
 from broker_adapter.java_hash import tag_code
 from broker_adapter.message import Message, decode
 from broker_adapter.metadata import records
@@ -90,7 +91,7 @@ class LogTruth:
         self._last_stamp = message.store_timestamp
         if message.topic == METADATA_TOPIC:
             self._command(index, message)
-        else:
+        elif message.topic != DELIVERY_TOPIC:
             self._message(entry, message)
 
     def _command(self, index: int, message: Message) -> None:
