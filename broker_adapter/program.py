@@ -113,7 +113,9 @@ class BrokerProgram:
         self._registrar: Registrar | None = None
         self._topics: Mapping[str, Any] = {}
         self._topics_version = 0
-        self.delivery_state = DeliveryState(on_outcomes=self._on_outcomes)
+        self.delivery_state = DeliveryState(
+            on_outcomes=self._on_outcomes, exists=lambda group, topic: self.metadata.has(group, topic)
+        )
         self.metadata = MetadataState(
             on_result=self._on_result,
             on_topic_cut=self._on_topic_cut,

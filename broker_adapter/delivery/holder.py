@@ -19,6 +19,7 @@ from broker_adapter.delivery.commands import Checked, End, Ending, Hold, Holding
 from broker_adapter.delivery.committer import Committer, Done, Request
 from broker_adapter.delivery.handles import held_handle, id_digest, parse_held
 from broker_adapter.delivery.held_messages import HeldMessage
+from broker_adapter.delivery.records import encode as encode_command
 from broker_adapter.delivery.sender import Sender, host_of, with_id, within
 from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.errors import BrokerError, Busy, IllegalMessage, ReadFailed, Status
@@ -154,12 +155,12 @@ class Holder:
                 return _number_of(done), True
             if place is not None:
                 return (place.queue_offset if place.queue_id == -1 else -1), True
-        size = len(hold.body) + len(hold.properties)
+        size = len(encode_command([hold]))
         if self._state.held.bytes + size > self._settings.max_held_bytes:
             text = f"{self._settings.max_held_bytes} bytes of delayed and half messages are kept already"
             raise Busy(Status.TOO_MANY_HELD_MESSAGES, text)
-        if size + 1024 > self._writer.max_command_bytes:
-            text = f"a delayed or half message of {size} bytes, more than a command can carry"
+        if size > (most := self._writer.max_command_bytes):
+            text = f"a delayed or half message of {size} bytes, more than the {most} of a command"
             raise IllegalMessage(Status.BODY_TOO_LARGE, text)
         request = self._sender.request(hold.digest, elements=[hold])
         request.done.add_done_callback(partial(self._taken, hold.due_ms))

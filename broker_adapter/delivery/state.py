@@ -46,11 +46,19 @@ Place = tuple[QueueDelivery, int]
 
 
 class DeliveryState:
-    """`on_outcomes` is told, on the applying thread, what came of every command with a request id."""
+    """`on_outcomes` is told, on the applying thread, what came of every command with a request id. `exists`
+    says whether there are such a group and topic at this point of the log: those that were deleted get no
+    state."""
 
-    def __init__(self, *, on_outcomes: Callable[[bytes, list[Outcome]], None] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        on_outcomes: Callable[[bytes, list[Outcome]], None] | None = None,
+        exists: Callable[[str, str], bool] = lambda group, topic: True,
+    ) -> None:
         self.lock = Lock()
         self._on_outcomes = on_outcomes
+        self._exists = exists
         # Counted since the start of this node; no part of the state.
         self.unknown = 0
         self.damaged = 0
@@ -176,6 +184,8 @@ class DeliveryState:
     def _pop(self, pop: Pop, number: int, stamp_ms: int) -> Popped:
         queue = self.queues.get(pop.key)
         if queue is None:
+            if not self._exists(pop.key.group, pop.key.topic):
+                return Popped(number, stamp_ms, (), False)
             queue = self.queues[pop.key] = QueueDelivery(pop.key, pop.begin)
         until_ms = stamp_ms + pop.invisible_ms
         if pop.is_orderly and not pop.repeats and queue.is_held(stamp_ms):

@@ -90,6 +90,10 @@ class MetadataState:
     def group(self, name: str) -> Group | None:
         return self._groups.get(name)
 
+    def has(self, group: str, topic: str) -> bool:
+        """Whether there are both."""
+        return group in self._groups and topic in self._topics
+
     def groups(self) -> list[Group]:
         return list(self._groups.values())
 

@@ -89,14 +89,18 @@ class SimBroker:
         self._closing = False
         self.loop = virtual_loop(process.after, process.now_ms, rng, when_idle=self._check_gate)
         self.node = OwnedNode(process, self.loop, rng, SETTINGS.send_timeout_ms)
-        self.delivery_state = DeliveryState(on_outcomes=self._on_outcomes)
+        self.delivery_state = DeliveryState(
+            on_outcomes=self._on_outcomes, exists=lambda group, topic: self.metadata.has(group, topic)
+        )
         self.metadata = MetadataState(
             on_result=self._on_result,
             on_topic_cut=self._on_topic_cut,
             on_done=self.delivery_state.metadata_changed,
         )
         self.dispatcher = self._make_dispatcher(process)
-        self.machine = CheckedDispatcher(self.dispatcher, self.metadata, lambda: process.store.base.pos)
+        self.machine = CheckedDispatcher(
+            self.dispatcher, self.metadata, self.delivery_state, lambda: process.store.base.pos
+        )
         self._make_broker()
 
     def _make_dispatcher(self, process: SimProcess) -> Dispatcher:
