@@ -24,6 +24,8 @@ class DeliverySettings(BaseModel):
 
     #: What is received without a time of its own; renewed while its client is heard of.
     invisible_ms: Positive = 60_000
+    #: ... but not longer than this in all: what a client never got, though it lives, comes back one day.
+    max_renewed_ms: Positive = 10_800_000
     #: A client that was not heard of for so long is gone.
     heard_ms: Positive = 30_000
     #: What a client held that went becomes visible after this.

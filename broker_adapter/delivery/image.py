@@ -7,7 +7,7 @@
          4    number of texts, and of each: 2+n
          4    number of queues, sorted, and of each: group 4, topic 4 (places of texts), queue id 4, cursor 8,
               number of pending 4, and of each: offset 8, pop 8, until 8, attempts 4, owner 4, attempt id 4,
-              renews 1
+              renews 1, given 8
          4    number of held messages, and of each: number 8, due 8, checks 4, size 4, a command with its Hold
          4    number of ends, and of each: number 8, ending 1, stamp 8
          4    number of ids, and of each: digest 16, queue id 4, queue offset 8, stamp 8
@@ -36,7 +36,7 @@ _APPLIED = struct.Struct(">q")
 _COUNT = struct.Struct(">I")
 _TEXT = struct.Struct(">H")
 _QUEUE = struct.Struct(">IIiqI")
-_PENDING = struct.Struct(">qqqiII?")
+_PENDING = struct.Struct(">qqqiII?q")
 _HELD = struct.Struct(">qqiI")
 _ENDED = struct.Struct(">qBq")
 _ID_SIZE = 36
@@ -95,15 +95,12 @@ def _queue(queue: QueueDelivery, texts: dict[str, int]) -> bytes:
 
     key = queue.key
     head = _QUEUE.pack(place(key.group), place(key.topic), key.queue_id, queue.cursor, len(queue.pending))
-    pack = _PENDING.pack
-    return head + b"".join(
-        [
-            pack(
-                at, held.pop, held.until_ms, held.attempts, place(held.owner), place(held.attempt_id), held[5]
-            )
-            for at, held in sorted(queue.pending.items())
-        ]
-    )
+    pieces = [head]
+    for offset, held in sorted(queue.pending.items()):
+        pop, until_ms, attempts, owner, attempt_id, renews, given_ms = held
+        fields = (pop, until_ms, attempts, place(owner), place(attempt_id), renews, given_ms)
+        pieces.append(_PENDING.pack(offset, *fields))
+    return b"".join(pieces)
 
 
 def _held(hold_id: int, message: HeldMessage) -> bytes:
@@ -124,10 +121,9 @@ class _Reader:
             queue = QueueDelivery(QueueKey(texts[group], texts[topic], queue_id), cursor)
             pending = []
             for _ in range(count):
-                offset, pop, until_ms, attempts, owner, attempt, renews = self._take(_PENDING)
-                pending.append(
-                    (offset, Held(pop, until_ms, attempts, texts[owner], texts[attempt], bool(renews)))
-                )
+                offset, pop, until_ms, attempts, owner, attempt, renews, given_ms = self._take(_PENDING)
+                held = Held(pop, until_ms, attempts, texts[owner], texts[attempt], bool(renews), given_ms)
+                pending.append((offset, held))
             state.restore(queue, pending)
         for _ in range(self._count()):
             hold_id, due_ms, checks, size = self._take(_HELD)

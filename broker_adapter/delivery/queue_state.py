@@ -21,6 +21,7 @@ class Held(NamedTuple):
     owner: str  # the client
     attempt_id: str  # of the call that got it, "" without one
     renews: bool
+    given_ms: int  # when: renewals have an end
 
 
 class QueueDelivery:

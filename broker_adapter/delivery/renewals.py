@@ -82,12 +82,17 @@ class Renewals:
         silent_ms = now_ms - self._settings.heard_ms
         self._heard = {client: at for client, at in self._heard.items() if at > silent_ms - 1}
         due_ms = now_ms + self._settings.invisible_ms // 2
+        oldest_ms = now_ms - self._settings.max_renewed_ms
         found: list[tuple[QueueKey, int, Held]] = []
         with self._state.lock:
             for client in self._state.owners():
                 if self._heard.get(client, self._since_ms) > silent_ms:
                     held = self._state.held_by(client)
-                    found += [one for one in held if one[2].renews and now_ms < one[2].until_ms < due_ms]
+                    found += [
+                        one
+                        for one in held
+                        if one[2].renews and now_ms < one[2].until_ms < due_ms and one[2].given_ms > oldest_ms
+                    ]
         try:
             self._change(found, self._settings.invisible_ms, ChangeKind.RENEW)
         except BrokerError as error:

@@ -205,7 +205,7 @@ class DeliveryState:
         else:
             is_next = False
         for offset, attempt in given:
-            held = Held(number, until_ms, attempt, pop.client_id, pop.attempt_id, pop.renews)
+            held = Held(number, until_ms, attempt, pop.client_id, pop.attempt_id, pop.renews, stamp_ms)
             self._put(queue, offset, held)
         return Popped(number, until_ms, tuple(given), is_next)
 

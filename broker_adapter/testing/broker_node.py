@@ -61,6 +61,7 @@ SETTINGS = BrokerSettings(
     send_timeout_ms=600,
     delivery=DeliverySettings(
         invisible_ms=400,
+        max_renewed_ms=1500,
         heard_ms=300,
         release_ms=50,
         max_pending_per_queue=40,

@@ -27,7 +27,7 @@ from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.metadata.commands import Command, DeleteGroup, DeleteTopic, ResetOffsets
 from dledger.testing import Violation
 
-Held = tuple[int, int, int, str, str, bool]
+Held = tuple[int, int, int, str, str, bool, int]
 
 
 class DeliveryLook(NamedTuple):
@@ -204,5 +204,5 @@ class DeliveryModel:
                 raise Violation("acknowledged ack", f"{key} {at} was acknowledged and is given by {pop}")
             self.given.add((key, at))
             until_ms = stamp_ms + pop.invisible_ms
-            held = (number, until_ms, attempts, pop.client_id, pop.attempt_id, pop.renews)
+            held = (number, until_ms, attempts, pop.client_id, pop.attempt_id, pop.renews, stamp_ms)
             self._pending[key, at] = held
