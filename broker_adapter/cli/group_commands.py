@@ -9,7 +9,6 @@ from broker_adapter.cli.broker_options import ask_broker, json_option, target_op
 from broker_adapter.cli.broker_target import Target
 from dledger import print_json, print_table
 
-
 _YES = {True: "yes", False: "no"}
 
 

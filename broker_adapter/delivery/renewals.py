@@ -72,11 +72,11 @@ class Renewals:
     # -- inside -------------------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        """Several times in half a period, so that none is missed."""
         delay = self._settings.invisible_ms / 8 / 1000
-        self._timer = asyncio.get_running_loop().call_later(delay, self._renew)
+        self._timer = asyncio.get_running_loop().call_later(delay, self.renew)
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
+        """What is less than half a period from its end. Called several times in that."""
         self._arm()
         now_ms = self._now_ms()
         silent_ms = now_ms - self._settings.heard_ms
