@@ -99,5 +99,6 @@ def parse_settings(content: Mapping[str, Any], where: str = "program.settings") 
 def _fault(fault: Any) -> str:
     key = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
-        return f"{key} is unknown; valid are {', '.join(BrokerSettings.model_fields)}"
+        model = DeliverySettings if len(fault["loc"]) > 1 else BrokerSettings
+        return f"{key} is unknown; valid are {', '.join(model.model_fields)}"
     return f"{key}: {fault['msg'].removeprefix('Value error, ')} (it is {fault['input']!r})"

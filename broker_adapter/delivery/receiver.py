@@ -102,17 +102,17 @@ class Receiver:
         self._limits = limits
 
     async def receive(self, call: Receive, deadline: float, check: Callable[[], object]) -> list[Delivery]:
-        """Empty at `deadline`, of the loop's clock. `check` raises when this broker is no master any more."""
+        """Empty at `deadline`, of the loop's clock. `check` raises when there is nothing to
+        wait for any more: another master, no such topic."""
         loop = asyncio.get_running_loop()
         if call.attempt_id and (again := await self._repeat(call)):
             return again
         while True:
-            check()
             # Known as waiting before it looks: nothing can come unnoticed in between.
             woken = self._views.enter(call.who)
             is_over = True
             try:
-                found = await self._try(call, deadline)
+                found = await self._try(call, deadline, check)
                 is_over = bool(found) or loop.time() >= deadline
                 if is_over:
                     return found
@@ -140,10 +140,11 @@ class Receiver:
 
     # -- choosing -----------------------------------------------------------------------------------------
 
-    async def _try(self, call: Receive, deadline: float) -> list[Delivery]:
+    async def _try(self, call: Receive, deadline: float, check: Callable[[], object]) -> list[Delivery]:
         """What can be given now."""
         loop = asyncio.get_running_loop()
         while True:
+            check()
             plans = self._plan(call)
             if not plans:
                 return []

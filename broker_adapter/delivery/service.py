@@ -273,7 +273,7 @@ class DeliveryService:
             attempt_id,
         )
         deadline = asyncio.get_running_loop().time() + min(wait_ms, self._settings.max_wait_ms) / 1000
-        return await self._receiver.receive(call, deadline, self._writer.check_master)
+        return await self._receiver.receive(call, deadline, partial(self._check_open, group, topic))
 
     async def ack(self, group: str, topic: str, handles: Sequence[str]) -> list[AckStatus]:
         self._writer.check_master()
@@ -348,6 +348,13 @@ class DeliveryService:
             text = f"topic {topic} gives no messages (perm {config.perm})"
             raise error_for(Status.TOPIC_NOT_READABLE, text)
         return config
+
+    def _check_open(self, group: str, topic: str) -> None:
+        """Whether a receive that waits may go on: the topic may have been deleted meanwhile."""
+        self._writer.check_master()
+        self._to_read(topic)
+        if self._metadata.group(group) is None:
+            raise error_for(Status.GROUP_UNKNOWN, f"there is no group {group[:255]!r} any more")
 
     def _held(self, group: str, topic: str, handle: str) -> tuple[QueueKey, Receipt, Held | None]:
         """What a handle stands for; None unless it is valid by what is known here. What counts is what the

@@ -19,7 +19,7 @@ from broker_adapter.delivery.api import (
     Sent,
 )
 from broker_adapter.delivery.service import DeliveryService
-from broker_adapter.errors import Busy, IllegalMessage, PutRefused, ReadFailed, Status
+from broker_adapter.errors import Busy, IllegalMessage, PutRefused, ReadFailed, Status, TopicRefused
 from broker_adapter.message import decode
 from broker_adapter.properties import split_properties
 from tests.broker_adapter.cluster import brokers
@@ -255,3 +255,25 @@ async def test_delivery_goes_on_under_another_master(tmp_path: Path) -> None:
         while len(rest) < 2:
             rest += bodies(await delivery.receive("g", "t", client_id="c", invisible_ms=9999, wait_ms=9999))
         assert sorted(rest) == ["half", "late"]
+
+
+async def test_a_receive_ends_when_its_topic_is_deleted_and_a_new_one_begins_anew(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        delivery = program.delivery
+        await send(delivery, "a", "b")
+        found = await delivery.receive("g", "t", client_id="c", max_messages=1, invisible_ms=60_000)
+        waiting = asyncio.create_task(
+            delivery.receive("h", "t", client_id="c", wait_ms=60_000, wanted=Filter(frozenset(("no",))))
+        )
+        await program.broker.delete_topic("t")
+        await delivery.send("u", message("other"), message_id="u")
+        rounds = delivery.figures().rounds
+        delivery.wake_all()
+        with pytest.raises(TopicRefused):
+            await waiting
+        assert delivery.figures().rounds - rounds < 3
+        assert delivery.figures().pending == 0
+        assert await delivery.ack("g", "t", [found[0].handle]) == [AckStatus.INVALID_HANDLE]
+        await send(delivery, "c")
+        assert bodies(await delivery.receive("g", "t", client_id="c", invisible_ms=60_000)) == ["c"]
