@@ -94,6 +94,10 @@ class Assignment(NamedTuple):
     heartbeat_ms: int  # come back at least so often
 
 
+#: What the messages of a topic may be.
+MESSAGE_TYPES = ("", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
+
+
 class TopicConfig(NamedTuple):
     name: str
     read_queues: int = 4
@@ -101,6 +105,7 @@ class TopicConfig(NamedTuple):
     perm: int = 6  # 4 readable, 2 writable
     sys_flag: int = 0
     order: bool = False
+    message_type: str = ""  # RocketMQ's attribute message.type, one of MESSAGE_TYPES; "" takes all
 
 
 class GroupConfig(NamedTuple):
@@ -112,6 +117,7 @@ class GroupConfig(NamedTuple):
     consume_broadcast_enable: bool = True
     retry_queues: int = 1
     retry_max_times: int = 16
+    consume_orderly: bool = False  # what is received of a queue is done before more of it is given
 
 
 class QueueStats(NamedTuple):

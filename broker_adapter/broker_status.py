@@ -45,6 +45,7 @@ class BrokerStatus:
             "topics": len(program.metadata.topics),
             "groups": len(program.metadata.groups()),
             "held_pulls": len(program.broker.held),
+            "delivery": program.delivery.figures()._asdict(),
             "role_change": handler.status.as_dict(),
             "nameservers": {
                 address: {"registered": status.registered, "last_error": status.last_error}
@@ -86,6 +87,7 @@ class BrokerStatus:
     def metrics(self) -> Iterable[Metric]:
         program = self._program
         figures, changes = program.dispatcher.figures(), program.handler.metrics
+        delivery = program.delivery.figures()
         gauges = (
             ("broker_is_master", "1 on the master.", program.adapter.is_master),
             ("broker_writable", "1 while messages are accepted.", program.writer.expected is not None),
@@ -97,12 +99,28 @@ class BrokerStatus:
             ("broker_index_pending", "Messages that the index lags behind.", figures.index_pending),
             ("broker_held_pulls", "Pulls that wait for messages.", len(program.broker.held)),
             ("broker_topics", "Topics.", len(program.metadata.topics)),
+            ("broker_delivery_pending", "Messages given to consumers and not done.", delivery.pending),
+            ("broker_delivery_held_messages", "Delayed and half messages.", delivery.held_messages),
+            ("broker_delivery_held_bytes", "Bytes of delayed and half messages.", delivery.held_bytes),
+            ("broker_delivery_waiting_receives", "Receives that wait.", delivery.waiting_receives),
         )
         for name, text, value in gauges:
             yield GaugeMetricFamily(name, text, value=float(value))
-        foreign = CounterMetricFamily("broker_foreign_records", "Entries of the log that are no messages.")
-        foreign.add_metric([], figures.foreign_records)
-        yield foreign
+        counters = (
+            ("broker_foreign_records", "Entries of the log that are no messages.", figures.foreign_records),
+            (
+                "broker_delivery_refused_fresh",
+                "Times that nothing fresh was given, as too much is pending.",
+                delivery.refused_fresh,
+            ),
+            ("broker_delivery_dead_letters", "Messages given too often.", delivery.dead_letters),
+            ("broker_delivery_appends", "Appends, each of many requests.", delivery.rounds),
+            ("broker_delivery_damaged", "Commands that could not be read.", delivery.damaged),
+        )
+        for name, text, value in counters:
+            family = CounterMetricFamily(name, text)
+            family.add_metric([], value)
+            yield family
         yield _switches(changes.switches)
         yield _elected_to_writable(changes.elected_to_writable)
 

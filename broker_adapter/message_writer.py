@@ -4,7 +4,7 @@ queue offsets that are taken in the step in which the log takes the messages."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from broker_adapter import put_gathering
 from broker_adapter.api import OutgoingMessage, SendResult
@@ -18,12 +18,13 @@ from broker_adapter.errors import (
     Status,
 )
 from broker_adapter.host import Host
-from broker_adapter.message import ENTRY_HEADER_SIZE
+from broker_adapter.message import ENTRY_HEADER_SIZE, record_size
 from broker_adapter.message_id import OffsetIds
-from broker_adapter.put_gathering import Put, PutGathering
+from broker_adapter.put_gathering import Fill, Put, PutGathering
 from broker_adapter.record_writer import RecordBatch
 from broker_adapter.topic_queue_table import TopicQueueTable
 from dledger import (
+    AppendOutcome,
     Assigned,
     Code,
     DLedgerError,
@@ -38,6 +39,22 @@ class AppendPort(put_gathering.AppendPort, Protocol):
     """What of `dledger.NodeServer` a writer needs."""
 
     def cluster_time_ms(self) -> int: ...
+
+
+class QueuedRecords(NamedTuple):
+    """Messages of one queue that are to be put together with others."""
+
+    topic: str
+    queue_id: int
+    batch: RecordBatch
+
+
+class LateCommand(NamedTuple):
+    """A command that tells of the messages it is put together with: `body` gets the first queue offset of
+    each batch of them, and gives `size` bytes."""
+
+    size: int
+    body: Callable[[Sequence[int]], bytes]
 
 
 class MessageWriter:
@@ -82,6 +99,10 @@ class MessageWriter:
         self._stopping = False
 
     @property
+    def max_command_bytes(self) -> int:
+        return self._max_command_bytes
+
+    @property
     def expected(self) -> tuple[int, int] | None:
         """(term, role_epoch) of the mastership; None: writes are refused."""
         return self._expected
@@ -119,17 +140,7 @@ class MessageWriter:
         PutRefused and IllegalMessage: nothing was stored. PutIndeterminate: nobody knows (yet).
         """
         self.check_master()
-        if not messages:
-            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, "a batch has at least one message")
-        batch = RecordBatch(
-            topic,
-            queue_id,
-            messages,
-            born_host=born_host,
-            store_host=self._store_host,
-            now_ms=self._node.cluster_time_ms(),
-            max_body_bytes=self._max_body_bytes,
-        )
+        batch = self.records(topic, queue_id, messages, born_host=born_host).batch
         put = Put(topic, queue_id, batch, timeout_ms or self._timeout_ms)
         try:
             outcome = await self._gathering.add(put)
@@ -143,7 +154,69 @@ class MessageWriter:
     async def put_command(self, topic: str, command: bytes) -> int:
         """A record of a reserved topic, which is in no queue. The index of its entry, once committed."""
         expected = self.check_master()
+        batch = self._command_batch(topic, command)
+
+        def fill(assigned: Assigned) -> Sequence[bytes]:
+            return batch.fill(0, assigned.positions, assigned.stamp_ms)
+
+        return (await self._append(batch.sizes, fill, expected, 0)).index
+
+    def records(
+        self, topic: str, queue_id: int, messages: Sequence[OutgoingMessage], *, born_host: Host
+    ) -> QueuedRecords:
+        """The records of messages that are to be put into a queue. IllegalMessage."""
+        if not messages:
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, "a batch has at least one message")
         batch = RecordBatch(
+            topic,
+            queue_id,
+            messages,
+            born_host=born_host,
+            store_host=self._store_host,
+            now_ms=self._node.cluster_time_ms(),
+            max_body_bytes=self._max_body_bytes,
+        )
+        return QueuedRecords(topic, queue_id, batch)
+
+    async def put_together(
+        self,
+        queued: Sequence[QueuedRecords],
+        command_topic: str,
+        commands: Sequence[LateCommand],
+        *,
+        timeout_ms: int = 0,
+    ) -> list[int]:
+        """Batches of any queues and, behind them, commands of a reserved topic, all or nothing in one append.
+        The first queue offset of each batch, once it is committed. Errors as those of `put`."""
+        expected = self.check_master()
+        overhead = record_size(0, len(command_topic), 0, v6_hosts=2 if self._store_host.is_v6 else 0)
+        sizes = [size for one in queued for size in one.batch.sizes]
+        sizes += [overhead + command.size for command in commands]
+        firsts: list[int] = []
+
+        def fill(assigned: Assigned) -> Sequence[bytes]:
+            positions, stamp_ms = assigned.positions, assigned.stamp_ms
+            records: list[bytes] = []
+            next_offsets: dict[tuple[str, int], int] = {}
+            for topic, queue_id, batch in queued:
+                queue = (topic, queue_id)
+                first = next_offsets.get(queue, self.table.next_offset(*queue))
+                at = len(records)
+                records += batch.fill(first, positions[at : at + len(batch)], stamp_ms)
+                next_offsets[queue] = first + len(batch)
+                firsts.append(first)
+            for command in commands:
+                batch = self._command_batch(command_topic, command.body(firsts))
+                records += batch.fill(0, positions[len(records) :][:1], stamp_ms)
+            for topic, queue_id, batch in queued:  # nothing fails any more: offsets of all or of none
+                self.table.take(topic, queue_id, len(batch))
+            return records
+
+        await self._append(sizes, fill, expected, timeout_ms)
+        return firsts
+
+    def _command_batch(self, topic: str, command: bytes) -> RecordBatch:
+        return RecordBatch(
             topic,
             0,
             [OutgoingMessage(command)],
@@ -153,16 +226,15 @@ class MessageWriter:
             max_body_bytes=self._max_command_bytes,
         )
 
-        def fill(assigned: Assigned) -> Sequence[bytes]:
-            return batch.fill(0, assigned.positions, assigned.stamp_ms)
-
+    async def _append(
+        self, sizes: Sequence[int], fill: Fill, expected: tuple[int, int], timeout_ms: int
+    ) -> AppendOutcome:
         try:
-            outcome = await self._node.append_batch(
-                batch.sizes, fill, expected=expected, timeout_ms=self._timeout_ms
+            return await self._node.append_batch(
+                sizes, fill, expected=expected, timeout_ms=timeout_ms or self._timeout_ms
             )
         except DLedgerError as error:
             raise self._as_broker_error(error) from error
-        return outcome.index
 
     def _as_broker_error(self, error: DLedgerError) -> BrokerError:
         match error:

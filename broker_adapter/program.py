@@ -16,6 +16,9 @@ from broker_adapter.broker import Broker
 from broker_adapter.broker_role import BrokerRoleAdapter
 from broker_adapter.broker_status import BrokerStatus
 from broker_adapter.consume_queue_unit import ConsumeQueueUnit
+from broker_adapter.delivery.commands import Outcome as DeliveryOutcome
+from broker_adapter.delivery.service import DeliveryService, Topics
+from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.errors import BrokerError, ReadFailed, Status
 from broker_adapter.group_service import GroupService
 from broker_adapter.host import Host
@@ -30,6 +33,7 @@ from broker_adapter.namesrv.registration import Registrar
 from broker_adapter.namesrv.values import Registration
 from broker_adapter.properties import MAX_PROPERTIES_BYTES
 from broker_adapter.queue_reader import QueueReader
+from broker_adapter.replicated_state import ReplicatedState
 from broker_adapter.role_change import RoleChangeHandler, RoleChangeLimits
 from broker_adapter.rpc.service import BrokerService
 from broker_adapter.settings import BrokerSettings, parse_settings
@@ -113,7 +117,14 @@ class BrokerProgram:
         self._registrar: Registrar | None = None
         self._topics: Mapping[str, Any] = {}
         self._topics_version = 0
-        self.metadata = MetadataState(on_result=self._on_result, on_topic_cut=self._on_topic_cut)
+        self.delivery_state = DeliveryState(
+            on_outcomes=self._on_outcomes, exists=lambda group, topic: self.metadata.has(group, topic)
+        )
+        self.metadata = MetadataState(
+            on_result=self._on_result,
+            on_topic_cut=self._on_topic_cut,
+            on_done=self.delivery_state.metadata_changed,
+        )
         self.dispatcher = self._make_dispatcher()
 
     def make_node(self, **options: Any) -> NodeServer:
@@ -172,11 +183,24 @@ class BrokerProgram:
             groups,
             self._readers,
             self.info,
+            self.delivery_state.offsets_of,
+        )
+        self.delivery = DeliveryService(
+            settings,
+            self.delivery_state,
+            self.metadata,
+            writer,
+            reader,
+            files,
+            Topics(self.broker.topic_to_write, self.broker.make_topic, groups.make_known),
+            now_ms=node.cluster_time_ms,
+            run=self._read,
+            new_request_id=lambda: os.urandom(16),
         )
         self.adapter = BrokerRoleAdapter(
             writer,
             files,
-            [groups],
+            [groups, self.delivery],
             slave_id=1 + sorted(config.members).index(config.node_id),
             on_change=self._role_changed,
         )
@@ -202,6 +226,7 @@ class BrokerProgram:
         # What is in the log already is committed in a moment: better an answer than a doubt.
         await self.service.drain(_DRAIN_S)
         self.broker.held.close()
+        self.delivery.wake_all()
         await self.handler.stop()
         if self._registrar is not None:
             await self._registrar.stop()
@@ -243,9 +268,11 @@ class BrokerProgram:
             index_shape=IndexShape(settings.index_slots, settings.index_items),
             checkpoint_interval_s=settings.checkpoint_ms / 1000,
         )
+        replicated = ReplicatedState(self.metadata, self.delivery_state)
         return Dispatcher(
             root,
-            self.metadata,
+            replicated,
+            delivery=replicated.apply_delivery,
             durable_index=lambda: self.node.durable_index,
             on_arrival=self._on_arrival,
             on_dispatched=None if self._trace is None else self._on_dispatched,
@@ -259,6 +286,7 @@ class BrokerProgram:
     def _role_changed(self) -> None:
         """Beside the role and never in its way: the registrar has tasks of its own."""
         self.broker.held.wake_all()
+        self.delivery.wake_all()
         self._register()
 
     def _register(self) -> None:
@@ -289,6 +317,13 @@ class BrokerProgram:
         self.proposals.on_result(request_id, outcome)
         self._call_soon(self._topics_may_have_changed)
 
+    def _on_outcomes(self, request_id: bytes, outcomes: list[DeliveryOutcome]) -> None:
+        """On the machine's thread."""
+        self.delivery.on_outcomes(request_id, outcomes)
+
+    async def _read(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+
     def _on_topic_cut(self, topic: str) -> None:
         self.dispatcher.queues.delete_topic(topic)
 
@@ -296,6 +331,8 @@ class BrokerProgram:
         """On the machine's thread. Waking the loop is dear; who begins to wait from now on looks himself."""
         if len(self.broker.held):
             self._call_soon(self.broker.held.arrived, arrivals)
+        if self.delivery.is_awaited:
+            self._call_soon(self.delivery.arrived, arrivals)
 
     def _on_dispatched(self, index: int) -> None:
         """On the machine's thread. Told before the node tells that it has applied so far."""

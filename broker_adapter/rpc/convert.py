@@ -206,7 +206,13 @@ def topic_to_pb(config: TopicConfig) -> pb.TopicSettings:
 
 def topic_from_pb(topic: pb.TopicSettings) -> TopicConfig:
     return TopicConfig(
-        topic.name, topic.read_queues, topic.write_queues, topic.perm, topic.sys_flag, topic.order
+        topic.name,
+        topic.read_queues,
+        topic.write_queues,
+        topic.perm,
+        topic.sys_flag,
+        topic.order,
+        topic.message_type,
     )
 
 
@@ -222,6 +228,7 @@ def group_from_pb(group: pb.GroupSettings) -> GroupConfig:
         group.consume_broadcast_enable,
         group.retry_queues,
         group.retry_max_times,
+        group.consume_orderly,
     )
 
 

@@ -48,6 +48,10 @@ class Metadata(Protocol):
         """Forget everything and take over what `save` gave; b"": the empty state."""
 
 
+def _no_delivery(index: int, stamp_ms: int, body: bytes) -> None:
+    """For those who keep no such state."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
     """Sizes and limits. Files of other shapes than before are made again."""
@@ -77,6 +81,7 @@ class Dispatcher:
         metadata: Metadata,
         *,
         durable_index: Callable[[], int],
+        delivery: Callable[[int, int, bytes], None] = _no_delivery,
         on_arrival: Callable[[Arrivals], None] = lambda _: None,
         on_dispatched: Callable[[int], None] | None = None,
         options: StoreOptions | None = None,
@@ -86,7 +91,9 @@ class Dispatcher:
     ) -> None:
         """`durable_index`: of the local log; asked on any thread. `on_arrival`: called once for each `apply`
         that brought messages, when they can be read, with (topic, queue id, max_offset). `on_dispatched`:
-        called at the end of each `apply`, with the index of its last entry. `clock`: seconds.
+        called at the end of each `apply`, with the index of its last entry. `delivery`: called with (index,
+        store timestamp, body) of each command of delivery, whose effects are part of what `metadata` saves.
+        `clock`: seconds.
         """
         self._root = root
         self._metadata = metadata
@@ -111,7 +118,7 @@ class Dispatcher:
             durable_index=durable_index,
         )
         self._lock = RLock()  # of the writer: `purge_below` may come from another thread
-        self._dispatching = Dispatching(self.queues, self.index, self._index_stage, metadata.apply)
+        self._dispatching = Dispatching(self.queues, self.index, self._index_stage, metadata.apply, delivery)
         self._applied: Applied | None = None  # None: what there is is not that of any entry
         self._dispatched = NOTHING
         self._checkpoint_time = clock()

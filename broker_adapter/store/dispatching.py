@@ -1,4 +1,4 @@
-"""What one batch of entries does: units, keys and metadata commands, in the order of the log."""
+"""What one batch of entries does: units, keys and commands, in the order of the log."""
 
 from __future__ import annotations
 
@@ -44,12 +44,15 @@ class Dispatching:
         index: IndexFiles,
         index_stage: Stage,
         command: Callable[[int, bytes], None],
+        delivery: Callable[[int, int, bytes], None],
     ) -> None:
-        """`command` gets (index, body) of the records of the metadata topic."""
+        """`command` gets (index, body) of the records of the metadata topic, `delivery` (index, store
+        timestamp, body) of those of the delivery topic."""
         self._queues = queues
         self._index = index
         self._index_stage = index_stage
         self._command = command
+        self._delivery = delivery
         self._routes = Routes()
         #: Where each queue has to end when the replay is over; None without one.
         self._awaited: dict[ConsumeQueue, int] | None = None

@@ -237,20 +237,22 @@ class GetBrokerResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[BrokerStatus, _Mapping]] = ..., cluster: _Optional[str] = ..., broker_name: _Optional[str] = ..., broker_id: _Optional[int] = ..., role: _Optional[_Union[BrokerRoleCode, str]] = ..., term: _Optional[int] = ..., role_epoch: _Optional[int] = ..., node_id: _Optional[str] = ..., address: _Optional[str] = ..., master_address: _Optional[str] = ...) -> None: ...
 
 class TopicSettings(_message.Message):
-    __slots__ = ("name", "read_queues", "write_queues", "perm", "sys_flag", "order")
+    __slots__ = ("name", "read_queues", "write_queues", "perm", "sys_flag", "order", "message_type")
     NAME_FIELD_NUMBER: _ClassVar[int]
     READ_QUEUES_FIELD_NUMBER: _ClassVar[int]
     WRITE_QUEUES_FIELD_NUMBER: _ClassVar[int]
     PERM_FIELD_NUMBER: _ClassVar[int]
     SYS_FLAG_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_TYPE_FIELD_NUMBER: _ClassVar[int]
     name: str
     read_queues: int
     write_queues: int
     perm: int
     sys_flag: int
     order: bool
-    def __init__(self, name: _Optional[str] = ..., read_queues: _Optional[int] = ..., write_queues: _Optional[int] = ..., perm: _Optional[int] = ..., sys_flag: _Optional[int] = ..., order: bool = ...) -> None: ...
+    message_type: str
+    def __init__(self, name: _Optional[str] = ..., read_queues: _Optional[int] = ..., write_queues: _Optional[int] = ..., perm: _Optional[int] = ..., sys_flag: _Optional[int] = ..., order: bool = ..., message_type: _Optional[str] = ...) -> None: ...
 
 class PutTopicRequest(_message.Message):
     __slots__ = ("topic",)
@@ -315,20 +317,22 @@ class TopicStatsResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[BrokerStatus, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[QueueStatsEntry, _Mapping]]] = ...) -> None: ...
 
 class GroupSettings(_message.Message):
-    __slots__ = ("name", "consume_enable", "consume_from_min_enable", "consume_broadcast_enable", "retry_queues", "retry_max_times")
+    __slots__ = ("name", "consume_enable", "consume_from_min_enable", "consume_broadcast_enable", "retry_queues", "retry_max_times", "consume_orderly")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CONSUME_ENABLE_FIELD_NUMBER: _ClassVar[int]
     CONSUME_FROM_MIN_ENABLE_FIELD_NUMBER: _ClassVar[int]
     CONSUME_BROADCAST_ENABLE_FIELD_NUMBER: _ClassVar[int]
     RETRY_QUEUES_FIELD_NUMBER: _ClassVar[int]
     RETRY_MAX_TIMES_FIELD_NUMBER: _ClassVar[int]
+    CONSUME_ORDERLY_FIELD_NUMBER: _ClassVar[int]
     name: str
     consume_enable: bool
     consume_from_min_enable: bool
     consume_broadcast_enable: bool
     retry_queues: int
     retry_max_times: int
-    def __init__(self, name: _Optional[str] = ..., consume_enable: bool = ..., consume_from_min_enable: bool = ..., consume_broadcast_enable: bool = ..., retry_queues: _Optional[int] = ..., retry_max_times: _Optional[int] = ...) -> None: ...
+    consume_orderly: bool
+    def __init__(self, name: _Optional[str] = ..., consume_enable: bool = ..., consume_from_min_enable: bool = ..., consume_broadcast_enable: bool = ..., retry_queues: _Optional[int] = ..., retry_max_times: _Optional[int] = ..., consume_orderly: bool = ...) -> None: ...
 
 class PutGroupRequest(_message.Message):
     __slots__ = ("group",)
