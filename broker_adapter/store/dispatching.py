@@ -134,7 +134,7 @@ class Dispatching:
             route = self._routes.get(run.tail) or self._routes.of_tail(run.tail)
         except StoredDataDamaged:
             return 0
-        if route.is_metadata or route.is_keyed:
+        if route.is_metadata or route.is_delivery or route.is_keyed:
             return 0
         for queue_id, begin, end in run.parts():
             if queue_id < 0:
@@ -163,6 +163,10 @@ class Dispatching:
                 # What it does to queues it does to all messages before it, and to none after it.
                 self._flush()
                 self._command(entry.index, body_of(entry))
+            return
+        if route.is_delivery:
+            if not is_replay:
+                self._delivery(entry.index, stamp, body_of(entry))
             return
         physical_offset = entry.pos + ENTRY_HEADER_SIZE
         part = sys_flag & TRANSACTION_MASK

@@ -27,7 +27,7 @@ from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.metadata.commands import Command, DeleteGroup, DeleteTopic, ResetOffsets
 from dledger.testing import Violation
 
-Held = tuple[object, ...]
+Held = tuple[int, int, int, str, str, bool, int]
 
 
 class DeliveryLook(NamedTuple):
@@ -46,7 +46,7 @@ def look_at_delivery(state: DeliveryState) -> DeliveryLook:
     return DeliveryLook(
         tuple((queue.key, queue.cursor) for queue in state.sorted_queues()),
         tuple(
-            (queue.key, offset, tuple(held))
+            (queue.key, offset, (*held,))
             for queue in state.sorted_queues()
             for offset, held in sorted(queue.pending.items())
         ),

@@ -136,8 +136,9 @@ class _Run:
         self._until("the last answers", lambda: all(c.is_idle for c in writers))
         self._until("everything consumed", self._all_consumed)
         self._until("everything delivered", self._all_delivered)
-        for member in (*self._members, *self._pops):
-            member.is_stopped = True
+        readers: list[Client] = [*self._members, *self._pops]
+        for reader in readers:
+            reader.is_stopped = True
         self._until("equal logs, all dispatched", sim.is_settled)
         self._result.heal_ms = sim.clock.now_ms - healed_ms
         self._check_end()
