@@ -95,8 +95,7 @@ class Broker:
         born_host: str = "",
         timeout_ms: int = 0,
     ) -> SendResult:
-        self._writer.check_master()
-        config = self._metadata.topic(topic) or await self._create(topic)
+        config = await self.ensure_topic(topic)
         if not config.perm & PERM_WRITE:
             raise error_for(
                 Status.TOPIC_NOT_WRITABLE, f"topic {topic} takes no messages (perm {config.perm})"
@@ -182,6 +181,11 @@ class Broker:
         return await self._read(partial(self._reader.offset_by_time, topic, queue_id, timestamp_ms))
 
     # -- topics -------------------------------------------------------------------------------------------
+
+    async def ensure_topic(self, name: str) -> TopicConfig:
+        """The topic, which comes into being by this if it may."""
+        self._writer.check_master()
+        return self._metadata.topic(name) or await self._create(name)
 
     async def put_topic(self, config: TopicConfig) -> None:
         self._writer.check_master()

@@ -16,12 +16,14 @@ from broker_adapter.broker import Broker
 from broker_adapter.broker_role import BrokerRoleAdapter
 from broker_adapter.broker_status import BrokerStatus
 from broker_adapter.consume_queue_unit import ConsumeQueueUnit
+from broker_adapter.delivery.api import DeliveryApi
 from broker_adapter.errors import ReadFailed, Status
 from broker_adapter.group_service import GroupService
 from broker_adapter.host import Host
 from broker_adapter.index_layout import IndexShape
 from broker_adapter.message import Version, record_size
 from broker_adapter.message_writer import MessageWriter
+from broker_adapter.messaging.serving import ClientService, ReplicatedDirectory, client_service
 from broker_adapter.metadata.commands import METADATA_TOPIC
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
@@ -109,6 +111,8 @@ class BrokerProgram:
         self._registrar: Registrar | None = None
         self._topics: Mapping[str, Any] = {}
         self._topics_version = 0
+        #: Made with the node; without it clients of RocketMQ 5 are told to come back.
+        self.delivery: DeliveryApi | None = None
         self.metadata = MetadataState(on_result=self._on_result, on_topic_cut=self._on_topic_cut)
         self.dispatcher = self._make_dispatcher()
 
@@ -116,21 +120,14 @@ class BrokerProgram:
         """`options`: further ones of NodeServer, for tests."""
         config, settings = self.config, self.settings
         store_host = _store_host(config.address)
+        largest = self._largest_body()
         service = BrokerService(_Later(lambda: self.broker))
         self.service = service
-        self.node = node = NodeServer(
-            config,
-            self.dispatcher,
-            owned=True,
-            services=[GrpcService(service.name, service.handler)],
-            **options,
-        )
-        largest = config.limits.max_body_bytes - _MAX_OVERHEAD
-        if largest <= 0:
-            text = (
-                f"limits.max_body_bytes {config.limits.max_body_bytes}: a broker needs {_MAX_OVERHEAD} more"
-            )
-            raise ConfigError(text, code=Code.CONFIG_INVALID)
+        services = [GrpcService(service.name, service.handler)]
+        self.clients = self._make_client_service(min(settings.max_body_bytes, largest))
+        if settings.rocketmq_v2.enabled:
+            services.append(GrpcService(self.clients.service.name, self.clients.service.handler))
+        self.node = node = NodeServer(config, self.dispatcher, owned=True, services=services, **options)
         self.files = files = DispatchedFiles(node, self.dispatcher)
         self.writer = writer = MessageWriter(
             node,
@@ -184,6 +181,8 @@ class BrokerProgram:
             self.adapter.master_role = BrokerRole.ASYNC_MASTER
         if self.settings.namesrv:
             self._registrar = Registrar(self.settings.namesrv, self._tls_files())
+        if self.delivery is not None:
+            self.delivery.on_orphan(self.clients.ask_producer)
         self.handler.start()
         self._purging = asyncio.create_task(self._follow_purges())
 
@@ -191,12 +190,13 @@ class BrokerProgram:
         """Waiting pulls are answered, writes refused; then the node may hand leadership over."""
         self.writer.stop()
         # What is in the log already is committed in a moment: better an answer than a doubt.
-        await self.service.drain(_DRAIN_S)
+        await asyncio.gather(self.service.drain(_DRAIN_S), self.clients.service.drain(_DRAIN_S))
         self.broker.held.close()
         await self.handler.stop()
         if self._registrar is not None:
             await self._registrar.stop()
         self.service.stop()
+        self.clients.service.stop()
         if self._purging is not None:
             self._purging.cancel()
             await asyncio.gather(self._purging, return_exceptions=True)
@@ -225,6 +225,32 @@ class BrokerProgram:
         return {} if self._registrar is None else self._registrar.status()
 
     # -- inside -------------------------------------------------------------------------------------------
+
+    def _largest_body(self) -> int:
+        """What the limits of the log leave for the body of a message."""
+        limit = self.config.limits.max_body_bytes
+        if limit <= _MAX_OVERHEAD:
+            text = f"limits.max_body_bytes {limit}: a broker needs {_MAX_OVERHEAD} more"
+            raise ConfigError(text, code=Code.CONFIG_INVALID)
+        return limit - _MAX_OVERHEAD
+
+    def _make_client_service(self, max_body_bytes: int) -> ClientService:
+        settings = self.settings
+        return client_service(
+            settings.name,
+            self.config.members,
+            settings.rocketmq_v2,
+            delivery=_Later(self._served_delivery),
+            broker=_Later(lambda: self.broker),
+            directory=ReplicatedDirectory(self.metadata, lambda name: self.broker.ensure_topic(name)),
+            max_body_bytes=max_body_bytes,
+            now_ms=lambda: self.node.cluster_time_ms(),
+        )
+
+    def _served_delivery(self) -> DeliveryApi:
+        if self.delivery is None:
+            raise ReadFailed(Status.NOT_CONFIRMED, "this broker does not deliver messages yet")
+        return self.delivery
 
     def _make_dispatcher(self) -> Dispatcher:
         settings, directory = self.settings, self.config.directory
@@ -308,9 +334,9 @@ class BrokerProgram:
 
 
 class _Later:
-    """The broker for its gRPC service, which has to be there before the node is."""
+    """Part of a broker for its gRPC services, which have to be there before the node is."""
 
-    def __init__(self, get: Callable[[], Broker]) -> None:
+    def __init__(self, get: Callable[[], Any]) -> None:
         self._get = get
 
     def __getattr__(self, name: str) -> Any:
