@@ -11,7 +11,7 @@ from broker_adapter.messaging.client_calls import RouteCalls
 from broker_adapter.messaging.client_settings import ServerLimits
 from broker_adapter.messaging.directory import Directory
 from broker_adapter.messaging.front import MessagingService
-from broker_adapter.messaging.handlers import MessagingHandlers, Parts
+from broker_adapter.messaging.handlers import Answering, MessagingHandlers, Parts
 from broker_adapter.messaging.orphans import ask_about
 from broker_adapter.messaging.routes import Routes
 from broker_adapter.messaging.settings import ClientServiceSettings
@@ -58,8 +58,10 @@ def client_service(
     directory: Directory,
     max_body_bytes: int,
     now_ms: Callable[[], int],
+    answering: Answering | None = None,
 ) -> ClientService:
-    """`members`: host:port by node id. ConfigError if `settings` name a node that is none of them."""
+    """`members`: host:port by node id. `answering`: who answers the calls of clients, if not the handlers
+    themselves. ConfigError if `settings` name a node that is none of the members."""
     for node_id in settings.advertise:
         if node_id not in members:
             known = ", ".join(sorted(members))
@@ -69,7 +71,7 @@ def client_service(
     parts = Parts(delivery, broker, directory, routes, settings, max_body_bytes, now_ms)
     handlers = MessagingHandlers(parts)
     service = MessagingService(
-        handlers,
+        handlers if answering is None else answering,
         RouteCalls(directory, routes),
         directory,
         settings,

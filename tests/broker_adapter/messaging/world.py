@@ -6,14 +6,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from broker_adapter.api import BrokerApi
-from broker_adapter.messaging.client_calls import RouteCalls
-from broker_adapter.messaging.client_settings import ServerLimits
-from broker_adapter.messaging.front import MessagingService
-from broker_adapter.messaging.handlers import Answering, MessagingHandlers, Parts
+from broker_adapter.messaging.handlers import Answering
 from broker_adapter.messaging.methods import METHODS, SERVICE_NAME
-from broker_adapter.messaging.orphans import ask_about
-from broker_adapter.messaging.routes import Routes
+from broker_adapter.messaging.serving import client_service
 from broker_adapter.messaging.settings import ClientServiceSettings
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
@@ -23,42 +18,37 @@ from tests.broker_adapter.memory_broker import MemoryCluster
 from tests.broker_adapter.messaging.memory_delivery import MemoryDelivery
 
 MAX_BODY = 1 << 20
+MEMBERS = {"n1": "127.0.0.1:10911", "n2": "127.0.0.1:10912", "n3": "127.0.0.1:10913"}
 #: So that nothing waits that need not.
 QUICK = ClientServiceSettings(min_polling_ms=0, min_invisible_ms=10, min_retry_ms=10)
 HEADERS = {"x-mq-client-id": "client-1", "x-mq-language": "JAVA", "x-mq-client-version": "5.0"}
 
 
 class World:
-    """`call` and `stream` speak to the service as clients do."""
+    """`call` and `stream` speak to the service as clients do. `members`: as routes have them."""
 
-    def __init__(self, settings: ClientServiceSettings, answering: Answering | None = None) -> None:
-        self.settings = settings
+    def __init__(
+        self,
+        settings: ClientServiceSettings = QUICK,
+        members: Mapping[str, str] = MEMBERS,
+        answering: Answering | None = None,
+    ) -> None:
         self.delivery = MemoryDelivery()
         self.cluster = MemoryCluster(1)
-        self.broker: BrokerApi = self.cluster.brokers[0]
-        self.members = {"n1": "127.0.0.1:1"}
-        self.routes = Routes("broker-a", self.members, {})
-        self.handlers = MessagingHandlers(
-            Parts(
-                self.delivery,
-                self.broker,
-                self.delivery,
-                self.routes,
-                settings,
-                MAX_BODY,
-                self.delivery.now_ms,
-            )
-        )
-        self.service = MessagingService(
-            answering or self.handlers,
-            RouteCalls(self.delivery, self.routes),
-            self.delivery,
+        made = client_service(
+            "broker-a",
+            members,
             settings,
-            ServerLimits(MAX_BODY, settings.max_polling_ms),
+            delivery=self.delivery,
+            broker=self.cluster.brokers[0],
+            directory=self.delivery,
+            max_body_bytes=MAX_BODY,
+            now_ms=self.delivery.now_ms,
+            answering=answering,
         )
-        self.delivery.on_orphan(lambda half: ask_about(half, self.service.clients.tell_producer))
+        self.service, self.handlers = made
+        self.delivery.on_orphan(made.ask_producer)
         self.channel: Any = None
-        self.address = ""
 
     async def call(
         self, method: str, request: Any, headers: Mapping[str, str] = HEADERS, timeout: float | None = 10.0
@@ -105,15 +95,16 @@ class World:
 
 @asynccontextmanager
 async def world(
-    settings: ClientServiceSettings = QUICK, answering: Answering | None = None
+    settings: ClientServiceSettings = QUICK,
+    members: Mapping[str, str] = MEMBERS,
+    answering: Answering | None = None,
 ) -> AsyncIterator[World]:
-    made = World(settings, answering)
+    made = World(settings, members, answering)
     server = new_server()
     server.add_generic_rpc_handlers((made.service.handler,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    made.address = f"127.0.0.1:{port}"
-    async with open_channel(made.address) as channel:
+    async with open_channel(f"127.0.0.1:{port}") as channel:
         made.channel = channel
         try:
             yield made
