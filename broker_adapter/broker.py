@@ -95,7 +95,8 @@ class Broker:
         born_host: str = "",
         timeout_ms: int = 0,
     ) -> SendResult:
-        config = await self.ensure_topic(topic)
+        self._writer.check_master()
+        config = self._metadata.topic(topic) or await self._create(topic)
         if not config.perm & PERM_WRITE:
             raise error_for(
                 Status.TOPIC_NOT_WRITABLE, f"topic {topic} takes no messages (perm {config.perm})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from broker_adapter.delivery.api import AckStatus, Delivery, DeliveryApi
 from broker_adapter.errors import ReadFailed
@@ -37,7 +37,7 @@ class ConsumerCalls:
 
     async def receive_message(
         self, request: calls.ReceiveMessageRequest, context: CallContext
-    ) -> AsyncIterator[calls.ReceiveMessageResponse]:
+    ) -> AsyncGenerator[calls.ReceiveMessageResponse, None]:
         """Of any queue of the topic, whichever is named: consumers look at one queue at a time, some of them
         at the same one always."""
         deliveries = await self._receive(request, context)

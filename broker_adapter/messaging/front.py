@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final, TypeAlias, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
 
-from broker_adapter.errors import BrokerError
+from broker_adapter.errors import BrokerError, Busy, Status
 from broker_adapter.messaging.client_calls import RouteCalls
 from broker_adapter.messaging.client_settings import ServerLimits
 from broker_adapter.messaging.clients import ClientStreams
@@ -30,7 +31,6 @@ from broker_adapter.rpc.calls import Places, peer_host, stopping
 from dledger import handlers as grpc_handlers
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-T = TypeVar("T")
 
 _CLIENT_ID: Final = "x-mq-client-id"
 _NAMESPACE: Final = "x-mq-namespace"
@@ -66,10 +66,10 @@ class MessagingService:
         self._routes = routes
         self._directory = directory
         self._limits = limits
-        self._calls = Places("calls", settings.max_calls)
+        self._max_calls = settings.max_calls
         self._receives = Places("calls that wait for messages", settings.max_waiting_receives)
         self._under_way: set[asyncio.Task[bytes]] = set()
-        self._waiting: set[asyncio.Future[Any]] = set()
+        self._waiting: set[asyncio.Task[bytes]] = set()
         self._open: set[asyncio.Event] = set()
         self._stopping = False
 
@@ -113,14 +113,10 @@ class MessagingService:
         async def behaviour(request: bytes, context: Context) -> bytes:
             try:
                 call = context_of(context)
-                with self._calls.taking():
-                    if self._stopping:
-                        raise stopping()
-                    # A client that has gone does not take back what it asked for.
-                    task = asyncio.ensure_future(self._answer(method, request, call))
-                    self._under_way.add(task)
-                    task.add_done_callback(self._under_way.discard)
-                    return await asyncio.shield(task)
+                if self._stopping:
+                    raise stopping()
+                # A client that has gone does not take back what it asked for.
+                return await asyncio.shield(self._begin(method, request, call))
             except asyncio.CancelledError:
                 if self._stopping:
                     return refusal(method, status_of(stopping()))
@@ -129,6 +125,20 @@ class MessagingService:
                 return _refused(method, error)
 
         return behaviour
+
+    def _begin(self, method: str, request: bytes, call: CallContext) -> asyncio.Task[bytes]:
+        """Busy if too many calls are under way: all that are not answered, whoever still waits for them."""
+        if len(self._under_way) >= self._max_calls:
+            raise Busy(Status.TOO_MANY_CALLS, f"{self._max_calls} calls are under way")
+        task = asyncio.create_task(self._answer(method, request, call))
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[bytes]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # who asked may have gone: then nobody else looks at it
 
     async def _answer(self, method: str, request: bytes, call: CallContext) -> bytes:
         if method == QUERY_ROUTE:
@@ -142,23 +152,23 @@ class MessagingService:
         async def behaviour(request: bytes, context: Context) -> AsyncIterator[bytes]:
             try:
                 call = context_of(context)
-                with self._receives.taking():
-                    answers = self._answering.stream(method, request, call)
-                    first = await self._until_stopped(anext(answers))
-                yield first
-                async for answer in answers:
-                    yield answer
+                async with aclosing(self._answering.stream(method, request, call)) as answers:
+                    with self._receives.taking():
+                        first = await self._until_stopped(anext(answers))
+                    yield first
+                    async for answer in answers:
+                        yield answer
             except Exception as error:
                 yield _refused(method, error)
 
         return behaviour
 
-    async def _until_stopped(self, work: Awaitable[T]) -> T:
+    async def _until_stopped(self, work: Coroutine[Any, Any, bytes]) -> bytes:
         """Only the first answer of a stream is waited for."""
-        if self._stopping:
-            raise stopping()
-        task = asyncio.ensure_future(work)
+        task = asyncio.create_task(work)
         self._waiting.add(task)
+        if self._stopping:
+            task.cancel()
         try:
             return await task
         except asyncio.CancelledError:
@@ -167,8 +177,9 @@ class MessagingService:
                 raise stopping() from None
             raise
         finally:
-            task.cancel()
             self._waiting.discard(task)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)  # before its stream is closed
 
     # -- telemetry
 

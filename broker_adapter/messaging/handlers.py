@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, NamedTuple, Protocol
 
 from google.protobuf.message import DecodeError, Message
@@ -33,7 +34,7 @@ class Answering(Protocol):
 
     async def unary(self, method: str, request: bytes, context: CallContext) -> bytes: ...
 
-    def stream(self, method: str, request: bytes, context: CallContext) -> AsyncIterator[bytes]: ...
+    def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]: ...
 
 
 class Parts(NamedTuple):
@@ -79,7 +80,7 @@ class MessagingHandlers:
             "QueryOffset": queues.query_offset,
             "SyncLiteSubscription": _sync_lite_subscription,
         }
-        self._streams: dict[str, Callable[[Any, CallContext], AsyncIterator[Message]]] = {
+        self._streams: dict[str, Callable[[Any, CallContext], AsyncGenerator[Message, None]]] = {
             "ReceiveMessage": consumers.receive_message,
             "PullMessage": queues.pull_message,
         }
@@ -91,10 +92,11 @@ class MessagingHandlers:
             return refusal_or_raise(method, error)
         return answer.SerializeToString()
 
-    async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncIterator[bytes]:
+    async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
         try:
-            async for answer in self._streams[method](parse(method, request), context):
-                yield answer.SerializeToString()
+            async with aclosing(self._streams[method](parse(method, request), context)) as answers:
+                async for answer in answers:
+                    yield answer.SerializeToString()
         except (Rejected, BrokerError) as error:
             yield refusal_or_raise(method, error)
 

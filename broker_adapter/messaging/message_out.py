@@ -17,6 +17,8 @@ from broker_adapter.sys_flag import COMPRESSED
 
 _DELAYS = (names.DELIVER_AT_MS, "TIMER_DELAY_MS", "TIMER_DELAY_SEC", "DELAY", "__STARTDELIVERTIME")
 _MAX_INT = (1 << 31) - 1
+#: The end of the year 9999, where Timestamps end.
+_MAX_MS = 253_402_300_799_999
 
 
 def stored_message(record: bytes, topic: pb.Resource) -> pb.Message:
@@ -102,7 +104,7 @@ def _kind_of(properties: Mapping[str, str]) -> pb.MessageType:
     return pb.MessageType.NORMAL
 
 
-def _number(text: str | None, most: int = 1 << 40) -> int | None:
+def _number(text: str | None, most: int = _MAX_MS) -> int | None:
     """Properties of other producers may be anything; what is no number of its field is left out."""
     if text is None or not (text.isascii() and text.isdigit() and len(text) < 19):
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from broker_adapter.api import BrokerApi, PullResult, PullStatus, QueueOffset
 from broker_adapter.delivery.api import Filter
@@ -32,7 +32,7 @@ class QueueCalls:
 
     async def pull_message(
         self, request: calls.PullMessageRequest, context: CallContext
-    ) -> AsyncIterator[calls.PullMessageResponse]:
+    ) -> AsyncGenerator[calls.PullMessageResponse, None]:
         group = group_of(request.group, context.namespace)
         topic, queue_id = _queue(request.message_queue, context)
         if request.offset < 0:

@@ -21,7 +21,8 @@ from broker_adapter.messaging.v2 import service_pb2 as calls
 
 #: Commands that wait to be written.
 _MAX_WAITING = 64
-_MAX_TOPICS = 1_024
+#: Of one producer, that are remembered.
+_MAX_TOPICS = 256
 #: Clients in Node.js may not listen yet when their first settings are answered.
 _AGAIN_AFTER_S = 1.0
 
