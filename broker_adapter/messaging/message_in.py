@@ -24,6 +24,13 @@ MAX_MESSAGE_ID_LENGTH = 255
 _MAX_SHORT_TEXT = 1024  # of what the system keeps beside: trace context, born host
 _KEY_SEPARATOR = " "
 
+# Looking such a name up takes longer than what is done with it here, and every message is asked.
+_UNSPECIFIED, _NORMAL = pb.MessageType.MESSAGE_TYPE_UNSPECIFIED, pb.MessageType.NORMAL
+_FIFO, _DELAY, _TRANSACTION = pb.MessageType.FIFO, pb.MessageType.DELAY, pb.MessageType.TRANSACTION
+_LITE, _PRIORITY = pb.MessageType.LITE, pb.MessageType.PRIORITY
+_GZIP = pb.Encoding.GZIP
+_SERVED = frozenset({_NORMAL, _FIFO, _DELAY, _TRANSACTION, _PRIORITY})
+
 _DIGESTS = {pb.DigestType.MD5: hashlib.md5, pb.DigestType.SHA1: hashlib.sha1}
 
 
@@ -52,14 +59,14 @@ def incoming(message: pb.Message, max_body_bytes: int) -> Incoming:
         properties[TAGS] = _tag_of(system.tag)
     if system.keys:
         properties[KEYS] = _keys_of(system.keys)
-    if kind == pb.MessageType.FIFO:
+    if kind == _FIFO:
         properties[names.SHARDING_KEY] = system.message_group
-    elif kind == pb.MessageType.PRIORITY:
+    elif kind == _PRIORITY:
         properties[names.PRIORITY] = str(system.priority)
-    elif kind == pb.MessageType.DELAY:
+    elif kind == _DELAY:
         deliver_at_ms = max(1, timestamp_ms(system.delivery_timestamp))
         properties[names.DELIVER_AT_MS] = str(deliver_at_ms)
-    elif kind == pb.MessageType.TRANSACTION:
+    elif kind == _TRANSACTION:
         properties[names.TRANSACTION_PREPARED] = "true"
         check_after_ms = max(0, duration_ms(system.orphaned_transaction_recovery_duration))
         if check_after_ms:
@@ -75,7 +82,7 @@ def incoming(message: pb.Message, max_body_bytes: int) -> Incoming:
     made = OutgoingMessage(
         message.body,
         properties,
-        sys_flag=COMPRESSED if system.body_encoding == pb.Encoding.GZIP else 0,
+        sys_flag=COMPRESSED if system.body_encoding == _GZIP else 0,
         born_timestamp=max(0, timestamp_ms(system.born_timestamp)),
     )
     return Incoming(made, message_id, kind, system.message_group, deliver_at_ms, check_after_ms)
@@ -104,26 +111,25 @@ def _check_body(message: pb.Message, most: int) -> None:
 
 def _kind_of(system: pb.SystemProperties) -> pb.MessageType:
     """The type that a message says it has, if what it carries fits to it."""
-    kinds = pb.MessageType
     fields: list[pb.MessageType] = []  # that are there, as the type they belong to
     if system.message_group:
-        fields.append(kinds.FIFO)
+        fields.append(_FIFO)
     if system.HasField("delivery_timestamp"):
-        fields.append(kinds.DELAY)
+        fields.append(_DELAY)
     if system.HasField("priority"):
-        fields.append(kinds.PRIORITY)
+        fields.append(_PRIORITY)
     if system.HasField("lite_topic"):
-        fields.append(kinds.LITE)
+        fields.append(_LITE)
     kind = system.message_type
-    if kind == kinds.MESSAGE_TYPE_UNSPECIFIED:
-        kind = fields[0] if fields else kinds.NORMAL
-    if kind not in kinds.values() or kind == kinds.LITE:
+    if kind == _UNSPECIFIED:
+        kind = fields[0] if fields else _NORMAL
+    if kind not in _SERVED:
         raise Rejected(Code.UNSUPPORTED, f"messages of the type {_name_of(kind)} are not supported")
-    if kind == kinds.FIFO:
+    if kind == _FIFO:
         _check_group(system.message_group)
-    elif kind == kinds.DELAY and kind not in fields:
+    elif kind == _DELAY and kind not in fields:
         raise Rejected(Code.ILLEGAL_DELIVERY_TIME, "a delayed message without a delivery timestamp")
-    elif kind == kinds.PRIORITY and system.priority < 0:
+    elif kind == _PRIORITY and system.priority < 0:
         raise Rejected(Code.BAD_REQUEST, f"priority {system.priority} is negative")
     for found in fields:
         if found != kind:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import lru_cache
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from broker_adapter.delivery.api import Delivery
+from broker_adapter.host import Host
 from broker_adapter.message import Message, decode
 from broker_adapter.messaging import message_properties as names
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.properties import KEYS, TAGS, UNIQ_KEY, split_properties
 from broker_adapter.sys_flag import COMPRESSED
+
+# Looking such a name up takes longer than what is done with it here, and every message is asked.
+_NORMAL, _FIFO, _DELAY = pb.MessageType.NORMAL, pb.MessageType.FIFO, pb.MessageType.DELAY
+_TRANSACTION, _PRIORITY = pb.MessageType.TRANSACTION, pb.MessageType.PRIORITY
+_MD5, _GZIP, _IDENTITY = pb.DigestType.MD5, pb.Encoding.GZIP, pb.Encoding.IDENTITY
 
 _DELAYS = (names.DELIVER_AT_MS, "TIMER_DELAY_MS", "TIMER_DELAY_SEC", "DELAY", "__STARTDELIVERTIME")
 _MAX_INT = (1 << 31) - 1
@@ -55,15 +62,15 @@ def _to_pb(message: Message, topic: pb.Resource) -> pb.Message:
         message_id=properties.get(UNIQ_KEY) or message.offset_id,
         # Clients agree on how this digest is written, and some of them fail without one.
         body_digest=pb.Digest(
-            type=pb.DigestType.MD5,
+            type=_MD5,
             checksum=hashlib.md5(message.body, usedforsecurity=False).hexdigest().upper(),
         ),
-        body_encoding=pb.Encoding.GZIP if compressed else pb.Encoding.IDENTITY,
+        body_encoding=_GZIP if compressed else _IDENTITY,
         message_type=_kind_of(properties),
         born_timestamp=timestamp(message.born_timestamp),
-        born_host=properties.get(names.BORN_HOST) or str(message.born_host),
+        born_host=properties.get(names.BORN_HOST) or _text_of(message.born_host),
         store_timestamp=timestamp(message.store_timestamp),
-        store_host=str(message.store_host),
+        store_host=_text_of(message.store_host),
         queue_id=message.queue_id,
         queue_offset=message.queue_offset,
         keys=properties.get(KEYS, "").split(),
@@ -94,14 +101,14 @@ def _optional(system: pb.SystemProperties, properties: Mapping[str, str]) -> Non
 def _kind_of(properties: Mapping[str, str]) -> pb.MessageType:
     """As RocketMQ tells it from what is stored."""
     if names.TRANSACTION_PREPARED in properties or names.TRANSACTION_ID in properties:
-        return pb.MessageType.TRANSACTION
+        return _TRANSACTION
     if any(name in properties for name in _DELAYS):
-        return pb.MessageType.DELAY
+        return _DELAY
     if names.SHARDING_KEY in properties:
-        return pb.MessageType.FIFO
+        return _FIFO
     if names.PRIORITY in properties:
-        return pb.MessageType.PRIORITY
-    return pb.MessageType.NORMAL
+        return _PRIORITY
+    return _NORMAL
 
 
 def _number(text: str | None, most: int = _MAX_MS) -> int | None:
@@ -110,3 +117,9 @@ def _number(text: str | None, most: int = _MAX_MS) -> int | None:
         return None
     number = int(text)
     return number if number <= most else None
+
+
+@lru_cache(1_024)
+def _text_of(host: Host) -> str:
+    """Most messages have been stored by one of a few brokers."""
+    return str(host)

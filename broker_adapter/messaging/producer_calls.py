@@ -25,6 +25,7 @@ _MAX_TRANSACTION_ID_LENGTH = 255
 #: What is left of a deadline for the way back.
 _WAY_BACK_MS = 200
 
+_DELAY, _TRANSACTION = pb.MessageType.DELAY, pb.MessageType.TRANSACTION
 _RESOLUTIONS = {
     pb.TransactionResolution.COMMIT: Resolution.COMMIT,
     pb.TransactionResolution.ROLLBACK: Resolution.ROLLBACK,
@@ -126,9 +127,9 @@ class ProducerCalls:
         self, config: TopicConfig, message: Incoming, context: CallContext, entry: calls.SendResultEntry
     ) -> None:
         """Fills in where the message is."""
-        delivery, kinds = self._delivery, pb.MessageType
+        delivery = self._delivery
         topic, message_id, timeout_ms = config.name, message.message_id, _timeout_ms(context)
-        if message.kind == kinds.DELAY:
+        if message.kind == _DELAY:
             try:
                 delayed = await delivery.send_delayed(
                     topic,
@@ -141,7 +142,7 @@ class ProducerCalls:
             except IllegalMessage as error:
                 raise _of_delivery_time(error) from error
             entry.transaction_id, entry.recall_handle = message_id, delayed.recall_handle
-        elif message.kind == kinds.TRANSACTION:
+        elif message.kind == _TRANSACTION:
             half = await delivery.send_half(
                 topic,
                 message.message,

@@ -21,6 +21,7 @@ class Rejected(Exception):
 #: Handlers raise it, for whoever can ask elsewhere; all else they answer.
 ELSEWHERE = frozenset({Status.NOT_MASTER, Status.SHUTTING_DOWN, Status.NOT_CONFIRMED, Status.OUTCOME_UNKNOWN})
 
+_OK = Code.OK
 _CODES = {
     Status.NOT_MASTER: Code.HA_NOT_AVAILABLE,
     Status.SHUTTING_DOWN: Code.HA_NOT_AVAILABLE,
@@ -65,4 +66,4 @@ def status_of(error: BrokerError | Rejected, otherwise: Code = Code.INTERNAL_SER
 
 
 def ok() -> pb.Status:
-    return pb.Status(code=Code.OK, message="OK")
+    return pb.Status(code=_OK, message="OK")
