@@ -183,6 +183,11 @@ class Broker:
 
     # -- topics -------------------------------------------------------------------------------------------
 
+    async def ensure_topic(self, name: str) -> TopicConfig:
+        """The topic, which comes into being by this if it may."""
+        self._writer.check_master()
+        return self._metadata.topic(name) or await self._create(name)
+
     async def put_topic(self, config: TopicConfig) -> None:
         self._writer.check_master()
         (await self._proposals.propose(PutTopic(config))).check()

@@ -25,6 +25,7 @@ from broker_adapter.host import Host
 from broker_adapter.index_layout import IndexShape
 from broker_adapter.message import Version, record_size
 from broker_adapter.message_writer import MessageWriter
+from broker_adapter.messaging.serving import ClientService, ReplicatedDirectory, client_service
 from broker_adapter.metadata.commands import METADATA_TOPIC
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
@@ -131,22 +132,16 @@ class BrokerProgram:
         """`options`: further ones of NodeServer, for tests."""
         config, settings = self.config, self.settings
         store_host = _store_host(config.address)
+        largest = self._largest_body()
         service = BrokerService(_Later(lambda: self.broker))
         self.service = service
+        services = [GrpcService(service.name, service.handler)]
+        self.clients = self._make_client_service(min(settings.max_body_bytes, largest))
+        if settings.rocketmq_v2.enabled:
+            services.append(GrpcService(self.clients.service.name, self.clients.service.handler))
         self.node = node = NodeServer(
-            config,
-            self.dispatcher,
-            owned=True,
-            services=[GrpcService(service.name, service.handler)],
-            trace=self._trace,
-            **options,
+            config, self.dispatcher, owned=True, services=services, trace=self._trace, **options
         )
-        largest = config.limits.max_body_bytes - _MAX_OVERHEAD
-        if largest <= 0:
-            text = (
-                f"limits.max_body_bytes {config.limits.max_body_bytes}: a broker needs {_MAX_OVERHEAD} more"
-            )
-            raise ConfigError(text, code=Code.CONFIG_INVALID)
         self.files = files = DispatchedFiles(node, self.dispatcher)
         self.writer = writer = MessageWriter(
             node,
@@ -217,6 +212,7 @@ class BrokerProgram:
             self.adapter.master_role = BrokerRole.ASYNC_MASTER
         if self.settings.namesrv:
             self._registrar = Registrar(self.settings.namesrv, self._tls_files())
+        self.delivery.on_orphan(self.clients.ask_producer)
         self.handler.start()
         self._purging = asyncio.create_task(self._follow_purges())
 
@@ -224,13 +220,14 @@ class BrokerProgram:
         """Waiting pulls are answered, writes refused; then the node may hand leadership over."""
         self.writer.stop()
         # What is in the log already is committed in a moment: better an answer than a doubt.
-        await self.service.drain(_DRAIN_S)
+        await asyncio.gather(self.service.drain(_DRAIN_S), self.clients.service.drain(_DRAIN_S))
         self.broker.held.close()
         self.delivery.wake_all()
         await self.handler.stop()
         if self._registrar is not None:
             await self._registrar.stop()
         self.service.stop()
+        self.clients.service.stop()
         if self._purging is not None:
             self._purging.cancel()
             await asyncio.gather(self._purging, return_exceptions=True)
@@ -259,6 +256,27 @@ class BrokerProgram:
         return {} if self._registrar is None else self._registrar.status()
 
     # -- inside -------------------------------------------------------------------------------------------
+
+    def _largest_body(self) -> int:
+        """What the limits of the log leave for the body of a message."""
+        limit = self.config.limits.max_body_bytes
+        if limit <= _MAX_OVERHEAD:
+            text = f"limits.max_body_bytes {limit}: a broker needs {_MAX_OVERHEAD} more"
+            raise ConfigError(text, code=Code.CONFIG_INVALID)
+        return limit - _MAX_OVERHEAD
+
+    def _make_client_service(self, max_body_bytes: int) -> ClientService:
+        settings = self.settings
+        return client_service(
+            settings.name,
+            self.config.members,
+            settings.rocketmq_v2,
+            delivery=_Later(lambda: self.delivery),
+            broker=_Later(lambda: self.broker),
+            directory=ReplicatedDirectory(self.metadata, lambda name: self.broker.ensure_topic(name)),
+            max_body_bytes=max_body_bytes,
+            now_ms=lambda: self.node.cluster_time_ms(),
+        )
 
     def _make_dispatcher(self) -> Dispatcher:
         settings, directory = self.settings, self.config.directory
@@ -365,9 +383,9 @@ class BrokerProgram:
 
 
 class _Later:
-    """The broker for its gRPC service, which has to be there before the node is."""
+    """Part of a broker for its gRPC services, which have to be there before the node is."""
 
-    def __init__(self, get: Callable[[], Broker]) -> None:
+    def __init__(self, get: Callable[[], Any]) -> None:
         self._get = get
 
     def __getattr__(self, name: str) -> Any:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from broker_adapter.errors import IllegalMessage
 from broker_adapter.message import MAX_BODY_BYTES
+from broker_adapter.messaging.settings import ClientServiceSettings
 from broker_adapter.topic_names import check_topic_name
 from dledger import Code, ConfigError
 
@@ -66,6 +67,8 @@ class BrokerSettings(BaseModel):
     index_items: Positive = 20_000_000
     checkpoint_ms: Positive = 5000
     delivery: DeliverySettings = DeliverySettings()
+    #: The service for clients of RocketMQ 5.
+    rocketmq_v2: ClientServiceSettings = ClientServiceSettings()
 
     @field_validator("namesrv", mode="before")
     @classmethod
