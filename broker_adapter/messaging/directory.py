@@ -21,7 +21,7 @@ class Directory(Protocol):
 
 def message_type_of(config: TopicConfig) -> str:
     """RocketMQ's attribute message.type; "" for topics that take messages of all types."""
-    found: str = getattr(config, "message_type", "")
+    found = config.message_type
     return found
 
 
