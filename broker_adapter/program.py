@@ -127,7 +127,7 @@ class BrokerProgram:
             self.dispatcher,
             owned=True,
             services=[GrpcService(service.name, service.handler)],
-            trace=self._trace,
+            trace=None if self._trace is None else _DispatchTrace(self._trace, self.dispatcher),
             **options,
         )
         largest = config.limits.max_body_bytes - _MAX_OVERHEAD
@@ -246,7 +246,6 @@ class BrokerProgram:
             self.metadata,
             durable_index=lambda: self.node.durable_index,
             on_arrival=self._on_arrival,
-            on_dispatched=None if self._trace is None else self._on_dispatched,
             options=options,
         )
 
@@ -295,11 +294,6 @@ class BrokerProgram:
         if len(self.broker.held):
             self._call_soon(self.broker.held.arrived, arrivals)
 
-    def _on_dispatched(self, index: int) -> None:
-        """On the machine's thread. Told before the node tells that it has applied so far."""
-        assert self._trace is not None
-        self._call_soon(self._trace.event, "store", "reput", {"lidx": index})
-
     def _on_refused(self, error: BrokerError) -> None:
         if self._trace is not None:
             term, code = self.adapter.term, error.status.name
@@ -323,6 +317,23 @@ class BrokerProgram:
                 begin = self.node.begin_pos
                 await loop.run_in_executor(self._readers, self.dispatcher.purge_below, begin)
             await asyncio.sleep(_PURGE_LOOK_S)
+
+
+class _DispatchTrace:
+    """Implements `dledger.NodeTrace`: what the node tells, and, each time that it has applied something, how
+    far the queues are built."""
+
+    def __init__(self, trace: NodeTrace, dispatcher: Dispatcher) -> None:
+        self._trace = trace
+        self._dispatcher = dispatcher
+        self._told = -1
+        self.begin = trace.begin
+
+    def event(self, ev: str, e: str, fields: dict[str, Any]) -> None:
+        self._trace.event(ev, e, fields)
+        if e == "apply" and (index := self._dispatcher.dispatched.index) != self._told:
+            self._told = index
+            self._trace.event("store", "reput", {"lidx": index})
 
 
 class _Later:

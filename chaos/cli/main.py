@@ -14,6 +14,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from chaos.cli.convert_command import convert_command
 from chaos.cli.failover_command import failover
 from chaos.cli.view import RunView, print_result
 from chaos.run import Result, Run
@@ -127,6 +128,7 @@ def _changed(scenario: Scenario, changes: dict[str, Any]) -> Scenario:
     return Scenario.model_validate(content)
 
 
+cli.add_command(convert_command)
 cli.add_command(failover)
 
 

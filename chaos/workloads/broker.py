@@ -16,6 +16,7 @@ from broker_adapter.errors import BrokerError
 from chaos.trace.operations import Process
 from chaos.trace.schema import LEDGER, Ev
 from chaos.trace.writer import TraceWriter
+from chaos.workloads.auditor import Auditor
 from chaos.workloads.messages import Bodies, digest, number_of
 from chaos.workloads.pacing import Pace, while_running
 from chaos.workloads.spec import Setting
@@ -50,6 +51,8 @@ class BrokerWorkload:
                 group.create_task(self._produce(number, stop))
             for number in range(self._setting.spec.consumers):
                 group.create_task(self._consume(number, stop))
+            auditor = Auditor(self._setting, self._routes, self._topics, self._setting.spec.queues)
+            group.create_task(auditor.run(stop))
 
     async def drain(self, within_s: float) -> None:
         writer, numbers = self._setting.client("drain")
