@@ -127,7 +127,7 @@ class BrokerProgram:
             self.dispatcher,
             owned=True,
             services=[GrpcService(service.name, service.handler)],
-            trace=None if self._trace is None else _DispatchTrace(self._trace, self.dispatcher),
+            trace=None if self._trace is None else _DispatchTrace(self._trace),
             **options,
         )
         largest = config.limits.max_body_bytes - _MAX_OVERHEAD
@@ -320,20 +320,19 @@ class BrokerProgram:
 
 
 class _DispatchTrace:
-    """Implements `dledger.NodeTrace`: what the node tells, and, each time that it has applied something, how
-    far the queues are built."""
+    """Implements `dledger.NodeTrace`: what the node tells, and that the Dispatcher, which is its state machine,
+    has built the queues as far as the node has applied, or loaded."""
 
-    def __init__(self, trace: NodeTrace, dispatcher: Dispatcher) -> None:
+    def __init__(self, trace: NodeTrace) -> None:
         self._trace = trace
-        self._dispatcher = dispatcher
-        self._told = -1
         self.begin = trace.begin
 
     def event(self, ev: str, e: str, fields: dict[str, Any]) -> None:
         self._trace.event(ev, e, fields)
-        if e == "apply" and (index := self._dispatcher.dispatched.index) != self._told:
-            self._told = index
-            self._trace.event("store", "reput", {"lidx": index})
+        if e == "apply":
+            self._trace.event("store", "reput", {"lidx": fields["last"]})
+        elif e == "load":
+            self._trace.event("store", "reput", {"lidx": fields["lidx"]})
 
 
 class _Later:

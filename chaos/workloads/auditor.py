@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import cycle
 from random import Random
 
-from broker_adapter.client import NameServerRoutes, PullConsumer
+from broker_adapter.client import PullConsumer
+from broker_adapter.client.routes import RouteSource
 from broker_adapter.errors import BrokerError
 from chaos.trace.operations import Process
 from chaos.workloads.spec import Setting
@@ -26,13 +27,20 @@ class Auditor:
     and offsets are linearizable, so what it is told has to fit what others were told before."""
 
     def __init__(
-        self, setting: Setting, routes: NameServerRoutes, topics: Sequence[str], queues: int
+        self,
+        setting: Setting,
+        routes: RouteSource,
+        topics: Sequence[str],
+        queues: int,
+        pause_s: tuple[float, float] = _PAUSE_S,
     ) -> None:
+        """`pause_s`: at least and at most, between two operations."""
         self._process = Process(*setting.client("auditor"))
         self._rng = Random(setting.rng.random())
         self._routes = routes
         self._topics = topics
         self._queues = queues
+        self._pause_s = pause_s
         self._stored: dict[tuple[str, int], int] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -42,7 +50,7 @@ class Auditor:
             while not stop.is_set():
                 topic, queue = self._rng.choice(self._topics), self._rng.randrange(self._queues)
                 await next(kinds)(consumer, topic, queue)
-                await asyncio.sleep(self._rng.uniform(*_PAUSE_S))
+                await asyncio.sleep(self._rng.uniform(*self._pause_s))
 
     async def _route(self, _: PullConsumer, topic: str, queue: int) -> None:
         async def ask() -> Answer:

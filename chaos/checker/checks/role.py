@@ -31,10 +31,10 @@ CHECKS: tuple[Check, ...] = (
           SELECT run, node, e, term, barrier, committed, reput, target, src, inc, seq,
             max(CASE WHEN e = 'commit' THEN lidx WHEN e = 'recover' THEN n.committed END) OVER w AS
               committed_before,
-            max(CASE WHEN e = 'reput' THEN lidx WHEN e = 'apply' THEN last END) OVER w AS reput_before,
+            max(CASE WHEN e = 'reput' THEN lidx END) OVER w AS reput_before,
             max_by(e, CASE WHEN e IN ('leader', 'follower', 'candidate') THEN seq END) OVER w AS role,
             max_by(term, CASE WHEN e IN ('leader', 'follower', 'candidate') THEN seq END) OVER w AS role_term
-          FROM nodes n WHERE e IN ('commit', 'reput', 'apply', 'recover', 'leader', 'follower', 'candidate',
+          FROM nodes n WHERE e IN ('commit', 'reput', 'recover', 'leader', 'follower', 'candidate',
             'master_ready')
           WINDOW w AS (PARTITION BY run, node, inc ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT
             ROW)
