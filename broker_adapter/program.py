@@ -320,8 +320,8 @@ class BrokerProgram:
 
 
 class _DispatchTrace:
-    """Implements `dledger.NodeTrace`: what the node tells, and that the Dispatcher, which is its state machine,
-    has built the queues as far as the node has applied, or loaded."""
+    """Implements `dledger.NodeTrace`: what the node tells, and how far the queues are built: its state machine
+    is the Dispatcher, which has built them when the node has applied, or loaded, something."""
 
     def __init__(self, trace: NodeTrace) -> None:
         self._trace = trace
