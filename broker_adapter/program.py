@@ -320,8 +320,8 @@ class BrokerProgram:
 
 
 class _DispatchTrace:
-    """Implements `dledger.NodeTrace`: what the node tells, and how far the queues are built: its state machine
-    is the Dispatcher, which has built them when the node has applied, or loaded, something."""
+    """Implements `dledger.NodeTrace`: what the node tells, and how far the queues are built. The Dispatcher
+    is its state machine, so that is as far as the node has applied, or loaded."""
 
     def __init__(self, trace: NodeTrace) -> None:
         self._trace = trace
