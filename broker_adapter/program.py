@@ -140,7 +140,12 @@ class BrokerProgram:
         if settings.rocketmq_v2.enabled:
             services.append(GrpcService(self.clients.service.name, self.clients.service.handler))
         self.node = node = NodeServer(
-            config, self.dispatcher, owned=True, services=services, trace=self._trace, **options
+            config,
+            self.dispatcher,
+            owned=True,
+            services=services,
+            trace=None if self._trace is None else _DispatchTrace(self._trace),
+            **options,
         )
         self.files = files = DispatchedFiles(node, self.dispatcher)
         self.writer = writer = MessageWriter(
@@ -293,7 +298,6 @@ class BrokerProgram:
             delivery=replicated.apply_delivery,
             durable_index=lambda: self.node.durable_index,
             on_arrival=self._on_arrival,
-            on_dispatched=None if self._trace is None else self._on_dispatched,
             options=options,
         )
 
@@ -352,11 +356,6 @@ class BrokerProgram:
         if self.delivery.is_awaited:
             self._call_soon(self.delivery.arrived, arrivals)
 
-    def _on_dispatched(self, index: int) -> None:
-        """On the machine's thread. Told before the node tells that it has applied so far."""
-        assert self._trace is not None
-        self._call_soon(self._trace.event, "store", "reput", {"lidx": index})
-
     def _on_refused(self, error: BrokerError) -> None:
         if self._trace is not None:
             term, code = self.adapter.term, error.status.name
@@ -380,6 +379,22 @@ class BrokerProgram:
                 begin = self.node.begin_pos
                 await loop.run_in_executor(self._readers, self.dispatcher.purge_below, begin)
             await asyncio.sleep(_PURGE_LOOK_S)
+
+
+class _DispatchTrace:
+    """Implements `dledger.NodeTrace`: what the node tells, and how far the queues are built. The Dispatcher
+    is its state machine, so that is as far as the node has applied, or loaded."""
+
+    def __init__(self, trace: NodeTrace) -> None:
+        self._trace = trace
+        self.begin = trace.begin
+
+    def event(self, ev: str, e: str, fields: dict[str, Any]) -> None:
+        self._trace.event(ev, e, fields)
+        if e == "apply":
+            self._trace.event("store", "reput", {"lidx": fields["last"]})
+        elif e == "load":
+            self._trace.event("store", "reput", {"lidx": fields["lidx"]})
 
 
 class _Later:

@@ -21,8 +21,7 @@ class Directory(Protocol):
 
 def message_type_of(config: TopicConfig) -> str:
     """RocketMQ's attribute message.type; "" for topics that take messages of all types."""
-    found = config.message_type
-    return found
+    return config.message_type
 
 
 def is_orderly(config: GroupConfig | None) -> bool:

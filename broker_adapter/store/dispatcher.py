@@ -83,22 +83,19 @@ class Dispatcher:
         durable_index: Callable[[], int],
         delivery: Callable[[int, int, bytes], None] = _no_delivery,
         on_arrival: Callable[[Arrivals], None] = lambda _: None,
-        on_dispatched: Callable[[int], None] | None = None,
         options: StoreOptions | None = None,
         files: Files | None = None,
         clock: Callable[[], float] = monotonic,
         stage: Callable[[str, int], Stage] = ThreadStage,
     ) -> None:
         """`durable_index`: of the local log; asked on any thread. `on_arrival`: called once for each `apply`
-        that brought messages, when they can be read, with (topic, queue id, max_offset). `on_dispatched`:
-        called at the end of each `apply`, with the index of its last entry. `delivery`: called with (index,
-        store timestamp, body) of each command of delivery, whose effects are part of what `metadata` saves.
-        `clock`: seconds.
+        that brought messages, when they can be read, with (topic, queue id, max_offset). `delivery`: called
+        with (index, store timestamp, body) of each command of delivery, whose effects are part of what
+        `metadata` saves. `clock`: seconds.
         """
         self._root = root
         self._metadata = metadata
         self._on_arrival = on_arrival
-        self._on_dispatched = on_dispatched
         self._options = options = options or StoreOptions()
         self._files = files = files or OsFiles()
         self._clock = clock
@@ -218,8 +215,6 @@ class Dispatcher:
             self._checkpointer.advance()
         if arrived:
             self._on_arrival([(queue.topic, queue.queue_id, queue.max_offset) for queue in arrived])
-        if self._on_dispatched is not None:
-            self._on_dispatched(entries[-1].index)
 
     def save(self) -> Iterable[bytes]:
         with self._lock:

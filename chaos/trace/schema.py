@@ -182,7 +182,7 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     (Ev.STORE, "recover"): _event("e node term ended committed", "vote chain wiped ledger"),
     (Ev.STORE, "install"): _event("e node lidx", "chain ledger"),
     (Ev.STORE, "purge"): _event("e node lidx", "ledger"),
-    # ConsumeQueues of this node are built up to the end of entry lidx, the last message of those applied.
+    # ConsumeQueues of this node are built up to the end of entry lidx.
     (Ev.STORE, "reput"): _event("e node lidx", "ledger"),
     # Broker role, told in the step that changes it: what begins is told after, what ends is told before
     # anything else happens. barrier: index of the no-op of this leadership. reput, target: indexes. Of

@@ -14,6 +14,7 @@ from broker_adapter.errors import BrokerError
 from chaos.trace.operations import Process
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter
+from chaos.workloads.auditor import Auditor
 from chaos.workloads.groups import GROUPS, Group, Place, delivered
 from chaos.workloads.messages import payload_of
 from chaos.workloads.pacing import Pace
@@ -50,6 +51,8 @@ class BrokerWorkload:
         async with asyncio.TaskGroup() as tasks:
             for number in range(self._spec.clients):
                 tasks.create_task(self._produce(number, stop))
+            auditor = Auditor(self._setting, self._routes, self._topics, self._spec.queues)
+            tasks.create_task(auditor.run(stop))
 
     async def read(self, stop: asyncio.Event, drained: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:

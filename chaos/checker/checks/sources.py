@@ -34,7 +34,7 @@ SELECT *, max(CASE WHEN e = 'flush' THEN lidx END) OVER (PARTITION BY run, node,
 FROM (
   SELECT *, max(CASE WHEN e = 'commit' THEN lidx END) OVER w AS commit_before,
     max(CASE WHEN e = 'commit' THEN lidx WHEN e = 'recover' THEN committed END) OVER w AS committed_before,
-    max(CASE WHEN e = 'reput' THEN lidx WHEN e = 'apply' THEN last END) OVER w AS reput_before,
+    max(CASE WHEN e = 'reput' THEN lidx END) OVER w AS reput_before,
     max_by(CASE WHEN e = 'append' THEN last WHEN e = 'truncate' THEN lidx - 1
         WHEN e = 'recover' THEN ended WHEN e = 'install' THEN lidx END,
       CASE WHEN e IN ('append', 'truncate', 'recover', 'install') THEN seq END) OVER w AS end_before,
