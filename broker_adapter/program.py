@@ -116,15 +116,7 @@ class BrokerProgram:
         """`options`: further ones of NodeServer, for tests."""
         config, settings = self.config, self.settings
         store_host = _store_host(config.address)
-        service = BrokerService(_Later(lambda: self.broker))
-        self.service = service
-        self.node = node = NodeServer(
-            config,
-            self.dispatcher,
-            owned=True,
-            services=[GrpcService(service.name, service.handler)],
-            **options,
-        )
+        self.node = node = NodeServer(config, self.dispatcher, owned=True, **options)
         largest = config.limits.max_body_bytes - _MAX_OVERHEAD
         if largest <= 0:
             text = (
@@ -166,6 +158,8 @@ class BrokerProgram:
             self._readers,
             self.info,
         )
+        self.service = BrokerService(self.broker)
+        node.add_service(GrpcService(self.service.name, self.service.handler))
         self.adapter = BrokerRoleAdapter(
             writer,
             files,
@@ -307,16 +301,6 @@ class BrokerProgram:
                 begin = self.node.begin_pos
                 await loop.run_in_executor(self._readers, self.dispatcher.purge_below, begin)
             await asyncio.sleep(_PURGE_LOOK_S)
-
-
-class _Later:
-    """The broker for its gRPC service, which has to be there before the node is."""
-
-    def __init__(self, get: Callable[[], Broker]) -> None:
-        self._get = get
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._get(), name)
 
 
 def _monotonic_ms() -> int:
