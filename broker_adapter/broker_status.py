@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from broker_adapter.role_status import Histogram
+from broker_adapter.role_status import HandlerStatus, RoleChangeMetrics
+from dledger import Histogram
 
 if TYPE_CHECKING:
     from broker_adapter.program import BrokerProgram
@@ -121,8 +122,8 @@ class BrokerStatus:
             family = CounterMetricFamily(name, text)
             family.add_metric([], value)
             yield family
-        yield _switches(changes.switches)
         yield _elected_to_writable(changes.elected_to_writable)
+        yield from _role_change(program.handler.status, changes)
 
 
 def _elected_to_writable(histogram: Histogram) -> Metric:
@@ -134,10 +135,35 @@ def _elected_to_writable(histogram: Histogram) -> Metric:
     return family
 
 
-def _switches(switches: Mapping[Any, int]) -> Metric:
-    family = CounterMetricFamily(
-        "broker_role_switches", "Changes of role that were completed.", labels=["to"]
+def _role_change(status: HandlerStatus, changes: RoleChangeMetrics) -> Iterable[Metric]:
+    """What the handler is at, and all that it has counted."""
+    wait = GaugeMetricFamily(
+        "broker_role_change_waiting_seconds",
+        "How long the role change under way has waited in its step, by which it is named; none at rest.",
+        labels=["step"],
     )
-    for step, count in switches.items():
-        family.add_metric([step.value], count)
-    return family
+    if status.waits_for:
+        wait.add_metric([status.step.value], status.waiting_ms / 1000)
+    yield wait
+    yield GaugeMetricFamily("broker_fit", "1 while this node may be handed leadership.", float(status.fit))
+    for name, text, label, counts in (
+        ("broker_role_switches", "Changes of role that were completed.", "to", changes.switches),
+        ("broker_role_change_step_seconds", "Spent in each step of role changes.", "step", changes.seconds),
+        ("broker_role_change_failures", "Steps that failed, and were tried again.", "step", changes.failures),
+        (
+            "broker_role_change_overdue",
+            "Steps beyond the time limit.",
+            "step",
+            changes.overdue,
+        ),
+        ("broker_hand_overs", "Leadership handed on by a broker unfit.", "outcome", changes.hand_overs),
+    ):
+        family = CounterMetricFamily(name, text, labels=[label])
+        for key, count in counts.items():
+            family.add_metric([str(key)], count)
+        yield family
+    for name, text, number in (
+        ("broker_role_events_superseded", "Role events given up for newer ones.", changes.superseded),
+        ("broker_role_events_stale", "Role events older than one that had been there.", changes.stale_events),
+    ):
+        yield CounterMetricFamily(name, text, value=number)

@@ -133,17 +133,10 @@ class BrokerProgram:
         config, settings = self.config, self.settings
         store_host = _store_host(config.address)
         largest = self._largest_body()
-        service = BrokerService(_Later(lambda: self.broker))
-        self.service = service
-        services = [GrpcService(service.name, service.handler)]
-        self.clients = self._make_client_service(min(settings.max_body_bytes, largest))
-        if settings.rocketmq_v2.enabled:
-            services.append(GrpcService(self.clients.service.name, self.clients.service.handler))
         self.node = node = NodeServer(
             config,
             self.dispatcher,
             owned=True,
-            services=services,
             trace=None if self._trace is None else _DispatchTrace(self._trace),
             **options,
         )
@@ -197,6 +190,11 @@ class BrokerProgram:
             run=self._read,
             new_request_id=lambda: os.urandom(16),
         )
+        self.service = BrokerService(self.broker)
+        node.add_service(GrpcService(self.service.name, self.service.handler))
+        self.clients = self._make_client_service(min(settings.max_body_bytes, largest))
+        if settings.rocketmq_v2.enabled:
+            node.add_service(GrpcService(self.clients.service.name, self.clients.service.handler))
         self.adapter = BrokerRoleAdapter(
             writer,
             files,
@@ -276,11 +274,11 @@ class BrokerProgram:
             settings.name,
             self.config.members,
             settings.rocketmq_v2,
-            delivery=_Later(lambda: self.delivery),
-            broker=_Later(lambda: self.broker),
-            directory=ReplicatedDirectory(self.metadata, lambda name: self.broker.ensure_topic(name)),
+            delivery=self.delivery,
+            broker=self.broker,
+            directory=ReplicatedDirectory(self.metadata, self.broker.ensure_topic),
             max_body_bytes=max_body_bytes,
-            now_ms=lambda: self.node.cluster_time_ms(),
+            now_ms=self.node.cluster_time_ms,
         )
 
     def _make_dispatcher(self) -> Dispatcher:
@@ -395,16 +393,6 @@ class _DispatchTrace:
             self._trace.event("store", "reput", {"lidx": fields["last"]})
         elif e == "load":
             self._trace.event("store", "reput", {"lidx": fields["lidx"]})
-
-
-class _Later:
-    """Part of a broker for its gRPC services, which have to be there before the node is."""
-
-    def __init__(self, get: Callable[[], Any]) -> None:
-        self._get = get
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._get(), name)
 
 
 def _monotonic_ms() -> int:

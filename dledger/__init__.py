@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from dledger.node.config_faults import read_toml, validate
     from dledger.node.entry_run import EntryRun
     from dledger.node.logs import configure_logging, get_logger
+    from dledger.node.metrics import Histogram
     from dledger.node.owned_append import Assigned
     from dledger.node.owner import GrpcService
     from dledger.node.program import Program
@@ -98,6 +99,7 @@ __all__ = [
     "GrpcHost",
     "GrpcMethod",
     "GrpcService",
+    "Histogram",
     "HttpServer",
     "Indeterminate",
     "InvalidRequest",
@@ -167,6 +169,7 @@ _MODULE_OF = {
     "GrpcHost": "dledger.rpc.host",
     "GrpcMethod": "dledger.rpc.host",
     "GrpcService": "dledger.node.owner",
+    "Histogram": "dledger.node.metrics",
     "HttpServer": "dledger.status.web",
     "LoopThread": "dledger.client.loop_thread",
     "MAX_PAYLOAD_BYTES": "dledger.rpc.channels",
@@ -182,6 +185,7 @@ _MODULE_OF = {
     "ServerTls": "dledger.rpc.tls",
     "StateMachine": "dledger.node.state_machine",
     "StoredEntry": "dledger.store.inspect",
+    "TlsFiles": "dledger.rpc.tls",
     "WebHandler": "dledger.status.web",
     "answer_of": "dledger.rpc.log_client",
     "configure_logging": "dledger.node.logs",

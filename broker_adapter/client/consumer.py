@@ -113,7 +113,7 @@ class Consumer:
         """Join the group. Raises TopicRefused, GroupRefused, IllegalMessage; REPEATABLE if nobody answers."""
         topics_of: dict[str, list[str]] = {}
         for topic in sorted(self._config.subscription):
-            route = await self._directory.existing(topic)
+            route = await self._directory.find(topic, 2 * self._config.call_timeout)
             self._directory.watch(topic)
             for broker in sorted(route.queues):
                 topics_of.setdefault(broker, []).append(topic)

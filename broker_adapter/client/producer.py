@@ -25,6 +25,9 @@ from dledger import TlsFiles
 DEFAULT_TIMEOUT = 10.0
 #: A master that has not answered a batch for so long leaves its fate unknown, in seconds.
 DEFAULT_STALL_TIMEOUT = 3.0
+#: So long may a NameServer not have heard yet of a topic that was just created, in seconds.
+_UNHEARD = 1.0
+_LONGEST_PAUSE = 0.2  # a bit more than RETRY_PAUSE ever is
 #: The broker chooses: for topics that it has yet to create.
 _ANY_QUEUE = -1
 _ZEROS = repeat(0)  # flag and sys_flag of what this producer sends
@@ -205,7 +208,7 @@ class Producer:
         try:
             async with asyncio.timeout_at(timeout_at):
                 async with self._entrances.setdefault(topic, asyncio.Lock()):
-                    route = self._directory.known_route(topic) or await self._route(topic)
+                    route = self._directory.known_route(topic) or await self._route(topic, timeout_at)
                     queue = self._choose(route, topic, queue_id, sharding_key, selector)
                     lane = self._lane(queue)
                     lane.add(call)
@@ -221,10 +224,21 @@ class Producer:
             self._directory.forget(topic)  # it exists now
         return Receipts(topic, queue.broker, unique_keys, result)
 
-    async def _route(self, topic: str) -> Route:
-        """The route, asked for until somebody can tell it. Cancel it to give up."""
+    async def _route(self, topic: str, timeout_at: float) -> Route:
+        """The route, asked for until somebody can tell it. Cancel it to give up.
+
+        TopicRefused if the topic is unknown for `_UNHEARD`: NameServers hear of a new one a moment late.
+        """
+        loop = asyncio.get_running_loop()
+        unknown_at = min(loop.time() + _UNHEARD, timeout_at - _LONGEST_PAUSE)
+
+        def is_worth_repeating(error: BaseException) -> bool:
+            if isinstance(error, TopicRefused):
+                return error.status is Status.TOPIC_UNKNOWN and loop.time() < unknown_at
+            return isinstance(error, REPEATABLE)
+
         retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(REPEATABLE), wait=RETRY_PAUSE, reraise=True
+            retry=tenacity.retry_if_exception(is_worth_repeating), wait=RETRY_PAUSE, reraise=True
         )
         return await retrying(self._directory.route, topic)
 

@@ -140,6 +140,7 @@ class NodeServer(OwnerFace):
         ConfigError (PORT_IN_USE, CONFIG_INVALID, PLAINTEXT_REFUSED) or StorageError (NOT_INITIALIZED,
         FOREIGN_DIRECTORY, DIRECTORY_LOCKED, damage); nothing is left behind then.
         """
+        self._is_started = True
         loop = self._loop = asyncio.get_running_loop()
         try:
             self.config.refuse_plaintext()
