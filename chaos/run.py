@@ -145,7 +145,7 @@ class Run:
             await _first_error(faults, load)
             self._watch.enter("healing")
             cluster.links.heal()
-            await cluster.wait_healthy(_HEAL_S)
+            unhealed = await self._heal(cluster)
             healed = writer.now()
             writer.write(Ev.META, {"e": "healed"})
             await asyncio.wait([load], timeout=_AFTER_S)
@@ -157,7 +157,16 @@ class Run:
         over = writer.now()
         self._watch.enter("draining")
         await workload.drain(_DRAIN_S)
-        return Phases(warm, healed, over)
+        return Phases(warm, healed, over, unhealed)
+
+    async def _heal(self, cluster: ChaosCluster) -> str:
+        """Why the cluster does not get healthy. What it has then is still read, and compared."""
+        try:
+            await cluster.wait_healthy(_HEAL_S, all_run=True)
+        except DLedgerError as error:
+            self._watch.note(error.message)
+            return error.message
+        return ""
 
     async def _warm_up(self, load: asyncio.Task[None], tally: Tally) -> int:
         """Until something is acknowledged; when that was. ConfigError if nothing is."""
