@@ -39,6 +39,10 @@ def judge_run(
     """The verdict, and why it is not `valid`. Broken promises count also when the run is void otherwise."""
     broken = report.lost + report.duplicated + report.reordered + report.phantom
     unhealed = [f"the cluster did not heal: {phases.unhealed}"] if phases.unhealed else []
+    if unhealed and not report.drained:
+        # What could not be read is not lost for that.
+        examples = [text for text in report.examples if not text.startswith("lost:")]
+        return Verdict.INVALID, [*examples, *unhealed]
     if broken or unhealed:
         return Verdict.INVALID, [*report.examples, *unhealed]
     reasons = [] if report.drained else ["not everything was read in the end"]
