@@ -25,7 +25,7 @@ CLIENT_PROTO_FILES := $(wildcard proto/apache/rocketmq/v2/*.proto)
 CLIENT_STUBS := broker_adapter/messaging/v2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format proto sim sim-broker chaos soak-chaos bench bench-peers soak soak-processes soak-broker clean
+.PHONY: help install demo test lint format proto sim sim-broker chaos chaos-planted soak-chaos bench bench-peers soak soak-processes soak-broker clean
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -118,6 +118,10 @@ chaos: $(RUNTIME) ## Every scenario once: real faults on real processes (about 1
 
 soak-chaos: $(RUNTIME) ## Random scenarios, one line each; keeps what failed (HOURS=1, ARGS="--seed 1")
 	@$(BIN)/dledger-chaos soak --hours $(HOURS) $(ARGS)
+
+# Prints in which run each bug was found; the exit code is 1 when one was not. Needs Java for the Spark job.
+chaos-planted: $(DEV) ## Bugs planted in a copy of the product, each of which has to be found (about 5 minutes)
+	@$(BIN)/python -m tests.chaos.planted $(ARGS)
 
 bench: $(DEV) ## Throughput, latency, failover and catch-up of a local cluster (about 7 minutes)
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -198,12 +198,15 @@ class ChaosCluster:
         except TimeoutError:
             raise ClusterError(f"nobody leads after {within_s:g} s: {await self._describe()}") from None
 
-    async def wait_healthy(self, within_s: float = 60.0) -> Leadership:
+    async def wait_healthy(self, within_s: float = 60.0, *, all_run: bool = False) -> Leadership:
         """Wait until all nodes run, follow one leader, remember all, and have committed the same end; with
-        brokers, until the master is writable. ClusterError at the deadline."""
+        brokers, until the master is writable. ClusterError at the deadline; with `all_run` also as soon as a
+        node is found down, which nobody is about to start."""
         try:
             async with asyncio.timeout(within_s):
                 while True:
+                    if all_run and (down := sorted(set(self.node_ids) - set(self.local.running()))):
+                        raise ClusterError(f"{', '.join(down)} ended: {await self._describe()}")
                     leader, seen = await self.leadership(), await self.statuses()
                     if leader is not None and self._are_healthy(seen, leader.node_id):
                         return leader

@@ -63,7 +63,16 @@ class Kill:
             target: await asyncio.to_thread(self._cluster.start_node, target, rejoin=self._wipe)
             for target in self.targets
         }
-        return Effect(await all_answer(self._cluster, self.targets), pid_facts(pids))
+        answer = await all_answer(self._cluster, self.targets)
+        if self._wipe:
+            # One at a time: two that have lost everything would wait for each other.
+            answer = answer and await until(lambda: all(map(self._has_rejoined, self.targets)))
+            await self._chaos.see_what_is_whole()
+        return Effect(answer, pid_facts(pids))
+
+    def _has_rejoined(self, target: str) -> bool:
+        status = self._cluster.node_status(target)
+        return status is not None and not status.rejoining
 
     def _pid(self, target: str) -> int:
         """0: it does not run."""

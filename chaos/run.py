@@ -27,7 +27,7 @@ from chaos.workloads.broker import BrokerWorkload
 from chaos.workloads.log import LogWorkload
 from chaos.workloads.spec import DrainTimeout, Setting, Workload
 from chaos.workloads.tally import Tally
-from dledger.errors import ConfigError
+from dledger.errors import ConfigError, DLedgerError
 
 RUN_FILE, RESULT_FILE, SCENARIO_FILE = "run.json", "result.json", "scenario.toml"
 #: What the final reader has read, if lines of a file were sent.
@@ -37,6 +37,7 @@ _WARM_UP_S = 30.0
 _HEAL_S = 60.0
 _AFTER_S = 1.5
 _DRAIN_S = 60.0
+_SICK_DRAIN_S = 10.0
 
 
 @dataclass(slots=True)
@@ -171,7 +172,7 @@ class Run:
                 await self._faults(nemesis)
                 self._watch.enter("healing")
                 cluster.links.heal()
-                await cluster.wait_healthy(_HEAL_S)
+                unhealed = await self._heal(cluster)
                 healed = writer.now()
                 writer.write(Ev.META, {"e": "healed"})
                 await asyncio.sleep(_AFTER_S)
@@ -179,22 +180,37 @@ class Run:
                 await load
                 over = writer.now()
                 self._watch.enter("draining")
-                await self._drain(workload, setting)
+                await self._drain(workload, setting, bool(unhealed))
                 drained.set()
         except BaseExceptionGroup as several:
             raise _first_of(several) from None
         finally:
             await workload.close()
-        return Phases(warm, healed, over)
+        return Phases(warm, healed, over, unhealed)
 
-    async def _drain(self, workload: Workload, setting: Setting) -> None:
+    async def _heal(self, cluster: ChaosCluster) -> str:
+        """Why the cluster does not get healthy. What it has then is still read, and compared."""
+        try:
+            await cluster.wait_healthy(_HEAL_S, all_run=True)
+        except DLedgerError as error:
+            self._watch.note(error.message)
+            return error.message
+        return ""
+
+    async def _drain(self, workload: Workload, setting: Setting, is_sick: bool) -> None:
+        """Of a cluster that does not heal we read what there is to be had, in less time."""
         try:
             with (self._directory / LINES_FILE).open("wb") if self._lines else nullcontext() as file:
                 if file is not None:
                     setting.keep_line = lambda line: file.write(line + b"\n")
-                await workload.drain(_DRAIN_S)
+                await workload.drain(_SICK_DRAIN_S if is_sick else _DRAIN_S)
         except DrainTimeout as error:
-            self._behind.append(f"{error} after {_DRAIN_S:g} s")
+            if not is_sick:
+                self._behind.append(f"{error} after {_DRAIN_S:g} s")
+        except Exception as error:
+            if not is_sick:
+                raise
+            self._watch.note(f"not everything can be read: {error!r}")
 
     async def _warm_up(self, tally: Tally) -> int:
         """Until something is acknowledged; when that was. ConfigError if nothing is."""

@@ -43,6 +43,7 @@ NetworkKind = Literal[
     "throttle",
     "hang",
 ]
+Kind = ProcessKind | NetworkKind | DiskKind | Literal["clock_jump"]
 Target = Literal["leader", "follower", "random", "minority", "majority", "all"]
 #: What takes a process away: no other fault is aimed at it meanwhile.
 TAKING = ("kill", "stop", "term", "wipe", "write_error", "sync_error", "power_loss")
@@ -81,7 +82,7 @@ class _Section(BaseModel):
 class FaultStep(_Section):
     """One fault, begun `at`, ended after `lasts`, begun again `every` so many seconds (0: once)."""
 
-    kind: ProcessKind | NetworkKind | DiskKind | Literal["clock_jump"]
+    kind: Kind
     target: Target = "leader"
     at: Seconds = 2.0
     lasts: Seconds = 2.0

@@ -29,18 +29,7 @@ if TYPE_CHECKING:
     from dledger.cli.client_options import parse_servers, tls_files
     from dledger.cli.exits import Exit
     from dledger.cli.output import print_json, print_table
-    from dledger.client import (
-        AppendResult,
-        Appender,
-        AsyncClient,
-        BlockingAppender,
-        BlockingSession,
-        Client,
-        Entry,
-        Limits,
-        Session,
-        TlsFiles,
-    )
+    from dledger.client import AppendResult, Appender, AsyncClient, BlockingAppender, BlockingSession, Client, Entry, Limits, Session, TlsFiles
     from dledger.client.loop_thread import LoopThread
     from dledger.core.values import Role
     from dledger.node.config import NodeConfig, is_loopback, load_config, parse_config
@@ -61,15 +50,7 @@ if TYPE_CHECKING:
     from dledger.rpc.host import GrpcHost, GrpcMethod
     from dledger.rpc.log_client import NetworkFailure, answer_of, end_call
     from dledger.rpc.tls import ClientTls, ServerTls
-    from dledger.status.web import (
-        HttpServer,
-        WebHandler,
-        json_answer,
-        metrics_answer,
-        page_file,
-        serve_web,
-        static,
-    )
+    from dledger.status.web import HttpServer, WebHandler, json_answer, metrics_answer, page_file, serve_web, static
     from dledger.store.disk import Disk, OsDisk, read_file, replace_file
     from dledger.store.inspect import OfflineLog, StoredEntry
 

@@ -55,6 +55,18 @@ def test_a_broken_promise_counts_whatever_else_went_wrong(kind: str) -> None:
     assert verdict.exit_code == 1
 
 
+def test_a_cluster_that_does_not_heal_has_broken_a_promise() -> None:
+    sick = Phases(PHASES.warm, PHASES.healed, PHASES.over, "n1 ended")
+    verdict, reasons = judge_run(SCENARIO, [fault()], load(), sick, good())
+    assert verdict is Verdict.INVALID and reasons == ["the cluster did not heal: n1 ended"]
+    unread = good()
+    unread.drained = False
+    unread.note("lost", "message 7")
+    unread.note("phantom", "message 8")
+    reasons = judge_run(SCENARIO, [fault()], load(), sick, unread)[1]
+    assert reasons == ["phantom: message 8", "the cluster did not heal: n1 ended"], "unread is not lost"
+
+
 def test_a_fault_that_did_not_happen_makes_it_void() -> None:
     verdict, reasons = judge_run(
         SCENARIO, [fault(failures=["did not begin: pid.n1=0"])], load(), PHASES, good()
