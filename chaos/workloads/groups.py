@@ -128,11 +128,11 @@ class Group:
         for life in count():
             if drained.is_set():
                 return
-            member = _Member(f"{name}.{life}", self.plan, self._rewinds, writer, numbers, self._setting, rng)
+            member = Member(f"{name}.{life}", self.plan, self._rewinds, writer, numbers, self._setting, rng)
             await self._one_life(member, rng, stop, drained)
 
     async def _one_life(
-        self, member: _Member, rng: Random, stop: asyncio.Event, drained: asyncio.Event
+        self, member: Member, rng: Random, stop: asyncio.Event, drained: asyncio.Event
     ) -> None:
         consumer = Consumer(
             self._routes,
@@ -224,7 +224,7 @@ class _Reading:
     attempt: int = 0  # of that message
 
 
-class _Member(GroupListener):
+class Member(GroupListener):
     """Writes down one life of one member."""
 
     def __init__(
