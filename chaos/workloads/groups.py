@@ -280,6 +280,8 @@ class Member(GroupListener):
             self._event("revoke", epoch=reading.epoch, topic=queue.topic, q=queue.queue_id)
 
     def committing(self, offsets: Mapping[MessageQueue, int], generation: int) -> None:
+        if self._has_crashed:
+            return
         for queue, offset in offsets.items():
             place = queue.topic, queue.queue_id
             process = self._committers.get(place)
