@@ -24,7 +24,7 @@ from chaos.workloads.spec import DrainTimeout, Setting
 _TIMEOUT_S = 5.0
 _PAUSE_S = 0.1
 #: A single write costs a broker more than it costs a log: more of them have to be under way.
-_AT_ONCE = 24
+_AT_ONCE = 32
 _MAX_FOUND = 256
 
 
@@ -90,7 +90,7 @@ class BrokerWorkload:
         """Which group has not consumed everything, in words; empty if all have."""
         for group in self._groups:
             positions = group.positions()
-            for place, end in drain.ends_for(group.plan.tags).items():
+            for place, end in drain.ends_for(group).items():
                 if positions.get(place, 0) < end:
                     where = f"{positions.get(place, 0)} of {place[0]}/{place[1]}, which ends at {end}"
                     return f"group {group.plan.name} is at {where}"
@@ -116,12 +116,13 @@ class _Drain:
         self._ends: dict[Place, int] = {}
         self._tagged: dict[tuple[Place, str], int] = {}
 
-    def ends_for(self, tags: Sequence[str]) -> dict[Place, int]:
-        """How far a group gets that consumes only these tags: none means all. It waits for a message that it
-        wants before it says that it has passed over others."""
-        if not tags:
-            return self._ends
-        return {place: max(self._tagged.get((place, tag), 0) for tag in tags) for place in self._ends}
+    def ends_for(self, group: Group) -> dict[Place, int]:
+        """How far a group gets. One with tags waits for a message that it wants before it says that it has
+        passed over others."""
+        ends = {place: end for place, end in self._ends.items() if place[0] in group.topics}
+        if not group.plan.tags:
+            return ends
+        return {place: max(self._tagged.get((place, tag), 0) for tag in group.plan.tags) for place in ends}
 
     async def read(self, consumer: PullConsumer, topic: str, queue: int) -> None:
         where = {"topic": topic, "q": queue}

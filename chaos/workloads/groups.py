@@ -41,18 +41,25 @@ Place = tuple[str, int]  # topic, queue
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """`tags`: only messages with one of these; none: all."""
+    """`tags`: only messages with one of these; none: all. `first`, `step`: of the topics."""
 
     name: str
     mode: Literal["orderly", "concurrent"]
     tags: tuple[str, ...] = ()
     is_rewound: bool = False
+    first: int = 0
+    step: int = 1
+
+    def topics_of(self, topics: Sequence[str]) -> Sequence[str]:
+        """Those that the group consumes."""
+        return topics[self.first :: self.step] or topics
 
 
+#: Each queue has two groups: a third one would take from the producers what two cores can do.
 GROUPS = (
     GroupPlan("orderly", "orderly"),
-    GroupPlan("rewound", "concurrent", is_rewound=True),
-    GroupPlan("tagged", "orderly", ("a", "b")),
+    GroupPlan("rewound", "concurrent", is_rewound=True, step=2),
+    GroupPlan("tagged", "orderly", ("a", "b"), first=1, step=2),
 )
 
 
@@ -100,7 +107,7 @@ class Group:
         self.plan = plan
         self._setting = setting
         self._routes = routes
-        self._topics = topics
+        self.topics = plan.topics_of(topics)
         self._rewinds = Rewinds(plan.name)
         self._members: set[Consumer] = set()
 
@@ -121,23 +128,23 @@ class Group:
         for life in count():
             if drained.is_set():
                 return
-            member = _Member(f"{name}.{life}", self.plan, self._rewinds, writer, numbers, self._setting, rng)
+            member = Member(f"{name}.{life}", self.plan, self._rewinds, writer, numbers, self._setting, rng)
             await self._one_life(member, rng, stop, drained)
 
     async def _one_life(
-        self, member: _Member, rng: Random, stop: asyncio.Event, drained: asyncio.Event
+        self, member: Member, rng: Random, stop: asyncio.Event, drained: asyncio.Event
     ) -> None:
         consumer = Consumer(
             self._routes,
             self.plan.name,
-            dict.fromkeys(self._topics, " || ".join(self.plan.tags)),
+            dict.fromkeys(self.topics, " || ".join(self.plan.tags)),
             handler=member.handle,
             lease=_LEASE_S,
             retry_pause=_RETRY_PAUSE_S,
             member_id=member.name,
             listener=member,
         )
-        member.join(self._topics)
+        member.join(self.topics)
         try:
             await consumer.start()
             self._members.add(consumer)
@@ -161,7 +168,7 @@ class Group:
         """Set offsets back, again and again, until `stop`."""
         writer, numbers = self._setting.client(f"{self.plan.name}-rewinder")
         rng, process = Random(self._setting.rng.random()), Process(writer, numbers)
-        places = [(topic, queue) for topic in self._topics for queue in range(self._setting.spec.queues)]
+        places = [(topic, queue) for topic in self.topics for queue in range(self._setting.spec.queues)]
         async with Admin(self._routes) as admin:
             while not stop.is_set():
                 with suppress(TimeoutError):
@@ -217,7 +224,7 @@ class _Reading:
     attempt: int = 0  # of that message
 
 
-class _Member(GroupListener):
+class Member(GroupListener):
     """Writes down one life of one member."""
 
     def __init__(
@@ -273,6 +280,8 @@ class _Member(GroupListener):
             self._event("revoke", epoch=reading.epoch, topic=queue.topic, q=queue.queue_id)
 
     def committing(self, offsets: Mapping[MessageQueue, int], generation: int) -> None:
+        if self._has_crashed:
+            return
         for queue, offset in offsets.items():
             place = queue.topic, queue.queue_id
             process = self._committers.get(place)
