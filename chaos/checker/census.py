@@ -7,7 +7,8 @@ from collections import defaultdict
 
 from chaos.checker.engine import Engine, union
 
-#: Of what tables that count already say, as (table, {count: sum}); of others the rows for which something holds.
+#: Of what tables that count already say, as (table, {count: sum}); of others the rows for which something
+#: holds.
 _SUMS: tuple[tuple[str, dict[str, str]], ...] = (
     ("line_counts", {"lines": "n", **{name: name for name in ("dump", "cq", "raft", "commits", "acks")}}),
     ("line_counts", {name: name for name in ("flushes", "applied", "chains")}),
@@ -38,7 +39,10 @@ _SUMS: tuple[tuple[str, dict[str, str]], ...] = (
     ("known", {"seen": "1"}),
 )
 _ROWS: tuple[tuple[str, dict[str, str]], ...] = (
-    ("member", {"joins": "e = 'join'", "orderly": "e = 'join' AND mode = 'orderly'", "assigns": "e = 'assign'"}),
+    (
+        "member",
+        {"joins": "e = 'join'", "orderly": "e = 'join' AND mode = 'orderly'", "assigns": "e = 'assign'"},
+    ),
     (
         "milestones",
         {
@@ -71,7 +75,9 @@ def take_census(engine: Engine) -> Census:
     queries = []
     for number, (table, counts) in enumerate(_COUNTS):
         sums = [*counts.values(), *["0"] * (_WIDTH - len(counts))]
-        columns = ", ".join(f"CAST(coalesce(sum({each}), 0) AS BIGINT) AS n{i}" for i, each in enumerate(sums))
+        columns = ", ".join(
+            f"CAST(coalesce(sum({each}), 0) AS BIGINT) AS n{i}" for i, each in enumerate(sums)
+        )
         queries.append(
             f"SELECT {number} AS part, run, {columns} FROM {table} WHERE run IS NOT NULL GROUP BY run"
         )
