@@ -170,8 +170,7 @@ _VIEWS: tuple[tuple[str, str], ...] = (
         "nodes",
         """SELECT run, node, coalesce(ledger, '') AS ledger, inc, seq, inc * 4294967296 + seq AS ord, mono,
         ev, e, term, eterm, lidx, last, ended, committed, reput, target, barrier, vote, candidate, chain,
-          op, mid,
-        last_index, last_term, cand_last_index, cand_last_term, wiped, src
+        op, mid, last_index, last_term, cand_last_index, cand_last_term, wiped, src
         FROM events WHERE ev IN ('raft', 'store', 'role')""",
     ),
     (
@@ -181,9 +180,9 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     ),
     (
         "meta",
-        f"""SELECT run, e, nodes, seed, planned_faults, flush_mode, aim, max_attempts, clock_bound_ns, "
-        f"boot_id,
-        member, off, {log_of()} AS log, node, text, mono, src, inc, seq FROM events WHERE ev = 'meta'""",
+        f"""SELECT run, e, nodes, seed, planned_faults, flush_mode, aim, max_attempts, clock_bound_ns,
+        boot_id, member, off, {log_of()} AS log, node, text, mono, src, inc, seq
+        FROM events WHERE ev = 'meta'""",
     ),
 )
 

@@ -41,8 +41,8 @@ FROM (
     max_by(CASE WHEN e = 'apply' THEN last ELSE lidx END, CASE WHEN e IN ('apply', 'install') THEN seq END)
       OVER w AS applied_before,
     max_by(e, CASE WHEN e IN ('leader', 'follower', 'candidate', 'recover') THEN seq END) OVER w AS raft_role,
-    max_by(term, CASE WHEN e IN ('leader', 'follower', 'candidate', 'recover') THEN seq
-      END) OVER w AS raft_term,
+    max_by(term, CASE WHEN e IN ('leader', 'follower', 'candidate', 'recover') THEN seq END)
+      OVER w AS raft_term,
     max(CASE WHEN e = 'master_ready' THEN term END) OVER w AS ready_term,
     max(CASE WHEN e IN ('elected', 'master_ready') THEN term END) OVER w AS broker_term,
     max(CASE WHEN e = 'demoted' THEN term END) OVER w AS demoted_term

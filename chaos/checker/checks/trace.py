@@ -67,8 +67,8 @@ LEFT JOIN (SELECT run, log, max(off) AS off FROM meta WHERE e = 'drain_target' G
 #: Runs with what was sent in them, and the terms in which leaders were elected or sends acknowledged.
 _SENT = """
 SELECT r.run, r.aim, r.faults, coalesce(sum(s.n), 0) AS n, coalesce(sum(s.infos), 0) AS info,
-  coalesce(sum(s.before), 0) AS before, coalesce(sum(s.during), 0) AS during, coalesce(sum(s.after),
-    0) AS after,
+  coalesce(sum(s.before), 0) AS before, coalesce(sum(s.during), 0) AS during,
+  coalesce(sum(s.after), 0) AS after,
   min(s.term_min) AS term_min, max(s.term_max) AS term_max,
   least(min(s.term_min), min(l.term_min)) AS any_min, greatest(max(s.term_max), max(l.term_max)) AS any_max
 FROM runs r LEFT JOIN sent_logs s ON s.run = r.run
