@@ -7,7 +7,8 @@ from collections import defaultdict
 
 from chaos.checker.engine import Engine, union
 
-#: Of what tables that count already say, as (table, {count: sum}); of others the rows for which something holds.
+#: Of what tables that count already say, as (table, {count: sum}); of others the rows for which something
+#: holds.
 _SUMS: tuple[tuple[str, dict[str, str]], ...] = (
     ("line_counts", {"lines": "n", **{name: name for name in ("dump", "cq", "raft", "commits", "acks")}}),
     ("line_counts", {name: name for name in ("flushes", "applied", "chains")}),

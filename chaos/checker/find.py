@@ -21,8 +21,8 @@ Counted = tuple[Check, Part]
 
 @dataclass(slots=True)
 class Found:
-    """By check and run: how many violations, and the first of them. By check: seconds, of queries that several
-    checks share an equal part."""
+    """By check and run: how many violations, and the first of them. By check: seconds, of queries that
+    several checks share an equal part."""
 
     counts: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     witnesses: dict[tuple[str, str], list[Row]] = field(default_factory=lambda: defaultdict(list))
@@ -89,8 +89,8 @@ def _batches(checks: Sequence[Check]) -> Iterator[list[list[Counted]]]:
 
 
 def _counting(group: Sequence[Counted], number: int, width: int) -> str:
-    """How many rows of one source violate each of these parts, by run. Lines that name no run are told of by their
-    files."""
+    """How many rows of one source violate each of these parts, by run. Lines that name no run are told of by
+    their files."""
     columns = [f"count(*) FILTER (WHERE {part.where}) AS n{i}" for i, (_, part) in enumerate(group)]
     columns += [f"CAST(0 AS BIGINT) AS n{i}" for i in range(len(group), width)]
     some = " OR ".join(f"({part.where})" for _, part in group)

@@ -59,8 +59,8 @@ def judge(
     troubles: Mapping[str, Sequence[str]] | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[RunResult]:
-    """Run the checks. `troubles`: what is wrong with the files of a run; it is then not valid. `on_progress` is
-    told how many checks are done, and how many there are."""
+    """Run the checks. `troubles`: what is wrong with the files of a run; it is then not valid. `on_progress`
+    is told how many checks are done, and how many there are."""
     census = take_census(engine)
     results = {run: RunResult(run, census=counts) for run, counts in sorted(census.items())}
     found = find(engine, checks, census, on_progress)

@@ -23,6 +23,7 @@ from chaos.checker.tables import make_tables
 
 EXIT = {Verdict.VALID: 0, Verdict.INVALID: 1, Verdict.UNKNOWN: 2}
 EXIT_ARGUMENTS, EXIT_CRASH = 254, 255
+PROGRESS_AFTER_S = 20
 
 
 @click.command()
@@ -89,11 +90,11 @@ def run_spark(
     """Start Spark, check, stop it."""
     # Spark is an extra: whoever only wants the names of checks need not have it.
     try:
-        from chaos.checker.spark import SparkEngine, start
+        from chaos.checker.spark import SparkEngine, is_small, start
     except ImportError as error:
         raise click.ClickException(f"Spark is missing ({error}): pip install 'dledger[checker]'") from error
 
-    session = start(work_dir, master=master, memory=memory)
+    session = start(work_dir, master=master, memory=memory, small=is_small(intake))
     try:
         engine = SparkEngine(session, work_dir)
         engine.load(intake)
@@ -110,8 +111,15 @@ def check_loaded(
     Raises:
         IntakeError: no line could be read.
     """
+    started = time.monotonic()
     make_tables(engine)
-    results = judge(engine, checks, troubles=file_troubles(engine, intake))
+
+    def progress(done: int, total: int) -> None:
+        # Who waits long wants to see that it goes on.
+        if time.monotonic() - started > PROGRESS_AFTER_S:
+            click.echo(f"checks done: {done} of {total}", err=True)
+
+    results = judge(engine, checks, troubles=file_troubles(engine, intake), on_progress=progress)
     if not results:
         raise IntakeError("no line of the trace could be read")
     return results, take_figures(engine)

@@ -1,24 +1,25 @@
 """The tables that the checks are written on, made of the lines of the traces.
 
-All SQL here and in the checks keeps to what Spark and DuckDB both understand, is grouped by run, and never uses
+All SQL here and in the checks keeps to what Spark and DuckDB both understand, is grouped by run,
+  and never uses
 NOT IN (NULL), COUNT(DISTINCT) over large sets, or a window frame that ends UNBOUNDED FOLLOWING (quadratic in
-Spark). Facts are written once and have only the columns that checks read; digests are numbers, because what is
-grouped by numbers is hashed, and what has strings to take the least of is sorted.
+Spark). Facts are written once and have only the columns that checks read; digests are numbers, because what
+is grouped by numbers is hashed, and what has strings to take the least of is sorted.
 
 As long as the trace:
 
 ops      one operation: invoke and completion joined. inv, ret: ns; ret is NULL unless ok.
 sends    one message or entry that was sent: log, pos (queue offset, or index), lidx (index in the ledger).
 reads    one operation that read a log or asked for its ends.
-dlv      one delivered message: log, pos, lidx, and the rank of pos among the known positions of the log (NULL if
-         it has none). looked_up: what was found by key instead.
+dlv      one delivered message: log, pos, lidx, and the rank of pos among the known positions of the log
+         (NULL if it has none). looked_up: what was found by key instead.
 seen     what clients and files show to stand somewhere: acknowledged sends, deliveries, dumps.
 placed   one message in one log: how often sent and with what outcome, where it was seen, by whom.
 known    one position of a log: which message, and its rank.
 through  one message that a group is through with, and when it was first.
 dump, cq, done, nodes
-         lines of these kinds. `ord` orders the events of one node over its incarnations; `ledger` of an event of
-         a node is never NULL.
+         lines of these kinds. `ord` orders the events of one node over its incarnations; `ledger` of an
+         event of a node is never NULL.
 
 Few rows, however long the trace:
 
@@ -167,9 +168,9 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     ),
     (
         "nodes",
-        """SELECT run, node, coalesce(ledger, '') AS ledger, inc, seq, inc * 4294967296 + seq AS ord, mono, ev, e,
-        term, eterm, lidx, last, ended, committed, reput, target, barrier, vote, candidate, chain, op, mid,
-        last_index, last_term, cand_last_index, cand_last_term, wiped, src
+        """SELECT run, node, coalesce(ledger, '') AS ledger, inc, seq, inc * 4294967296 + seq AS ord, mono,
+        ev, e, term, eterm, lidx, last, ended, committed, reput, target, barrier, vote, candidate, chain,
+        op, mid, last_index, last_term, cand_last_index, cand_last_term, wiped, src
         FROM events WHERE ev IN ('raft', 'store', 'role')""",
     ),
     (
@@ -179,8 +180,9 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     ),
     (
         "meta",
-        f"""SELECT run, e, nodes, seed, planned_faults, flush_mode, aim, max_attempts, clock_bound_ns, boot_id,
-        member, off, {log_of()} AS log, node, text, mono, src, inc, seq FROM events WHERE ev = 'meta'""",
+        f"""SELECT run, e, nodes, seed, planned_faults, flush_mode, aim, max_attempts, clock_bound_ns,
+        boot_id, member, off, {log_of()} AS log, node, text, mono, src, inc, seq
+        FROM events WHERE ev = 'meta'""",
     ),
 )
 
@@ -189,14 +191,16 @@ _LINE_COUNTS = """
 SELECT run, src, inc, file, ev = 'corrupt' AS corrupt, count(*) AS n, min(seq) AS first, max(seq) AS last,
   max(mono) AS last_mono,
   count(*) FILTER (WHERE v IS NULL OR v <> 1) AS other_version,
-  count(*) FILTER (WHERE v = 1 AND (ev = 'unknown' OR src IS NULL OR inc IS NULL OR seq IS NULL OR mono IS NULL))
+  count(*) FILTER (WHERE v = 1 AND (ev = 'unknown' OR src IS NULL OR inc IS NULL OR seq IS NULL
+    OR mono IS NULL))
     AS misfits,
   count(*) FILTER (WHERE ev = 'meta' AND e = 'trace_end') AS ends,
   count(*) FILTER (WHERE ev = 'meta' AND e = 'run_begin') AS begins,
   count(*) FILTER (WHERE ev IN ('raft', 'store', 'role')) AS of_node,
   count(*) FILTER (WHERE ev = 'dump') AS dump, count(*) FILTER (WHERE ev = 'cq') AS cq,
   count(*) FILTER (WHERE ev = 'raft') AS raft, count(*) FILTER (WHERE e = 'commit') AS commits,
-  count(*) FILTER (WHERE e = 'ack') AS acks, count(*) FILTER (WHERE e IN ('flush', 'install', 'append')) AS flushes,
+  count(*) FILTER (WHERE e = 'ack') AS acks, count(*) FILTER (WHERE e IN ('flush', 'install',
+    'append')) AS flushes,
   count(*) FILTER (WHERE e = 'apply') AS applied,
   count(*) FILTER (WHERE e = 'append' AND chain IS NOT NULL) AS chains
 FROM events GROUP BY run, src, inc, file, ev = 'corrupt'
@@ -216,7 +220,8 @@ FROM ops GROUP BY run, f, outcome, coalesce(stale, false), term IS NOT NULL
 
 _RUNS = """
 SELECT m.run, m.nodes, m.planned_faults, m.aim, m.flush_mode, m.max_attempts, m.bound, m.healed, m.drained,
-  m.expected, f.first_fault, f.last_fault, coalesce(f.faults, 0) AS faults, coalesce(f.effective, 0) AS effective
+  m.expected, f.first_fault, f.last_fault, coalesce(f.faults, 0) AS faults, coalesce(f.effective,
+    0) AS effective
 FROM (
   SELECT run, max(nodes) AS nodes, max(planned_faults) AS planned_faults, max(aim) AS aim,
     coalesce(max(flush_mode), 'sync') AS flush_mode, coalesce(max(max_attempts), 16) AS max_attempts,
@@ -224,7 +229,8 @@ FROM (
     min(CASE WHEN e = 'drain_end' THEN mono END) AS drained, count(*) FILTER (WHERE e = 'expect') AS expected
   FROM meta GROUP BY run) m
 LEFT JOIN (
-  SELECT run, min(mono) AS first_fault, max(mono) AS last_fault, count(*) FILTER (WHERE e = 'begin') AS faults,
+  SELECT run, min(mono) AS first_fault, max(mono) AS last_fault,
+    count(*) FILTER (WHERE e = 'begin') AS faults,
     count(*) FILTER (WHERE e = 'begin' AND effective) AS effective FROM fault GROUP BY run) f ON f.run = m.run
 """
 
@@ -245,23 +251,27 @@ SELECT s.run, s.log, s.ledger, count(*) AS n, count(*) FILTER (WHERE s.outcome =
   count(*) FILTER (WHERE s.outcome = 'ok' AND (s.ret < r.first_fault OR r.first_fault IS NULL)) AS before,
   count(*) FILTER (WHERE s.outcome = 'ok' AND s.inv >= r.first_fault AND s.ret <= r.last_fault) AS during,
   count(*) FILTER (WHERE s.outcome = 'ok' AND (s.inv > r.last_fault OR r.last_fault IS NULL)) AS after,
-  count(*) FILTER (WHERE s.inv > r.healed) AS n_healed, min(CASE WHEN s.inv > r.healed THEN s.ret END) AS ret_healed
+  count(*) FILTER (WHERE s.inv > r.healed) AS n_healed, min(CASE WHEN s.inv > r.healed THEN s.ret
+    END) AS ret_healed
 FROM sends s LEFT JOIN runs r ON r.run = s.run GROUP BY s.run, s.log, s.ledger
 """
 
 _DLV_RANKED = """
-SELECT d.run, d.op, d.i, d.grp, d.consumer, d.epoch, d.ledger, d.topic, d.q, d.lidx, d.log, d.pos, d.mid, d.digest,
+SELECT d.run, d.op, d.i, d.grp, d.consumer, d.epoch, d.ledger, d.topic, d.q, d.lidx, d.log, d.pos, d.mid,
+  d.digest,
   d.attempt, d.filter, d.tag, d.src, d.inc, d.seq, d.mono, k.rank, coalesce(d.filter, g.filter) AS filtered
 FROM dlv_lines d LEFT JOIN known k ON k.run = d.run AND k.log = d.log AND k.pos = d.pos
-LEFT JOIN (SELECT run, grp, topic, max(filter) AS filter FROM member WHERE e = 'join' GROUP BY run, grp, topic) g
+LEFT JOIN (SELECT run, grp, topic, max(filter) AS filter FROM member WHERE e = 'join' GROUP BY run, grp,
+  topic) g
   ON g.run = d.run AND g.grp = d.grp AND g.topic = d.topic
 """
 
-#: Acknowledged messages with the nodes whose files have them, and the rows of these files that are as the answer
-#: said; only those of which something is amiss.
+#: Acknowledged messages with the nodes whose files have them, and the rows of these files that are as the
+#: answer said; only those of which something is amiss.
 _DOUBTS = """
 SELECT * FROM (
-  SELECT s.run, s.op, s.i, s.mid, coalesce(s.ledger, '') AS ledger, s.log, s.lidx, s.pos, s.src, s.inc, s.seq, r.n_dumps,
+  SELECT s.run, s.op, s.i, s.mid, coalesce(s.ledger, '') AS ledger, s.log, s.lidx, s.pos, s.src, s.inc,
+    s.seq, r.n_dumps,
     count(DISTINCT d.node) AS n, count(*) FILTER (WHERE d.log = s.log) AS there,
     count(*) FILTER (WHERE d.log = s.log AND d.lidx = s.lidx AND d.pos = s.pos) AS same
   FROM sends s
@@ -269,7 +279,8 @@ SELECT * FROM (
     ON r.run = s.run AND r.ledger = coalesce(s.ledger, '')
   LEFT JOIN dump d ON d.run = s.run AND d.mid = s.mid
   WHERE s.outcome = 'ok' AND s.lidx IS NOT NULL
-  GROUP BY s.run, s.op, s.i, s.mid, coalesce(s.ledger, ''), s.log, s.lidx, s.pos, s.src, s.inc, s.seq, r.n_dumps
+  GROUP BY s.run, s.op, s.i, s.mid, coalesce(s.ledger, ''), s.log, s.lidx, s.pos, s.src, s.inc, s.seq,
+    r.n_dumps
 ) WHERE n < n_dumps OR (there > 0 AND same = 0)
 """
 
@@ -294,7 +305,8 @@ SELECT run, grp, log, pos, mid, min(mono) AS mono FROM (
 """
 
 _READS = f"""
-SELECT run, op, proc, f, {log_of()} AS log, inv, ret, outcome, node, term, from_off, next_off, max_off, min_off,
+SELECT run, op, proc, f, {log_of()} AS log, inv, ret, outcome, node, term, from_off, next_off, max_off,
+  min_off,
   coalesce(end_claim, false) AS end_claim, coalesce(stale, false) AS stale, grp, consumer,
   coalesce(epoch, 0) AS epoch, src, inc, seq
 FROM ops WHERE f IN ({", ".join(f"'{name}'" for name in READS)}, 'max_off', 'min_off')

@@ -6,7 +6,8 @@ from chaos.checker.checks.sources import UNITS
 from chaos.checker.registry import WHOLE, Check, Part, hard
 
 _AGREED = """
-SELECT run, log, qoff, min(lidx) AS lidx_min, max(lidx) AS lidx_max, min(size) AS size_min, max(size) AS size_max,
+SELECT run, log, qoff, min(lidx) AS lidx_min, max(lidx) AS lidx_max, min(size) AS size_min,
+  max(size) AS size_max,
   min(tag_hash) AS tag_min, max(tag_hash) AS tag_max
 FROM cq GROUP BY run, log, qoff
 """
@@ -53,7 +54,8 @@ CHECKS: tuple[Check, ...] = (
         Part(
             UNITS,
             "sure AND lidx <> unit_lidx",
-            "log, qoff, node || ' points at index ' || CAST(unit_lidx AS STRING) || ', the message is at index ' "
+            "log, qoff, node || ' points at index ' || CAST(unit_lidx AS STRING) || ', the message is at "
+            "index ' "
             "|| CAST(lidx AS STRING) AS what",
         ),
     ),

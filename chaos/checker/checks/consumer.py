@@ -52,7 +52,8 @@ GROUP BY run, grp, consumer, epoch, log, mid
 #: Offsets that were stored, beside when everything before them had been processed.
 _STORED = f"""
 SELECT c.run, c.grp, c.log, c.op, c.off, c.inv, p.all_at, c.src, c.inc, c.seq
-FROM (SELECT run, grp, 'q:' || topic || '/' || CAST(q AS STRING) AS log, op, off_asked AS off, inv, src, inc, seq
+FROM (SELECT run, grp, 'q:' || topic || '/' || CAST(q AS STRING) AS log, op, off_asked AS off, inv, src,
+  inc, seq
   FROM ops WHERE f = 'commit_off') c
 JOIN (
   SELECT run, grp, log, pos, max(coalesce(at_ns, 9223372036854775807)) OVER (
@@ -79,7 +80,8 @@ FROM (
   ANTI JOIN member m ON m.run = d.run AND m.grp = d.grp AND m.log = d.log AND m.e IN ('seek', 'reset')
   WHERE d.first_try IS NOT NULL
   UNION ALL
-  SELECT run, grp, consumer, 'q:' || topic || '/' || CAST(q AS STRING), 0, off_asked, off_asked, src, inc, seq, inv
+  SELECT run, grp, consumer, 'q:' || topic || '/' || CAST(q AS STRING), 0, off_asked, off_asked, src, inc,
+    seq, inv
   FROM ops WHERE f = 'commit_off' AND outcome <> 'fail')
 """
 

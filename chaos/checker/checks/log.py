@@ -9,15 +9,16 @@ from chaos.checker.registry import DRAINED, WHOLE, Check, Part, hard, warning
 def linearizable(stale: bool) -> str:
     """Operations, each with the highest `lo` of those that had returned before it began.
 
-    Every operation gets an interval [lo, hi] of half-steps: the append at position i is 2i + 1; a read that saw i
-    is after it; one that saw the end e is before the append at e. The log is linearizable exactly if no operation
-    y has hi(y) < lo(x) for an x that returned before y began: one sort, one running maximum. Stamps that are
-    equal count as concurrent, so what begins at a stamp is sorted before what returns at it.
+    Every operation gets an interval [lo, hi] of half-steps: the append at position i is 2i + 1; a read that
+    saw i is after it; one that saw the end e is before the append at e. The log is linearizable exactly if no
+    operation y has hi(y) < lo(x) for an x that returned before y began: one sort, one running maximum.
+    Stamps that are equal count as concurrent, so what begins at a stamp is sorted before what returns at it.
     """
     reads = f"""
       SELECT r.run, r.log, r.inv, r.ret, r.op, r.src, r.inc, r.seq, r.stale,
         CASE WHEN r.f = 'max_off' THEN 2 * r.max_off
-          ELSE greatest(coalesce(2 * (d.top + 1), 0), CASE WHEN r.end_claim THEN 2 * coalesce(r.max_off, 0) ELSE 0 END)
+          ELSE greatest(coalesce(2 * (d.top + 1), 0),
+            CASE WHEN r.end_claim THEN 2 * coalesce(r.max_off, 0) ELSE 0 END)
         END AS lo,
         CASE WHEN r.f = 'max_off' THEN 2 * r.max_off
           WHEN r.end_claim AND r.max_off IS NOT NULL THEN 2 * r.max_off END AS hi
@@ -29,7 +30,8 @@ def linearizable(stale: bool) -> str:
       SELECT run, log, inv, ret, op, src, inc, seq, false AS stale, 2 * pos + 1 AS lo, 2 * pos + 1 AS hi
       FROM sends WHERE outcome <> 'fail' AND log IS NOT NULL AND pos IS NOT NULL
       UNION ALL
-      SELECT s.run, s.log, s.inv, s.ret, s.op, s.src, s.inc, s.seq, false, 2 * p.pos_min + 1, 2 * p.pos_max + 1
+      SELECT s.run, s.log, s.inv, s.ret, s.op, s.src, s.inc, s.seq, false, 2 * p.pos_min + 1,
+        2 * p.pos_max + 1
       FROM sends s JOIN placed p ON p.run = s.run AND p.log = s.log AND p.mid = s.mid
       WHERE s.outcome <> 'fail' AND s.pos IS NULL AND p.pos_min IS NOT NULL
     """
@@ -50,12 +52,15 @@ _CONTRADICTS = ("k = 0 AND lo_before > hi", "log, op, hi, lo_before, op_before, 
 #: Positions, and below which one of their log nothing need be.
 _POSITIONS = """
 SELECT k.*, coalesce(k.before, coalesce(m.low, 0) - 1) AS expected FROM known k
-LEFT JOIN (SELECT run, log, max(min_off) AS low FROM reads WHERE f = 'min_off' AND outcome = 'ok' GROUP BY run, log) m
+LEFT JOIN (SELECT run, log, max(min_off) AS low FROM reads WHERE f = 'min_off' AND outcome = 'ok'
+  GROUP BY run, log) m
   ON m.run = k.run AND m.log = k.log
 """
 
 _STORED = """
-SELECT run, node, ledger, lidx, lag(lidx) OVER (PARTITION BY run, node, ledger ORDER BY lidx) AS before FROM dump
+SELECT run, node, ledger, lidx,
+  lag(lidx) OVER (PARTITION BY run, node, ledger ORDER BY lidx) AS before
+FROM dump
 """
 
 #: Acknowledged messages that are not on all nodes, with how many nodes have files that reach so far.
@@ -67,7 +72,8 @@ WHERE h.n < h.n_dumps GROUP BY h.run, h.op, h.i, h.mid, h.lidx, h.n, h.src, h.in
 
 _BEYOND = """
 SELECT a.run, a.lidx, count(*) AS n, max(r.nodes) AS nodes FROM
-  (SELECT run, coalesce(ledger, '') AS ledger, max(top_lidx) AS lidx FROM sent_logs GROUP BY run, coalesce(ledger, '')) a
+  (SELECT run, coalesce(ledger, '') AS ledger, max(top_lidx) AS lidx FROM sent_logs GROUP BY run,
+    coalesce(ledger, '')) a
 JOIN dump_ends g ON g.run = a.run AND g.ledger = a.ledger AND g.sure_high < a.lidx
 JOIN runs r ON r.run = a.run GROUP BY a.run, a.ledger, a.lidx
 """
@@ -214,8 +220,10 @@ CHECKS: tuple[Check, ...] = (
         "{log}: operation {op} gave position {pos} after {before}",
         Part(
             DELIVERIES,
-            "counts AND (rank <= rank_in_read OR (rank > rank_in_read + 1 AND coalesce(filtered, '*') = '*'))",
-            "log, op, pos, rank, filtered AS filter, in_read AS before, rank_in_read AS rank_before, src, inc, seq",
+            "counts AND (rank <= rank_in_read OR (rank > rank_in_read + 1 AND coalesce(filtered, '*') = "
+            "'*'))",
+            "log, op, pos, rank, filtered AS filter, in_read AS before, rank_in_read AS rank_before, src, "
+            "inc, seq",
         ),
     ),
     hard(
@@ -227,7 +235,8 @@ CHECKS: tuple[Check, ...] = (
             DELIVERIES,
             "counts AND grp IS NOT NULL AND op <> op_before "
             "AND (rank <= rank_before OR (rank > rank_before + 1 AND coalesce(filtered, '*') = '*'))",
-            "log, grp, consumer, pos, rank, op, filtered AS filter, before, rank_before, op_before, src, inc, seq",
+            "log, grp, consumer, pos, rank, op, filtered AS filter, before, rank_before, op_before, src, "
+            "inc, seq",
         ),
     ),
     warning(

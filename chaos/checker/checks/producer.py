@@ -5,8 +5,8 @@ from __future__ import annotations
 from chaos.checker.checks.sources import HISTORY, PLACED
 from chaos.checker.registry import DRAINED, WHOLE, Check, Part, hard
 
-#: Every index when it was first known to be committed, and how many nodes held it then: for each node a row, at
-#: which what is durable there is known.
+#: Every index when it was first known to be committed, and how many nodes held it then: for each node a row,
+#: at which what is durable there is known.
 _HOLDERS = """
 SELECT c.*, r.nodes FROM (
   SELECT run, lidx, max(term) AS term, min(src) AS src, min(inc) AS inc, min(seq) AS seq,
@@ -26,7 +26,8 @@ SELECT c.*, r.nodes FROM (
         SELECT run, ledger, lidx, mono, term, src, inc, seq, row_number() OVER (
           PARTITION BY run, ledger, lidx ORDER BY mono) AS nth
         FROM nodes WHERE e = 'commit') f
-      JOIN (SELECT run, substr(src, 6) AS node FROM writers WHERE of_node > 0 GROUP BY run, src) g ON g.run = f.run
+      JOIN (SELECT run, substr(src, 6) AS node FROM writers WHERE of_node > 0 GROUP BY run, src) g
+        ON g.run = f.run
       WHERE f.nth = 1
     )
   ) WHERE e = 'commit' GROUP BY run, ledger, lidx

@@ -6,8 +6,8 @@ from chaos.checker.checks.sources import HISTORY
 from chaos.checker.registry import DRAINED, WHOLE, Check, Part, hard, warning
 
 _LEADERS = """
-SELECT run, term, min(node) AS node, max(node) AS node_other, max_by(src, node) AS src, max_by(inc, node) AS inc,
-  max_by(seq, node) AS seq
+SELECT run, term, min(node) AS node, max(node) AS node_other, max_by(src, node) AS src,
+  max_by(inc, node) AS inc, max_by(seq, node) AS seq
 FROM milestones WHERE e = 'leader' GROUP BY run, term
 """
 
@@ -43,7 +43,8 @@ FROM (
   SELECT run, node, e, term, ended, CAST(NULL AS BIGINT) AS lidx, src, inc, seq, 0 AS k FROM milestones
     WHERE e = 'leader'
   UNION ALL
-  SELECT run, '', 'commit', term, NULL, max(lidx), '', 0, 0, 1 FROM nodes WHERE e = 'commit' GROUP BY run, term)
+  SELECT run, '', 'commit', term, NULL, max(lidx), '', 0, 0, 1 FROM nodes WHERE e = 'commit' GROUP BY run,
+    term)
 """
 
 #: What nodes and files say of an index that is committed.
@@ -144,7 +145,8 @@ CHECKS: tuple[Check, ...] = (
         Part(
             _COMMITTED,
             "eterm_min < eterm_max",
-            "ledger, lidx, 'terms' AS what, CAST(eterm_min AS STRING) AS one, CAST(eterm_max AS STRING) AS other",
+            "ledger, lidx, 'terms' AS what, CAST(eterm_min AS STRING) AS one, CAST(eterm_max AS STRING) "
+            "AS other",
         ),
         Part(
             _COMMITTED,

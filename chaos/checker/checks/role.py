@@ -17,8 +17,8 @@ WHERE s.outcome = 'ok' AND s.term IS NOT NULL AND s.node IS NOT NULL
 """
 
 _MASTERS = """
-SELECT run, term, min(node) AS node, max(node) AS node_other, max_by(src, node) AS src, max_by(inc, node) AS inc,
-  max_by(seq, node) AS seq
+SELECT run, term, min(node) AS node, max(node) AS node_other, max_by(src, node) AS src,
+  max_by(inc, node) AS inc, max_by(seq, node) AS seq
 FROM milestones WHERE e = 'master_ready' GROUP BY run, term
 """
 
@@ -54,7 +54,8 @@ CHECKS: tuple[Check, ...] = (
             "e = 'master_ready' AND (committed < barrier OR reput < target OR reput < barrier "
             "OR committed_before < barrier OR reput_before < barrier "
             "OR (raft_role <> 'recover' AND (raft_role <> 'leader' OR raft_term <> term)))",
-            "node, e, term, barrier, committed, reput, target, committed_before, reput_before, raft_role AS role, "
+            "node, e, term, barrier, committed, reput, target, committed_before, reput_before, raft_role "
+            "AS role, "
             "raft_term AS role_term, src, inc, seq",
         ),
     ),

@@ -10,8 +10,8 @@ LEFT JOIN (SELECT run, log, max(read_min) AS bound, min(read_min) AS start FROM 
 LEFT JOIN runs r ON r.run = p.run
 """
 
-#: Deliveries, each with the one before it in its read and the one before it to its consumer. Both windows need
-#: the rows in the same places: a read is one consumer's.
+#: Deliveries, each with the one before it in its read and the one before it to its consumer. Both windows
+#: need the rows in the same places: a read is one consumer's.
 DELIVERIES = """
 SELECT d.*, lag(pos) OVER w AS in_read, lag(rank) OVER w AS rank_in_read,
   s.mid IS NOT NULL AS suspect, s.sent, s.oks, s.fails, s.sent_digest, r.max_attempts
@@ -26,8 +26,8 @@ WINDOW w AS (PARTITION BY d.run, d.log, d.grp, d.consumer, d.epoch, d.counts, d.
 """
 
 #: Events of nodes, each with what its node had said before it. `term_before`, `voted_before`: over all
-#: incarnations; `flushed`: since entries were last removed; everything else: in the same incarnation. Windows from
-#: the narrow to the wide, so that the rows are brought to their places once.
+#: incarnations; `flushed`: since entries were last removed; everything else: in the same incarnation.
+#: The window of the fewest keys comes first, so that the rows are brought to their places once.
 HISTORY = """
 SELECT *, max(CASE WHEN e = 'flush' THEN lidx END) OVER (PARTITION BY run, node, part ORDER BY ord
     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS flushed
@@ -41,12 +41,14 @@ FROM (
     max_by(CASE WHEN e = 'apply' THEN last ELSE lidx END, CASE WHEN e IN ('apply', 'load', 'install')
       THEN seq END) OVER w AS applied_before,
     max_by(e, CASE WHEN e IN ('leader', 'follower', 'candidate', 'recover') THEN seq END) OVER w AS raft_role,
-    max_by(term, CASE WHEN e IN ('leader', 'follower', 'candidate', 'recover') THEN seq END) OVER w AS raft_term,
+    max_by(term, CASE WHEN e IN ('leader', 'follower', 'candidate', 'recover') THEN seq END)
+      OVER w AS raft_term,
     max(CASE WHEN e = 'master_ready' THEN term END) OVER w AS ready_term,
     max(CASE WHEN e IN ('elected', 'master_ready') THEN term END) OVER w AS broker_term,
     max(CASE WHEN e = 'demoted' THEN term END) OVER w AS demoted_term
   FROM (
-    SELECT run, node, inc, seq, ord, e, term, eterm, lidx, last, ended, committed, reput, target, barrier, op, wiped,
+    SELECT run, node, inc, seq, ord, e, term, eterm, lidx, last, ended, committed, reput, target, barrier,
+      op, wiped,
       src,
       max(CASE WHEN e IN ('term_vote', 'leader', 'follower', 'candidate', 'commit') THEN term END) OVER v
         AS term_before,
@@ -59,8 +61,8 @@ FROM (
 )
 """
 
-#: What happened to the consumer offsets of a group: k 0 asked for, or about to be stored; 1 stored; 2 reset by
-#: hand. `stored`: the highest that had been stored before, since the last reset.
+#: What happened to the consumer offsets of a group: k 0 asked for, or about to be stored; 1 stored; 2 reset
+#: by hand. `stored`: the highest that had been stored before, since the last reset.
 OFFSETS = """
 SELECT *, max(CASE WHEN k = 1 THEN off END) OVER (PARTITION BY run, grp, log, part ORDER BY t, k
   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS stored
@@ -69,7 +71,8 @@ FROM (
     ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS part
   FROM (
     SELECT o.run, o.f, o.grp, 'q:' || o.topic || '/' || CAST(o.q AS STRING) AS log, k.k,
-      CASE WHEN k.k = 0 THEN o.inv ELSE o.ret END AS t, o.op, o.off_asked AS off, o.off_answered, o.src, o.inc, o.seq
+      CASE WHEN k.k = 0 THEN o.inv ELSE o.ret END AS t, o.op, o.off_asked AS off, o.off_answered, o.src,
+        o.inc, o.seq
     FROM ops o CROSS JOIN (SELECT 0 AS k UNION ALL SELECT 1 AS k) k
     WHERE o.outcome = 'ok' AND (o.f = 'commit_off' OR (o.f = 'fetch_off' AND k.k = 0))
     UNION ALL

@@ -9,7 +9,8 @@ MIN_SENDS = 5
 MAX_INFO_PERCENT = 50
 
 _IN_TURN = """
-SELECT run, proc, op, f, src, inc, seq, inv, completed, invokes, completions, row_number() OVER w AS n, lag(completed) OVER w AS before,
+SELECT run, proc, op, f, src, inc, seq, inv, completed, invokes, completions, row_number() OVER w AS n,
+  lag(completed) OVER w AS before,
   lag(outcome) OVER w AS outcome_before
 FROM ops WINDOW w AS (PARTITION BY run, proc ORDER BY inv, op)
 """
@@ -44,7 +45,8 @@ WHERE m.e = 'expect'
 
 _STOPPED = """
 SELECT x.run, x.src FROM writers x
-ANTI JOIN fault k ON k.run = x.run AND k.e = 'begin' AND k.f IN ('kill', 'kill_all', 'power', 'term', 'wipe', 'crash')
+ANTI JOIN fault k ON k.run = x.run AND k.e = 'begin' AND k.f IN ('kill', 'kill_all', 'power', 'term',
+  'wipe', 'crash')
   AND instr(',' || k.targets || ',',
     ',' || replace(replace(x.src, 'node:', ''), 'client:', '') || ',') > 0
 WHERE x.ends = 0 AND x.src <> 'admin'
@@ -65,11 +67,13 @@ LEFT JOIN (SELECT run, log, max(off) AS off FROM meta WHERE e = 'drain_target' G
 #: Runs with what was sent in them, and the terms in which leaders were elected or sends acknowledged.
 _SENT = """
 SELECT r.run, r.aim, r.faults, coalesce(sum(s.n), 0) AS n, coalesce(sum(s.infos), 0) AS info,
-  coalesce(sum(s.before), 0) AS before, coalesce(sum(s.during), 0) AS during, coalesce(sum(s.after), 0) AS after,
+  coalesce(sum(s.before), 0) AS before, coalesce(sum(s.during), 0) AS during,
+  coalesce(sum(s.after), 0) AS after,
   min(s.term_min) AS term_min, max(s.term_max) AS term_max,
   least(min(s.term_min), min(l.term_min)) AS any_min, greatest(max(s.term_max), max(l.term_max)) AS any_max
 FROM runs r LEFT JOIN sent_logs s ON s.run = r.run
-LEFT JOIN (SELECT run, min(term) AS term_min, max(term) AS term_max FROM milestones WHERE e = 'leader' GROUP BY run) l
+LEFT JOIN (SELECT run, min(term) AS term_min, max(term) AS term_max FROM milestones
+  WHERE e = 'leader' GROUP BY run) l
   ON l.run = r.run
 GROUP BY r.run, r.aim, r.faults
 """
@@ -171,7 +175,8 @@ CHECKS = (
         Part(
             _UNREACHED,
             "top IS NULL OR top < off",
-            "log, 'read up to ' || coalesce(CAST(top AS STRING), 'nowhere') || ' of ' || CAST(off AS STRING) AS what",
+            "log, 'read up to ' || coalesce(CAST(top AS STRING), 'nowhere') || ' of ' || CAST(off AS "
+            "STRING) AS what",
             few=True,
         ),
         Part(
