@@ -27,6 +27,7 @@ from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.metadata.commands import Command, DeleteGroup, DeleteTopic, ResetOffsets
 from dledger.testing import Violation
 
+#: As the fields of `queue_state.Held`.
 Held = tuple[int, int, int, str, str, bool, int]
 
 
@@ -46,7 +47,7 @@ def look_at_delivery(state: DeliveryState) -> DeliveryLook:
     return DeliveryLook(
         tuple((queue.key, queue.cursor) for queue in state.sorted_queues()),
         tuple(
-            (queue.key, offset, (*held,))
+            (queue.key, offset, (*held[:5], held.renews, held.given_ms))
             for queue in state.sorted_queues()
             for offset, held in sorted(queue.pending.items())
         ),

@@ -125,8 +125,8 @@ class _Run:
         sim.heal()
         for member in self._members:
             member.catches_up = True
-        for pop in self._pops:
-            pop.catches_up = True
+        for consumer in self._pops:
+            consumer.catches_up = True
         self._result.writable_ms = self._until("a writable master", lambda: bool(sim.writable()))
         before = {client: client.completed for client in (*self._producers, *self._once)}
         self._until("progress", lambda: all(c.completed > n for c, n in before.items()))
@@ -136,9 +136,8 @@ class _Run:
         self._until("the last answers", lambda: all(c.is_idle for c in writers))
         self._until("everything consumed", self._all_consumed)
         self._until("everything delivered", self._all_delivered)
-        readers: list[Client] = [*self._members, *self._pops]
-        for reader in readers:
-            reader.is_stopped = True
+        for reading in (*self._members, *self._pops):
+            reading.is_stopped = True
         self._until("equal logs, all dispatched", sim.is_settled)
         self._result.heal_ms = sim.clock.now_ms - healed_ms
         self._check_end()

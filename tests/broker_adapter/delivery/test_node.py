@@ -38,6 +38,10 @@ async def test_what_was_sent_is_received_and_acknowledged_once(tmp_path: Path) -
         assert len({(one.queue_id, one.queue_offset) for one in sent}) == 50
         again = await delivery.send("t", message("m7"), message_id="id7")
         assert again == Sent(sent[7].queue_id, sent[7].queue_offset, True)
+        at_once = [delivery.send("u", message("x"), message_id="same") for _ in range(5)]
+        same = await asyncio.gather(*at_once)
+        assert [one.is_repeated for one in same] == [False, True, True, True, True]
+        assert {(one.queue_id, one.queue_offset) for one in same} == {(same[0].queue_id, 0)}
         bodies: list[bytes] = []
         while len(bodies) < 50:
             found = await delivery.receive("g", "t", client_id="c", invisible_ms=30_000, wait_ms=2000)
