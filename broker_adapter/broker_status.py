@@ -86,6 +86,7 @@ class BrokerStatus:
     def metrics(self) -> Iterable[Metric]:
         program = self._program
         figures, changes = program.dispatcher.figures(), program.handler.metrics
+        clients = program.clients.service
         gauges = (
             ("broker_is_master", "1 on the master.", program.adapter.is_master),
             ("broker_writable", "1 while messages are accepted.", program.writer.expected is not None),
@@ -97,6 +98,12 @@ class BrokerStatus:
             ("broker_index_pending", "Messages that the index lags behind.", figures.index_pending),
             ("broker_held_pulls", "Pulls that wait for messages.", len(program.broker.held)),
             ("broker_topics", "Topics.", len(program.metadata.topics)),
+            ("broker_clients", "Telemetry streams of RocketMQ 5 clients.", len(clients.clients)),
+            (
+                "broker_waiting_receives",
+                "Calls of RocketMQ 5 clients that wait for messages.",
+                clients.waiting_receives,
+            ),
         )
         for name, text, value in gauges:
             yield GaugeMetricFamily(name, text, value=float(value))
