@@ -89,6 +89,7 @@ class BrokerStatus:
         program = self._program
         figures, changes = program.dispatcher.figures(), program.handler.metrics
         delivery = program.delivery.figures()
+        clients = program.clients.service
         gauges = (
             ("broker_is_master", "1 on the master.", program.adapter.is_master),
             ("broker_writable", "1 while messages are accepted.", program.writer.expected is not None),
@@ -104,6 +105,12 @@ class BrokerStatus:
             ("broker_delivery_held_messages", "Delayed and half messages.", delivery.held_messages),
             ("broker_delivery_held_bytes", "Bytes of delayed and half messages.", delivery.held_bytes),
             ("broker_delivery_waiting_receives", "Receives that wait.", delivery.waiting_receives),
+            ("broker_clients", "Telemetry streams of RocketMQ 5 clients.", len(clients.clients)),
+            (
+                "broker_waiting_receives",
+                "Calls of RocketMQ 5 clients that wait for messages.",
+                clients.waiting_receives,
+            ),
         )
         for name, text, value in gauges:
             yield GaugeMetricFamily(name, text, value=float(value))

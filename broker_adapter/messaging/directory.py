@@ -26,4 +26,4 @@ def message_type_of(config: TopicConfig) -> str:
 
 def is_orderly(config: GroupConfig | None) -> bool:
     """Whether the group consumes each queue in order."""
-    return bool(getattr(config, "consume_orderly", False))
+    return config is not None and config.consume_orderly

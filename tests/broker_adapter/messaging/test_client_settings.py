@@ -65,6 +65,18 @@ def test_consumers_are_told_of_their_group() -> None:
     assert made.subscription.lite_subscription_quota > 0 and made.subscription.max_lite_topic_size > 0
 
 
+def test_consumers_are_told_that_their_group_is_in_order() -> None:
+    """Not what they say themselves: settings are echoed by clients, and may be old."""
+
+    class OrderlyGroup(GroupConfig):
+        consume_orderly = True
+
+    given = consumer()
+    given.subscription.fifo = True
+    assert answered(given, LIMITS, OrderlyGroup("g"), "JAVA").subscription.fifo
+    assert not answered(given, LIMITS, GroupConfig("g"), "JAVA").subscription.fifo
+
+
 def test_without_a_limit_of_retries_there_is_the_greatest() -> None:
     made = answered(consumer(), LIMITS, GroupConfig("g", retry_max_times=-1), "JAVA")
     assert made.backoff_policy.max_attempts == (1 << 31) - 1

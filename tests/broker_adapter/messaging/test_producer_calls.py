@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from broker_adapter.api import TopicConfig
 from broker_adapter.errors import Busy, NotMaster, PutIndeterminate, PutRefused, Status, TopicRefused
 from broker_adapter.java_hash import java_hash
 from broker_adapter.message import decode
@@ -98,6 +99,17 @@ async def test_a_request_that_is_wrong_stores_nothing(messages: list[pb.Message]
     async with world() as w:
         assert (await w.send(*messages)).status.code == code
         assert not any(w.delivery.queues.values())
+
+
+async def test_a_topic_of_another_type_takes_no_such_message() -> None:
+    class FifoTopic(TopicConfig):
+        message_type = "FIFO"
+
+    async with world() as w:
+        w.delivery.topics["t"] = FifoTopic("t")
+        assert (await w.send(message())).status.code == Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
+        ordered = message(message_type=KINDS.FIFO, message_group="g")
+        assert (await w.send(ordered)).status.code == Code.OK
 
 
 async def test_a_topic_that_may_not_be_created_is_not_found() -> None:

@@ -9,12 +9,14 @@ import grpc
 import grpc.aio
 import pytest
 
+from broker_adapter.broker_status import BrokerStatus
 from broker_adapter.messaging.methods import METHODS, SERVICE_NAME
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
 from broker_adapter.program import BrokerProgram
 from broker_adapter.settings import parse_settings
 from dledger import ConfigError, open_channel, parse_config
+from tests.broker_adapter.client.helpers import until
 from tests.broker_adapter.cluster import brokers
 from tests.broker_adapter.messaging.world import HEADERS, resource
 
@@ -35,6 +37,24 @@ async def test_a_node_creates_topics_and_tells_where_they_are(tmp_path: Path) ->
         (address,) = answer.message_queues[0].broker.endpoints.addresses
         assert (address.host, address.port) == ("10.0.0.1", 80)
         assert "fresh" in cluster.programs["n1"].metadata.topics
+
+
+async def test_metrics_count_clients(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster, open_channel(cluster.members["n1"]) as channel:
+        metrics = BrokerStatus(cluster.programs["n1"]).metrics
+
+        def clients() -> float:
+            return next(m.samples[0].value for m in metrics() if m.name == "broker_clients")
+
+        assert clients() == 0
+        telemetry: Any = channel.stream_stream(f"/{SERVICE_NAME}/Telemetry")
+        stream = telemetry(metadata=tuple(HEADERS.items()))
+        settings = pb.Settings(client_type=pb.ClientType.PRODUCER)
+        await stream.write(calls.TelemetryCommand(settings=settings).SerializeToString())
+        await stream.read()
+        assert clients() == 1
+        await stream.done_writing()
+        await until(lambda: clients() == 0)
 
 
 async def test_the_service_can_be_switched_off(tmp_path: Path) -> None:

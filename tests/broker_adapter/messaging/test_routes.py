@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker_adapter.api import TopicConfig
-from broker_adapter.messaging.routes import Routes
+from broker_adapter.messaging.routes import Routes, accepts
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from tests.broker_adapter.messaging.world import MEMBERS, resource
 
@@ -105,6 +105,25 @@ def test_permissions(config: TopicConfig, permissions: list[int]) -> None:
 def test_a_type_that_came_later_is_told_to_those_only_who_know_it() -> None:
     assert pb.MessageType.PRIORITY in routes().queues(TOPIC, CONFIG, "PYTHON")[0].accept_message_types
     assert pb.MessageType.PRIORITY not in routes().queues(TOPIC, CONFIG, "JAVA")[0].accept_message_types
+
+
+class FifoTopic(TopicConfig):
+    message_type = "FIFO"
+
+
+class MixedTopic(TopicConfig):
+    message_type = "MIXED"
+
+
+def test_the_type_of_a_topic_decides_what_it_accepts() -> None:
+    kinds = pb.MessageType
+    accepted = routes().queues(TOPIC, FifoTopic("t"), "JAVA")[0].accept_message_types
+    assert list(accepted) == [kinds.FIFO]
+    assert accepts(FifoTopic("t"), kinds.FIFO) and not accepts(FifoTopic("t"), kinds.NORMAL)
+    for config in (TopicConfig("t"), MixedTopic("t")):
+        accepted = routes().queues(TOPIC, config, "JAVA")[0].accept_message_types
+        assert list(accepted) == [kinds.NORMAL, kinds.FIFO, kinds.DELAY, kinds.TRANSACTION]
+        assert accepts(config, kinds.NORMAL) and accepts(config, kinds.PRIORITY)
 
 
 @pytest.mark.parametrize(("language", "brokers"), [("JAVA", 1), ("NODE_JS", 3)])
