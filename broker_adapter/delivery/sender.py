@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from functools import partial
 from typing import TypeVar
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
@@ -86,7 +85,10 @@ class Sender:
         self, digest: bytes, *, queued: Sequence[QueuedRecords] = (), elements: Sequence[Element] = ()
     ) -> Request:
         """Submitted, and known under its id as long as the state does not know it."""
-        release = partial(self._sending.pop, digest, None)
+
+        def release() -> None:
+            self._sending.pop(digest, None)
+
         request = Request(queued=queued, elements=elements, digest=digest, release=release)
         self._committer.submit(request)
         if digest:
