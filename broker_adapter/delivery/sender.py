@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.delivery.api import Sent
 from broker_adapter.delivery.commands import Element
-from broker_adapter.delivery.committer import Committer, Done, Request
+from broker_adapter.delivery.committer import Committer, Request
 from broker_adapter.delivery.handles import id_digest
 from broker_adapter.delivery.sent_ids import Place
 from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.errors import IllegalMessage, PutIndeterminate, Status
 from broker_adapter.host import NO_HOST, Host
-from broker_adapter.message_writer import MessageWriter
+from broker_adapter.message_writer import MessageWriter, QueuedRecords
 from broker_adapter.properties import UNIQ_KEY
 
 T = TypeVar("T")
@@ -83,11 +82,14 @@ class Sender:
             return None, self._state.ids.find(digest)
 
     def request(
-        self, digest: bytes, *, queued: Sequence[object] = (), elements: Sequence[Element] = ()
+        self, digest: bytes, *, queued: Sequence[QueuedRecords] = (), elements: Sequence[Element] = ()
     ) -> Request:
         """Submitted, and known under its id as long as the state does not know it."""
-        release = partial(self._sending.pop, digest, None)
-        request = Request(queued=queued, elements=elements, digest=digest, release=release)  # type: ignore[arg-type]
+
+        def release() -> None:
+            self._sending.pop(digest, None)
+
+        request = Request(queued=queued, elements=elements, digest=digest, release=release)
         self._committer.submit(request)
         if digest:
             self._sending[digest] = request
@@ -114,7 +116,3 @@ async def within(timeout_ms: int, done: Awaitable[T]) -> T:
     except TimeoutError:
         text = f"not known to be committed after {timeout_ms} ms"
         raise PutIndeterminate(Status.OUTCOME_UNKNOWN, text) from None
-
-
-Obtain = Callable[[str], Awaitable[TopicConfig]]
-__all__ = ["Done", "Obtain", "Sender", "host_of", "with_id", "within"]
