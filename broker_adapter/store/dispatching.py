@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import repeat, starmap
 from struct import Struct
 
 import structlog
@@ -32,7 +31,15 @@ _NORMAL_ENTRY = 1  # any other magic is the log's own business
 #: as many.
 _LOGGED_EACH = 10
 
-_Units = list[tuple[int, int, int]]
+
+class _Units:
+    """Units that are not in the file yet."""
+
+    __slots__ = ("count", "parts")
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.count = 0
 
 
 class Dispatching:
@@ -140,16 +147,11 @@ class Dispatching:
             if queue_id < 0:
                 return begin
             queue = route.queues.get(queue_id) or self._obtain(route, queue_id)
-            units = self._gathered.setdefault(queue, [])
-            first = queue.max_offset + len(units)
-            if run.queue_offsets[begin:end] != tuple(range(first, first + end - begin)):
+            units = self._units_of(queue)
+            if not run.has_offsets_from(queue.max_offset + units.count, begin, end):
                 return begin
-            places = range(
-                run.physical_offset + begin * run.entry_size,
-                run.physical_offset + end * run.entry_size,
-                run.entry_size,
-            )
-            units.extend(zip(places, repeat(run.record_size), repeat(route.tag_code), strict=False))
+            units.parts.append(run.units(begin, end, route.tag_code))
+            units.count += end - begin
         return run.count
 
     def _take_one(self, entry: AppliedEntry, is_replay: bool) -> None:
@@ -172,20 +174,25 @@ class Dispatching:
         part = sys_flag & TRANSACTION_MASK
         if part != TRANSACTION_PREPARED and part != TRANSACTION_ROLLBACK:
             queue = route.queues.get(queue_id) or self._obtain(route, queue_id)
-            units = self._gathered.get(queue)
-            if units is None:
-                units = self._gathered[queue] = []
-            if queue_offset == queue.max_offset + len(units) or self._refills(queue, queue_offset, units):
-                units.append((physical_offset, size, route.tag_code))
+            units = self._units_of(queue)
+            if queue_offset == queue.max_offset + units.count or self._refills(queue, queue_offset, units):
+                units.parts.append(_pack_unit(physical_offset, size, route.tag_code))
+                units.count += 1
         if route.is_keyed and part != TRANSACTION_ROLLBACK:
             self._keyed.append((route.topic, route.unique_key, route.keys, physical_offset, stamp))
 
     def _flush(self) -> None:
         for queue, units in self._gathered.items():
-            if units:
-                queue.append(queue.max_offset, b"".join(starmap(_pack_unit, units)))
+            if units.count:
+                queue.append(queue.max_offset, b"".join(units.parts))
                 self._arrived[queue] = None
         self._gathered.clear()
+
+    def _units_of(self, queue: ConsumeQueue) -> _Units:
+        units = self._gathered.get(queue)
+        if units is None:
+            units = self._gathered[queue] = _Units()
+        return units
 
     def _obtain(self, route: Route, queue_id: int) -> ConsumeQueue:
         queue = route.queues[queue_id] = self._queues.obtain(route.topic, queue_id)
@@ -196,14 +203,14 @@ class Dispatching:
 
         StoredDataDamaged (QUEUE_ORDER) if neither can be.
         """
-        if self._awaited and queue in self._awaited and queue not in self._refilled and not units:
+        if self._awaited and queue in self._awaited and queue not in self._refilled and not units.count:
             if queue_offset < queue.floor:
                 return False
             if queue_offset < queue.max_offset:
                 queue.begin_at(queue_offset)
                 self._refilled.add(queue)
                 return True
-        expected = queue.max_offset + len(units)
+        expected = queue.max_offset + units.count
         raise _out_of_order(f"{queue}: a message with offset {queue_offset}, the next one is {expected}")
 
     def _note_foreign(self, entry: AppliedEntry, error: StoredDataDamaged) -> None:
