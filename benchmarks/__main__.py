@@ -60,8 +60,8 @@ _MEMORY_SECONDS = 30.0
     "--long",
     "long_run",
     is_flag=True,
-    help="Memory over ten minutes, catch-up of 2 GiB, restart with 1 KiB messages with keys, a trace of "
-    "1,000,000 events.",
+    help="Memory over ten minutes, catch-up of 2 GiB, restart with 1 KiB messages with keys, traces of "
+    "1,000,000 and 10,000,000 events.",
 )
 def main(names: tuple[str, ...], seconds: float, json_file: Path | None, long_run: bool) -> None:
     """Measure a cluster of three nodes on this machine."""

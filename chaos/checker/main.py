@@ -97,7 +97,10 @@ def run_spark(
     session = start(work_dir, master=master, memory=memory, small=is_small(intake))
     try:
         engine = SparkEngine(session, work_dir)
+        started = time.monotonic()
         engine.load(intake)
+        took = time.monotonic() - started
+        click.echo(f"read {sum(file.bytes for file in intake.raw)} bytes of lines in {took:.1f} s", err=True)
         return check_loaded(engine, intake, checks)
     finally:
         session.stop()
