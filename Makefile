@@ -102,7 +102,7 @@ sim-broker: $(DEV) ## Simulated clusters with brokers, producers and consumers (
 	@$(BIN)/python -m broker_adapter.testing --seeds $(SEEDS) $(ARGS)
 
 # The exit code is 1 when a promise was broken, 2 when a run says nothing because its fault did not happen.
-chaos: $(RUNTIME) ## Every scenario once: real faults on real processes (about 10 minutes; ARGS="--seed 1")
+chaos: $(RUNTIME) ## Every scenario once: real faults on real processes (about 20 minutes; ARGS="--seed 1")
 	@$(BIN)/dledger-chaos run --all $(ARGS)
 
 # Prints in which run each bug was found; the exit code is 1 when one was not. Needs Java for the Spark job.
