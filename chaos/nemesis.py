@@ -50,8 +50,10 @@ class Nemesis:
         self._rng = rng
         self._on_change = on_change
         self._hurt: set[str] = set()
-        #: By step: where a machine is slow, the next time waits for the end of the one before.
+        #: By step: where a machine is slow, the next time waits for the end of the one before, and then as
+        #: long as was planned between them. What has just come back would have nothing to lose.
         self._turns: dict[FaultStep, asyncio.Lock] = {}
+        self._rested: dict[FaultStep, float] = {}
         self.done: list[Done] = []
 
     @property
@@ -66,9 +68,12 @@ class Nemesis:
                 group.create_task(self._one(occurrence, began + occurrence.at))
 
     async def _one(self, occurrence: Occurrence, when: float) -> None:
-        await asyncio.sleep(max(0.0, when - asyncio.get_running_loop().time()))
-        async with self._turns.setdefault(occurrence.step, asyncio.Lock()):
+        loop, step = asyncio.get_running_loop(), occurrence.step
+        await asyncio.sleep(max(0.0, when - loop.time()))
+        async with self._turns.setdefault(step, asyncio.Lock()):
+            await asyncio.sleep(max(0.0, self._rested.get(step, 0.0) - loop.time()))
             await self._begin(occurrence)
+            self._rested[step] = loop.time() + step.every - step.lasts
 
     async def _begin(self, occurrence: Occurrence) -> None:
         done = Done(occurrence, self._writer.now())
