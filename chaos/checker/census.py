@@ -7,6 +7,9 @@ from collections import defaultdict
 
 from chaos.checker.engine import Engine
 
+#: Of histories of other systems, by `run_begin` (see `chaos.checker.readers`).
+MODELS = ("set", "queue", "kafka", "register", "list", "mixed")
+
 #: (table, {count: condition}).
 _COUNTS: tuple[tuple[str, dict[str, str]], ...] = (
     ("events", {"lines": "true"}),
@@ -24,6 +27,7 @@ _COUNTS: tuple[tuple[str, dict[str, str]], ...] = (
         "sends",
         {
             "sends": "true",
+            "oks": "outcome = 'ok'",
             "acked": "outcome = 'ok' AND pos IS NOT NULL",
             "failed": "outcome = 'fail'",
             "indeterminate": "outcome = 'info'",
@@ -65,6 +69,18 @@ _COUNTS: tuple[tuple[str, dict[str, str]], ...] = (
             "ready": "e = 'master_ready'",
             "elected": "e = 'elected'",
             "demoted": "e = 'demoted'",
+        },
+    ),
+    (
+        "histories",
+        {
+            **{f"of_{model}": f"history = '{model}'" for model in MODELS},
+            "unplaced_reads": "history <> 'list' AND history <> 'kafka' AND f <> 'append' AND outcome = 'ok'",
+            "last_reads": "history IN ('set', 'queue') AND f <> 'append' AND outcome = 'ok'",
+            "takes": "history = 'queue' AND f <> 'append'",
+            "set_reads": "history = 'set' AND f = 'get' AND outcome = 'ok'",
+            "register_reads": "history = 'register' AND f = 'get' AND outcome = 'ok'",
+            "list_reads": "history = 'list' AND f = 'get' AND outcome = 'ok'",
         },
     ),
     ("fault", {"faults": "e = 'begin'", "effective": "e = 'begin' AND effective"}),

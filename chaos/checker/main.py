@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -17,17 +18,33 @@ from chaos.checker.figures import Figures, take_figures
 from chaos.checker.files import file_troubles
 from chaos.checker.intake import Intake, IntakeError, take_in
 from chaos.checker.judge import RunResult, Verdict, judge
+from chaos.checker.readers.history import ReaderError
+from chaos.checker.readers.sources import Format, run_directories
 from chaos.checker.registry import Check, Severity
 from chaos.checker.report import as_json, one_line, overall, verdict_sentence, write_junit, write_report
 from chaos.checker.tables import make_tables
 
 EXIT = {Verdict.VALID: 0, Verdict.INVALID: 1, Verdict.UNKNOWN: 2}
 EXIT_ARGUMENTS, EXIT_CRASH = 254, 255
+#: Below the report: histories of other systems, as traces.
+CONVERTED_DIR = "converted"
 
 
 @click.command()
-@click.argument("run_dirs", nargs=-1, required=True, metavar="RUN_DIR...", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="Report directory. [default: RUN_DIR/report]")
+@click.argument("paths", nargs=-1, required=True, metavar="RUN_DIR|FILE...", type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Report directory. [default: RUN_DIR/report, of a file FILE-report]",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice([one.value for one in Format]),
+    default=Format.AUTO.value,
+    show_default=True,
+    help="What is checked: traces of ours, Jepsen's histories, logs as Porcupine reads them.",
+)
 @click.option("--master", help="Where Spark runs. [default: what spark-submit says, else local[*]]")
 @click.option("--memory", default="2g", show_default=True, help="Heap of the driver, when it is local.")
 @click.option(
@@ -37,8 +54,9 @@ EXIT_ARGUMENTS, EXIT_CRASH = 254, 255
 @click.option("--json", "as_text", is_flag=True, help="Print results.json instead of the verdict.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML here as well.")
 def command(
-    run_dirs: tuple[Path, ...],
+    paths: tuple[Path, ...],
     out: Path | None,
+    format_: str,
     master: str | None,
     memory: str,
     names: str | None,
@@ -52,11 +70,15 @@ def command(
     """
     started = time.monotonic()
     checks = chosen(names)
-    intake = take_in(list(run_dirs))
+    out = out or default_out(paths[0])
+    # Kept with the report, whose witnesses name lines of them.
+    converted = out / CONVERTED_DIR
+    shutil.rmtree(converted, ignore_errors=True)
+    intake = take_in(run_directories(paths, Format(format_), converted))
     with tempfile.TemporaryDirectory(prefix="dledger-check-", dir=work) as folder:
         results, figures = run_spark(intake, checks, Path(folder), master=master, memory=memory)
     seconds = time.monotonic() - started
-    page = write_report(out or run_dirs[0] / "report", results, figures, intake, seconds)
+    page = write_report(out, results, figures, intake, seconds)
     if junit is not None:
         write_junit(junit, results)
     if as_text:
@@ -67,6 +89,11 @@ def command(
         click.echo(one_line(results))
         click.echo(f"report: {page}")
     return EXIT[overall(results)]
+
+
+def default_out(path: Path) -> Path:
+    """Where the report on a run directory, or on the file of a history, goes."""
+    return path.with_name(f"{path.name}-report") if path.is_file() else path / "report"
 
 
 def chosen(names: str | None) -> tuple[Check, ...]:
@@ -121,7 +148,7 @@ def main() -> None:
     """The console script."""
     try:
         code = command.main(standalone_mode=False)
-    except (click.ClickException, IntakeError) as error:
+    except (click.ClickException, IntakeError, ReaderError) as error:
         said = error.format_message() if isinstance(error, click.ClickException) else str(error)
         click.echo(f"error: {said}", err=True)
         code = EXIT_ARGUMENTS

@@ -38,7 +38,7 @@ svg { width: 100%; height: auto; background: #fff; border: 1px solid #ddd; }
 _COUNTS = (
     ("lines", "lines"),
     ("ops", "operations"),
-    ("acked", "acknowledged sends"),
+    ("oks", "acknowledged sends"),
     ("failed", "failed sends"),
     ("indeterminate", "sends of unknown outcome"),
     ("reads", "messages read"),

@@ -175,9 +175,15 @@ _VIEWS: tuple[tuple[str, str], ...] = (
         coalesce(max(clock_bound_ns), 0) AS bound,
         min(CASE WHEN e = 'healed' THEN mono END) AS healed, min(CASE WHEN e = 'drain_end' THEN mono END) AS
           drained,
+        max(CASE WHEN e = 'run_begin' AND text LIKE 'history:%' THEN substr(text, 9) END) AS history,
         count(*) FILTER (WHERE e = 'run_begin') AS begins FROM meta GROUP BY run""",
     ),
 )
+
+#: Of other systems' histories (`chaos.checker.readers`): operations, and of which model they are.
+_HISTORIES = """
+SELECT o.run, r.history, o.f, o.outcome FROM ops o JOIN runs r ON r.run = o.run WHERE r.history IS NOT NULL
+"""
 
 _READS = f"""
 SELECT run, op, proc, f, {log_of()} AS log, inv, ret, outcome, node, term, from_off, next_off, max_off,
@@ -204,6 +210,7 @@ def make_tables(engine: Engine) -> None:
         engine.view(name, sql)
     engine.view("sends", _SENDS)
     engine.view("reads", _READS)
+    engine.view("histories", _HISTORIES)
     engine.view("seen", _SEEN)
     engine.fact("placed", _PLACED)
     engine.fact("known", _KNOWN)

@@ -104,14 +104,14 @@ CHECKS: tuple[Check, ...] = (
     hard(
         "L5",
         "what certainly failed was never delivered",
-        "reads",
+        "reads seen",
         "{log} at {pos}: message {mid}, whose send had failed",
         """SELECT run, log, mid, read_min AS pos FROM placed WHERE fails > 0 AND oks = 0 AND reads > 0""",
     ),
     hard(
         "L6a",
         "readers skipped nothing that others have read beyond",
-        "reads",
+        "reads seen",
         "{log}: message {mid} at {pos} was never read, though {bound} was",
         """SELECT p.run, p.log, p.mid, p.pos_max AS pos, b.bound FROM placed p
         JOIN (SELECT run, log, max(read_min) AS bound, min(read_min) AS start FROM placed WHERE reads > 0
@@ -191,12 +191,12 @@ CHECKS: tuple[Check, ...] = (
     hard(
         "L10",
         "the messages of one read follow each other",
-        "reads",
+        "reads seen",
         "{log}: operation {op} gave position {pos} after {before}",
         """SELECT * FROM (
           SELECT run, log, op, pos, rank, filter, src, inc, seq, lag(pos) OVER w AS before, lag(rank) OVER w
             AS rank_before
-          FROM rdlv WHERE attempt = 0 WINDOW w AS (PARTITION BY run, log, op ORDER BY i)
+          FROM rdlv WHERE attempt = 0 WINDOW w AS (PARTITION BY run, log, op, epoch ORDER BY i)
         ) WHERE rank <= rank_before OR (rank > rank_before + 1 AND coalesce(filter, '*') = '*')""",
     ),
     hard(

@@ -107,7 +107,8 @@ CHECKS = (
         "lines",
         "{log}: {what}",
         """SELECT run, '' AS log, 'not healed, or not drained to the end' AS what FROM runs
-        WHERE healed IS NULL OR drained IS NULL
+        WHERE healed IS NULL OR (drained IS NULL AND coalesce(history, '') NOT IN ('register', 'list',
+          'mixed'))
         UNION ALL
         SELECT t.run, t.log, 'read up to ' || coalesce(CAST(r.top AS STRING), 'nowhere') || ' of '
           || CAST(t.off AS STRING)
@@ -119,6 +120,7 @@ CHECKS = (
           SELECT run, log, max(pos) AS top FROM sends WHERE outcome = 'ok' GROUP BY run, log) s
         LEFT JOIN (SELECT run, log, max(off) AS off FROM meta WHERE e = 'drain_target' GROUP BY run, log) t
           ON t.run = s.run AND t.log = s.log
+        JOIN runs r ON r.run = s.run AND coalesce(r.history, '') NOT IN ('register', 'list', 'mixed')
         WHERE t.off IS NULL OR t.off < s.top""",
     ),
     void(
@@ -129,13 +131,15 @@ CHECKS = (
         f"""SELECT * FROM (
           SELECT r.run, count(*) FILTER (WHERE s.ret < f.first OR f.first IS NULL) AS before,
             count(*) FILTER (WHERE s.inv >= f.first AND s.ret <= f.last) AS during,
-            count(*) FILTER (WHERE s.inv > f.last OR f.last IS NULL) AS after, max(f.n) AS faults
+            count(*) FILTER (WHERE s.inv > f.last OR f.last IS NULL) AS after, max(f.n) AS faults,
+            count(s.op) AS whole, max(r.history) AS history
           FROM runs r LEFT JOIN sends s ON s.run = r.run AND s.outcome = 'ok'
           LEFT JOIN (SELECT run, min(mono) AS first, max(mono) AS last, count(*) FILTER (WHERE e = 'begin')
             AS n
             FROM fault GROUP BY run) f ON f.run = r.run
           WHERE s.op IS NOT NULL OR f.n IS NULL OR f.n >= 0 GROUP BY r.run
-        ) WHERE before < {MIN_SENDS} OR after < {MIN_SENDS} OR (faults > 1 AND during < 1)""",
+        ) WHERE CASE WHEN history IS NOT NULL THEN whole < {MIN_SENDS}
+          ELSE before < {MIN_SENDS} OR after < {MIN_SENDS} OR (faults > 1 AND during < 1) END""",
     ),
     void(
         "V2",
@@ -147,7 +151,7 @@ CHECKS = (
         FROM runs r LEFT JOIN (SELECT run, count(*) AS n FROM fault WHERE e = 'begin' AND effective GROUP BY
           run) f
           ON f.run = r.run
-        WHERE coalesce(r.planned_faults, 0) = 0 OR coalesce(f.n, 0) < r.planned_faults
+        WHERE r.history IS NULL AND (coalesce(r.planned_faults, 0) = 0 OR coalesce(f.n, 0) < r.planned_faults)
         UNION ALL
         SELECT run, 'fault ' || CAST(fault AS STRING) || ' (' || f || ') did not take effect' FROM fault
         WHERE e = 'begin' AND NOT coalesce(effective, false)
