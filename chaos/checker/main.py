@@ -17,6 +17,7 @@ from chaos.checker.engine import Engine
 from chaos.checker.figures import Figures, take_figures
 from chaos.checker.files import file_troubles
 from chaos.checker.intake import Intake, IntakeError, take_in
+from chaos.checker.java import NoJava
 from chaos.checker.judge import RunResult, Verdict, judge
 from chaos.checker.readers.history import ReaderError
 from chaos.checker.readers.sources import Format, run_directories
@@ -152,6 +153,9 @@ def main() -> None:
         said = error.format_message() if isinstance(error, click.ClickException) else str(error)
         click.echo(f"error: {said}", err=True)
         code = EXIT_ARGUMENTS
+    except NoJava as error:
+        click.echo(f"error: {error}", err=True)
+        code = EXIT_CRASH
     except (click.Abort, KeyboardInterrupt):
         code = 130
     except Exception:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from chaos.cli.demo_command import demo
 from chaos.cli.failover_command import failover
 from chaos.cli.view import RunView, print_result
 from chaos.run import Result, Run
@@ -124,6 +125,7 @@ def _changed(scenario: Scenario, changes: dict[str, Any]) -> Scenario:
     return Scenario.model_validate(content)
 
 
+cli.add_command(demo)
 cli.add_command(failover)
 
 
