@@ -8,6 +8,8 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -16,6 +18,7 @@ from chaos.checker.checks import CHECKS
 from chaos.checker.engine import Engine
 from chaos.checker.figures import Figures, take_figures
 from chaos.checker.files import file_troubles
+from chaos.checker.follow import WATCHED, follow
 from chaos.checker.intake import Intake, IntakeError, take_in
 from chaos.checker.java import NoJava
 from chaos.checker.judge import RunResult, Verdict, judge
@@ -27,6 +30,10 @@ from chaos.checker.tables import make_tables
 
 EXIT = {Verdict.VALID: 0, Verdict.INVALID: 1, Verdict.UNKNOWN: 2}
 EXIT_ARGUMENTS, EXIT_CRASH = 254, 255
+#: With --follow: between two looks.
+PAUSE_S = 1.0
+#: Loads traces into an engine.
+Load = Callable[[Intake], Engine]
 #: Below the report: histories of other systems, as traces.
 CONVERTED_DIR = "converted"
 
@@ -52,6 +59,16 @@ CONVERTED_DIR = "converted"
     "--checks", "names", help="Only these, with commas between; the trace itself is always checked."
 )
 @click.option("--work", type=click.Path(path_type=Path), help="Where tables go; every worker must reach it.")
+@click.option(
+    "--follow", "watch", is_flag=True, help="Watch runs that go on, and stop at the first broken promise."
+)
+@click.option(
+    "--patience",
+    type=click.IntRange(1),
+    default=60,
+    show_default=True,
+    help="With --follow: a run is over when nothing was written for so many seconds.",
+)
 @click.option("--json", "as_text", is_flag=True, help="Print results.json instead of the verdict.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML here as well.")
 def command(
@@ -62,6 +79,8 @@ def command(
     memory: str,
     names: str | None,
     work: Path | None,
+    watch: bool,
+    patience: int,
     as_text: bool,
     junit: Path | None,
 ) -> int:
@@ -75,9 +94,16 @@ def command(
     # Kept with the report, whose witnesses name lines of them.
     converted = out / CONVERTED_DIR
     shutil.rmtree(converted, ignore_errors=True)
-    intake = take_in(run_directories(paths, Format(format_), converted))
-    with tempfile.TemporaryDirectory(prefix="dledger-check-", dir=work) as folder:
-        results, figures = run_spark(intake, checks, Path(folder), master=master, memory=memory)
+    run_dirs = run_directories(paths, Format(format_), converted)
+    with (
+        tempfile.TemporaryDirectory(prefix="dledger-check-", dir=work) as folder,
+        spark_loader(Path(folder), master=master, memory=memory) as load,
+    ):
+        if watch:
+            intake, results, figures = watch_runs(load, run_dirs, checks, patience)
+        else:
+            intake = take_in(run_dirs)
+            results, figures = check_loaded(load(intake), intake, checks)
     seconds = time.monotonic() - started
     page = write_report(out, results, figures, intake, seconds)
     if junit is not None:
@@ -111,10 +137,9 @@ def chosen(names: str | None) -> tuple[Check, ...]:
     return tuple(check for check in CHECKS if check.id in wanted or check.severity is Severity.VOID)
 
 
-def run_spark(
-    intake: Intake, checks: tuple[Check, ...], work_dir: Path, *, master: str | None, memory: str
-) -> tuple[list[RunResult], dict[str, Figures]]:
-    """Start Spark, check, stop it."""
+@contextmanager
+def spark_loader(work_dir: Path, *, master: str | None, memory: str) -> Iterator[Load]:
+    """Start Spark; gives what loads traces into it. Stops it in the end."""
     # Spark is an extra: whoever only wants the names of checks need not have it.
     try:
         from chaos.checker.spark import SparkEngine, start
@@ -122,12 +147,45 @@ def run_spark(
         raise click.ClickException(f"Spark is missing ({error}): pip install 'dledger[checker]'") from error
 
     session = start(work_dir, master=master, memory=memory)
-    try:
-        engine = SparkEngine(session, work_dir)
+
+    def load(intake: Intake) -> Engine:
+        # Each load has tables of its own; those of the one before it are not needed any more.
+        tables = work_dir / "tables"
+        shutil.rmtree(tables, ignore_errors=True)
+        engine = SparkEngine(session, tables)
         engine.load(intake)
-        return check_loaded(engine, intake, checks)
+        return engine
+
+    try:
+        yield load
     finally:
         session.stop()
+
+
+def watch_runs(
+    load: Load, run_dirs: Sequence[Path], checks: tuple[Check, ...], patience: int
+) -> tuple[Intake, list[RunResult], dict[str, Figures]]:
+    """Watch runs until a promise is broken, or they are over; then check all.
+
+    Raises:
+        IntakeError: nothing was ever written.
+    """
+    newest: list[tuple[Intake, Engine]] = []
+
+    def look() -> list[RunResult]:
+        intake = take_in(list(run_dirs))
+        engine = load(intake)
+        newest[:] = [(intake, engine)]
+        make_tables(engine)
+        return judge(engine, WATCHED)
+
+    outcome = follow(run_dirs, look, lambda: time.sleep(PAUSE_S), patience=round(patience / PAUSE_S))
+    if outcome.broken is not None:
+        click.echo(f"a promise was broken; seen at look {outcome.looks}", err=True)
+        intake, engine = newest[0]
+        return intake, outcome.broken, take_figures(engine)
+    intake = take_in(list(run_dirs))
+    return intake, *check_loaded(load(intake), intake, checks)
 
 
 def check_loaded(

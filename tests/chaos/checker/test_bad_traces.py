@@ -15,7 +15,7 @@ from chaos.checker.synthetic import Line, Trace, clean_trace
 from chaos.trace.schema import INT_MAX, RAW_DIR
 from tests.chaos.checker.conftest import CheckRuns
 
-pytestmark = pytest.mark.xdist_group("checker")
+pytestmark = pytest.mark.xdist_group("spark")
 
 KILLED = "node-n1.0.jsonl"
 READER = "client-r0.0.jsonl"

@@ -12,29 +12,18 @@ import pytest
 
 from chaos.checker import main as command
 from chaos.checker.checks import CHECKS
-from chaos.checker.figures import Figures, take_figures
-from chaos.checker.intake import Intake
 from chaos.checker.java import NoJava, java_home
-from chaos.checker.judge import RunResult, judge
-from chaos.checker.registry import Check, Severity
+from chaos.checker.registry import Severity
 from chaos.checker.synthetic import clean_trace
-from chaos.checker.tables import make_tables
-from tests.chaos.checker.duck import DuckEngine
+from tests.chaos.checker.duck_loader import duck_loader
 from tests.chaos.checker.mutations import MUTATIONS
 from tests.chaos.checker.test_readers import EXPECTED
 
-
-def by_duck(
-    intake: Intake, checks: tuple[Check, ...], work_dir: Path, *, master: str | None, memory: str
-) -> tuple[list[RunResult], dict[str, Figures]]:
-    engine = DuckEngine()
-    engine.load(sorted({file.run_dir for file in intake.raw}))
-    make_tables(engine)
-    return judge(engine, checks), take_figures(engine)
+pytestmark = pytest.mark.xdist_group("spark")
 
 
 def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(command, "run_spark", by_duck)
+    monkeypatch.setattr(command, "spark_loader", duck_loader)
     monkeypatch.setattr(sys, "argv", ["dledger-check", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         command.main()
@@ -68,7 +57,7 @@ def test_a_crash_of_the_checker_is_no_verdict(monkeypatch: pytest.MonkeyPatch, t
         raise OSError("no space")
 
     monkeypatch.setattr(sys, "argv", ["dledger-check", str(tmp_path / "good")])
-    monkeypatch.setattr(command, "run_spark", crash)
+    monkeypatch.setattr(command, "spark_loader", crash)
     with pytest.raises(SystemExit) as ended:
         command.main()
     assert ended.value.code == 255

@@ -14,7 +14,7 @@ from tests.chaos.checker.conftest import CheckRuns
 from tests.chaos.checker.duck import DuckEngine
 from tests.chaos.checker.mutations import MUTATIONS, Mutation
 
-pytestmark = pytest.mark.xdist_group("checker")
+pytestmark = pytest.mark.xdist_group("spark")
 
 
 def write_all(folder: Path) -> list[Path]:

@@ -15,15 +15,15 @@ from chaos.checker import main as command
 from chaos.checker.checks import CHECKS
 from chaos.checker.intake import take_in
 from chaos.checker.judge import RunResult, Verdict, judge
-from chaos.checker.main import check_loaded
 from chaos.checker.readers.history import HistoryTrace, Model, ReaderError
 from chaos.checker.readers.sources import Format, detect, run_directories
 from chaos.checker.tables import make_tables
 from chaos.trace.schema import RAW_DIR, OpType, problems
 from tests.chaos.checker.conftest import CheckRuns
 from tests.chaos.checker.duck import DuckEngine
+from tests.chaos.checker.duck_loader import duck_loader
 
-pytestmark = pytest.mark.xdist_group("checker")
+pytestmark = pytest.mark.xdist_group("spark")
 
 HISTORIES = Path(__file__).parent / "histories"
 #: File -> the verdict, and the checks that fire. A set, a queue, a log, a register, a list.
@@ -179,13 +179,7 @@ def test_broken_histories_are_refused_with_the_line(text: str, said: str, tmp_pa
 
 
 def test_the_command_reads_histories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def on_duck(*given: object, **_: object) -> object:
-        engine = DuckEngine()
-        intake = given[0]
-        engine.load(sorted({file.run_dir for file in intake.raw}))  # type: ignore[attr-defined]
-        return check_loaded(engine, intake, CHECKS)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(command, "run_spark", on_duck)
+    monkeypatch.setattr(command, "spark_loader", duck_loader)
     store = tmp_path / "store" / "20260101T000000"
     store.mkdir(parents=True)
     (store / "history.edn").write_text((HISTORIES / "set-lost.edn").read_text())
