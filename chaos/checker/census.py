@@ -21,6 +21,8 @@ _COUNTS: tuple[tuple[str, dict[str, str]], ...] = (
             "fetched": "f = 'fetch_off' AND outcome = 'ok'",
             "routes": "f = 'route' AND outcome = 'ok' AND term IS NOT NULL",
             "lookups": "f = 'lookup' AND outcome = 'ok'",
+            "delayed": "f = 'send' AND delay_ms > 0",
+            "transactions": "f IN ('txn_begin', 'txn_commit', 'txn_rollback') AND mid IS NOT NULL",
         },
     ),
     (

@@ -28,6 +28,8 @@ class Figures:
     promotions: list[Row] = field(default_factory=list)
     #: A3: latency of acknowledged sends: n, p50, p95, p99, longest.
     latency: Row = field(default_factory=dict)
+    #: Messages that a group was given again: group, cause, n.
+    repeated: list[Row] = field(default_factory=list)
     #: Changes of role: node, e, term, mono.
     roles: list[Row] = field(default_factory=list)
     #: Sends that ended, by outcome: how many in each part.
@@ -67,6 +69,31 @@ FROM (SELECT run, ret - inv AS took, row_number() OVER (PARTITION BY run ORDER B
     count(*) OVER (PARTITION BY run) AS n FROM sends WHERE outcome = 'ok')
 GROUP BY run
 """
+#: Why a group was given a message again: what had happened since it was given it before.
+_REPEATED = """
+SELECT run, grp, cause, count(*) AS n FROM (
+  SELECT p.run, p.grp, CASE WHEN p.pos <> p.pos_before THEN 'it is stored twice: its sender had tried again'
+      WHEN p.attempt > 0 THEN 'its consumer had asked for it again'
+      WHEN p.consumer <> p.consumer_before AND max(m.mono) IS NOT NULL THEN 'its consumer had left or crashed'
+      WHEN p.consumer <> p.consumer_before OR p.epoch <> p.epoch_before THEN 'the queue had been assigned
+        anew'
+      WHEN max(l.mono) IS NOT NULL THEN 'the leader had changed'
+      ELSE 'nothing in the trace explains it' END AS cause
+  FROM (
+    SELECT run, grp, log, mid, op, i, mono, pos, attempt, consumer, epoch, lag(mono) OVER w AS mono_before,
+      lag(pos) OVER w AS pos_before, lag(consumer) OVER w AS consumer_before, lag(epoch) OVER w AS
+        epoch_before
+    FROM dlv WHERE grp IS NOT NULL WINDOW w AS (PARTITION BY run, grp, log, mid ORDER BY mono, seq)
+  ) p
+  LEFT JOIN (SELECT run, mono FROM nodes WHERE e = 'leader') l
+    ON l.run = p.run AND l.mono >= p.mono_before AND l.mono <= p.mono
+  LEFT JOIN (SELECT run, grp, consumer, mono FROM member WHERE e IN ('leave', 'crash')) m
+    ON m.run = p.run AND m.grp = p.grp AND m.consumer = p.consumer_before AND m.mono <= p.mono
+  WHERE p.mono_before IS NOT NULL
+  GROUP BY p.run, p.grp, p.log, p.mid, p.op, p.i, p.mono, p.pos, p.pos_before, p.attempt, p.consumer,
+    p.consumer_before, p.epoch, p.epoch_before
+) GROUP BY run, grp, cause ORDER BY run, grp, cause
+"""
 _SPANS = "SELECT run, min(inv) AS begun, max(completed) AS ended FROM ops GROUP BY run"
 #: The part of the run in which a time lies.
 _PART = f"CAST(floor((%s - b.begun) * {BINS} / (b.ended - b.begun + 1)) AS BIGINT)"
@@ -98,6 +125,8 @@ def take_figures(engine: Engine) -> dict[str, Figures]:
         found[str(row["run"])].faults.append(row)
     for row in engine.rows(_PROMOTIONS):
         found[str(row["run"])].promotions.append(row)
+    for row in engine.rows(_REPEATED):
+        found[str(row["run"])].repeated.append(row)
     for row in engine.rows(_LATENCY):
         found[str(row["run"])].latency = row
     for row in engine.rows(_SPREAD):

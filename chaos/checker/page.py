@@ -176,7 +176,15 @@ def _times(figures: Figures) -> str:
         "<h3>Promotions</h3><table><tr><th>node<th class=n>term<th class=n>from elected to writable</tr>"
         f"{promotions}</table>"
     )
-    return said + (faults if rows else "") + (elections if promotions else "")
+    again = "".join(
+        f"<tr><td>{escape(str(row['grp']))}<td>{escape(str(row['cause']))}<td class=n>{row['n']:,}</tr>"
+        for row in figures.repeated
+    )
+    repeats = (
+        "<h3>Given again, and why</h3><table class=repeats><tr><th>group<th>since it was given the message"
+        f"<th class=n>messages</tr>{again}</table>"
+    )
+    return said + (faults if rows else "") + (elections if promotions else "") + (repeats if again else "")
 
 
 def _seconds(until: object, since: object) -> str:

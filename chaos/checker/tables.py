@@ -64,7 +64,7 @@ _SENDS = f"""
 SELECT o.run, o.op, CAST(0 AS BIGINT) AS i, o.proc, o.f, o.topic, o.q, o.ledger, {log_of("o")} AS log,
   o.mid, o.digest, o.key, o.tag, o.inv, o.ret, o.outcome, o.node, o.term, {pos_of("o")} AS pos, o.lidx,
   coalesce(o.retry_no, 0) AS retry_no, o.src, o.inc, o.seq
-FROM ops o WHERE o.f IN ('send', 'append') AND o.mid IS NOT NULL
+FROM ops o WHERE o.f IN ('send', 'append', 'txn_commit') AND o.mid IS NOT NULL
 UNION ALL
 SELECT o.run, o.op, m.i, o.proc, o.f, coalesce(m.topic, o.topic), coalesce(m.q, o.q),
   coalesce(m.ledger, o.ledger),

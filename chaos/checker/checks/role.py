@@ -84,6 +84,23 @@ CHECKS: tuple[Check, ...] = (
           max_by(inc, node) AS inc, max_by(seq, node) AS seq
         FROM nodes WHERE e = 'master_ready' GROUP BY run, term HAVING min(node) < max(node)""",
     ),
+    warning(
+        "S4W",
+        "one node at a time holds itself for the writable master",
+        "ready",
+        "{node} was ready in term {term} when {node_before} had not yet said that it was master no more",
+        """SELECT run, node, term, node_before, src, inc, seq FROM (
+          SELECT *, max(until) OVER w AS until_before, max_by(node, until) OVER w AS node_before FROM (
+            SELECT m.run, m.node, m.term, m.mono AS since, m.src, m.inc, m.seq,
+              coalesce(min(x.mono), max(z.last_mono)) AS until
+            FROM nodes m LEFT JOIN nodes x ON x.run = m.run AND x.node = m.node AND x.inc = m.inc
+              AND x.seq > m.seq AND x.e IN ('demoted', 'follower', 'candidate')
+            JOIN (SELECT run, node, inc, max(mono) AS last_mono FROM nodes GROUP BY run, node, inc) z
+              ON z.run = m.run AND z.node = m.node AND z.inc = m.inc
+            WHERE m.e = 'master_ready' GROUP BY m.run, m.node, m.term, m.mono, m.src, m.inc, m.seq)
+          WINDOW w AS (PARTITION BY run ORDER BY since, node ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+        ) WHERE since < until_before AND node <> node_before""",
+    ),
     hard(
         "S5",
         "every stored message has its unit in the ConsumeQueue of the same node",
