@@ -136,7 +136,8 @@ def _worth_knowing(finding: Finding) -> str:
 
 def _how_often(finding: Finding) -> str:
     shown = "" if len(finding.witnesses) == finding.violations else f", {len(finding.witnesses)} of them here"
-    return f"{finding.violations:,} times not so{shown}"
+    times = "once" if finding.violations == 1 else f"{finding.violations:,} times"
+    return f"{times} not so{shown}"
 
 
 def _witnesses(finding: Finding) -> str:

@@ -108,8 +108,8 @@ def _axis(scale: _Scale, bottom: float) -> Iterator[str]:
 
 
 def _round_steps() -> Iterator[float]:
-    """0.1, 0.2, 0.5, 1, 2, 5, ..."""
-    power = 0.1
+    """..., 0.1, 0.2, 0.5, 1, 2, 5, ..."""
+    power = 1e-6
     while True:
         yield from (power, 2 * power, 5 * power)
         power *= 10
