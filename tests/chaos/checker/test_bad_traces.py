@@ -163,7 +163,7 @@ def test_bad_traces_are_never_valid(check_runs: CheckRuns, tmp_path: Path) -> No
         assert result.verdict is Verdict.UNKNOWN, (spoil.__name__, result.reasons)
         assert any(re.fullmatch(said, text) for text in told(result)), (spoil.__name__, told(result))
     for run, said in (
-        ("only_unknown", r"(\d+) of \1 sends have no known outcome"),
+        ("only_unknown", r"\d+ of \d+ sends have no known outcome"),
         ("no_faults", "faults planned: 0, that took effect: 0"),
         ("nothing", "L1 had nothing to check, and without it a run proves nothing"),
     ):
