@@ -14,15 +14,19 @@ PEERS := $(VENV)/.peers-installed
 INPUT ?=
 SEEDS ?= 200
 MINUTES ?= 30
+HOURS ?= 1
 JOBS ?= 2
 SEED ?=
 ARGS ?=
 TESTS ?= tests
 
 PROTO_FILES := $(wildcard proto/*/v1/*.proto)
+# The protocol of RocketMQ's clients is named after them; its generated modules live with who serves it.
+CLIENT_PROTO_FILES := $(wildcard proto/apache/rocketmq/v2/*.proto)
+CLIENT_STUBS := broker_adapter/messaging/v2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format proto sim sim-broker chaos bench bench-peers soak soak-processes soak-broker clean
+.PHONY: help install demo test lint format proto sim sim-broker chaos chaos-planted soak-chaos bench bench-peers soak soak-processes soak-broker clean
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,10 +103,16 @@ format: $(DEV) ## Format the code and sort its imports (seconds)
 
 # The oldest generator that the code may need at run time decides which grpcio and protobuf users must have.
 PROTO_TOOLS := build/proto-tools
-proto: $(DEV) ## Generate dledger/v1 and broker_adapter/v1 from proto/ (seconds)
+proto: $(DEV) ## Generate dledger/v1, broker_adapter/v1 and broker_adapter/messaging/v2 from proto/ (seconds)
 	@test -x $(PROTO_TOOLS)/bin/python || $(BIN)/python -m venv $(PROTO_TOOLS)
 	@$(PROTO_TOOLS)/bin/python -m pip --disable-pip-version-check install --quiet grpcio-tools==1.76.0
 	@$(PROTO_TOOLS)/bin/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO_FILES)
+	@mkdir -p build/stubs $(CLIENT_STUBS)
+	@$(PROTO_TOOLS)/bin/python -m grpc_tools.protoc -I proto --python_out=build/stubs --pyi_out=build/stubs $(CLIENT_PROTO_FILES)
+	@cd build/stubs/apache/rocketmq/v2 && for file in *.py *.pyi; do \
+	  sed -e "s/^from apache\.rocketmq\.v2 import/from broker_adapter.messaging.v2 import/" \
+	    -e "s/'apache\.rocketmq\.v2\.\([a-z]*_pb2\)'/'broker_adapter.messaging.v2.\1'/" $$file > $(CURDIR)/$(CLIENT_STUBS)/$$file; \
+	done
 
 sim: $(DEV) ## Simulated clusters under faults, one per seed (about a second per seed; SEEDS=200)
 	@$(BIN)/python -m dledger.testing --seeds $(SEEDS) $(ARGS)
@@ -111,8 +121,16 @@ sim-broker: $(DEV) ## Simulated clusters with brokers, producers and consumers (
 	@$(BIN)/python -m broker_adapter.testing --seeds $(SEEDS) $(ARGS)
 
 # The exit code is 1 when a promise was broken, 2 when a run says nothing because its fault did not happen.
-chaos: $(RUNTIME) ## Every scenario once: real faults on real processes (about 10 minutes; ARGS="--seed 1")
-	@$(BIN)/dledger-chaos run --all $(ARGS)
+# ARGS="--check" has the Spark checker judge all runs in the end (needs Java 17, and .[checker] or .[dev]).
+chaos: $(RUNTIME) ## Every scenario once: real faults on real processes (about 10 minutes; INPUT=path, ARGS="--check")
+	@$(BIN)/dledger-chaos run --all $(if $(INPUT),--input "$(INPUT)") $(ARGS)
+
+soak-chaos: $(RUNTIME) ## Random scenarios, one line each; keeps what failed (HOURS=1, ARGS="--seed 1")
+	@$(BIN)/dledger-chaos soak --hours $(HOURS) $(ARGS)
+
+# Prints in which run each bug was found; the exit code is 1 when one was not. Needs Java for the Spark job.
+chaos-planted: $(DEV) ## Bugs planted in a copy of the product, each of which has to be found (about 5 minutes)
+	@$(BIN)/python -m tests.chaos.planted $(ARGS)
 
 bench: $(DEV) ## Throughput, latency, failover and catch-up of a local cluster (about 7 minutes)
 	@$(BIN)/python -m benchmarks $(ARGS)

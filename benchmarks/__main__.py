@@ -18,6 +18,7 @@ from benchmarks import (
     broker_produce,
     broker_restart,
     catchup,
+    chaos_tracing,
     checker,
     failover,
     memory,
@@ -46,6 +47,7 @@ FIGURES: dict[str, Figure] = {
     "broker-failover": broker_failover.run,
     "broker-restart": broker_restart.run,
     "checker": checker.run,
+    "chaos-tracing": chaos_tracing.run,
 }
 _MEMORY_SECONDS = 30.0
 

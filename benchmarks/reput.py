@@ -13,21 +13,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter, thread_time
-from typing import NamedTuple
 
 from broker_adapter.message import Message, encode, patch_offsets
 from broker_adapter.properties import join_properties
 from broker_adapter.store.dispatcher import Dispatcher
+from dledger import EntryRun
+from dledger.core.values import Tail
+from dledger.store.batch import encode_batch
 
 QUEUES = 8
 BATCH = 800
-
-
-class Entry(NamedTuple):
-    index: int  # type: ignore[assignment]
-    term: int
-    body: bytes
-    pos: int
 
 
 class NoMetadata:
@@ -39,20 +34,24 @@ class NoMetadata:
     def load(self, data: bytes) -> None: ...
 
 
-def batches(messages: int, *, keyed: bool) -> Iterator[list[Entry]]:
-    pos, batch = 0, []
+def batches(messages: int, *, keyed: bool) -> Iterator[EntryRun]:
+    tail, bodies = Tail(-1, 0, 0, 0), []
+    pos = 0
     properties = join_properties({"TAGS": "TagA"})
     for number in range(messages):
         if keyed:
             properties = join_properties({"UNIQ_KEY": f"{number:032X}", "TAGS": "TagA", "KEYS": f"k{number}"})
-        message = Message("TopicTest", bytes(1000), properties, number % QUEUES, store_timestamp=1 << 40)
+        message = Message(
+            "TopicTest", bytes(1000), properties, number // BATCH % QUEUES, store_timestamp=1 << 40
+        )
         record = encode(message)
-        patch_offsets(record, number // QUEUES, pos)
-        batch.append(Entry(number, 1, bytes(record), pos))
+        patch_offsets(record, number // BATCH // QUEUES * BATCH + number % BATCH, pos)
+        bodies.append(bytes(record))
         pos += 48 + len(record)
-        if len(batch) == BATCH:
-            yield batch
-            batch = []
+        if len(bodies) == BATCH:
+            batch = encode_batch(tail, 1, bodies, data_file_size=1 << 60)
+            yield EntryRun([batch.data])
+            tail, bodies = batch.tail, []
 
 
 def run(messages: int, *, keyed: bool) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple, Protocol
 
 
@@ -39,6 +40,17 @@ class OutgoingMessage(NamedTuple):
     born_timestamp: int = 0  # ms since 1970; 0: the broker's time
 
 
+#: Without a call of a Python function for each.
+_message_of: Callable[[Iterable[object]], OutgoingMessage] = partial(tuple.__new__, OutgoingMessage)
+
+
+def outgoing_messages(
+    rows: Iterable[tuple[bytes, Mapping[str, str], int, int, int]],
+) -> list[OutgoingMessage]:
+    """One for each row: body, properties, flag, sys_flag, born_timestamp."""
+    return list(map(_message_of, rows))
+
+
 class SendResult(NamedTuple):
     """Where a batch was stored: message i has queue offset `queue_offset + i`. Committed."""
 
@@ -47,6 +59,9 @@ class SendResult(NamedTuple):
     physical_offsets: Sequence[int]
     offset_ids: Sequence[str]  # RocketMQ's offsetMsgId, by which a message is found
     term: int
+    node_id: str = ""  # of the broker that has stored it
+    #: Of the first message's entry in the log; message i is at index + i; -1: not said.
+    index: int = -1  # type: ignore[assignment]  # hides tuple.index
 
 
 class PullStatus(StrEnum):
@@ -79,6 +94,10 @@ class Assignment(NamedTuple):
     heartbeat_ms: int  # come back at least so often
 
 
+#: What the messages of a topic may be.
+MESSAGE_TYPES = ("", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
+
+
 class TopicConfig(NamedTuple):
     name: str
     read_queues: int = 4
@@ -86,6 +105,7 @@ class TopicConfig(NamedTuple):
     perm: int = 6  # 4 readable, 2 writable
     sys_flag: int = 0
     order: bool = False
+    message_type: str = ""  # RocketMQ's attribute message.type, one of MESSAGE_TYPES; "" takes all
 
 
 class GroupConfig(NamedTuple):
@@ -97,6 +117,7 @@ class GroupConfig(NamedTuple):
     consume_broadcast_enable: bool = True
     retry_queues: int = 1
     retry_max_times: int = 16
+    consume_orderly: bool = False  # what is received of a queue is done before more of it is given
 
 
 class QueueStats(NamedTuple):

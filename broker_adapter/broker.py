@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from functools import partial
+from functools import lru_cache, partial
 from typing import Protocol, TypeVar
 
 from broker_adapter.api import (
@@ -67,7 +67,10 @@ class Broker:
         groups: GroupService,
         readers: Executor,
         info: Callable[[], BrokerInfo],
+        delivered: Callable[[str], Mapping[tuple[str, int], int]] = lambda _: {},
     ) -> None:
+        """`delivered`: by (topic, queue id), the first offset that is not done of what a group is given one
+        by one."""
         self.held = HeldPulls(settings.max_held_pulls)
         self._settings = settings
         self._node = node
@@ -79,6 +82,7 @@ class Broker:
         self._groups = groups
         self._readers = readers
         self._info = info
+        self._delivered = delivered
         self._turns: dict[str, int] = {}
 
     def info(self) -> BrokerInfo:
@@ -96,11 +100,7 @@ class Broker:
         timeout_ms: int = 0,
     ) -> SendResult:
         self._writer.check_master()
-        config = self._metadata.topic(topic) or await self._create(topic)
-        if not config.perm & PERM_WRITE:
-            raise error_for(
-                Status.TOPIC_NOT_WRITABLE, f"topic {topic} takes no messages (perm {config.perm})"
-            )
+        config = await self.topic_to_write(topic)
         if queue_id == -1:
             queue_id = self._turns[topic] = (self._turns.get(topic, -1) + 1) % config.write_queues
         elif not 0 <= queue_id < config.write_queues:
@@ -183,6 +183,11 @@ class Broker:
 
     # -- topics -------------------------------------------------------------------------------------------
 
+    async def ensure_topic(self, name: str) -> TopicConfig:
+        """The topic, which comes into being by this if it may."""
+        self._writer.check_master()
+        return self._metadata.topic(name) or await self._create(name)
+
     async def put_topic(self, config: TopicConfig) -> None:
         self._writer.check_master()
         (await self._proposals.propose(PutTopic(config))).check()
@@ -221,7 +226,8 @@ class Broker:
         found = self._metadata.group(group)
         if found is None:
             raise error_for(Status.GROUP_UNKNOWN, f"there is no group {group[:255]!r}")
-        return found.generation, found.queue_offsets()
+        offsets = {**found.offsets, **self._delivered(group)}
+        return found.generation, [QueueOffset(*queue, offsets[queue]) for queue in sorted(offsets)]
 
     async def reset_offsets(self, group: str, offsets: Sequence[QueueOffset]) -> int:
         return await self._groups.reset(group, offsets)
@@ -232,6 +238,23 @@ class Broker:
 
     async def leave(self, group: str, member_id: str) -> None:
         await self._groups.leave(group, member_id)
+
+    # -- for delivery -------------------------------------------------------------------------------------
+
+    async def topic_to_write(self, topic: str) -> TopicConfig:
+        """Created if it may be. TopicRefused, IllegalMessage, and what a proposal may raise."""
+        config = self._metadata.topic(topic) or await self._create(topic)
+        if not config.perm & PERM_WRITE:
+            raise error_for(
+                Status.TOPIC_NOT_WRITABLE, f"topic {topic} takes no messages (perm {config.perm})"
+            )
+        return config
+
+    async def make_topic(self, topic: str) -> None:
+        """One of the broker's own making, with one queue, if there is none yet."""
+        if self._metadata.topic(topic) is None:
+            wanted = TopicConfig(topic, read_queues=1, write_queues=1)
+            (await self._proposals.propose(PutTopic(wanted, create_only=True))).check()
 
     # -- inside -------------------------------------------------------------------------------------------
 
@@ -288,6 +311,7 @@ class Broker:
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
 
+@lru_cache(maxsize=1024)
 def _host_of(text: str) -> Host:
     """What the transport says of a client is kept if it is an address, and is no reason to refuse."""
     try:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from broker_adapter.role_status import Histogram
+from broker_adapter.role_status import HandlerStatus, RoleChangeMetrics
+from dledger import Histogram
 
 if TYPE_CHECKING:
     from broker_adapter.program import BrokerProgram
@@ -45,6 +46,7 @@ class BrokerStatus:
             "topics": len(program.metadata.topics),
             "groups": len(program.metadata.groups()),
             "held_pulls": len(program.broker.held),
+            "delivery": program.delivery.figures()._asdict(),
             "role_change": handler.status.as_dict(),
             "nameservers": {
                 address: {"registered": status.registered, "last_error": status.last_error}
@@ -86,6 +88,8 @@ class BrokerStatus:
     def metrics(self) -> Iterable[Metric]:
         program = self._program
         figures, changes = program.dispatcher.figures(), program.handler.metrics
+        delivery = program.delivery.figures()
+        clients = program.clients.service
         gauges = (
             ("broker_is_master", "1 on the master.", program.adapter.is_master),
             ("broker_writable", "1 while messages are accepted.", program.writer.expected is not None),
@@ -97,14 +101,36 @@ class BrokerStatus:
             ("broker_index_pending", "Messages that the index lags behind.", figures.index_pending),
             ("broker_held_pulls", "Pulls that wait for messages.", len(program.broker.held)),
             ("broker_topics", "Topics.", len(program.metadata.topics)),
+            ("broker_delivery_pending", "Messages given to consumers and not done.", delivery.pending),
+            ("broker_delivery_held_messages", "Delayed and half messages.", delivery.held_messages),
+            ("broker_delivery_held_bytes", "Bytes of delayed and half messages.", delivery.held_bytes),
+            ("broker_delivery_waiting_receives", "Receives that wait.", delivery.waiting_receives),
+            ("broker_clients", "Telemetry streams of RocketMQ 5 clients.", len(clients.clients)),
+            (
+                "broker_waiting_receives",
+                "Calls of RocketMQ 5 clients that wait for messages.",
+                clients.waiting_receives,
+            ),
         )
         for name, text, value in gauges:
             yield GaugeMetricFamily(name, text, value=float(value))
-        foreign = CounterMetricFamily("broker_foreign_records", "Entries of the log that are no messages.")
-        foreign.add_metric([], figures.foreign_records)
-        yield foreign
-        yield _switches(changes.switches)
+        counters = (
+            ("broker_foreign_records", "Entries of the log that are no messages.", figures.foreign_records),
+            (
+                "broker_delivery_refused_fresh",
+                "Times that nothing fresh was given, as too much is pending.",
+                delivery.refused_fresh,
+            ),
+            ("broker_delivery_dead_letters", "Messages given too often.", delivery.dead_letters),
+            ("broker_delivery_appends", "Appends, each of many requests.", delivery.rounds),
+            ("broker_delivery_damaged", "Commands that could not be read.", delivery.damaged),
+        )
+        for name, text, value in counters:
+            family = CounterMetricFamily(name, text)
+            family.add_metric([], value)
+            yield family
         yield _elected_to_writable(changes.elected_to_writable)
+        yield from _role_change(program.handler.status, changes)
 
 
 def _elected_to_writable(histogram: Histogram) -> Metric:
@@ -116,10 +142,35 @@ def _elected_to_writable(histogram: Histogram) -> Metric:
     return family
 
 
-def _switches(switches: Mapping[Any, int]) -> Metric:
-    family = CounterMetricFamily(
-        "broker_role_switches", "Changes of role that were completed.", labels=["to"]
+def _role_change(status: HandlerStatus, changes: RoleChangeMetrics) -> Iterable[Metric]:
+    """What the handler is at, and all that it has counted."""
+    wait = GaugeMetricFamily(
+        "broker_role_change_waiting_seconds",
+        "How long the role change under way has waited in its step, by which it is named; none at rest.",
+        labels=["step"],
     )
-    for step, count in switches.items():
-        family.add_metric([step.value], count)
-    return family
+    if status.waits_for:
+        wait.add_metric([status.step.value], status.waiting_ms / 1000)
+    yield wait
+    yield GaugeMetricFamily("broker_fit", "1 while this node may be handed leadership.", float(status.fit))
+    for name, text, label, counts in (
+        ("broker_role_switches", "Changes of role that were completed.", "to", changes.switches),
+        ("broker_role_change_step_seconds", "Spent in each step of role changes.", "step", changes.seconds),
+        ("broker_role_change_failures", "Steps that failed, and were tried again.", "step", changes.failures),
+        (
+            "broker_role_change_overdue",
+            "Steps beyond the time limit.",
+            "step",
+            changes.overdue,
+        ),
+        ("broker_hand_overs", "Leadership handed on by a broker unfit.", "outcome", changes.hand_overs),
+    ):
+        family = CounterMetricFamily(name, text, labels=[label])
+        for key, count in counts.items():
+            family.add_metric([str(key)], count)
+        yield family
+    for name, text, number in (
+        ("broker_role_events_superseded", "Role events given up for newer ones.", changes.superseded),
+        ("broker_role_events_stale", "Role events older than one that had been there.", changes.stale_events),
+    ):
+        yield CounterMetricFamily(name, text, value=number)

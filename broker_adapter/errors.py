@@ -58,6 +58,7 @@ class Status(IntEnum):
     DISK_FULL = 703
     TOO_MANY_CALLS = 704
     NOT_CONNECTED = 705  # given by clients: the broker was not reached
+    TOO_MANY_HELD_MESSAGES = 706
     # -- nobody knows yet
     OUTCOME_UNKNOWN = 710
     # -- the topic
@@ -73,6 +74,7 @@ class Status(IntEnum):
     FIELD_OUT_OF_RANGE = 735
     MESSAGE_ID_INVALID = 736
     REQUEST_MALFORMED = 737
+    DELAY_TOO_LONG = 738
     # -- reads
     OFFSET_BELOW_MINIMUM = 740
     OFFSET_ABOVE_MAXIMUM = 741
@@ -81,6 +83,9 @@ class Status(IntEnum):
     NOT_CONFIRMED = 744
     BEING_REPAIRED = 745
     GROUP_NOT_ENABLED = 746
+    HANDLE_INVALID = 747
+    TRANSACTION_UNKNOWN = 748
+    DELAYED_UNKNOWN = 749
     # -- bytes that were stored
     RECORD_TRUNCATED = 750
     RECORD_MAGIC = 751
@@ -141,6 +146,11 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.GROUP_NOT_ENABLED: ResponseCode.NO_PERMISSION,
     Status.TOO_MANY_CALLS: ResponseCode.SYSTEM_BUSY,
     Status.NOT_CONNECTED: ResponseCode.SERVICE_NOT_AVAILABLE,
+    Status.TOO_MANY_HELD_MESSAGES: ResponseCode.SYSTEM_BUSY,
+    Status.DELAY_TOO_LONG: ResponseCode.MESSAGE_ILLEGAL,
+    Status.HANDLE_INVALID: ResponseCode.QUERY_NOT_FOUND,
+    Status.TRANSACTION_UNKNOWN: ResponseCode.QUERY_NOT_FOUND,
+    Status.DELAYED_UNKNOWN: ResponseCode.QUERY_NOT_FOUND,
     Status.OUTCOME_UNKNOWN: ResponseCode.SYSTEM_ERROR,
     Status.TOPIC_UNKNOWN: ResponseCode.TOPIC_NOT_EXIST,
     Status.TOPIC_NOT_WRITABLE: ResponseCode.NO_PERMISSION,
@@ -282,6 +292,11 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.DISK_FULL: Busy,
     Status.TOO_MANY_CALLS: Busy,
     Status.NOT_CONNECTED: PutRefused,
+    Status.TOO_MANY_HELD_MESSAGES: Busy,
+    Status.DELAY_TOO_LONG: IllegalMessage,
+    Status.HANDLE_INVALID: ReadFailed,
+    Status.TRANSACTION_UNKNOWN: ReadFailed,
+    Status.DELAYED_UNKNOWN: ReadFailed,
     Status.OUTCOME_UNKNOWN: PutIndeterminate,
     Status.TOPIC_UNKNOWN: TopicRefused,
     Status.TOPIC_NOT_WRITABLE: TopicRefused,

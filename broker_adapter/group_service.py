@@ -53,7 +53,7 @@ class GroupService:
 
     async def join(self, group: str, member_id: str, topics: Sequence[str], lease_ms: int) -> Assignment:
         self._check_leading()
-        await self._make_known(group)
+        await self.make_known(group)
         return await self._membership.join(group, member_id, topics, lease_ms)
 
     async def leave(self, group: str, member_id: str) -> None:
@@ -62,14 +62,22 @@ class GroupService:
     async def commit(self, group: str, generation: int, offsets: Sequence[QueueOffset]) -> None:
         self._check_leading()
         await self._check_ends(offsets)
-        await self._make_known(group)
+        await self.make_known(group)
         (await self._proposals.propose(CommitOffsets(group, generation, tuple(offsets)))).check()
 
     async def reset(self, group: str, offsets: Sequence[QueueOffset]) -> int:
         self._check_leading()
         await self._check_ends(offsets)
-        await self._make_known(group)
+        await self.make_known(group)
         return (await self._proposals.propose(ResetOffsets(group, tuple(offsets)))).check().generation
+
+    async def make_known(self, group: str) -> None:
+        """Created if it may be. GroupRefused (GROUP_UNKNOWN), IllegalMessage, and errors of a proposal."""
+        if self._metadata.group(group) is not None:
+            return
+        if not self._auto_create:
+            raise error_for(Status.GROUP_UNKNOWN, f"there is no group {group[:255]!r}; create it first")
+        (await self._proposals.propose(PutGroup(GroupConfig(group), create_only=True))).check()
 
     # -- inside -------------------------------------------------------------------------------------------
 
@@ -90,10 +98,3 @@ class GroupService:
     def _beyond_end(self, offsets: Sequence[QueueOffset]) -> QueueOffset | None:
         bounds = self._queues.bounds
         return next((one for one in offsets if one.offset > bounds(one.topic, one.queue_id)[1]), None)
-
-    async def _make_known(self, group: str) -> None:
-        if self._metadata.group(group) is not None:
-            return
-        if not self._auto_create:
-            raise error_for(Status.GROUP_UNKNOWN, f"there is no group {group[:255]!r}; create it first")
-        (await self._proposals.propose(PutGroup(GroupConfig(group), create_only=True))).check()

@@ -3,10 +3,10 @@ queue offsets that are taken in the step in which the log takes the messages."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from broker_adapter import put_gathering
 from broker_adapter.api import OutgoingMessage, SendResult
 from broker_adapter.errors import (
     BrokerError,
@@ -18,8 +18,9 @@ from broker_adapter.errors import (
     Status,
 )
 from broker_adapter.host import Host
-from broker_adapter.message import ENTRY_HEADER_SIZE
+from broker_adapter.message import ENTRY_HEADER_SIZE, record_size
 from broker_adapter.message_id import OffsetIds
+from broker_adapter.put_gathering import Fill, Put, PutGathering
 from broker_adapter.record_writer import RecordBatch
 from broker_adapter.topic_queue_table import TopicQueueTable
 from dledger import (
@@ -33,23 +34,34 @@ from dledger import (
     Overloaded,
 )
 
-Fill = Callable[[Assigned], Sequence[bytes]]
 
-
-class AppendPort(Protocol):
+class AppendPort(put_gathering.AppendPort, Protocol):
     """What of `dledger.NodeServer` a writer needs."""
 
-    def append_batch(
-        self, sizes: Sequence[int], fill: Fill, *, expected: tuple[int, int], timeout_ms: int = 0
-    ) -> asyncio.Future[AppendOutcome]: ...
-
     def cluster_time_ms(self) -> int: ...
+
+
+class QueuedRecords(NamedTuple):
+    """Messages of one queue that are to be put together with others."""
+
+    topic: str
+    queue_id: int
+    batch: RecordBatch
+
+
+class LateCommand(NamedTuple):
+    """A command that tells of the messages it is put together with: `body` gets the first queue offset of
+    each batch of them, and gives `size` bytes."""
+
+    size: int
+    body: Callable[[Sequence[int]], bytes]
 
 
 class MessageWriter:
     """`open_for` and `close` are the broker's role; nothing else opens or closes it.
 
-    `master` says where the master is, for those who ask the wrong broker.
+    `master` says where the master is, for those who ask the wrong broker. `max_append_bytes` and
+    `max_append_messages`: what comes at once is appended at once up to here; the log's limits of a batch.
     """
 
     def __init__(
@@ -60,17 +72,35 @@ class MessageWriter:
         max_body_bytes: int,
         max_command_bytes: int,
         timeout_ms: int,
+        max_append_bytes: int,
+        max_append_messages: int,
         master: Callable[[], str | None],
+        node_id: str = "",
+        on_refused: Callable[[BrokerError], None] = lambda _: None,
     ) -> None:
+        """`on_refused`: told of every write that is refused for the role of this broker."""
         self.table = TopicQueueTable()
+        self._gathering = PutGathering(
+            node,
+            self.table,
+            self.check_master,
+            most_bytes=max_append_bytes,
+            most_messages=max_append_messages,
+        )
         self._node = node
         self._store_host = store_host
         self._max_body_bytes = max_body_bytes
         self._max_command_bytes = max_command_bytes
         self._timeout_ms = timeout_ms
         self._master = master
+        self._node_id = node_id
+        self._on_refused = on_refused
         self._expected: tuple[int, int] | None = None
         self._stopping = False
+
+    @property
+    def max_command_bytes(self) -> int:
+        return self._max_command_bytes
 
     @property
     def expected(self) -> tuple[int, int] | None:
@@ -109,7 +139,32 @@ class MessageWriter:
 
         PutRefused and IllegalMessage: nothing was stored. PutIndeterminate: nobody knows (yet).
         """
+        self.check_master()
+        batch = self.records(topic, queue_id, messages, born_host=born_host).batch
+        put = Put(topic, queue_id, batch, timeout_ms or self._timeout_ms)
+        try:
+            outcome = await self._gathering.add(put)
+        except DLedgerError as error:
+            raise self._as_broker_error(error) from error
+        physical = [pos + ENTRY_HEADER_SIZE for pos in put.positions]
+        ids = OffsetIds(self._store_host, physical)
+        index = outcome.index + put.place if outcome.index >= 0 else -1
+        return SendResult(queue_id, put.first_offset, physical, ids, outcome.term, self._node_id, index)
+
+    async def put_command(self, topic: str, command: bytes) -> int:
+        """A record of a reserved topic, which is in no queue. The index of its entry, once committed."""
         expected = self.check_master()
+        batch = self._command_batch(topic, command)
+
+        def fill(assigned: Assigned) -> Sequence[bytes]:
+            return batch.fill(0, assigned.positions, assigned.stamp_ms)
+
+        return (await self._append(batch.sizes, fill, expected, 0)).index
+
+    def records(
+        self, topic: str, queue_id: int, messages: Sequence[OutgoingMessage], *, born_host: Host
+    ) -> QueuedRecords:
+        """The records of messages that are to be put into a queue. IllegalMessage."""
         if not messages:
             raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, "a batch has at least one message")
         batch = RecordBatch(
@@ -121,24 +176,47 @@ class MessageWriter:
             now_ms=self._node.cluster_time_ms(),
             max_body_bytes=self._max_body_bytes,
         )
-        first = -1
-        positions: Sequence[int] = ()
+        return QueuedRecords(topic, queue_id, batch)
+
+    async def put_together(
+        self,
+        queued: Sequence[QueuedRecords],
+        command_topic: str,
+        commands: Sequence[LateCommand],
+        *,
+        timeout_ms: int = 0,
+    ) -> list[int]:
+        """Batches of any queues and, behind them, commands of a reserved topic, all or nothing in one append.
+        The first queue offset of each batch, once it is committed. Errors as those of `put`."""
+        expected = self.check_master()
+        overhead = record_size(0, len(command_topic), 0, v6_hosts=2 if self._store_host.is_v6 else 0)
+        sizes = [size for one in queued for size in one.batch.sizes]
+        sizes += [overhead + command.size for command in commands]
+        firsts: list[int] = []
 
         def fill(assigned: Assigned) -> Sequence[bytes]:
-            nonlocal first, positions
-            positions = assigned.positions
-            records = batch.fill(self.table.next_offset(topic, queue_id), positions, assigned.stamp_ms)
-            first = self.table.take(topic, queue_id, len(records))
+            positions, stamp_ms = assigned.positions, assigned.stamp_ms
+            records: list[bytes] = []
+            next_offsets: dict[tuple[str, int], int] = {}
+            for topic, queue_id, batch in queued:
+                queue = (topic, queue_id)
+                first = next_offsets.get(queue, self.table.next_offset(*queue))
+                at = len(records)
+                records += batch.fill(first, positions[at : at + len(batch)], stamp_ms)
+                next_offsets[queue] = first + len(batch)
+                firsts.append(first)
+            for command in commands:
+                batch = self._command_batch(command_topic, command.body(firsts))
+                records += batch.fill(0, positions[len(records) :][:1], stamp_ms)
+            for topic, queue_id, batch in queued:  # nothing fails any more: offsets of all or of none
+                self.table.take(topic, queue_id, len(batch))
             return records
 
-        outcome = await self._append(batch.sizes, fill, expected, timeout_ms)
-        physical = [pos + ENTRY_HEADER_SIZE for pos in positions]
-        return SendResult(queue_id, first, physical, OffsetIds(self._store_host, physical), outcome.term)
+        await self._append(sizes, fill, expected, timeout_ms)
+        return firsts
 
-    async def put_command(self, topic: str, command: bytes) -> int:
-        """A record of a reserved topic, which is in no queue. The index of its entry, once committed."""
-        expected = self.check_master()
-        batch = RecordBatch(
+    def _command_batch(self, topic: str, command: bytes) -> RecordBatch:
+        return RecordBatch(
             topic,
             0,
             [OutgoingMessage(command)],
@@ -147,11 +225,6 @@ class MessageWriter:
             now_ms=self._node.cluster_time_ms(),
             max_body_bytes=self._max_command_bytes,
         )
-
-        def fill(assigned: Assigned) -> Sequence[bytes]:
-            return batch.fill(0, assigned.positions, assigned.stamp_ms)
-
-        return (await self._append(batch.sizes, fill, expected, 0)).index
 
     async def _append(
         self, sizes: Sequence[int], fill: Fill, expected: tuple[int, int], timeout_ms: int
@@ -177,4 +250,6 @@ class MessageWriter:
         return PutRefused(Status.SHUTTING_DOWN, error.message)
 
     def _not_master(self) -> NotMaster:
-        return NotMaster("this broker is not the master", master_address=self._master())
+        error = NotMaster("this broker is not the master", master_address=self._master())
+        self._on_refused(error)
+        return error

@@ -16,12 +16,16 @@ from broker_adapter.broker import Broker
 from broker_adapter.broker_role import BrokerRoleAdapter
 from broker_adapter.broker_status import BrokerStatus
 from broker_adapter.consume_queue_unit import ConsumeQueueUnit
-from broker_adapter.errors import ReadFailed, Status
+from broker_adapter.delivery.commands import Outcome as DeliveryOutcome
+from broker_adapter.delivery.service import DeliveryService, Topics
+from broker_adapter.delivery.state import DeliveryState
+from broker_adapter.errors import BrokerError, ReadFailed, Status
 from broker_adapter.group_service import GroupService
 from broker_adapter.host import Host
 from broker_adapter.index_layout import IndexShape
 from broker_adapter.message import Version, record_size
 from broker_adapter.message_writer import MessageWriter
+from broker_adapter.messaging.serving import ClientService, ReplicatedDirectory, client_service
 from broker_adapter.metadata.commands import METADATA_TOPIC
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
@@ -30,12 +34,13 @@ from broker_adapter.namesrv.registration import Registrar
 from broker_adapter.namesrv.values import Registration
 from broker_adapter.properties import MAX_PROPERTIES_BYTES
 from broker_adapter.queue_reader import QueueReader
+from broker_adapter.replicated_state import ReplicatedState
 from broker_adapter.role_change import RoleChangeHandler, RoleChangeLimits
 from broker_adapter.rpc.service import BrokerService
 from broker_adapter.settings import BrokerSettings, parse_settings
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
 from broker_adapter.topic_names import MAX_DERIVED_TOPIC_LENGTH
-from dledger import Code, ConfigError, GrpcService, NodeConfig, NodeServer, TlsFiles, get_logger
+from dledger import Code, ConfigError, GrpcService, NodeConfig, NodeServer, NodeTrace, TlsFiles, get_logger
 
 _log = get_logger("broker")
 
@@ -100,37 +105,41 @@ class DispatchedFiles:
 class BrokerProgram:
     """Implements `dledger.Program`: makes the parts, connects them, starts and stops them in order."""
 
-    def __init__(self, config: NodeConfig, settings: BrokerSettings) -> None:
+    def __init__(
+        self, config: NodeConfig, settings: BrokerSettings, *, trace: NodeTrace | None = None
+    ) -> None:
+        """`trace`: is told what the node and the broker on it do."""
         self.config = config
         self.settings = settings
+        self._trace = trace
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="pull")
         self._purging: asyncio.Task[None] | None = None
         self._registrar: Registrar | None = None
         self._topics: Mapping[str, Any] = {}
         self._topics_version = 0
-        self.metadata = MetadataState(on_result=self._on_result, on_topic_cut=self._on_topic_cut)
+        self.delivery_state = DeliveryState(
+            on_outcomes=self._on_outcomes, exists=lambda group, topic: self.metadata.has(group, topic)
+        )
+        self.metadata = MetadataState(
+            on_result=self._on_result,
+            on_topic_cut=self._on_topic_cut,
+            on_done=self.delivery_state.metadata_changed,
+        )
         self.dispatcher = self._make_dispatcher()
 
     def make_node(self, **options: Any) -> NodeServer:
         """`options`: further ones of NodeServer, for tests."""
         config, settings = self.config, self.settings
         store_host = _store_host(config.address)
-        service = BrokerService(_Later(lambda: self.broker))
-        self.service = service
+        largest = self._largest_body()
         self.node = node = NodeServer(
             config,
             self.dispatcher,
             owned=True,
-            services=[GrpcService(service.name, service.handler)],
+            trace=None if self._trace is None else _DispatchTrace(self._trace),
             **options,
         )
-        largest = config.limits.max_body_bytes - _MAX_OVERHEAD
-        if largest <= 0:
-            text = (
-                f"limits.max_body_bytes {config.limits.max_body_bytes}: a broker needs {_MAX_OVERHEAD} more"
-            )
-            raise ConfigError(text, code=Code.CONFIG_INVALID)
         self.files = files = DispatchedFiles(node, self.dispatcher)
         self.writer = writer = MessageWriter(
             node,
@@ -138,7 +147,11 @@ class BrokerProgram:
             max_body_bytes=min(settings.max_body_bytes, largest),
             max_command_bytes=largest,
             timeout_ms=settings.send_timeout_ms,
+            max_append_bytes=config.limits.max_batch_bytes,
+            max_append_messages=config.limits.max_batch_entries,
             master=self.master_address,
+            node_id=config.node_id,
+            on_refused=self._on_refused,
         )
         self.proposals = Proposals(
             lambda command: writer.put_command(METADATA_TOPIC, command),
@@ -163,16 +176,34 @@ class BrokerProgram:
             groups,
             self._readers,
             self.info,
+            self.delivery_state.offsets_of,
         )
+        self.delivery = DeliveryService(
+            settings,
+            self.delivery_state,
+            self.metadata,
+            writer,
+            reader,
+            files,
+            Topics(self.broker.topic_to_write, self.broker.make_topic, groups.make_known),
+            now_ms=node.cluster_time_ms,
+            run=self._read,
+            new_request_id=lambda: os.urandom(16),
+        )
+        self.service = BrokerService(self.broker)
+        node.add_service(GrpcService(self.service.name, self.service.handler))
+        self.clients = self._make_client_service(min(settings.max_body_bytes, largest))
+        if settings.rocketmq_v2.enabled:
+            node.add_service(GrpcService(self.clients.service.name, self.clients.service.handler))
         self.adapter = BrokerRoleAdapter(
             writer,
             files,
-            [groups],
+            [groups, self.delivery],
             slave_id=1 + sorted(config.members).index(config.node_id),
             on_change=self._role_changed,
         )
         limits = RoleChangeLimits(patience_s=settings.role_change_report_ms / 1000, history=_HISTORY)
-        self.handler = RoleChangeHandler(node, self.adapter, limits=limits)
+        self.handler = RoleChangeHandler(node, self.adapter, limits=limits, trace=self._trace)
         status = BrokerStatus(self)
         node.show_status(status.shown)
         node.add_metrics(status.metrics)
@@ -184,6 +215,7 @@ class BrokerProgram:
             self.adapter.master_role = BrokerRole.ASYNC_MASTER
         if self.settings.namesrv:
             self._registrar = Registrar(self.settings.namesrv, self._tls_files())
+        self.delivery.on_orphan(self.clients.ask_producer)
         self.handler.start()
         self._purging = asyncio.create_task(self._follow_purges())
 
@@ -191,12 +223,14 @@ class BrokerProgram:
         """Waiting pulls are answered, writes refused; then the node may hand leadership over."""
         self.writer.stop()
         # What is in the log already is committed in a moment: better an answer than a doubt.
-        await self.service.drain(_DRAIN_S)
+        await asyncio.gather(self.service.drain(_DRAIN_S), self.clients.service.drain(_DRAIN_S))
         self.broker.held.close()
+        self.delivery.wake_all()
         await self.handler.stop()
         if self._registrar is not None:
             await self._registrar.stop()
         self.service.stop()
+        self.clients.service.stop()
         if self._purging is not None:
             self._purging.cancel()
             await asyncio.gather(self._purging, return_exceptions=True)
@@ -226,6 +260,27 @@ class BrokerProgram:
 
     # -- inside -------------------------------------------------------------------------------------------
 
+    def _largest_body(self) -> int:
+        """What the limits of the log leave for the body of a message."""
+        limit = self.config.limits.max_body_bytes
+        if limit <= _MAX_OVERHEAD:
+            text = f"limits.max_body_bytes {limit}: a broker needs {_MAX_OVERHEAD} more"
+            raise ConfigError(text, code=Code.CONFIG_INVALID)
+        return limit - _MAX_OVERHEAD
+
+    def _make_client_service(self, max_body_bytes: int) -> ClientService:
+        settings = self.settings
+        return client_service(
+            settings.name,
+            self.config.members,
+            settings.rocketmq_v2,
+            delivery=self.delivery,
+            broker=self.broker,
+            directory=ReplicatedDirectory(self.metadata, self.broker.ensure_topic),
+            max_body_bytes=max_body_bytes,
+            now_ms=self.node.cluster_time_ms,
+        )
+
     def _make_dispatcher(self) -> Dispatcher:
         settings, directory = self.settings, self.config.directory
         root = settings.directory or directory.with_name(f"{directory.name}-broker")
@@ -234,9 +289,11 @@ class BrokerProgram:
             index_shape=IndexShape(settings.index_slots, settings.index_items),
             checkpoint_interval_s=settings.checkpoint_ms / 1000,
         )
+        replicated = ReplicatedState(self.metadata, self.delivery_state)
         return Dispatcher(
             root,
-            self.metadata,
+            replicated,
+            delivery=replicated.apply_delivery,
             durable_index=lambda: self.node.durable_index,
             on_arrival=self._on_arrival,
             options=options,
@@ -249,6 +306,7 @@ class BrokerProgram:
     def _role_changed(self) -> None:
         """Beside the role and never in its way: the registrar has tasks of its own."""
         self.broker.held.wake_all()
+        self.delivery.wake_all()
         self._register()
 
     def _register(self) -> None:
@@ -279,6 +337,13 @@ class BrokerProgram:
         self.proposals.on_result(request_id, outcome)
         self._call_soon(self._topics_may_have_changed)
 
+    def _on_outcomes(self, request_id: bytes, outcomes: list[DeliveryOutcome]) -> None:
+        """On the machine's thread."""
+        self.delivery.on_outcomes(request_id, outcomes)
+
+    async def _read(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+
     def _on_topic_cut(self, topic: str) -> None:
         self.dispatcher.queues.delete_topic(topic)
 
@@ -286,6 +351,13 @@ class BrokerProgram:
         """On the machine's thread. Waking the loop is dear; who begins to wait from now on looks himself."""
         if len(self.broker.held):
             self._call_soon(self.broker.held.arrived, arrivals)
+        if self.delivery.is_awaited:
+            self._call_soon(self.delivery.arrived, arrivals)
+
+    def _on_refused(self, error: BrokerError) -> None:
+        if self._trace is not None:
+            term, code = self.adapter.term, error.status.name
+            self._trace.event("role", "refused", {"term": term, "code": code})
 
     def _call_soon(self, call: Callable[..., None], *arguments: Any) -> None:
         loop = self._loop
@@ -307,14 +379,20 @@ class BrokerProgram:
             await asyncio.sleep(_PURGE_LOOK_S)
 
 
-class _Later:
-    """The broker for its gRPC service, which has to be there before the node is."""
+class _DispatchTrace:
+    """Implements `dledger.NodeTrace`: what the node tells, and how far the queues are built. The Dispatcher
+    is its state machine, so that is as far as the node has applied, or loaded."""
 
-    def __init__(self, get: Callable[[], Broker]) -> None:
-        self._get = get
+    def __init__(self, trace: NodeTrace) -> None:
+        self._trace = trace
+        self.begin = trace.begin
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._get(), name)
+    def event(self, ev: str, e: str, fields: dict[str, Any]) -> None:
+        self._trace.event(ev, e, fields)
+        if e == "apply":
+            self._trace.event("store", "reput", {"lidx": fields["last"]})
+        elif e == "load":
+            self._trace.event("store", "reput", {"lidx": fields["lidx"]})
 
 
 def _monotonic_ms() -> int:

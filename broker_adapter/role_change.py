@@ -20,7 +20,7 @@ import tenacity
 
 from broker_adapter.adapter import BrokerAdapter, RoleSource, Timer, Timers
 from broker_adapter.role_status import HandlerStatus, Outcome, RoleChangeMetrics, Step, StepRecord
-from dledger import DLedgerError, Role, RoleEvent
+from dledger import DLedgerError, NodeTrace, Role, RoleEvent
 
 _log = structlog.get_logger(part="role_change")
 
@@ -68,14 +68,19 @@ class RoleChangeHandler:
         limits: RoleChangeLimits | None = None,
         timers: Timers | None = None,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        trace: NodeTrace | None = None,
     ) -> None:
-        """`timers`: another monotonic clock than the event loop's."""
+        """`timers`: another monotonic clock than the event loop's. `trace`: is told of every change, as
+        events of kind `role`: elected, barrier_committed, dispatched, master_ready, demoted, slave,
+        role_wait.
+        """
         self.metrics = RoleChangeMetrics()
         self._source = source
         self._adapter = adapter
         self._limits = limits or RoleChangeLimits()
         self._given_timers = timers
         self._wall_ms = wall_ms
+        self._trace = trace
         self._newest: RoleEvent | None = None
         self._elected_at = 0.0  # when the newest event came
         self._step = Step.IDLE
@@ -122,6 +127,10 @@ class RoleChangeHandler:
         self._newest = event
         self._elected_at = self._timers.time()
         self._fence()
+        if newest is not None and newest.role is Role.LEADER and newest.role_epoch != event.role_epoch:
+            self._tell("demoted", newest)
+        if event.role is Role.LEADER:
+            self._tell("elected", event, barrier=event.barrier_index)
         self._supersede()
 
     async def stop(self) -> None:
@@ -206,9 +215,11 @@ class RoleChangeHandler:
             await self._become_slave(event, None)
         barrier = event.barrier_index
         await self._carry_out(event, Step.WAITING_FOR_COMMIT, lambda: self._committed(barrier))
+        self._tell_progress("barrier_committed", event)
         await self._carry_out(
             event, Step.WAITING_FOR_DISPATCH, lambda: self._adapter.wait_dispatched(barrier)
         )
+        self._tell_progress("dispatched", event)
         await self._carry_out(event, Step.RECOVERING, self._adapter.recover_topic_queue_table)
         self._is_slave = False
         await self._carry_out(
@@ -229,6 +240,7 @@ class RoleChangeHandler:
             lambda: self._adapter.change_to_slave(event.term, event.role_epoch, leader_id),
         )
         self._is_slave = True
+        self._tell("slave", event)
         if event.role is not Role.LEADER or self._stopping:
             self._switched(Step.SLAVE)
 
@@ -244,6 +256,7 @@ class RoleChangeHandler:
             self._fence()
             raise
         self._writable = True
+        self._tell_progress("master_ready", event)
 
     def _fence(self) -> None:
         self._writable = False
@@ -363,6 +376,7 @@ class RoleChangeHandler:
         self._report_fitness()
         if self._newest is not None:
             self._record(self._step, Outcome.OVERDUE, self._newest, self._waits_for())
+            self._tell_progress("role_wait", self._newest, text=self._waits_for())
         self._seek_successor()
 
     def _failed(self, step: Step, error: Exception) -> None:
@@ -429,6 +443,23 @@ class RoleChangeHandler:
         self._history.append(record)
         tell = _log.info if outcome in (Outcome.DONE, Outcome.SUPERSEDED) else _log.warning
         tell("role change", **record._asdict())
+
+    def _tell(self, e: str, event: RoleEvent, **fields: int | str) -> None:
+        if self._trace is not None:
+            told = {"term": event.term, "role_epoch": event.role_epoch, **fields}
+            self._trace.event("role", e, told)
+
+    def _tell_progress(self, e: str, event: RoleEvent, **fields: int | str) -> None:
+        """With what is committed and applied (`reput`) in this moment, and what has to be."""
+        self._tell(
+            e,
+            event,
+            committed=self._source.committed_index,
+            reput=self._source.applied_index,
+            target=event.barrier_index,
+            barrier=event.barrier_index,
+            **fields,
+        )
 
     def _waits_for(self) -> str:
         """What the present step waits for, and how far that is."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
+
+from dledger import Histogram
 
 
 class Step(StrEnum):
@@ -58,26 +58,11 @@ class StepRecord(NamedTuple):
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 
 
-class Histogram:
-    """Observations in buckets: one count per bound, and a last one for what is above all of them."""
-
-    __slots__ = ("buckets", "counts", "sum")
-
-    def __init__(self, buckets: Sequence[float] = _SECONDS) -> None:
-        self.buckets: Sequence[float] = buckets
-        self.counts: list[int] = [0] * (len(buckets) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.buckets, value)] += 1
-        self.sum += value
-
-
 class RoleChangeMetrics:
     """Plain numbers since the start of the handler, read by whoever exports them. Durations in seconds."""
 
     def __init__(self) -> None:
-        self.elected_to_writable = Histogram()
+        self.elected_to_writable = Histogram(_SECONDS)
         self.switches: Counter[Step] = Counter()  # MASTER, SLAVE
         self.seconds: defaultdict[Step, float] = defaultdict(float)  # each step's, however it ended
         self.failures: Counter[Step] = Counter()

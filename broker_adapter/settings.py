@@ -10,11 +10,36 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from broker_adapter.errors import IllegalMessage
 from broker_adapter.message import MAX_BODY_BYTES
+from broker_adapter.messaging.settings import ClientServiceSettings
 from broker_adapter.topic_names import check_topic_name
 from dledger import Code, ConfigError
 
 Positive = Annotated[int, Field(gt=0)]
 _Text = Annotated[str, Field(min_length=1, max_length=255)]
+
+
+class DeliverySettings(BaseModel):
+    """`[program.settings.delivery]`: of consuming by receipt handles, delays and transactions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    #: What is received without a time of its own; renewed while its client is heard of.
+    invisible_ms: Positive = 60_000
+    #: ... but not longer than this in all: what a client never got, though it lives, comes back one day.
+    max_renewed_ms: Positive = 10_800_000
+    #: A client that was not heard of for so long is gone.
+    heard_ms: Positive = 30_000
+    #: What a client held that went becomes visible after this.
+    release_ms: Positive = 1_000
+    max_pending_per_queue: Positive = 20_000
+    max_pending: Positive = 200_000
+    max_delay_ms: Positive = 86_400_000
+    #: Delayed and half messages are kept in memory and in the state image: all of them, at most.
+    max_held_bytes: Positive = 64 << 20
+    check_first_ms: Positive = 6_000
+    check_again_ms: Positive = 30_000
+    max_checks: Positive = 15
+    max_waiting_bytes: Positive = 64 << 20
 
 
 class BrokerSettings(BaseModel):
@@ -41,6 +66,9 @@ class BrokerSettings(BaseModel):
     index_slots: Positive = 5_000_000
     index_items: Positive = 20_000_000
     checkpoint_ms: Positive = 5000
+    delivery: DeliverySettings = DeliverySettings()
+    #: The service for clients of RocketMQ 5.
+    rocketmq_v2: ClientServiceSettings = ClientServiceSettings()
 
     @field_validator("namesrv", mode="before")
     @classmethod
@@ -74,5 +102,6 @@ def parse_settings(content: Mapping[str, Any], where: str = "program.settings") 
 def _fault(fault: Any) -> str:
     key = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
-        return f"{key} is unknown; valid are {', '.join(BrokerSettings.model_fields)}"
+        model = DeliverySettings if len(fault["loc"]) > 1 else BrokerSettings
+        return f"{key} is unknown; valid are {', '.join(model.model_fields)}"
     return f"{key}: {fault['msg'].removeprefix('Value error, ')} (it is {fault['input']!r})"

@@ -7,8 +7,9 @@ from random import Random
 from typing import NamedTuple
 
 from chaos.cluster import ChaosCluster, Leadership
+from chaos.disk_faults import BitFlip, ClockJump, FailingDisk, FullDisk, HeldUpDisk, PowerLoss
 from chaos.faults import Fault, Kill, Network, Stop, Terminate
-from chaos.scenario import PROCESS_KINDS, FaultStep
+from chaos.scenario import FaultStep
 from chaos.topology import Pair, bridge, halves, isolate, outward, ring
 from chaos.trouble import Trouble
 from dledger.cli.local_cluster import ClusterError
@@ -28,9 +29,13 @@ async def aim(cluster: ChaosCluster, step: FaultStep, rng: Random, hurt: Sequenc
     wants_leader = step.target in ("leader", "follower")
     leader = await cluster.wait_leadership() if wants_leader else await cluster.leadership()
     targets = _targets(cluster, step, rng, free, leader)
-    if step.kind in PROCESS_KINDS:
-        return Aimed(_process_fault(cluster, step, targets), leader)
-    return Aimed(_network_fault(cluster, step, targets, rng), leader)
+    if step.kind in _PAIRS:
+        return Aimed(_network_fault(cluster, step, targets, rng), leader)
+    if step.kind in ("wipe", "bit_flip"):
+        await cluster.see_what_is_whole()
+    if step.kind == "wipe" and not cluster.copies.may_lose(targets[0]):
+        raise ClusterError(f"{targets[0]} may hold the last good majority of something: not wiped")
+    return Aimed(_node_fault(cluster, step, targets, rng), leader)
 
 
 def _targets(
@@ -53,12 +58,28 @@ def _targets(
     return sorted(chosen)
 
 
-def _process_fault(cluster: ChaosCluster, step: FaultStep, targets: list[str]) -> Fault:
-    if step.kind == "stop":
-        return Stop(cluster, targets)
-    if step.kind == "term":
-        return Terminate(cluster, targets)
-    return Kill(cluster, targets, wipe=step.kind == "wipe")
+def _node_fault(cluster: ChaosCluster, step: FaultStep, targets: list[str], rng: Random) -> Fault:
+    match step.kind:
+        case "stop":
+            return Stop(cluster, targets)
+        case "term":
+            return Terminate(cluster, targets)
+        case "slow_disk":
+            return HeldUpDisk(cluster, targets, slow_ms=step.slow_ms)
+        case "stuck_disk":
+            return HeldUpDisk(cluster, targets)
+        case "full_disk":
+            return FullDisk(cluster, targets)
+        case "write_error" | "sync_error":
+            return FailingDisk(cluster, step.kind, targets)
+        case "power_loss":
+            return PowerLoss(cluster, targets, rng)
+        case "bit_flip":
+            return BitFlip(cluster, targets, step.entries, rng)
+        case "clock_jump":
+            return ClockJump(cluster, targets, round(step.jump_s * 1000))
+        case _:
+            return Kill(cluster, targets, wipe=step.kind == "wipe")
 
 
 def _network_fault(cluster: ChaosCluster, step: FaultStep, targets: list[str], rng: Random) -> Fault:

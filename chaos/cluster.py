@@ -7,16 +7,20 @@ is in one directory. Methods that touch processes run in threads: the event loop
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from chaos.copies import Copies
 from chaos.links import HOST, Links
+from chaos.spoils import Spoils, spoil_settings
 from dledger.cli.cluster_plan import CompanionPlan, free_ports, to_toml
 from dledger.cli.local_cluster import ClusterError, LocalCluster
 from dledger.status.model import NodeStatus
@@ -27,8 +31,8 @@ CLUSTER_FOLDER = "cluster"
 NAMESRV = "namesrv"
 _POLL_S = 0.05
 _NEAR_ENTRIES = 5000
-#: Small, so that runs see files end, and many of them fit on a disk.
-_DATA_FILE_SIZE = 16 << 20
+#: Small, so that runs see files end, and many of them fit on a disk: a node reserves two files ahead.
+DATA_FILE_SIZE = 4 << 20
 _BROKER = {"units_per_file": 20_000, "index_slots": 100_000, "index_items": 400_000}
 
 # Outlives us by a moment: when we end without having stopped them, by whatever means, the servers are killed.
@@ -53,13 +57,23 @@ class Leadership:
     term: int
 
 
+def derived_of(store: Path) -> Path:
+    """Where the broker on a node keeps its ConsumeQueues and indexes."""
+    return store.with_name(f"{store.name}-broker")
+
+
 class ChaosCluster:
     """`async with await ChaosCluster.create(...) as cluster:` starts it; at the end all is killed."""
 
-    def __init__(self, kind: Kind, local: LocalCluster, links: Links) -> None:
+    def __init__(
+        self, kind: Kind, local: LocalCluster, links: Links, spoils: Spoils, data_file_size: int
+    ) -> None:
         self.kind = kind
         self.local = local
         self.links = links
+        self.spoils = spoils
+        self.data_file_size = data_file_size
+        self.copies = Copies(local.node_ids)
         self._guard: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -72,17 +86,19 @@ class ChaosCluster:
         rng: Random,
         settings: Mapping[str, Any] | None = None,
         trace_run: str | None = None,
+        spoilable: bool = False,
+        data_file_size: int = DATA_FILE_SIZE,
     ) -> Self:
         """Write a new cluster below `run_directory` and open its links. Starts no process. `settings`: of
         every node, over those that the kind needs. `trace_run`: nodes write traces of this name, too.
-        ConfigError if there is a cluster already."""
+        `spoilable`: the nodes' disks and clocks can be spoiled. ConfigError if there is a cluster already."""
         companions = [_name_server()] if kind == "broker" else []
         program = {"program": {"factory": "broker_adapter.program:broker", "settings": dict(_BROKER)}}
         local = LocalCluster.create(
             run_directory / CLUSTER_FOLDER,
             nodes=nodes,
             base_port=0,
-            data_file_size=_DATA_FILE_SIZE,
+            data_file_size=data_file_size,
             settings={**(program if kind == "broker" else {}), **(settings or {})},
             companions=companions,
         )
@@ -94,7 +110,11 @@ class ChaosCluster:
             _route_through(local, links, node_id)
             if trace_run is not None:
                 _have_traced(local, node_id, kind, run_directory, trace_run)
-        return cls(kind, local, links)
+        spoils = Spoils(local, available=spoilable)
+        if spoilable:
+            for node_id in local.node_ids:
+                _have_spoiled(local, node_id, spoils.folder(node_id))
+        return cls(kind, local, links, spoils, data_file_size)
 
     @property
     def node_ids(self) -> list[str]:
@@ -162,6 +182,12 @@ class ChaosCluster:
             return None
         return Leadership(leader.node_id, leader.term)
 
+    async def see_what_is_whole(self) -> None:
+        """Nodes that had lost everything have it back once they are done with rejoining: tell `copies`."""
+        for node, status in (await self.statuses()).items():
+            if node in self.copies.lost and not status.rejoining and not status.needs_image:
+                self.copies.whole(node)
+
     async def wait_leadership(self, within_s: float = 30.0, *, after_term: int = -1) -> Leadership:
         """Wait until somebody leads in a term after this one. ClusterError at the deadline."""
         try:
@@ -172,18 +198,45 @@ class ChaosCluster:
         except TimeoutError:
             raise ClusterError(f"nobody leads after {within_s:g} s: {await self._describe()}") from None
 
-    async def wait_healthy(self, within_s: float = 60.0) -> Leadership:
+    async def wait_healthy(self, within_s: float = 60.0, *, all_run: bool = False) -> Leadership:
         """Wait until all nodes run, follow one leader, remember all, and have committed the same end; with
-        brokers, until the master is writable. ClusterError at the deadline."""
+        brokers, until the master is writable. ClusterError at the deadline; with `all_run` also as soon as a
+        node is found down, which nobody is about to start."""
         try:
             async with asyncio.timeout(within_s):
                 while True:
+                    if all_run and (down := sorted(set(self.node_ids) - set(self.local.running()))):
+                        raise ClusterError(f"{', '.join(down)} ended: {await self._describe()}")
                     leader, seen = await self.leadership(), await self.statuses()
                     if leader is not None and self._are_healthy(seen, leader.node_id):
                         return leader
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise ClusterError(f"not healthy after {within_s:g} s: {await self._describe()}") from None
+
+    async def wait_settled(self, within_s: float = 30.0) -> int | None:
+        """Wait until every node's log ends at the same index, committed and applied there; that index. To be
+        called without load. None: that is not so at the deadline."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while True:
+                    seen = await self.statuses()
+                    ends = {(s.ledger_end_index, s.committed_index, s.applied_index) for s in seen.values()}
+                    if len(seen) == len(self.node_ids) and len(ends) == 1 and len(set(next(iter(ends)))) == 1:
+                        return next(iter(ends))[0]
+                    await asyncio.sleep(_POLL_S)
+        return None
+
+    def stores(self) -> list[Path]:
+        """The log's directory of each node, in the order of `node_ids`."""
+        return [self.local.store_directory(node_id) for node_id in self.node_ids]
+
+    def remove_stores(self) -> None:
+        """Remove what nodes have stored, also what those have lost that were wiped; configuration and logs
+        stay. After `stop`."""
+        for store in self.stores():
+            for path in [store, derived_of(store), *store.parent.glob("lost-*")]:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _are_healthy(self, seen: Mapping[str, NodeStatus], leader: str) -> bool:
         if len(seen) < len(self.node_ids):
@@ -252,3 +305,9 @@ def _have_traced(local: LocalCluster, node_id: str, kind: Kind, run_directory: P
     traced = {**settings, "trace_directory": str(run_directory.resolve()), "trace_run": run}
     config["program"] = {"factory": f"chaos.traced_node:{kind}", "settings": traced}
     path.write_text(to_toml(config))
+
+
+def _have_spoiled(local: LocalCluster, node_id: str, folder: Path) -> None:
+    """Give a node a disk and a clock that can be spoiled, below whatever runs on it."""
+    path = local.process(node_id).config
+    path.write_text(to_toml(spoil_settings(tomllib.loads(path.read_text()), folder)))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from chaos.cluster import ChaosCluster
 from chaos.faults import Fault, Kill, Network, Stop
@@ -47,8 +47,10 @@ class FailoverMeasurement:
         how: How,
         nodes: int = 3,
         seed: int = 0,
+        settings: Mapping[str, Any] | None = None,
         note: Callable[[Outage], None] = lambda outage: None,
     ) -> None:
+        """`settings`: further keys of every node's configuration."""
         if run_directory.exists() and any(run_directory.iterdir()):
             raise ConfigError(f"{run_directory} is not empty: a run needs a directory of its own")
         self._directory = run_directory
@@ -56,18 +58,21 @@ class FailoverMeasurement:
         self._how = how
         self._nodes = nodes
         self._rng = Random(seed)
+        self._settings = settings
         self._note = note
         self._writers: list[TraceWriter] = []
 
     async def run(self) -> list[Outage]:
         self._directory.mkdir(parents=True, exist_ok=True)
-        cluster = await ChaosCluster.create(self._directory, nodes=self._nodes, rng=self._rng)
+        cluster = await ChaosCluster.create(
+            self._directory, nodes=self._nodes, rng=self._rng, settings=self._settings
+        )
         setting = Setting(_LOAD, self._rng, self._new_writer)
         stop, found = asyncio.Event(), []
         try:
             async with cluster:
                 workload = LogWorkload(setting, cluster.addresses, cluster.local.plan.group)
-                load = asyncio.create_task(workload.run(stop))
+                load = asyncio.create_task(workload.write(stop))
                 try:
                     for _ in range(self._kills):
                         outage = await self._one(cluster, setting)
@@ -101,8 +106,8 @@ class FailoverMeasurement:
         while not later and loop.time() < deadline:
             later = sorted(term for term in tally.first_of_term if term > leader.term)
             await asyncio.sleep(_POLL_S)
-        if fault is not None:
-            await fault.end()
+        if fault is not None and not (await fault.end()).happened:
+            raise ConfigError(f"{self._how} of {leader.node_id} did not last until the end")
         if not later:
             return Outage(leader.node_id, leader.term, -1, -1)
         return Outage(leader.node_id, leader.term, later[0], tally.first_of_term[later[0]] - began)

@@ -41,23 +41,38 @@ class Kill:
     def __init__(self, cluster: ChaosCluster, targets: Sequence[str], *, wipe: bool = False) -> None:
         self.kind = "wipe" if wipe else "kill"
         self.targets = targets
+        self._chaos = cluster
         self._cluster = cluster.local
         self._wipe = wipe
 
     async def begin(self) -> Effect:
+        if self._wipe:
+            for target in self.targets:
+                self._chaos.copies.lose(target)
         pids = {target: await asyncio.to_thread(self._pid, target) for target in self.targets}
         ends = await asyncio.gather(*(asyncio.to_thread(self._kill, target) for target in self.targets))
         happened = all(pids.values()) and all(end == "killed by SIGKILL" for end in ends)
         if self._wipe:
             await asyncio.to_thread(self._lose_directories)
-        return Effect(happened, _pid_facts(pids))
+            for target in self.targets:
+                self._chaos.spoils.forget(target)
+        return Effect(happened, pid_facts(pids))
 
     async def end(self) -> Effect:
         pids = {
             target: await asyncio.to_thread(self._cluster.start_node, target, rejoin=self._wipe)
             for target in self.targets
         }
-        return Effect(await _all_answer(self._cluster, self.targets), _pid_facts(pids))
+        answer = await all_answer(self._cluster, self.targets)
+        if self._wipe:
+            # One at a time: two that have lost everything would wait for each other.
+            answer = answer and await until(lambda: all(map(self._has_rejoined, self.targets)))
+            await self._chaos.see_what_is_whole()
+        return Effect(answer, pid_facts(pids))
+
+    def _has_rejoined(self, target: str) -> bool:
+        status = self._cluster.node_status(target)
+        return status is not None and not status.rejoining
 
     def _pid(self, target: str) -> int:
         """0: it does not run."""
@@ -92,14 +107,14 @@ class Stop:
     async def begin(self) -> Effect:
         pids = {t: await asyncio.to_thread(self._signal, t, signal.SIGSTOP) for t in self.targets}
         # Paused at once, or, without a process, never.
-        happened = all(pids.values()) and await _until(lambda: all(map(self._is_paused, self.targets)))
-        return Effect(happened, _pid_facts(pids))
+        happened = all(pids.values()) and await until(lambda: all(map(self._is_paused, self.targets)))
+        return Effect(happened, pid_facts(pids))
 
     async def end(self) -> Effect:
         still = [t for t in self.targets if await asyncio.to_thread(self._is_paused, t)]
         for target in still:
             await asyncio.to_thread(self._signal, target, signal.SIGCONT)
-        return Effect(still == list(self.targets) and await _all_answer(self._cluster, still))
+        return Effect(still == list(self.targets) and await all_answer(self._cluster, still))
 
     def _is_paused(self, target: str) -> bool:
         return self._cluster.process(target).is_paused
@@ -137,7 +152,7 @@ class Terminate:
         last = self.targets[-1:]
         for target in last:
             await asyncio.to_thread(self._cluster.start_node, target)
-        return Effect(await _all_answer(self._cluster, last))
+        return Effect(await all_answer(self._cluster, last))
 
     def _is_alive(self, target: str) -> bool:
         return self._cluster.process(target).is_alive
@@ -176,16 +191,16 @@ class Network:
         return Effect(done.hurt_by(self._trouble), facts)
 
 
-def _pid_facts(pids: dict[str, int]) -> dict[str, int | str]:
+def pid_facts(pids: dict[str, int]) -> dict[str, int | str]:
     return {f"pid.{name}": pid for name, pid in pids.items()}
 
 
-async def _all_answer(cluster: LocalCluster, targets: Sequence[str]) -> bool:
+async def all_answer(cluster: LocalCluster, targets: Sequence[str]) -> bool:
     """Wait until all of them say how they are. False: not in time."""
-    return await _until(lambda: all(cluster.node_status(target) is not None for target in targets))
+    return await until(lambda: all(cluster.node_status(target) is not None for target in targets))
 
 
-async def _until(condition: Callable[[], bool]) -> bool:
+async def until(condition: Callable[[], bool]) -> bool:
     """Ask `condition` in a thread until it holds. False: not in time."""
     try:
         async with asyncio.timeout(_WAIT_S):

@@ -10,7 +10,7 @@ from random import Random
 from chaos.aiming import Aimed, aim
 from chaos.cluster import ChaosCluster
 from chaos.faults import Effect
-from chaos.scenario import PROCESS_KINDS, FaultStep, Occurrence
+from chaos.scenario import TAKING, FaultStep, Occurrence
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter
 from dledger.errors import DLedgerError
@@ -80,7 +80,7 @@ class Nemesis:
             self._note_begin(done, Effect(False, {"error": error.message}))
             self._note_end(done, Effect(False))
             return
-        taken = set(aimed.fault.targets) if step.kind in PROCESS_KINDS else set()
+        taken = set(aimed.fault.targets) if step.kind in TAKING else set()
         self._hurt |= taken
         try:
             await self._carry_out(done, aimed, step)

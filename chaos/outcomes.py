@@ -1,7 +1,8 @@
 """What the end of an operation lets us conclude: the one place that decides between fail and info.
 
 `fail` is said only of what certainly did not happen. The tables name every code that says so, by number and
-not by the classes of the clients, so that a mistake in those does not hide itself; all others are `info`.
+not by the classes of the clients, so that a mistake in those does not hide itself. The tables of the others,
+which are `info`, are there so that nobody adds a code without saying what it is.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ class Verdict(NamedTuple):
 
 #: Operations that change nothing: when they fail, nothing has happened.
 READ_ONLY = frozenset({*READS, "max_off", "min_off", "fetch_off", "lookup", "route", "assign", "seek"})
+
+#: Operations that clients repeat by themselves until somebody answers for certain: what was refused in the
+#: end may have happened in an attempt before.
+REPEATED = frozenset({"commit_off", "admin"})
 
 #: Answers of the log to an append that was not stored and will not be.
 LOG_FAILS = frozenset(
@@ -69,6 +74,109 @@ BROKER_FAILS = frozenset(
     }
 )
 
+#: Answers of the log after which an append may be there, or that no append gets.
+LOG_INFOS = frozenset(
+    {
+        Code.UNKNOWN,
+        Code.TIMEOUT,
+        Code.METADATA_ERROR,
+        Code.NETWORK_ERROR,
+        Code.UNSUPPORTED,
+        Code.EXPIRED_TERM,
+        Code.NOT_FOLLOWER,
+        Code.INCONSISTENT_STATE,
+        Code.INCONSISTENT_TERM,
+        Code.INCONSISTENT_INDEX,
+        Code.INCONSISTENT_LEADER,
+        Code.INDEX_OUT_OF_RANGE,
+        Code.REPEATED_REQUEST,
+        Code.REPEATED_PUSH,
+        Code.DISK_ERROR,
+        Code.TERM_NOT_READY,
+        Code.FALL_BEHIND_TOO_MUCH,
+        Code.TAKE_LEADERSHIP_FAILED,
+        Code.INDEX_LESS_THAN_LOCAL_BEGIN,
+        Code.PUSH_REQUEST_IS_FULL,
+        Code.NEWER_INSTALL_SNAPSHOT_REQUEST_EXIST,
+        Code.INTERNAL_ERROR,
+        Code.TERM_CHANGED,
+        Code.WAIT_QUORUM_ACK_TIMEOUT,
+        Code.ILLEGAL_MEMBER_STATE,
+        Code.LOAD_SNAPSHOT_ERROR,
+        Code.INSTALL_SNAPSHOT_ERROR,
+        Code.SESSION_GAP,
+        Code.SESSION_EXPIRED,
+        Code.SESSION_CONFLICT,
+        Code.SESSION_WINDOW_FULL,
+        Code.TOO_MANY_WAITING_READS,
+        Code.READ_NOT_CONFIRMED,
+        Code.CONFIG_INVALID,
+        Code.NOT_INITIALIZED,
+        Code.ALREADY_INITIALIZED,
+        Code.DIRECTORY_LOCKED,
+        Code.FOREIGN_DIRECTORY,
+        Code.PORT_IN_USE,
+        Code.DATA_DAMAGED,
+        Code.FSYNC_FAILED,
+        Code.STATE_DAMAGED,
+    }
+)
+#: The same of the broker, with messages.
+BROKER_INFOS = frozenset(
+    {
+        Status.OUTCOME_UNKNOWN,
+        Status.TOPIC_NOT_READABLE,
+        Status.MESSAGE_ID_INVALID,
+        Status.OFFSET_BELOW_MINIMUM,
+        Status.OFFSET_ABOVE_MAXIMUM,
+        Status.MESSAGE_NOT_FOUND,
+        Status.TOO_MANY_HELD_PULLS,
+        Status.NOT_CONFIRMED,
+        Status.BEING_REPAIRED,
+        Status.GROUP_NOT_ENABLED,
+        Status.RECORD_TRUNCATED,
+        Status.RECORD_MAGIC,
+        Status.RECORD_LENGTHS,
+        Status.RECORD_BODY_CRC,
+        Status.RECORD_TEXT,
+        Status.RECORD_FIELD,
+        Status.UNIT_DAMAGED,
+        Status.INDEX_DAMAGED,
+        Status.GROUP_UNKNOWN,
+        Status.GENERATION_STALE,
+        Status.GENERATION_UNKNOWN,
+        Status.GROUP_HAS_MEMBERS,
+        Status.NOT_A_MEMBER,
+        Status.OFFSET_OUT_OF_RANGE,
+        Status.GROUP_NAME_INVALID,
+        Status.MEMBER_ID_INVALID,
+        Status.TOO_MANY_TOPICS,
+        Status.TOO_MANY_GROUPS,
+        Status.TOO_MANY_MEMBERS,
+        Status.TOO_MANY_SUBSCRIPTIONS,
+        Status.TOO_MANY_OFFSETS,
+        Status.TOO_MANY_PROPOSALS,
+        Status.REBALANCING,
+        Status.COMMAND_TOO_LARGE,
+        Status.COMMAND_DAMAGED,
+        Status.METADATA_DAMAGED,
+        Status.NAMESRV_BUSY,
+        Status.NAMESRV_LIMIT,
+        Status.NAMESRV_STALE_EPOCH,
+        Status.NAMESRV_STALE_TERM,
+        Status.NAMESRV_CONFLICT,
+        Status.NAMESRV_INVALID,
+        Status.NAMESRV_BROKER_UNKNOWN,
+        Status.NAMESRV_CONFIG_UNKNOWN,
+        Status.NAMESRV_CONFIG_LIMIT,
+        Status.NAMESRV_CONFIG_NOT_STORED,
+        Status.NAMESRV_CONFIG_DAMAGED,
+        Status.NAMESRV_UNREACHABLE,
+        Status.QUEUE_ORDER,
+        Status.IMAGE_DAMAGED,
+    }
+)
+
 _MAX_TEXT = 200
 
 
@@ -80,5 +188,6 @@ def judge(error: BaseException, f: str) -> Verdict:
         code, certain = f"{error.code} {error.code.name}", error.code in LOG_FAILS
     elif isinstance(error, BrokerError):
         code, certain = f"{error.status} {error.status.name}", error.status in BROKER_FAILS
-    outcome = OpType.FAIL if certain or f in READ_ONLY else OpType.INFO
+    is_fail = f in READ_ONLY or (certain and f not in REPEATED)
+    outcome = OpType.FAIL if is_fail else OpType.INFO
     return Verdict(outcome, code, f"{type(error).__name__}: {error}"[:_MAX_TEXT])

@@ -177,6 +177,8 @@ class _Direction:
 
     async def _pass(self, piece: bytes) -> None:
         # Where the receiver is gone, the opposite direction reads that, and reports it past its own gate.
+        if self._writer.is_closing():
+            return
         with suppress(OSError):
             self._writer.write(piece)
             await self._writer.drain()

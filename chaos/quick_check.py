@@ -1,4 +1,5 @@
-"""What became of every message, from the raw trace of a run: lost, duplicated, reordered, phantom.
+"""What became of every message, from the raw trace of a run: lost, duplicated, reordered, phantom; in the
+logs, and in the hands of consumer groups.
 
 Reads the files line by line and holds a few bytes for each message of a bounded range; traces with more
 messages are read several times. Written on its own: it shares no code with the writers or the Spark job, so
@@ -7,84 +8,63 @@ that they can disagree.
 
 from __future__ import annotations
 
-import json
 from array import array
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from chaos.quick_groups import GroupFacts, check_groups
+from chaos.quick_trace import SHARE, QuickReport, events_of, log_of, position_of
+
 #: Messages that one reading of the files looks at.
 WINDOW = 1 << 20
-_EXAMPLES = 10
-#: Messages of one client are numbered from its number times this on.
-_SHARE = 1 << 40
 
 # What is known of a message, instead of the position at which it was acknowledged.
 _NEVER_SENT, _IN_DOUBT, _FAILED, _STORED_SOMEWHERE = -1, -2, -3, -4
 
 
-@dataclass(slots=True)
-class QuickReport:
-    """Counts, and the first few of each kind in words. `drained`: the final reading was complete."""
-
-    acknowledged: int = 0
-    failed: int = 0
-    in_doubt: int = 0
-    in_doubt_stored: int = 0
-    read: int = 0
-    lost: int = 0
-    duplicated: int = 0
-    reordered: int = 0
-    phantom: int = 0
-    drained: bool = False
-    torn_lines: int = 0
-    examples: list[str] = field(default_factory=list)
-
-    @property
-    def is_good(self) -> bool:
-        return self.drained and not (self.lost or self.duplicated or self.reordered or self.phantom)
-
-    def note(self, kind: str, text: str) -> None:
-        setattr(self, kind, getattr(self, kind) + 1)
-        if len(self.examples) < _EXAMPLES:
-            self.examples.append(f"{kind}: {text}")
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 def quick_check(run_directory: Path, window: int = WINDOW) -> QuickReport:
     """The report on a finished run. FileNotFoundError without a trace."""
-    folder = run_directory / "raw"
-    files = sorted(folder.iterdir())
+    files = sorted(path for path in (run_directory / "raw").iterdir() if path.name.startswith("client-"))
     drains = [path for path in files if path.name.startswith("client-drain")]
-    senders = [path for path in files if path.name.startswith("client-") and path not in drains]
+    clients = {path: _client_of(path) for path in files if path not in drains}
+    senders = {path: client for path, client in clients.items() if client >= 0}
+    readers = [path for path in clients if path not in senders]
     report = QuickReport()
-    clients = {path: _client_of(path) for path in senders}
-    for path, client in clients.items():
-        if client >= 0:
-            _check_sender(path, client * _SHARE, drains, window, report)
-    _check_drains(drains, set(clients.values()) - {-1}, report)
+    _check_drains(drains, set(senders.values()), report)
+    groups = check_groups(readers, set(senders.values()), report)
+    share, turn, is_more = max(1, window // max(1, len(senders))), 0, True
+    while is_more:
+        sent = {c: _Sent(c * SHARE + turn * share, share, is_first=turn == 0) for c in senders.values()}
+        for path, client in senders.items():
+            for event in events_of(path, ("op", "item"), report if turn == 0 else None):
+                sent[client].take(event, report)
+            sent[client].count(report)
+        _follow(sent, drains, readers, groups, report)
+        for path, client in senders.items():
+            sent[client].report_lost(path.name, groups if report.drained else {}, report)
+        is_more = any(one.is_more for one in sent.values())
+        turn += 1
     return report
 
 
-def _check_sender(path: Path, first: int, drains: list[Path], window: int, report: QuickReport) -> None:
-    """Compare what one client, with messages from `first` on, was promised with what was read in the end."""
-    is_first = True
-    while True:
-        sent = _Sent(first, window, is_first=is_first)
-        for event in _events(path, report if is_first else None):
-            sent.take(event, report)
-        sent.count(report)
-        for drain in drains:
-            for event in _events(drain):
-                if event["ev"] == "dlv":
-                    sent.found(event, report)
-        sent.report_lost(path.name, report)
-        if sent.last < first + window:
-            return
-        first, is_first = first + window, False
+def _follow(
+    sent: Mapping[int, _Sent],
+    drains: list[Path],
+    readers: list[Path],
+    groups: Mapping[str, GroupFacts],
+    report: QuickReport,
+) -> None:
+    """What was read of these messages in the end, and what groups were given of them."""
+    for path in drains:
+        for event in events_of(path, ("dlv",)):
+            if (one := sent.get(event["mid"] // SHARE)) is not None:
+                one.found(event, report)
+    for path in readers if groups else ():
+        for event in events_of(path, ("dlv", "done")):
+            one = sent.get(event["mid"] // SHARE)
+            if one is not None and "group" in event:
+                one.handed_over(event, groups[event["group"]].bit, report)
 
 
 class _Sent:
@@ -98,7 +78,10 @@ class _Sent:
         self._queues = array("l")
         self._digests = array("Q")
         self._times_read = bytearray()
-        self._names: dict[str, int] = {}
+        self._tags = array("H")
+        self._given = array("Q")  # by message: bits of the groups that were given it
+        self._processed = array("Q")
+        self._names: dict[str, int] = {}  # of logs and tags
         self._open: dict[int, list[int]] = {}  # messages of operations under way
         self._last_of: dict[tuple[str, int], int] = {}  # by process and log: last acknowledged position
 
@@ -129,12 +112,16 @@ class _Sent:
             self._queues.append(0)
             self._digests.append(0)
             self._times_read.append(0)
+            self._tags.append(0)
+            self._given.append(0)
+            self._processed.append(0)
         self._positions[slot] = _IN_DOUBT
-        self._queues[slot] = self._queue(event)
+        self._queues[slot] = self._name(log_of(event))
+        self._tags[slot] = self._name(event.get("tag", ""))
         self._digests[slot] = int(event["digest"], 16)
 
     def _note_acknowledged(self, event: dict[str, Any], mids: list[int], report: QuickReport) -> None:
-        first = _position_of(event)
+        first = position_of(event)
         for i, mid in enumerate(mids):
             self._set(mid, _STORED_SOMEWHERE if first < 0 else first + i)
         if first < 0 or self._slot(mids[0]) is None:
@@ -150,8 +137,13 @@ class _Sent:
         if slot is not None:
             self._positions[slot] = what
 
-    def _queue(self, event: dict[str, Any]) -> int:
-        return self._names.setdefault(_log_of(event), len(self._names))
+    def _name(self, text: str) -> int:
+        return self._names.setdefault(text, len(self._names))
+
+    @property
+    def is_more(self) -> bool:
+        """Whether this client has sent messages behind these."""
+        return self.last >= self._first + self._window
 
     def count(self, report: QuickReport) -> None:
         for position in self._positions:
@@ -163,23 +155,12 @@ class _Sent:
 
     def found(self, event: dict[str, Any], report: QuickReport) -> None:
         """A message was read in the end."""
-        mid, at = event["mid"], _position_of(event)
-        where = f"message {mid} in {_log_of(event)} at {at}"
+        mid, at = event["mid"], position_of(event)
+        where = f"message {mid} in {log_of(event)} at {at}"
         slot = self._slot(mid)
-        if mid > self.last:
-            if self._is_first and mid // _SHARE == self._first // _SHARE:
-                report.note("phantom", f"{where} was never sent")
-            return
-        if slot is None:
-            return
-        if self._positions[slot] == _NEVER_SENT:
-            report.note("phantom", f"{where} was never sent")
+        if not self._is_genuine(event, slot, where, report) or slot is None:
             return
         position = self._positions[slot]
-        if self._digests[slot] != int(event["digest"], 16) or self._queues[slot] != self._queue(event):
-            report.note("phantom", f"{where} is not what was sent")
-        if position == _FAILED:
-            report.note("phantom", f"{where} had failed for certain")
         if self._times_read[slot]:
             report.note("duplicated", where)
         elif position == _IN_DOUBT:
@@ -188,10 +169,48 @@ class _Sent:
         if position >= 0 and position != at:
             report.note("reordered", f"{where} was acknowledged at {position}")
 
-    def report_lost(self, name: str, report: QuickReport) -> None:
+    def handed_over(self, event: dict[str, Any], bit: int, report: QuickReport) -> None:
+        """A group was given a message, or is through with it."""
+        slot = self._slot(event["mid"])
+        if event["ev"] == "done":
+            if slot is not None and slot < len(self._positions) and event["code"] != "retry":
+                self._processed[slot] |= bit
+            return
+        where = f"message {event['mid']}, which group {event['group']} was given,"
+        if self._is_genuine(event, slot, where, report) and slot is not None:
+            report.redelivered += bool(self._given[slot] & bit)
+            self._given[slot] |= bit
+
+    def _is_genuine(self, event: dict[str, Any], slot: int | None, where: str, report: QuickReport) -> bool:
+        """Whether a message that was seen had been sent; False, too, if another reading decides that."""
+        if event["mid"] > self.last:
+            if self._is_first:
+                report.note("phantom", f"{where} was never sent")
+            return False
+        if slot is None:
+            return False
+        if self._positions[slot] == _NEVER_SENT:
+            report.note("phantom", f"{where} was never sent")
+            return False
+        is_other = self._digests[slot] != int(event["digest"], 16)
+        if is_other or self._queues[slot] != self._name(log_of(event)):
+            report.note("phantom", f"{where} is not what was sent")
+        if self._positions[slot] == _FAILED:
+            report.note("phantom", f"{where} had failed for certain")
+        return True
+
+    def report_lost(self, name: str, groups: Mapping[str, GroupFacts], report: QuickReport) -> None:
+        """`groups`: those that must have processed everything."""
+        names = list(self._names)
         for slot, position in enumerate(self._positions):
-            if (position >= 0 or position == _STORED_SOMEWHERE) and not self._times_read[slot]:
+            is_read = self._times_read[slot]
+            if (position >= 0 or position == _STORED_SOMEWHERE) and not is_read:
                 report.note("lost", f"message {self._first + slot} of {name}, acknowledged at {position}")
+            for group, facts in groups.items() if is_read else ():
+                wants = facts.wants(names[self._queues[slot]], names[self._tags[slot]])
+                if wants and not self._processed[slot] & facts.bit:
+                    where = f"{names[self._queues[slot]]} at {position}"
+                    report.note("lost", f"message {self._first + slot} in {where} for group {group}")
 
 
 def _check_drains(drains: list[Path], clients: set[int], report: QuickReport) -> None:
@@ -200,17 +219,17 @@ def _check_drains(drains: list[Path], clients: set[int], report: QuickReport) ->
     last: dict[str, int] = {}
     for path in drains:
         complete = False
-        for event in _events(path, report):
+        for event in events_of(path, ("dlv", "meta"), report):
             if event["ev"] == "dlv":
                 report.read += 1
-                log, at = _log_of(event), _position_of(event)
+                log, at = log_of(event), position_of(event)
                 if at <= last.get(log, -1):
                     report.note("reordered", f"{log} was read at {at} after {last[log]}")
                 last[log] = at
-                if event["mid"] < 0 or event["mid"] // _SHARE not in clients:
+                if event["mid"] < 0 or event["mid"] // SHARE not in clients:
                     report.note("phantom", f"message {event['mid']} in {log} at {at} is nobody's")
             elif event["ev"] == "meta" and event["e"] == "drain_target":
-                wanted[_log_of(event)] = event["off"]
+                wanted[log_of(event)] = event["off"]
             elif event["ev"] == "meta" and event["e"] == "drain_end":
                 complete = True
         ended = ended and complete
@@ -221,27 +240,7 @@ def _check_drains(drains: list[Path], clients: set[int], report: QuickReport) ->
 
 def _client_of(path: Path) -> int:
     """The number of the client whose messages a file is about; -1: it sent none."""
-    for event in _events(path):
-        if "mid" in event and event["ev"] in ("op", "item"):
-            return int(event["mid"]) // _SHARE
+    for event in events_of(path, ("op", "item")):
+        if "mid" in event:
+            return int(event["mid"]) // SHARE
     return -1
-
-
-def _position_of(event: dict[str, Any]) -> int:
-    """-1: it has none."""
-    return int(event.get("qoff", event.get("lidx", -1)))
-
-
-def _log_of(event: dict[str, Any]) -> str:
-    return f"q:{event['topic']}/{event['q']}" if "topic" in event else f"ledger:{event.get('ledger')}"
-
-
-def _events(path: Path, report: QuickReport | None = None) -> Iterator[dict[str, Any]]:
-    """Of one file. Only the last line may be torn; a line that is none before it is a ValueError."""
-    with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                if report is not None:
-                    report.torn_lines += 1
-                return
-            yield json.loads(line)

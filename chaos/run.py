@@ -6,31 +6,38 @@ import asyncio
 import json
 import subprocess
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from chaos.cluster import ChaosCluster
+from chaos.dump import dump_cluster, dump_source
 from chaos.nemesis import Nemesis
-from chaos.quick_check import QuickReport, quick_check
+from chaos.quick_check import quick_check
+from chaos.quick_trace import QuickReport
 from chaos.scenario import Scenario, plan
-from chaos.trace.schema import Ev
+from chaos.soak import to_file
+from chaos.trace.files import seal
+from chaos.trace.schema import RAW_DIR, Ev
 from chaos.trace.writer import TraceWriter
 from chaos.verdict import Phases, Verdict, judge_run
 from chaos.workloads.broker import BrokerWorkload
 from chaos.workloads.log import LogWorkload
-from chaos.workloads.spec import Setting, Workload
+from chaos.workloads.spec import DrainTimeout, Setting, Workload
 from chaos.workloads.tally import Tally
 from dledger.errors import ConfigError, DLedgerError
 
-RUN_FILE, RESULT_FILE = "run.json", "result.json"
+RUN_FILE, RESULT_FILE, SCENARIO_FILE = "run.json", "result.json", "scenario.toml"
+#: What the final reader has read, if lines of a file were sent.
+LINES_FILE = "lines.txt"
 _FLUSH_S = 0.5
 _WARM_UP_S = 30.0
 _HEAL_S = 60.0
 _AFTER_S = 1.5
 _DRAIN_S = 60.0
+_SICK_DRAIN_S = 10.0
 
 
 @dataclass(slots=True)
@@ -56,7 +63,9 @@ class Result:
     reasons: list[str]
     report: QuickReport
     seconds: float
-    acknowledged_per_second: float
+    acknowledged_per_second: float  # messages
+    operations_per_second: float  # acknowledged sends; a batch counts once
+    shed: int
     leader_changes: int
     longest_silence_ms: int
     faults: list[str] = field(default_factory=list)
@@ -78,8 +87,10 @@ class Run:
         command: str = "",
         watch: Watch | None = None,
         trace_nodes: bool = True,
+        keep_stores: bool = False,
     ) -> None:
-        """`trace_nodes` False: only clients and faults are traced."""
+        """`trace_nodes` False: only clients and faults are traced. `keep_stores`: what nodes have stored
+        stays, also if the run is valid; all of it is in the trace anyway."""
         if run_directory.exists() and any(run_directory.iterdir()):
             raise ConfigError(f"{run_directory} is not empty: a run needs a directory of its own")
         self._scenario = scenario
@@ -90,8 +101,10 @@ class Run:
         self._command = command
         self._watch = watch or Watch()
         self._trace_nodes = trace_nodes
+        self._keep_stores = keep_stores
         self._writers: list[TraceWriter] = []
         self._plan = plan(scenario)
+        self._behind: list[str] = []
 
     async def run(self) -> Result:
         """The whole run. Raises what broke the harness itself; processes are gone in any case."""
@@ -100,6 +113,7 @@ class Run:
         self._save(
             RUN_FILE, {"command": self._command, "seed": self._seed, **scenario.model_dump(mode="json")}
         )
+        (self._directory / SCENARIO_FILE).write_text(to_file(scenario))
         nemesis_writer = self._new_writer("nemesis")
         setting = Setting(scenario.load.spec(), Random(rng.random()), self._new_writer, self._lines)
         flushing = asyncio.create_task(self._flush())
@@ -111,6 +125,8 @@ class Run:
                 rng=Random(rng.random()),
                 settings=scenario.settings,
                 trace_run=self._name if self._trace_nodes else None,
+                spoilable=scenario.spoils,
+                data_file_size=scenario.data_file_size,
             )
             nemesis = Nemesis(cluster, nemesis_writer, Random(rng.random()), self._watch.note)
             self._watch.tally, self._watch.nemesis, self._watch.cluster = setting.tally, nemesis, cluster
@@ -118,52 +134,89 @@ class Run:
             async with cluster:
                 phases = await self._hurt(cluster, nemesis, setting, nemesis_writer)
                 self._watch.enter("stopping")
+                settled = await cluster.wait_settled()
+                if settled is not None:
+                    nemesis_writer.write(Ev.META, {"e": "settled", "off": settled})
                 await cluster.stop()
+            self._watch.enter("reading what is stored")
+            for path in (self._directory / RAW_DIR).glob("node-*"):
+                seal(path)  # of those that were killed
+            await asyncio.to_thread(dump_cluster, self._directory, self._name, cluster, settled)
         finally:
             flushing.cancel()
-            nodes = [f"node:n{n}" for n in range(1, scenario.nodes + 1)] if self._trace_nodes else []
-            for member in [*(writer.src for writer in self._writers), *nodes]:
+            ids = [f"n{n}" for n in range(1, scenario.nodes + 1)]
+            others = [dump_source(n) for n in ids] + [f"node:{n}" for n in ids if self._trace_nodes]
+            for member in [*(writer.src for writer in self._writers), *others]:
                 nemesis_writer.write(Ev.META, {"e": "expect", "member": member})
             for writer in self._writers:
                 writer.close()
-        return await self._conclude(nemesis, setting.tally, phases)
+        result = await self._conclude(nemesis, setting.tally, phases)
+        if result.verdict is Verdict.VALID and not self._keep_stores:
+            await asyncio.to_thread(cluster.remove_stores)
+        return result
 
     async def _hurt(
         self, cluster: ChaosCluster, nemesis: Nemesis, setting: Setting, writer: TraceWriter
     ) -> Phases:
+        """Load, faults, healing, drain. Raises what broke the load."""
         workload = _workload(self._scenario, cluster, setting)
+        stop, drained = asyncio.Event(), asyncio.Event()
         await workload.prepare()
-        stop = asyncio.Event()
         self._watch.enter("warming up")
-        load = asyncio.create_task(workload.run(stop))
         try:
-            warm = await self._warm_up(load, setting.tally)
-            self._watch.enter("faults")
-            faults = asyncio.create_task(self._faults(nemesis))
-            await _first_error(faults, load)
-            self._watch.enter("healing")
-            cluster.links.heal()
-            await cluster.wait_healthy(_HEAL_S)
-            healed = writer.now()
-            writer.write(Ev.META, {"e": "healed"})
-            await asyncio.wait([load], timeout=_AFTER_S)
-            stop.set()
-            await load
+            async with asyncio.TaskGroup() as tasks:
+                load = tasks.create_task(workload.write(stop))
+                tasks.create_task(workload.read(stop, drained))
+                warm = await self._warm_up(setting.tally)
+                self._watch.enter("faults")
+                await self._faults(nemesis)
+                self._watch.enter("healing")
+                cluster.links.heal()
+                unhealed = await self._heal(cluster)
+                healed = writer.now()
+                writer.write(Ev.META, {"e": "healed"})
+                await asyncio.sleep(_AFTER_S)
+                stop.set()
+                await load
+                over = writer.now()
+                self._watch.enter("draining")
+                await self._drain(workload, setting, bool(unhealed))
+                drained.set()
+        except BaseExceptionGroup as several:
+            raise _first_of(several) from None
         finally:
-            load.cancel()
-            await asyncio.gather(load, return_exceptions=True)
-        over = writer.now()
-        self._watch.enter("draining")
-        await workload.drain(_DRAIN_S)
-        return Phases(warm, healed, over)
+            await workload.close()
+        return Phases(warm, healed, over, unhealed)
 
-    async def _warm_up(self, load: asyncio.Task[None], tally: Tally) -> int:
+    async def _heal(self, cluster: ChaosCluster) -> str:
+        """Why the cluster does not get healthy. What it has then is still read, and compared."""
+        try:
+            await cluster.wait_healthy(_HEAL_S, all_run=True)
+        except DLedgerError as error:
+            self._watch.note(error.message)
+            return error.message
+        return ""
+
+    async def _drain(self, workload: Workload, setting: Setting, is_sick: bool) -> None:
+        """Of a cluster that does not heal we read what there is to be had, in less time."""
+        try:
+            with (self._directory / LINES_FILE).open("wb") if self._lines else nullcontext() as file:
+                if file is not None:
+                    setting.keep_line = lambda line: file.write(line + b"\n")
+                await workload.drain(_SICK_DRAIN_S if is_sick else _DRAIN_S)
+        except DrainTimeout as error:
+            if not is_sick:
+                self._behind.append(f"{error} after {_DRAIN_S:g} s")
+        except Exception as error:
+            if not is_sick:
+                raise
+            self._watch.note(f"not everything can be read: {error!r}")
+
+    async def _warm_up(self, tally: Tally) -> int:
         """Until something is acknowledged; when that was. ConfigError if nothing is."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _WARM_UP_S
         while tally.acknowledged < self._scenario.min_acknowledged:
-            if load.done():
-                await load
             if loop.time() > deadline:
                 raise ConfigError(f"the load does not get going: {dict(tally.errors)}")
             await asyncio.sleep(0.02)
@@ -179,6 +232,7 @@ class Run:
         self._watch.enter("checking")
         report = await asyncio.to_thread(quick_check, self._directory)
         verdict, reasons = judge_run(self._scenario, nemesis.done, tally, phases, report)
+        reasons += self._behind
         seconds = (phases.over - phases.warm) / 1e9
         silence = tally.longest_silence
         result = Result(
@@ -189,6 +243,8 @@ class Run:
             report,
             round(seconds, 3),
             round(tally.acknowledged_between(phases.warm, phases.over) / seconds, 1),
+            round(tally.operations_between(phases.warm, phases.over) / seconds, 1),
+            tally.shed,
             sum(done.new_term > done.old_term >= 0 for done in nemesis.done),
             0 if silence is None else (silence.until - silence.since) // 1_000_000,
             [done.name for done in nemesis.done],
@@ -232,17 +288,12 @@ def _workload(scenario: Scenario, cluster: ChaosCluster, setting: Setting) -> Wo
     return LogWorkload(setting, cluster.addresses, cluster.local.plan.group)
 
 
-async def _first_error(faults: asyncio.Task[None], load: asyncio.Task[None]) -> None:
-    """Wait for the faults; a load that breaks meanwhile is an error."""
-    try:
-        await asyncio.wait([faults, load], return_when=asyncio.FIRST_COMPLETED)
-        if load.done():
-            await load
-        await faults
-    finally:
-        faults.cancel()
-        with suppress(asyncio.CancelledError, DLedgerError):
-            await faults
+def _first_of(several: BaseExceptionGroup) -> BaseException:
+    """One of them says enough."""
+    found: BaseException = several
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
 
 
 def _git_revision() -> str:

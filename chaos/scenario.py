@@ -19,6 +19,15 @@ FOLDER = Path(__file__).parent / "scenarios"
 
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
 ProcessKind = Literal["kill", "stop", "term", "wipe"]
+DiskKind = Literal[
+    "slow_disk",
+    "stuck_disk",
+    "full_disk",
+    "write_error",
+    "sync_error",
+    "power_loss",
+    "bit_flip",
+]
 NetworkKind = Literal[
     "isolate",
     "isolate_out",
@@ -34,10 +43,36 @@ NetworkKind = Literal[
     "throttle",
     "hang",
 ]
+Kind = ProcessKind | NetworkKind | DiskKind | Literal["clock_jump"]
 Target = Literal["leader", "follower", "random", "minority", "majority", "all"]
-PROCESS_KINDS = ("kill", "stop", "term", "wipe")
+#: What takes a process away: no other fault is aimed at it meanwhile.
+TAKING = ("kill", "stop", "term", "wipe", "write_error", "sync_error", "power_loss")
+#: What needs nodes whose disks and clocks can be spoiled.
+SPOILING = (
+    "slow_disk",
+    "stuck_disk",
+    "full_disk",
+    "write_error",
+    "sync_error",
+    "power_loss",
+    "clock_jump",
+)
 #: A fault on the leader for which another one has to be elected.
-UNSEATING = ("kill", "stop", "term", "isolate", "isolate_out", "halves", "hang")
+UNSEATING = (
+    "kill",
+    "stop",
+    "term",
+    "isolate",
+    "isolate_out",
+    "isolate_in",
+    "halves",
+    "hang",
+    "write_error",
+    "sync_error",
+    "power_loss",
+)
+#: The same, unless all disks are like this: then leadership stays where it is.
+UNSEATING_ALONE = ("wipe", "stuck_disk", "full_disk")
 
 
 class _Section(BaseModel):
@@ -47,7 +82,7 @@ class _Section(BaseModel):
 class FaultStep(_Section):
     """One fault, begun `at`, ended after `lasts`, begun again `every` so many seconds (0: once)."""
 
-    kind: ProcessKind | NetworkKind
+    kind: Kind
     target: Target = "leader"
     at: Seconds = 2.0
     lasts: Seconds = 2.0
@@ -56,6 +91,9 @@ class FaultStep(_Section):
     jitter_ms: Annotated[int, Field(ge=0, le=60_000)] = 50
     reset_chance: Annotated[float, Field(gt=0, le=1)] = 0.02
     bytes_per_second: Annotated[int, Field(gt=0)] = 64 << 10
+    slow_ms: Annotated[int, Field(gt=0, le=60_000)] = 50
+    entries: Annotated[int, Field(gt=0, le=1000)] = 3
+    jump_s: Annotated[float, Field(ge=-1e9, le=1e9)] = 3600.0
 
     @model_validator(mode="after")
     def _repeats_after_its_end(self) -> FaultStep:
@@ -63,14 +101,16 @@ class FaultStep(_Section):
             raise ValueError("every must be more than lasts: a fault ends before it begins again")
         if self.kind == "wipe" and self.target in ("majority", "all", "minority"):
             raise ValueError("wipe loses one node at a time: what a majority has lost is lost")
+        if self.kind == "bit_flip" and self.target in ("majority", "all"):
+            raise ValueError("bit_flip damages a minority: what is damaged on a majority is lost")
         return self
 
     @property
     def unseats_leader(self) -> bool:
         """Whether another leader has to be elected for it."""
-        if self.kind not in UNSEATING:
-            return self.kind == "wipe" and self.target == "leader"
-        return self.target in ("leader", "majority", "all")
+        if self.kind in UNSEATING_ALONE:
+            return self.target == "leader"
+        return self.kind in UNSEATING and self.target in ("leader", "majority", "all")
 
 
 _USUAL = LoadSpec()
@@ -80,7 +120,7 @@ class Load(_Section):
     """See LoadSpec."""
 
     clients: Annotated[int, Field(ge=1, le=64)] = _USUAL.clients
-    at_once: Annotated[int, Field(ge=1, le=256)] = _USUAL.at_once
+    at_once: Annotated[int, Field(ge=0, le=256)] = _USUAL.at_once
     rate: Annotated[float, Field(ge=0)] = _USUAL.rate
     max_batch: Annotated[int, Field(ge=1, le=256)] = _USUAL.max_batch
     max_bytes: Annotated[int, Field(ge=0, le=65_536)] = _USUAL.max_bytes
@@ -95,7 +135,8 @@ class Load(_Section):
 
 class Scenario(_Section):
     """`seconds`: from the end of the warm-up to the healing. `settings`: further keys of every node's
-    configuration. `min_acknowledged`: before, during and after the faults, or the run says nothing."""
+    configuration. `data_file_size` in bytes. `min_acknowledged`: before, during and after the faults, or the
+    run says nothing."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
     title: Annotated[str, Field(min_length=1, max_length=100)]
@@ -104,9 +145,15 @@ class Scenario(_Section):
     nodes: Annotated[int, Field(ge=1, le=9)] = 3
     seconds: Annotated[float, Field(gt=0, le=86_400)] = 15.0
     min_acknowledged: Annotated[int, Field(ge=1)] = 20
+    data_file_size: Annotated[int, Field(ge=64 << 10, le=1 << 30)] = 16 << 20
     load: Load = Load()
     settings: dict[str, Any] = Field(default_factory=dict)
     fault: tuple[FaultStep, ...] = ()
+
+    @property
+    def spoils(self) -> bool:
+        """Whether it needs disks and clocks that can be spoiled."""
+        return any(step.kind in SPOILING for step in self.fault)
 
     @property
     def aims_at_leader(self) -> bool:

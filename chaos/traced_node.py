@@ -5,7 +5,6 @@ Settings: `trace_directory` and `trace_run`, and those of the broker where there
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,44 +12,40 @@ from typing import Any
 
 from broker_adapter.program import BrokerProgram
 from broker_adapter.settings import parse_settings
-from chaos.trace.schema import Ev
+from chaos.trace.files import MappedFile
+from chaos.trace.schema import LEDGER, Ev
 from chaos.trace.writer import TraceWriter
-from chaos.workloads.log import LEDGER
 from dledger import ConfigError, NodeConfig, NodeServer
 
-_OF_LEDGER = frozenset({"append", "truncate", "flush", "recover", "install", "purge", "commit", "ack"})
+_EV = {ev.value: ev for ev in Ev}
+_OF_LEDGER = frozenset(
+    {"append", "truncate", "flush", "recover", "install", "purge", "commit", "apply", "load", "ack", "reput"}
+)
 
 
 class NodeTraceFile:
-    """Implements `dledger.NodeTrace`. Events reach the file at the end of the turn of the event loop in which
-    they are told. What a node says goes out in later turns, so whatever others have seen of a node that is
-    killed is in its trace."""
+    """Implements `dledger.NodeTrace`. Each event is in the file when it has been told, before anybody outside
+    can see what it tells of: a node that is killed has left all of them."""
 
     def __init__(self, run_directory: Path, run: str) -> None:
         self._run_directory = run_directory
         self._run = run
         self._node_id = ""
         self._writer: TraceWriter | None = None
-        self._flushing = False
 
     def begin(self, node_id: str, incarnation: int) -> None:
         self._node_id = node_id
-        self._writer = TraceWriter(self._run_directory, self._run, f"node:{node_id}", incarnation)
+        src = f"node:{node_id}"
+        self._writer = TraceWriter(self._run_directory, self._run, src, incarnation, file=MappedFile)
         # The node still has things to tell after its program was stopped.
         atexit.register(self._writer.close)
 
     def event(self, ev: str, e: str, fields: dict[str, Any]) -> None:
         assert self._writer is not None, "an event before the beginning"
-        ledger = {"ledger": LEDGER} if e in _OF_LEDGER else {}
-        self._writer.write(Ev(ev), {"e": e, "node": self._node_id, **fields, **ledger})
-        if not self._flushing:
-            self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flushing = False
-        if self._writer is not None:
-            self._writer.flush()
+        told = {"e": e, "node": self._node_id, **fields}
+        if e in _OF_LEDGER:
+            told["ledger"] = LEDGER
+        self._writer.write(_EV[ev], told)
 
 
 class TracedLog:
@@ -60,8 +55,8 @@ class TracedLog:
         self._config = config
         self._trace = trace
 
-    def make_node(self) -> NodeServer:
-        return NodeServer(self._config, trace=self._trace)
+    def make_node(self, **options: Any) -> NodeServer:
+        return NodeServer(self._config, trace=self._trace, **options)
 
     async def start(self) -> None:
         return
@@ -74,11 +69,7 @@ class TracedBroker(BrokerProgram):
     """A broker whose node is traced."""
 
     def __init__(self, config: NodeConfig, settings: Mapping[str, Any], trace: NodeTraceFile) -> None:
-        super().__init__(config, parse_settings(settings))
-        self._trace = trace
-
-    def make_node(self, **options: Any) -> NodeServer:
-        return super().make_node(trace=self._trace, **options)
+        super().__init__(config, parse_settings(settings), trace=trace)
 
 
 def log(config: NodeConfig, settings: Mapping[str, Any]) -> TracedLog:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from chaos.nemesis import Done
-from chaos.quick_check import QuickReport
+from chaos.quick_trace import QuickReport
 from chaos.scenario import Scenario
 from chaos.workloads.tally import Tally
 
@@ -24,11 +24,13 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Monotonic ns: the load had warmed up, faults were over and the cluster healthy, the load was over."""
+    """Monotonic ns: the load had warmed up, faults were over and the cluster healthy, the load was over.
+    `unhealed`: why it did not get healthy."""
 
     warm: int
     healed: int
     over: int
+    unhealed: str = ""
 
 
 def judge_run(
@@ -36,8 +38,13 @@ def judge_run(
 ) -> tuple[Verdict, list[str]]:
     """The verdict, and why it is not `valid`. Broken promises count also when the run is void otherwise."""
     broken = report.lost + report.duplicated + report.reordered + report.phantom
-    if broken:
-        return Verdict.INVALID, report.examples
+    unhealed = [f"the cluster did not heal: {phases.unhealed}"] if phases.unhealed else []
+    if unhealed and not report.drained:
+        # What could not be read is not lost for that.
+        examples = [text for text in report.examples if not text.startswith("lost:")]
+        return Verdict.INVALID, [*examples, *unhealed]
+    if broken or unhealed:
+        return Verdict.INVALID, [*report.examples, *unhealed]
     reasons = [] if report.drained else ["not everything was read in the end"]
     for one in done:
         reasons += [f"fault {one.occurrence.number}, {one.name}: {failure}" for failure in one.failures]

@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from dledger.core.values import Role
     from dledger.node.config import NodeConfig, is_loopback, load_config, parse_config
     from dledger.node.config_faults import read_toml, validate
+    from dledger.node.entry_run import EntryRun
     from dledger.node.logs import configure_logging, get_logger
+    from dledger.node.metrics import Histogram
     from dledger.node.owned_append import Assigned
     from dledger.node.owner import GrpcService
     from dledger.node.program import Program
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
         static,
     )
     from dledger.store.disk import Disk, OsDisk, read_file, replace_file
+    from dledger.store.inspect import OfflineLog, StoredEntry
 
 __all__ = [
     "MAX_PAYLOAD_BYTES",
@@ -91,11 +94,13 @@ __all__ = [
     "DurableStateMachine",
     "ElectionEvent",
     "Entry",
+    "EntryRun",
     "Exit",
     "FollowerStatus",
     "GrpcHost",
     "GrpcMethod",
     "GrpcService",
+    "Histogram",
     "HttpServer",
     "Indeterminate",
     "InvalidRequest",
@@ -108,6 +113,7 @@ __all__ = [
     "NodeStatus",
     "NodeTrace",
     "NotLeader",
+    "OfflineLog",
     "OsDisk",
     "Overloaded",
     "Program",
@@ -120,6 +126,7 @@ __all__ = [
     "SessionExpired",
     "StateMachine",
     "StorageError",
+    "StoredEntry",
     "TlsFiles",
     "WebHandler",
     "answer_of",
@@ -157,10 +164,12 @@ _MODULE_OF = {
     "ClientTls": "dledger.rpc.tls",
     "Disk": "dledger.store.disk",
     "DurableStateMachine": "dledger.node.state_machine",
+    "EntryRun": "dledger.node.entry_run",
     "Exit": "dledger.cli.exits",
     "GrpcHost": "dledger.rpc.host",
     "GrpcMethod": "dledger.rpc.host",
     "GrpcService": "dledger.node.owner",
+    "Histogram": "dledger.node.metrics",
     "HttpServer": "dledger.status.web",
     "LoopThread": "dledger.client.loop_thread",
     "MAX_PAYLOAD_BYTES": "dledger.rpc.channels",
@@ -168,12 +177,15 @@ _MODULE_OF = {
     "NodeConfig": "dledger.node.config",
     "NodeServer": "dledger.node.server",
     "NodeTrace": "dledger.node.tracing",
+    "OfflineLog": "dledger.store.inspect",
     "OsDisk": "dledger.store.disk",
     "Program": "dledger.node.program",
     "Role": "dledger.core.values",
     "RoleEvent": "dledger.node.role_events",
     "ServerTls": "dledger.rpc.tls",
     "StateMachine": "dledger.node.state_machine",
+    "StoredEntry": "dledger.store.inspect",
+    "TlsFiles": "dledger.rpc.tls",
     "WebHandler": "dledger.status.web",
     "answer_of": "dledger.rpc.log_client",
     "configure_logging": "dledger.node.logs",

@@ -26,8 +26,12 @@ CORE_OUTSIDE = {
 #: The generated protocol modules; everything outside the gRPC layers sees our own types.
 GENERATED = "dledger.v1"
 BROKER_GENERATED = "broker_adapter.v1"
+CLIENT_GENERATED = "broker_adapter.messaging.v2"
 #: The gRPC layers of the broker: modules whose names begin so.
 BROKER_RPC = ("broker_adapter.rpc.", "broker_adapter.namesrv.rpc_")
+CLIENT_RPC = ("broker_adapter.messaging.",)
+#: Who may import generated modules of the broker.
+RPC_OF = {BROKER_GENERATED: BROKER_RPC, CLIENT_GENERATED: CLIENT_RPC}
 
 _BASE = {"dledger.errors", "dledger.core"}
 _STATUS_TYPES = "dledger.status.model"
@@ -63,8 +67,9 @@ ALLOWED: dict[str, set[str]] = {
         "dledger.cli",
     },
     BROKER_GENERATED: set(),
+    CLIENT_GENERATED: set(),
     # What anybody may use: `dledger` itself, and of it only the names that it exports.
-    "broker_adapter": {"dledger", BROKER_GENERATED},
+    "broker_adapter": {"dledger", BROKER_GENERATED, CLIENT_GENERATED},
     # Its simulator is an extension of the log's.
     "broker_adapter.testing": {"dledger", "dledger.testing", "dledger.node", "broker_adapter"},
     # The commands of the broker are added to those of the log.
@@ -80,6 +85,7 @@ ALLOWED: dict[str, set[str]] = {
         _STATUS_TYPES,
         "dledger.client",
         "dledger.node",
+        "dledger.store",
         "dledger.cli",
         "broker_adapter",
     },
@@ -135,7 +141,7 @@ def violations(source: str, module: str, modules: set[str], *, is_package: bool 
                 found.append(f"{where}: dledger does not export {name}")
             if unit == "dledger.core" and _is_foreign_to_core(name, modules):
                 found.append(f"{where}: the core imports {name}")
-        elif target == BROKER_GENERATED and not module.startswith(BROKER_RPC):
+        elif target in RPC_OF and not module.startswith(RPC_OF[target]):
             found.append(f"{where}: {module} is no part of a gRPC layer, and imports {name}")
         elif target != unit and target not in ALLOWED[unit]:
             # `from dledger import core` names the package on the way; only the module counts then.
@@ -184,7 +190,7 @@ def test_imports_run_downwards_only() -> None:
     found = [
         violation
         for module, path in modules.items()
-        if unit_of(module) not in (GENERATED, BROKER_GENERATED)
+        if unit_of(module) not in (GENERATED, *RPC_OF)
         for violation in violations(
             path.read_text(), module, set(modules), is_package=path.name == "__init__.py"
         )
@@ -223,6 +229,8 @@ MODULES = {
     "broker_adapter.errors",
     "broker_adapter.v1",
     "broker_adapter.v1.namesrv_pb2",
+    "broker_adapter.messaging.v2",
+    "broker_adapter.messaging.v2.service_pb2",
     "chaos.faults",
 }
 
@@ -255,6 +263,7 @@ MODULES = {
         ("broker_adapter.store", "from broker_adapter.v1 import namesrv_pb2"),
         ("broker_adapter.namesrv.tables", "import broker_adapter.v1.namesrv_pb2"),
         ("broker_adapter.store", "from dledger import *"),
+        ("broker_adapter.broker", "from broker_adapter.messaging.v2 import service_pb2"),
     ],
 )
 def test_planted_violations_are_found(module: str, source: str) -> None:
@@ -274,6 +283,7 @@ def test_planted_violations_are_found(module: str, source: str) -> None:
         ("broker_adapter.store", "from dledger import Refused, StateMachine\nimport asyncio\nimport dledger"),
         ("broker_adapter.store", "from broker_adapter.errors import Status\nfrom struct import Struct"),
         ("broker_adapter.rpc.wire", "from broker_adapter.v1 import namesrv_pb2"),
+        ("broker_adapter.messaging.front", "from broker_adapter.messaging.v2 import service_pb2"),
         ("broker_adapter.namesrv.rpc_service", "import broker_adapter.v1.namesrv_pb2 as pb"),
         ("chaos.faults", "import broker_adapter\nfrom dledger.node.server import run_node"),
     ],

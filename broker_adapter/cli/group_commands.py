@@ -9,6 +9,8 @@ from broker_adapter.cli.broker_options import ask_broker, json_option, target_op
 from broker_adapter.cli.broker_target import Target
 from dledger import print_json, print_table
 
+_YES = {True: "yes", False: "no"}
+
 
 @click.group()
 def group() -> None:
@@ -25,14 +27,28 @@ def group() -> None:
 @group.command()
 @click.argument("name")
 @target_options
-def create(name: str, target: Target) -> None:
-    """Create group NAME.
+@click.option(
+    "--orderly",
+    is_flag=True,
+    help="Give nothing more of a queue while something of it is held (clients that receive and acknowledge).",
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(-1),
+    default=GroupConfig("").retry_max_times,
+    show_default=True,
+    help="How often a message is given again before it goes to the dead letters; -1: for ever.",
+)
+def create(name: str, target: Target, orderly: bool, retries: int) -> None:
+    """Create group NAME, or change the one of that name.
 
     \b
-    Example:
+    Examples:
       dledger broker group create billing
+      dledger broker group create billing --orderly --retries 3
     """
-    ask_broker(target, lambda admin: admin.put_group(GroupConfig(name)))
+    config = GroupConfig(name, retry_max_times=retries, consume_orderly=orderly)
+    ask_broker(target, lambda admin: admin.put_group(config))
     click.echo(f"{name} is there")
 
 
@@ -65,6 +81,6 @@ def list_(target: Target, as_json: bool) -> None:
         print_json([config._asdict() for config in found])
         return
     print_table(
-        ("group", "may consume", "retries"),
-        [(c.name, "yes" if c.consume_enable else "no", c.retry_max_times) for c in found],
+        ("group", "may consume", "retries", "orderly"),
+        [(c.name, _YES[c.consume_enable], c.retry_max_times, _YES[c.consume_orderly]) for c in found],
     )

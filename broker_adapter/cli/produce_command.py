@@ -44,7 +44,7 @@ class MessageRule:
         found = fields[self.key_field - 1].split() if self.key_field <= len(fields) else []
         return (*self.keys, *found)
 
-    async def send(self, producer: Producer, lines: Sequence[bytes]) -> list[SendReceipt]:
+    async def send(self, producer: Producer, lines: Sequence[bytes]) -> Sequence[SendReceipt]:
         keys = self.keys_of(lines[0])
         return await producer.send_many(
             self.topic,

@@ -6,7 +6,7 @@ import asyncio
 
 import click
 
-from broker_adapter.api import TopicConfig
+from broker_adapter.api import MESSAGE_TYPES, TopicConfig
 from broker_adapter.cli.broker_options import ask_broker, json_option, shown_time, target_options
 from broker_adapter.cli.broker_target import Target
 from dledger import print_json, print_table
@@ -48,7 +48,14 @@ def topic() -> None:
     show_default=True,
     help="Readable, writable, both or nothing.",
 )
-def create(name: str, target: Target, queues: int, perm: str) -> None:
+@click.option(
+    "--type",
+    "message_type",
+    type=click.Choice(MESSAGE_TYPES[1:], case_sensitive=False),
+    default=None,
+    help="Which messages it takes of clients that say what theirs are. All, if not given.",
+)
+def create(name: str, target: Target, queues: int, perm: str, message_type: str | None) -> None:
     """Create topic NAME, or change the one of that name.
 
     \b
@@ -56,8 +63,15 @@ def create(name: str, target: Target, queues: int, perm: str) -> None:
       dledger broker topic create orders
       dledger broker topic create orders --queues 8
       dledger broker topic create orders --perm r        (no new messages)
+      dledger broker topic create orders --type FIFO
     """
-    config = TopicConfig(name, read_queues=queues, write_queues=queues, perm=_PERMS[perm])
+    config = TopicConfig(
+        name,
+        read_queues=queues,
+        write_queues=queues,
+        perm=_PERMS[perm],
+        message_type=message_type or "",
+    )
     ask_broker(target, lambda admin: admin.put_topic(config))
     click.echo(f"{name}: {queues} queues, {perm}")
     if not asyncio.run(_wait_for_route(target, config)):
@@ -110,8 +124,11 @@ def list_(target: Target, as_json: bool) -> None:
         return
     names = {bits: name for name, bits in _PERMS.items()}
     print_table(
-        ("topic", "read queues", "write queues", "perm"),
-        [(c.name, c.read_queues, c.write_queues, names.get(c.perm & 6, c.perm)) for c in found],
+        ("topic", "read queues", "write queues", "perm", "type"),
+        [
+            (c.name, c.read_queues, c.write_queues, names.get(c.perm & 6, c.perm), c.message_type or "all")
+            for c in found
+        ],
     )
 
 

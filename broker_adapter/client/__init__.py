@@ -9,6 +9,7 @@ from broker_adapter.client.blocking import (
 )
 from broker_adapter.client.consumer import Consumer
 from broker_adapter.client.lane import ProducerLimits
+from broker_adapter.client.listening import GroupListener
 from broker_adapter.client.nameserver_routes import NameServerRoutes
 from broker_adapter.client.producer import Producer
 from broker_adapter.client.pull_consumer import PullConsumer, QueueReader
@@ -22,6 +23,7 @@ __all__ = [
     "BlockingPullConsumer",
     "BlockingQueueReader",
     "Consumer",
+    "GroupListener",
     "Message",
     "MessageQueue",
     "NameServerRoutes",

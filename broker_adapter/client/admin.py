@@ -126,7 +126,8 @@ class Admin:
 
     async def _ask(self, ask: Callable[[BrokerClient], Awaitable[T]]) -> T:
         if not self._broker:
-            names = sorted(await self._source.brokers())
+            found = await self._directory.repeated(self._source.brokers, self._timeout, "brokers")
+            names = sorted(found)
             if not names:
                 raise NotConnected("no broker is known")
             if len(names) > 1:

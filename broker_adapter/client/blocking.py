@@ -77,7 +77,7 @@ class BlockingProducer(_Blocking[Producer]):
         """Begin to send one message, and return its future. See `Producer.send`."""
         return self._thread.start(self._client.send(topic, body, **options))
 
-    def send_many(self, topic: str, bodies: Sequence[bytes], **options: Any) -> list[SendReceipt]:
+    def send_many(self, topic: str, bodies: Sequence[bytes], **options: Any) -> Sequence[SendReceipt]:
         """Send messages as one atomic batch. See `Producer.send_many`."""
         return self._run(self._client.send_many(topic, bodies, **options))
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from broker_adapter.client.directory import Directory
+from broker_adapter.client.listening import GroupListener
 from broker_adapter.client.member import Member, MemberConfig, Start
 from broker_adapter.client.queue_feed import QueueFeed
 from broker_adapter.client.routes import RouteSource
@@ -48,6 +49,7 @@ class Consumer:
         prefetch_bytes: messages that wait here at most, of all queues.
         retry_pause: seconds until a message whose handler has failed is handed in again.
         member_id: default: random.
+        listener: is told what this member is assigned, and what it commits.
         tls: PEM files for TLS, read again when they change; None: plain text.
     """
 
@@ -64,6 +66,7 @@ class Consumer:
         prefetch_bytes: int = 32 << 20,
         retry_pause: float = 1.0,
         member_id: str = "",
+        listener: GroupListener | None = None,
         tls: TlsFiles | None = None,
     ) -> None:
         if isinstance(start, str) and start not in ("earliest", "latest"):
@@ -79,6 +82,7 @@ class Consumer:
             prefetch_bytes=prefetch_bytes,
         )
         self._handler = handler
+        self._listener = listener or GroupListener()
         self._retry_pause = retry_pause
         self._members: list[Member] = []
         self._ready: deque[QueueFeed] = deque()
@@ -109,12 +113,20 @@ class Consumer:
         """Join the group. Raises TopicRefused, GroupRefused, IllegalMessage; REPEATABLE if nobody answers."""
         topics_of: dict[str, list[str]] = {}
         for topic in sorted(self._config.subscription):
-            route = await self._directory.existing(topic)
+            route = await self._directory.find(topic, 2 * self._config.call_timeout)
             self._directory.watch(topic)
             for broker in sorted(route.queues):
                 topics_of.setdefault(broker, []).append(topic)
         for broker, topics in topics_of.items():
-            member = Member(self._directory, broker, topics, self._config, self._on_ready, self._on_feeds)
+            member = Member(
+                self._directory,
+                broker,
+                topics,
+                self._config,
+                self._on_ready,
+                self._on_feeds,
+                self._listener,
+            )
             self._members.append(member)
             await member.start()
 
@@ -127,13 +139,28 @@ class Consumer:
         """Finish the messages in the handlers' hands, commit, leave the group, disconnect."""
         if self._closed:
             return
+        self._close_hands()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        await asyncio.gather(*(member.close() for member in self._members))
+        await self._directory.close()
+
+    async def abandon(self) -> None:
+        """Disconnect as if this program had died: what is under way is cancelled, nothing is committed; the
+        group gives its queues to others when the lease is over."""
+        if self._closed:
+            return
+        self._close_hands()
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        await asyncio.gather(*(member.abandon() for member in self._members))
+        await self._directory.close()
+
+    def _close_hands(self) -> None:
         self._closed = True
         self._something.set()
         for wake in self._wakes.values():
             wake.set()
-        await asyncio.gather(*self._workers, return_exceptions=True)
-        await asyncio.gather(*(member.close() for member in self._members))
-        await self._directory.close()
 
     async def __aenter__(self) -> Self:
         try:

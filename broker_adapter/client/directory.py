@@ -126,6 +126,40 @@ class Directory:
             raise TopicRefused(Status.TOPIC_UNKNOWN, f"there is no topic {topic!r}")
         return route
 
+    async def find(self, topic: str, seconds: float) -> Route:
+        """As `existing`, asked again for so long as nobody can tell; then the last error."""
+        return await self.repeated(lambda: self.existing(topic), seconds, f"route of topic {topic!r}")
+
+    async def repeated(
+        self,
+        ask: Callable[[], Awaitable[T]],
+        seconds: float,
+        what: str,
+        repeat: tuple[type[BrokerError], ...] = REPEATABLE,
+    ) -> T:
+        """What `ask` gives, which is called again after an error of `repeat`; the last error when `seconds`
+        have passed, NoAnswer if there was none."""
+        last: BrokerError | None = None
+
+        async def once() -> T:
+            nonlocal last
+            try:
+                return await ask()
+            except BrokerError as error:
+                last = error
+                raise
+
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(lambda e: _is_worth_repeating(e, repeat) and not self._closed),
+            wait=RETRY_PAUSE,
+            reraise=True,
+        )
+        try:
+            async with asyncio.timeout(seconds):
+                return await retrying(once)
+        except TimeoutError:
+            raise last or NoAnswer(f"{what}: no answer within {seconds:g} s") from None
+
     def forget(self, topic: str) -> None:
         self._routes.pop(topic, None)
 
@@ -173,33 +207,18 @@ class Directory:
         repeat: tuple[type[BrokerError], ...] = REPEATABLE,
     ) -> T:
         """Ask the master, again where it moved to; the last error when `seconds` have passed."""
-        last: BrokerError | None = None
 
         async def once() -> T:
-            nonlocal last
+            client = await self.master(broker, topic)
             try:
-                client = await self.master(broker, topic)
-                try:
-                    answer = await ask(client)
-                except BrokerError as error:
-                    self.failed(broker, client, error)
-                    raise
+                answer = await ask(client)
             except BrokerError as error:
-                last = error
+                self.failed(broker, client, error)
                 raise
             self.confirmed(broker)
             return answer
 
-        retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception(lambda e: _is_worth_repeating(e, repeat) and not self._closed),
-            wait=RETRY_PAUSE,
-            reraise=True,
-        )
-        try:
-            async with asyncio.timeout(seconds):
-                return await retrying(once)
-        except TimeoutError:
-            raise last or NoAnswer(f"{broker}: no answer within {seconds:g} s") from None
+        return await self.repeated(once, seconds, broker, repeat)
 
     # -- watching
 

@@ -226,6 +226,7 @@ def _answer(batch: list[Call], result: SendResult) -> None:
                     queue_offset=result.queue_offset + at,
                     physical_offsets=result.physical_offsets[at:end],
                     offset_ids=result.offset_ids[at:end],
+                    index=result.index + at if result.index >= 0 else -1,
                 )
             )
         at = end

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from broker_adapter.api import Assignment, QueueOffset
 from broker_adapter.client.directory import REPEATABLE, Directory, pause
+from broker_adapter.client.listening import GroupListener
 from broker_adapter.client.queue_feed import QueueFeed
 from broker_adapter.client.values import MessageQueue
 from broker_adapter.errors import BrokerError, GroupRefused
@@ -50,6 +51,7 @@ class Member:
         config: MemberConfig,
         on_ready: Callable[[QueueFeed], None],
         on_feeds: Callable[[Sequence[QueueFeed]], None],
+        listener: GroupListener,
     ) -> None:
         self._directory = directory
         self._broker = broker
@@ -57,6 +59,7 @@ class Member:
         self._config = config
         self._on_ready = on_ready
         self._on_feeds = on_feeds
+        self._listener = listener
         self.generation = -1
         self.feeds: dict[MessageQueue, QueueFeed] = {}
         self._rejoin = asyncio.Event()
@@ -88,27 +91,49 @@ class Member:
             for feed, position in dirty:
                 feed.attempted = position
             offsets = [QueueOffset(f.queue.topic, f.queue.queue_id, position) for f, position in dirty]
-            timeout = self._config.call_timeout
+            told = {feed.queue: position for feed, position in dirty}
+            self._listener.committing(told, generation)
             try:
-                await self._ask(lambda c: c.commit_offsets(self._config.group, generation, offsets, timeout))
+                await self._send_commit(generation, offsets)
             except GroupRefused as error:
+                self._listener.committed(told, error)
                 _log.info("commit of group %s refused: %s", self._config.group, error)
                 self.rejoin()
                 return
+            except BaseException as error:
+                self._listener.committed(told, error)
+                raise
+            self._listener.committed(told, None)
             for feed, position in dirty:
                 feed.acknowledged = position
+
+    async def _send_commit(self, generation: int, offsets: Sequence[QueueOffset]) -> None:
+        group, timeout = self._config.group, self._config.call_timeout
+        await self._ask(lambda client: client.commit_offsets(group, generation, offsets, timeout))
 
     async def close(self) -> None:
         """Stop, commit and leave, as far as the broker lets us."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(feed.stop() for feed in self.feeds.values()))
+        await self._stop_feeds()
         with suppress(BrokerError):
             await self.commit()
         config = self._config
         with suppress(BrokerError):
             await self._ask(lambda c: c.leave(config.group, config.member_id, config.call_timeout))
+
+    async def abandon(self) -> None:
+        """Stop, and tell nobody."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._stop_feeds()
+
+    async def _stop_feeds(self) -> None:
+        await asyncio.gather(*(feed.stop() for feed in self.feeds.values()))
+        for queue in self.feeds:
+            self._listener.revoked(queue)
 
     # -- joining
 
@@ -159,6 +184,8 @@ class Member:
             room = max(1, self._config.prefetch_bytes // max(1, len(wanted)))
             for feed in self.feeds.values():
                 feed.room = room
+            for queue, at in starts.items():
+                self._listener.assigned(queue, at, generation)
             new = [self._feed(queue, at, committed.get(queue), room) for queue, at in starts.items()]
             self.feeds.update({feed.queue: feed for feed in new})
         _log.info("group %s: generation %d, %d queues", self._config.group, generation, len(self.feeds))
@@ -167,6 +194,8 @@ class Member:
     async def _drop(self, queues: Sequence[MessageQueue]) -> None:
         dropped = [self.feeds.pop(queue) for queue in queues]
         await asyncio.gather(*(feed.stop() for feed in dropped))
+        for feed in dropped:
+            self._listener.revoked(feed.queue)
 
     def _feed(self, queue: MessageQueue, position: int, acknowledged: int | None, room: int) -> QueueFeed:
         return QueueFeed(

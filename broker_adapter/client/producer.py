@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
+from itertools import count, repeat
 from types import TracebackType
 from typing import Self
 
 import tenacity
 
-from broker_adapter.api import OutgoingMessage, SendResult
+from broker_adapter.api import OutgoingMessage, outgoing_messages
 from broker_adapter.client.directory import REPEATABLE, RETRY_PAUSE, Directory
 from broker_adapter.client.lane import Call, Lane, ProducerLimits
 from broker_adapter.client.routes import Route, RouteSource, names_with_master, writable_queues
 from broker_adapter.client.unique_keys import UniqueKeys
-from broker_adapter.client.values import MessageQueue, SendReceipt
+from broker_adapter.client.values import MessageQueue, Receipts, SendReceipt
 from broker_adapter.errors import Busy, IllegalMessage, PutRefused, Status, TopicRefused
 from broker_adapter.java_hash import java_hash
 from broker_adapter.properties import KEYS, TAGS, UNIQ_KEY, PropertiesText, join_properties, with_property
@@ -25,8 +25,12 @@ from dledger import TlsFiles
 DEFAULT_TIMEOUT = 10.0
 #: A master that has not answered a batch for so long leaves its fate unknown, in seconds.
 DEFAULT_STALL_TIMEOUT = 3.0
+#: So long may a NameServer not have heard yet of a topic that was just created, in seconds.
+_UNHEARD = 1.0
+_LONGEST_PAUSE = 0.2  # a bit more than RETRY_PAUSE ever is
 #: The broker chooses: for topics that it has yet to create.
 _ANY_QUEUE = -1
+_ZEROS = repeat(0)  # flag and sys_flag of what this producer sends
 
 #: Chooses one of a topic's writable queues, which are sorted.
 QueueSelector = Callable[[Sequence[MessageQueue]], MessageQueue]
@@ -118,7 +122,7 @@ class Producer:
         sharding_key: str | None = None,
         queue_selector: QueueSelector | None = None,
         timeout: float | None = None,
-    ) -> list[SendReceipt]:
+    ) -> Sequence[SendReceipt]:
         """Send messages to one queue, as one atomic batch: all of them are stored, side by side, or none.
 
         Errors as those of `send`. A batch that no broker takes is an IllegalMessage.
@@ -179,10 +183,10 @@ class Producer:
         now = self._now_ms()
         if self._keys is None or UNIQ_KEY in made:
             unique_keys = [made.get(UNIQ_KEY, "")] * len(bodies)
-            return [OutgoingMessage(body, shared, 0, 0, now) for body in bodies], unique_keys
+            return outgoing_messages(zip(bodies, repeat(shared), _ZEROS, _ZEROS, repeat(now))), unique_keys
         unique_keys = self._keys.take(len(bodies))
         each = [with_property(shared, UNIQ_KEY, key) for key in unique_keys]
-        return [OutgoingMessage(b, p, 0, 0, now) for b, p in zip(bodies, each, strict=True)], unique_keys
+        return outgoing_messages(zip(bodies, each, _ZEROS, _ZEROS, repeat(now))), unique_keys
 
     async def _send(
         self,
@@ -193,7 +197,7 @@ class Producer:
         sharding_key: str | None,
         selector: QueueSelector | None,
         timeout_at: float,
-    ) -> list[SendReceipt]:
+    ) -> Sequence[SendReceipt]:
         call = Call(messages, timeout_at, asyncio.get_running_loop().create_future())
         if self._pending_bytes and self._pending_bytes + call.size > self._limits.max_pending_bytes:
             raise Busy(
@@ -204,7 +208,7 @@ class Producer:
         try:
             async with asyncio.timeout_at(timeout_at):
                 async with self._entrances.setdefault(topic, asyncio.Lock()):
-                    route = self._directory.known_route(topic) or await self._route(topic)
+                    route = self._directory.known_route(topic) or await self._route(topic, timeout_at)
                     queue = self._choose(route, topic, queue_id, sharding_key, selector)
                     lane = self._lane(queue)
                     lane.add(call)
@@ -218,12 +222,23 @@ class Producer:
             self._pending_bytes -= call.size
         if queue.queue_id == _ANY_QUEUE:
             self._directory.forget(topic)  # it exists now
-        return _receipts(topic, queue.broker, unique_keys, result)
+        return Receipts(topic, queue.broker, unique_keys, result)
 
-    async def _route(self, topic: str) -> Route:
-        """The route, asked for until somebody can tell it. Cancel it to give up."""
+    async def _route(self, topic: str, timeout_at: float) -> Route:
+        """The route, asked for until somebody can tell it. Cancel it to give up.
+
+        TopicRefused if the topic is unknown for `_UNHEARD`: NameServers hear of a new one a moment late.
+        """
+        loop = asyncio.get_running_loop()
+        unknown_at = min(loop.time() + _UNHEARD, timeout_at - _LONGEST_PAUSE)
+
+        def is_worth_repeating(error: BaseException) -> bool:
+            if isinstance(error, TopicRefused):
+                return error.status is Status.TOPIC_UNKNOWN and loop.time() < unknown_at
+            return isinstance(error, REPEATABLE)
+
         retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(REPEATABLE), wait=RETRY_PAUSE, reraise=True
+            retry=tenacity.retry_if_exception(is_worth_repeating), wait=RETRY_PAUSE, reraise=True
         )
         return await retrying(self._directory.route, topic)
 
@@ -272,13 +287,3 @@ def _queue_of_new_topic(route: Route, topic: str, queue_id: int | None) -> Messa
         raise TopicRefused(Status.TOPIC_NOT_WRITABLE, f"topic {topic!r} is not writable")
     broker = names_with_master(route)[0]  # the directory gives no route that shows neither
     return MessageQueue(topic, broker, _ANY_QUEUE if queue_id is None else queue_id)
-
-
-def _receipts(topic: str, broker: str, unique_keys: Sequence[str], result: SendResult) -> list[SendReceipt]:
-    queue_id = result.queue_id
-    return [
-        SendReceipt(topic, broker, queue_id, queue_offset, key, offset_id)
-        for queue_offset, key, offset_id in zip(
-            count(result.queue_offset), unique_keys, result.offset_ids, strict=False
-        )
-    ]

@@ -145,7 +145,7 @@ class PullConsumer:
         """The broker name, or the only one that has the topic. IllegalMessage if there are several."""
         if broker:
             return broker
-        names = sorted((await self._directory.existing(topic)).queues)
+        names = sorted((await self._directory.find(topic, self._timeout)).queues)
         if len(names) > 1:
             raise IllegalMessage(
                 Status.FIELD_OUT_OF_RANGE, f"{topic} is on several brokers ({', '.join(names)}): name one"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, overload
 from zlib import crc32
 
-from broker_adapter.api import PullStatus
+from broker_adapter.api import PullStatus, SendResult
 from broker_adapter.errors import IllegalMessage, Status
 from broker_adapter.host import MAX_PORT, Host
 from broker_adapter.message import MIN_RECORD_SIZE, Version, decode
@@ -107,6 +107,51 @@ class SendReceipt(NamedTuple):
     queue_offset: int
     message_id: str  # the producer's own (UNIQ_KEY); "" if that was switched off
     offset_id: str  # the broker's
+    term: int = -1  # of the master that has stored it
+    node_id: str = ""  # of that master
+    #: Of its entry in the log; -1: not said.
+    index: int = -1  # type: ignore[assignment]  # hides tuple.index
+
+
+class Receipts(Sequence[SendReceipt]):
+    """Those of one batch, each made where it is looked at: most are not."""
+
+    __slots__ = ("_broker", "_keys", "_result", "_topic")
+
+    def __init__(self, topic: str, broker: str, message_ids: Sequence[str], result: SendResult) -> None:
+        self._topic = topic
+        self._broker = broker
+        self._keys = message_ids
+        self._result = result
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @overload
+    def __getitem__(self, at: int) -> SendReceipt: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[SendReceipt]: ...
+
+    def __getitem__(self, at: int | slice) -> SendReceipt | list[SendReceipt]:
+        if isinstance(at, slice):
+            return [self[number] for number in range(*at.indices(len(self)))]
+        number = range(len(self))[at]
+        result = self._result
+        return SendReceipt(
+            self._topic,
+            self._broker,
+            result.queue_id,
+            result.queue_offset + number,
+            self._keys[number],
+            result.offset_ids[number],
+            result.term,
+            result.node_id,
+            result.index + number if result.index >= 0 else -1,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Receipts {list(self)}>"
 
 
 class PullBatch(NamedTuple):

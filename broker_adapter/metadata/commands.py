@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
+from broker_adapter.api import MESSAGE_TYPES, GroupConfig, QueueOffset, TopicConfig
 from broker_adapter.errors import BrokerError, Status, error_for
 from broker_adapter.topic_names import MAX_DERIVED_TOPIC_LENGTH, RETRY_PREFIX, check_topic_name
 
@@ -178,6 +178,9 @@ def _check_topic_config(config: TopicConfig) -> None:
     _check_range("write_queues", config.write_queues, 1, MAX_QUEUES_PER_TOPIC)
     _check_range("perm", config.perm, 0, 7)
     _check_range("sys_flag", config.sys_flag, 0, _MAX_INT)
+    if config.message_type not in MESSAGE_TYPES:
+        known = ", ".join(MESSAGE_TYPES[1:])
+        raise _out_of_range(f"message_type {config.message_type[:64]!r} is none of {known}")
 
 
 def _check_group_config(config: GroupConfig) -> None:

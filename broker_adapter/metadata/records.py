@@ -122,7 +122,7 @@ def decode(data: bytes) -> Record:
 
 
 def topic_to_json(config: TopicConfig) -> JsonObject:
-    return {
+    found: JsonObject = {
         "topicName": config.name,
         "readQueueNums": config.read_queues,
         "writeQueueNums": config.write_queues,
@@ -130,6 +130,9 @@ def topic_to_json(config: TopicConfig) -> JsonObject:
         "topicSysFlag": config.sys_flag,
         "order": config.order,
     }
+    if config.message_type:  # older nodes know none
+        found["messageType"] = config.message_type
+    return found
 
 
 def topic_from_json(value: JsonObject) -> TopicConfig:
@@ -141,11 +144,12 @@ def topic_from_json(value: JsonObject) -> TopicConfig:
         perm=typed(value["perm"], int),
         sys_flag=typed(value["topicSysFlag"], int),
         order=typed(value["order"], bool),
+        message_type=typed(value.get("messageType", ""), str),  # older records have none
     )
 
 
 def group_to_json(config: GroupConfig) -> JsonObject:
-    return {
+    found: JsonObject = {
         "groupName": config.name,
         "consumeEnable": config.consume_enable,
         "consumeFromMinEnable": config.consume_from_min_enable,
@@ -153,6 +157,9 @@ def group_to_json(config: GroupConfig) -> JsonObject:
         "retryQueueNums": config.retry_queues,
         "retryMaxTimes": config.retry_max_times,
     }
+    if config.consume_orderly:
+        found["consumeMessageOrderly"] = True
+    return found
 
 
 def group_from_json(value: JsonObject) -> GroupConfig:
@@ -164,6 +171,7 @@ def group_from_json(value: JsonObject) -> GroupConfig:
         consume_broadcast_enable=typed(value["consumeBroadcastEnable"], bool),
         retry_queues=typed(value["retryQueueNums"], int),
         retry_max_times=typed(value["retryMaxTimes"], int),
+        consume_orderly=typed(value.get("consumeMessageOrderly", False), bool),
     )
 
 

@@ -50,6 +50,7 @@ class MetadataState:
     `on_topic_cut` is told, also there and before anything else is applied, when a topic comes into being or
     ends: queue offsets go on, but the least offset of each of its queues moves to the next one, so that
     messages of a deleted topic are never taken for those of a later one with its name.
+    `on_done` is told, there and then, of each command that took effect.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class MetadataState:
         *,
         on_result: Callable[[bytes, Outcome], None] | None = None,
         on_topic_cut: Callable[[str], None] | None = None,
+        on_done: Callable[[Command], None] | None = None,
     ) -> None:
         self._on_result = on_result
         self._on_topic_cut = on_topic_cut
+        self._on_done = on_done
         # Counted since the start of this node; no part of the state.
         self.refused = 0
         self.unknown = 0
@@ -86,6 +89,10 @@ class MetadataState:
 
     def group(self, name: str) -> Group | None:
         return self._groups.get(name)
+
+    def has(self, group: str, topic: str) -> bool:
+        """Whether there are both."""
+        return group in self._groups and topic in self._topics
 
     def groups(self) -> list[Group]:
         return list(self._groups.values())
@@ -115,6 +122,8 @@ class MetadataState:
             self.refused += 1
             outcome = Outcome(index, self._generation_for(command), refusal.status, refusal.message)
         self._tell_of_cut(command, topics)
+        if self._on_done is not None and outcome.status is None:
+            self._on_done(command)
         if self._on_result is not None and request_id != NO_REQUEST:
             self._on_result(request_id, outcome)
 

@@ -27,10 +27,6 @@ from dledger import ChannelSecurity, NetworkFailure, answer_of, open_channel
 
 T = TypeVar("T")
 
-#: A NameServer that is paused or cut off is given up so long after a ping that it does not answer; one is
-#: sent after 2 s of silence.
-_PING_TIMEOUT_MS = 4_000
-
 
 class NameServerLink:
     """Calls to one NameServer. Times are in seconds."""
@@ -39,7 +35,7 @@ class NameServerLink:
         """`security` None: plain text."""
         self.address = address
         self.security = security
-        self._channel = open_channel(address, security, ping_timeout_ms=_PING_TIMEOUT_MS)
+        self._channel = open_channel(address, security)
         # Untyped: the stub's types depend on the version of the generator.
         self._stub: Any = NameServerServiceStub(self._channel)  # type: ignore[no-untyped-call, unused-ignore]
 

@@ -44,6 +44,7 @@ def topic_to_pb(config: TopicConfig) -> pb.TopicQueues:
         perm=config.perm,
         sys_flag=config.sys_flag,
         order=config.order,
+        message_type=config.message_type,
     )
 
 
@@ -55,6 +56,7 @@ def topic_from_pb(message: pb.TopicQueues) -> TopicConfig:
         message.perm,
         message.sys_flag,
         message.order,
+        message.message_type,
     )
 
 

@@ -18,6 +18,7 @@ from broker_adapter.api import (
     QueueStats,
     SendResult,
     TopicConfig,
+    outgoing_messages,
 )
 from broker_adapter.errors import BrokerError, NotMaster, PutIndeterminate, Status, error_for
 from broker_adapter.host import Host
@@ -68,7 +69,7 @@ def messages_to_pb(request: pb.SendRequest, messages: Sequence[OutgoingMessage])
     columns = request.columns
     columns.bodies.extend(bodies)
     first = properties[0]
-    if all(one is first for one in properties):
+    if len(set(map(id, properties))) == 1:
         columns.properties.append(text_of(first))
     else:
         columns.properties.extend([text_of(one) for one in properties])
@@ -102,7 +103,7 @@ def messages_from_pb(request: pb.SendRequest) -> list[OutgoingMessage]:
         _spread("born_timestamps", columns.born_timestamps, len(bodies), 0),
         strict=False,  # what is the same for all has no end
     )
-    return list(map(OutgoingMessage._make, rows))
+    return outgoing_messages(rows)
 
 
 def _spread(what: str, values: Sequence[T], count: int, default: T) -> Iterable[T]:
@@ -122,7 +123,10 @@ def send_result_to_pb(request_id: int, result: SendResult) -> pb.SendResponse:
         queue_offset=result.queue_offset,
         physical_offsets=result.physical_offsets,
         term=result.term,
+        node_id=result.node_id,
     )
+    if result.index >= 0:
+        response.index = result.index
     if isinstance(ids, OffsetIds):
         response.store_host = ids.store_host.address + ids.store_host.port.to_bytes(4, "big")
     else:
@@ -136,7 +140,15 @@ def send_result_from_pb(response: pb.SendResponse) -> SendResult:
     ids: Sequence[str] = list(response.offset_ids)
     if host := response.store_host:
         ids = OffsetIds(Host(host[:-4], int.from_bytes(host[-4:], "big")), physical_offsets)
-    return SendResult(response.queue_id, response.queue_offset, physical_offsets, ids, response.term)
+    return SendResult(
+        response.queue_id,
+        response.queue_offset,
+        physical_offsets,
+        ids,
+        response.term,
+        response.node_id,
+        response.index if response.HasField("index") else -1,
+    )
 
 
 def pull_result_to_pb(result: PullResult) -> pb.PullResponse:
@@ -194,7 +206,13 @@ def topic_to_pb(config: TopicConfig) -> pb.TopicSettings:
 
 def topic_from_pb(topic: pb.TopicSettings) -> TopicConfig:
     return TopicConfig(
-        topic.name, topic.read_queues, topic.write_queues, topic.perm, topic.sys_flag, topic.order
+        topic.name,
+        topic.read_queues,
+        topic.write_queues,
+        topic.perm,
+        topic.sys_flag,
+        topic.order,
+        topic.message_type,
     )
 
 
@@ -210,6 +228,7 @@ def group_from_pb(group: pb.GroupSettings) -> GroupConfig:
         group.consume_broadcast_enable,
         group.retry_queues,
         group.retry_max_times,
+        group.consume_orderly,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import grpc.aio
 
@@ -23,6 +23,9 @@ from broker_adapter.rpc.calls import (
 from broker_adapter.rpc.convert import messages_from_pb, send_result_to_pb, status_to_pb
 from broker_adapter.rpc.limits import BrokerLimits
 from broker_adapter.v1 import broker_pb2 as pb
+
+#: So many answers travel in one message at most; each says some bytes of every message of its batch.
+_MOST_ANSWERS = 16
 
 
 class SendService:
@@ -59,6 +62,8 @@ class SendService:
         if request is None:
             return refusal(0, malformed())
         try:
+            if request.more:
+                raise out_of_range("more than one batch: only over a stream")
             with self._calls.taking():
                 return await asyncio.shield(self.start(request, peer_host(context)))
         except BrokerError as error:
@@ -93,11 +98,12 @@ class SendService:
         try:
             if self._stopping:
                 raise stopping()
-            check_send(request, limits)
+            messages = _messages_of(request)
+            check_send(request, messages, limits)
             timeout_ms = min(request.timeout_ms or limits.send_timeout_ms, limits.max_send_timeout_ms)
             result = await self._api.send(
                 request.topic,
-                _messages_of(request),
+                messages,
                 queue_id=request.queue_id,
                 born_host=born_host,
                 timeout_ms=timeout_ms,
@@ -121,6 +127,7 @@ class _SendStream:
         self._room = asyncio.Semaphore(limits.max_unanswered_per_stream)
         self._answers: asyncio.Queue[pb.SendResponse | None] = asyncio.Queue()  # None: the last was put
         self._unanswered = 0
+        self._takes_more = False  # the client understands answers that travel together
         self._ended = False
         self._reader: asyncio.Task[None] | None = None
 
@@ -129,8 +136,11 @@ class _SendStream:
         self._reader = asyncio.create_task(self._read_all(context))
         try:
             while (answer := await self._answers.get()) is not None:
+                if self._takes_more:
+                    self._add_waiting_answers(answer)
                 await context.write(answer)
-                self._room.release()
+                for _ in range(1 + len(answer.more)):
+                    self._room.release()
         finally:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
@@ -152,10 +162,17 @@ class _SendStream:
                 if request is None:
                     self._answers.put_nowait(refusal(0, malformed()))
                     return
-                self._unanswered += 1
-                self._service.start(request, born_host).add_done_callback(self._answered)
+                self._start(request, born_host)
+                for one in _added_to(request):
+                    self._takes_more = True
+                    await self._room.acquire()
+                    self._start(one, born_host)
         finally:
             self._end()
+
+    def _start(self, request: pb.SendRequest, born_host: str) -> None:
+        self._unanswered += 1
+        self._service.start(request, born_host).add_done_callback(self._answered)
 
     def _answered(self, task: asyncio.Task[pb.SendResponse]) -> None:
         self._unanswered -= 1
@@ -164,11 +181,25 @@ class _SendStream:
         if self._ended and not self._unanswered:
             self._answers.put_nowait(None)
 
+    def _add_waiting_answers(self, answer: pb.SendResponse) -> None:
+        while not self._answers.empty() and len(answer.more) < _MOST_ANSWERS:
+            waiting = self._answers.get_nowait()
+            if waiting is None:
+                self._answers.put_nowait(None)  # behind it comes nothing
+                return
+            answer.more.append(waiting)
+
     def _end(self) -> None:
         if not self._ended:
             self._ended = True
             if not self._unanswered:
                 self._answers.put_nowait(None)
+
+
+def _added_to(request: pb.SendRequest) -> Iterator[pb.SendRequest]:
+    for one in request.more:
+        yield one
+        yield from _added_to(one)
 
 
 def _messages_of(request: pb.SendRequest) -> list[OutgoingMessage]:
@@ -182,26 +213,20 @@ def refusal(request_id: int, error: BrokerError) -> pb.SendResponse:
     return pb.SendResponse(request_id=request_id, status=status_to_pb(error))
 
 
-def check_send(request: pb.SendRequest, limits: BrokerLimits) -> None:
+def check_send(request: pb.SendRequest, messages: Sequence[OutgoingMessage], limits: BrokerLimits) -> None:
     """What this layer knows of a batch; topic, names and sizes of messages are the broker's to judge."""
     if request.queue_id < -1:
         raise out_of_range(f"queue_id {request.queue_id}: -1 or more")
     if request.HasField("columns"):
         if request.messages:
             raise out_of_range("messages as rows and in columns")
-        columns = request.columns
-        sizes = list(map(len, columns.bodies))
-        properties = [text.count(PROPERTY_SEPARATOR) for text in columns.properties]
-        born_timestamps: Sequence[int] = columns.born_timestamps
-        for column in (columns.properties, columns.flags, columns.sys_flags, born_timestamps):
-            check_count("entries of a column", len(column), max(1, len(sizes)))
+        properties = [text.count(PROPERTY_SEPARATOR) for text in request.columns.properties]
     else:
-        messages = request.messages
-        sizes = [len(message.body) for message in messages]
         properties = [len(message.properties) for message in messages]
-        born_timestamps = [message.born_timestamp for message in messages]
-    if not sizes:
+    if not messages:
         raise out_of_range("a batch without messages")
+    sizes = [len(message.body) for message in messages]
+    born_timestamps = [message.born_timestamp for message in messages]
     check_count("messages in a batch", len(sizes), limits.max_batch_messages)
     check_count("properties of a message", max(properties, default=0), limits.max_properties)
     if min(born_timestamps, default=0) < 0:

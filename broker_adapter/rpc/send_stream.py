@@ -1,10 +1,16 @@
-"""A client's side of SendStream: many batches under way, each with its answer."""
+"""A client's side of SendStream: many batches under way, each with its answer.
+
+Batches that are sent in the same turn of the loop, or while a message is being written, travel in one
+message: a broker appends to its log at once what comes at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
-from itertools import count
+from functools import partial
+from itertools import chain, count
 from typing import Any
 
 import grpc.aio
@@ -15,12 +21,45 @@ from broker_adapter.rpc.convert import error_from_pb, messages_to_pb, send_resul
 from broker_adapter.v1 import broker_pb2 as pb
 from dledger import NetworkFailure, answer_of
 
+#: Batches travel together up to so many bytes of bodies and what is around them; a greater one goes alone.
+_MOST_TOGETHER = 1 << 20
+#: What a message takes beside its body, about (bytes).
+_MESSAGE_OVERHEAD = 128
+
 
 class NoAnswer(PutIndeterminate):
     """A broken connection or a time-out: says nothing of what the broker did."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Status.OUTCOME_UNKNOWN, message)
+
+
+class _Outgoing:
+    """One batch, until it is answered."""
+
+    __slots__ = ("answered", "messages", "queue_id", "request_id", "size", "timeout_ms", "topic")
+
+    def __init__(
+        self, request_id: int, topic: str, queue_id: int, messages: Sequence[OutgoingMessage], timeout_ms: int
+    ) -> None:
+        self.request_id = request_id
+        self.topic = topic
+        self.queue_id = queue_id
+        self.messages = messages
+        self.timeout_ms = timeout_ms
+        self.size = sum([len(message.body) for message in messages]) + _MESSAGE_OVERHEAD * len(messages)
+        self.answered: asyncio.Future[pb.SendResponse] = asyncio.get_running_loop().create_future()
+
+    def put_into(self, request: pb.SendRequest) -> None:
+        """Raises IllegalMessage for values that no field of protobuf holds, and no record."""
+        try:
+            request.request_id = self.request_id
+            request.topic = self.topic
+            request.queue_id = self.queue_id
+            request.timeout_ms = self.timeout_ms
+            messages_to_pb(request, self.messages)
+        except (ValueError, TypeError) as error:
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, str(error)) from None
 
 
 class SendStream:
@@ -30,9 +69,10 @@ class SendStream:
         self._address = address
         self._call = call
         self._ids = count(1)
-        self._writing = asyncio.Lock()  # gRPC takes one message after the other
-        self._waiting: dict[int, asyncio.Future[pb.SendResponse]] = {}
+        self._unsent: deque[_Outgoing] = deque()
+        self._waiting: dict[int, _Outgoing] = {}
         self._failure: NoAnswer | None = None
+        self._writer: asyncio.Task[None] | None = None  # gRPC takes one message after the other
         self._reader = asyncio.create_task(self._read_all())
 
     @property
@@ -44,29 +84,17 @@ class SendStream:
         self, topic: str, queue_id: int, messages: Sequence[OutgoingMessage], timeout_ms: int
     ) -> SendResult:
         """Send one batch and await its answer. Cancelling leaves the batch's fate unknown."""
-        request_id = next(self._ids)
-        try:
-            request = pb.SendRequest(
-                request_id=request_id, topic=topic, queue_id=queue_id, timeout_ms=timeout_ms
-            )
-            messages_to_pb(request, messages)
-        except (ValueError, TypeError) as error:
-            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, str(error)) from None
         if self._failure is not None:
             raise NoAnswer(self._failure.message)
-        future: asyncio.Future[pb.SendResponse] = asyncio.get_running_loop().create_future()
-        self._waiting[request_id] = future
+        outgoing = _Outgoing(next(self._ids), topic, queue_id, messages, timeout_ms)
+        self._waiting[outgoing.request_id] = outgoing
+        self._unsent.append(outgoing)
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write_all())
         try:
-            async with self._writing:
-                await answer_of(self._address, lambda: self._call.write(request), self._call.cancelled)
-            response = await future
-        except NetworkFailure as failure:
-            # The reader learns why the stream broke; whoever writes only that it did.
-            self._fail(NoAnswer(failure.message))
-            raise NoAnswer(failure.message) from None
+            response = await outgoing.answered
         finally:
-            self._waiting.pop(request_id, None)
-            future.cancel()
+            self._waiting.pop(outgoing.request_id, None)
         if response.HasField("status"):
             raise error_from_pb(response.status)
         return send_result_from_pb(response)
@@ -76,21 +104,51 @@ class SendStream:
         self._fail(NoAnswer(f"{self._address}: the stream was closed"))
         self._call.cancel()
 
+    async def _write_all(self) -> None:
+        try:
+            while (request := self._gathered()) is not None:
+                await answer_of(self._address, partial(self._call.write, request), self._call.cancelled)
+        except NetworkFailure as failure:
+            # The reader learns why the stream broke; whoever writes only that it did.
+            self._fail(NoAnswer(failure.message))
+
+    def _gathered(self) -> pb.SendRequest | None:
+        """The next message; None: nobody waits for one."""
+        message = pb.SendRequest()
+        size = 0
+        while self._unsent and (not size or size + self._unsent[0].size <= _MOST_TOGETHER):
+            outgoing = self._unsent.popleft()
+            if outgoing.answered.done():
+                continue  # cancelled, or the stream is broken
+            request = message.more.add() if size else message
+            try:
+                outgoing.put_into(request)
+            except IllegalMessage as error:
+                outgoing.answered.set_exception(error)
+                if size:
+                    del message.more[-1]
+                else:
+                    message.Clear()
+                continue
+            size += max(1, outgoing.size)
+        return message if size else None
+
     async def _read_all(self) -> None:
         try:
             while True:
-                response = await answer_of(self._address, self._call.read, self._call.cancelled)
-                if response is grpc.aio.EOF:
+                message = await answer_of(self._address, self._call.read, self._call.cancelled)
+                if message is grpc.aio.EOF:
                     raise NetworkFailure(f"{self._address}: the server ended the stream")
-                future = self._waiting.get(response.request_id)
-                if future is not None and not future.done():
-                    future.set_result(response)
+                for response in chain((message,), message.more):
+                    outgoing = self._waiting.get(response.request_id)
+                    if outgoing is not None and not outgoing.answered.done():
+                        outgoing.answered.set_result(response)
         except NetworkFailure as failure:
             self._fail(NoAnswer(failure.message))
 
     def _fail(self, failure: NoAnswer) -> None:
         if self._failure is None:
             self._failure = failure
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(NoAnswer(failure.message))
+        for outgoing in self._waiting.values():
+            if not outgoing.answered.done():
+                outgoing.answered.set_exception(NoAnswer(failure.message))

@@ -176,7 +176,7 @@ class BrokerService:
 
     async def _put_group(self, request: pb.PutGroupRequest) -> pb.PutGroupResponse:
         group = request.group
-        check_least(retry_queues=group.retry_queues, retry_max_times=group.retry_max_times)
+        check_least(retry_queues=group.retry_queues)
         await self._api.put_group(group_from_pb(group))
         return pb.PutGroupResponse()
 

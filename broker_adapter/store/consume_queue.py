@@ -61,6 +61,7 @@ class ConsumeQueue:
         self._files = files
         self._units_per_file = units_per_file
         self._file_size = units_per_file * UNIT_SIZE
+        self._last_path = -1, directory
         self._crcs: list[int] = []  # of the files that are kept: consecutive, the last one is written to
 
     # -- for readers, from any thread -------------------------------------------------------------------
@@ -192,7 +193,11 @@ class ConsumeQueue:
         return (self.max_offset - 1) // self._units_per_file - len(self._crcs) + 1
 
     def _path(self, number: int) -> Path:
-        return self._directory / f"{number * self._file_size:020d}"
+        known, path = self._last_path
+        if known != number:  # making paths, and comparing others than itself, is dearer than a small write
+            path = self._directory / f"{number * self._file_size:020d}"
+            self._last_path = number, path
+        return path
 
     def _write(self, number: int, within: int, data: bytes) -> None:
         path = self._path(number)

@@ -18,7 +18,7 @@ import structlog
 
 from broker_adapter.consume_queue_unit import UNITS_PER_FILE
 from broker_adapter.index_layout import IndexShape
-from broker_adapter.store.applied import NOTHING, reached_by
+from broker_adapter.store.applied import NOTHING
 from broker_adapter.store.checkpoint import Image, decode_image, encode_image, read_checkpoint
 from broker_adapter.store.checkpointer import Checkpointer
 from broker_adapter.store.consume_queue import Disagreement
@@ -46,6 +46,10 @@ class Metadata(Protocol):
 
     def load(self, data: bytes) -> None:
         """Forget everything and take over what `save` gave; b"": the empty state."""
+
+
+def _no_delivery(index: int, stamp_ms: int, body: bytes) -> None:
+    """For those who keep no such state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class Dispatcher:
         metadata: Metadata,
         *,
         durable_index: Callable[[], int],
+        delivery: Callable[[int, int, bytes], None] = _no_delivery,
         on_arrival: Callable[[Arrivals], None] = lambda _: None,
         options: StoreOptions | None = None,
         files: Files | None = None,
@@ -84,7 +89,9 @@ class Dispatcher:
         stage: Callable[[str, int], Stage] = ThreadStage,
     ) -> None:
         """`durable_index`: of the local log; asked on any thread. `on_arrival`: called once for each `apply`
-        that brought messages, when they can be read, with (topic, queue id, max_offset). `clock`: seconds.
+        that brought messages, when they can be read, with (topic, queue id, max_offset). `delivery`: called
+        with (index, store timestamp, body) of each command of delivery, whose effects are part of what
+        `metadata` saves. `clock`: seconds.
         """
         self._root = root
         self._metadata = metadata
@@ -108,7 +115,7 @@ class Dispatcher:
             durable_index=durable_index,
         )
         self._lock = RLock()  # of the writer: `purge_below` may come from another thread
-        self._dispatching = Dispatching(self.queues, self.index, self._index_stage, metadata.apply)
+        self._dispatching = Dispatching(self.queues, self.index, self._index_stage, metadata.apply, delivery)
         self._applied: Applied | None = None  # None: what there is is not that of any entry
         self._dispatched = NOTHING
         self._checkpoint_time = clock()
@@ -192,7 +199,7 @@ class Dispatcher:
         if entries:
             with self._lock:
                 self._dispatching.replay(entries)
-                self._dispatched = reached_by(entries[-1])
+                self._dispatched = self._dispatching.reached
 
     def apply(self, entries: Sequence[AppliedEntry]) -> None:
         """Dispatch committed entries. StoredDataDamaged (QUEUE_ORDER) if a queue has a gap: that is a bug."""
@@ -202,7 +209,7 @@ class Dispatcher:
             self._dispatching.end_replay()
             self._applied = None  # should it fail half-way, there is no state that a checkpoint could name
             arrived = self._dispatching.apply(entries)
-            self._applied = self._dispatched = reached_by(entries[-1])
+            self._applied = self._dispatched = self._dispatching.reached
             if not self._checkpointer.is_busy and self._is_checkpoint_due(self._applied):
                 self._begin_checkpoint(self._applied)
             self._checkpointer.advance()

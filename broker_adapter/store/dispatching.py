@@ -1,28 +1,33 @@
-"""What one batch of entries does: units, keys and metadata commands, in the order of the log."""
+"""What one batch of entries does: units, keys and commands, in the order of the log."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import starmap
+from itertools import repeat, starmap
 from struct import Struct
 
 import structlog
 
 from broker_adapter.errors import Status, StoredDataDamaged
 from broker_adapter.message import ENTRY_HEADER_SIZE
+from broker_adapter.store.applied import NOTHING, reached_by
 from broker_adapter.store.consume_queue import ConsumeQueue
 from broker_adapter.store.consume_queues import ConsumeQueues, QueuePosition
 from broker_adapter.store.index_files import IndexFiles, KeyedMessage
+from broker_adapter.store.message_runs import MessageRun, RunFinder
 from broker_adapter.store.records import body_of, place
 from broker_adapter.store.routes import Route, Routes
 from broker_adapter.store.stage import Stage
 from broker_adapter.sys_flag import TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
-from dledger import AppliedEntry
+from dledger import Applied, AppliedEntry, EntryRun
 
 _log = structlog.get_logger(part="reput")
 
 _pack_unit = Struct(">qiq").pack
+#: Of the header of an entry: magic, size, index, term, position.
+_unpack_entry = Struct(">iiqqq").unpack_from
+_NORMAL_ENTRY = 1  # any other magic is the log's own business
 #: Of entries that are no records, so many are logged one by one, and then each time that there are ten times
 #: as many.
 _LOGGED_EACH = 10
@@ -39,17 +44,25 @@ class Dispatching:
         index: IndexFiles,
         index_stage: Stage,
         command: Callable[[int, bytes], None],
+        delivery: Callable[[int, int, bytes], None],
     ) -> None:
-        """`command` gets (index, body) of the records of the metadata topic."""
+        """`command` gets (index, body) of the records of the metadata topic, `delivery` (index, store
+        timestamp, body) of those of the delivery topic."""
         self._queues = queues
         self._index = index
         self._index_stage = index_stage
         self._command = command
+        self._delivery = delivery
         self._routes = Routes()
         #: Where each queue has to end when the replay is over; None without one.
         self._awaited: dict[ConsumeQueue, int] | None = None
         self._refilled: set[ConsumeQueue] = set()
         self.foreign_records = 0
+        self.reached = NOTHING  # by the last batch
+        # Of the batch under way, or of one that has failed:
+        self._gathered: dict[ConsumeQueue, _Units] = {}
+        self._arrived: dict[ConsumeQueue, None] = {}
+        self._keyed: list[KeyedMessage] = []
 
     def begin(self, positions: Sequence[QueuePosition]) -> None:
         """Queues are empty and go on from here; a replay may follow, until `end_replay`."""
@@ -82,44 +95,97 @@ class Dispatching:
     # -- inside -----------------------------------------------------------------------------------------
 
     def _take(self, entries: Sequence[AppliedEntry], *, is_replay: bool) -> list[ConsumeQueue]:
-        routes = self._routes
-        gathered: dict[ConsumeQueue, _Units] = {}
-        arrived: dict[ConsumeQueue, None] = {}
-        keyed: list[KeyedMessage] = []
-        for entry in entries:
-            try:
-                route, queue_id, queue_offset, size, sys_flag, stamp = place(entry, routes)
-            except StoredDataDamaged as error:
-                self._note_foreign(entry, error)
-                continue
-            if route.is_metadata:
-                if not is_replay:
-                    # What it does to queues it does to all messages before it, and to none after it.
-                    self._flush(gathered, arrived)
-                    self._command(entry.index, body_of(entry))
-                continue
-            physical_offset = entry.pos + ENTRY_HEADER_SIZE
-            part = sys_flag & TRANSACTION_MASK
-            if part != TRANSACTION_PREPARED and part != TRANSACTION_ROLLBACK:
-                queue = route.queues.get(queue_id) or self._obtain(route, queue_id)
-                units = gathered.get(queue)
-                if units is None:
-                    units = gathered[queue] = []
-                if queue_offset == queue.max_offset + len(units) or self._refills(queue, queue_offset, units):
-                    units.append((physical_offset, size, route.tag_code))
-            if route.is_keyed and part != TRANSACTION_ROLLBACK:
-                keyed.append((route.topic, route.unique_key, route.keys, physical_offset, stamp))
-        self._flush(gathered, arrived)
-        if keyed:
-            self._index_stage.submit(partial(self._index.add, keyed), len(keyed))
-        return list(arrived)
+        self._gathered, self._arrived, self._keyed = {}, {}, []
+        if isinstance(entries, EntryRun) and not is_replay:
+            for piece in entries.pieces:
+                self._take_piece(piece)
+        else:
+            for entry in entries:
+                self._take_one(entry, is_replay)
+            self.reached = reached_by(entries[-1])
+        self._flush()
+        if self._keyed:
+            self._index_stage.submit(partial(self._index.add, self._keyed), len(self._keyed))
+        return list(self._arrived)
 
-    def _flush(self, gathered: dict[ConsumeQueue, _Units], arrived: dict[ConsumeQueue, None]) -> None:
-        for queue, units in gathered.items():
+    def _take_piece(self, piece: bytes | memoryview) -> None:
+        """Entries as the log has them: runs of messages that are alike at once, what else there is singly."""
+        finder = RunFinder(piece)
+        at, end = 0, len(piece)
+        while at < end:
+            magic, size, index, term, pos = _unpack_entry(piece, at)
+            if magic != _NORMAL_ENTRY:
+                at += size
+                continue
+            run = finder.find(at, size)
+            count = 0 if run is None else self._take_run(run)
+            if count:
+                at += count * size
+                _, _, index, term, pos = _unpack_entry(piece, at - size)
+            else:
+                at += size
+                body = bytes(piece[at - size + ENTRY_HEADER_SIZE : at])
+                self._take_one(AppliedEntry(index, term, body, pos), is_replay=False)
+            self.reached = Applied(index, term, pos + size)
+
+    def _take_run(self, run: MessageRun) -> int:
+        """How many messages of it were taken; the next one has to be looked at by itself."""
+        try:
+            route = self._routes.get(run.tail) or self._routes.of_tail(run.tail)
+        except StoredDataDamaged:
+            return 0
+        if route.is_metadata or route.is_delivery or route.is_keyed:
+            return 0
+        for queue_id, begin, end in run.parts():
+            if queue_id < 0:
+                return begin
+            queue = route.queues.get(queue_id) or self._obtain(route, queue_id)
+            units = self._gathered.setdefault(queue, [])
+            first = queue.max_offset + len(units)
+            if run.queue_offsets[begin:end] != tuple(range(first, first + end - begin)):
+                return begin
+            places = range(
+                run.physical_offset + begin * run.entry_size,
+                run.physical_offset + end * run.entry_size,
+                run.entry_size,
+            )
+            units.extend(zip(places, repeat(run.record_size), repeat(route.tag_code), strict=False))
+        return run.count
+
+    def _take_one(self, entry: AppliedEntry, is_replay: bool) -> None:
+        try:
+            route, queue_id, queue_offset, size, sys_flag, stamp = place(entry, self._routes)
+        except StoredDataDamaged as error:
+            self._note_foreign(entry, error)
+            return
+        if route.is_metadata:
+            if not is_replay:
+                # What it does to queues it does to all messages before it, and to none after it.
+                self._flush()
+                self._command(entry.index, body_of(entry))
+            return
+        if route.is_delivery:
+            if not is_replay:
+                self._delivery(entry.index, stamp, body_of(entry))
+            return
+        physical_offset = entry.pos + ENTRY_HEADER_SIZE
+        part = sys_flag & TRANSACTION_MASK
+        if part != TRANSACTION_PREPARED and part != TRANSACTION_ROLLBACK:
+            queue = route.queues.get(queue_id) or self._obtain(route, queue_id)
+            units = self._gathered.get(queue)
+            if units is None:
+                units = self._gathered[queue] = []
+            if queue_offset == queue.max_offset + len(units) or self._refills(queue, queue_offset, units):
+                units.append((physical_offset, size, route.tag_code))
+        if route.is_keyed and part != TRANSACTION_ROLLBACK:
+            self._keyed.append((route.topic, route.unique_key, route.keys, physical_offset, stamp))
+
+    def _flush(self) -> None:
+        for queue, units in self._gathered.items():
             if units:
                 queue.append(queue.max_offset, b"".join(starmap(_pack_unit, units)))
-                arrived[queue] = None
-        gathered.clear()
+                self._arrived[queue] = None
+        self._gathered.clear()
 
     def _obtain(self, route: Route, queue_id: int) -> ConsumeQueue:
         queue = route.queues[queue_id] = self._queues.obtain(route.topic, queue_id)

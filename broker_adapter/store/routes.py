@@ -12,6 +12,7 @@ from broker_adapter.store.consume_queue import ConsumeQueue
 from broker_adapter.topic_names import MAX_TOPIC_LENGTH, check_topic_name
 
 METADATA_TOPIC = "DLEDGER_SYS_METADATA"
+DELIVERY_TOPIC = "DLEDGER_SYS_DELIVERY"
 
 #: Both caches are emptied beyond this: tails with keys of their own are not kept, so few programs get there.
 _MOST_KEPT = 10_000
@@ -31,6 +32,7 @@ class Route(NamedTuple):
     keys: str | None
     is_keyed: bool
     is_metadata: bool
+    is_delivery: bool
 
 
 class Routes:
@@ -88,6 +90,7 @@ class Routes:
             keys,
             unique_key is not None or keys is not None,
             topic == METADATA_TOPIC,
+            topic == DELIVERY_TOPIC,
         )
 
     def _tag_code(self, tag: str) -> int:

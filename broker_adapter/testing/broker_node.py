@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, cast
 from broker_adapter.api import BrokerInfo, BrokerRole
 from broker_adapter.broker import Broker
 from broker_adapter.broker_role import BrokerRoleAdapter
+from broker_adapter.delivery.commands import Outcome as DeliveryOutcome
+from broker_adapter.delivery.service import DeliveryService, Topics
+from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.group_service import GroupService
 from broker_adapter.host import Host
 from broker_adapter.index_layout import IndexShape
@@ -23,8 +26,9 @@ from broker_adapter.metadata.state import MetadataState
 from broker_adapter.metadata.values import Outcome
 from broker_adapter.program import DispatchedFiles
 from broker_adapter.queue_reader import QueueReader
+from broker_adapter.replicated_state import ReplicatedState
 from broker_adapter.role_change import RoleChangeHandler, RoleChangeLimits
-from broker_adapter.settings import BrokerSettings
+from broker_adapter.settings import BrokerSettings, DeliverySettings
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
 from broker_adapter.store.stage import Stage
 from broker_adapter.testing.derived import ROOT, DerivedFiles, LateStage
@@ -50,10 +54,31 @@ STORE = StoreOptions(
 )
 GROUPS = CoordinatorConfig(min_lease_ms=300, collect_ms=200, orphan_ms=2000, rejoin_ms=50)
 ROLES = RoleChangeLimits(patience_s=0.4, retry_first_s=0.02, retry_most_s=0.2, unfit_s=2.0, stop_s=1.0)
-SETTINGS = BrokerSettings(default_queues=2, max_body_bytes=600, max_wait_ms=500, send_timeout_ms=600)
+SETTINGS = BrokerSettings(
+    default_queues=2,
+    max_body_bytes=600,
+    max_wait_ms=500,
+    send_timeout_ms=600,
+    delivery=DeliverySettings(
+        invisible_ms=400,
+        max_renewed_ms=1500,
+        heard_ms=300,
+        release_ms=50,
+        max_pending_per_queue=40,
+        max_pending=100,
+        max_held_bytes=40_000,
+        check_first_ms=150,
+        check_again_ms=200,
+        max_checks=3,
+    ),
+)
 _PROPOSAL_MS = 1000
 _PURGE_LOOK_S = 0.1
-_MAX_COMMAND_BYTES = 900
+_MAX_COMMAND_BYTES = 880
+#: The simulated log's limit of a batch, or sometimes more than that: then what came at once goes one by one.
+_MAX_APPEND_BYTES = 2000
+_MAX_APPEND_MESSAGES = 8
+_MAX_ROUND_BYTES = 600
 
 
 class SimBroker:
@@ -68,18 +93,29 @@ class SimBroker:
         self._closing = False
         self.loop = virtual_loop(process.after, process.now_ms, rng, when_idle=self._check_gate)
         self.node = OwnedNode(process, self.loop, rng, SETTINGS.send_timeout_ms)
-        self.metadata = MetadataState(on_result=self._on_result, on_topic_cut=self._on_topic_cut)
+        self.delivery_state = DeliveryState(
+            on_outcomes=self._on_outcomes, exists=lambda group, topic: self.metadata.has(group, topic)
+        )
+        self.metadata = MetadataState(
+            on_result=self._on_result,
+            on_topic_cut=self._on_topic_cut,
+            on_done=self.delivery_state.metadata_changed,
+        )
         self.dispatcher = self._make_dispatcher(process)
-        self.machine = CheckedDispatcher(self.dispatcher, self.metadata, lambda: process.store.base.pos)
+        self.machine = CheckedDispatcher(
+            self.dispatcher, self.metadata, self.delivery_state, lambda: process.store.base.pos
+        )
         self._make_broker()
 
     def _make_dispatcher(self, process: SimProcess) -> Dispatcher:
         def stage(name: str, limit: int) -> Stage:
             return LateStage(limit, self._rng, self._on_stage)
 
+        replicated = ReplicatedState(self.metadata, self.delivery_state)
         return Dispatcher(
             ROOT,
-            self.metadata,
+            replicated,
+            delivery=replicated.apply_delivery,
             durable_index=lambda: process.store.durable_index,
             on_arrival=self._on_arrival,
             options=STORE,
@@ -98,6 +134,8 @@ class SimBroker:
             max_body_bytes=SETTINGS.max_body_bytes,
             max_command_bytes=_MAX_COMMAND_BYTES,
             timeout_ms=SETTINGS.send_timeout_ms,
+            max_append_bytes=_MAX_APPEND_BYTES,
+            max_append_messages=_MAX_APPEND_MESSAGES,
             master=lambda: self.node.leader_id,
         )
         self.proposals = Proposals(
@@ -125,9 +163,23 @@ class SimBroker:
             self.groups,
             cast(ThreadPoolExecutor, None),  # the loop has its own idea of threads
             self._info,
+            self.delivery_state.offsets_of,
+        )
+        self.delivery = DeliveryService(
+            SETTINGS,
+            self.delivery_state,
+            self.metadata,
+            self.writer,
+            self.reader,
+            files,
+            Topics(self.broker.topic_to_write, self.broker.make_topic, self.groups.make_known),
+            now_ms=self.node.cluster_time_ms,
+            run=lambda work: self.loop.run_in_executor(None, work),
+            new_request_id=lambda: self._rng.randbytes(16),
+            max_round_bytes=_MAX_ROUND_BYTES,
         )
         self.adapter = BrokerRoleAdapter(
-            self.writer, files, [self.groups], slave_id=1, on_change=self.broker.held.wake_all
+            self.writer, files, [self.groups, self.delivery], slave_id=1, on_change=self._on_change
         )
         self.handler = RoleChangeHandler(node, self.adapter, limits=ROLES, wall_ms=self.process.wall_ms)
 
@@ -175,6 +227,7 @@ class SimBroker:
         async def stop() -> None:
             self.writer.stop()
             self.broker.held.close()
+            self.delivery.wake_all()
             await self.handler.stop()
             done()
 
@@ -187,11 +240,19 @@ class SimBroker:
     def _on_result(self, request_id: bytes, outcome: Outcome) -> None:
         self.proposals.on_result(request_id, outcome)
 
+    def _on_outcomes(self, request_id: bytes, outcomes: list[DeliveryOutcome]) -> None:
+        self.delivery.on_outcomes(request_id, outcomes)
+
+    def _on_change(self) -> None:
+        self.broker.held.wake_all()
+        self.delivery.wake_all()
+
     def _on_topic_cut(self, topic: str) -> None:
         self.dispatcher.queues.delete_topic(topic)
 
     def _on_arrival(self, arrivals: Arrivals) -> None:
         self.loop.call_soon_threadsafe(self.broker.held.arrived, arrivals)
+        self.loop.call_soon_threadsafe(self.delivery.arrived, arrivals)
 
     def _on_stage(self, delay_ms: int, job: Callable[[], None]) -> None:
         """On the stage's thread, where the machine may go down."""

@@ -96,6 +96,11 @@ class GroupModel:
         """Whether such a commit took effect, in some entry of the log."""
         return (group, generation, offsets) in self._done
 
+    @property
+    def names(self) -> tuple[set[str], set[str]]:
+        """Of the groups and of the topics that there are."""
+        return set(self._groups), set(self._topics)
+
     # -- inside
 
     def _carry_out(self, index: int, command: Command) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.store.dispatcher import Dispatcher
 from dledger import Applied, AppliedEntry
@@ -13,10 +14,17 @@ class CheckedDispatcher:
     """A DurableStateMachine. `checked`: up to where the units of each queue have been compared with the log;
     they never change afterwards, except that everything is made anew."""
 
-    def __init__(self, dispatcher: Dispatcher, metadata: MetadataState, kept_from: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        metadata: MetadataState,
+        delivery: DeliveryState,
+        kept_from: Callable[[], int],
+    ) -> None:
         """`kept_from`: where the log of this node begins."""
         self.dispatcher = dispatcher
         self.metadata = metadata
+        self.delivery = delivery
         self.checked: dict[tuple[str, int], int] = {}
         self._kept_from = kept_from
 

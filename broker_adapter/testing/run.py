@@ -13,9 +13,11 @@ from typing import TextIO
 
 import structlog
 
+from broker_adapter.delivery.commands import QueueKey
 from broker_adapter.testing.broker_node import SimBroker
 from broker_adapter.testing.clients import TOPICS, Administrator, Client, Producer
 from broker_adapter.testing.consumers import GroupLog, Member
+from broker_adapter.testing.pop_clients import POP_GROUPS, POPPED_TOPIC, OnceProducer, PopConsumer
 from broker_adapter.testing.simulation import BrokerNemesis, BrokerSimulation
 from broker_adapter.testing.truth import Stored
 from dledger.testing import Profile, Violation, check_end, draw_profile
@@ -100,6 +102,11 @@ class _Run:
             Member(sim, f"m{i}", take(f"member {i}"), self._groups[i % len(_GROUPS)])
             for i in range(profile.readers)
         ]
+        self._once = [OnceProducer(sim, f"o{i}", take(f"once {i}")) for i in range(2)]
+        self._pops = [
+            PopConsumer(sim, f"c{i}", take(f"pop {i}"), POP_GROUPS[i % len(POP_GROUPS)])
+            for i in range(len(POP_GROUPS) + 1)
+        ]
         self._admin = Administrator(sim, "admin", take("admin"), _GROUPS)
         self._limit_ms = SETTLE_TIMEOUTS * profile.timing.election_max_ms
 
@@ -107,7 +114,7 @@ class _Run:
         sim = self._sim
         nemesis = BrokerNemesis(sim, sim.seeds.take("nemesis"))
         sim.start()
-        clients: list[Client] = [*self._producers, *self._members, self._admin]
+        clients: list[Client] = [*self._producers, *self._members, self._admin, *self._once, *self._pops]
         for client in clients:
             client.start()
         nemesis.start()
@@ -118,15 +125,19 @@ class _Run:
         sim.heal()
         for member in self._members:
             member.catches_up = True
+        for consumer in self._pops:
+            consumer.catches_up = True
         self._result.writable_ms = self._until("a writable master", lambda: bool(sim.writable()))
-        before = {client: client.completed for client in self._producers}
+        before = {client: client.completed for client in (*self._producers, *self._once)}
         self._until("progress", lambda: all(c.completed > n for c, n in before.items()))
-        for producer in (*self._producers, self._admin):
+        writers: list[Client] = [*self._producers, *self._once, self._admin]
+        for producer in writers:
             producer.is_stopped = True
-        self._until("the last answers", lambda: all(c.is_idle for c in (*self._producers, self._admin)))
+        self._until("the last answers", lambda: all(c.is_idle for c in writers))
         self._until("everything consumed", self._all_consumed)
-        for member in self._members:
-            member.is_stopped = True
+        self._until("everything delivered", self._all_delivered)
+        for reading in (*self._members, *self._pops):
+            reading.is_stopped = True
         self._until("equal logs, all dispatched", sim.is_settled)
         self._result.heal_ms = sim.clock.now_ms - healed_ms
         self._check_end()
@@ -154,6 +165,16 @@ class _Run:
             for name, end in ends.items()
         )
 
+    def _all_delivered(self) -> bool:
+        """No message is held back, and all that is in the queues is done with in every group that pops."""
+        truth = self._sim.truth
+        return truth.delivery.is_all_moved and all(
+            truth.delivery.model.least(QueueKey(group.name, *queue)) >= len(model.messages)
+            for queue, model in truth.queues.items()
+            if queue[0] == POPPED_TOPIC
+            for group in POP_GROUPS
+        )
+
     # -- the end
 
     def _check_end(self) -> None:
@@ -168,6 +189,7 @@ class _Run:
         for group in self._groups:
             if any(member.belongs_to(group) for member in self._members):
                 self._check_consumed(group)
+        self._check_delivered()
 
     def _check_readable(self, broker: SimBroker) -> None:
         """Every message that is neither purged nor deleted, by its offset, by its place and by its keys."""
@@ -204,6 +226,16 @@ class _Run:
                 raise Violation(
                     "consumed", f"{body!r}, acknowledged as {queue} {at}, never reached {group.name}"
                 )
+
+    def _check_delivered(self) -> None:
+        truth, begin = self._sim.truth, max(broker.node.begin_pos for broker in self._sim.brokers())
+        truth.delivery.check_end()
+        for queue, model in truth.queues.items():
+            if queue[0] == POPPED_TOPIC:
+                for at in range(model.first_after(begin), len(model.messages)):
+                    for group in POP_GROUPS:
+                        key = QueueKey(group.name, *queue)
+                        truth.delivery.check_given(key, at, model.messages[at].message_id)
 
 
 @contextmanager

@@ -11,13 +11,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker_adapter.api import QueueOffset, SendResult
+from broker_adapter.delivery.commands import DELIVERY_TOPIC
 from broker_adapter.java_hash import tag_code
 from broker_adapter.message import Message, decode
 from broker_adapter.metadata import records
-from broker_adapter.metadata.commands import METADATA_TOPIC
+from broker_adapter.metadata.commands import METADATA_TOPIC, DeleteGroup, ResetOffsets
 from broker_adapter.metadata.records import Unknown
 from broker_adapter.properties import split_properties
 from broker_adapter.store.consume_queue import ConsumeQueue
+from broker_adapter.testing.delivery_model import look_at_delivery
+from broker_adapter.testing.delivery_truth import DeliveryTruth
 from broker_adapter.testing.group_model import GroupModel, look_at
 from dledger import AppliedEntry
 from dledger.testing import Violation
@@ -40,6 +43,7 @@ class Stored(NamedTuple):
     tag_code: int
     body: bytes
     keys: str
+    message_id: str
 
 
 @dataclass
@@ -67,6 +71,7 @@ class LogTruth:
     def __init__(self) -> None:
         self.queues: dict[Queue, QueueModel] = {}
         self.groups = GroupModel()
+        self.delivery = DeliveryTruth()
         self.acknowledged: dict[tuple[Queue, int], bytes] = {}
         self.refused: set[tuple[bytes, str]] = set()  # (body, try)
         self.commits_acknowledged = 0
@@ -90,13 +95,25 @@ class LogTruth:
         self._last_stamp = message.store_timestamp
         if message.topic == METADATA_TOPIC:
             self._command(index, message)
+        elif message.topic == DELIVERY_TOPIC:
+            self.delivery.model.put(index, message.store_timestamp, message.body, *self.groups.names)
         else:
             self._message(entry, message)
+            self.delivery.message(message)
 
     def _command(self, index: int, message: Message) -> None:
         _, command = records.decode(message.body)
         assert not isinstance(command, Unknown)
+        groups, _ = self.groups.names
         cut = self.groups.put(index, command)
+        match command:
+            case DeleteGroup(group=name):
+                took_effect = name in groups
+            case ResetOffsets(group=name):
+                took_effect = self.groups.generation(name) == index
+            case _:
+                took_effect = cut is not None
+        self.delivery.model.metadata(index, command, took_effect)
         for (topic, _), queue in self.queues.items():
             if topic == cut:
                 queue.cuts.append((index, len(queue.messages)))
@@ -120,6 +137,7 @@ class LogTruth:
                 tag_code(properties.get("TAGS")),
                 message.body,
                 properties.get("KEYS", ""),
+                properties.get("UNIQ_KEY", ""),
             )
         )
 
@@ -131,6 +149,9 @@ class LogTruth:
         found = look_at(machine.metadata)
         if found != expected:
             raise Violation("metadata", f"{node_id} at {applied}: {found}, not {expected}")
+        given, wanted = look_at_delivery(machine.delivery), self.delivery.model.at(applied)
+        if given != wanted:
+            raise Violation("delivery", f"{node_id} at {applied}: {given}, not {wanted}")
         there = {(queue.topic, queue.queue_id): queue for queue in machine.dispatcher.queues.all()}
         for name, model in self.queues.items():
             length = model.length_at(applied)

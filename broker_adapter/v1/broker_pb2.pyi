@@ -61,20 +61,22 @@ class OutgoingMessage(_message.Message):
     def __init__(self, body: _Optional[bytes] = ..., properties: _Optional[_Mapping[str, str]] = ..., flag: _Optional[int] = ..., sys_flag: _Optional[int] = ..., born_timestamp: _Optional[int] = ...) -> None: ...
 
 class SendRequest(_message.Message):
-    __slots__ = ("request_id", "topic", "queue_id", "messages", "timeout_ms", "columns")
+    __slots__ = ("request_id", "topic", "queue_id", "messages", "timeout_ms", "columns", "more")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     topic: str
     queue_id: int
     messages: _containers.RepeatedCompositeFieldContainer[OutgoingMessage]
     timeout_ms: int
     columns: MessageColumns
-    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[OutgoingMessage, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., columns: _Optional[_Union[MessageColumns, _Mapping]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[SendRequest]
+    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[OutgoingMessage, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., columns: _Optional[_Union[MessageColumns, _Mapping]] = ..., more: _Optional[_Iterable[_Union[SendRequest, _Mapping]]] = ...) -> None: ...
 
 class MessageColumns(_message.Message):
     __slots__ = ("bodies", "properties", "flags", "sys_flags", "born_timestamps")
@@ -91,7 +93,7 @@ class MessageColumns(_message.Message):
     def __init__(self, bodies: _Optional[_Iterable[bytes]] = ..., properties: _Optional[_Iterable[str]] = ..., flags: _Optional[_Iterable[int]] = ..., sys_flags: _Optional[_Iterable[int]] = ..., born_timestamps: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SendResponse(_message.Message):
-    __slots__ = ("request_id", "status", "queue_id", "queue_offset", "physical_offsets", "offset_ids", "term", "store_host")
+    __slots__ = ("request_id", "status", "queue_id", "queue_offset", "physical_offsets", "offset_ids", "term", "store_host", "more", "node_id", "index")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +102,9 @@ class SendResponse(_message.Message):
     OFFSET_IDS_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STORE_HOST_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     status: BrokerStatus
     queue_id: int
@@ -108,7 +113,10 @@ class SendResponse(_message.Message):
     offset_ids: _containers.RepeatedScalarFieldContainer[str]
     term: int
     store_host: bytes
-    def __init__(self, request_id: _Optional[int] = ..., status: _Optional[_Union[BrokerStatus, _Mapping]] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., physical_offsets: _Optional[_Iterable[int]] = ..., offset_ids: _Optional[_Iterable[str]] = ..., term: _Optional[int] = ..., store_host: _Optional[bytes] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[SendResponse]
+    node_id: str
+    index: int
+    def __init__(self, request_id: _Optional[int] = ..., status: _Optional[_Union[BrokerStatus, _Mapping]] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., physical_offsets: _Optional[_Iterable[int]] = ..., offset_ids: _Optional[_Iterable[str]] = ..., term: _Optional[int] = ..., store_host: _Optional[bytes] = ..., more: _Optional[_Iterable[_Union[SendResponse, _Mapping]]] = ..., node_id: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
     __slots__ = ("topic", "queue_id", "offset", "max_messages", "max_bytes", "tags", "wait_ms", "group")
@@ -229,20 +237,22 @@ class GetBrokerResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[BrokerStatus, _Mapping]] = ..., cluster: _Optional[str] = ..., broker_name: _Optional[str] = ..., broker_id: _Optional[int] = ..., role: _Optional[_Union[BrokerRoleCode, str]] = ..., term: _Optional[int] = ..., role_epoch: _Optional[int] = ..., node_id: _Optional[str] = ..., address: _Optional[str] = ..., master_address: _Optional[str] = ...) -> None: ...
 
 class TopicSettings(_message.Message):
-    __slots__ = ("name", "read_queues", "write_queues", "perm", "sys_flag", "order")
+    __slots__ = ("name", "read_queues", "write_queues", "perm", "sys_flag", "order", "message_type")
     NAME_FIELD_NUMBER: _ClassVar[int]
     READ_QUEUES_FIELD_NUMBER: _ClassVar[int]
     WRITE_QUEUES_FIELD_NUMBER: _ClassVar[int]
     PERM_FIELD_NUMBER: _ClassVar[int]
     SYS_FLAG_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_TYPE_FIELD_NUMBER: _ClassVar[int]
     name: str
     read_queues: int
     write_queues: int
     perm: int
     sys_flag: int
     order: bool
-    def __init__(self, name: _Optional[str] = ..., read_queues: _Optional[int] = ..., write_queues: _Optional[int] = ..., perm: _Optional[int] = ..., sys_flag: _Optional[int] = ..., order: bool = ...) -> None: ...
+    message_type: str
+    def __init__(self, name: _Optional[str] = ..., read_queues: _Optional[int] = ..., write_queues: _Optional[int] = ..., perm: _Optional[int] = ..., sys_flag: _Optional[int] = ..., order: bool = ..., message_type: _Optional[str] = ...) -> None: ...
 
 class PutTopicRequest(_message.Message):
     __slots__ = ("topic",)
@@ -307,20 +317,22 @@ class TopicStatsResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[BrokerStatus, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[QueueStatsEntry, _Mapping]]] = ...) -> None: ...
 
 class GroupSettings(_message.Message):
-    __slots__ = ("name", "consume_enable", "consume_from_min_enable", "consume_broadcast_enable", "retry_queues", "retry_max_times")
+    __slots__ = ("name", "consume_enable", "consume_from_min_enable", "consume_broadcast_enable", "retry_queues", "retry_max_times", "consume_orderly")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CONSUME_ENABLE_FIELD_NUMBER: _ClassVar[int]
     CONSUME_FROM_MIN_ENABLE_FIELD_NUMBER: _ClassVar[int]
     CONSUME_BROADCAST_ENABLE_FIELD_NUMBER: _ClassVar[int]
     RETRY_QUEUES_FIELD_NUMBER: _ClassVar[int]
     RETRY_MAX_TIMES_FIELD_NUMBER: _ClassVar[int]
+    CONSUME_ORDERLY_FIELD_NUMBER: _ClassVar[int]
     name: str
     consume_enable: bool
     consume_from_min_enable: bool
     consume_broadcast_enable: bool
     retry_queues: int
     retry_max_times: int
-    def __init__(self, name: _Optional[str] = ..., consume_enable: bool = ..., consume_from_min_enable: bool = ..., consume_broadcast_enable: bool = ..., retry_queues: _Optional[int] = ..., retry_max_times: _Optional[int] = ...) -> None: ...
+    consume_orderly: bool
+    def __init__(self, name: _Optional[str] = ..., consume_enable: bool = ..., consume_from_min_enable: bool = ..., consume_broadcast_enable: bool = ..., retry_queues: _Optional[int] = ..., retry_max_times: _Optional[int] = ..., consume_orderly: bool = ...) -> None: ...
 
 class PutGroupRequest(_message.Message):
     __slots__ = ("group",)

@@ -150,7 +150,8 @@ class BrokerServiceServicer(object):
     def SendStream(self, request_iterator, context):
         """Store many batches over one stream. Answers carry the request_id of their request and come in any order:
         who needs an order within a queue waits for the answer before the next batch of that queue. A stream that
-        breaks leaves its unanswered requests indeterminate.
+        breaks leaves its unanswered requests indeterminate. Requests may travel together, each with an answer of
+        its own; once they do, so may the answers on that stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

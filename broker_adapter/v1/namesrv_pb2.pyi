@@ -15,20 +15,22 @@ class NameServerStatus(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class TopicQueues(_message.Message):
-    __slots__ = ("topic", "read_queues", "write_queues", "perm", "sys_flag", "order")
+    __slots__ = ("topic", "read_queues", "write_queues", "perm", "sys_flag", "order", "message_type")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     READ_QUEUES_FIELD_NUMBER: _ClassVar[int]
     WRITE_QUEUES_FIELD_NUMBER: _ClassVar[int]
     PERM_FIELD_NUMBER: _ClassVar[int]
     SYS_FLAG_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_TYPE_FIELD_NUMBER: _ClassVar[int]
     topic: str
     read_queues: int
     write_queues: int
     perm: int
     sys_flag: int
     order: bool
-    def __init__(self, topic: _Optional[str] = ..., read_queues: _Optional[int] = ..., write_queues: _Optional[int] = ..., perm: _Optional[int] = ..., sys_flag: _Optional[int] = ..., order: bool = ...) -> None: ...
+    message_type: str
+    def __init__(self, topic: _Optional[str] = ..., read_queues: _Optional[int] = ..., write_queues: _Optional[int] = ..., perm: _Optional[int] = ..., sys_flag: _Optional[int] = ..., order: bool = ..., message_type: _Optional[str] = ...) -> None: ...
 
 class RegisterBrokerRequest(_message.Message):
     __slots__ = ("cluster", "broker_name", "node_id", "broker_id", "role", "address", "http_address", "term", "role_epoch", "data_version", "topics", "expire_ms")

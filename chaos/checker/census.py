@@ -5,102 +5,99 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from chaos.checker.engine import Engine
+from chaos.checker.engine import Engine, union
 
 #: Of histories of other systems, by `run_begin` (see `chaos.checker.readers`).
 MODELS = ("set", "queue", "kafka", "register", "list", "mixed")
 
-#: (table, {count: condition}).
-_COUNTS: tuple[tuple[str, dict[str, str]], ...] = (
-    ("events", {"lines": "true"}),
+#: Of what tables that count already say, as (table, {count: sum}); of others the rows for which something
+#: holds.
+_SUMS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("line_counts", {"lines": "n", **{name: name for name in ("dump", "cq", "raft", "commits", "acks")}}),
+    ("line_counts", {name: name for name in ("flushes", "applied", "chains")}),
     (
-        "ops",
+        "op_counts",
         {
-            "ops": "true",
-            "commits_off": "f = 'commit_off'",
-            "fetched": "f = 'fetch_off' AND outcome = 'ok'",
-            "routes": "f = 'route' AND outcome = 'ok' AND term IS NOT NULL",
-            "lookups": "f = 'lookup' AND outcome = 'ok'",
-            "delayed": "f = 'send' AND delay_ms > 0",
-            "transactions": "f IN ('txn_begin', 'txn_commit', 'txn_rollback') AND mid IS NOT NULL",
+            "ops": "n",
+            "commits_off": "CASE WHEN f = 'commit_off' THEN n END",
+            "fetched": "CASE WHEN f = 'fetch_off' AND outcome = 'ok' THEN n END",
+            "routes": "CASE WHEN f = 'route' AND outcome = 'ok' AND termed THEN n END",
+            "lookups": "CASE WHEN f = 'lookup' AND outcome = 'ok' THEN n END",
+            "stale_reads": "CASE WHEN f IN ('get', 'pull', 'drain') AND stale AND outcome = 'ok' THEN n END",
+            "min_offs": "CASE WHEN f = 'min_off' AND outcome = 'ok' THEN n END",
+            "delayed": "CASE WHEN f = 'send' THEN delayed END",
+            "transactions": "CASE WHEN f IN ('txn_begin', 'txn_commit', 'txn_rollback') THEN named END",
         },
     ),
     (
-        "sends",
+        "sent_logs",
         {
-            "sends": "true",
-            "oks": "outcome = 'ok'",
-            "acked": "outcome = 'ok' AND pos IS NOT NULL",
-            "failed": "outcome = 'fail'",
-            "indeterminate": "outcome = 'info'",
-            "acked_terms": "outcome = 'ok' AND term IS NOT NULL",
-            "batches": "f = 'send_batch'",
+            "sends": "n",
+            "oks": "oks",
+            "acked": "placed",
+            "failed": "fails",
+            "indeterminate": "infos",
+            "acked_terms": "termed",
+            "batches": "batched",
         },
     ),
-    ("dlv", {"reads": "true", "group_reads": "grp IS NOT NULL"}),
-    (
-        "reads",
-        {
-            "stale_reads": "stale AND outcome = 'ok'",
-            "min_offs": "f = 'min_off' AND outcome = 'ok'",
-        },
-    ),
-    ("known", {"seen": "true"}),
-    ("dump", {"dump": "true"}),
-    ("cq", {"cq": "true"}),
+    ("read_logs", {"reads": "n", "group_reads": "grouped"}),
+    ("known", {"seen": "1"}),
+)
+_OF_HISTORIES = {
+    **{f"of_{model}": f"history = '{model}'" for model in MODELS},
+    "unplaced_reads": "history <> 'list' AND history <> 'kafka' AND f <> 'append' AND outcome = 'ok'",
+    "last_reads": "history IN ('set', 'queue') AND f <> 'append' AND outcome = 'ok'",
+    "takes": "history = 'queue' AND f <> 'append'",
+    "set_reads": "history = 'set' AND f = 'get' AND outcome = 'ok'",
+    "register_reads": "history = 'register' AND f = 'get' AND outcome = 'ok'",
+    "list_reads": "history = 'list' AND f = 'get' AND outcome = 'ok'",
+}
+_ROWS: tuple[tuple[str, dict[str, str]], ...] = (
     (
         "member",
-        {
-            "joins": "e = 'join'",
-            "orderly": "e = 'join' AND mode = 'orderly'",
-            "assigns": "e = 'assign'",
-        },
+        {"joins": "e = 'join'", "orderly": "e = 'join' AND mode = 'orderly'", "assigns": "e = 'assign'"},
     ),
     (
-        "nodes",
+        "milestones",
         {
-            "raft": "ev = 'raft'",
             "leaders": "e = 'leader'",
             "votes": "e = 'vote'",
-            "commits": "e = 'commit'",
-            "acks": "e = 'ack'",
-            "flushes": "e IN ('flush', 'install', 'append')",
-            "applied": "e = 'apply'",
-            "chains": "e = 'append' AND chain IS NOT NULL",
             "recoveries": "e = 'recover'",
             "ready": "e = 'master_ready'",
             "elected": "e = 'elected'",
             "demoted": "e = 'demoted'",
         },
     ),
-    (
-        "histories",
-        {
-            **{f"of_{model}": f"history = '{model}'" for model in MODELS},
-            "unplaced_reads": "history <> 'list' AND history <> 'kafka' AND f <> 'append' AND outcome = 'ok'",
-            "last_reads": "history IN ('set', 'queue') AND f <> 'append' AND outcome = 'ok'",
-            "takes": "history = 'queue' AND f <> 'append'",
-            "set_reads": "history = 'set' AND f = 'get' AND outcome = 'ok'",
-            "register_reads": "history = 'register' AND f = 'get' AND outcome = 'ok'",
-            "list_reads": "history = 'list' AND f = 'get' AND outcome = 'ok'",
-        },
-    ),
     ("fault", {"faults": "e = 'begin'", "effective": "e = 'begin' AND effective"}),
     ("runs", {"drained": "drained IS NOT NULL", "healed": "healed IS NOT NULL"}),
 )
+_COUNTS = (
+    *_SUMS,
+    ("histories", {name: f"CASE WHEN {where} THEN n END" for name, where in _OF_HISTORIES.items()}),
+    *(
+        (table, {name: f"CASE WHEN {condition} THEN 1 END" for name, condition in counts.items()})
+        for table, counts in _ROWS
+    ),
+)
+_WIDTH = max(len(counts) for _, counts in _COUNTS)
 
 Census = dict[str, dict[str, int]]
 
 
 def take_census(engine: Engine) -> Census:
     """run -> name of the count -> count; every count of every run that has lines."""
-    names = [name for _, counts in _COUNTS for name in counts]
-    found: Census = defaultdict(lambda: dict.fromkeys(names, 0))
-    for table, counts in _COUNTS:
+    found: Census = defaultdict(lambda: {name: 0 for _, counts in _COUNTS for name in counts})
+    queries = []
+    for number, (table, counts) in enumerate(_COUNTS):
+        sums = [*counts.values(), *["0"] * (_WIDTH - len(counts))]
         columns = ", ".join(
-            f"count(*) FILTER (WHERE {condition}) AS {name}" for name, condition in counts.items()
+            f"CAST(coalesce(sum({each}), 0) AS BIGINT) AS n{i}" for i, each in enumerate(sums)
         )
-        for row in engine.rows(f"SELECT run, {columns} FROM {table} WHERE run IS NOT NULL GROUP BY run"):
-            run = str(row.pop("run"))
-            found[run].update({name: int(value or 0) for name, value in row.items()})
+        queries.append(
+            f"SELECT {number} AS part, run, {columns} FROM {table} WHERE run IS NOT NULL GROUP BY run"
+        )
+    for row in engine.rows(union(queries)):
+        _, counts = _COUNTS[int(row["part"] or 0)]
+        found[str(row["run"])].update({name: int(row[f"n{i}"] or 0) for i, name in enumerate(counts)})
     return dict(found)

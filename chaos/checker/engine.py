@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 Cell = int | str | bool | None
 Row = dict[str, Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The rows of one of several queries, and how long it took."""
+
+    name: str
+    rows: list[Row]
+    seconds: float
 
 
 class Engine(Protocol):
@@ -14,8 +25,16 @@ class Engine(Protocol):
     def view(self, name: str, sql: str) -> None:
         """Name a query."""
 
-    def fact(self, name: str, sql: str) -> None:
-        """Name a query, and keep its result, so that it is computed once."""
+    def facts(self, queries: Mapping[str, str]) -> None:
+        """Name queries, and keep their results, so that each is computed once. None needs another."""
 
     def rows(self, sql: str) -> list[Row]:
         """The rows of a query that gives few."""
+
+    def all_rows(self, queries: Mapping[str, str]) -> Iterator[Answer]:
+        """The rows of queries that give few, in the order in which they come; several may run at once."""
+
+
+def union(queries: Sequence[str]) -> str:
+    """One query for the rows of all of them."""
+    return "\nUNION ALL\n".join(queries)

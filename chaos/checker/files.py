@@ -33,8 +33,9 @@ def file_troubles(engine: Engine, intake: Intake) -> dict[str, list[str]]:
     unread: list[tuple[Path, int, str]] = []
     for row in engine.rows(
         "SELECT file, min(run) AS run, max(run) AS run_other, "
-        "count(*) FILTER (WHERE ev = 'corrupt') AS corrupt, "
-        "count(*) FILTER (WHERE ev <> 'corrupt' AND run IS NULL) AS nobody FROM events GROUP BY file"
+        "coalesce(sum(CASE WHEN corrupt THEN n END), 0) AS corrupt, "
+        "coalesce(sum(CASE WHEN run IS NULL AND NOT corrupt THEN n END), 0) AS nobody FROM line_counts "
+        "GROUP BY file"
     ):
         path = Path(unquote(urlsplit(str(row["file"])).path)).resolve()
         folder = folders.get(path, path.parent)

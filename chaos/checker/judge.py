@@ -3,17 +3,16 @@ this trace."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from chaos.checker.census import Census, take_census
-from chaos.checker.engine import Cell, Engine, Row
+from chaos.checker.census import take_census
+from chaos.checker.engine import Engine, Row
+from chaos.checker.find import find, population_of
 from chaos.checker.registry import Check, Severity
 from chaos.trace.schema import file_name
 
-MAX_WITNESSES = 32
 #: Without these a run shows nothing about loss, whatever else is in its trace: one of each.
 ESSENTIAL = (("L1",), ("L2",), ("L4",), ("L5",), ("L7",), ("L6b", "L6c"))
 #: For histories of other systems, by their model.
@@ -67,81 +66,35 @@ def judge(
     checks: Sequence[Check],
     *,
     troubles: Mapping[str, Sequence[str]] | None = None,
-    on_check: Callable[[Check], None] = lambda _: None,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[RunResult]:
-    """Run the checks. `troubles`: what is wrong with the files of a run; it is then not valid."""
+    """Run the checks. `troubles`: what is wrong with the files of a run; it is then not valid. `on_progress`
+    is told how many checks are done, and how many there are."""
     census = take_census(engine)
     results = {run: RunResult(run, census=counts) for run, counts in sorted(census.items())}
+    found = find(engine, checks, census, on_progress)
     # A file that could not be read may hold what seems to be missing.
     voided = {run: {"W6"} if (troubles or {}).get(run) else set[str]() for run in results}
     # What voids the others comes first.
     for check in sorted(checks, key=lambda c: c.severity is not Severity.VOID):
-        on_check(check)
-        for run, finding in _run_check(engine, check, census, voided).items():
-            results[run].findings.append(finding)
-            if check.severity is Severity.VOID and finding.violations:
+        for run, result in results.items():
+            population = population_of(check, census[run])
+            violations = found.counts.get((check.id, run), 0) if population else 0
+            if check.severity is Severity.VOID and violations:
                 voided[run].add(check.id)
+            result.findings.append(
+                Finding(
+                    check,
+                    _verdict(check, population, violations, voided[run]),
+                    population,
+                    violations,
+                    found.witnesses.get((check.id, run), []) if population else [],
+                    found.seconds.get(check.id, 0.0),
+                )
+            )
     for result in results.values():
         _conclude(result, (troubles or {}).get(result.run, ()))
     return list(results.values())
-
-
-def _run_check(
-    engine: Engine, check: Check, census: Census, voided: dict[str, set[str]]
-) -> dict[str, Finding]:
-    populations = {run: _population(check, counts) for run, counts in census.items()}
-    started = time.monotonic()
-    counts: dict[str, int] = {}
-    witnesses: dict[str, list[Row]] = {}
-    if any(populations.values()):
-        # Lines that name no run are told of by their files.
-        found = f"SELECT * FROM ({check.sql}) violations WHERE run IS NOT NULL"
-        first = engine.rows(f"{found} LIMIT {MAX_WITNESSES + 1}")
-        runs = {str(row["run"]) for row in first}
-        if len(first) <= MAX_WITNESSES:
-            for row in first:
-                witnesses.setdefault(str(row["run"]), []).append(row)
-            counts = {run: len(rows) for run, rows in witnesses.items()}
-        else:
-            counts, witnesses = _many(engine, check)
-            runs = set(counts)
-        assert runs <= set(census), f"{check.id} gave runs that are not in the trace"
-    seconds = time.monotonic() - started
-    return {
-        run: Finding(
-            check,
-            _verdict(check, populations[run], counts.get(run, 0), voided[run]),
-            populations[run],
-            counts.get(run, 0) if populations[run] else 0,
-            witnesses.get(run, [])[:MAX_WITNESSES] if populations[run] else [],
-            seconds,
-        )
-        for run in census
-    }
-
-
-def _many(engine: Engine, check: Check) -> tuple[dict[str, int], dict[str, list[Row]]]:
-    counted = engine.rows(
-        f"SELECT run, count(*) AS n FROM ({check.sql}) v WHERE run IS NOT NULL GROUP BY run"
-    )
-    kept = engine.rows(
-        "SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY run ORDER BY run) AS nth "
-        f"FROM ({check.sql}) v WHERE run IS NOT NULL) w WHERE nth <= {MAX_WITNESSES}"
-    )
-    witnesses: dict[str, list[Row]] = {}
-    for row in kept:
-        row.pop("nth")
-        witnesses.setdefault(str(row["run"]), []).append(row)
-    return {str(row["run"]): _int(row["n"]) for row in counted}, witnesses
-
-
-def _int(cell: Cell) -> int:
-    return int(cell or 0)
-
-
-def _population(check: Check, counts: dict[str, int]) -> int:
-    of = [counts[name] for name in check.population]
-    return of[0] if all(of) else 0
 
 
 def _verdict(check: Check, population: int, violations: int, voided: set[str]) -> Verdict:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -28,6 +29,9 @@ from chaos.checker.registry import Check, Severity
 from chaos.checker.report import as_json, one_line, overall, verdict_sentence, write_junit, write_report
 from chaos.checker.tables import make_tables
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 EXIT = {Verdict.VALID: 0, Verdict.INVALID: 1, Verdict.UNKNOWN: 2}
 EXIT_ARGUMENTS, EXIT_CRASH = 254, 255
 #: With --follow: between two looks.
@@ -36,6 +40,7 @@ PAUSE_S = 1.0
 Load = Callable[[Intake], Engine]
 #: Below the report: histories of other systems, as traces.
 CONVERTED_DIR = "converted"
+PROGRESS_AFTER_S = 20
 
 
 @click.command()
@@ -97,7 +102,7 @@ def command(
     run_dirs = run_directories(paths, Format(format_), converted)
     with (
         tempfile.TemporaryDirectory(prefix="dledger-check-", dir=work) as folder,
-        spark_loader(Path(folder), master=master, memory=memory) as load,
+        spark_loader(Path(folder), master=master, memory=memory, growing=watch) as load,
     ):
         if watch:
             intake, results, figures = watch_runs(load, run_dirs, checks, patience)
@@ -138,28 +143,35 @@ def chosen(names: str | None) -> tuple[Check, ...]:
 
 
 @contextmanager
-def spark_loader(work_dir: Path, *, master: str | None, memory: str) -> Iterator[Load]:
-    """Start Spark; gives what loads traces into it. Stops it in the end."""
+def spark_loader(work_dir: Path, *, master: str | None, memory: str, growing: bool) -> Iterator[Load]:
+    """What loads traces into Spark, which is started for the first of them and stopped in the end.
+
+    `growing`: what is loaded next may be much more than the first.
+    """
     # Spark is an extra: whoever only wants the names of checks need not have it.
     try:
-        from chaos.checker.spark import SparkEngine, start
+        from chaos.checker.spark import SparkEngine, is_small, start
     except ImportError as error:
         raise click.ClickException(f"Spark is missing ({error}): pip install 'dledger[checker]'") from error
 
-    session = start(work_dir, master=master, memory=memory)
+    sessions: list[SparkSession] = []
 
     def load(intake: Intake) -> Engine:
+        if not sessions:
+            small = is_small(intake) and not growing
+            sessions.append(start(work_dir, master=master, memory=memory, small=small))
         # Each load has tables of its own; those of the one before it are not needed any more.
         tables = work_dir / "tables"
         shutil.rmtree(tables, ignore_errors=True)
-        engine = SparkEngine(session, tables)
+        engine = SparkEngine(sessions[0], tables)
         engine.load(intake)
         return engine
 
     try:
         yield load
     finally:
-        session.stop()
+        for session in sessions:
+            session.stop()
 
 
 def watch_runs(
@@ -196,8 +208,15 @@ def check_loaded(
     Raises:
         IntakeError: no line could be read.
     """
+    started = time.monotonic()
     make_tables(engine)
-    results = judge(engine, checks, troubles=file_troubles(engine, intake))
+
+    def progress(done: int, total: int) -> None:
+        # Who waits long wants to see that it goes on.
+        if time.monotonic() - started > PROGRESS_AFTER_S:
+            click.echo(f"checks done: {done} of {total}", err=True)
+
+    results = judge(engine, checks, troubles=file_troubles(engine, intake), on_progress=progress)
     if not results:
         raise IntakeError("no line of the trace could be read")
     return results, take_figures(engine)

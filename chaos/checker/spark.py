@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import cast
 
@@ -11,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
-from chaos.checker.engine import Cell, Row
+from chaos.checker.engine import Answer, Cell, Row
 from chaos.checker.intake import Intake
 from chaos.checker.java import java_home
 from chaos.trace.schema import FIELDS, Ev, Kind
@@ -22,6 +25,14 @@ CORRUPT = "corrupt"
 UNKNOWN = "unknown"
 #: Where a line stands: the path of its file.
 FILE = "file"
+#: Queries that run at the same time: while one is planned, another computes.
+_AT_ONCE = 4
+#: Up to so many bytes of raw lines, more time goes into preparing to be fast than could be won: queries are
+#: then interpreted, planned once, and compiled by the quick compiler only.
+SMALL_BYTES = 48 << 20
+_BYTES_A_PARTITION = 64 << 20
+_SMALL_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+_LARGE_JVM = "-XX:+UseParallelGC"
 _TYPES = {Kind.INT: LongType(), Kind.STR: StringType(), Kind.BOOL: BooleanType()}
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -32,6 +43,8 @@ _SETTINGS = {
     "spark.sql.files.openCostInBytes": str(64 * 1024),
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.compression.codec": "zstd",
+    # Without it rows are sorted by kind before they are written by kind.
+    "spark.sql.maxConcurrentOutputFileWriters": "32",
     "spark.log.level": "ERROR",
 }
 
@@ -43,9 +56,10 @@ def schema() -> StructType:
 
 
 def start(
-    work_dir: Path, *, master: str | None = None, memory: str = "2g", java_options: str = ""
+    work_dir: Path, *, master: str | None = None, memory: str = "2g", small: bool = False
 ) -> SparkSession:
     """A session. `master`: where to run; None: what spark-submit says, else all cores of this machine.
+    `small`: it is for few lines.
 
     Raises:
         NoJava: no Java that can run Spark.
@@ -59,11 +73,8 @@ def start(
     for name, value in _SETTINGS.items():
         builder = builder.config(name, value)
     if "SPARK_ENV_LOADED" not in os.environ:
-        cores = _local_cores(master)
         builder = builder.config("spark.driver.memory", memory)
-        if java_options:
-            builder = builder.config("spark.driver.extraJavaOptions", java_options)
-        builder = builder.config("spark.sql.shuffle.partitions", str(4 * cores))
+        builder = builder.config("spark.driver.extraJavaOptions", _SMALL_JVM if small else _LARGE_JVM)
         builder = builder.config("spark.sql.warehouse.dir", str(work_dir / "warehouse"))
         builder = builder.config("spark.local.dir", str(work_dir / "spark"))
         builder = builder.master(master or "local[*]")
@@ -74,10 +85,20 @@ def start(
     return session
 
 
-def _local_cores(master: str | None) -> int:
-    if master is not None and master.startswith("local[") and master[6:-1].isdigit():
-        return int(master[6:-1])
-    return os.cpu_count() or 1
+def is_small(intake: Intake) -> bool:
+    """Converted traces are not: they were converted because they are not."""
+    return not intake.parquet and sum(file.bytes for file in intake.raw) <= SMALL_BYTES
+
+
+def tune(session: SparkSession, intake: Intake) -> None:
+    """Set how queries are run, by how much there is to read."""
+    cores = session.sparkContext.defaultParallelism
+    small = is_small(intake)
+    sized = sum(file.bytes for file in intake.raw) // _BYTES_A_PARTITION
+    session.conf.set("spark.sql.shuffle.partitions", str(cores if small else max(4 * cores, sized)))
+    session.conf.set("spark.sql.adaptive.enabled", str(not small).lower())
+    session.conf.set("spark.sql.codegen.wholeStage", str(not small).lower())
+    session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN" if small else "FALLBACK")
 
 
 def read_events(session: SparkSession, intake: Intake) -> DataFrame:
@@ -103,7 +124,8 @@ def read_events(session: SparkSession, intake: Intake) -> DataFrame:
         .when(fn.col("ev").isin(known), fn.col("ev"))
         .otherwise(UNKNOWN)
     )
-    return events.withColumn("said_ev", fn.col("ev")).withColumn("ev", row_kind).withColumnsRenamed(RENAMED)
+    digest = fn.when(fn.col("digest").isNotNull(), fn.xxhash64("digest"))
+    return events.withColumn("ev", row_kind).withColumn("digest", digest).withColumnsRenamed(RENAMED)
 
 
 class SparkEngine:
@@ -115,17 +137,33 @@ class SparkEngine:
 
     def load(self, intake: Intake) -> None:
         """Read the traces into the table `events`: once, as columns, one directory for each kind of line."""
+        tune(self._session, intake)
         path = str(self._work_dir / "events")
-        read_events(self._session, intake).write.mode("overwrite").partitionBy("ev").parquet(path)
+        events = read_events(self._session, intake)
+        events.drop(CORRUPT).write.mode("overwrite").partitionBy("ev").parquet(path)
         self._session.read.parquet(path).createOrReplaceTempView("events")
 
     def view(self, name: str, sql: str) -> None:
         self._session.sql(sql).createOrReplaceTempView(name)
 
-    def fact(self, name: str, sql: str) -> None:
+    def facts(self, queries: Mapping[str, str]) -> None:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(self._fact, queries, queries.values()))
+
+    def _fact(self, name: str, sql: str) -> None:
         path = str(self._work_dir / name)
-        self._session.sql(sql).write.mode("overwrite").parquet(path)
-        self._session.read.parquet(path).createOrReplaceTempView(name)
+        frame = self._session.sql(sql)
+        frame.write.mode("overwrite").parquet(path)
+        self._session.read.schema(frame.schema).parquet(path).createOrReplaceTempView(name)
 
     def rows(self, sql: str) -> list[Row]:
         return [cast(dict[str, Cell], row.asDict()) for row in self._session.sql(sql).collect()]
+
+    def all_rows(self, queries: Mapping[str, str]) -> Iterator[Answer]:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for done in as_completed([pool.submit(self._answer, *query) for query in queries.items()]):
+                yield done.result()
+
+    def _answer(self, name: str, sql: str) -> Answer:
+        started = time.monotonic()
+        return Answer(name, self.rows(sql), time.monotonic() - started)

@@ -24,6 +24,7 @@ TOPIC = "t"
 GROUP = "G"
 _NODES = ("n1", "n2", "n3")
 _STEP_NS = 1_000
+_MOST_KEPT = 50_000
 
 
 @dataclass(slots=True)
@@ -44,11 +45,12 @@ class Trace:
             yield from lines
 
     def write(self, run_dir: Path) -> None:
+        """Append the lines to the files of the run."""
         raw = run_dir / RAW_DIR
         raw.mkdir(parents=True, exist_ok=True)
         for (src, inc), lines in self.files.items():
-            text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-            (raw / file_name(src, inc)).write_text(text)
+            with (raw / file_name(src, inc)).open("a") as file:
+                file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,22 @@ def digest_of(*parts: object) -> str:
 class Synthetic:
     """A cluster of three that never was. `broker`: producers, queues and a consumer group; else a raw log."""
 
-    def __init__(self, run: str, *, seed: int, broker: bool, producers: int = 4, queues: int = 2) -> None:
+    def __init__(
+        self,
+        run: str,
+        *,
+        seed: int,
+        broker: bool,
+        producers: int = 4,
+        queues: int = 2,
+        run_dir: Path | None = None,
+    ) -> None:
         self.trace = Trace(run)
+        #: How many lines each writer has written, and how many are still in `trace`. With a `run_dir` they go
+        #: there before they are many.
+        self.written: dict[tuple[str, int], int] = defaultdict(int)
+        self._kept = 0
+        self._run_dir = run_dir
         self.broker = broker
         self._random = random.Random(seed)
         self._now = 1_000_000_000
@@ -157,10 +173,10 @@ class Synthetic:
 
     def _end(self) -> None:
         live = {(f"node:{n}", self._inc[n]) for n in _NODES}
-        for (src, inc), lines in self.trace.files.items():
+        for src, inc in list(self.written):
             if not src.startswith("node:") or (src, inc) in live:
-                self._now += _STEP_NS
-                lines.append(self._line(src, inc, len(lines), Ev.META, {"e": "trace_end"}))
+                self._keep(src, inc, Ev.META, {"e": "trace_end"})
+        self._spill()
 
     # -- nodes ---------------------------------------------------------------------------------------------
 
@@ -461,10 +477,23 @@ class Synthetic:
         self._emit(f"node:{name}", ev, **({} if ev is Ev.META else {"node": name}), **fields)
 
     def _emit(self, src: str, ev: Ev, /, **fields: Value) -> None:
-        self._now += _STEP_NS
         inc = self._inc[src.removeprefix("node:")] if src.startswith("node:") else 0
-        lines = self.trace.files.setdefault((src, inc), [])
-        lines.append(self._line(src, inc, len(lines), ev, fields))
+        self._keep(src, inc, ev, fields)
+
+    def _keep(self, src: str, inc: int, ev: Ev, fields: Line) -> None:
+        self._now += _STEP_NS
+        line = self._line(src, inc, self.written[src, inc], ev, fields)
+        self.trace.files.setdefault((src, inc), []).append(line)
+        self.written[src, inc] += 1
+        self._kept += 1
+        if self._kept >= _MOST_KEPT:
+            self._spill()
+
+    def _spill(self) -> None:
+        if self._run_dir is not None:
+            self.trace.write(self._run_dir)
+            self.trace.files.clear()
+        self._kept = 0
 
     def _line(self, src: str, inc: int, seq: int, ev: Ev, fields: Line) -> Line:
         head: Line = {"v": VERSION, "run": self.trace.run, "src": src, "inc": inc, "seq": seq, "host": "h"}
@@ -476,3 +505,10 @@ def clean_trace(
 ) -> Trace:
     """A trace of a correct cluster. A round is about 60 lines with 4 producers."""
     return Synthetic(run, seed=seed, broker=broker, producers=producers).make(rounds=rounds, faults=faults)
+
+
+def write_clean_trace(run_dir: Path, run: str, *, rounds: int, faults: int, producers: int) -> int:
+    """Such a trace in files, whatever its length in little memory. How many lines it has."""
+    made = Synthetic(run, seed=1, broker=True, producers=producers, run_dir=run_dir)
+    made.make(rounds=rounds, faults=faults)
+    return sum(made.written.values())

@@ -1,19 +1,41 @@
 """The tables that the checks are written on, made of the lines of the traces.
 
-All SQL here and in the checks keeps to what Spark and DuckDB both understand, is grouped by run, and never
-  uses
-NOT IN (NULL), COUNT(DISTINCT) over large sets, or a window frame that ends UNBOUNDED FOLLOWING (quadratic
-  in Spark).
+All SQL here and in the checks keeps to what Spark and DuckDB both understand, is grouped by run,
+  and never uses
+NOT IN (NULL), COUNT(DISTINCT) over large sets, or a window frame that ends UNBOUNDED FOLLOWING (quadratic in
+Spark). Facts are written once and have only the columns that checks read; digests are numbers, because what
+is grouped by numbers is hashed, and what has strings to take the least of is sorted.
+
+As long as the trace:
 
 ops      one operation: invoke and completion joined. inv, ret: ns; ret is NULL unless ok.
 sends    one message or entry that was sent: log, pos (queue offset, or index), lidx (index in the ledger).
 reads    one operation that read a log or asked for its ends.
-dlv      one delivered message: log, pos, lidx. rdlv: the same, with its rank among the known positions of
-         the log. looked_up: what was found by key instead.
+dlv      one delivered message: log, pos, lidx, and the rank of pos among the known positions of the log
+         (NULL if it has none). looked_up: what was found by key instead.
 seen     what clients and files show to stand somewhere: acknowledged sends, deliveries, dumps.
 placed   one message in one log: how often sent and with what outcome, where it was seen, by whom.
 known    one position of a log: which message, and its rank.
-nodes    events of nodes, `ord` ordering those of one node over its incarnations; `ledger` is never NULL.
+through  one message that a group is through with, and when it was first.
+dump, cq, done, nodes
+         lines of these kinds. `ord` orders the events of one node over its incarnations; `ledger` of an
+         event of a node is never NULL.
+
+Few rows, however long the trace:
+
+line_counts  one writer, incarnation and file: its lines by kind. writers: without the files.
+op_counts    one kind of operation and outcome.
+runs         one run: what was planned, promised and done.
+milestones   events of nodes besides those that come with every batch.
+sent_logs    one log: acknowledged sends by outcome, term and time.
+read_logs    one log: how far it was read.
+histories    op_counts of other systems' histories, and of which model these are.
+dump_ends    one node's files of one ledger.
+suspects     messages of `placed` that were never sent, had failed, or have several contents.
+doubts       acknowledged messages that are not in the files of all nodes, or not as the answer said.
+spells       one consumer with one queue, from its first message to its last.
+fault, member, meta
+             lines of these kinds.
 """
 
 from __future__ import annotations
@@ -78,12 +100,12 @@ FROM events m JOIN ops o ON o.run = m.run AND o.op = m.op WHERE m.ev = 'item'
 """
 
 _SEEN = """
-SELECT run, log, pos, mid, digest, lidx, 'ack' AS how, node FROM sends WHERE outcome = 'ok' AND pos IS NOT
-  NULL
+SELECT run, log, pos, mid, digest, lidx, 1 AS acked, 0 AS reads, 0 AS dumps FROM sends
+WHERE outcome = 'ok' AND pos IS NOT NULL
 UNION ALL
-SELECT run, log, pos, mid, digest, lidx, 'read', CAST(NULL AS STRING) FROM dlv WHERE pos IS NOT NULL
+SELECT run, log, pos, mid, digest, lidx, 0, 1, 0 FROM dlv_lines WHERE pos IS NOT NULL
 UNION ALL
-SELECT run, log, pos, mid, digest, lidx, 'dump', node FROM dump
+SELECT run, log, pos, mid, digest, lidx, 0, 0, 1 FROM dump
 WHERE mid IS NOT NULL AND sure AND pos IS NOT NULL
 """
 
@@ -102,32 +124,28 @@ FROM (
   FROM sends WHERE log IS NOT NULL
   UNION ALL
   SELECT run, log, mid, 0, 0, 0, CAST(0 AS BIGINT), CAST(NULL AS BIGINT), CAST(NULL AS BIGINT),
-    CAST(NULL AS STRING), digest, CASE WHEN how = 'ack' THEN 1 ELSE 0 END,
-    CASE WHEN how = 'read' THEN 1 ELSE 0 END, CASE WHEN how = 'dump' THEN 1 ELSE 0 END, pos
+    CAST(NULL AS BIGINT), digest, acked, reads, dumps, pos
   FROM seen
 ) GROUP BY run, log, mid
 """
 
 _KNOWN = """
-SELECT *, row_number() OVER (PARTITION BY run, log ORDER BY pos) - 1 AS rank FROM (
+SELECT *, row_number() OVER w - 1 AS rank, lag(pos) OVER w AS before FROM (
   SELECT run, log, pos, min(mid) AS mid_min, max(mid) AS mid_max, min(digest) AS digest_min,
-    max(digest) AS digest_max, min(lidx) AS lidx_min, max(lidx) AS lidx_max
+    max(digest) AS digest_max
   FROM seen GROUP BY run, log, pos
-)
+) WINDOW w AS (PARTITION BY run, log ORDER BY pos)
 """
 
 _DLV = f"""
 SELECT d.run, d.op, d.i, d.grp, d.consumer, coalesce(d.epoch, 0) AS epoch, d.ledger, d.topic, d.q, d.lidx,
-  {log_of("d")} AS log, {pos_of("d")} AS pos, d.mid, d.digest, coalesce(d.attempt, 0) AS attempt, d.filter,
-    d.tag,
-  d.src, d.inc, d.seq, d.mono
+  {log_of("d")} AS log, {pos_of("d")} AS pos, d.mid, d.digest, coalesce(d.attempt, 0) AS attempt,
+  d.filter, d.tag, d.src, d.inc, d.seq, d.mono
 FROM events d {{}} JOIN (SELECT run, op FROM ops WHERE f = 'lookup') l ON l.run = d.run AND l.op = d.op
 WHERE d.ev = 'dlv'
 """
 
 _VIEWS: tuple[tuple[str, str], ...] = (
-    ("dlv", _DLV.format("ANTI")),
-    ("looked_up", _DLV.format("SEMI")),
     (
         "dump",
         f"""SELECT run, node, lidx, eterm, ledger, mid, digest, chain, topic, q, qoff, {log_of()} AS log,
@@ -152,9 +170,8 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     (
         "nodes",
         """SELECT run, node, coalesce(ledger, '') AS ledger, inc, seq, inc * 4294967296 + seq AS ord, mono,
-          ev, e,
-        term, eterm, lidx, last, ended, committed, reput, target, barrier, vote, candidate, chain, op, mid,
-        last_index, last_term, cand_last_index, cand_last_term, wiped, src
+        ev, e, term, eterm, lidx, last, ended, committed, reput, target, barrier, vote, candidate, chain,
+        op, mid, last_index, last_term, cand_last_index, cand_last_term, wiped, src
         FROM events WHERE ev IN ('raft', 'store', 'role')""",
     ),
     (
@@ -165,24 +182,135 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     (
         "meta",
         f"""SELECT run, e, nodes, seed, planned_faults, flush_mode, aim, max_attempts, clock_bound_ns,
-          boot_id,
-        member, off, {log_of()} AS log, node, text, mono, src, inc, seq FROM events WHERE ev = 'meta'""",
-    ),
-    (
-        "runs",
-        """SELECT run, max(nodes) AS nodes, max(planned_faults) AS planned_faults, max(aim) AS aim,
-        coalesce(max(flush_mode), 'sync') AS flush_mode, coalesce(max(max_attempts), 16) AS max_attempts,
-        coalesce(max(clock_bound_ns), 0) AS bound,
-        min(CASE WHEN e = 'healed' THEN mono END) AS healed, min(CASE WHEN e = 'drain_end' THEN mono END) AS
-          drained,
-        max(CASE WHEN e = 'run_begin' AND text LIKE 'history:%' THEN substr(text, 9) END) AS history,
-        count(*) FILTER (WHERE e = 'run_begin') AS begins FROM meta GROUP BY run""",
+        boot_id, member, off, {log_of()} AS log, node, text, mono, src, inc, seq
+        FROM events WHERE ev = 'meta'""",
     ),
 )
 
-#: Of other systems' histories (`chaos.checker.readers`): operations, and of which model they are.
+#: Lines by writer, incarnation and file, and of which kinds they are.
+_LINE_COUNTS = """
+SELECT run, src, inc, file, ev = 'corrupt' AS corrupt, count(*) AS n, min(seq) AS first, max(seq) AS last,
+  max(mono) AS last_mono,
+  count(*) FILTER (WHERE v IS NULL OR v <> 1) AS other_version,
+  count(*) FILTER (WHERE v = 1 AND (ev = 'unknown' OR src IS NULL OR inc IS NULL OR seq IS NULL
+    OR mono IS NULL))
+    AS misfits,
+  count(*) FILTER (WHERE ev = 'meta' AND e = 'trace_end') AS ends,
+  count(*) FILTER (WHERE ev = 'meta' AND e = 'run_begin') AS begins,
+  count(*) FILTER (WHERE ev IN ('raft', 'store', 'role')) AS of_node,
+  count(*) FILTER (WHERE ev = 'dump') AS dump, count(*) FILTER (WHERE ev = 'cq') AS cq,
+  count(*) FILTER (WHERE ev = 'raft') AS raft, count(*) FILTER (WHERE e = 'commit') AS commits,
+  count(*) FILTER (WHERE e = 'ack') AS acks, count(*) FILTER (WHERE e IN ('flush', 'install',
+    'append')) AS flushes,
+  count(*) FILTER (WHERE e = 'apply') AS applied,
+  count(*) FILTER (WHERE e = 'append' AND chain IS NOT NULL) AS chains
+FROM events GROUP BY run, src, inc, file, ev = 'corrupt'
+"""
+
+_WRITERS = """
+SELECT run, src, inc, sum(n) AS n, min(first) AS first, max(last) AS last, max(last_mono) AS last_mono,
+  sum(ends) AS ends, sum(begins) AS begins, sum(of_node) AS of_node
+FROM line_counts WHERE NOT corrupt AND run IS NOT NULL GROUP BY run, src, inc
+"""
+
+#: Operations by kind and outcome.
+_OP_COUNTS = """
+SELECT run, f, outcome, coalesce(stale, false) AS stale, term IS NOT NULL AS termed, count(*) AS n,
+  count(*) FILTER (WHERE delay_ms > 0) AS delayed, count(mid) AS named
+FROM ops GROUP BY run, f, outcome, coalesce(stale, false), term IS NOT NULL
+"""
+
+#: Of other systems' histories (`chaos.checker.readers`).
 _HISTORIES = """
-SELECT o.run, r.history, o.f, o.outcome FROM ops o JOIN runs r ON r.run = o.run WHERE r.history IS NOT NULL
+SELECT c.run, r.history, c.f, c.outcome, c.n FROM op_counts c
+JOIN runs r ON r.run = c.run WHERE r.history IS NOT NULL
+"""
+
+_RUNS = """
+SELECT m.run, m.nodes, m.planned_faults, m.aim, m.flush_mode, m.max_attempts, m.bound, m.healed, m.drained,
+  m.expected, m.history, f.first_fault, f.last_fault, coalesce(f.faults, 0) AS faults,
+  coalesce(f.effective, 0) AS effective
+FROM (
+  SELECT run, max(nodes) AS nodes, max(planned_faults) AS planned_faults, max(aim) AS aim,
+    coalesce(max(flush_mode), 'sync') AS flush_mode, coalesce(max(max_attempts), 16) AS max_attempts,
+    coalesce(max(clock_bound_ns), 0) AS bound, min(CASE WHEN e = 'healed' THEN mono END) AS healed,
+    min(CASE WHEN e = 'drain_end' THEN mono END) AS drained, count(*) FILTER (WHERE e = 'expect') AS expected,
+    max(CASE WHEN e = 'run_begin' AND text LIKE 'history:%' THEN substr(text, 9) END) AS history
+  FROM meta GROUP BY run) m
+LEFT JOIN (
+  SELECT run, min(mono) AS first_fault, max(mono) AS last_fault,
+    count(*) FILTER (WHERE e = 'begin') AS faults,
+    count(*) FILTER (WHERE e = 'begin' AND effective) AS effective FROM fault GROUP BY run) f ON f.run = m.run
+"""
+
+_MILESTONES = """
+SELECT * FROM nodes WHERE e NOT IN ('append', 'flush', 'commit', 'apply', 'reput', 'accept', 'ack')
+"""
+
+_SENT_LOGS = """
+SELECT s.run, s.log, s.ledger, count(*) AS n, count(*) FILTER (WHERE s.outcome = 'ok') AS oks,
+  count(*) FILTER (WHERE s.outcome = 'fail') AS fails, count(*) FILTER (WHERE s.outcome = 'info') AS infos,
+  count(*) FILTER (WHERE s.f = 'send_batch') AS batched,
+  count(*) FILTER (WHERE s.outcome = 'ok' AND s.pos IS NOT NULL) AS placed,
+  count(*) FILTER (WHERE s.outcome = 'ok' AND s.term IS NOT NULL) AS termed,
+  max(CASE WHEN s.outcome = 'ok' THEN s.pos END) AS top,
+  max(CASE WHEN s.outcome = 'ok' THEN s.lidx END) AS top_lidx,
+  min(CASE WHEN s.outcome = 'ok' THEN s.term END) AS term_min,
+  max(CASE WHEN s.outcome = 'ok' THEN s.term END) AS term_max,
+  count(*) FILTER (WHERE s.outcome = 'ok' AND (s.ret < r.first_fault OR r.first_fault IS NULL)) AS before,
+  count(*) FILTER (WHERE s.outcome = 'ok' AND s.inv >= r.first_fault AND s.ret <= r.last_fault) AS during,
+  count(*) FILTER (WHERE s.outcome = 'ok' AND (s.inv > r.last_fault OR r.last_fault IS NULL)) AS after,
+  count(*) FILTER (WHERE s.inv > r.healed) AS n_healed, min(CASE WHEN s.inv > r.healed THEN s.ret
+    END) AS ret_healed
+FROM sends s LEFT JOIN runs r ON r.run = s.run GROUP BY s.run, s.log, s.ledger
+"""
+
+_DLV_RANKED = """
+SELECT d.run, d.op, d.i, d.grp, d.consumer, d.epoch, d.ledger, d.topic, d.q, d.lidx, d.log, d.pos, d.mid,
+  d.digest,
+  d.attempt, d.filter, d.tag, d.src, d.inc, d.seq, d.mono, k.rank, coalesce(d.filter, g.filter) AS filtered
+FROM dlv_lines d LEFT JOIN known k ON k.run = d.run AND k.log = d.log AND k.pos = d.pos
+LEFT JOIN (SELECT run, grp, topic, max(filter) AS filter FROM member WHERE e = 'join' GROUP BY run, grp,
+  topic) g
+  ON g.run = d.run AND g.grp = d.grp AND g.topic = d.topic
+"""
+
+#: Acknowledged messages with the nodes whose files have them, and the rows of these files that are as the
+#: answer said; only those of which something is amiss.
+_DOUBTS = """
+SELECT * FROM (
+  SELECT s.run, s.op, s.i, s.mid, coalesce(s.ledger, '') AS ledger, s.log, s.lidx, s.pos, s.src, s.inc,
+    s.seq, r.n_dumps,
+    count(DISTINCT d.node) AS n, count(*) FILTER (WHERE d.log = s.log) AS there,
+    count(*) FILTER (WHERE d.log = s.log AND d.lidx = s.lidx AND d.pos = s.pos) AS same
+  FROM sends s
+  JOIN (SELECT run, ledger, count(*) AS n_dumps FROM dump_ends GROUP BY run, ledger) r
+    ON r.run = s.run AND r.ledger = coalesce(s.ledger, '')
+  LEFT JOIN dump d ON d.run = s.run AND d.mid = s.mid
+  WHERE s.outcome = 'ok' AND s.lidx IS NOT NULL
+  GROUP BY s.run, s.op, s.i, s.mid, coalesce(s.ledger, ''), s.log, s.lidx, s.pos, s.src, s.inc, s.seq,
+    r.n_dumps
+) WHERE n < n_dumps OR (there > 0 AND same = 0)
+"""
+
+_SPELLS = """
+SELECT run, grp, topic, log, consumer, epoch, src, inc, min(mono) AS first, max(mono) AS last,
+  min(CASE WHEN attempt = 0 AND rank IS NOT NULL THEN mono END) AS first_try,
+  min(CASE WHEN attempt = 0 AND rank IS NOT NULL THEN seq END) AS seq,
+  min_by(pos, CASE WHEN attempt = 0 AND rank IS NOT NULL THEN seq END) AS pos,
+  min_by(rank, CASE WHEN attempt = 0 AND rank IS NOT NULL THEN seq END) AS rank
+FROM dlv WHERE grp IS NOT NULL GROUP BY run, grp, topic, log, consumer, epoch, src, inc
+"""
+
+#: What a group said that it is through with, or, if it never says, what it was given.
+_THROUGH = """
+SELECT run, grp, log, pos, mid, min(mono) AS mono FROM (
+  SELECT run, grp, log, pos, mid, mono FROM done WHERE code IN ('ok', 'dlq')
+  UNION ALL
+  SELECT d.run, d.grp, d.log, d.pos, d.mid, d.mono FROM dlv_lines d
+  ANTI JOIN (SELECT run, grp FROM done GROUP BY run, grp) x ON x.run = d.run AND x.grp = d.grp
+  WHERE d.grp IS NOT NULL
+) GROUP BY run, grp, log, pos, mid
 """
 
 _READS = f"""
@@ -193,25 +321,49 @@ SELECT run, op, proc, f, {log_of()} AS log, inv, ret, outcome, node, term, from_
 FROM ops WHERE f IN ({", ".join(f"'{name}'" for name in READS)}, 'max_off', 'min_off')
 """
 
-_RDLV = """
-SELECT d.run, d.op, d.i, d.grp, d.consumer, d.epoch, d.log, d.pos, d.mid, d.attempt, d.src, d.inc, d.seq,
-  d.mono, coalesce(d.filter, g.filter) AS filter, k.rank
-FROM dlv d JOIN known k ON k.run = d.run AND k.log = d.log AND k.pos = d.pos
-LEFT JOIN (SELECT run, grp, topic, max(filter) AS filter FROM member WHERE e = 'join'
-  GROUP BY run, grp, topic) g
-  ON g.run = d.run AND g.grp = d.grp AND g.topic = d.topic
-"""
+_ON_FACTS = (
+    ("writers", _WRITERS),
+    ("reads", _READS),
+    ("dlv_lines", _DLV.format("ANTI")),
+    ("looked_up", _DLV.format("SEMI")),
+)
+
+#: Facts, in steps; those of one step need only those of the steps before.
+_FACTS: tuple[dict[str, str], ...] = (
+    {
+        "ops": _OPS,
+        "line_counts": _LINE_COUNTS,
+        "runs": _RUNS,
+        "milestones": _MILESTONES,
+        "dump_ends": """SELECT run, coalesce(ledger, '') AS ledger, node, min(lidx) AS low, max(lidx) AS high,
+          max(CASE WHEN sure THEN lidx END) AS sure_high, count(*) AS n FROM dump
+          GROUP BY run, coalesce(ledger, ''), node""",
+    },
+    {"sends": _SENDS, "op_counts": _OP_COUNTS},
+    {"placed": _PLACED, "known": _KNOWN, "sent_logs": _SENT_LOGS, "through": _THROUGH, "doubts": _DOUBTS},
+    {
+        "dlv": _DLV_RANKED,
+        "suspects": """SELECT run, log, mid, sent, oks, fails, sent_digest FROM placed
+          WHERE sent = 0 OR (fails > 0 AND oks = 0) OR digest_min < digest_max""",
+    },
+    {
+        "spells": _SPELLS,
+        "read_logs": """SELECT run, log, max(pos) AS top, count(*) AS n, count(grp) AS grouped FROM dlv
+          GROUP BY run, log""",
+    },
+)
 
 
 def make_tables(engine: Engine) -> None:
     """Make all tables out of `events`."""
-    engine.fact("ops", _OPS)
     for name, sql in _VIEWS:
         engine.view(name, sql)
-    engine.view("sends", _SENDS)
-    engine.view("reads", _READS)
+    of_lines, of_ops, *others = _FACTS
+    engine.facts(of_lines)
+    for name, sql in _ON_FACTS:
+        engine.view(name, sql)
+    engine.facts(of_ops)
     engine.view("histories", _HISTORIES)
     engine.view("seen", _SEEN)
-    engine.fact("placed", _PLACED)
-    engine.fact("known", _KNOWN)
-    engine.fact("rdlv", _RDLV)
+    for facts in others:
+        engine.facts(facts)

@@ -12,10 +12,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from chaos.cli.failover_plot import PLOT_FILE, histogram, svg_plot
 from chaos.failover import HOWS, FailoverMeasurement, How, Outage, quantile
 from dledger.errors import DLedgerError
 
-_BARS = 12
 _BAR_WIDTH = 40
 
 
@@ -59,6 +59,9 @@ def failover(kills: int, how: How, nodes: int, seed: int, directory: Path | None
         )
     elif times:
         _print(console, times)
+        plot = root / PLOT_FILE
+        plot.write_text(svg_plot(times, f"{how}: time to the next acknowledged append, {nodes} nodes"))
+        console.print(f"plot: {plot}", highlight=False)
     sys.exit(0 if len(times) == kills else 1)
 
 
@@ -73,11 +76,8 @@ def _print(console: Console, times: list[int]) -> None:
     table = Table("faults", *(f"{name} ms" for name in _summary(times)))
     table.add_row(str(len(times)), *(f"{value:,.0f}" for value in _summary(times).values()))
     console.print(table)
-    least, most = min(times), max(times)
-    width = max(1, -(-(most - least + 1) // _BARS))
-    counts = [0] * _BARS
-    for one in times:
-        counts[(one - least) // width] += 1
-    for number, count in enumerate(counts):
-        bar = "█" * -(-count * _BAR_WIDTH // max(counts))
-        console.print(f"{(least + number * width) / 1e6:8.0f} ms {count:5} {bar}", highlight=False)
+    bars = histogram(times)
+    most = max(count for _, count in bars)
+    for begin, count in bars:
+        bar = "█" * -(-count * _BAR_WIDTH // most)
+        console.print(f"{begin / 1e6:8.0f} ms {count:5} {bar}", highlight=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shlex
 import sys
@@ -14,16 +15,16 @@ from typing import Any
 import click
 from rich.console import Console
 
+from chaos.cli.checking import check_runs, require_checker
+from chaos.cli.convert_command import convert_command
 from chaos.cli.demo_command import demo
 from chaos.cli.failover_command import failover
-from chaos.cli.view import RunView, print_result
+from chaos.cli.soak_command import BROKEN, soak
+from chaos.cli.view import COLOURS, RunView, print_result
 from chaos.run import Result, Run
 from chaos.scenario import Scenario, all_scenarios, find_scenario
 from chaos.workloads.messages import lines_of
 from dledger.errors import ConfigError, DLedgerError
-
-#: A run that could not be carried out.
-BROKEN = 3
 
 
 @click.group()
@@ -52,12 +53,14 @@ def list_scenarios() -> None:
 @click.option(
     "--trace-nodes/--no-trace-nodes", default=True, help="Have nodes write traces too.  [default: yes]"
 )
+@click.option("--keep", is_flag=True, help="Keep what nodes have stored, also if the run is valid.")
 @click.option(
     "--input",
     "input_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Send the lines of this file.",
 )
+@click.option("--check", "with_checker", is_flag=True, help="Have dledger-check judge all runs in the end.")
 def run(
     names: tuple[str, ...],
     run_all: bool,
@@ -65,6 +68,8 @@ def run(
     seed: int | None,
     input_file: Path | None,
     trace_nodes: bool,
+    keep: bool,
+    with_checker: bool,
     **changes: Any,
 ) -> None:
     """Run scenarios, by name or by the path of a TOML file, one after the other.
@@ -82,15 +87,19 @@ def run(
             raise click.UsageError("name a scenario, or say --all")
         scenarios = [_changed(scenario, changes) for scenario in found]
         lines = lines_of(input_file) if input_file else []
+        if with_checker:
+            require_checker()
     except (ConfigError, ValueError) as error:
         raise click.UsageError(str(error)) from None
     root = directory or Path(tempfile.mkdtemp(prefix="dledger-chaos-"))
     seed = SystemRandom().randrange(1 << 32) if seed is None else seed
     console, worst = Console(), 0
+    done: list[Path] = []
     for scenario in scenarios:
         folder = root / f"{scenario.name}-{seed}" if len(scenarios) > 1 or directory is None else root
         try:
-            result = _run_one(console, scenario, folder, seed, lines=lines, trace_nodes=trace_nodes)
+            options = {"lines": lines, "trace_nodes": trace_nodes, "keep_stores": keep}
+            result = _run_one(console, scenario, folder, seed, **options)
         except KeyboardInterrupt:
             console.print("interrupted; all processes of the run are gone")
             sys.exit(130)
@@ -100,8 +109,25 @@ def run(
             continue
         print_result(console, result)
         worst = max(worst, result.verdict.exit_code)
-    console.print(f"in {root}", highlight=False)
+        if scenario.fault:
+            done.append(folder)
+    if with_checker and done:
+        worst = max(worst, _check(console, done, root / "report"))
+    console.print(f"in {root}", highlight=False, soft_wrap=True)
     sys.exit(worst)
+
+
+def _check(console: Console, folders: list[Path], report: Path) -> int:
+    """What dledger-check says of runs with faults; without any, a run proves nothing to it. The exit code."""
+    console.print(f"checking {len(folders)} runs with Spark", highlight=False)
+    try:
+        found = check_runs(folders, report)
+    except ConfigError as error:
+        console.print(error.message, style="red", markup=False, soft_wrap=True)
+        return BROKEN
+    for verdict, sentence in found.values():
+        console.print(sentence, style=COLOURS[verdict], markup=False, highlight=False, soft_wrap=True)
+    return max(verdict.exit_code for verdict, _ in found.values())
 
 
 def _run_one(console: Console, scenario: Scenario, folder: Path, seed: int, **options: Any) -> Result:
@@ -125,11 +151,15 @@ def _changed(scenario: Scenario, changes: dict[str, Any]) -> Scenario:
     return Scenario.model_validate(content)
 
 
+cli.add_command(convert_command)
 cli.add_command(demo)
 cli.add_command(failover)
+cli.add_command(soak)
 
 
 def main() -> None:
     # gRPC tells of every connection that breaks, and here they break on purpose.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # What clients log, they log of what is done to them; what matters of it is in the trace.
+    logging.getLogger().addHandler(logging.NullHandler())
     cli()

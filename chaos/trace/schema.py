@@ -29,6 +29,8 @@ from enum import StrEnum
 VERSION = 1
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 RAW_DIR = "raw"
+#: Name of the one log that all nodes of a run have.
+LEDGER = "log"
 SUFFIX = ".jsonl"
 
 
@@ -165,7 +167,9 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     (Ev.RAFT, "vote"): _event("e node term candidate", "last_index last_term cand_last_index cand_last_term"),
     # committed_index became lidx, the end of a batch; eterm and chain are those of that entry.
     (Ev.RAFT, "commit"): _event("e node term lidx", "ledger eterm chain"),
+    # The state machine has applied lidx to last; it has taken over a state up to lidx instead.
     (Ev.RAFT, "apply"): _event("e node lidx last", "ledger chain"),
+    (Ev.RAFT, "load"): _event("e node lidx", "ledger"),
     # A server takes a request, and lets its success answer go. lidx of an ack: the last index that it
     # answers.
     (Ev.RAFT, "accept"): _event("e node term", "op mid"),
@@ -180,11 +184,18 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     (Ev.STORE, "purge"): _event("e node lidx", "ledger"),
     # ConsumeQueues of this node are built up to the end of entry lidx.
     (Ev.STORE, "reput"): _event("e node lidx", "ledger"),
-    # Broker role. barrier: index of the no-op of this leadership. reput, target: indexes.
+    # Broker role, told in the step that changes it: what begins is told after, what ends is told before
+    # anything else happens. barrier: index of the no-op of this leadership. reput, target: indexes. Of
+    # `demoted`, term and role_epoch are those of the leadership that has ended, of `slave` those of the role
+    # that made it slave. refused: a write, because this broker is not the master.
     (Ev.ROLE, "elected"): _event("e node term", "ended barrier role_epoch"),
-    (Ev.ROLE, "role_wait"): _event("e node term", "committed reput target barrier text"),
+    (Ev.ROLE, "barrier_committed"): _event("e node term committed barrier", "reput target role_epoch"),
+    (Ev.ROLE, "dispatched"): _event("e node term reput barrier", "committed target role_epoch"),
+    (Ev.ROLE, "role_wait"): _event("e node term", "committed reput target barrier role_epoch text"),
     (Ev.ROLE, "master_ready"): _event("e node term committed reput target barrier", "ended role_epoch"),
     (Ev.ROLE, "demoted"): _event("e node term", "role_epoch"),
+    (Ev.ROLE, "slave"): _event("e node term", "role_epoch"),
+    (Ev.ROLE, "refused"): _event("e node term", "code"),
     # effective: proof that it happened, in `evidence`. targets: names of nodes with commas between.
     (Ev.FAULT, "begin"): _event("e fault f targets", "effective evidence params aim"),
     (Ev.FAULT, "end"): _event("e fault f", "effective evidence targets"),
@@ -201,12 +212,21 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     # The last position of a log that the final reads must reach: off (-1: empty).
     (Ev.META, "drain_target"): _event("e off", "ledger topic q"),
     (Ev.META, "drain_end"): _event("e"),
+    # All nodes have committed the same, up to index off, and nothing lies behind it.
+    (Ev.META, "settled"): _event("e off"),
+    # The files of a node were read to their end: count entries of the ledger (ledger: its name) or units of
+    # ConsumeQueues (ledger: consumequeue), digest over all that are committed; text says what was not well.
+    (Ev.META, "dumped"): _event("e node ledger count digest text", "ended"),
+    # Entries lidx to last of a node's files are damaged, and left out.
+    (Ev.META, "dump_hole"): _event("e node lidx last text"),
     # A line in a node's log that should not be there: panic, assertion, unhandled exception.
     (Ev.META, "log_error"): _event("e node text"),
     # The last line of a writer's file that ended in peace.
     (Ev.META, "trace_end"): _event("e"),
     # internal: no message of a client (no-op, session, metadata); it has no mid.
+    # is_committed: up to `settled`, or, without that, up to what the node had noted as committed.
     (Ev.DUMP, ""): _event("node lidx eterm", "ledger mid digest chain internal is_committed topic q qoff"),
+    # lidx: of the entry that the unit points to; -1: there is none.
     (Ev.CQ, ""): _event("node topic q qoff lidx", "size tag_hash"),
 }
 

@@ -1,32 +1,31 @@
-"""Load on brokers: producers to several topics and queues, a consumer group whose members come and go, and a
-final drain of every queue."""
+"""Load on brokers: producers to several topics and queues, consumer groups, a last reading of all queues."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
-from itertools import count
+from dataclasses import replace
 from random import Random
 
 from broker_adapter.api import TopicConfig
-from broker_adapter.client import Admin, Consumer, NameServerRoutes, Producer, PullConsumer
-from broker_adapter.client.values import Message
+from broker_adapter.client import Admin, NameServerRoutes, Producer, PullConsumer
 from broker_adapter.errors import BrokerError
 from chaos.trace.operations import Process
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter
-from chaos.workloads.messages import Bodies, digest, number_of
-from chaos.workloads.pacing import Pace, while_running
-from chaos.workloads.spec import Setting
+from chaos.workloads.auditor import Auditor
+from chaos.workloads.groups import GROUPS, Group, Place, delivered
+from chaos.workloads.messages import payload_of
+from chaos.workloads.pacing import Pace
+from chaos.workloads.senders import Sender
+from chaos.workloads.spec import DrainTimeout, Setting
 
-GROUP = "readers"
 _TIMEOUT_S = 5.0
-_PAUSE_S = 0.2
-_LEASE_S = 5.0
-#: How long a member of the group lives, in seconds.
-_LIFE_S = (2.0, 8.0)
-_TAGS = ("a", "b", "c")
+_PAUSE_S = 0.1
+#: A single write costs a broker more than it costs a log: more of them have to be under way.
+_AT_ONCE = 32
+_MAX_FOUND = 256
 
 
 class BrokerWorkload:
@@ -34,197 +33,141 @@ class BrokerWorkload:
 
     def __init__(self, setting: Setting, namesrv: Sequence[str]) -> None:
         self._setting = setting
+        self._spec = replace(setting.spec, at_once=setting.spec.at_once or _AT_ONCE)
         self._routes = NameServerRoutes(namesrv)
-        self._topics = [f"topic-{n}" for n in range(setting.spec.topics)]
+        self._topics = [f"topic-{n}" for n in range(self._spec.topics)]
+        self._senders: list[Sender] = []
+        plans = GROUPS if self._spec.consumers else ()
+        self._groups = [Group(plan, setting, self._routes, self._topics) for plan in plans]
 
     async def prepare(self) -> None:
         """Make the topics. BrokerError if that does not succeed."""
-        queues = self._setting.spec.queues
+        queues = self._spec.queues
         async with Admin(self._routes, timeout=30) as admin:
             for topic in self._topics:
                 await admin.put_topic(TopicConfig(topic, queues, queues))
 
-    async def run(self, stop: asyncio.Event) -> None:
-        async with asyncio.TaskGroup() as group:
-            for number in range(self._setting.spec.clients):
-                group.create_task(self._produce(number, stop))
-            for number in range(self._setting.spec.consumers):
-                group.create_task(self._consume(number, stop))
+    async def write(self, stop: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(self._spec.clients):
+                tasks.create_task(self._produce(number, stop))
+            auditor = Auditor(self._setting, self._routes, self._topics, self._spec.queues)
+            tasks.create_task(auditor.run(stop))
+
+    async def read(self, stop: asyncio.Event, drained: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for group in self._groups:
+                for number in range(self._spec.consumers):
+                    tasks.create_task(group.live(number, stop, drained))
+                if group.plan.is_rewound:
+                    tasks.create_task(group.rewind(stop))
 
     async def drain(self, within_s: float) -> None:
         writer, numbers = self._setting.client("drain")
+        lookup = Process(*self._setting.client("lookup"))
         writer.write(Ev.META, {"e": "drain_begin"})
-        process = Process(writer, numbers)
-        async with asyncio.timeout(within_s), PullConsumer(self._routes, timeout=_TIMEOUT_S) as consumer:
-            for topic in self._topics:
-                for queue in range(self._setting.spec.queues):
-                    await self._drain_queue(writer, process, consumer, topic, queue)
+        drain = _Drain(self._setting, writer, Process(writer, numbers))
+        try:
+            async with asyncio.timeout(within_s), PullConsumer(self._routes, timeout=_TIMEOUT_S) as consumer:
+                for topic in self._topics:
+                    for queue in range(self._spec.queues):
+                        await drain.read(consumer, topic, queue)
+                while self._behind(drain):
+                    await asyncio.sleep(_PAUSE_S)
+                async with Admin(self._routes, timeout=_TIMEOUT_S) as admin:
+                    for sender in self._senders:
+                        for topic, key in sender.keys:
+                            await _look_up(lookup, admin, topic, key)
+        except TimeoutError:
+            behind = self._behind(drain) or "the final reader did not come to the end"
+            raise DrainTimeout(behind) from None
         writer.write(Ev.META, {"e": "drain_end"})
+
+    async def close(self) -> None:
         await self._routes.close()
 
-    async def _drain_queue(
-        self, writer: TraceWriter, process: Process, consumer: PullConsumer, topic: str, queue: int
-    ) -> None:
+    def _behind(self, drain: _Drain) -> str:
+        """Which group has not consumed everything, in words; empty if all have."""
+        for group in self._groups:
+            positions = group.positions()
+            for place, end in drain.ends_for(group).items():
+                if positions.get(place, 0) < end:
+                    where = f"{positions.get(place, 0)} of {place[0]}/{place[1]}, which ends at {end}"
+                    return f"group {group.plan.name} is at {where}"
+        return ""
+
+    async def _produce(self, number: int, stop: asyncio.Event) -> None:
+        rng = Random(self._setting.rng.random())
+        async with Producer(self._routes, timeout=_TIMEOUT_S) as producer:
+            sender = Sender(self._setting, producer, f"p{number}", rng, self._topics)
+            self._senders.append(sender)
+            pace = Pace(self._spec.at_once, self._spec.rate_of_client(), rng, self._setting.tally)
+            await pace.run(stop, sender.worker)
+
+
+class _Drain:
+    """Reads every queue to its end."""
+
+    def __init__(self, setting: Setting, writer: TraceWriter, process: Process) -> None:
+        self._setting = setting
+        self._writer = writer
+        self._process = process
+        #: One behind the last message of each queue, and one behind the last with each tag.
+        self._ends: dict[Place, int] = {}
+        self._tagged: dict[tuple[Place, str], int] = {}
+
+    def ends_for(self, group: Group) -> dict[Place, int]:
+        """How far a group gets. One with tags waits for a message that it wants before it says that it has
+        passed over others."""
+        ends = {place: end for place, end in self._ends.items() if place[0] in group.topics}
+        if not group.plan.tags:
+            return ends
+        return {place: max(self._tagged.get((place, tag), 0) for tag in group.plan.tags) for place in ends}
+
+    async def read(self, consumer: PullConsumer, topic: str, queue: int) -> None:
         where = {"topic": topic, "q": queue}
-        end = None
-        while end is None:
-            try:
-                end = (await consumer.bounds(topic, queue)).max_offset
-            except BrokerError:
-                await asyncio.sleep(_PAUSE_S)
-        writer.write(Ev.META, {"e": "drain_target", "off": end - 1, **where})
+        while (end := await self._end(consumer, topic, queue)) is None:
+            await asyncio.sleep(_PAUSE_S)
+        self._ends[topic, queue] = end
+        self._writer.write(Ev.META, {"e": "drain_target", "off": end - 1, **where})
         at = 0
         while at < end:
-            process.invoke("drain", from_off=at, **where)
+            self._process.invoke("drain", from_off=at, **where)
             seen = 0
             try:
                 async with aclosing(consumer.reader(topic, queue, at).batches()) as batches:
                     async for messages in batches:
                         for message in messages:
-                            _delivered(process, seen, message)
+                            delivered(self._process, seen, message)
+                            self._setting.went_through(payload_of(message.body))
                             seen += 1
                             at = message.queue_offset + 1
+                            self._tagged[(topic, queue), message.tag or ""] = at
             except BrokerError as error:
-                process.failed(error)
+                self._process.failed(error)
                 await asyncio.sleep(_PAUSE_S)
             else:
-                process.ok(count=seen, next_off=at)
+                self._process.ok(count=seen, next_off=at)
 
-    async def _produce(self, number: int, stop: asyncio.Event) -> None:
-        rng = Random(self._setting.rng.random())
-        async with Producer(self._routes, timeout=_TIMEOUT_S) as producer:
-            sender = _Sender(self._setting, producer, f"p{number}", rng, self._topics)
-            pace = Pace(self._setting.spec.at_once, self._setting.spec.rate_of_client(), rng)
-            await pace.run(stop, sender.worker)
-
-    async def _consume(self, number: int, stop: asyncio.Event) -> None:
-        """Members of one group, one after the other: each lives for a while."""
-        writer, numbers = self._setting.client(f"c{number}")
-        rng = Random(self._setting.rng.random())
-        for life in count():
-            if stop.is_set():
-                return
-            process, name = Process(writer, numbers), f"c{number}.{life}"
-            member = _Member(self._setting, self._routes, writer, process, name)
-            await while_running(stop, member.live(self._topics, rng.uniform(*_LIFE_S)))
-
-
-class _Sender:
-    """One producer, by several workers."""
-
-    def __init__(
-        self, setting: Setting, producer: Producer, name: str, rng: Random, topics: Sequence[str]
-    ) -> None:
-        self._tally = setting.tally
-        self._spec = setting.spec
-        self._producer = producer
-        self._writer, self._numbers = setting.client(name)
-        self._rng = rng
-        self._topics = topics
-        self._bodies = Bodies(rng, setting.spec.max_bytes, setting.lines)
-
-    def worker(self) -> _Worker:
-        return _Worker(self, Process(self._writer, self._numbers))
-
-    async def send(self, process: Process) -> bool:
-        """One message or batch to one queue; whether it is acknowledged."""
-        rng = self._rng
-        size = rng.randint(1, self._spec.max_batch)
-        mids = [self._numbers.message() for _ in range(size)]
-        bodies = [self._bodies.make(mid) for mid in mids]
-        topic, queue, tag = rng.choice(self._topics), rng.randrange(self._spec.queues), rng.choice(_TAGS)
-        where = {"topic": topic, "q": queue}
-        if size == 1:
-            process.invoke("send", mid=mids[0], digest=digest(bodies[0]), tag=tag, **where)
-        else:
-            for i, (mid, body) in enumerate(zip(mids, bodies, strict=True)):
-                process.item(i, mid, digest(body), tag=tag, **where)
-            process.invoke("send_batch", count=size, **where)
-        began = self._writer.now()
+    async def _end(self, consumer: PullConsumer, topic: str, queue: int) -> int | None:
+        self._process.invoke("max_off", topic=topic, q=queue)
         try:
-            receipts = await self._producer.send_many(topic, bodies, tag=tag, queue_id=queue)
-        except BrokerError as error:
-            self._tally.not_ok(process.failed(error), error.status.name, size)
-            return False
-        process.ok(qoff=receipts[0].queue_offset, count=size, **where)
-        self._tally.ok(began, self._writer.now(), size)
-        return True
-
-
-class _Worker:
-    def __init__(self, sender: _Sender, process: Process) -> None:
-        self._sender = sender
-        self._process = process
-
-    async def __call__(self) -> bool:
-        return await self._sender.send(self._process)
-
-
-class _Member:
-    """One life of a member of the group."""
-
-    def __init__(
-        self, setting: Setting, routes: NameServerRoutes, writer: TraceWriter, process: Process, name: str
-    ) -> None:
-        self._tally = setting.tally
-        self._routes = routes
-        self._writer = writer
-        self._process = process
-        self._name = name
-        self._given = 0
-
-    async def live(self, topics: Sequence[str], seconds: float) -> None:
-        """Join, consume so long, leave."""
-        for topic in topics:
-            self._event("join", topic=topic, mode="orderly", from_start=True)
-        self._process.invoke("pull", group=GROUP, consumer=self._name)
-        consumer = Consumer(
-            self._routes, GROUP, topics, handler=self._handle, lease=_LEASE_S, member_id=self._name
-        )
-        try:
-            await consumer.start()
-            await asyncio.sleep(seconds)
+            bounds = await consumer.bounds(topic, queue)
         except BrokerError as error:
             self._process.failed(error)
-            await asyncio.sleep(_PAUSE_S)
-        else:
-            self._process.ok(count=self._given)
-        finally:
-            await consumer.close()
-            self._event("leave")
-
-    async def _handle(self, message: Message) -> None:
-        mid = _delivered(self._process, self._given, message, group=GROUP, consumer=self._name)
-        self._given += 1
-        self._writer.write(
-            Ev.DONE,
-            {
-                "mid": mid,
-                "code": "ok",
-                "group": GROUP,
-                "consumer": self._name,
-                "topic": message.topic,
-                "q": message.queue_id,
-                "qoff": message.queue_offset,
-            },
-        )
-        self._tally.read += 1
-
-    def _event(self, e: str, **fields: str | bool) -> None:
-        self._writer.write(Ev.MEMBER, {"e": e, "group": GROUP, "consumer": self._name, **fields})
+            return None
+        self._process.ok(max_off=bounds.max_offset, min_off=bounds.min_offset)
+        return bounds.max_offset
 
 
-def _delivered(process: Process, i: int, message: Message, **more: str) -> int:
-    """Note a message that was handed over; its number."""
-    mid = number_of(message.body)
-    process.delivered(
-        i,
-        mid,
-        digest(message.body),
-        topic=message.topic,
-        q=message.queue_id,
-        qoff=message.queue_offset,
-        tag=message.tag or "",
-        **more,
-    )
-    return mid
+async def _look_up(process: Process, admin: Admin, topic: str, key: str) -> None:
+    """All messages with this key."""
+    process.invoke("lookup", topic=topic, key=key)
+    try:
+        found = await admin.query(topic, key, max_messages=_MAX_FOUND)
+    except BrokerError as error:
+        process.failed(error)
+        return
+    for i, message in enumerate(found):
+        delivered(process, i, message)
+    process.ok(count=len(found), end_claim=len(found) < _MAX_FOUND)

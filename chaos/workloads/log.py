@@ -5,24 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from random import Random
 from typing import Literal
 
 from chaos.trace.operations import Process
-from chaos.trace.schema import Ev
-from chaos.workloads.messages import Bodies, digest, number_of
+from chaos.trace.schema import LEDGER, Ev
+from chaos.workloads.appenders import Appender, Way
+from chaos.workloads.messages import digest, number_of, payload_of
 from chaos.workloads.pacing import Pace, while_running
-from chaos.workloads.spec import Setting
-from dledger.client import AppendResult, AsyncClient, Entry
-from dledger.errors import DLedgerError, SessionExpired
+from chaos.workloads.spec import DrainTimeout, Setting
+from dledger.client import AsyncClient, Entry
+from dledger.errors import DLedgerError
 
-#: Name of the log in traces.
-LEDGER = "log"
 _TIMEOUT_S = 5.0
 _PAUSE_S = 0.2
 _TAIL = 500  # entries that a reader of the end goes back
 
 ReaderKind = Literal["follow", "linearizable", "local"]
+_AT_ONCE = 6
+#: Of the clients in turn.
+_WAYS = (Way.SESSION, Way.PLAIN, Way.STREAM)
 _KINDS: tuple[ReaderKind, ...] = ("follow", "linearizable", "local")
 
 
@@ -31,48 +34,69 @@ class LogWorkload:
 
     def __init__(self, setting: Setting, servers: Sequence[str], group: str) -> None:
         self._setting = setting
+        self._spec = replace(setting.spec, at_once=setting.spec.at_once or _AT_ONCE)
         self._servers = list(servers)
         self._group = group
+        self._readers: dict[int, _Reader] = {}
 
     async def prepare(self) -> None:
         return
 
-    async def run(self, stop: asyncio.Event) -> None:
-        async with asyncio.TaskGroup() as group:
-            for number in range(self._setting.spec.clients):
-                group.create_task(self._append(number, stop))
-            for number in range(self._setting.spec.readers):
-                group.create_task(self._read(number, stop))
+    async def write(self, stop: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(self._spec.clients):
+                tasks.create_task(self._append(number, stop))
+
+    async def read(self, stop: asyncio.Event, drained: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(self._spec.readers):
+                tasks.create_task(self._read(number, drained))
 
     async def drain(self, within_s: float) -> None:
         writer, numbers = self._setting.client("drain")
         writer.write(Ev.META, {"e": "drain_begin"})
-        async with asyncio.timeout(within_s), self._client() as client:
-            reader = _Reader(self._setting, client, Process(writer, numbers))
-            while (end := await reader.end()) is None:
-                await asyncio.sleep(_PAUSE_S)
-            writer.write(Ev.META, {"e": "drain_target", "ledger": LEDGER, "off": end})
-            at, whole = 0, False
-            while not whole:
-                at, whole = await reader.read("drain", at, "linearizable")
+        end: int | None = None
+        try:
+            async with asyncio.timeout(within_s), self._client() as client:
+                reader = _Reader(self._setting, client, Process(writer, numbers), is_last=True)
+                while (end := await reader.end()) is None:
+                    await asyncio.sleep(_PAUSE_S)
+                writer.write(Ev.META, {"e": "drain_target", "ledger": LEDGER, "off": end})
+                at, whole = 0, False
+                while not whole:
+                    at, whole = await reader.read("drain", at, "linearizable")
+                while self._behind(end):
+                    await asyncio.sleep(_PAUSE_S)
+        except TimeoutError:
+            behind = "" if end is None else self._behind(end)
+            raise DrainTimeout(behind or "the final reader did not come to the end") from None
         writer.write(Ev.META, {"e": "drain_end"})
 
+    async def close(self) -> None:
+        return
+
+    def _behind(self, end: int) -> str:
+        """Which reader has not read entry `end`, in words; empty if all have."""
+        for number, reader in self._readers.items():
+            if reader.reached <= end:
+                return f"reader {number} has read up to {reader.reached - 1}, the log ends at {end}"
+        return ""
+
     async def _append(self, number: int, stop: asyncio.Event) -> None:
-        setting, rng = self._setting, Random(self._setting.rng.random())
-        in_session = number % 2 == 0
-        async with self._client(session=in_session) as client:
-            appender = _Appender(setting, client, f"p{number}", rng, in_session)
-            pace = Pace(setting.spec.at_once, setting.spec.rate_of_client(), rng)
+        setting, rng, way = self._setting, Random(self._setting.rng.random()), _WAYS[number % len(_WAYS)]
+        async with self._client(session=way is not Way.PLAIN) as client:
+            appender = Appender(setting, client, f"p{number}", rng, way)
+            pace = Pace(self._spec.at_once, self._spec.rate_of_client(), rng, setting.tally)
             await pace.run(stop, appender.worker)
 
-    async def _read(self, number: int, stop: asyncio.Event) -> None:
+    async def _read(self, number: int, drained: asyncio.Event) -> None:
         kind = _KINDS[number % len(_KINDS)]
         writer, numbers = self._setting.client(f"r{number}")
         async with self._client() as client:
-            reader = _Reader(self._setting, client, Process(writer, numbers))
+            reader = self._readers[number] = _Reader(self._setting, client, Process(writer, numbers))
             if kind == "follow":
-                await while_running(stop, reader.follow())
-            while not stop.is_set():
+                await while_running(drained, reader.follow())
+            while not drained.is_set():
                 await reader.read_tail(kind)
                 await asyncio.sleep(_PAUSE_S)
 
@@ -80,77 +104,16 @@ class LogWorkload:
         return AsyncClient(self._servers, group=self._group, session=session, timeout=_TIMEOUT_S)
 
 
-class _Appender:
-    """One client that appends, by several workers."""
+class _Reader:
+    """One client that reads, one operation at a time. `reached`: one behind the last entry that it has read.
+    `is_last`: what it reads is what went through."""
 
     def __init__(
-        self, setting: Setting, client: AsyncClient, name: str, rng: Random, in_session: bool
+        self, setting: Setting, client: AsyncClient, process: Process, *, is_last: bool = False
     ) -> None:
-        self._tally = setting.tally
-        self._client = client
-        self._writer, self._numbers = setting.client(name)
-        self._rng = rng
-        self._in_session = in_session
-        self._max_batch = setting.spec.max_batch
-        self._bodies = Bodies(rng, setting.spec.max_bytes, setting.lines)
-        self._renewing = asyncio.Lock()
-
-    def worker(self) -> _Worker:
-        return _Worker(self, Process(self._writer, self._numbers))
-
-    async def append(self, process: Process) -> bool:
-        """One append; whether it is acknowledged."""
-        count = self._rng.randint(1, self._max_batch)
-        mids = [self._numbers.message() for _ in range(count)]
-        bodies = [self._bodies.make(mid) for mid in mids]
-        session = self._client.appender
-        if count == 1:
-            process.invoke("append", ledger=LEDGER, mid=mids[0], digest=digest(bodies[0]))
-        else:
-            for i, (mid, body) in enumerate(zip(mids, bodies, strict=True)):
-                process.item(i, mid, digest(body), ledger=LEDGER)
-            process.invoke("send_batch", ledger=LEDGER, count=count)
-        began = self._writer.now()
-        try:
-            results = await self._client.append_many(bodies)
-        except DLedgerError as error:
-            outcome = process.failed(error)
-            self._tally.not_ok(outcome, error.code.name, count)
-            if isinstance(error, SessionExpired):
-                await self._renew(session)
-            return False
-        self._acknowledged(process, results)
-        self._tally.ok(began, self._writer.now(), count, results[0].term)
-        return True
-
-    def _acknowledged(self, process: Process, results: Sequence[AppendResult]) -> None:
-        first = results[0]
-        # A retry of old may be answered without a position: that it is stored is all we know then.
-        where = {"lidx": first.index} if first.index >= 0 else {}
-        process.ok(term=first.term, count=len(results), **where)
-
-    async def _renew(self, expired: object) -> None:
-        async with self._renewing:
-            if self._in_session and self._client.appender is expired:
-                try:
-                    await self._client.new_session()
-                except DLedgerError:
-                    return  # the next append meets the same, and comes here again
-
-
-class _Worker:
-    def __init__(self, appender: _Appender, process: Process) -> None:
-        self._appender = appender
-        self._process = process
-
-    async def __call__(self) -> bool:
-        return await self._appender.append(self._process)
-
-
-class _Reader:
-    """One client that reads, one operation at a time."""
-
-    def __init__(self, setting: Setting, client: AsyncClient, process: Process) -> None:
+        self.reached = 0
+        self._setting = setting
+        self._is_last = is_last
         self._tally = setting.tally
         self._client = client
         self._process = process
@@ -213,4 +176,7 @@ class _Reader:
             self._process.delivered(
                 i, number_of(body), digest(body), ledger=LEDGER, lidx=entry.index, eterm=entry.term
             )
+            if self._is_last:
+                self._setting.went_through(payload_of(body))
+        self.reached = max(self.reached, entries[-1].index + 1)
         self._tally.read += len(entries)

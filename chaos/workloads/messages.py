@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from hashlib import blake2b
-from itertools import cycle
 from pathlib import Path
 from random import Random
 
@@ -23,18 +22,23 @@ def number_of(body: bytes) -> int:
     return int(number) if blank and number.isdigit() and len(number) <= 19 else UNREADABLE
 
 
-class Bodies:
-    """`make(mid)`: the number, and a payload after it. `lines` (of a real file) are payloads in turn; without
-    any they are random, up to `max_bytes` long."""
+def payload_of(body: bytes) -> bytes:
+    """What follows the number."""
+    return body.partition(b" ")[2]
 
-    def __init__(self, rng: Random, max_bytes: int, lines: Sequence[bytes] = ()) -> None:
+
+class Bodies:
+    """`make(mid)`: the number, and a payload after it: the next of `payloads`, or without any a random one,
+    up to `max_bytes` long."""
+
+    def __init__(self, rng: Random, max_bytes: int, payloads: Iterator[bytes] | None = None) -> None:
         self._rng = rng
         self._max_bytes = max_bytes
-        self._lines: Iterator[bytes] | None = cycle(lines) if lines else None
+        self._payloads = payloads
 
     def make(self, mid: int) -> bytes:
-        if self._lines is not None:
-            return b"%d %s" % (mid, next(self._lines))
+        if self._payloads is not None:
+            return b"%d %s" % (mid, next(self._payloads))
         return b"%d %s" % (mid, self._rng.randbytes(self._rng.randint(0, self._max_bytes)))
 
 

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from random import Random
 from typing import Any
 
+from chaos.workloads.tally import Tally
+
 #: Of one client in an open loop. What would be more is counted as shed: the rate was not reached.
 MAX_UNDER_WAY = 256
 _PAUSE_S = (0.02, 0.1)
@@ -16,11 +18,11 @@ class Pace:
     """One client's. `at_once`: operations under way (closed loop). `rate`: operations per second (open loop),
     0: closed."""
 
-    def __init__(self, at_once: int, rate: float, rng: Random) -> None:
+    def __init__(self, at_once: int, rate: float, rng: Random, tally: Tally) -> None:
         self._at_once = at_once
         self._rate = rate
         self._rng = rng
-        self.shed = 0
+        self._tally = tally
 
     async def run(self, stop: asyncio.Event, make_step: Callable[[], Callable[[], Awaitable[bool]]]) -> None:
         """Until `stop`; then what is under way is finished. `make_step` gives one worker's step: it does one
@@ -54,7 +56,7 @@ class Pace:
             due += self._rng.expovariate(self._rate)
             await asyncio.sleep(max(0.0, due - loop.time()))
             if len(under_way) >= MAX_UNDER_WAY:
-                self.shed += 1
+                self._tally.shed += 1
                 continue
             task = asyncio.create_task(one(free.pop() if free else make_step()))
             under_way.add(task)

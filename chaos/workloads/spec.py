@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from random import Random
 from typing import Protocol
 
@@ -16,47 +17,80 @@ from chaos.workloads.tally import Tally
 @dataclass(frozen=True, slots=True)
 class LoadSpec:
     """`rate`: messages per second of all clients together, 0: as fast as they are answered, with `at_once`
-    operations of each client under way. `max_batch`: messages sent as one; how many is drawn."""
+    operations of each client under way (0: what keeps the servers of this workload busy). `max_batch`:
+    messages sent as one; how many is drawn."""
 
     clients: int = 4
-    at_once: int = 4
+    at_once: int = 0
     rate: float = 0.0
     max_batch: int = 4
     max_bytes: int = 200
-    readers: int = 2
+    readers: int = 3  # log only
     topics: int = 2  # brokers only, as all that follow
     queues: int = 3
-    consumers: int = 3
+    consumers: int = 2  # of each group
+
+    def draw_size(self, rng: Random) -> int:
+        """Messages of one operation: every other one is a single message."""
+        return 1 if rng.random() < 0.5 else rng.randint(1, self.max_batch)
 
     def rate_of_client(self) -> float:
-        """Operations per second, each of (1 + max_batch) / 2 messages in the mean."""
-        return self.rate / max(1, self.clients) / ((1 + self.max_batch) / 2)
+        """Operations per second, each of as many messages as `draw_size` gives in the mean."""
+        mean = (1 + (1 + self.max_batch) / 2) / 2
+        return self.rate / max(1, self.clients) / mean
 
 
 @dataclass(slots=True)
 class Setting:
     """What loads are given. `new_writer`: the trace of a client by name; whoever gave it closes it. `lines`:
-    payloads of a real file."""
+    payloads of a real file, which all clients together send in turn."""
 
     spec: LoadSpec
     rng: Random
     new_writer: Callable[[str], TraceWriter]
     lines: Sequence[bytes] = ()
     tally: Tally = field(default_factory=Tally)
+    #: Called by the final reader with the payload of every message, if they are lines.
+    keep_line: Callable[[bytes], object] = lambda payload: None
     _clients: int = 0
+    _payloads: Iterator[bytes] | None = None
 
     def client(self, name: str) -> tuple[TraceWriter, Numbers]:
         """Trace and numbers of one more client."""
         number, self._clients = self._clients, self._clients + 1
         return self.new_writer(f"client:{name}"), Numbers(number)
 
+    def went_through(self, payload: bytes) -> None:
+        """The final reader has read this."""
+        if self.lines:
+            self.keep_line(payload)
+
+    def payloads(self) -> Iterator[bytes] | None:
+        """The lines, one after the other and then again; None without any."""
+        if self.lines and self._payloads is None:
+            self._payloads = cycle(self.lines)
+        return self._payloads
+
+
+class DrainTimeout(Exception):
+    """Some reader did not get to the end in time; the text names it."""
+
 
 class Workload(Protocol):
+    """`prepare`, then `write` and `read` beside each other, `drain` when all has healed, and `close`."""
+
     async def prepare(self) -> None:
         """What there has to be before the load begins."""
 
-    async def run(self, stop: asyncio.Event) -> None:
+    async def write(self, stop: asyncio.Event) -> None:
         """Until `stop`, and until all that is under way has ended."""
 
+    async def read(self, stop: asyncio.Event, drained: asyncio.Event) -> None:
+        """Readers come and go until `stop`; those that are there then stay until `drained`."""
+
     async def drain(self, within_s: float) -> None:
-        """Read everything once more, after all has healed. TimeoutError if that does not end in time."""
+        """Note where every log ends, read all of it once more, and wait until the readers, too, have got
+        there. DrainTimeout if that does not end in time."""
+
+    async def close(self) -> None:
+        """Disconnect."""

@@ -22,17 +22,22 @@ class Silence(NamedTuple):
 
 
 class Tally:
-    """Of messages sent: every message of a batch counts. Times are monotonic ns."""
+    """`operations_between` counts each acknowledged send once, whatever its size; all else counts every
+    message of a batch. `shed`: operations that an open loop did not begin, because too many were under way.
+    Times are monotonic ns."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[OpType] = Counter()
         self.errors: Counter[str] = Counter()
+        self.operations = 0
         self.read = 0
+        self.shed = 0
         self.first_of_term: dict[int, int] = {}  # term -> when its first acknowledgement came
         self.silences: list[Silence] = []
         self.latencies_ns: deque[int] = deque(maxlen=_RECENT)
         self._last_ok: int | None = None
         self._slices: Counter[int] = Counter()  # acknowledged, per _SLICE_NS
+        self._operations: Counter[int] = Counter()  # the same
 
     @property
     def acknowledged(self) -> int:
@@ -44,6 +49,8 @@ class Tally:
         self.outcomes[OpType.OK] += messages
         self.latencies_ns.append(now - began)
         self._slices[now // _SLICE_NS] += messages
+        self._operations[now // _SLICE_NS] += 1
+        self.operations += 1
         last, self._last_ok = self._last_ok, now
         if last is not None and now - last > _SILENCE_NS and len(self.silences) < _MAX_SILENCES:
             self.silences.append(Silence(last, now))
@@ -54,8 +61,10 @@ class Tally:
 
     def acknowledged_between(self, since: int, until: int) -> int:
         """Messages, to a tenth of a second."""
-        slices = range(since // _SLICE_NS, until // _SLICE_NS + 1)
-        return sum(self._slices.get(one, 0) for one in slices)
+        return _between(self._slices, since, until)
+
+    def operations_between(self, since: int, until: int) -> int:
+        return _between(self._operations, since, until)
 
     @property
     def longest_silence(self) -> Silence | None:
@@ -65,3 +74,9 @@ class Tally:
         """A quantile of the last messages; 0 without any."""
         ordered = sorted(self.latencies_ns)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] / 1e6 if ordered else 0.0
+
+
+def _between(slices: Counter[int], since: int, until: int) -> int:
+    # Not slice by slice: since may be 0, and then so many have passed as tenths of a second since the boot.
+    first, last = since // _SLICE_NS, until // _SLICE_NS
+    return sum(count for one, count in slices.items() if first <= one <= last)

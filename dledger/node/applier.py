@@ -16,6 +16,7 @@ from dledger.node.readable import ReadableLog
 from dledger.node.state_feeder import READ_BYTES, StateFeeder
 from dledger.node.state_machine import StateMachine
 from dledger.node.state_plan import Apply, Load, Piece, Replay, Save, StatePlan
+from dledger.node.tracing import NodeTrace
 from dledger.store.api import EntryDamaged, LogStore
 from dledger.store.batch import Batch
 
@@ -32,10 +33,11 @@ class Applier:
     in any case.
     """
 
-    def __init__(self, machine: StateMachine | None, store: LogStore) -> None:
+    def __init__(self, machine: StateMachine | None, store: LogStore, trace: NodeTrace | None = None) -> None:
         self._feeder = None if machine is None else StateFeeder(machine, store)
         self._plan = StatePlan(replays=self._feeder is not None and self._feeder.is_durable)
         self._store = store
+        self._trace = trace
         self._woken = asyncio.Event()
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
@@ -177,7 +179,10 @@ class Applier:
         match piece:
             case Apply():
                 batches = self._cached(piece.first, piece.last, READ_BYTES)
-                plan.has_applied(await loop.run_in_executor(self._thread, feeder.apply, piece, batches))
+                last = await loop.run_in_executor(self._thread, feeder.apply, piece, batches)
+                plan.has_applied(last)
+                if self._trace is not None:
+                    self._trace.event("raft", "apply", {"lidx": piece.first, "last": last})
             case Replay():
                 plan.replayed(await loop.run_in_executor(self._thread, feeder.replay, piece))
             case Load():
@@ -185,6 +190,8 @@ class Applier:
                 if found is None:
                     return False
                 plan.loaded(found)
+                if self._trace is not None:
+                    self._trace.event("raft", "load", {"lidx": found.applied})
                 _log.info("state loaded", index=found.applied, size=found.size)
             case Save(image_index):
                 self._saved(image_index, await loop.run_in_executor(self._thread, feeder.save))

@@ -7,6 +7,7 @@ of the batch is taken: so what the owner numbers inside `fill` is numbered once 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 from dledger.core.values import Tail
@@ -97,9 +98,6 @@ def _places(
     if problem is not None:
         admission.want_room()
         raise problem
-    positions = []
-    at = pos + head_size
-    for body_size in sizes:
-        positions.append(at)
-        at += HEADER_SIZE + body_size
+    entry_sizes = [HEADER_SIZE + body_size for body_size in sizes]
+    positions = list(accumulate(entry_sizes[:-1], initial=pos + head_size))
     return Assigned(first_index, term, positions, stamp_ms)

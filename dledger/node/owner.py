@@ -20,6 +20,7 @@ from dledger.node.replica import Replica
 from dledger.node.role_events import RoleEvents, RoleListener
 from dledger.node.shell import AppendOutcome
 from dledger.rpc.serving import GrpcService as GrpcService  # for the programs, which see the node only
+from dledger.rpc.serving import check_services
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -58,11 +59,26 @@ class OwnerFace:
     _readable: ReadableLog
     _applier: Applier
     _stopping: bool
+    _services: tuple[GrpcService, ...]
 
     def __init__(self) -> None:
+        self._is_started = False
         self._role_events = RoleEvents()
         self._owner_status = OwnerStatus()
         self._open_appends: set[_OwnedAppend] = set()
+
+    # -- serving ------------------------------------------------------------------------------------------
+
+    def add_service(self, service: GrpcService) -> None:
+        """Serve it, too, on the node's port. Before `start`; for services that need the node themselves.
+
+        ConfigError if there is one of that name.
+        """
+        if self._is_started:
+            raise RuntimeError("services are added before the node starts")
+        services = (*self._services, service)
+        check_services(services)
+        self._services = services
 
     # -- appending ----------------------------------------------------------------------------------------
 

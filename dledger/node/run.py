@@ -45,6 +45,7 @@ def run_node(
         if program is not None and state_machine is not None:
             raise ConfigError("a node has a program or a state machine, not both", code=Code.CONFIG_INVALID)
         server = NodeServer(config, state_machine, disk=disk) if program is None else program.make_node()
+        gc.enable()  # it is off while a program's modules are imported
         with asyncio.Runner(loop_factory=_new_loop) as runner:
             return runner.run(_serve(server, program, rejoin))
     except DLedgerError as error:

@@ -140,6 +140,7 @@ class NodeServer(OwnerFace):
         ConfigError (PORT_IN_USE, CONFIG_INVALID, PLAINTEXT_REFUSED) or StorageError (NOT_INITIALIZED,
         FOREIGN_DIRECTORY, DIRECTORY_LOCKED, damage); nothing is left behind then.
         """
+        self._is_started = True
         loop = self._loop = asyncio.get_running_loop()
         try:
             self.config.refuse_plaintext()
@@ -150,7 +151,7 @@ class NodeServer(OwnerFace):
             self._readers.shutdown(wait=False)
             raise
         try:
-            self._applier = Applier(self._machine, self.store)
+            self._applier = Applier(self._machine, self.store, self._trace)
             await self._applier.recover()
             self._build(await self._rebuild())
             self._worker.start()

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from dledger.errors import Code, StorageError
+from dledger.node.entry_run import EntryRun
 from dledger.node.images import find_image
-from dledger.node.state_machine import Applied, AppliedEntry, DurableStateMachine, StateMachine
+from dledger.node.state_machine import Applied, DurableStateMachine, StateMachine
 from dledger.node.state_plan import Apply, Load, Loaded, Replay
 from dledger.store.api import EntryDamaged, LogStore
-from dledger.store.batch import HEADER_SIZE, MAGIC_NORMAL, Batch, unpack_begin
+from dledger.store.batch import Batch
 from dledger.store.internal import decode_internal
 
 READ_BYTES = 1 << 20
@@ -118,7 +119,7 @@ class StateFeeder:
         """How far it came. Errors as LogStore.read. `batches`: what the piece begins with, if it is in
         memory; it was verified when it got there, and the disk is not asked for it."""
         if batches:
-            entries = [entry for batch in batches for entry in applied_entries(bytes(batch.data))]
+            entries = EntryRun([batch.data for batch in batches])
             last_index = batches[-1].last_index
         else:
             entries, last_index = self._read(piece.first, piece.last)
@@ -143,25 +144,13 @@ class StateFeeder:
         yield
         self._is_open = was_open
 
-    def _read(self, first_index: int, last_index: int) -> tuple[list[AppliedEntry], int]:
+    def _read(self, first_index: int, last_index: int) -> tuple[EntryRun, int]:
         """Whole batches, and before them what is left of the one that a recovered state ends in."""
         within = first_index <= self._batch_end
         if within:
             last_index = min(last_index, self._batch_end)
         frames = self._store.read(first_index, last_index, self._read_bytes, whole_batches=not within)
-        return applied_entries(frames.data), frames.last_index
-
-
-def applied_entries(data: bytes) -> list[AppliedEntry]:
-    """The entries of users among verified ones. The hot path of applying: one walk, and no other copies."""
-    entries: list[AppliedEntry] = []
-    at, end = 0, len(data)
-    while at < end:
-        magic, size, index, term, pos = unpack_begin(data, at)
-        if magic == MAGIC_NORMAL:
-            entries.append(AppliedEntry(index, term, data[at + HEADER_SIZE : at + size], pos))
-        at += size
-    return entries
+        return EntryRun([frames.data]), frames.last_index
 
 
 def _pieces(state: bytes, size: int = 1 << 20) -> Sequence[bytes]:

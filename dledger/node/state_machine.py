@@ -39,7 +39,7 @@ class StateMachine(Protocol):
 
     def apply(self, entries: Sequence[AppliedEntry]) -> None:
         """Consecutive entries of users; indexes in between belong to the log itself. Whole batches, except
-        that the first may be the rest of one that `recover` had ended in."""
+        that the first may be the rest of one that `recover` had ended in. A node gives an `EntryRun`."""
 
     def save(self) -> Iterable[bytes]:
         """The whole state, as all entries applied so far made it, in pieces of any size."""

@@ -1,17 +1,20 @@
 """What a node does, told as it happens: for whoever checks afterwards that every rule was kept.
 
-Off unless a NodeServer is given a `NodeTrace`; then the shell is a `TracingShell`, and no other code knows.
+Off unless a NodeServer is given a `NodeTrace`; then the shell is a `TracingShell`, and beside it the Applier
+alone knows. What runs on the node tells the same trace of its own events: a broker of its role.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from dledger.core.messages import Message, VoteResponse
+from dledger.core.messages import Message, VoteRequest, VoteResponse
 from dledger.core.values import HardState, Role, VoteResult
 from dledger.errors import DLedgerError
 from dledger.node.async_shell import AsyncShell
 from dledger.node.disk_worker import HardStateReport, Report, StoredReport
+from dledger.node.owned_append import Fill
 from dledger.node.shell import (
     AppendOutcome,
     DiskJob,
@@ -34,8 +37,11 @@ class NodeTrace(Protocol):
 
     def event(self, ev: str, e: str, fields: dict[str, Any]) -> None:
         """(raft, term_vote): term and vote are durable. (raft, vote): this node grants its vote; its own
-        log's end is last_index, last_term. (raft, candidate | leader | follower). (raft, commit): up to lidx.
-        (raft, ack): an append that ends at lidx is about to be answered. (store, recover): once, first.
+        log's end is last_index, last_term, the candidate's is cand_last_index, cand_last_term. (raft,
+        candidate | leader | follower). (raft, commit): up to lidx. (raft, accept): a batch of the program
+        that owns the node is taken in this term. (raft, ack): an append that ends at lidx is about to be
+        answered. (raft, apply): the state machine has applied lidx to last, what is internal among them
+        passed over. (raft, load): it has taken over a state up to lidx. (store, recover): once, first.
         (store, append): entries lidx to last, of one term, go to the disk. (store, flush): durable up to
         lidx. (store, truncate): entries from lidx on are to go. (store, install | purge): the log begins
         after lidx."""
@@ -49,6 +55,7 @@ class TracingShell(AsyncShell):
         self._node_id = node_id
         self._hard_states: dict[int, HardState] = {}  # submitted, not yet durable
         self._vote_end = ("", -1, -1, -1)  # candidate, term; end of the log when the vote was given
+        self._asked: dict[str, VoteRequest] = {}  # candidate -> what it asked for last
         self._told_commit = -1
         self._told_role: tuple[Role, int] | None = None
 
@@ -73,6 +80,22 @@ class TracingShell(AsyncShell):
         if isinstance(message, VoteResponse) and message.result is VoteResult.ACCEPT and not message.pre_vote:
             self._vote(message.term, peer)
         super().send(peer, message, payload)
+
+    def receive(self, peer: str, message: Message, payload: bytes | None) -> None:
+        if isinstance(message, VoteRequest) and not message.pre_vote:
+            self._asked[message.candidate_id] = message
+        super().receive(peer, message, payload)
+
+    def append_batch(
+        self,
+        token: object,
+        sizes: Sequence[int],
+        fill: Fill,
+        expected: tuple[int, int],
+        timeout_ms: int,
+    ) -> None:
+        super().append_batch(token, sizes, fill, expected, timeout_ms)
+        self._trace.event("raft", "accept", {"term": expected[0]})
 
     def submit(self, job: DiskJob) -> None:
         match job:
@@ -157,6 +180,11 @@ class TracingShell(AsyncShell):
         fields: dict[str, Any] = {"term": term, "candidate": candidate}
         if (candidate, term) == self._vote_end[:2]:
             fields |= {"last_index": self._vote_end[2], "last_term": self._vote_end[3]}
+            if candidate == self._node_id:
+                fields |= {"cand_last_index": self._vote_end[2], "cand_last_term": self._vote_end[3]}
+        asked = self._asked.get(candidate)
+        if asked is not None and asked.term == term:
+            fields |= {"cand_last_index": asked.ledger_end_index, "cand_last_term": asked.ledger_end_term}
         self._trace.event("raft", "vote", fields)
 
     def _appended(self, batches: list[Batch]) -> None:

@@ -32,6 +32,10 @@ CONNECT_TIMEOUT_MS = 1_000
 #: This is how a paused or cut-off peer is noticed on a stream that has nothing to say.
 KEEPALIVE_TIME_MS = 2_000
 KEEPALIVE_TIMEOUT_MS = 2_000
+#: The time limit that counts: gRPC has one for any ping, 60 s unless told, and it holds even where that of
+#: keepalive is less. A busy machine gets twice as long; servers wait longer for their clients.
+PING_TIMEOUT_MS = 4_000
+SERVER_PING_TIMEOUT_MS = 10_000
 
 #: Whoever was handed a channel a moment ago may be about to use it.
 _SURELY_IDLE_S = 5.0
@@ -56,6 +60,7 @@ def channel_options() -> Options:
         ("grpc.enable_http_proxy", 0),
         ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),
     ]
@@ -73,6 +78,7 @@ def server_options() -> Options:
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.keepalive_time_ms", 5 * KEEPALIVE_TIME_MS),
         ("grpc.keepalive_timeout_ms", 5 * KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", SERVER_PING_TIMEOUT_MS),
     ]
 
 
@@ -85,15 +91,9 @@ class ChannelSecurity:
     has_certificate: bool = False
 
 
-def open_channel(
-    address: str, security: ChannelSecurity | None = None, *, ping_timeout_ms: int | None = None
-) -> grpc.aio.Channel:
-    """A channel to `address` ("host:port"), in plain text or with TLS. It connects when first used.
-
-    `ping_timeout_ms`: how long a server that says nothing may take to answer a ping; None: gRPC's 60 s, which
-    hold even where `keepalive_timeout_ms` is less.
-    """
-    options = channel_options() + _ping_options(ping_timeout_ms)
+def open_channel(address: str, security: ChannelSecurity | None = None) -> grpc.aio.Channel:
+    """A channel to `address` ("host:port"), in plain text or with TLS. It connects when first used."""
+    options = channel_options()
     if security is None:
         return grpc.aio.insecure_channel(address, options=options)
     if security.server_name:
@@ -133,13 +133,6 @@ class CallCount:
                 return
 
 
-def new_server(*, ping_timeout_ms: int | None = None) -> grpc.aio.Server:
-    """A server with this project's options; the caller adds servicers and ports.
-
-    `ping_timeout_ms`: as in `open_channel`, of its clients.
-    """
-    return grpc.aio.server(options=server_options() + _ping_options(ping_timeout_ms))
-
-
-def _ping_options(ping_timeout_ms: int | None) -> Options:
-    return [] if ping_timeout_ms is None else [("grpc.http2.ping_timeout_ms", ping_timeout_ms)]
+def new_server() -> grpc.aio.Server:
+    """A server with this project's options; the caller adds servicers and ports."""
+    return grpc.aio.server(options=server_options())

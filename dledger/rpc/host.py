@@ -15,9 +15,6 @@ from dledger.errors import Code, ConfigError
 from dledger.rpc.channels import new_server
 from dledger.rpc.handlers import both_stream, server_stream, service, unary
 
-#: A client whose streams are silent is pinged after 10 s, and given up if it does not answer in this time.
-_PING_TIMEOUT_MS = 10_000
-
 
 class GrpcMethod(NamedTuple):
     """A method: an async function of (request, context). The request is None if its bytes are no message.
@@ -50,7 +47,7 @@ class GrpcHost:
 
     async def start(self, listen: str) -> None:
         """Bind and serve. ConfigError PORT_IN_USE names the address if it cannot be had."""
-        server = new_server(ping_timeout_ms=_PING_TIMEOUT_MS)
+        server = new_server()
         for name, methods in self._services.items():
             handlers = {method: _handler(found) for method, found in methods.items()}
             server.add_generic_rpc_handlers((service(name, handlers),))

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Self, TypeVar
 from zlib import crc32
 
-from dledger.core.values import Base, HardState, Tail
+from dledger.core.values import Base, HardState
 from dledger.errors import StorageError
 from dledger.store.api import Damage
-from dledger.store.batch import HEADER_SIZE, MAGIC_BLANK, Batch, chain_of, unpack_header
+from dledger.store.batch import HEADER_SIZE, MAGIC_BLANK, MAGIC_INTERNAL, Batch, chain_of, unpack_header
 from dledger.store.damage import make_damage, read_damages, resume
 from dledger.store.disk import Disk, OsDisk
 from dledger.store.files import FileSequence
@@ -114,6 +114,49 @@ def list_entries(
         inspection.close()
 
 
+class StoredEntry(NamedTuple):
+    """An entry of a whole batch whose checksums and chain match."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    term: int
+    pos: int
+    internal: bool  # the log's own: its body is no user's
+    body: bytes
+    chain_crc: int
+
+
+class OfflineLog:
+    """The log of a node's directory, read from its files. Changes nothing and needs no server.
+
+    `report` says what is there, and, once `entries` has come to its end, how that looks: a torn end is left
+    out, damaged ranges are passed over and named. Raises for nothing that the directory holds or lacks.
+    """
+
+    def __init__(self, directory: Path | str, *, disk: Disk | None = None) -> None:
+        self._inspection = _Inspection(directory, disk or OsDisk())
+        self.report = self._inspection.begin_report()
+
+    def entries(self) -> Iterator[StoredEntry]:
+        """All entries that are good, in order; one batch and a window of 4 MiB are in memory at a time."""
+        for batch in self._inspection.batches(self.report):
+            at, data = 0, bytes(batch.data)
+            while at < len(data):
+                header = unpack_header(data, at)
+                body = data[at + HEADER_SIZE : at + header.size]
+                internal = header.magic == MAGIC_INTERNAL
+                yield StoredEntry(header.index, header.term, header.pos, internal, body, header.chain_crc)
+                at += header.size
+
+    def close(self) -> None:
+        self._inspection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class _Inspection:
     def __init__(self, directory: Path | str, disk: Disk) -> None:
         self._disk = disk
@@ -146,6 +189,18 @@ class _Inspection:
         return self._attempt(lambda: choose_base(self._data, self._checkpoint, self._stored_base))
 
     def report(self) -> DirectoryReport:
+        report = self.begin_report()
+        for batch in self.batches(report):
+            self._count(report, batch)
+        report.prepared_files = [file for file in report.data_files if file.start > report.end_pos]
+        for files in (report.data_files, report.index_files):
+            for before, after in pairwise(files):
+                if before.start + before.length != after.start:
+                    report.problems.append(f"{before.path} ends before {after.path} begins")
+        return report
+
+    def begin_report(self) -> DirectoryReport:
+        """What can be said without reading the log."""
         report = DirectoryReport(
             self._paths.root,
             self._identity,
@@ -161,22 +216,19 @@ class _Inspection:
         report.noted_damages = [known.damage for known in noted]
         if self._base is not None and not report.resetting:
             report.begin_index = self._base.index + 1
-            self._scan(report, tail_of(self._base))
-        report.prepared_files = [file for file in report.data_files if file.start > report.end_pos]
-        for files in (report.data_files, report.index_files):
-            for before, after in pairwise(files):
-                if before.start + before.length != after.start:
-                    report.problems.append(f"{before.path} ends before {after.path} begins")
         return report
 
-    def _scan(self, report: DirectoryReport, tail: Tail) -> None:
-        """Over damages, to the end; the first one decides the verdict."""
+    def batches(self, report: DirectoryReport) -> Iterator[Batch]:
+        """All good batches, over damages, to the end; then `report` knows the end, the damages and the
+        verdict, which the first fault decides."""
+        if self._base is None or report.resetting:
+            return
+        tail = tail_of(self._base)
         anchors = [self._checkpoint.tail] if self._checkpoint is not None else []
         known_end = self._checkpoint.tail.index if self._checkpoint is not None else -1
         while True:
             scanner = LogScanner(self._data, tail)
-            for batch in scanner.batches():
-                self._count(report, batch)
+            yield from scanner.batches()
             tail = scanner.tail
             report.end_index, report.end_term, report.end_pos = tail.index, tail.term, tail.pos
             judgement = judge_end(self._data, self._index, tail, scanner.fault, known_end)

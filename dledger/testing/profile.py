@@ -97,6 +97,8 @@ class Profile:
         return tuple(f"n{i}" for i in range(self.nodes))
 
 
+#: What an entry takes in a push beside its body, about.
+_ENTRY_OVERHEAD = 70
 QUIET = Profile(faults=(), plain_clients=0, session_clients=0, readers=0)
 
 
@@ -148,7 +150,16 @@ def draw_profile(rng: Random, nodes: int | None = None, on_disk: bool | None = N
         # Fewer than there are clients, and their sessions would evict each other for ever.
         max_sessions=rng.choice((sessions + 1, 50)),
     )
-    return _with_bad_days(rng, profile)
+    return _with_patience(_with_bad_days(rng, profile))
+
+
+def _with_patience(profile: Profile) -> Profile:
+    """Time-outs that everybody can live with: with all sessions at work, the queue in front of a batch has to
+    drain within them, or a client without a session never sees an answer, however healthy the cluster is."""
+    entries = (profile.window * profile.session_clients + profile.plain_clients) * profile.max_batch
+    round_trips = entries * (_ENTRY_OVERHEAD + profile.body_max_bytes) / profile.max_inflight_bytes
+    drain_ms = int(round_trips * (2 * profile.delay_max_ms + profile.fsync_max_ms))
+    return replace(profile, request_timeout_ms=max(profile.request_timeout_ms, drain_ms))
 
 
 def _with_bad_days(rng: Random, profile: Profile) -> Profile:

@@ -208,7 +208,8 @@ class MemoryBroker:
             cluster.by_position[at] = bytes(record)
             cluster.end += _HEADER + len(record)
             queue.append(Stored(bytes(record), message.properties.get(TAGS, ""), cluster.now_ms))
-        return SendResult(queue_id, first, positions, ids, cluster.term)
+        index = len(cluster.by_position) - len(positions)
+        return SendResult(queue_id, first, positions, ids, cluster.term, self.info().node_id, index)
 
     async def pull(
         self,

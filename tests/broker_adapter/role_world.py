@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from broker_adapter.role_change import RoleChangeHandler, RoleChangeLimits
-from dledger import Code, ReadFailed, Role
+from dledger import Code, NodeTrace, ReadFailed, Role
 
 Pair = tuple[int, int]
 
@@ -237,12 +237,18 @@ class World:
         handler: type[RoleChangeHandler] = RoleChangeHandler,
         adapter: HandAdapter | None = None,
         node: HandNode | None = None,
+        trace: NodeTrace | None = None,
     ) -> None:
         self.timers = HandTimers()
         self.node = node or HandNode()
         self.adapter = adapter or HandAdapter(at_once=at_once)
         self.handler = handler(
-            self.node, self.adapter, limits=limits, timers=self.timers, wall_ms=lambda: 1_700_000_000_000
+            self.node,
+            self.adapter,
+            limits=limits,
+            timers=self.timers,
+            wall_ms=lambda: 1_700_000_000_000,
+            trace=trace,
         )
         self.term, self.epoch = 0, 7 << 32
         self.delivered: list[Event] = []

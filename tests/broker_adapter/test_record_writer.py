@@ -95,4 +95,24 @@ def test_one_wrong_message_refuses_the_batch(message: OutgoingMessage, status: S
             now_ms=1,
             max_body_bytes=64,
         )
-    assert caught.value.status is status
+    assert caught.value.status is status and caught.value.message.startswith("message 1: ")
+
+
+def test_the_first_wrong_message_is_named_whatever_is_wrong_with_those_behind_it() -> None:
+    batch = [
+        OutgoingMessage(b"good"),
+        OutgoingMessage(b"", flag=1 << 31),
+        OutgoingMessage(bytes(65)),
+        OutgoingMessage(b"", {"a": ""}),
+    ]
+    for first in (1, 2, 3):
+        with pytest.raises(IllegalMessage, match=": message 1: "):
+            RecordBatch(
+                "t",
+                0,
+                [batch[0], *batch[first:]],
+                born_host=V4,
+                store_host=V4,
+                now_ms=1,
+                max_body_bytes=64,
+            )

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from broker_adapter import errors as broker
-from chaos.outcomes import BROKER_FAILS, LOG_FAILS, READ_ONLY, judge
+from chaos.outcomes import BROKER_FAILS, BROKER_INFOS, LOG_FAILS, LOG_INFOS, READ_ONLY, REPEATED, judge
 from chaos.trace.schema import SENDS, OpType
 from dledger import errors as log
 
@@ -32,6 +32,19 @@ def test_each_status_of_the_broker(status: broker.Status) -> None:
         assert isinstance(error, broker.PutRefused | broker.TopicRefused | broker.IllegalMessage)
     if isinstance(error, broker.PutIndeterminate | broker.StoredDataDamaged):
         assert verdict.outcome is OpType.INFO
+
+
+def test_every_code_is_in_exactly_one_table() -> None:
+    assert not LOG_FAILS & LOG_INFOS and not BROKER_FAILS & BROKER_INFOS
+    assert set(log.Code) - {log.Code.SUCCESS} == LOG_FAILS | LOG_INFOS
+    assert set(broker.Status) == BROKER_FAILS | BROKER_INFOS
+
+
+def test_what_clients_repeat_by_themselves_has_never_failed_for_certain() -> None:
+    refused = broker.error_for(broker.Status.NOT_MASTER, "x")
+    assert judge(refused, "send").outcome is OpType.FAIL
+    assert {judge(refused, f).outcome for f in REPEATED} == {OpType.INFO}
+    assert not REPEATED & {*READ_ONLY, *SENDS}
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,9 @@ def check_nodes(events: list[dict[str, Any]]) -> None:
     for term, node in leaders:
         voters = {r["node"] for r in rows if r["e"] == "vote" and (r["term"], r["candidate"]) == (term, node)}
         assert len(voters) >= 2
+    for vote in (row for row in rows if row["e"] == "vote"):
+        ends = [(vote[f"{of}last_term"], vote[f"{of}last_index"]) for of in ("cand_", "")]
+        assert ends[0] >= ends[1], "nobody votes for a log behind his own"
     flushed: dict[str, int] = {}
     committed: dict[str, int] = {}
     acks = 0

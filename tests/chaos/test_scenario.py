@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from chaos.scenario import FOLDER, FaultStep, Scenario, all_scenarios, find_scenario, load_scenario, plan
+from chaos.scenario import (
+    FOLDER,
+    FaultStep,
+    Kind,
+    Scenario,
+    all_scenarios,
+    find_scenario,
+    load_scenario,
+    plan,
+)
 from dledger.errors import ConfigError
 
 
@@ -37,6 +47,7 @@ def test_a_plan_without_any_fault_that_fits_is_refused() -> None:
         ('nam = "x"\ntitle = "x"', "nam: Extra inputs"),
         ('name = "x"\ntitle = "x"\n[[fault]]\nkind = "flood"', r"fault\.0\.kind"),
         ('name = "x"\ntitle = "x"\n[[fault]]\nkind = "kill"\nlasts = 3\nevery = 2', "ends before it begins"),
+        ('name = "x"\ntitle = "x"\n[[fault]]\nkind = "bit_flip"\ntarget = "all"', "damages a minority"),
         ('name = "x"\ntitle = "x"\n[[fault]]\nkind = "wipe"\ntarget = "majority"', "one node at a time"),
         ('name = "x"\ntitle = "x"\n[load]\nclients = 0', r"load\.clients"),
     ],
@@ -58,3 +69,28 @@ def test_who_has_to_be_replaced() -> None:
     assert FaultStep(kind="wipe", target="leader").unseats_leader
     assert not FaultStep(kind="kill", target="follower").unseats_leader
     assert not FaultStep(kind="delay", target="leader").unseats_leader
+    assert FaultStep(kind="isolate_in", target="leader").unseats_leader, "it hears nobody: check-quorum"
+    assert FaultStep(kind="stuck_disk", target="leader").unseats_leader
+    assert not FaultStep(kind="stuck_disk", target="all").unseats_leader, "nobody has a better disk"
+    assert not FaultStep(kind="full_disk", target="all").unseats_leader
+    assert FaultStep(kind="power_loss", target="all").unseats_leader
+    assert not FaultStep(kind="clock_jump", target="leader").unseats_leader
+
+
+def test_only_faults_of_disks_and_clocks_need_other_disks_and_clocks() -> None:
+    def spoils(kind: Kind) -> bool:
+        step = FaultStep(kind=kind, target="follower", at=1, lasts=1)
+        return Scenario(name="x", title="x", fault=(step,)).spoils
+
+    assert spoils("sync_error") and spoils("clock_jump") and spoils("power_loss")
+    assert not spoils("kill") and not spoils("isolate") and not spoils("bit_flip")
+
+
+def test_the_must_haves_are_there_by_name() -> None:
+    """Each is named in docs/chaos.md, which says what it covers."""
+    names = {scenario.name for scenario in all_scenarios()}
+    text = (Path(__file__).resolve().parents[2] / "docs" / "chaos.md").read_text()
+    covering = text[text.index("## Which scenario covers what") : text.index("## Is the alarm real?")]
+    named = set(re.findall(r"`([a-z0-9-]+)`", covering))
+    assert named <= names and len(named) >= 25
+    assert {"rmq-5663-growing-set", "rmq-6662-two-masters", "rmq-7017-isolated-master"} <= named

@@ -7,14 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chaos.trace.files import BUFFER_BYTES, WINDOW_BYTES, BufferedFile, MappedFile, TraceFile, seal
 from chaos.trace.operations import Numbers, Process
 from chaos.trace.schema import Ev, problems
-from chaos.trace.writer import BUFFER_BYTES, TraceWriter
+from chaos.trace.writer import TraceWriter
 from dledger.errors import Indeterminate, NotLeader
 
 
@@ -61,10 +63,40 @@ def test_lines_are_written_when_the_buffer_is_full_or_at_flush(tmp_path: Path) -
         assert len(lines_of(writer.path)) == 3
 
 
-def test_a_killed_writer_leaves_whole_lines_but_for_the_last(tmp_path: Path) -> None:
+def test_lines_of_a_mapped_file_are_there_at_once(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path, "r1", "node:n1", file=MappedFile)
+    long = "ä" * 100_000
+    for n in range(WINDOW_BYTES // 100_000):
+        writer.write(Ev.META, {"e": "log_error", "node": "n1", "text": long})
+        found = writer.path.read_bytes().rstrip(b"\0").decode().splitlines()
+        assert len(found) == n + 2 and json.loads(found[-1])["text"] == long
+    assert writer.path.stat().st_size % WINDOW_BYTES == 0
+    writer.close()
+    assert len(lines_of(writer.path)) == writer.lines
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 63, 1 << 16, (1 << 17) + 5])
+def test_sealing_takes_the_zeros_away_and_nothing_else(tmp_path: Path, zeros: int) -> None:
+    path = tmp_path / "x"
+    for content in (b"", b"a\n", b"a\nhalf", b"\0a" * 40_000):
+        path.write_bytes(content + bytes(zeros))
+        seal(path)
+        assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("file", [BufferedFile, MappedFile])
+def test_a_file_of_this_name_is_not_written_to(tmp_path: Path, file: Callable[[Path], TraceFile]) -> None:
+    (tmp_path / "x").touch()
+    with pytest.raises(FileExistsError):
+        file(tmp_path / "x")
+
+
+@pytest.mark.parametrize("kind", ["BufferedFile", "MappedFile"])
+def test_a_killed_writer_leaves_whole_lines_but_for_the_last(tmp_path: Path, kind: str) -> None:
     program = (
-        "import sys\nfrom pathlib import Path\nfrom chaos.trace.writer import Ev, TraceWriter\n"
-        "writer = TraceWriter(Path(sys.argv[1]), 'r1', 'client:p1')\n"
+        "import sys\nfrom pathlib import Path\nfrom chaos.trace.files import *\n"
+        "from chaos.trace.writer import Ev, TraceWriter\n"
+        f"writer = TraceWriter(Path(sys.argv[1]), 'r1', 'client:p1', file={kind})\n"
         "n = 0\n"
         "while True:\n"
         "    writer.write(Ev.OP, {'type': 'invoke', 'op': n})\n"
@@ -76,7 +108,9 @@ def test_a_killed_writer_leaves_whole_lines_but_for_the_last(tmp_path: Path) -> 
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGKILL)
-    whole = (tmp_path / "raw" / "client-p1.0.jsonl").read_bytes().split(b"\n")[:-1]
+    path = tmp_path / "raw" / "client-p1.0.jsonl"
+    seal(path)
+    whole = path.read_bytes().split(b"\n")[:-1]
     seqs = [json.loads(line)["seq"] for line in whole]
     assert len(seqs) > 1000 and seqs == list(range(len(seqs)))
 

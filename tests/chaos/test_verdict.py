@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chaos.nemesis import Done
-from chaos.quick_check import QuickReport
+from chaos.quick_trace import QuickReport
 from chaos.scenario import FaultStep, Occurrence, Scenario
 from chaos.trace.schema import OpType
 from chaos.verdict import Phases, Verdict, judge_run
@@ -53,6 +53,18 @@ def test_a_broken_promise_counts_whatever_else_went_wrong(kind: str) -> None:
     verdict, reasons = judge_run(SCENARIO, [broken], Tally(), PHASES, report)
     assert verdict is Verdict.INVALID and reasons == [f"{kind}: message 7"]
     assert verdict.exit_code == 1
+
+
+def test_a_cluster_that_does_not_heal_has_broken_a_promise() -> None:
+    sick = Phases(PHASES.warm, PHASES.healed, PHASES.over, "n1 ended")
+    verdict, reasons = judge_run(SCENARIO, [fault()], load(), sick, good())
+    assert verdict is Verdict.INVALID and reasons == ["the cluster did not heal: n1 ended"]
+    unread = good()
+    unread.drained = False
+    unread.note("lost", "message 7")
+    unread.note("phantom", "message 8")
+    reasons = judge_run(SCENARIO, [fault()], load(), sick, unread)[1]
+    assert reasons == ["phantom: message 8", "the cluster did not heal: n1 ended"], "unread is not lost"
 
 
 def test_a_fault_that_did_not_happen_makes_it_void() -> None:

@@ -9,8 +9,10 @@ from random import Random
 
 import pytest
 
-from chaos.workloads.messages import UNREADABLE, Bodies, digest, lines_of, number_of
+from chaos.workloads.messages import UNREADABLE, Bodies, digest, lines_of, number_of, payload_of
 from chaos.workloads.pacing import MAX_UNDER_WAY, Pace, while_running
+from chaos.workloads.spec import LoadSpec, Setting
+from chaos.workloads.tally import Tally
 from tests.node.local import until
 
 Step = Callable[[], Awaitable[bool]]
@@ -26,8 +28,10 @@ def test_a_message_is_recognised_by_its_number() -> None:
 def test_lines_of_a_file_are_sent_in_turn(tmp_path: Path) -> None:
     path = tmp_path / "input"
     path.write_bytes(b"one\ntwo\n")
-    bodies = Bodies(Random(1), 50, lines_of(path))
-    assert [bodies.make(mid) for mid in (1, 2, 3)] == [b"1 one", b"2 two", b"3 one"]
+    setting = Setting(LoadSpec(), Random(1), lambda name: pytest.fail(name), lines_of(path))
+    one, other = (Bodies(Random(1), 50, setting.payloads()) for _ in range(2))
+    assert [one.make(1), other.make(2), one.make(3)] == [b"1 one", b"2 two", b"3 one"]
+    assert payload_of(one.make(4)) == b"two"
     path.write_bytes(b"")
     with pytest.raises(ValueError, match="no lines"):
         lines_of(path)
@@ -37,6 +41,22 @@ def test_equal_seeds_make_equal_messages() -> None:
     one, other = Bodies(Random(5), 50), Bodies(Random(5), 50)
     assert [one.make(n) for n in range(20)] == [other.make(n) for n in range(20)]
     assert digest(b"x") != digest(b"y") and len(digest(b"x")) == 16
+
+
+def test_the_mean_size_is_what_open_loops_reckon_with() -> None:
+    spec, rng = LoadSpec(clients=2, rate=1000, max_batch=8), Random(3)
+    sizes = [spec.draw_size(rng) for _ in range(20_000)]
+    assert max(sizes) == 8 and sizes.count(1) > 10_000
+    per_second = spec.clients * spec.rate_of_client() * sum(sizes) / len(sizes)
+    assert per_second == pytest.approx(spec.rate, rel=0.05)
+
+
+def test_a_tally_counts_batches_as_one_operation_and_all_their_messages() -> None:
+    tally = Tally()
+    for second in range(3):
+        tally.ok(0, second * 10**9, 4)
+    assert tally.acknowledged_between(0, 10**9) == 8 and tally.operations_between(0, 10**9) == 2
+    assert tally.acknowledged_between(0, 10**18) == 12, "however long a machine has been up"
 
 
 class Slow:
@@ -60,7 +80,7 @@ class Slow:
 
 async def test_a_closed_loop_has_so_many_under_way_and_finishes_them() -> None:
     stop, slow = asyncio.Event(), Slow()
-    running = asyncio.create_task(Pace(3, 0, Random(1)).run(stop, slow.worker))
+    running = asyncio.create_task(Pace(3, 0, Random(1), Tally()).run(stop, slow.worker))
     await until(lambda: slow.under_way == 3)
     stop.set()
     slow.may_end.set()
@@ -70,9 +90,10 @@ async def test_a_closed_loop_has_so_many_under_way_and_finishes_them() -> None:
 
 async def test_an_open_loop_goes_on_without_answers_up_to_its_limit() -> None:
     stop, slow = asyncio.Event(), Slow()
-    pace = Pace(1, 100_000, Random(1))
+    tally = Tally()
+    pace = Pace(1, 100_000, Random(1), tally)
     running = asyncio.create_task(pace.run(stop, slow.worker))
-    await until(lambda: pace.shed > 0)
+    await until(lambda: tally.shed > 0)
     assert slow.under_way == MAX_UNDER_WAY
     stop.set()
     slow.may_end.set()

@@ -50,6 +50,18 @@ async def test_services_of_the_owner_are_answered_at_the_address_of_the_node(tmp
         assert {ECHO, "dledger.v1.LogService"} <= listed
 
 
+async def test_a_service_may_be_added_to_a_node_until_it_starts(tmp_path: Path) -> None:
+    def prepare(node: NodeServer) -> None:
+        node.add_service(echo_service())
+        with pytest.raises(ConfigError, match="gRPC service"):
+            node.add_service(echo_service())
+
+    async with running_nodes(tmp_path, prepare=prepare) as (node,), open_channel(node.address) as channel:
+        assert await channel.unary_unary(f"/{ECHO}/Echo")(b"heard") == b"heard"
+        with pytest.raises(RuntimeError, match="before the node starts"):
+            node.add_service(echo_service("other"))
+
+
 @pytest.mark.parametrize("names", [["dledger.v1.LogService"], ["grpc.health.v1.Health"], ["a", "a"], [""]])
 def test_names_of_services_that_are_taken_are_refused(tmp_path: Path, names: list[str]) -> None:
     members = {"n1": f"127.0.0.1:{free_ports(1)[0]}"}

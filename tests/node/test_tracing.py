@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dledger.client import AsyncClient
+from dledger.errors import NotLeader
 from dledger.node.async_shell import AsyncShell
 from dledger.node.config import parse_config
 from dledger.node.server import NodeServer
+from dledger.node.state_machine import AppliedEntry, StateMachine
 from dledger.node.tracing import NodeTrace, TracingShell
 from dledger.store.identity import Identity, init_directory
 from tests.node.local import CLUSTER, GROUP, until
@@ -33,7 +38,7 @@ class Recorder:
         return [fields for found, fields in self.events if found == name]
 
 
-def make_node(folder: Path, trace: NodeTrace | None) -> NodeServer:
+def make_node(folder: Path, trace: NodeTrace | None, machine: StateMachine | None = None) -> NodeServer:
     directory = folder / "n1"
     if not directory.exists():
         init_directory(directory, Identity(CLUSTER, GROUP, "n1", data_file_size=4 << 20))
@@ -45,7 +50,7 @@ def make_node(folder: Path, trace: NodeTrace | None) -> NodeServer:
         "members": {"n1": f"127.0.0.1:{free_ports(1)[0]}"},
         "timing": {"heartbeat_ms": 40, "election_min_ms": 200, "election_max_ms": 400},
     }
-    return NodeServer(parse_config(content), trace=trace)
+    return NodeServer(parse_config(content), machine, trace=trace, owned=machine is not None)
 
 
 async def run(folder: Path, trace: Recorder, bodies: int) -> None:
@@ -71,7 +76,7 @@ async def test_a_node_tells_of_its_election_and_of_each_append_in_order(tmp_path
     assert names.index("raft.term_vote") < names.index("raft.vote") < names.index("raft.ack")
     assert names.index("raft.candidate") < names.index("raft.leader")
     (vote,) = trace.of("raft.vote")
-    assert vote["candidate"] == "n1" and vote["last_index"] == -1
+    assert vote["candidate"] == "n1" and vote["last_index"] == vote["cand_last_index"] == -1
     assert [ack["lidx"] for ack in trace.of("raft.ack")] == [1, 2, 3], "behind the no-op"
     for ack in trace.of("raft.ack"):
         at = trace.events.index(("raft.ack", ack))
@@ -91,6 +96,45 @@ async def test_a_restarted_node_tells_what_it_found(tmp_path: Path) -> None:
     assert found["ended"] == first.of("store.flush")[-1]["lidx"] == 2
     assert found["chain"] == first.of("store.append")[-1]["chain"]
     assert found["vote"] == "n1" and found["term"] == first.of("raft.leader")[0]["term"]
+
+
+class Collector:
+    """A state machine that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.indexes: list[int] = []
+
+    def apply(self, entries: Sequence[AppliedEntry]) -> None:
+        self.indexes += [entry.index for entry in entries]
+
+    def save(self) -> Iterable[bytes]:
+        return ()
+
+    def load(self, chunks: Iterable[bytes]) -> None: ...
+
+
+async def test_a_node_with_a_state_machine_tells_what_it_takes_and_applies(tmp_path: Path) -> None:
+    trace, machine = Recorder(), Collector()
+    node = make_node(tmp_path, trace, machine=machine)
+    await node.start()
+    try:
+        await until(lambda: node.node_status().is_leader)
+        status = node.node_status()
+        for _ in range(3):
+            expected = (status.term, status.role_epoch)
+            await node.append_batch([1, 1], lambda _: [b"x", b"y"], expected=expected)
+        with pytest.raises(NotLeader):
+            await node.append_batch([1], lambda _: [b"x"], expected=(status.term, status.role_epoch + 1))
+        await node.wait_applied()
+    finally:
+        await node.stop()
+    assert [taken["term"] for taken in trace.of("raft.accept")] == [status.term] * 3, "and no refused one"
+    applied = [n for told in trace.of("raft.apply") for n in range(told["lidx"], told["last"] + 1)]
+    assert applied == list(range(applied[0], 1 + machine.indexes[-1])) and set(machine.indexes) < set(applied)
+    for told in trace.of("raft.apply"):
+        before = trace.events[: trace.events.index(("raft.apply", told))]
+        committed = [fields["lidx"] for name, fields in before if name == "raft.commit"]
+        assert max(committed) >= told["last"]
 
 
 async def test_without_a_trace_nothing_stands_between(tmp_path: Path) -> None:

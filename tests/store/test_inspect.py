@@ -6,9 +6,11 @@ from pathlib import Path
 from random import Random
 
 from dledger.core.values import HardState
+from dledger.store.batch import decode_entries
+from dledger.store.disk import Disk
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import init_directory
-from dledger.store.inspect import inspect_directory, list_entries
+from dledger.store.inspect import DirectoryReport, OfflineLog, StoredEntry, inspect_directory, list_entries
 from dledger.store.layout import file_name
 from dledger.store.scan import Verdict
 from dledger.testing.sim_disk import CrashKind
@@ -67,7 +69,62 @@ def test_a_torn_end_is_told_from_damage() -> None:
     assert report.verdict is Verdict.TORN and report.end_index == batches[1].last_index
 
 
+def read_all(disk: Disk) -> tuple[list[StoredEntry], DirectoryReport]:
+    with OfflineLog(ROOT, disk=disk) as log:
+        return list(log.entries()), log.report
+
+
+def test_entries_are_read_as_they_were_stored() -> None:
+    disk, store = new_sim_store()
+    batches = make_batches(12, seed=1)
+    store.append(batches)
+    store.sync()
+    store.save_checkpoint(batches[4].last_index, None)
+    operations = len(disk.operations)
+    entries, report = read_all(disk)
+    assert len(disk.operations) == operations
+    assert [entry.index for entry in entries] == list(range(batches[-1].last_index + 1))
+    ends = {entry.index: (entry.term, entry.chain_crc) for entry in entries}
+    assert [ends[b.last_index] for b in batches] == [(b.term, b.chain_crc) for b in batches]
+    assert b"".join(entry.body for entry in entries) == b"".join(
+        bytes(e.body) for batch in batches for e in decode_entries(batch.data)
+    )
+    assert {entry.index for entry in entries if entry.internal} == {
+        batch.first_index for batch in batches if batch.head is not None
+    }
+    assert report.verdict is Verdict.CLEAN and report.end_index == batches[-1].last_index
+    assert report.checkpoint is not None and report.checkpoint.committed_index == batches[4].last_index
+
+
+def test_damaged_batches_are_passed_over_and_named() -> None:
+    disk, store = new_sim_store()
+    batches = make_batches(8, seed=2)
+    store.append(batches)
+    store.close()
+    bad = batches[3]
+    disk.flip(ROOT / "data" / file_name(bad.pos - bad.pos % 1024), bad.pos % 1024 + 50)
+    entries, report = read_all(disk)
+    missing = set(range(batches[-1].last_index + 1)) - {entry.index for entry in entries}
+    assert missing == set(range(bad.first_index, bad.last_index + 1))
+    assert [(d.first_index, d.last_index) for d in report.damages] == [(bad.first_index, bad.last_index)]
+    assert report.verdict is Verdict.DAMAGED
+
+
+def test_a_torn_end_is_left_out() -> None:
+    disk, store = new_sim_store()
+    batches = make_batches(3, seed=2, max_body=60)
+    store.append(batches[:2])
+    store.sync()
+    store.append(batches[2:])
+    disk.crash(CrashKind.PROCESS, Random(0))
+    disk.flip(ROOT / "data" / file_name(0), batches[2].end_pos - 1)
+    entries, report = read_all(disk)
+    assert entries[-1].index == batches[1].last_index and report.verdict is Verdict.TORN
+
+
 def test_nothing_is_an_answer_too(tmp_path: Path) -> None:
+    with OfflineLog(tmp_path / "absent") as log:
+        assert list(log.entries()) == [] and log.report.problems
     report = inspect_directory(tmp_path / "absent")
     assert report.identity is None and report.entry_count == 0 and report.problems
 

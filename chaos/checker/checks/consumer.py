@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from chaos.checker.registry import DRAINED, WHOLE, Check, hard, warning
+from chaos.checker.checks.sources import DELIVERIES, OFFSETS
+from chaos.checker.registry import DRAINED, WHOLE, Check, Part, hard, warning
 
 #: Groups: what they consume and how.
 _GROUPS = """
 SELECT run, grp, topic, max(mode) AS mode, max(coalesce(filter, '*')) AS filter,
   min(CASE WHEN from_start THEN 1 ELSE 0 END) AS from_start
 FROM member WHERE e = 'join' GROUP BY run, grp, topic
-"""
-#: What a group is through with: what it said so of, or, if it never says, what it was given.
-_THROUGH = """
-SELECT run, grp, log, pos, mid, mono FROM done WHERE code IN ('ok', 'dlq')
-UNION ALL
-SELECT d.run, d.grp, d.log, d.pos, d.mid, d.mono FROM dlv d
-ANTI JOIN done x ON x.run = d.run AND x.grp = d.grp WHERE d.grp IS NOT NULL
 """
 
 #: Consumers that were there to the end. A group that has none is promised only what lies below where it went:
@@ -26,25 +20,107 @@ ANTI JOIN (SELECT run, grp, consumer FROM member WHERE e IN ('leave', 'crash')) 
   ON l.run = j.run AND l.grp = j.grp AND l.consumer = j.consumer
 """
 
+_UNPROCESSED = f"""
+SELECT s.run, g.grp, s.log, s.mid, s.src, s.inc, s.seq FROM sends s
+JOIN ({_GROUPS}) g ON g.run = s.run AND g.topic = s.topic AND g.from_start = 1
+LEFT JOIN (SELECT run, grp, count(*) AS n FROM ({_STAYED}) GROUP BY run, grp) stayed
+  ON stayed.run = s.run AND stayed.grp = g.grp
+LEFT JOIN (SELECT run, grp, log, max(pos) AS pos FROM through GROUP BY run, grp, log) went
+  ON went.run = s.run AND went.grp = g.grp AND went.log = s.log
+LEFT JOIN (SELECT run, grp, 'q:' || topic || '/' || CAST(q AS STRING) AS log, max(off_asked) AS off
+  FROM ops WHERE f = 'commit_off' AND outcome = 'ok' GROUP BY run, grp, topic, q) stored
+  ON stored.run = s.run AND stored.grp = g.grp AND stored.log = s.log
+ANTI JOIN through t ON t.run = s.run AND t.grp = g.grp AND t.mid = s.mid
+WHERE s.outcome = 'ok'
+  AND (g.filter = '*' OR instr('||' || g.filter || '||', '||' || s.tag || '||') > 0)
+  AND (stayed.n > 0 OR s.pos < stored.off OR (g.mode = 'orderly' AND s.pos < went.pos))
+"""
+
+_FIRST_TIMES = f"""
+SELECT f.run, f.grp, f.log, f.pos, f.mono, max(f.pos) OVER (PARTITION BY f.run, f.grp, f.log ORDER BY f.mono
+  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+FROM (SELECT run, grp, log, topic, pos, min(mono) AS mono FROM dlv WHERE grp IS NOT NULL
+  GROUP BY run, grp, log, topic, pos) f
+JOIN ({_GROUPS}) g ON g.run = f.run AND g.grp = f.grp AND g.topic = f.topic AND g.mode = 'orderly'
+"""
+
+_TIMES_GIVEN = """
+SELECT run, grp, consumer, log, mid, count(*) AS n FROM dlv WHERE grp IS NOT NULL AND attempt = 0
+GROUP BY run, grp, consumer, epoch, log, mid
+"""
+
+#: Offsets that were stored, beside when everything before them had been processed.
+_STORED = f"""
+SELECT c.run, c.grp, c.log, c.op, c.off, c.inv, p.all_at, c.src, c.inc, c.seq
+FROM (SELECT run, grp, 'q:' || topic || '/' || CAST(q AS STRING) AS log, op, off_asked AS off, inv, src,
+  inc, seq
+  FROM ops WHERE f = 'commit_off') c
+JOIN (
+  SELECT run, grp, log, pos, max(coalesce(at_ns, 9223372036854775807)) OVER (
+    PARTITION BY run, grp, log ORDER BY pos ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS all_at
+  FROM (
+    SELECT k.run, g.grp, k.log, k.pos, t.at_ns FROM known k
+    JOIN (SELECT run, grp, log, min(pos) AS low FROM dlv WHERE grp IS NOT NULL AND filter IS NULL
+      GROUP BY run, grp, log) g ON g.run = k.run AND g.log = k.log AND g.low <= k.pos
+    LEFT JOIN (SELECT run, grp, log, pos, min(mono) AS at_ns FROM through GROUP BY run, grp, log, pos) t
+      ON t.run = k.run AND t.grp = g.grp AND t.log = k.log AND t.pos = k.pos
+    ANTI JOIN (SELECT * FROM ({_GROUPS}) WHERE filter <> '*') x ON x.run = g.run AND x.grp = g.grp)
+) p ON p.run = c.run AND p.grp = c.grp AND p.log = c.log AND p.pos = c.off - 1
+"""
+
+#: Where consumers began (k 1) beside the highest offset that was stored, or perhaps stored, before (k 0).
+_TAKEN_OVER = """
+SELECT run, grp, consumer, log, k, pos, rank, src, inc, seq, coalesce(max(CASE WHEN k = 0 THEN pos END) OVER (
+  PARTITION BY run, grp, log ORDER BY mono, k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS stored
+FROM (
+  SELECT d.run, d.grp, d.consumer, d.log, 1 AS k, d.pos, d.rank, d.src, d.inc, d.seq, d.first_try AS mono
+  FROM spells d
+  JOIN (SELECT run, grp, max(CASE WHEN from_start AND coalesce(filter, '*') = '*' THEN 1 ELSE 0 END) AS plain
+    FROM member WHERE e = 'join' GROUP BY run, grp) g ON g.run = d.run AND g.grp = d.grp AND g.plain = 1
+  ANTI JOIN member m ON m.run = d.run AND m.grp = d.grp AND m.log = d.log AND m.e IN ('seek', 'reset')
+  WHERE d.first_try IS NOT NULL
+  UNION ALL
+  SELECT run, grp, consumer, 'q:' || topic || '/' || CAST(q AS STRING), 0, off_asked, off_asked, src, inc,
+    seq, inv
+  FROM ops WHERE f = 'commit_off' AND outcome <> 'fail')
+"""
+
+_OVERLAPS = """
+SELECT run, grp, log, consumer, first, max(last) OVER (PARTITION BY run, grp, log ORDER BY first, consumer
+  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS last_before
+FROM spells
+"""
+
+_FILTERED = f"""
+SELECT d.run, d.grp, d.consumer, d.mid, s.tag, g.filter, d.src, d.inc, d.seq FROM dlv d
+JOIN ({_GROUPS}) g ON g.run = d.run AND g.grp = d.grp AND g.topic = d.topic AND g.filter <> '*'
+JOIN sends s ON s.run = d.run AND s.mid = d.mid
+"""
+
+_GIVEN_UP = """
+SELECT run, grp, mid, count(*) AS n, min(src) AS src, min(inc) AS inc, min(seq) AS seq
+FROM done WHERE code = 'dlq' GROUP BY run, grp, mid
+"""
+
+#: Deliveries (k 1) beside what was known to be committed before (k 0).
+_KNOWN_COMMITTED = """
+SELECT run, k, lidx, mid, src, inc, seq, max(CASE WHEN k = 0 THEN lidx END) OVER (
+  PARTITION BY run, ledger ORDER BY t, k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS committed_before
+FROM (
+  SELECT run, ledger, lidx, mono AS t, 0 AS k, mid, src, inc, seq FROM nodes WHERE e = 'commit'
+  UNION ALL
+  SELECT d.run, d.ledger, d.lidx, d.mono + r.bound, 1, d.mid, d.src, d.inc, d.seq FROM dlv d
+    JOIN runs r ON r.run = d.run
+    WHERE d.lidx IS NOT NULL AND d.ledger IS NOT NULL)
+"""
+
 CHECKS: tuple[Check, ...] = (
     hard(
         "C1",
         "every group has processed every acknowledged message of its topics, as far as it went",
         "joins acked drained",
         "group {grp} never processed message {mid} of {log}",
-        f"""SELECT s.run, g.grp, s.log, s.mid, s.src, s.inc, s.seq FROM sends s
-        JOIN ({_GROUPS}) g ON g.run = s.run AND g.topic = s.topic AND g.from_start = 1
-        LEFT JOIN (SELECT run, grp, count(*) AS n FROM ({_STAYED}) GROUP BY run, grp) stayed
-          ON stayed.run = s.run AND stayed.grp = g.grp
-        LEFT JOIN (SELECT run, grp, log, max(pos) AS pos FROM ({_THROUGH}) GROUP BY run, grp, log) went
-          ON went.run = s.run AND went.grp = g.grp AND went.log = s.log
-        LEFT JOIN (SELECT run, grp, 'q:' || topic || '/' || CAST(q AS STRING) AS log, max(off_asked) AS off
-          FROM ops WHERE f = 'commit_off' AND outcome = 'ok' GROUP BY run, grp, topic, q) stored
-          ON stored.run = s.run AND stored.grp = g.grp AND stored.log = s.log
-        ANTI JOIN ({_THROUGH}) t ON t.run = s.run AND t.grp = g.grp AND t.mid = s.mid
-        WHERE s.outcome = 'ok'
-          AND (g.filter = '*' OR instr('||' || g.filter || '||', '||' || s.tag || '||') > 0)
-          AND (stayed.n > 0 OR s.pos < stored.off OR (g.mode = 'orderly' AND s.pos < went.pos))""",
+        Part(_UNPROCESSED, "true", "grp, log, mid, src, inc, seq"),
         needs=DRAINED,
     ),
     hard(
@@ -52,12 +128,12 @@ CHECKS: tuple[Check, ...] = (
         "groups are given only what was sent, and did not fail",
         "group_reads",
         "{grp}/{consumer} was given message {mid} at {pos} of {log}, which {what}",
-        """SELECT d.run, d.grp, d.consumer, d.mid, d.pos, d.log, d.src, d.inc, d.seq,
-          CASE WHEN p.sent = 0 THEN 'was never sent there' WHEN p.fails > 0 AND p.oks = 0 THEN 'had failed'
-            ELSE 'had another content' END AS what
-        FROM dlv d JOIN placed p ON p.run = d.run AND p.log = d.log AND p.mid = d.mid
-        WHERE d.grp IS NOT NULL AND (p.sent = 0 OR (p.fails > 0 AND p.oks = 0) OR d.digest <>
-          p.sent_digest)""",
+        Part(
+            DELIVERIES,
+            "grp IS NOT NULL AND suspect AND (sent = 0 OR (fails > 0 AND oks = 0) OR digest <> sent_digest)",
+            "grp, consumer, mid, pos, log, src, inc, seq, CASE WHEN sent = 0 THEN 'was never sent there' "
+            "WHEN fails > 0 AND oks = 0 THEN 'had failed' ELSE 'had another content' END AS what",
+        ),
         needs=WHOLE,
     ),
     hard(
@@ -65,63 +141,31 @@ CHECKS: tuple[Check, ...] = (
         "an orderly group is given each queue's messages for the first time in their order",
         "orderly group_reads",
         "group {grp} on {log}: position {pos} came for the first time after {before}",
-        f"""SELECT * FROM (
-          SELECT f.run, f.grp, f.log, f.pos, f.mono, max(f.pos) OVER (PARTITION BY f.run, f.grp, f.log ORDER
-            BY f.mono
-            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
-          FROM (SELECT run, grp, log, topic, pos, min(mono) AS mono FROM dlv WHERE grp IS NOT NULL
-            GROUP BY run, grp, log, topic, pos) f
-          JOIN ({_GROUPS}) g ON g.run = f.run AND g.grp = f.grp AND g.topic = f.topic AND g.mode = 'orderly'
-        ) WHERE pos < before""",
+        Part(_FIRST_TIMES, "pos < before", "grp, log, pos, mono, before"),
     ),
     warning(
         "C4",
         "no consumer is given a message twice while it keeps its queue",
         "group_reads",
         "{grp}/{consumer} was given message {mid} of {log} {n} times",
-        """SELECT run, grp, consumer, log, mid, count(*) AS n FROM dlv WHERE grp IS NOT NULL AND attempt = 0
-        GROUP BY run, grp, consumer, epoch, log, mid HAVING count(*) > 1""",
+        Part(_TIMES_GIVEN, "n > 1", "grp, consumer, log, mid, n"),
     ),
     hard(
         "C5",
         "a group stores no offset beyond what it has processed, and none below the one before",
         "commits_off group_reads",
         "group {grp} on {log}: operation {op} stored {off}, {what}",
-        f"""SELECT c.run, c.grp, c.log, c.op, c.off, 'before position ' || CAST(c.off - 1 AS STRING)
-          || ' and all before it were processed' AS what, c.src, c.inc, c.seq
-        FROM (SELECT run, grp, 'q:' || topic || '/' || CAST(q AS STRING) AS log, op, off_asked AS off, inv,
-          src, inc,
-            seq FROM ops WHERE f = 'commit_off') c
-        JOIN (
-          SELECT run, grp, log, pos, max(coalesce(at_ns, 9223372036854775807)) OVER (
-            PARTITION BY run, grp, log ORDER BY pos ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS
-              all_at
-          FROM (
-            SELECT k.run, g.grp, k.log, k.pos, t.at_ns FROM known k
-            JOIN (SELECT run, grp, log, min(pos) AS low FROM dlv WHERE grp IS NOT NULL AND filter IS NULL
-              GROUP BY run, grp, log) g ON g.run = k.run AND g.log = k.log AND g.low <= k.pos
-            LEFT JOIN (SELECT run, grp, log, pos, min(mono) AS at_ns FROM ({_THROUGH}) GROUP BY run, grp,
-              log, pos) t
-              ON t.run = k.run AND t.grp = g.grp AND t.log = k.log AND t.pos = k.pos
-            ANTI JOIN (SELECT * FROM ({_GROUPS}) WHERE filter <> '*') x ON x.run = g.run AND x.grp = g.grp)
-        ) p ON p.run = c.run AND p.grp = c.grp AND p.log = c.log AND p.pos = c.off - 1
-        WHERE p.all_at > c.inv
-        UNION ALL
-        SELECT run, grp, log, op, off, 'after ' || CAST(stored AS STRING), src, inc, seq FROM (
-          SELECT *, max(CASE WHEN k = 1 THEN off END) OVER (PARTITION BY run, grp, log, part ORDER BY t, k
-            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS stored
-          FROM (SELECT *, sum(CASE WHEN k = 2 THEN 1 ELSE 0 END) OVER (PARTITION BY run, grp, log ORDER BY
-            t, k
-              ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS part
-            FROM (
-              SELECT o.run, o.grp, 'q:' || o.topic || '/' || CAST(o.q AS STRING) AS log, o.op, o.off_asked
-                AS off,
-                k.k, CASE WHEN k.k = 0 THEN o.inv ELSE o.ret END AS t, o.src, o.inc, o.seq
-              FROM ops o CROSS JOIN (SELECT 0 AS k UNION ALL SELECT 1 AS k) k
-              WHERE o.f = 'commit_off' AND o.outcome = 'ok'
-              UNION ALL
-              SELECT run, grp, log, NULL, NULL, 2, mono, src, inc, seq FROM member WHERE e = 'reset'))
-        ) WHERE k = 0 AND off < stored""",
+        Part(
+            _STORED,
+            "all_at > inv",
+            "grp, log, op, off, 'before position ' || CAST(off - 1 AS STRING) "
+            "|| ' and all before it were processed' AS what, src, inc, seq",
+        ),
+        Part(
+            OFFSETS,
+            "k = 0 AND f = 'commit_off' AND off < stored",
+            "grp, log, op, off, 'after ' || CAST(stored AS STRING) AS what, src, inc, seq",
+        ),
         needs=WHOLE,
     ),
     hard(
@@ -129,27 +173,11 @@ CHECKS: tuple[Check, ...] = (
         "a consumer that takes over a queue begins at or before the stored offset",
         "assigns group_reads commits_off",
         "{grp}/{consumer} began on {log} at {pos}, stored was {stored}",
-        """SELECT * FROM (
-          SELECT run, grp, consumer, log, k, pos, rank, src, inc, seq, coalesce(max(CASE WHEN k = 0 THEN pos
-            END) OVER (
-            PARTITION BY run, grp, log ORDER BY mono, k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING),
-              0) AS stored
-          FROM (
-            SELECT d.run, d.grp, d.consumer, d.log, 1 AS k, min_by(d.pos, d.seq) AS pos, min_by(d.rank,
-              d.seq) AS rank,
-              min_by(d.src, d.seq) AS src, min_by(d.inc, d.seq) AS inc, min(d.seq) AS seq, min(d.mono) AS mono
-            FROM rdlv d JOIN (SELECT run, grp, max(CASE WHEN from_start AND coalesce(filter, '*') = '*' THEN
-              1 ELSE 0
-                END) AS plain FROM member WHERE e = 'join' GROUP BY run, grp) g
-              ON g.run = d.run AND g.grp = d.grp AND g.plain = 1
-            ANTI JOIN member m ON m.run = d.run AND m.grp = d.grp AND m.log = d.log AND m.e IN ('seek',
-              'reset')
-            WHERE d.attempt = 0 GROUP BY d.run, d.grp, d.consumer, d.epoch, d.log
-            UNION ALL
-            SELECT run, grp, consumer, 'q:' || topic || '/' || CAST(q AS STRING), 0, off_asked, off_asked,
-              src, inc, seq,
-              inv FROM ops WHERE f = 'commit_off' AND outcome <> 'fail')
-        ) WHERE k = 1 AND pos > stored AND rank > 0""",
+        Part(
+            _TAKEN_OVER,
+            "k = 1 AND pos > stored AND rank > 0",
+            "grp, consumer, log, k, pos, rank, src, inc, seq, stored",
+        ),
         needs=WHOLE,
     ),
     warning(
@@ -157,53 +185,45 @@ CHECKS: tuple[Check, ...] = (
         "one consumer of a group reads a queue at a time",
         "group_reads",
         "group {grp} on {log}: {consumer} began before another consumer's last message",
-        """SELECT * FROM (
-          SELECT run, grp, log, consumer, first, max(last) OVER (PARTITION BY run, grp, log ORDER BY first,
-            consumer
-            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS last_before
-          FROM (SELECT run, grp, log, consumer, epoch, min(mono) AS first, max(mono) AS last FROM dlv
-            WHERE grp IS NOT NULL GROUP BY run, grp, log, consumer, epoch)
-        ) WHERE first < last_before""",
+        Part(_OVERLAPS, "first < last_before", "grp, log, consumer, first, last_before", few=True),
     ),
     hard(
         "C8",
         "a group with a filter is given only what matches it",
         "group_reads",
         "{grp}/{consumer} was given message {mid} with tag {tag}; its filter is {filter}",
-        f"""SELECT d.run, d.grp, d.consumer, d.mid, s.tag, g.filter, d.src, d.inc, d.seq FROM dlv d
-        JOIN ({_GROUPS}) g ON g.run = d.run AND g.grp = d.grp AND g.topic = d.topic AND g.filter <> '*'
-        JOIN sends s ON s.run = d.run AND s.mid = d.mid
-        WHERE instr('||' || g.filter || '||', '||' || coalesce(s.tag, '') || '||') = 0""",
+        Part(
+            _FILTERED,
+            "instr('||' || filter || '||', '||' || coalesce(tag, '') || '||') = 0",
+            "grp, consumer, mid, tag, filter, src, inc, seq",
+        ),
     ),
     hard(
         "C9",
         "no message is tried more often than allowed, or given up twice",
         "group_reads",
         "group {grp}, message {mid}: {what}",
-        """SELECT d.run, d.grp, d.mid, 'attempt ' || CAST(d.attempt AS STRING) AS what, d.src, d.inc, d.seq
-        FROM dlv d JOIN runs r ON r.run = d.run WHERE d.grp IS NOT NULL AND d.attempt > r.max_attempts
-        UNION ALL
-        SELECT run, grp, mid, 'given up ' || CAST(count(*) AS STRING) || ' times', min(src), min(inc),
-          min(seq)
-        FROM done WHERE code = 'dlq' GROUP BY run, grp, mid HAVING count(*) > 1""",
+        Part(
+            DELIVERIES,
+            "grp IS NOT NULL AND attempt > max_attempts",
+            "grp, mid, 'attempt ' || CAST(attempt AS STRING) AS what, src, inc, seq",
+        ),
+        Part(
+            _GIVEN_UP,
+            "n > 1",
+            "grp, mid, 'given up ' || CAST(n AS STRING) || ' times' AS what, src, inc, seq",
+        ),
     ),
     hard(
         "C10",
         "nothing is delivered before some node knew it to be committed",
         "reads commits",
         "message {mid} at index {lidx} was delivered when {committed_before} was committed",
-        """SELECT * FROM (
-          SELECT run, k, lidx, mid, src, inc, seq, max(CASE WHEN k = 0 THEN lidx END) OVER (
-            PARTITION BY run, ledger ORDER BY t, k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
-            AS committed_before
-          FROM (
-            SELECT run, ledger, lidx, mono AS t, 0 AS k, mid, src, inc, seq FROM nodes WHERE e = 'commit'
-            UNION ALL
-            SELECT d.run, d.ledger, d.lidx, d.mono + r.bound, 1, d.mid, d.src, d.inc, d.seq FROM dlv d
-              JOIN runs r ON r.run = d.run
-              JOIN (SELECT DISTINCT run FROM nodes WHERE e = 'commit') x ON x.run = d.run
-              WHERE d.lidx IS NOT NULL AND d.ledger IS NOT NULL)
-        ) WHERE k = 1 AND coalesce(committed_before, -1) < lidx""",
+        Part(
+            _KNOWN_COMMITTED,
+            "k = 1 AND coalesce(committed_before, -1) < lidx",
+            "k, lidx, mid, src, inc, seq, committed_before",
+        ),
         needs=WHOLE,
     ),
 )

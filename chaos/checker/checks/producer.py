@@ -2,7 +2,54 @@
 
 from __future__ import annotations
 
-from chaos.checker.registry import DRAINED, WHOLE, Check, hard
+from chaos.checker.checks.sources import HISTORY, PLACED
+from chaos.checker.registry import DRAINED, WHOLE, Check, Part, hard
+
+#: Every index when it was first known to be committed, and how many nodes held it then: for each node a row,
+#: at which what is durable there is known.
+_HOLDERS = """
+SELECT c.*, r.nodes FROM (
+  SELECT run, lidx, max(term) AS term, min(src) AS src, min(inc) AS inc, min(seq) AS seq,
+    count(*) FILTER (WHERE flushed >= lidx) AS held
+  FROM (
+    SELECT run, e, lidx, term, at_node, src, inc, seq, ledger, mono,
+      max(CASE WHEN e = 'flush' THEN lidx END) OVER (PARTITION BY run, ledger, at_node ORDER BY mono, e DESC
+        ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS flushed
+    FROM (
+      SELECT n.run, 'flush' AS e, CASE WHEN n.e = 'append' THEN n.last ELSE n.lidx END AS lidx, n.term,
+        n.node AS at_node, n.src, n.inc, n.seq, n.ledger, n.mono - r.bound AS mono
+      FROM nodes n JOIN runs r ON r.run = n.run
+      WHERE n.e IN ('flush', 'install', 'append') AND (n.e = 'install'
+        OR (n.e = 'flush' AND r.flush_mode = 'sync') OR (n.e = 'append' AND r.flush_mode <> 'sync'))
+      UNION ALL
+      SELECT f.run, 'commit', f.lidx, f.term, g.node, f.src, f.inc, f.seq, f.ledger, f.mono FROM (
+        SELECT run, ledger, lidx, mono, term, src, inc, seq, row_number() OVER (
+          PARTITION BY run, ledger, lidx ORDER BY mono) AS nth
+        FROM nodes WHERE e = 'commit') f
+      JOIN (SELECT run, substr(src, 6) AS node FROM writers WHERE of_node > 0 GROUP BY run, src) g
+        ON g.run = f.run
+      WHERE f.nth = 1
+    )
+  ) WHERE e = 'commit' GROUP BY run, ledger, lidx
+) c JOIN runs r ON r.run = c.run
+"""
+
+_TERMS = """
+SELECT *, max(CASE WHEN k = 1 THEN term END) OVER (PARTITION BY run, ledger ORDER BY t, k
+  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+FROM (
+  SELECT s.run, coalesce(s.ledger, '') AS ledger, s.op, s.term, s.src, s.inc, s.seq, k.k,
+    CASE WHEN k.k = 0 THEN s.inv ELSE s.ret END AS t
+  FROM sends s CROSS JOIN (SELECT 0 AS k UNION ALL SELECT 1 AS k) k
+  WHERE s.outcome = 'ok' AND s.term IS NOT NULL)
+"""
+
+_BATCHES = """
+SELECT s.run, s.op, s.log, count(*) AS n, count(*) FILTER (WHERE p.pos_min IS NOT NULL) AS there,
+  min(p.pos_min) AS first, max(p.pos_min) AS last, min(s.src) AS src, min(s.inc) AS inc, min(s.seq) AS seq
+FROM sends s LEFT JOIN placed p ON p.run = s.run AND p.log = s.log AND p.mid = s.mid
+WHERE s.f = 'send_batch' GROUP BY s.run, s.op, s.log
+"""
 
 CHECKS: tuple[Check, ...] = (
     hard(
@@ -10,12 +57,11 @@ CHECKS: tuple[Check, ...] = (
         "a server acknowledges only what it knows to be committed",
         "acks commits",
         "{node} acknowledged index {lidx} in term {term} when it knew {committed_before} to be committed",
-        """SELECT * FROM (
-          SELECT run, node, e, term, lidx, src, inc, seq, max(CASE WHEN e = 'commit' THEN lidx END) OVER (
-            PARTITION BY run, node, inc, ledger ORDER BY seq ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
-            AS committed_before
-          FROM nodes WHERE e IN ('commit', 'ack')
-        ) WHERE e = 'ack' AND coalesce(committed_before, -1) < lidx""",
+        Part(
+            HISTORY,
+            "e = 'ack' AND coalesce(commit_before, -1) < lidx",
+            "node, e, term, lidx, commit_before AS committed_before, src, inc, seq",
+        ),
         needs=WHOLE,
     ),
     hard(
@@ -23,32 +69,7 @@ CHECKS: tuple[Check, ...] = (
         "what is committed was durable on a majority before",
         "commits flushes",
         "index {lidx} was committed in term {term} when {held} of {nodes} nodes held it",
-        """SELECT c.run, c.lidx, c.term, c.held, r.nodes, c.src, c.inc, c.seq FROM (
-          SELECT run, lidx, max(term) AS term, min(src) AS src, min(inc) AS inc, min(seq) AS seq,
-            count(*) FILTER (WHERE flushed >= lidx) AS held
-          FROM (
-            SELECT run, e, lidx, term, at_node, src, inc, seq, ledger, mono,
-              max(CASE WHEN e = 'flush' THEN lidx END) OVER (PARTITION BY run, ledger, at_node ORDER BY
-                mono, e DESC
-                ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS flushed
-            FROM (
-              SELECT n.run, CASE WHEN n.e = 'commit' THEN 'commit' ELSE 'flush' END AS e,
-                CASE WHEN n.e = 'append' THEN n.last ELSE n.lidx END AS lidx, n.term, n.node AS at_node,
-                  n.src,
-                n.inc, n.seq, n.ledger, n.mono - r.bound AS mono
-              FROM nodes n JOIN runs r ON r.run = n.run
-              WHERE (n.e = 'flush' AND r.flush_mode = 'sync') OR n.e = 'install'
-                OR (n.e = 'append' AND r.flush_mode <> 'sync')
-              UNION ALL
-              SELECT f.run, 'commit', f.lidx, f.term, g.node, f.src, f.inc, f.seq, f.ledger, f.mono FROM (
-                SELECT run, ledger, lidx, min(mono) AS mono, min_by(term, mono) AS term, min_by(src, mono)
-                  AS src,
-                  min_by(inc, mono) AS inc, min_by(seq, mono) AS seq
-                FROM nodes WHERE e = 'commit' GROUP BY run, ledger, lidx) f
-              JOIN (SELECT DISTINCT run, node FROM nodes) g ON g.run = f.run
-            )
-          ) WHERE e = 'commit' GROUP BY run, ledger, lidx
-        ) c JOIN runs r ON r.run = c.run WHERE 2 * c.held <= r.nodes""",
+        Part(_HOLDERS, "2 * held <= nodes", "lidx, term, held, nodes, src, inc, seq"),
         needs=WHOLE,
     ),
     hard(
@@ -56,48 +77,34 @@ CHECKS: tuple[Check, ...] = (
         "once a term has acknowledged something, no earlier term acknowledges what begins later",
         "acked_terms",
         "{ledger}: operation {op} was acknowledged in term {term}, after term {before}",
-        """SELECT run, ledger, op, term, before, src, inc, seq FROM (
-          SELECT *, max(CASE WHEN k = 1 THEN term END) OVER (PARTITION BY run, ledger ORDER BY t, k
-            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
-          FROM (
-            SELECT s.run, coalesce(s.ledger, '') AS ledger, s.op, s.term, s.src, s.inc, s.seq, k.k,
-              CASE WHEN k.k = 0 THEN s.inv ELSE s.ret END AS t
-            FROM sends s CROSS JOIN (SELECT 0 AS k UNION ALL SELECT 1 AS k) k
-            WHERE s.outcome = 'ok' AND s.term IS NOT NULL)
-        ) WHERE k = 0 AND before > term""",
+        Part(_TERMS, "k = 0 AND before > term", "ledger, op, term, before, src, inc, seq"),
     ),
     hard(
         "P4",
         "what an acknowledgement says is what stands in the files",
         "acked dump",
         "message {mid}: the answer said index {lidx}, position {pos}; no file says so",
-        """SELECT s.run, s.mid, s.lidx, s.pos, s.src, s.inc, s.seq FROM (
-          SELECT s.run, s.op, s.mid, s.lidx, s.pos, s.src, s.inc, s.seq,
-            count(*) FILTER (WHERE d.lidx = s.lidx AND d.pos = s.pos) AS same
-          FROM sends s JOIN dump d ON d.run = s.run AND d.mid = s.mid AND d.log = s.log
-          WHERE s.outcome = 'ok' AND s.lidx IS NOT NULL AND s.pos IS NOT NULL
-          GROUP BY s.run, s.op, s.mid, s.lidx, s.pos, s.src, s.inc, s.seq) s
-        WHERE s.same = 0""",
+        Part(
+            "doubts", "pos IS NOT NULL AND there > 0 AND same = 0", "mid, lidx, pos, src, inc, seq", few=True
+        ),
     ),
     hard(
         "P5",
         "what certainly failed is in no file",
         "dump",
         "{log} at {pos}: message {mid}, whose send had failed",
-        """SELECT run, log, mid, pos_min AS pos FROM placed WHERE fails > 0 AND oks = 0 AND dumps > 0""",
+        Part(PLACED, "fails > 0 AND oks = 0 AND dumps > 0", "log, mid, pos_min AS pos"),
     ),
     hard(
         "P6",
         "a batch is there as a whole, in one piece, or not at all",
         "batches",
         "batch of operation {op}: {there} of {n} messages, from {first} to {last}",
-        """SELECT * FROM (
-          SELECT s.run, s.op, s.log, count(*) AS n, count(*) FILTER (WHERE p.pos_min IS NOT NULL) AS there,
-            min(p.pos_min) AS first, max(p.pos_min) AS last, min(s.src) AS src, min(s.inc) AS inc,
-              min(s.seq) AS seq
-          FROM sends s LEFT JOIN placed p ON p.run = s.run AND p.log = s.log AND p.mid = s.mid
-          WHERE s.f = 'send_batch' GROUP BY s.run, s.op, s.log
-        ) WHERE there > 0 AND (there < n OR last - first + 1 <> n)""",
+        Part(
+            _BATCHES,
+            "there > 0 AND (there < n OR last - first + 1 <> n)",
+            "op, log, n, there, first, last, src, inc, seq",
+        ),
         needs=DRAINED,
     ),
 )

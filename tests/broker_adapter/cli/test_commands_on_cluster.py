@@ -26,9 +26,12 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 def test_topics_are_created_changed_listed_and_deleted(on_broker: BrokerCommand) -> None:
     on_broker("broker", "topic", "create", "plans", "--queues", "2")
-    assert ["plans", "2", "2", "rw"] in table(on_broker("broker", "topic", "list").stdout)
-    on_broker("broker", "topic", "create", "plans", "--queues", "3", "--perm", "r")
-    assert ["plans", "3", "3", "r"] in table(on_broker("broker", "topic", "list").stdout)
+    assert ["plans", "2", "2", "rw", "all"] in table(on_broker("broker", "topic", "list").stdout)
+    created = on_broker(
+        "broker", "topic", "create", "plans", "--queues", "3", "--perm", "r", "--type", "FIFO"
+    )
+    assert "NameServer" not in created.stderr  # it knows the type, too
+    assert ["plans", "3", "3", "r", "FIFO"] in table(on_broker("broker", "topic", "list").stdout)
     refused = on_broker("broker", "produce", "--topic", "plans", stdin=b"x\n", code=1)
     assert "721 TOPIC_NOT_WRITABLE" in refused.stderr and "0 lines acknowledged, 1 failed" in refused.stderr
     on_broker("broker", "topic", "delete", "plans")
@@ -132,6 +135,8 @@ def test_a_line_too_long_is_an_error_of_that_line(on_broker: BrokerCommand) -> N
 def test_groups_are_created_listed_and_deleted(on_broker: BrokerCommand) -> None:
     on_broker("broker", "group", "create", "auditors")
     assert ["auditors"] in [row[:1] for row in table(on_broker("broker", "group", "list").stdout)]
+    on_broker("broker", "group", "create", "auditors", "--orderly", "--retries", "-1")
+    assert ["auditors", "yes", "-1", "yes"] in table(on_broker("broker", "group", "list").stdout)
     on_broker("broker", "group", "delete", "auditors")
     assert "auditors" not in on_broker("broker", "group", "list").stdout
     unknown = on_broker("broker", "offsets", "show", "auditors", code=1)

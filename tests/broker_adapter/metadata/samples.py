@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
+from broker_adapter.api import MESSAGE_TYPES, GroupConfig, QueueOffset, TopicConfig
 from broker_adapter.metadata.commands import (
     Command,
     CommitOffsets,
@@ -88,6 +88,7 @@ topic_configs = st.builds(
     st.integers(0, 7),
     st.integers(0, (1 << 31) - 1),
     st.booleans(),
+    st.sampled_from(MESSAGE_TYPES),
 )
 group_configs = st.builds(
     GroupConfig,
@@ -97,6 +98,7 @@ group_configs = st.builds(
     st.booleans(),
     st.integers(0, 1_024),
     st.integers(-1, (1 << 31) - 1),
+    st.booleans(),
 )
 
 

@@ -179,6 +179,7 @@ def test_damage(raw: bytes) -> None:
         (put_topic("t", MAX_QUEUES_PER_TOPIC + 1), Status.FIELD_OUT_OF_RANGE),
         (PutTopic(TopicConfig("t", perm=8)), Status.FIELD_OUT_OF_RANGE),
         (PutTopic(TopicConfig("t", sys_flag=-1)), Status.FIELD_OUT_OF_RANGE),
+        (PutTopic(TopicConfig("t", message_type="fifo")), Status.FIELD_OUT_OF_RANGE),
         (put_group(""), Status.GROUP_NAME_INVALID),
         (put_group("g\n"), Status.GROUP_NAME_INVALID),
         (put_group("g" * (MAX_GROUP_LENGTH + 1)), Status.GROUP_NAME_INVALID),

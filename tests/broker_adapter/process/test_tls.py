@@ -15,6 +15,7 @@ from broker_adapter.errors import BrokerError, NameServerUnavailable
 from broker_adapter.rpc.broker_client import BrokerClient
 from dledger import ClientTls, TlsFiles
 from dledger.cli.local_cluster import LocalCluster, LocalNode
+from tests.broker_adapter.cli.conftest import BrokerCommand
 from tests.broker_adapter.process.processes import SMALL, TIMING, until_shown
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("broker-tls")]
@@ -73,6 +74,27 @@ async def produce_and_consume(cluster: LocalCluster, routes: NameServerRoutes, t
                 await done.wait()
 
 
+def commands_with_tls(cluster: LocalCluster, namesrv: str, tls: TlsFiles) -> None:
+    """`dledger broker` with certificates by option and by variable, through NameServer and nodes."""
+    options = ["--tls-ca", str(tls.ca), "--tls-cert", str(tls.certificate), "--tls-key", str(tls.key)]
+    timeout = ["--timeout", "60"]
+    command = BrokerCommand()
+    command("broker", "topic", "create", "cli", "--queues", "1", "--namesrv", namesrv, *options, *timeout)
+    command(
+        "broker", "produce", "--topic", "cli", "--namesrv", namesrv, *options, *timeout, stdin=b"one\ntwo\n"
+    )
+    variables = {
+        "DLEDGER_SERVERS": ",".join(cluster.addresses),
+        "DLEDGER_TLS_CA": str(tls.ca),
+        "DLEDGER_TLS_CERT": str(tls.certificate),
+        "DLEDGER_TLS_KEY": str(tls.key),
+    }
+    listed = BrokerCommand(variables)("broker", "topic", "list", *timeout)
+    assert "cli" in listed.output
+    refused = command("broker", "topic", "list", "--namesrv", namesrv, "--timeout", "2", code=None)
+    assert refused.exit_code != 0 and "cli" not in refused.stdout.split()
+
+
 async def test_messages_through_a_failover_with_certificates_everywhere(tmp_path: Path) -> None:
     cluster = cluster_with_tls(tmp_path / "c")
     with cluster:
@@ -89,6 +111,8 @@ async def test_messages_through_a_failover_with_certificates_everywhere(tmp_path
             stats = await admin.topic_stats("orders")
             assert sum(one.max_offset - one.min_offset for one in stats) >= MESSAGES
         await routes.close()
+
+        await asyncio.to_thread(commands_with_tls, cluster, address, tls)
 
         # Nobody without a certificate gets in, neither here nor there.
         for files in (None, TlsFiles(tls.ca)):

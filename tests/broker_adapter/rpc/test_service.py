@@ -17,6 +17,7 @@ from broker_adapter.api import (
     OutgoingMessage,
     PullStatus,
     QueueOffset,
+    SendResult,
     TopicConfig,
 )
 from broker_adapter.errors import (
@@ -33,6 +34,7 @@ from broker_adapter.errors import (
 from broker_adapter.message import decode
 from broker_adapter.properties import split_properties
 from broker_adapter.rpc.broker_client import BrokerClient, NoAnswer, NotConnected
+from broker_adapter.rpc.convert import send_result_from_pb
 from broker_adapter.rpc.limits import BrokerLimits
 from broker_adapter.rpc.service import SERVICE_NAME
 from broker_adapter.v1 import broker_pb2 as pb
@@ -88,6 +90,20 @@ async def test_a_batch_comes_back_as_records() -> None:
         assert [message.offset_id for message in decoded] == result.offset_ids
         assert str(decoded[0].born_host).startswith("127.0.0.1:")
         assert await w.client.message_at(result.physical_offsets[1], T) == found.records[1]
+
+
+async def test_an_acknowledgement_says_who_has_stored_the_batch_and_at_which_index() -> None:
+    async with world() as w:
+        told = []
+        for _ in range(2):
+            told.append(await w.client.send("t", 1, messages(b"a", b"b"), T))
+        assert [one.node_id for one in told] == [w.broker.info().node_id] * 2
+        assert told[1].index == told[0].index + 2
+
+
+async def test_an_older_broker_says_neither_node_nor_index() -> None:
+    result = send_result_from_pb(pb.SendResponse(queue_id=1, queue_offset=2, term=3))
+    assert (result.node_id, result.index) == ("", -1)
 
 
 async def test_flags_times_and_properties_of_a_message_are_kept() -> None:
@@ -379,6 +395,60 @@ async def test_a_stream_takes_no_more_than_its_limit_before_it_answers() -> None
         held.go.set()
         await asyncio.gather(*sends)
         assert len(w.cluster.queues["t", 0]) == 6
+
+
+async def test_batches_sent_at_once_travel_together_and_are_answered_each() -> None:
+    async with world() as w:
+        sends = [w.client.send("t", 0, messages(b"%d" % i), T) for i in range(5)]
+        unknown = w.client.send("t", 0, [OutgoingMessage(b"x", flag=1 << 40)], T)  # no field holds this
+        *results, refused = await asyncio.gather(*sends, unknown, return_exceptions=True)
+        stored = {r.queue_offset: b"%d" % i for i, r in enumerate(results) if isinstance(r, SendResult)}
+        assert [stored[offset] for offset in range(5)] == w.cluster.bodies("t", 0)
+        assert isinstance(refused, IllegalMessage)
+
+
+def several(*request_ids: int) -> pb.SendRequest:
+    first, *others = [
+        pb.SendRequest(request_id=n, topic="t", messages=[pb.OutgoingMessage(body=b"%d" % n)])
+        for n in request_ids
+    ]
+    for one in reversed(others[:-1]):
+        one.more.append(others.pop())
+    first.more.extend(others)
+    return first
+
+
+async def test_requests_in_one_message_are_answered_whatever_way_they_are_nested() -> None:
+    async with world(BrokerLimits(max_unanswered_per_stream=2)) as w:
+        call = w.stub.SendStream()
+        await call.write(several(1, 2, 3, 4, 5))
+        answered: list[int] = []
+        while len(answered) < 5:
+            answer = await call.read()
+            assert not answer.HasField("status")
+            answered += [answer.request_id, *(one.request_id for one in answer.more)]
+        assert sorted(answered) == [1, 2, 3, 4, 5]
+        call.cancel()
+
+
+async def test_a_client_that_sends_one_by_one_is_answered_one_by_one() -> None:
+    async with world() as w:
+        held = Held(w.broker)
+        call = w.stub.SendStream()
+        for n in (1, 2, 3):
+            await call.write(several(n))
+        await held.arrived.wait()
+        held.go.set()
+        answers = [await call.read() for _ in range(3)]
+        assert all(not answer.more for answer in answers)
+        assert sorted(answer.request_id for answer in answers) == [1, 2, 3]
+        call.cancel()
+
+
+async def test_the_unary_send_takes_one_batch() -> None:
+    async with world() as w:
+        answer = await w.stub.Send(several(1, 2))
+        assert answer.status.code == Status.FIELD_OUT_OF_RANGE
 
 
 async def test_a_drained_service_takes_nothing_new_and_answers_what_is_under_way() -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from struct import Struct
 from typing import NamedTuple
 
 from broker_adapter.host import Host
@@ -28,6 +29,10 @@ EVER = (0, 1 << 60)
 V6 = Host(bytes(range(16)), 10911)
 
 
+#: Of an entry, without its sums.
+_HEADER = Struct(">iiqqq12xi")
+
+
 class Entry(NamedTuple):
     index: int  # type: ignore[assignment]
     term: int
@@ -43,10 +48,11 @@ class Log:
     next_offsets: dict[tuple[str, int], int] = field(default_factory=dict)
     end_pos: int = 0
     now_ms: int = START_MS
+    gap_every: int = 3  # entries, one of which is the log's own; 0: there are none
 
     def add(self, body: bytes, *, term: int = 1) -> Entry:
         index = self.entries[-1].index + 1 if self.entries else 0
-        if index % 3 == 2:  # an entry of the log's own came in between
+        if self._is_gap(index):  # an entry of the log's own came in between
             index += 1
             self.end_pos += 48
         entry = Entry(index, term, body, self.end_pos)
@@ -91,12 +97,28 @@ class Log:
             offset = self.next_offsets.get(place, 0) if takes_offset else 0
         if takes_offset:
             self.next_offsets[place] = offset + 1
-        index_gap = 48 if (len(self.entries) and (self.entries[-1].index + 1) % 3 == 2) else 0
+        index_gap = 48 if len(self.entries) and self._is_gap(self.entries[-1].index + 1) else 0
         patch_offsets(record, offset, self.end_pos + index_gap)
         return self.add(bytes(record))
 
     def command(self, text: bytes) -> Entry:
         return self.message(METADATA, body=text)
+
+    def _is_gap(self, index: int) -> bool:
+        return self.gap_every > 0 and index % self.gap_every == self.gap_every - 1
+
+
+def as_stored(entries: Sequence[Entry]) -> bytes:
+    """The bytes of consecutive entries in the log, those of the log's own between them as no-ops."""
+    stored = bytearray()
+    for number, entry in enumerate(entries):
+        if number:
+            before = entries[number - 1]
+            for index in range(before.index + 1, entry.index):
+                stored += _HEADER.pack(2, 48, index, entry.term, before.pos + 48 + len(before.body), 0)
+        size = 48 + len(entry.body)
+        stored += _HEADER.pack(1, size, entry.index, entry.term, entry.pos, len(entry.body)) + entry.body
+    return bytes(stored)
 
 
 class Commands:

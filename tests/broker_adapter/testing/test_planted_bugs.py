@@ -10,7 +10,7 @@ import pytest
 from broker_adapter.testing import broker_profile, run_seed
 from dledger.node.retention import RetentionPolicy
 from dledger.testing import Profile
-from tests.broker_adapter.testing import planted
+from tests.broker_adapter.testing import planted, planted_delivery
 from tests.sim import planted_owners
 
 MOST_SEEDS = 60
@@ -50,6 +50,12 @@ PLANTS: list[planted.Plant] = [
     planted.lower_offset_wins,
     planted.generation_does_not_grow,
     planted.commit_acknowledged_before_the_log_has_it,
+    planted_delivery.image_without_delivery,
+    planted_delivery.ids_not_looked_up,
+    planted_delivery.acks_answered_at_once,
+    planted_delivery.two_ends_of_a_held_message,
+    planted_delivery.overdue_acks_count,
+    planted_delivery.order_not_kept,
 ]
 
 

@@ -30,8 +30,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from chaos.checker.spark import start
 
     work_dir = tmp_path_factory.mktemp("spark")
-    # The quick compiler only: what is compiled here runs once.
-    session = start(work_dir, master="local[2]", memory="1g", java_options="-XX:TieredStopAtLevel=1")
+    session = start(work_dir, master="local[2]", memory="1g", small=True)
     yield session
     with warnings.catch_warnings():
         # py4j leaves its sockets to the garbage collector.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
 import duckdb
 
-from chaos.checker.engine import Cell, Row
+from chaos.checker.engine import Answer, Cell, Row
 from chaos.trace.schema import FIELDS, RAW_DIR, Ev, Kind
 
 _TYPES = {Kind.INT: "BIGINT", Kind.STR: "VARCHAR", Kind.BOOL: "BOOLEAN"}
@@ -22,10 +23,11 @@ class DuckEngine:
         """Well-formed lines only: what is torn or unknown is the business of the engine of record."""
         files = [str(path) for run in run_dirs for path in sorted((run / RAW_DIR).glob("*.jsonl"))]
         columns = ", ".join(f"'{name}': '{_TYPES[kind]}'" for name, kind in FIELDS.items())
-        names = ", ".join(f'"{name}"' for name in FIELDS if name not in {"ev", "group"})
+        names = ", ".join(f'"{name}"' for name in FIELDS if name not in {"ev", "group", "digest"})
         kinds = ", ".join(f"'{ev}'" for ev in Ev)
         self._connection.execute(
             f"""CREATE TABLE events AS SELECT {names}, "group" AS grp, filename AS file,
+            CASE WHEN digest IS NOT NULL THEN CAST(hash(digest) >> 1 AS BIGINT) END AS digest,
             CASE WHEN ev IN ({kinds}) THEN ev ELSE 'unknown' END AS ev
             FROM read_json(?, columns = {{{columns}}}, format = 'newline_delimited', filename = true)""",
             [files],
@@ -34,10 +36,16 @@ class DuckEngine:
     def view(self, name: str, sql: str) -> None:
         self._connection.execute(f"CREATE VIEW {name} AS {sql}")
 
-    def fact(self, name: str, sql: str) -> None:
-        self._connection.execute(f"CREATE TABLE {name} AS {sql}")
+    def facts(self, queries: Mapping[str, str]) -> None:
+        for name, sql in queries.items():
+            self._connection.execute(f"CREATE TABLE {name} AS {sql}")
 
     def rows(self, sql: str) -> list[Row]:
         cursor = self._connection.execute(sql)
         names = [column[0] for column in cursor.description or ()]
         return [cast(dict[str, Cell], dict(zip(names, row, strict=True))) for row in cursor.fetchall()]
+
+    def all_rows(self, queries: Mapping[str, str]) -> Iterator[Answer]:
+        for name, sql in queries.items():
+            started = time.monotonic()
+            yield Answer(name, self.rows(sql), time.monotonic() - started)

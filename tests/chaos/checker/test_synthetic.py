@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from chaos.checker.synthetic import clean_trace
+from chaos.checker.synthetic import clean_trace, write_clean_trace
 from chaos.trace.schema import problems
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -28,3 +30,17 @@ def test_leaders_change_and_a_killed_writer_does_not_end() -> None:
     assert sum(line.get("e") == "leader" for line in trace.all_lines()) == 3
     unended = [key for key, lines in trace.files.items() if lines[-1].get("e") != "trace_end"]
     assert unended == [("node:n1", 0)]
+
+
+def test_a_trace_that_is_written_as_it_is_made_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clean_trace("r", rounds=6, producers=3).write(tmp_path / "whole")
+    monkeypatch.setattr("chaos.checker.synthetic._MOST_KEPT", 100)
+    lines = write_clean_trace(tmp_path / "piecemeal", "r", rounds=6, faults=2, producers=3)
+    whole, piecemeal = (
+        {path.name: path.read_text() for path in (tmp_path / name / "raw").iterdir()}
+        for name in ("whole", "piecemeal")
+    )
+    assert whole == piecemeal
+    assert sum(text.count("\n") for text in whole.values()) == lines

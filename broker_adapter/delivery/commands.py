@@ -1,0 +1,172 @@
+"""What changes the state of delivery, one element each; many of them travel in one command.
+
+An element is judged when it is applied, in the order of the log and by the store stamp of its record: what
+the leader knew when it wrote it may be over by then. Each gets an outcome of its own.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+#: The topic whose records carry the commands. It appears in no ConsumeQueue.
+DELIVERY_TOPIC = "DLEDGER_SYS_DELIVERY"
+#: Of one command: `pop` numbers are made of its index and the place of the element in it.
+MAX_ELEMENTS = 1 << 16
+
+
+class QueueKey(NamedTuple):
+    """One queue as one group sees it."""
+
+    group: str
+    topic: str
+    queue_id: int
+
+
+class Pop(NamedTuple):
+    """Give messages of a queue to a consumer for a time.
+
+    `fresh` are offsets of [begin, end), which moves the cursor from `begin` to `end`: the others there are
+    passed over. `again` are (offset, pop) of such as were given before and are visible again. `repeats`: the
+    same call once more, which gets again what it holds, as the same attempt. `is_orderly`: only if nothing of
+    the queue is held.
+    """
+
+    key: QueueKey
+    client_id: str
+    attempt_id: str
+    invisible_ms: int
+    renews: bool  # by the master, as long as the client is heard of
+    is_orderly: bool
+    repeats: bool
+    begin: int
+    end: int
+    fresh: tuple[int, ...]
+    again: tuple[tuple[int, int], ...]
+
+
+class Ack(NamedTuple):
+    """Done, if it is held under this pop."""
+
+    key: QueueKey
+    offset: int
+    pop: int
+
+
+class Drop(NamedTuple):
+    """Done, also if the time is over: it went to the dead letters, was purged, or is not wanted."""
+
+    key: QueueKey
+    offset: int
+    pop: int
+
+
+class ChangeKind(IntEnum):
+    CHANGE = 0  # asked for by the consumer: a new pop
+    RENEW = 1  # the pop stays, and with it the handle
+    RETURN = 2  # the pop stays; it reached nobody and is no attempt
+    RELEASE = 3  # the pop stays; the client went, and nobody renews it
+
+
+class Change(NamedTuple):
+    """Another time, from now on, for what is held under this pop."""
+
+    key: QueueKey
+    offset: int
+    pop: int
+    invisible_ms: int
+    kind: ChangeKind = ChangeKind.CHANGE
+
+
+class SentId(NamedTuple):
+    """Where the message with this id was stored; `digest` is that of topic and id. queue_id -1: it is held,
+    and the offset its number."""
+
+    digest: bytes  # 16
+    queue_id: int
+    queue_offset: int
+
+
+class Sent(NamedTuple):
+    """Ids of messages of the same append."""
+
+    ids: tuple[SentId, ...]
+
+
+class HoldKind(IntEnum):
+    DELAYED = 0
+    HALF = 1
+
+
+class Hold(NamedTuple):
+    """Keep a message that is in no queue yet: until its time, or until its transaction ends."""
+
+    kind: HoldKind
+    topic: str
+    queue_id: int  # where it comes one day
+    due_ms: int  # of the delivery; of a half: when to ask for the first time
+    digest: bytes  # 16, b"" without an id
+    message_id: str
+    client_id: str
+    flag: int
+    sys_flag: int
+    born_ms: int
+    born_host: bytes  # address and 4 bytes of port; b"" if nobody told
+    properties: str
+    body: bytes
+
+
+class Ending(IntEnum):
+    """What became of a held message."""
+
+    MOVED = 0  # into its queue, in the same append
+    COMMITTED = 1  # so, by its transaction
+    ROLLED_BACK = 2
+    RECALLED = 3
+
+
+class End(NamedTuple):
+    hold_id: int
+    ending: Ending
+
+
+class Checked(NamedTuple):
+    """The producer of a half message was asked; again then."""
+
+    hold_id: int
+    next_ms: int
+
+
+class Unknown(NamedTuple):
+    """What a newer node has written: of no effect here."""
+
+    kind: int
+
+
+Element = Pop | Ack | Drop | Change | Sent | Hold | End | Checked | Unknown
+
+
+class Popped(NamedTuple):
+    """Outcome of a Pop: what was given, as (offset, attempt), until when."""
+
+    pop: int
+    until_ms: int
+    given: tuple[tuple[int, int], ...]
+    is_fresh_given: bool  # the cursor was at `begin`
+
+
+class Changed(NamedTuple):
+    """Outcome of a Change that was done."""
+
+    pop: int
+    until_ms: int
+
+
+class Holding(NamedTuple):
+    """Outcome of a Hold: its number."""
+
+    hold_id: int
+
+
+#: bool: whether an Ack, Drop, End or Checked was done. None: not done, or nothing to say.
+Outcome = Popped | Changed | Holding | bool | None

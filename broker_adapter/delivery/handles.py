@@ -1,0 +1,68 @@
+"""The texts by which clients name what they hold: receipt handles, recall handles, transaction ids.
+
+A receipt handle says which queue of which topic, which offset and which pop; the group is not in it, as every
+request that carries one names its group. The checksum is for what was cut or mistyped, not against forgers.
+"""
+
+from __future__ import annotations
+
+import struct
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as NotBase64
+from hashlib import blake2b
+from typing import NamedTuple
+from zlib import crc32
+
+_RECEIPT = struct.Struct(">IiqqI")
+_HELD = struct.Struct(">IqI")
+_CRC_SIZE = 4
+
+
+class Receipt(NamedTuple):
+    queue_id: int
+    offset: int
+    pop: int
+
+
+def receipt_handle(topic: str, queue_id: int, offset: int, pop: int) -> str:
+    return _text(_RECEIPT, crc32(topic.encode()), queue_id, offset, pop)
+
+
+def parse_receipt(topic: str, handle: str) -> Receipt | None:
+    """None for what is no handle of this topic."""
+    fields = _fields(_RECEIPT, handle)
+    if fields is None or fields[0] != crc32(topic.encode()):
+        return None
+    return Receipt(*fields[1:4])
+
+
+def held_handle(topic: str, hold_id: int) -> str:
+    """Of a delayed or half message: its recall handle or transaction id."""
+    return _text(_HELD, crc32(topic.encode()), hold_id)
+
+
+def parse_held(topic: str, handle: str) -> int | None:
+    """The number of a held message; None for what is no handle of this topic."""
+    fields = _fields(_HELD, handle)
+    return None if fields is None or fields[0] != crc32(topic.encode()) else fields[1]
+
+
+def id_digest(topic: str, message_id: str) -> bytes:
+    """16 bytes that stand for a message id in a topic."""
+    return blake2b(f"{topic}\0{message_id}".encode(), digest_size=16).digest()
+
+
+def _text(form: struct.Struct, *fields: int) -> str:
+    raw = form.pack(*fields, 0)[:-_CRC_SIZE]
+    return urlsafe_b64encode(raw + crc32(raw).to_bytes(_CRC_SIZE, "big")).decode().rstrip("=")
+
+
+def _fields(form: struct.Struct, text: str) -> tuple[int, ...] | None:
+    try:
+        raw = urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except (NotBase64, ValueError):
+        return None
+    if len(raw) != form.size:
+        return None
+    fields: tuple[int, ...] = form.unpack(raw)
+    return fields if crc32(raw[:-_CRC_SIZE]) == fields[-1] else None

@@ -1,0 +1,81 @@
+"""Messages that are in no queue yet: delayed ones, and halves whose transaction has not ended.
+
+They are kept whole, in memory and in the state image, so that purging the log cannot lose them: the limits of
+the settings bound how many bytes that may be.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from broker_adapter.delivery.commands import Ending, Hold, HoldKind
+
+#: Ends are remembered for so long, so that they may be repeated. Part of the state's rules.
+MAX_ENDS = 20_000
+MAX_END_AGE_MS = 600_000
+
+
+class HeldMessage(NamedTuple):
+    hold: Hold
+    due_ms: int  # of the delivery; of a half: of the next check
+    checks: int = 0  # how often the producer was asked
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, nearly."""
+        return len(self.hold.body) + len(self.hold.properties) + 300
+
+
+class Ended(NamedTuple):
+    hold_id: int
+    ending: Ending
+    stamp_ms: int
+
+
+class HeldMessages:
+    """`all` is changed by the methods alone."""
+
+    def __init__(self) -> None:
+        self.all: dict[int, HeldMessage] = {}
+        self.bytes = 0
+        self._ended: dict[int, Ending] = {}
+        self._order: deque[Ended] = deque()
+
+    def put(self, hold_id: int, message: HeldMessage) -> None:
+        self.all[hold_id] = message
+        self.bytes += message.size
+
+    def end(self, hold_id: int, ending: Ending, stamp_ms: int) -> bool:
+        """Whether there was such a message; it is gone then."""
+        message = self.all.pop(hold_id, None)
+        if message is None:
+            return False
+        self.bytes -= message.size
+        self.remember(Ended(hold_id, ending, stamp_ms))
+        return True
+
+    def remember(self, ended: Ended) -> None:
+        self._order.append(ended)
+        self._ended[ended.hold_id] = ended.ending
+        while len(self._order) > MAX_ENDS or self._order[0].stamp_ms < ended.stamp_ms - MAX_END_AGE_MS:
+            del self._ended[self._order.popleft().hold_id]
+
+    def ending(self, hold_id: int) -> Ending | None:
+        """How a message ended, as long as that is remembered."""
+        return self._ended.get(hold_id)
+
+    def ends(self) -> list[Ended]:
+        return list(self._order)
+
+    def checked(self, hold_id: int, next_ms: int) -> bool:
+        message = self.all.get(hold_id)
+        if message is None or message.hold.kind is not HoldKind.HALF:
+            return False
+        self.all[hold_id] = message._replace(due_ms=next_ms, checks=message.checks + 1)
+        return True
+
+    def drop_topic(self, topic: str) -> None:
+        """The topic was deleted: what waited for it is forgotten."""
+        for hold_id in [hold_id for hold_id, one in self.all.items() if one.hold.topic == topic]:
+            self.bytes -= self.all.pop(hold_id).size

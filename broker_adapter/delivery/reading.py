@@ -1,0 +1,135 @@
+"""What a receive reads of the queues before anything is given: on reader threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import groupby
+from struct import Struct
+
+from broker_adapter.api import PullStatus
+from broker_adapter.delivery.api import Filter
+from broker_adapter.delivery.commands import QueueKey
+from broker_adapter.delivery.queue_state import Held
+from broker_adapter.message import decode
+from broker_adapter.properties import TAGS, split_properties
+from broker_adapter.queue_reader import QueueReader
+
+#: Messages looked at in one queue for a filter that hardly any of them matches.
+_MOST_SCANNED = 4096
+_queue_offset = Struct(">q").unpack_from
+_QUEUE_OFFSET_AT = 20
+
+
+@dataclass(slots=True)
+class Plan:
+    """What to look at in one queue: messages that were given before, and fresh ones, from `begin` on."""
+
+    key: QueueKey
+    again: list[tuple[int, Held]]
+    begin: int
+    most_fresh: int
+
+
+@dataclass(slots=True)
+class Found:
+    """What there is of a plan. `unwanted` are given again to nobody: purged, or not what the group wants."""
+
+    plan: Plan
+    end: int
+    records: dict[int, bytes] = field(default_factory=dict)
+    again: list[tuple[int, Held]] = field(default_factory=list)
+    fresh: list[int] = field(default_factory=list)
+    unwanted: list[tuple[int, Held]] = field(default_factory=list)
+
+
+def look(reader: QueueReader, plans: list[Plan], wanted: Filter, most: int, max_bytes: int) -> list[Found]:
+    """Up to `most` messages and about so many bytes, at least one if there is one. Blocks."""
+    found = []
+    for plan in plans:
+        one = _Look(reader, wanted, most, max_bytes).look(plan)
+        most -= len(one.records)
+        max_bytes -= sum(map(len, one.records.values()))
+        found.append(one)
+        if most <= 0 or max_bytes <= 0:
+            break
+    return found
+
+
+class _Look:
+    def __init__(self, reader: QueueReader, wanted: Filter, most: int, max_bytes: int) -> None:
+        self._reader = reader
+        self._wanted = wanted
+        self._most = most
+        self._max_bytes = max_bytes
+
+    def look(self, plan: Plan) -> Found:
+        found = Found(plan, plan.begin)
+        self._look_again(plan, found)
+        is_all = len(found.again) + len(found.unwanted) == len(plan.again)
+        if is_all and plan.most_fresh > 0 and self._most > 0 and self._max_bytes > 0:
+            self._look_ahead(plan, found)
+        return found
+
+    def _look_again(self, plan: Plan, found: Found) -> None:
+        by_offset = dict(plan.again)
+        for _, run in groupby(enumerate(sorted(by_offset)), lambda one: one[1] - one[0]):
+            offsets = [offset for _, offset in run]
+            while offsets and self._most > 0 and self._max_bytes > 0:
+                result = self._reader.read(
+                    plan.key.topic,
+                    plan.key.queue_id,
+                    offsets[0],
+                    max_messages=min(self._most, len(offsets)),
+                    max_bytes=self._max_bytes,
+                    tags=frozenset(),
+                )
+                if result.status is PullStatus.OFFSET_ILLEGAL:
+                    gone = [offset for offset in offsets if offset < result.min_offset]
+                    found.unwanted += [(offset, by_offset[offset]) for offset in gone]
+                    if not gone:
+                        break  # a queue that this broker has still to make again
+                    offsets = offsets[len(gone) :]
+                    continue
+                if not result.records:
+                    break
+                for offset, record in zip(offsets, result.records, strict=False):
+                    held = (offset, by_offset[offset])
+                    if self._matches(record):
+                        self._take(found, offset, record)
+                        found.again.append(held)
+                    else:
+                        found.unwanted.append(held)
+                offsets = offsets[len(result.records) :]
+
+    def _look_ahead(self, plan: Plan, found: Found) -> None:
+        key, limit, left = plan.key, plan.begin + _MOST_SCANNED, min(plan.most_fresh, self._most)
+        while left > 0 and self._max_bytes > 0 and found.end < limit:
+            result = self._reader.read(
+                key.topic,
+                key.queue_id,
+                found.end,
+                max_messages=left,
+                max_bytes=self._max_bytes,
+                tags=self._wanted.tags,
+            )
+            if result.next_offset <= found.end:
+                break  # its end; or behind it, on a broker whose queues are not all there
+            found.end = result.next_offset
+            for record in result.records:
+                if self._matches(record):
+                    offset = _queue_offset(record, _QUEUE_OFFSET_AT)[0]
+                    self._take(found, offset, record)
+                    found.fresh.append(offset)
+                    left -= 1
+
+    def _take(self, found: Found, offset: int, record: bytes) -> None:
+        found.records[offset] = record
+        self._most -= 1
+        self._max_bytes -= len(record)
+
+    def _matches(self, record: bytes) -> bool:
+        tags, matches = self._wanted
+        if not tags and matches is None:
+            return True
+        properties = split_properties(decode(record, verify_body=False).properties)
+        return (not tags or properties.get(TAGS, "") in tags) and (matches is None or matches(properties))

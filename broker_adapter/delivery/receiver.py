@@ -1,0 +1,384 @@
+"""Receives on the master: choose, propose, give out what was granted.
+
+A receive has a queue for itself from choosing to proposing. What others propose comes behind it in the log,
+so they can go on from there while the append is under way. What was chosen is given out only when the state
+has granted it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from broker_adapter.api import GroupConfig, PullResult
+from broker_adapter.delivery.api import Delivery, Filter
+from broker_adapter.delivery.commands import (
+    Change,
+    ChangeKind,
+    Drop,
+    Element,
+    Pop,
+    Popped,
+    QueueKey,
+)
+from broker_adapter.delivery.committer import Committer, Done, Request
+from broker_adapter.delivery.handles import receipt_handle
+from broker_adapter.delivery.queue_state import Held, QueueDelivery
+from broker_adapter.delivery.reading import Found, Plan, look
+from broker_adapter.delivery.state import DeliveryState
+from broker_adapter.delivery.views import GroupTopic, Views
+from broker_adapter.errors import BrokerError, ReadFailed, Status
+from broker_adapter.queue_reader import QueueReader
+
+T = TypeVar("T")
+
+#: A message that became visible while somebody was at it is looked at again after this.
+_LEAST_WAIT_S = 0.01
+
+
+class ReceiveLimits(NamedTuple):
+    max_pending_per_queue: int
+    max_pending: int
+    renewed_ms: int  # what is held without a time of its own
+
+
+class Bounds(Protocol):
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]: ...
+
+
+class DeadLetters(Protocol):
+    async def move(
+        self, key: QueueKey, offset: int, held: Held, record: bytes, release: Callable[[], None]
+    ) -> None:
+        """To `%DLQ%group`, atomically. The place is reserved until `release` is called, however it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """One call."""
+
+    who: GroupTopic
+    group: GroupConfig
+    queues: int
+    first_offsets: Callable[[int], int]  # where a queue that is new to the group begins
+    client_id: str
+    wanted: Filter
+    max_messages: int
+    max_bytes: int
+    invisible_ms: int
+    attempt_id: str
+
+    def key(self, queue_id: int) -> QueueKey:
+        return QueueKey(self.who.group, self.who.topic, queue_id)
+
+
+class Receiver:
+    def __init__(
+        self,
+        state: DeliveryState,
+        committer: Committer,
+        reader: QueueReader,
+        files: Bounds,
+        views: Views,
+        dead_letters: DeadLetters,
+        *,
+        now_ms: Callable[[], int],
+        run: Callable[[Callable[[], Any]], Awaitable[Any]],
+        limits: ReceiveLimits,
+    ) -> None:
+        """`run` does what blocks; `now_ms` is cluster time."""
+        self.refused_fresh = 0  # how often nothing fresh was given, as too much is pending
+        self._state = state
+        self._committer = committer
+        self._reader = reader
+        self._files = files
+        self._views = views
+        self._dead_letters = dead_letters
+        self._now_ms = now_ms
+        self._run = run
+        self._limits = limits
+
+    async def receive(self, call: Receive, deadline: float, check: Callable[[], object]) -> list[Delivery]:
+        """Empty at `deadline`, of the loop's clock. `check` raises when there is nothing to
+        wait for any more: another master, no such topic."""
+        loop = asyncio.get_running_loop()
+        if call.attempt_id and (again := await self._repeat(call)):
+            return again
+        while True:
+            # Known as waiting before it looks: nothing can come unnoticed in between.
+            woken = self._views.enter(call.who)
+            is_over = True
+            try:
+                found = await self._try(call, deadline, check)
+                is_over = bool(found) or loop.time() >= deadline
+                if is_over:
+                    return found
+                await self._wait(call, woken, deadline)
+            finally:
+                self._views.leave(call.who, woken)
+                if is_over and woken.done():
+                    self._views.wake_one(call.who)  # what woke this one is for the next one
+
+    async def record(self, key: QueueKey, offset: int) -> bytes:
+        """The message at an offset. ReadFailed (MESSAGE_NOT_FOUND)."""
+        read = partial(
+            self._reader.read,
+            key.topic,
+            key.queue_id,
+            offset,
+            max_messages=1,
+            max_bytes=1,
+            tags=frozenset(),
+        )
+        result: PullResult = await self._run(read)
+        if not result.records:
+            raise ReadFailed(Status.MESSAGE_NOT_FOUND, f"no message {offset} in {key.topic}-{key.queue_id}")
+        return result.records[0]
+
+    # -- choosing -----------------------------------------------------------------------------------------
+
+    async def _try(self, call: Receive, deadline: float, check: Callable[[], object]) -> list[Delivery]:
+        """What can be given now."""
+        loop = asyncio.get_running_loop()
+        while True:
+            check()
+            plans = self._plan(call)
+            if not plans:
+                return []
+            for plan in plans:
+                self._views.queue(plan.key).is_read = True
+            try:
+                work = partial(look, self._reader, plans, call.wanted, call.max_messages, call.max_bytes)
+                found: list[Found] = await self._run(work)
+                request = self._propose(call, found)
+            finally:
+                for plan in plans:
+                    self._views.queue(plan.key).is_read = False
+                self._views.wake_one(call.who)  # for what was left
+            if request is None and not any(self._worn_out(call, one) for one in found):
+                return []
+            await self._bury(call, found)
+            given = [] if request is None else await self._given(call, found, request)
+            if given or loop.time() >= deadline:
+                return given
+
+    def _plan(self, call: Receive) -> list[Plan]:
+        """Queues that have something, until it may be enough."""
+        plans: list[Plan] = []
+        left, now_ms, turn = call.max_messages, self._now_ms(), self._views.turn(call.who)
+        keys = [call.key((turn + i) % call.queues) for i in range(call.queues)]
+        ends = [self._files.bounds(key.topic, key.queue_id)[1] for key in keys]
+        with self._state.lock:
+            for key, end in zip(keys, ends, strict=True):
+                plan = self._plan_queue(call, key, end, left, now_ms)
+                if plan is not None:
+                    plans.append(plan)
+                    left -= len(plan.again) + plan.most_fresh
+                    if left <= 0:
+                        break
+        return plans
+
+    def _plan_queue(self, call: Receive, key: QueueKey, end: int, left: int, now_ms: int) -> Plan | None:
+        view, queue = self._views.queue(key), self._state.queue(key)
+        if view.is_read:
+            return None
+        pending = len(queue.pending) if queue is not None else 0
+        again: list[tuple[int, Held]] = []
+        if call.group.consume_orderly:
+            if view.under_way or view.reserved or (queue is not None and queue.is_held(now_ms)):
+                return None
+            again = sorted(queue.pending.items())[:left] if queue is not None else []
+        elif queue is not None:
+            again = queue.expired(now_ms, left, view.reserved)
+        begin = view.next_offset(queue, call.first_offsets(key.queue_id))
+        fresh = min(left - len(again), end - begin)
+        if call.group.consume_orderly and len(again) < pending:
+            fresh = 0
+        if fresh > 0:
+            room = self._limits.max_pending - self._state.pending_count
+            room = min(room, self._limits.max_pending_per_queue - pending - len(view.reserved))
+            self.refused_fresh += room <= 0
+            fresh = min(fresh, room)
+        return Plan(key, again, begin, fresh) if again or fresh > 0 else None
+
+    def _worn_out(self, call: Receive, found: Found) -> list[tuple[int, Held]]:
+        """Those that were given as often as they may be."""
+        most = call.group.retry_max_times
+        return [] if most < 0 else [one for one in found.again if one[1].attempts > most]
+
+    # -- proposing ----------------------------------------------------------------------------------------
+
+    def _propose(self, call: Receive, found: Sequence[Found]) -> Request | None:
+        """In the step in which the reads have ended."""
+        elements: list[Element] = []
+        popped = []
+        for one in found:
+            dead = {offset for offset, _ in self._worn_out(call, one)}
+            again = tuple((offset, held.pop) for offset, held in one.again if offset not in dead)
+            view = self._views.queue(one.plan.key)
+            # Also those that are to be moved: they are let go of when that is done.
+            reserved = {offset for offset, _ in (*one.again, *one.unwanted)}
+            view.reserved |= reserved
+            elements += [Drop(one.plan.key, offset, held.pop) for offset, held in one.unwanted]
+            if again or one.end > one.plan.begin:
+                elements.append(self._pop(call, one, again))
+                view.cursor = one.end
+                view.under_way += 1
+                popped.append(one)
+        if not elements:
+            return None
+        release = partial(self._release, call.who, list(found), popped, self._dead_of(call, found))
+        request = Request(elements=elements, release=release)
+        try:
+            self._committer.submit(request)
+        except BrokerError:
+            request.release()
+            for one in found:
+                self._views.queue(one.plan.key).reserved -= {at for at, _ in self._worn_out(call, one)}
+            raise
+        return request
+
+    def _pop(self, call: Receive, one: Found, again: tuple[tuple[int, int], ...]) -> Pop:
+        return Pop(
+            one.plan.key,
+            call.client_id,
+            call.attempt_id,
+            call.invisible_ms or self._limits.renewed_ms,
+            not call.invisible_ms,
+            call.group.consume_orderly,
+            False,
+            one.plan.begin,
+            one.end,
+            tuple(one.fresh),
+            again,
+        )
+
+    def _dead_of(self, call: Receive, found: Sequence[Found]) -> dict[QueueKey, set[int]]:
+        return {one.plan.key: {offset for offset, _ in self._worn_out(call, one)} for one in found}
+
+    def _release(
+        self,
+        who: GroupTopic,
+        found: list[Found],
+        popped: list[Found],
+        dead: dict[QueueKey, set[int]],
+    ) -> None:
+        for one in popped:
+            self._views.queue(one.plan.key).under_way -= 1
+        for one in found:
+            kept = dead[one.plan.key]
+            view = self._views.queue(one.plan.key)
+            view.reserved -= {offset for offset, _ in (*one.again, *one.unwanted) if offset not in kept}
+        self._views.wake_one(who)
+
+    async def _bury(self, call: Receive, found: Sequence[Found]) -> None:
+        """Move those that were given too often."""
+        for one in found:
+            key = one.plan.key
+            moves = [
+                self._dead_letters.move(
+                    key, at, held, one.records[at], partial(self._views.queue(key).reserved.discard, at)
+                )
+                for at, held in self._worn_out(call, one)
+            ]
+            await asyncio.gather(*moves)
+
+    # -- giving -------------------------------------------------------------------------------------------
+
+    async def _given(self, call: Receive, found: Sequence[Found], request: Request) -> list[Delivery]:
+        try:
+            done = await asyncio.shield(request.done)
+        except asyncio.CancelledError:
+            request.done.add_done_callback(partial(self._take_back, request.elements))
+            raise
+        records = {one.plan.key: one.records for one in found}
+        given = []
+        for element, outcome in zip(request.elements, done.outcomes, strict=True):
+            if isinstance(element, Pop) and isinstance(outcome, Popped):
+                known = records[element.key]
+                given += [delivery(element.key, known[at], at, n, outcome) for at, n in outcome.given]
+        return given
+
+    def _take_back(self, elements: Sequence[Element], done: asyncio.Future[Done]) -> None:
+        """The client has gone: what it was given reached nobody."""
+        if done.cancelled() or done.exception() is not None:
+            return
+        back: list[Element] = []
+        for element, outcome in zip(elements, done.result().outcomes, strict=True):
+            if isinstance(element, Pop) and isinstance(outcome, Popped) and not element.repeats:
+                for offset, _ in outcome.given:
+                    back.append(Change(element.key, offset, outcome.pop, 0, ChangeKind.RETURN))
+        if back:
+            who = GroupTopic(back[0].key.group, back[0].key.topic)  # type: ignore[union-attr]
+            request = Request(elements=back, release=partial(self._views.wake_one, who))
+            try:
+                self._committer.submit(request)
+            except BrokerError:
+                return  # visible again when its time is over
+
+    async def _repeat(self, call: Receive) -> list[Delivery]:
+        """What a call with the same attempt id holds, once more."""
+        with self._state.lock:
+            held = self._state.held_in_attempt(*call.who, call.attempt_id)
+        by_queue: dict[QueueKey, list[tuple[int, Held]]] = {}
+        for key, offset, was in held:
+            by_queue.setdefault(key, []).append((offset, was))
+        plans = [Plan(key, again, 0, 0) for key, again in by_queue.items()]
+        if not plans:
+            return []
+        work = partial(look, self._reader, plans, Filter(), len(held), call.max_bytes)
+        found: list[Found] = await self._run(work)
+        elements: list[Element] = []
+        for one in found:
+            again = tuple((offset, was.pop) for offset, was in one.again)
+            elements.append(self._pop(call, one, again)._replace(repeats=True, begin=0, end=0))
+        request = Request(elements=elements)
+        self._committer.submit(request)
+        return await self._given(call, found, request)
+
+    # -- waiting ------------------------------------------------------------------------------------------
+
+    async def _wait(self, call: Receive, woken: asyncio.Future[None], deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        expiry_ms = self._next_expiry(call)
+        at = deadline
+        if expiry_ms is not None:
+            at = min(deadline, loop.time() + max(_LEAST_WAIT_S, (expiry_ms - self._now_ms()) / 1000))
+        timer = loop.call_at(at, _set, woken)
+        try:
+            await woken
+        finally:
+            timer.cancel()
+
+    def _next_expiry(self, call: Receive) -> int | None:
+        """When something that is held may be given again."""
+        times = []
+        with self._state.lock:
+            for queue_id in range(call.queues):
+                queue = self._state.queue(call.key(queue_id))
+                if queue is None or not queue.pending:
+                    continue
+                if call.group.consume_orderly:
+                    times.append(max(held.until_ms for held in queue.pending.values()))
+                elif (expiry := self._expiry_of(queue)) is not None:
+                    times.append(expiry)
+        return min(times, default=None)
+
+    def _expiry_of(self, queue: QueueDelivery) -> int | None:
+        view = self._views.queue(queue.key)
+        if view.is_read or view.reserved:
+            return None  # whoever is at it wakes the next one
+        return queue.next_expiry()
+
+
+def delivery(key: QueueKey, record: bytes, offset: int, attempt: int, outcome: Popped) -> Delivery:
+    handle = receipt_handle(key.topic, key.queue_id, offset, outcome.pop)
+    return Delivery(record, key.queue_id, offset, attempt, handle, outcome.until_ms)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

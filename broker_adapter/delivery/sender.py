@@ -1,0 +1,120 @@
+"""Messages into their queues, each once: a repetition is answered as the first one was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from broker_adapter.api import OutgoingMessage, TopicConfig
+from broker_adapter.delivery.api import Sent
+from broker_adapter.delivery.commands import Element
+from broker_adapter.delivery.committer import Committer, Done, Request
+from broker_adapter.delivery.handles import id_digest
+from broker_adapter.delivery.sent_ids import Place
+from broker_adapter.delivery.state import DeliveryState
+from broker_adapter.errors import IllegalMessage, PutIndeterminate, Status
+from broker_adapter.host import NO_HOST, Host
+from broker_adapter.message_writer import MessageWriter
+from broker_adapter.properties import UNIQ_KEY
+
+T = TypeVar("T")
+
+
+class Sender:
+    """`sending` are requests whose id the state does not know yet."""
+
+    def __init__(self, state: DeliveryState, committer: Committer, writer: MessageWriter) -> None:
+        self._state = state
+        self._committer = committer
+        self._writer = writer
+        self._sending: dict[bytes, Request] = {}
+        self._turns: dict[str, int] = {}
+
+    def clear(self) -> None:
+        self._sending.clear()
+        self._turns.clear()
+
+    def queue_of(self, config: TopicConfig, queue_id: int) -> int:
+        """The queue that is asked for, or the next one in turn. IllegalMessage."""
+        if queue_id == -1:
+            turn = self._turns[config.name] = (self._turns.get(config.name, -1) + 1) % config.write_queues
+            return turn
+        if not 0 <= queue_id < config.write_queues:
+            text = f"topic {config.name} has {config.write_queues} queues to write, none is {queue_id}"
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
+        return queue_id
+
+    async def send(
+        self,
+        config: TopicConfig,
+        message: OutgoingMessage,
+        message_id: str,
+        queue_id: int,
+        born_host: str,
+        timeout_ms: int,
+    ) -> Sent:
+        topic = config.name
+        queue_id = self.queue_of(config, queue_id)
+        digest = id_digest(topic, message_id) if message_id else b""
+        if digest:
+            first, place = self.known(digest)
+            if first is not None:
+                done = await within(timeout_ms, asyncio.shield(first.done))
+                return (
+                    Sent(first.queued[0].queue_id, done.offsets[0], True)
+                    if done.offsets
+                    else Sent(-1, -1, True)
+                )
+            if place is not None:
+                return Sent(place.queue_id, place.queue_offset, True)
+            message = with_id(message, message_id)
+        records = self._writer.records(topic, queue_id, [message], born_host=host_of(born_host))
+        request = self.request(digest, queued=[records])
+        done = await within(timeout_ms, asyncio.shield(request.done))
+        return Sent(queue_id, done.offsets[0])
+
+    def known(self, digest: bytes) -> tuple[Request | None, Place | None]:
+        """The request that is sending the message with this id, or where it is."""
+        if digest in self._sending:
+            return self._sending[digest], None
+        with self._state.lock:
+            return None, self._state.ids.find(digest)
+
+    def request(
+        self, digest: bytes, *, queued: Sequence[object] = (), elements: Sequence[Element] = ()
+    ) -> Request:
+        """Submitted, and known under its id as long as the state does not know it."""
+        release = partial(self._sending.pop, digest, None)
+        request = Request(queued=queued, elements=elements, digest=digest, release=release)  # type: ignore[arg-type]
+        self._committer.submit(request)
+        if digest:
+            self._sending[digest] = request
+        return request
+
+
+def with_id(message: OutgoingMessage, message_id: str) -> OutgoingMessage:
+    return message._replace(properties={**message.properties, UNIQ_KEY: message_id})
+
+
+def host_of(text: str) -> Host:
+    """What the transport says of a client is kept if it is an address, and is no reason to refuse."""
+    try:
+        return Host.parse(text)
+    except ValueError:
+        return NO_HOST
+
+
+async def within(timeout_ms: int, done: Awaitable[T]) -> T:
+    """PutIndeterminate (OUTCOME_UNKNOWN) after `timeout_ms`."""
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            return await done
+    except TimeoutError:
+        text = f"not known to be committed after {timeout_ms} ms"
+        raise PutIndeterminate(Status.OUTCOME_UNKNOWN, text) from None
+
+
+Obtain = Callable[[str], Awaitable[TopicConfig]]
+__all__ = ["Done", "Obtain", "Sender", "host_of", "with_id", "within"]

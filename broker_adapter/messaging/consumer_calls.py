@@ -1,0 +1,159 @@
+"""What consumers of both kinds call: to receive, acknowledge, give back and give up messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+
+from broker_adapter.delivery.api import AckStatus, Delivery, DeliveryApi
+from broker_adapter.errors import ReadFailed
+from broker_adapter.messaging.context import CallContext
+from broker_adapter.messaging.filters import filter_of
+from broker_adapter.messaging.message_in import duration_ms
+from broker_adapter.messaging.message_out import delivered_message, timestamp
+from broker_adapter.messaging.names import group_of, topic_of
+from broker_adapter.messaging.rejected import Code, Rejected, ok
+from broker_adapter.messaging.results import joint, status_or_raise
+from broker_adapter.messaging.settings import ClientServiceSettings
+from broker_adapter.messaging.v2 import definition_pb2 as pb
+from broker_adapter.messaging.v2 import service_pb2 as calls
+
+MAX_RECEIVED = 1_024
+_MAX_ACKS = 1_024
+_MAX_HANDLE_LENGTH = 4_096
+_MAX_ATTEMPT_ID_LENGTH = 255
+#: What is left of a deadline for the way back.
+_WAY_BACK_MS = 300
+
+
+class ConsumerCalls:
+    """`now_ms` is cluster time."""
+
+    def __init__(
+        self, delivery: DeliveryApi, settings: ClientServiceSettings, now_ms: Callable[[], int]
+    ) -> None:
+        self._delivery = delivery
+        self._settings = settings
+        self._now_ms = now_ms
+
+    async def receive_message(
+        self, request: calls.ReceiveMessageRequest, context: CallContext
+    ) -> AsyncGenerator[calls.ReceiveMessageResponse, None]:
+        """Of any queue of the topic, whichever is named: consumers look at one queue at a time, some of them
+        at the same one always."""
+        deliveries = await self._receive(request, context)
+        if deliveries:
+            yield calls.ReceiveMessageResponse(status=ok())
+        else:
+            nothing = pb.Status(code=Code.MESSAGE_NOT_FOUND, message="no message within the time to wait")
+            yield calls.ReceiveMessageResponse(status=nothing)
+        now_ms = self._now_ms()
+        for delivery in deliveries:
+            message = delivered_message(delivery, request.message_queue.topic, now_ms)
+            yield calls.ReceiveMessageResponse(message=message)
+        yield calls.ReceiveMessageResponse(delivery_timestamp=timestamp(now_ms))
+
+    async def ack_message(
+        self, request: calls.AckMessageRequest, context: CallContext
+    ) -> calls.AckMessageResponse:
+        group, topic = _names(request, context)
+        handles = [entry.receipt_handle for entry in request.entries]
+        if not 0 < len(handles) <= _MAX_ACKS:
+            raise Rejected(Code.BAD_REQUEST, f"{len(handles)} entries; 1 to {_MAX_ACKS} are allowed")
+        # What is too long for a handle is none, and looked at no further.
+        kept = [handle if len(handle) <= _MAX_HANDLE_LENGTH else "" for handle in handles]
+        results = await self._delivery.ack(group, topic, kept)
+        entries = [
+            calls.AckMessageResultEntry(
+                message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=_ack_status(result)
+            )
+            for entry, result in zip(request.entries, results, strict=True)
+        ]
+        return calls.AckMessageResponse(status=joint([entry.status for entry in entries]), entries=entries)
+
+    async def change_invisible_duration(
+        self, request: calls.ChangeInvisibleDurationRequest, context: CallContext
+    ) -> calls.ChangeInvisibleDurationResponse:
+        group, topic = _names(request, context)
+        handle = _handle(request.receipt_handle)
+        settings = self._settings
+        wanted_ms = duration_ms(request.invisible_duration)
+        if not 0 <= wanted_ms <= settings.max_invisible_ms:
+            text = f"{wanted_ms} ms; 0 to {settings.max_invisible_ms} are allowed"
+            raise Rejected(Code.ILLEGAL_INVISIBLE_TIME, text)
+        invisible_ms = max(wanted_ms, settings.min_retry_ms, 1)
+        try:
+            renewed = await self._delivery.change_invisible(group, topic, handle, invisible_ms)
+        except ReadFailed as error:
+            # Clients take over whatever handle is in the answer: so it is the old one.
+            return calls.ChangeInvisibleDurationResponse(
+                status=status_or_raise(error, Code.INVALID_RECEIPT_HANDLE), receipt_handle=handle
+            )
+        return calls.ChangeInvisibleDurationResponse(status=ok(), receipt_handle=renewed)
+
+    async def forward_message_to_dead_letter_queue(
+        self, request: calls.ForwardMessageToDeadLetterQueueRequest, context: CallContext
+    ) -> calls.ForwardMessageToDeadLetterQueueResponse:
+        group, topic = _names(request, context)
+        status = ok()
+        try:
+            await self._delivery.dead_letter(group, topic, _handle(request.receipt_handle))
+        except ReadFailed as error:
+            status = status_or_raise(error, Code.INVALID_RECEIPT_HANDLE)
+        return calls.ForwardMessageToDeadLetterQueueResponse(status=status)
+
+    async def _receive(self, request: calls.ReceiveMessageRequest, context: CallContext) -> list[Delivery]:
+        if len(request.attempt_id) > _MAX_ATTEMPT_ID_LENGTH:
+            raise Rejected(Code.BAD_REQUEST, f"an attempt id of {len(request.attempt_id)} characters")
+        if request.batch_size < 1:
+            raise Rejected(Code.BAD_REQUEST, f"batch size {request.batch_size} is less than 1")
+        return await self._delivery.receive(
+            group_of(request.group, context.namespace),
+            topic_of(request.message_queue.topic, context.namespace),
+            client_id=context.client_id,
+            wanted=filter_of(request.filter_expression),
+            max_messages=min(request.batch_size, MAX_RECEIVED),
+            invisible_ms=self._invisible_ms(request),
+            wait_ms=self._wait_ms(duration_ms(request.long_polling_timeout), context),
+            attempt_id=request.attempt_id,
+        )
+
+    def _invisible_ms(self, request: calls.ReceiveMessageRequest) -> int:
+        """0 for push consumers, who leave it to the server, and have it renewed."""
+        if request.auto_renew:
+            return 0
+        settings, wanted = self._settings, duration_ms(request.invisible_duration)
+        if not settings.min_invisible_ms <= wanted <= settings.max_invisible_ms:
+            least, most = settings.min_invisible_ms, settings.max_invisible_ms
+            raise Rejected(Code.ILLEGAL_INVISIBLE_TIME, f"{wanted} ms; {least} to {most} are allowed")
+        return wanted
+
+    def _wait_ms(self, wanted: int, context: CallContext) -> int:
+        if wanted < 0:
+            raise Rejected(Code.ILLEGAL_POLLING_TIME, f"a long polling timeout of {wanted} ms")
+        settings = self._settings
+        wait_ms = min(max(wanted, settings.min_polling_ms), settings.max_polling_ms)
+        if context.timeout_s is not None:
+            wait_ms = min(wait_ms, int(context.timeout_s * 1000) - _WAY_BACK_MS)
+        return max(0, wait_ms)
+
+
+def _names(
+    request: calls.AckMessageRequest
+    | calls.ChangeInvisibleDurationRequest
+    | calls.ForwardMessageToDeadLetterQueueRequest,
+    context: CallContext,
+) -> tuple[str, str]:
+    return group_of(request.group, context.namespace), topic_of(request.topic, context.namespace)
+
+
+def _handle(text: str) -> str:
+    if not 0 < len(text) <= _MAX_HANDLE_LENGTH:
+        text = f"a receipt handle has 1 to {_MAX_HANDLE_LENGTH} characters"
+        raise Rejected(Code.INVALID_RECEIPT_HANDLE, text)
+    return text
+
+
+def _ack_status(result: AckStatus) -> pb.Status:
+    if result is AckStatus.OK:
+        return ok()
+    return pb.Status(code=Code.INVALID_RECEIPT_HANDLE, message="the handle is none, or over")

@@ -1,0 +1,261 @@
+"""MessagingService on a gRPC server: metadata, deadlines, limits and streams.
+
+What calls mean is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any, Final, TypeAlias
+
+import grpc
+import grpc.aio
+
+from broker_adapter.errors import BrokerError, Busy, Status
+from broker_adapter.messaging.client_calls import RouteCalls
+from broker_adapter.messaging.client_settings import ServerLimits
+from broker_adapter.messaging.clients import ClientStreams
+from broker_adapter.messaging.context import NODE_JS, CallContext
+from broker_adapter.messaging.directory import Directory
+from broker_adapter.messaging.handlers import Answering, parse, refusal
+from broker_adapter.messaging.methods import METHODS, QUERY_ROUTE, SERVICE_NAME, TELEMETRY
+from broker_adapter.messaging.rejected import Code, Rejected, status_of
+from broker_adapter.messaging.settings import ClientServiceSettings
+from broker_adapter.messaging.telemetry import Conversation
+from broker_adapter.messaging.v2 import definition_pb2 as pb
+from broker_adapter.messaging.v2 import service_pb2 as calls
+from broker_adapter.rpc.calls import Places, peer_host, stopping
+from dledger import handlers as grpc_handlers
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+_CLIENT_ID: Final = "x-mq-client-id"
+_NAMESPACE: Final = "x-mq-namespace"
+_LANGUAGE: Final = "x-mq-language"
+_VERSION: Final = "x-mq-client-version"
+_USER_AGENT: Final = "user-agent"
+_MAX_HEADER_LENGTH = 255
+#: What clients in Node.js call their language, and what tells them from others that speak HTTP.
+_HTTP, _NODE_AGENT = "HTTP", "grpc-node-js"
+
+_log = logging.getLogger(__name__)
+
+
+class MessagingService:
+    """The gRPC face of one node. `answering`: who answers what the node does not know itself.
+
+    Add `handler` to a gRPC server, under the name `name` for health and reflection, and call `stop` before
+    the server stops.
+    """
+
+    name: Final = SERVICE_NAME
+
+    def __init__(
+        self,
+        answering: Answering,
+        routes: RouteCalls,
+        directory: Directory,
+        settings: ClientServiceSettings,
+        limits: ServerLimits,
+    ) -> None:
+        self.clients = ClientStreams(settings.max_clients)
+        self._answering = answering
+        self._routes = routes
+        self._directory = directory
+        self._limits = limits
+        self._max_calls = settings.max_calls
+        self._receives = Places("calls that wait for messages", settings.max_waiting_receives)
+        self._under_way: set[asyncio.Task[bytes]] = set()
+        self._waiting: set[asyncio.Task[bytes]] = set()
+        self._open: set[asyncio.Event] = set()
+        self._stopping = False
+
+    @property
+    def handler(self) -> grpc.GenericRpcHandler:
+        """All methods of the service, for `grpc.aio.Server.add_generic_rpc_handlers`."""
+        methods: dict[str, Any] = {
+            TELEMETRY: grpc_handlers.both_stream(self._telemetry, calls.TelemetryCommand)
+        }
+        for name, method in METHODS.items():
+            # Bytes in and bytes out: who answers may be another node.
+            if method.streams_answers:
+                methods[name] = grpc.unary_stream_rpc_method_handler(self._stream(name))
+            else:
+                methods[name] = grpc.unary_unary_rpc_method_handler(self._unary(name))
+        return grpc_handlers.service(SERVICE_NAME, methods)
+
+    @property
+    def waiting_receives(self) -> int:
+        return self._receives.taken
+
+    async def drain(self, seconds: float) -> None:
+        """Before `stop`: calls that wait for messages end, no new ones begin, and so long for the others."""
+        self._stopping = True
+        for waiting in list(self._waiting):
+            waiting.cancel()
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=seconds)
+
+    def stop(self) -> None:
+        """Refuse new calls and end all that is under way. Repeatable."""
+        self._stopping = True
+        for task in [*self._waiting, *self._under_way]:
+            task.cancel()
+        for wake in self._open:
+            wake.set()
+
+    # -- calls
+
+    def _unary(self, method: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        async def behaviour(request: bytes, context: Context) -> bytes:
+            try:
+                call = context_of(context)
+                if self._stopping:
+                    raise stopping()
+                # A client that has gone does not take back what it asked for.
+                return await asyncio.shield(self._begin(method, request, call))
+            except asyncio.CancelledError:
+                if self._stopping:
+                    return refusal(method, status_of(stopping()))
+                raise
+            except Exception as error:
+                return _refused(method, error)
+
+        return behaviour
+
+    def _begin(self, method: str, request: bytes, call: CallContext) -> asyncio.Task[bytes]:
+        """Busy if too many calls are under way: all that are not answered, whoever still waits for them."""
+        if len(self._under_way) >= self._max_calls:
+            raise Busy(Status.TOO_MANY_CALLS, f"{self._max_calls} calls are under way")
+        task = asyncio.create_task(self._answer(method, request, call))
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[bytes]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # who asked may have gone: then nobody else looks at it
+
+    async def _answer(self, method: str, request: bytes, call: CallContext) -> bytes:
+        if method == QUERY_ROUTE:
+            asked = parse(method, request)
+            assert isinstance(asked, calls.QueryRouteRequest)
+            if (answer := self._routes.known_route(asked, call)) is not None:
+                return answer.SerializeToString()
+        return await self._answering.unary(method, request, call)
+
+    def _stream(self, method: str) -> Callable[[bytes, Context], AsyncIterator[bytes]]:
+        async def behaviour(request: bytes, context: Context) -> AsyncIterator[bytes]:
+            try:
+                call = context_of(context)
+                async with aclosing(self._answering.stream(method, request, call)) as answers:
+                    with self._receives.taking():
+                        first = await self._until_stopped(anext(answers))
+                    yield first
+                    async for answer in answers:
+                        yield answer
+            except Exception as error:
+                yield _refused(method, error)
+
+        return behaviour
+
+    async def _until_stopped(self, work: Coroutine[Any, Any, bytes]) -> bytes:
+        """Only the first answer of a stream is waited for."""
+        task = asyncio.create_task(work)
+        self._waiting.add(task)
+        if self._stopping:
+            task.cancel()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            ours = asyncio.current_task()
+            if self._stopping and not (ours is not None and ours.cancelling()):
+                raise stopping() from None
+            raise
+        finally:
+            self._waiting.discard(task)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)  # before its stream is closed
+
+    # -- telemetry
+
+    async def _telemetry(self, _: object, context: Context) -> None:
+        wake = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        try:
+            if self._stopping:
+                raise stopping()
+            conversation = Conversation(
+                context_of(context),
+                self.clients,
+                self._directory,
+                self._limits,
+                later=loop.call_later,
+                wake=wake.set,
+            )
+        except (Rejected, BrokerError) as error:
+            await context.write(calls.TelemetryCommand(status=status_of(error)))
+            return
+        self._open.add(wake)
+        reader = asyncio.create_task(_read_all(conversation, context))
+        reader.add_done_callback(lambda _: wake.set())
+        try:
+            while True:
+                while conversation.waiting:
+                    await context.write(conversation.waiting.popleft())
+                if reader.done() or self._stopping:
+                    return
+                wake.clear()
+                await wake.wait()
+        finally:
+            self._open.discard(wake)
+            conversation.close()
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+
+async def _read_all(conversation: Conversation, context: Context) -> None:
+    """Until the client has said all, or something that is no command."""
+    while True:
+        command = await context.read()
+        if not isinstance(command, calls.TelemetryCommand):
+            return
+        conversation.heard(command)
+
+
+def context_of(context: Context) -> CallContext:
+    """Rejected (CLIENT_ID_REQUIRED, REQUEST_HEADER_FIELDS_TOO_LARGE)."""
+    found: dict[str, str] = {}
+    for name, value in context.invocation_metadata() or ():
+        if isinstance(value, str):
+            found[name] = value
+    for name in (_CLIENT_ID, _NAMESPACE, _LANGUAGE, _VERSION):
+        if len(found.get(name, "")) > _MAX_HEADER_LENGTH:
+            text = f"{name} has more than {_MAX_HEADER_LENGTH} characters"
+            raise Rejected(Code.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
+    if not (client_id := found.get(_CLIENT_ID, "")):
+        raise Rejected(Code.CLIENT_ID_REQUIRED, f"there is no {_CLIENT_ID} in the metadata of the call")
+    language = found.get(_LANGUAGE, "").upper()
+    if language == _HTTP or _NODE_AGENT in found.get(_USER_AGENT, ""):
+        language = NODE_JS
+    return CallContext(
+        client_id=client_id,
+        namespace=found.get(_NAMESPACE, ""),
+        language=language,
+        client_version=found.get(_VERSION, ""),
+        remote=peer_host(context),
+        timeout_s=context.time_remaining(),
+    )
+
+
+def _refused(method: str, error: Exception) -> bytes:
+    """An error as the answer of a call. Any that is not foreseen is a bug, met nobody knows where."""
+    if isinstance(error, Rejected | BrokerError):
+        return refusal(method, status_of(error))
+    _log.error("%s failed", method, exc_info=error)
+    text = f"internal error: {type(error).__name__}"
+    return refusal(method, pb.Status(code=Code.INTERNAL_SERVER_ERROR, message=text))

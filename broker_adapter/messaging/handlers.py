@@ -1,0 +1,127 @@
+"""Every call of MessagingService but Telemetry, as the master answers it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, NamedTuple, Protocol
+
+from google.protobuf.message import DecodeError, Message
+
+from broker_adapter.api import BrokerApi
+from broker_adapter.delivery.api import DeliveryApi
+from broker_adapter.errors import BrokerError
+from broker_adapter.messaging.client_calls import ClientCalls, RouteCalls
+from broker_adapter.messaging.consumer_calls import ConsumerCalls
+from broker_adapter.messaging.context import CallContext
+from broker_adapter.messaging.directory import Directory
+from broker_adapter.messaging.methods import METHODS
+from broker_adapter.messaging.producer_calls import ProducerCalls
+from broker_adapter.messaging.queue_calls import QueueCalls
+from broker_adapter.messaging.rejected import ELSEWHERE, Code, Rejected, status_of
+from broker_adapter.messaging.routes import Routes
+from broker_adapter.messaging.settings import ClientServiceSettings
+from broker_adapter.messaging.v2 import definition_pb2 as pb
+from broker_adapter.messaging.v2 import service_pb2 as calls
+
+
+class Answering(Protocol):
+    """Whoever answers calls: bytes of the request in, bytes of the answer out.
+
+    BrokerErrors (`rejected.ELSEWHERE`) leave what this node cannot answer, or does not know the outcome of;
+    all other errors are answers, too. A stream raises before its first answer or not at all.
+    """
+
+    async def unary(self, method: str, request: bytes, context: CallContext) -> bytes: ...
+
+    def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]: ...
+
+
+class Parts(NamedTuple):
+    """What the handlers work with. `max_body_bytes`: of one message; `now_ms`: cluster time."""
+
+    delivery: DeliveryApi
+    broker: BrokerApi
+    directory: Directory
+    routes: Routes
+    settings: ClientServiceSettings
+    max_body_bytes: int
+    now_ms: Callable[[], int]
+
+
+class MessagingHandlers:
+    """Implements Answering, on the master's event loop."""
+
+    def __init__(self, parts: Parts) -> None:
+        delivery, directory, settings = parts.delivery, parts.directory, parts.settings
+        clients = ClientCalls(delivery, directory)
+        routes = RouteCalls(directory, parts.routes)
+        producers = ProducerCalls(
+            delivery,
+            directory,
+            max_body_bytes=parts.max_body_bytes,
+            max_batch_messages=settings.max_batch_messages,
+        )
+        consumers = ConsumerCalls(delivery, settings, parts.now_ms)
+        queues = QueueCalls(parts.broker, settings)
+        self._unary: dict[str, Callable[[Any, CallContext], Awaitable[Message]]] = {
+            "QueryRoute": routes.query_route,
+            "QueryAssignment": routes.query_assignment,
+            "Heartbeat": clients.heartbeat,
+            "NotifyClientTermination": clients.notify_client_termination,
+            "SendMessage": producers.send_message,
+            "EndTransaction": producers.end_transaction,
+            "RecallMessage": producers.recall_message,
+            "AckMessage": consumers.ack_message,
+            "ChangeInvisibleDuration": consumers.change_invisible_duration,
+            "ForwardMessageToDeadLetterQueue": consumers.forward_message_to_dead_letter_queue,
+            "UpdateOffset": queues.update_offset,
+            "GetOffset": queues.get_offset,
+            "QueryOffset": queues.query_offset,
+            "SyncLiteSubscription": _sync_lite_subscription,
+        }
+        self._streams: dict[str, Callable[[Any, CallContext], AsyncGenerator[Message, None]]] = {
+            "ReceiveMessage": consumers.receive_message,
+            "PullMessage": queues.pull_message,
+        }
+
+    async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
+        try:
+            answer = await self._unary[method](parse(method, request), context)
+        except (Rejected, BrokerError) as error:
+            return refusal_or_raise(method, error)
+        return answer.SerializeToString()
+
+    async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
+        try:
+            async with aclosing(self._streams[method](parse(method, request), context)) as answers:
+                async for answer in answers:
+                    yield answer.SerializeToString()
+        except (Rejected, BrokerError) as error:
+            yield refusal_or_raise(method, error)
+
+
+def parse(method: str, request: bytes) -> Message:
+    """Rejected (BAD_REQUEST) for bytes that are no message of the method."""
+    try:
+        return METHODS[method].request.FromString(request)
+    except DecodeError as error:
+        raise Rejected(Code.BAD_REQUEST, "the bytes are no message of this protocol") from error
+
+
+def refusal_or_raise(method: str, error: Rejected | BrokerError) -> bytes:
+    """The answer that an error is; raises it if another node, or a later time, may give a better one."""
+    if isinstance(error, BrokerError) and error.status in ELSEWHERE:
+        raise error
+    return refusal(method, status_of(error))
+
+
+def refusal(method: str, status: pb.Status) -> bytes:
+    return METHODS[method].refusal(status)
+
+
+async def _sync_lite_subscription(
+    request: calls.SyncLiteSubscriptionRequest, context: CallContext
+) -> calls.SyncLiteSubscriptionResponse:
+    text = "lite topics are not supported"
+    return calls.SyncLiteSubscriptionResponse(status=pb.Status(code=Code.NOT_IMPLEMENTED, message=text))

@@ -1,0 +1,53 @@
+"""The methods of MessagingService: what goes in, what comes out."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from google.protobuf.message import Message
+
+from broker_adapter.messaging.v2 import definition_pb2 as pb
+from broker_adapter.messaging.v2 import service_pb2 as calls
+
+SERVICE_NAME: Final = "apache.rocketmq.v2.MessagingService"
+TELEMETRY: Final = "Telemetry"
+QUERY_ROUTE: Final = "QueryRoute"
+RECEIVE_MESSAGE: Final = "ReceiveMessage"
+
+
+class Method(NamedTuple):
+    request: type[Message]
+    answer: Any  # its type; every one has a field `status`
+    streams_answers: bool = False
+
+    def refusal(self, status: pb.Status) -> bytes:
+        """An answer that says nothing but why there is none."""
+        made: Message = self.answer(status=status)
+        return made.SerializeToString()
+
+
+#: All but Telemetry, which is no call but a conversation.
+METHODS: Final = {
+    QUERY_ROUTE: Method(calls.QueryRouteRequest, calls.QueryRouteResponse),
+    "Heartbeat": Method(calls.HeartbeatRequest, calls.HeartbeatResponse),
+    "SendMessage": Method(calls.SendMessageRequest, calls.SendMessageResponse),
+    "QueryAssignment": Method(calls.QueryAssignmentRequest, calls.QueryAssignmentResponse),
+    RECEIVE_MESSAGE: Method(calls.ReceiveMessageRequest, calls.ReceiveMessageResponse, True),
+    "AckMessage": Method(calls.AckMessageRequest, calls.AckMessageResponse),
+    "ForwardMessageToDeadLetterQueue": Method(
+        calls.ForwardMessageToDeadLetterQueueRequest, calls.ForwardMessageToDeadLetterQueueResponse
+    ),
+    "PullMessage": Method(calls.PullMessageRequest, calls.PullMessageResponse, True),
+    "UpdateOffset": Method(calls.UpdateOffsetRequest, calls.UpdateOffsetResponse),
+    "GetOffset": Method(calls.GetOffsetRequest, calls.GetOffsetResponse),
+    "QueryOffset": Method(calls.QueryOffsetRequest, calls.QueryOffsetResponse),
+    "EndTransaction": Method(calls.EndTransactionRequest, calls.EndTransactionResponse),
+    "NotifyClientTermination": Method(
+        calls.NotifyClientTerminationRequest, calls.NotifyClientTerminationResponse
+    ),
+    "ChangeInvisibleDuration": Method(
+        calls.ChangeInvisibleDurationRequest, calls.ChangeInvisibleDurationResponse
+    ),
+    "RecallMessage": Method(calls.RecallMessageRequest, calls.RecallMessageResponse),
+    "SyncLiteSubscription": Method(calls.SyncLiteSubscriptionRequest, calls.SyncLiteSubscriptionResponse),
+}

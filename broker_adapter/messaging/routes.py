@@ -1,0 +1,139 @@
+"""Where clients are told to find a topic.
+
+Every node takes every call, so a route only says to whom a client speaks. Most clients get *one* broker
+whose addresses are those of all nodes: their channel goes on to the next address by itself, so even an
+ordered message reaches the master while a node is down. Clients in Node.js cannot have several addresses in
+one place: they get a broker for each node, with the queues of all nodes in turn, so the next try of a send
+goes to another node.
+
+Clients compare routes by their whole content: it depends on nothing but the configuration and the topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ipaddress import ip_address
+
+from broker_adapter.api import TopicConfig
+from broker_adapter.messaging.context import NODE_JS, PYTHON
+from broker_adapter.messaging.directory import message_type_of
+from broker_adapter.messaging.v2 import definition_pb2 as pb
+
+_PERM_READ, _PERM_WRITE = 4, 2
+#: Clients look for "the" queue of a broker by this id, and use no broker but a master's.
+_MASTER_ID = 0
+#: In an assignment: all queues of the broker.
+_ALL_QUEUES = -1
+
+_KINDS = {
+    "NORMAL": pb.MessageType.NORMAL,
+    "FIFO": pb.MessageType.FIFO,
+    "DELAY": pb.MessageType.DELAY,
+    "TRANSACTION": pb.MessageType.TRANSACTION,
+    "PRIORITY": pb.MessageType.PRIORITY,
+}
+_MIXED = (pb.MessageType.NORMAL, pb.MessageType.FIFO, pb.MessageType.DELAY, pb.MessageType.TRANSACTION)
+#: Clients that are known to take a route with a type in it that came later; others may refuse all of it.
+_KNOW_PRIORITY = frozenset({PYTHON, NODE_JS})
+
+
+def accepts(config: TopicConfig, kind: pb.MessageType) -> bool:
+    """Whether messages of this type may be sent to the topic."""
+    wanted = _KINDS.get(message_type_of(config))
+    return wanted is None or wanted == kind
+
+
+class Routes:
+    """`members`: host:port by node id; `advertised` takes precedence. One instance for all topics."""
+
+    def __init__(self, broker_name: str, members: Mapping[str, str], advertised: Mapping[str, str]) -> None:
+        places = {node_id: advertised.get(node_id, members[node_id]) for node_id in sorted(members)}
+        addresses = [_split(address) for address in places.values()]
+        self._each = [
+            _broker(f"{broker_name}-{node_id}", [address])
+            for node_id, address in zip(places, addresses, strict=True)
+        ]
+        schemes = {_scheme(host) for host, _ in addresses}
+        # Names, and addresses of two kinds, cannot stand in one place.
+        is_one_place = len(addresses) == 1 or schemes in ({pb.AddressScheme.IPv4}, {pb.AddressScheme.IPv6})
+        self._shared = _broker(broker_name, addresses) if is_one_place else None
+
+    def queues(self, topic: pb.Resource, config: TopicConfig, language: str) -> list[pb.MessageQueue]:
+        """All queues of a topic, for clients of this language."""
+        brokers = self._brokers_for(language)
+        count = max(config.read_queues, config.write_queues)
+        return [
+            self._queue(topic, config, queue_id, broker, language)
+            for queue_id in range(count)
+            for broker in brokers
+        ]
+
+    def assignments(
+        self, topic: pb.Resource, config: TopicConfig, language: str, *, in_order: bool
+    ) -> list[pb.Assignment]:
+        """What a push consumer is to receive from: each broker, or, `in_order`, each queue that it may read,
+        once: the brokers are the same one."""
+        brokers = self._brokers_for(language)
+        if in_order:
+            places = [(queue_id, brokers[queue_id % len(brokers)]) for queue_id in range(config.read_queues)]
+        else:
+            places = [(_ALL_QUEUES, broker) for broker in brokers]
+        return [
+            pb.Assignment(message_queue=self._queue(topic, config, queue_id, broker, language))
+            for queue_id, broker in places
+        ]
+
+    def _brokers_for(self, language: str) -> list[pb.Broker]:
+        return self._each if language == NODE_JS or self._shared is None else [self._shared]
+
+    def _queue(
+        self, topic: pb.Resource, config: TopicConfig, queue_id: int, broker: pb.Broker, language: str
+    ) -> pb.MessageQueue:
+        return pb.MessageQueue(
+            topic=topic,
+            id=queue_id,
+            permission=_permission(config, queue_id),
+            broker=broker,
+            accept_message_types=_accepted(config, language),
+        )
+
+
+def _permission(config: TopicConfig, queue_id: int) -> pb.Permission:
+    may_read = config.perm & _PERM_READ and queue_id < config.read_queues
+    may_write = config.perm & _PERM_WRITE and queue_id < config.write_queues
+    if may_read and may_write:
+        return pb.Permission.READ_WRITE
+    if may_read:
+        return pb.Permission.READ
+    return pb.Permission.WRITE if may_write else pb.Permission.NONE
+
+
+def _accepted(config: TopicConfig, language: str) -> list[pb.MessageType]:
+    wanted = _KINDS.get(message_type_of(config))
+    if wanted is not None:
+        return [wanted]
+    return [*_MIXED, pb.MessageType.PRIORITY] if language in _KNOW_PRIORITY else list(_MIXED)
+
+
+def _broker(name: str, addresses: list[tuple[str, int]]) -> pb.Broker:
+    return pb.Broker(
+        name=name,
+        id=_MASTER_ID,
+        endpoints=pb.Endpoints(
+            scheme=_scheme(addresses[0][0]),
+            addresses=[pb.Address(host=host, port=port) for host, port in addresses],
+        ),
+    )
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _scheme(host: str) -> pb.AddressScheme:
+    try:
+        version = ip_address(host).version
+    except ValueError:
+        return pb.AddressScheme.DOMAIN_NAME
+    return pb.AddressScheme.IPv4 if version == 4 else pb.AddressScheme.IPv6

@@ -1,0 +1,95 @@
+"""The conversation with one client: settings, and commands of the server.
+
+Nothing is lost with it: all other calls are answered whether or not a client has such a stream, since some
+clients take minutes to open it again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from broker_adapter.api import GroupConfig
+from broker_adapter.messaging.client_settings import ServerLimits, answered
+from broker_adapter.messaging.clients import ClientStreams
+from broker_adapter.messaging.context import NODE_JS, CallContext
+from broker_adapter.messaging.directory import Directory
+from broker_adapter.messaging.names import group_of, topic_of
+from broker_adapter.messaging.rejected import Rejected, ok, status_of
+from broker_adapter.messaging.v2 import definition_pb2 as pb
+from broker_adapter.messaging.v2 import service_pb2 as calls
+
+#: Commands that wait to be written.
+_MAX_WAITING = 64
+#: Of one producer, that are remembered.
+_MAX_TOPICS = 256
+#: Clients in Node.js may not listen yet when their first settings are answered.
+_AGAIN_AFTER_S = 1.0
+
+#: Run a function after some seconds.
+Later = Callable[[float, Callable[[], None]], object]
+
+
+class Conversation:
+    """Implements `clients.Stream`. `heard` takes what the client says; `waiting` is what is to be written,
+    and `wake` is called when that grows."""
+
+    def __init__(
+        self,
+        context: CallContext,
+        streams: ClientStreams,
+        directory: Directory,
+        limits: ServerLimits,
+        *,
+        later: Later,
+        wake: Callable[[], None],
+    ) -> None:
+        """Rejected (TOO_MANY_REQUESTS). `close` when it is over."""
+        self.waiting: deque[calls.TelemetryCommand] = deque()
+        self._context = context
+        self._streams = streams
+        self._directory = directory
+        self._limits = limits
+        self._later = later
+        self._wake = wake
+        self._is_open = True
+        streams.add(context.client_id, self)
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._streams.remove(self._context.client_id, self)
+
+    def tell(self, command: calls.TelemetryCommand) -> bool:
+        if not self._is_open or len(self.waiting) >= _MAX_WAITING:
+            return False
+        self.waiting.append(command)
+        self._wake()
+        return True
+
+    def heard(self, command: calls.TelemetryCommand) -> None:
+        """Answers to commands that are not settings are of use to nobody here."""
+        if command.WhichOneof("command") != "settings":
+            return
+        try:
+            answer = calls.TelemetryCommand(status=ok(), settings=self._settled(command.settings))
+        except Rejected as error:
+            self.tell(calls.TelemetryCommand(status=status_of(error)))
+            return
+        self.tell(answer)
+        if self._context.language == NODE_JS:
+            self._later(_AGAIN_AFTER_S, lambda: self._repeat(answer))
+
+    def _repeat(self, answer: calls.TelemetryCommand) -> None:
+        self.tell(answer)
+
+    def _settled(self, settings: pb.Settings) -> pb.Settings:
+        namespace = self._context.namespace
+        group: GroupConfig | None = None
+        if settings.WhichOneof("pub_sub") == "publishing":
+            topics = settings.publishing.topics[:_MAX_TOPICS]
+            names = [topic_of(topic, namespace) for topic in topics]
+            self._streams.produces(self._context.client_id, names)
+        elif settings.subscription.group.name:
+            group = self._directory.group(group_of(settings.subscription.group, namespace))
+        return answered(settings, self._limits, group, self._context.language)

@@ -1,0 +1,209 @@
+"""What the state of delivery has to be like after each command of the log: the obvious model.
+
+It shares the decoder of commands with the broker and nothing else; every state that it was ever in is kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any, NamedTuple
+
+from broker_adapter.delivery import records
+from broker_adapter.delivery.commands import (
+    Ack,
+    Change,
+    ChangeKind,
+    Checked,
+    Drop,
+    Element,
+    End,
+    Hold,
+    HoldKind,
+    Pop,
+    QueueKey,
+    Sent,
+)
+from broker_adapter.delivery.state import DeliveryState
+from broker_adapter.metadata.commands import Command, DeleteGroup, DeleteTopic, ResetOffsets
+from dledger.testing import Violation
+
+#: As the fields of `queue_state.Held`.
+Held = tuple[int, int, int, str, str, bool, int]
+
+
+class DeliveryLook(NamedTuple):
+    """All of it at one moment, but for what is forgotten by age."""
+
+    cursors: tuple[tuple[QueueKey, int], ...]
+    pending: tuple[tuple[QueueKey, int, Held], ...]
+    held: tuple[tuple[int, int, int], ...]  # number, due, checks
+    ids: tuple[tuple[bytes, int, int], ...]
+
+
+def look_at_delivery(state: DeliveryState) -> DeliveryLook:
+    """What a broker has."""
+    ids = state.ids.save()
+    found = [ids[at : at + 36] for at in range(0, len(ids), 36)]
+    return DeliveryLook(
+        tuple((queue.key, queue.cursor) for queue in state.sorted_queues()),
+        tuple(
+            (queue.key, offset, (*held[:5], held.renews, held.given_ms))
+            for queue in state.sorted_queues()
+            for offset, held in sorted(queue.pending.items())
+        ),
+        tuple((number, one.due_ms, one.checks) for number, one in sorted(state.held.all.items())),
+        tuple(
+            sorted(
+                (one[:16], int.from_bytes(one[16:20], "big", signed=True), int.from_bytes(one[20:28], "big"))
+                for one in found
+            )
+        ),
+    )
+
+
+class DeliveryModel:
+    """Fed with the commands of the committed log, in order."""
+
+    def __init__(self) -> None:
+        self.acked: set[tuple[QueueKey, int]] = set()
+        self.given: set[tuple[QueueKey, int]] = set()
+        self._known: tuple[Any, Any] = ({}, {})  # groups and topics
+        self._cursors: dict[QueueKey, int] = {}
+        self._pending: dict[tuple[QueueKey, int], Held] = {}
+        self._holds: dict[int, tuple[Hold, int, int]] = {}
+        self._ids: dict[bytes, tuple[int, int]] = {}
+        self._indexes = [-1]
+        self._looks = [self.look()]
+
+    def put(self, index: int, stamp_ms: int, body: bytes, groups: object, topics: object) -> None:
+        """The next command; `groups` and `topics` are those that there are."""
+        self._known = (groups, topics)
+        command = records.decode(body)
+        assert command is not None
+        for place, element in enumerate(command.elements):
+            self._take(element, (index << 16) + place, stamp_ms)
+        self._note(index)
+
+    def metadata(self, index: int, command: Command, took_effect: bool) -> None:
+        match command:
+            case DeleteGroup(group=name) if took_effect:
+                self._forget([key for key in self._cursors if key.group == name])
+            case DeleteTopic(topic=name) if took_effect:
+                self._forget([key for key in self._cursors if key.topic == name])
+                self._holds = {at: one for at, one in self._holds.items() if one[0].topic != name}
+            case ResetOffsets(group=name, offsets=offsets) if took_effect:
+                for topic, queue_id, offset in offsets:
+                    key = QueueKey(name, topic, queue_id)
+                    if key in self._cursors:
+                        self._forget([key])
+                        self._cursors[key] = offset
+            case _:
+                return
+        self._note(index)
+
+    def at(self, index: int) -> DeliveryLook:
+        """After the entry with this index."""
+        return self._looks[bisect_right(self._indexes, index) - 1]
+
+    def look(self) -> DeliveryLook:
+        return DeliveryLook(
+            tuple(sorted(self._cursors.items())),
+            tuple(sorted((key, offset, held) for (key, offset), held in self._pending.items())),
+            tuple(sorted((number, due, checks) for number, (_, due, checks) in self._holds.items())),
+            tuple(sorted((digest, *place) for digest, place in self._ids.items())),
+        )
+
+    def least(self, key: QueueKey) -> int:
+        """The first offset that is not done."""
+        return min([self._cursors.get(key, 0), *(at for whose, at in self._pending if whose == key)])
+
+    @property
+    def holds(self) -> int:
+        return len(self._holds)
+
+    # -- inside
+
+    def _note(self, index: int) -> None:
+        self._indexes.append(index)
+        self._looks.append(self.look())
+
+    def _forget(self, keys: list[QueueKey]) -> None:
+        for key in keys:
+            del self._cursors[key]
+        self._pending = {place: held for place, held in self._pending.items() if place[0] not in keys}
+
+    def _take(self, element: Element, number: int, stamp_ms: int) -> None:
+        match element:
+            case Pop():
+                self._pop(element, number, stamp_ms)
+            case Ack(key, offset, pop):
+                held = self._pending.get((key, offset))
+                if held and held[0] == pop and held[1] > stamp_ms:
+                    del self._pending[key, offset]
+                    self.acked.add((key, offset))
+            case Drop(key, offset, pop):
+                held = self._pending.get((key, offset))
+                if held and held[0] == pop:
+                    del self._pending[key, offset]
+            case Change(key, offset, pop, invisible_ms, kind):
+                held = self._pending.get((key, offset))
+                if held and held[0] == pop and held[1] > stamp_ms:
+                    changed = [
+                        number if kind is ChangeKind.CHANGE else pop,
+                        stamp_ms + invisible_ms,
+                        *held[2:],
+                    ]
+                    changed[2] -= kind is ChangeKind.RETURN  # type: ignore[operator]
+                    changed[5] = held[5] and kind is ChangeKind.RENEW
+                    self._pending[key, offset] = tuple(changed)  # type: ignore[assignment]
+            case Hold():
+                self._holds[number] = (element, element.due_ms, 0)
+                if element.digest:
+                    self._new_id(element.digest, -1, number)
+            case End(number_held):
+                if self._holds.pop(number_held, None) is None:
+                    raise Violation("ended once", f"{element} of what is not held")
+            case Checked(number_held, next_ms):
+                if number_held in self._holds and self._holds[number_held][0].kind is HoldKind.HALF:
+                    hold, _, checks = self._holds[number_held]
+                    self._holds[number_held] = (hold, next_ms, checks + 1)
+            case Sent(ids):
+                for digest, queue_id, queue_offset in ids:
+                    self._new_id(digest, queue_id, queue_offset)
+
+    def _new_id(self, digest: bytes, queue_id: int, queue_offset: int) -> None:
+        if digest in self._ids:
+            raise Violation(
+                "sent once", f"{digest.hex()} at {self._ids[digest]} and {queue_id}-{queue_offset}"
+            )
+        self._ids[digest] = (queue_id, queue_offset)
+
+    def _pop(self, pop: Pop, number: int, stamp_ms: int) -> None:
+        key = pop.key
+        if key not in self._cursors and (key.group not in self._known[0] or key.topic not in self._known[1]):
+            return
+        cursor = self._cursors.setdefault(key, pop.begin)
+        mine = {at: held for (whose, at), held in self._pending.items() if whose == key}
+        if pop.is_orderly and not pop.repeats and any(held[1] > stamp_ms for held in mine.values()):
+            return
+        given: dict[int, int] = {}
+        for at, old in pop.again:
+            held = mine.get(at)
+            if held is None or held[0] != old:
+                continue
+            if pop.repeats and held[4] == pop.attempt_id:
+                given[at] = held[2]
+            elif not pop.repeats and held[1] <= stamp_ms:
+                given[at] = held[2] + 1
+        if pop.begin == cursor and (not pop.is_orderly or set(mine) == set(given)):
+            self._cursors[key] = pop.end
+            given.update((at, 1) for at in pop.fresh)
+        if pop.is_orderly and not pop.repeats and given and min(given) > min([*mine, *given]):
+            raise Violation("orderly", f"{pop} gives {given} before {sorted(mine)}")
+        for at, attempts in given.items():
+            if (key, at) in self.acked:
+                raise Violation("acknowledged ack", f"{key} {at} was acknowledged and is given by {pop}")
+            self.given.add((key, at))
+            until_ms = stamp_ms + pop.invisible_ms
+            held = (number, until_ms, attempts, pop.client_id, pop.attempt_id, pop.renews, stamp_ms)
+            self._pending[key, at] = held

@@ -1,0 +1,211 @@
+"""Clients of delivery in a simulated cluster: a producer whose messages are stored once, and consumers that
+are given messages for a time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import TypeVar
+
+from broker_adapter.api import GroupConfig, OutgoingMessage
+from broker_adapter.delivery.api import AckStatus, Delivery, Resolution
+from broker_adapter.errors import GroupRefused, IllegalMessage, PutRefused, ReadFailed, Status
+from broker_adapter.message import decode
+from broker_adapter.testing.broker_node import SimBroker
+from broker_adapter.testing.clients import FAILURES, Client
+from broker_adapter.testing.simulation import BrokerSimulation
+from dledger.testing import Violation
+
+T = TypeVar("T")
+
+POPPED_TOPIC = "Pops"
+#: The second one consumes in order; the third gives up on a message after two attempts.
+POP_GROUPS = (
+    GroupConfig("shared", retry_max_times=-1),
+    GroupConfig("orderly", retry_max_times=-1, consume_orderly=True),
+    GroupConfig("impatient", retry_max_times=1),
+)
+
+
+class OnceProducer(Client):
+    """Sends messages one by one under ids, until it knows that they are there; some delayed, some halves."""
+
+    def __init__(self, sim: BrokerSimulation, name: str, rng: Random) -> None:
+        super().__init__(sim, name, rng)
+        self._made = 0
+
+    async def work(self) -> None:
+        self._made += 1
+        message_id = f"{self.name}-{self._made}"
+        body = message_id.encode() + b"x" * self.rng.randint(0, 60)
+        kind = self.rng.choice(("plain", "plain", "plain", "delayed", "half"))
+        if kind == "plain":
+            await self._plain(message_id, OutgoingMessage(body))
+        elif kind == "delayed":
+            await self._delayed(message_id, OutgoingMessage(body))
+        else:
+            await self._half(message_id, OutgoingMessage(body))
+
+    async def _plain(self, message_id: str, message: OutgoingMessage) -> None:
+        sent = await self._until_known(
+            "once", lambda b: b.delivery.send(POPPED_TOPIC, message, message_id=message_id)
+        )
+        if sent is not None:
+            self.sim.truth.delivery.stored(message_id)
+            self.completed += 1
+
+    async def _delayed(self, message_id: str, message: OutgoingMessage) -> None:
+        delay_ms = self.rng.randint(0, 400)
+
+        async def send(broker: SimBroker) -> str:
+            due_ms = broker.node.cluster_time_ms() + delay_ms
+            found = await broker.delivery.send_delayed(
+                POPPED_TOPIC, message, message_id=message_id, deliver_at_ms=due_ms
+            )
+            return found.recall_handle
+
+        handle = await self._until_known("delayed", send)
+        if handle is None:
+            return
+        truth = self.sim.truth.delivery
+        if self.rng.random() < 0.4:
+            try:
+                recalled = await self.ask_master(lambda b: b.delivery.recall(POPPED_TOPIC, handle))
+            except FAILURES as error:
+                self.sim.count("recalls", error)
+                if not (isinstance(error, ReadFailed) and error.status is Status.DELAYED_UNKNOWN):
+                    return  # recalled or not
+            else:
+                if recalled != message_id:
+                    raise Violation("recall", f"{recalled} came back for {message_id}")
+                truth.never(message_id)
+                return
+        truth.stored(message_id)
+        self.completed += 1
+
+    async def _half(self, message_id: str, message: OutgoingMessage) -> None:
+        async def send(broker: SimBroker) -> str:
+            found = await broker.delivery.send_half(
+                POPPED_TOPIC, message, message_id=message_id, client_id=self.name
+            )
+            return found.transaction_id
+
+        transaction_id = await self._until_known("halves", send)
+        if transaction_id is None or self.rng.random() < 0.2:
+            return  # and nobody ever ends it, but the broker
+        resolution = self.rng.choice((Resolution.COMMIT, Resolution.COMMIT, Resolution.ROLLBACK))
+        ended = await self._until_known("ends", lambda b: self._end(b, transaction_id, resolution))
+        if ended:
+            truth = self.sim.truth.delivery
+            (truth.stored if resolution is Resolution.COMMIT else truth.never)(message_id)
+            self.completed += 1
+
+    async def _end(self, broker: SimBroker, transaction_id: str, resolution: Resolution) -> bool:
+        """False: it was rolled back meanwhile, as nobody ended it in time."""
+        try:
+            await broker.delivery.end_transaction(POPPED_TOPIC, transaction_id, resolution)
+        except ReadFailed as error:
+            if error.status is not Status.TRANSACTION_UNKNOWN:
+                raise
+            return False
+        return True
+
+    async def _until_known(self, what: str, request: Callable[[SimBroker], Awaitable[T]]) -> T | None:
+        for _ in range(1000):
+            try:
+                return await self.ask_master(request)
+            except FAILURES as error:
+                self.sim.count(what, error)
+                if isinstance(error, IllegalMessage):
+                    raise
+                if self.is_stopped and not isinstance(error, PutRefused):
+                    break
+                await self.think()
+        return None
+
+
+class PopConsumer(Client):
+    """Receives, then acknowledges, lets go, asks for more time, or forgets."""
+
+    def __init__(self, sim: BrokerSimulation, name: str, rng: Random, group: GroupConfig) -> None:
+        super().__init__(sim, name, rng)
+        self.catches_up = False
+        self._group = group
+        self._attempts = 0
+        self._is_known = False
+
+    async def work(self) -> None:
+        try:
+            if not self._is_known:
+                await self.ask_master(lambda b: b.broker.put_group(self._group))
+                self._is_known = True
+            await self._consume()
+        except FAILURES as error:
+            self.sim.count("receives and acks", error)
+            if isinstance(error, GroupRefused):
+                self._is_known = False
+
+    async def _consume(self) -> None:
+        group, rng, truth = self._group.name, self.rng, self.sim.truth.delivery
+        self._attempts += 1
+        attempt_id = f"{self.name}-{self._attempts}" if rng.random() < 0.5 else ""
+        invisible_ms = rng.choice((0, 100, 300))
+        wait_ms = rng.choice((0, 20, 100))
+        before = truth.acknowledged(group)
+
+        async def receive(broker: SimBroker) -> list[Delivery]:
+            return await broker.delivery.receive(
+                group,
+                POPPED_TOPIC,
+                client_id=self.name,
+                max_messages=rng.choice((1, 3, 8)),
+                invisible_ms=invisible_ms,
+                wait_ms=wait_ms,
+                attempt_id=attempt_id,
+            )
+
+        try:
+            found = await self.ask_master(receive)
+        except FAILURES as error:
+            self.sim.count("receives", error)
+            if not attempt_id:
+                return
+            found = await self.ask_master(receive)
+        for one in found:
+            self._check(one)
+            truth.given(group, one, before)
+        self.sim.counts["messages given"] += len(found)
+        if found:
+            await self._finish(found)
+
+    def _check(self, one: Delivery) -> None:
+        message = decode(one.record)
+        stored = self.sim.truth.queue((POPPED_TOPIC, one.queue_id)).messages[one.queue_offset]
+        if stored.body != message.body or stored.physical_offset != message.physical_offset:
+            raise Violation("given", f"{message} where {stored} is")
+
+    async def _finish(self, found: list[Delivery]) -> None:
+        group, dice = self._group.name, self.rng.random()
+        if dice < 0.1 and not self.catches_up:
+            return  # it has died, for all that anybody knows
+        if dice < 0.2 and not self.catches_up:
+            await self.ask_master(lambda b: b.delivery.release(self.name, group))
+            return
+        if dice < 0.4 and not self.catches_up:
+            first = found[0]
+            handle = await self.ask_master(
+                lambda b: b.delivery.change_invisible(group, POPPED_TOPIC, first.handle, 50)
+            )
+            if dice < 0.3:
+                return
+            found = [first._replace(handle=handle), *found[1:]]
+        if dice > 0.95 and not self.catches_up and self._group.retry_max_times >= 0:
+            await self.ask_master(lambda b: b.delivery.dead_letter(group, POPPED_TOPIC, found[0].handle))
+            self.sim.counts["dead letters asked for"] += 1
+            found = found[1:]
+        handles = [one.handle for one in found]
+        statuses = await self.ask_master(lambda b: b.delivery.ack(group, POPPED_TOPIC, handles))
+        for one, status in zip(found, statuses, strict=True):
+            if status is AckStatus.OK:
+                self.sim.truth.delivery.acked(group, one)
+                self.completed += 1

@@ -1,0 +1,92 @@
+"""Queries that several checks look at: what one pass over many rows can tell is told in one."""
+
+from __future__ import annotations
+
+#: Messages in their logs, beside how far their log was read.
+PLACED = """
+SELECT p.*, b.bound, b.start, r.drained FROM placed p
+LEFT JOIN (SELECT run, log, max(read_min) AS bound, min(read_min) AS start FROM placed WHERE reads > 0
+  GROUP BY run, log) b ON b.run = p.run AND b.log = p.log
+LEFT JOIN runs r ON r.run = p.run
+"""
+
+#: Deliveries, each with the one before it in its read and the one before it to its consumer. Both windows
+#: need the rows in the same places: a read is one consumer's.
+DELIVERIES = """
+SELECT d.*, lag(pos) OVER w AS in_read, lag(rank) OVER w AS rank_in_read,
+  s.mid IS NOT NULL AS suspect, s.sent, s.oks, s.fails, s.sent_digest, r.max_attempts
+FROM (
+  SELECT *, lag(pos) OVER v AS before, lag(rank) OVER v AS rank_before, lag(op) OVER v AS op_before FROM (
+    SELECT *, attempt = 0 AND rank IS NOT NULL AS counts FROM dlv)
+  WINDOW v AS (PARTITION BY run, log, grp, consumer, epoch, counts ORDER BY inc, seq)
+) d
+LEFT JOIN suspects s ON s.run = d.run AND s.log = d.log AND s.mid = d.mid
+LEFT JOIN runs r ON r.run = d.run
+WINDOW w AS (PARTITION BY d.run, d.log, d.grp, d.consumer, d.epoch, d.counts, d.op ORDER BY d.i)
+"""
+
+#: Events of nodes, each with what its node had said before it. `term_before`, `voted_before`: over all
+#: incarnations; `flushed`: since entries were last removed; everything else: in the same incarnation.
+#: The window of the fewest keys comes first, so that the rows are brought to their places once.
+HISTORY = """
+SELECT *, max(CASE WHEN e = 'flush' THEN lidx END) OVER (PARTITION BY run, node, part ORDER BY ord
+    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS flushed
+FROM (
+  SELECT *, max(CASE WHEN e = 'commit' THEN lidx END) OVER w AS commit_before,
+    max(CASE WHEN e = 'commit' THEN lidx WHEN e = 'recover' THEN committed END) OVER w AS committed_before,
+    max(CASE WHEN e = 'reput' THEN lidx END) OVER w AS reput_before,
+    max_by(CASE WHEN e = 'append' THEN last WHEN e = 'truncate' THEN lidx - 1
+        WHEN e = 'recover' THEN ended WHEN e = 'install' THEN lidx END,
+      CASE WHEN e IN ('append', 'truncate', 'recover', 'install') THEN seq END) OVER w AS end_before,
+    max_by(CASE WHEN e = 'apply' THEN last ELSE lidx END, CASE WHEN e IN ('apply', 'load', 'install')
+      THEN seq END) OVER w AS applied_before,
+    max_by(e, CASE WHEN e IN ('leader', 'follower', 'candidate', 'recover') THEN seq END) OVER w AS raft_role,
+    max_by(term, CASE WHEN e IN ('leader', 'follower', 'candidate', 'recover') THEN seq END)
+      OVER w AS raft_term,
+    max(CASE WHEN e = 'master_ready' THEN term END) OVER w AS ready_term,
+    max(CASE WHEN e IN ('elected', 'master_ready') THEN term END) OVER w AS broker_term,
+    max(CASE WHEN e = 'demoted' THEN term END) OVER w AS demoted_term
+  FROM (
+    SELECT run, node, inc, seq, ord, e, term, eterm, lidx, last, ended, committed, reput, target, barrier,
+      op, wiped,
+      src,
+      max(CASE WHEN e IN ('term_vote', 'leader', 'follower', 'candidate', 'commit') THEN term END) OVER v
+        AS term_before,
+      max(CASE WHEN e = 'term_vote' THEN term END) OVER v AS voted_before,
+      sum(CASE WHEN e IN ('truncate', 'install') OR (wiped AND e = 'recover') THEN 1 ELSE 0 END) OVER (
+        PARTITION BY run, node ORDER BY ord ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS part
+    FROM nodes
+    WINDOW v AS (PARTITION BY run, node ORDER BY ord ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+  ) WINDOW w AS (PARTITION BY run, node, inc ORDER BY ord ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+)
+"""
+
+#: What happened to the consumer offsets of a group: k 0 asked for, or about to be stored; 1 stored; 2 reset
+#: by hand. `stored`: the highest that had been stored before, since the last reset.
+OFFSETS = """
+SELECT *, max(CASE WHEN k = 1 THEN off END) OVER (PARTITION BY run, grp, log, part ORDER BY t, k
+  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS stored
+FROM (
+  SELECT *, sum(CASE WHEN k = 2 THEN 1 ELSE 0 END) OVER (PARTITION BY run, grp, log ORDER BY t, k
+    ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS part
+  FROM (
+    SELECT o.run, o.f, o.grp, 'q:' || o.topic || '/' || CAST(o.q AS STRING) AS log, k.k,
+      CASE WHEN k.k = 0 THEN o.inv ELSE o.ret END AS t, o.op, o.off_asked AS off, o.off_answered, o.src,
+        o.inc, o.seq
+    FROM ops o CROSS JOIN (SELECT 0 AS k UNION ALL SELECT 1 AS k) k
+    WHERE o.outcome = 'ok' AND (o.f = 'commit_off' OR (o.f = 'fetch_off' AND k.k = 0))
+    UNION ALL
+    SELECT run, 'reset', grp, log, 2, mono, NULL, NULL, NULL, src, inc, seq FROM member WHERE e = 'reset'
+  )
+)
+"""
+
+#: Stored messages beside their units in the ConsumeQueue of the same node. `low`: where that queue begins.
+UNITS = """
+SELECT d.run, d.node, d.log, d.qoff, d.lidx, d.mid, d.sure, g.low, c.lidx AS unit_lidx
+FROM dump d
+LEFT JOIN cq c ON c.run = d.run AND c.node = d.node AND c.log = d.log AND c.qoff = d.qoff
+LEFT JOIN (SELECT run, node, log, min(qoff) AS low FROM cq GROUP BY run, node, log) g
+  ON g.run = d.run AND g.node = d.node AND g.log = d.log
+WHERE d.qoff IS NOT NULL
+"""

@@ -1,0 +1,149 @@
+"""What stands on the disks of all nodes after a run, as lines of the trace: every entry of the log and every
+unit of the ConsumeQueues.
+
+Read from the files without a server. Of a node whose files are torn or damaged comes what is good, and what
+is not is said. In memory are a batch, and with brokers 16 bytes for each entry.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from hashlib import blake2b
+from pathlib import Path
+
+from broker_adapter.errors import StoredDataDamaged
+from broker_adapter.message import ENTRY_HEADER_SIZE, Message, decode
+from broker_adapter.metadata.commands import METADATA_TOPIC
+from broker_adapter.store.offline import OfflineQueues
+from chaos.cluster import ChaosCluster, Kind, derived_of
+from chaos.trace.schema import LEDGER, Ev
+from chaos.trace.writer import TraceWriter
+from chaos.workloads.messages import UNREADABLE, digest, number_of
+from dledger import OfflineLog, StoredEntry
+
+_ANY_BODY = 1 << 30
+
+
+def dump_source(node_id: str) -> str:
+    """Who writes the files of a node into the trace."""
+    return f"dump:{node_id}"
+
+
+def dump_cluster(run_directory: Path, run: str, cluster: ChaosCluster, settled: int | None) -> None:
+    """`dump_node` for all nodes, one after the other, each with a writer of its own. They have stopped."""
+    for node_id, store in zip(cluster.node_ids, cluster.stores(), strict=True):
+        with TraceWriter(run_directory, run, dump_source(node_id)) as writer:
+            dump_node(writer, node_id, store, cluster.kind, settled)
+
+
+def dump_node(writer: TraceWriter, node_id: str, store: Path, kind: Kind, settled: int | None) -> None:
+    """Write the files of one node into `writer`.
+
+    `store`: its directory; derived files are beside it. `settled`: what was committed on all nodes in the
+    end; None: nobody knows, and what the node itself has noted as committed counts instead.
+    """
+    with OfflineLog(store) as log:
+        checkpoint = log.report.checkpoint
+        committed = settled if settled is not None else checkpoint.committed_index if checkpoint else -1
+        ledger = _LedgerDump(writer, node_id, kind, committed)
+        for entry in log.entries():
+            ledger.take(entry)
+        report = log.report
+    for damage in report.damages:
+        hole = {"lidx": damage.first_index, "last": damage.last_index, "text": damage.reason}
+        writer.write(Ev.META, {"e": "dump_hole", "node": node_id, **hole})
+    said = "; ".join([f"{report.verdict.value}: {report.verdict_reason}".rstrip(": "), *report.problems])
+    _conclude(writer, node_id, LEDGER, ledger.count, ledger.sum(), said, ended=report.end_index)
+    if kind == "broker":
+        _dump_queues(writer, node_id, derived_of(store), ledger.indexes)
+
+
+class _Indexes:
+    """Which entry begins at a position. Entries come in the order of their positions."""
+
+    def __init__(self) -> None:
+        self._positions = array("q")
+        self._indexes = array("q")
+
+    def add(self, pos: int, index: int) -> None:
+        self._positions.append(pos)
+        self._indexes.append(index)
+
+    def at(self, pos: int) -> int:
+        """-1: none begins there."""
+        found = bisect_left(self._positions, pos)
+        is_there = found < len(self._positions) and self._positions[found] == pos
+        return self._indexes[found] if is_there else -1
+
+
+class _LedgerDump:
+    """One line for each entry, and a digest over all committed ones."""
+
+    def __init__(self, writer: TraceWriter, node_id: str, kind: Kind, committed: int) -> None:
+        self._writer = writer
+        self._node_id = node_id
+        self._is_broker = kind == "broker"
+        self._committed = committed
+        self._sum = blake2b(digest_size=8)
+        self.count = 0
+        self.indexes = _Indexes()
+
+    def take(self, entry: StoredEntry) -> None:
+        is_committed = entry.index <= self._committed
+        fields: dict[str, int | str | bool] = {
+            "node": self._node_id,
+            "ledger": LEDGER,
+            "lidx": entry.index,
+            "eterm": entry.term,
+            "chain": f"{entry.chain_crc:08x}",
+            "is_committed": is_committed,
+        }
+        message = None if entry.internal or not self._is_broker else _message_in(entry)
+        if entry.internal or (message is not None and message.topic == METADATA_TOPIC):
+            fields["internal"] = True
+        elif message is not None:
+            fields |= {"topic": message.topic, "q": message.queue_id, "qoff": message.queue_offset}
+            fields |= {"mid": number_of(message.body), "digest": digest(message.body)}
+        else:
+            fields |= {"mid": UNREADABLE if self._is_broker else number_of(entry.body)}
+            fields["digest"] = digest(entry.body)
+        self._writer.write(Ev.DUMP, fields)
+        self.count += 1
+        if is_committed:
+            self._sum.update(b"%d %d %d\n" % (entry.index, entry.term, entry.chain_crc))
+        if self._is_broker:
+            self.indexes.add(entry.pos, entry.index)
+
+    def sum(self) -> str:
+        return self._sum.hexdigest()
+
+
+def _message_in(entry: StoredEntry) -> Message | None:
+    """None: the entry is none, which on a broker's log should not be."""
+    try:
+        return decode(entry.body, max_body_bytes=_ANY_BODY)
+    except StoredDataDamaged:
+        return None
+
+
+def _dump_queues(writer: TraceWriter, node_id: str, root: Path, indexes: _Indexes) -> None:
+    queues = OfflineQueues(root)
+    count, total = 0, blake2b(digest_size=8)
+    for topic, queue_id, offset, unit in queues.units():
+        index = indexes.at(unit.physical_offset - ENTRY_HEADER_SIZE)
+        place = {"node": node_id, "topic": topic, "q": queue_id, "qoff": offset, "lidx": index}
+        writer.write(Ev.CQ, {**place, "size": unit.size, "tag_hash": unit.tag_code})
+        count += 1
+        total.update(
+            f"{topic} {queue_id} {offset} {unit.physical_offset} {unit.size} {unit.tag_code}\n".encode()
+        )
+    said = "; ".join(queues.problems) or "clean"
+    _conclude(writer, node_id, "consumequeue", count, total.hexdigest(), said)
+
+
+def _conclude(
+    writer: TraceWriter, node_id: str, what: str, count: int, total: str, said: str, **fields: int
+) -> None:
+    told = {"node": node_id, "ledger": what, "count": count, "digest": total, "text": said, **fields}
+    writer.write(Ev.META, {"e": "dumped", **told})

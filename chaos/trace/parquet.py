@@ -1,0 +1,134 @@
+"""Raw lines of a run as one Parquet file, with the columns of the schema and no others.
+
+Needs DuckDB (`pip install 'dledger[parquet]'`), which reads JSON lines with explicit types on all cores, in
+memory that does not grow with the trace.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from chaos.trace.files import seal
+from chaos.trace.schema import FIELDS, RAW_DIR, SUFFIX, VERSION, Kind
+
+PARQUET_DIR = "parquet"
+EVENTS_FILE = "events.parquet"
+#: Spark passes over names that begin so.
+MANIFEST_FILE = "_manifest.json"
+ROW_GROUP = 1_000_000
+_TYPES = {Kind.INT: "BIGINT", Kind.STR: "VARCHAR", Kind.BOOL: "BOOLEAN"}
+_BLOCK_BYTES = 1 << 20
+
+
+class ConversionError(Exception):
+    """The trace is not converted, and stays as it is; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file of raw lines. `torn`: bytes of half a line at its end, which are left out."""
+
+    name: str
+    bytes: int
+    lines: int
+    torn: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    path: Path
+    sources: tuple[Source, ...]
+
+    @property
+    def lines(self) -> int:
+        return sum(source.lines for source in self.sources)
+
+
+def convert(run_directory: Path, *, remove_raw: bool = False, memory: str = "1GB") -> Converted:
+    """Write `<run>/parquet/events.parquet`, in the order of the files, and beside it what it was made of.
+
+    All writers have ended. Half a line at the end of a file is what a killed writer may leave; anything else
+    that is no line of the schema's types is an error. `remove_raw`: the lines go once their columns are
+    there. `memory`: what DuckDB may use before it spills to the run's directory.
+
+    Raises:
+        ConversionError: no DuckDB, no trace, one that is converted already, or lines that cannot be read.
+    """
+    raw, target = run_directory / RAW_DIR, run_directory / PARQUET_DIR
+    files = sorted(raw.glob(f"*{SUFFIX}"))
+    if not files:
+        raise ConversionError(f"{raw} holds no trace")
+    if target.exists():
+        raise ConversionError(f"{target} exists already")
+    with tempfile.TemporaryDirectory(prefix="converting-", dir=run_directory) as folder:
+        work = Path(folder)
+        whole, sources = [], []
+        for file in files:
+            seal(file)
+            source = _look_at(file)
+            sources.append(source)
+            whole.append(_without_tail(file, source, work) if source.torn else file)
+        made = work / PARQUET_DIR
+        made.mkdir()
+        rows = _write(whole, made / EVENTS_FILE, work / "spill", memory)
+        converted = Converted(target / EVENTS_FILE, tuple(sources))
+        if rows != converted.lines:
+            raise ConversionError(f"{converted.lines} lines gave {rows} rows")
+        manifest = {"v": VERSION, "rows": rows, "sources": [asdict(source) for source in sources]}
+        (made / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n")
+        made.rename(target)
+    if remove_raw:
+        shutil.rmtree(raw)
+    return converted
+
+
+def _look_at(path: Path) -> Source:
+    digest, size, lines, torn = hashlib.sha256(), 0, 0, 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+            size += len(block)
+            lines += block.count(b"\n")
+            end = block.rfind(b"\n")
+            torn = torn + len(block) if end < 0 else len(block) - end - 1
+    return Source(path.name, size, lines, torn, digest.hexdigest())
+
+
+def _without_tail(path: Path, source: Source, work: Path) -> Path:
+    copy = work / path.name
+    shutil.copyfile(path, copy)
+    os.truncate(copy, source.bytes - source.torn)
+    return copy
+
+
+def _write(files: list[Path], target: Path, spill: Path, memory: str) -> int:
+    """How many rows."""
+    try:
+        import duckdb
+    except ImportError as error:
+        raise ConversionError("DuckDB is missing: pip install 'dledger[parquet]'") from error
+    paths = [str(path) for path in files if path.stat().st_size]
+    columns = ", ".join(f"'{name}': '{_TYPES[kind]}'" for name, kind in FIELDS.items())
+    names = ", ".join(f'"{name}"' for name in FIELDS)
+    with duckdb.connect(config={"memory_limit": memory, "temp_directory": str(spill)}) as connection:
+        try:
+            [[rows]] = connection.execute(
+                f"""COPY (SELECT {names} FROM read_json(?, columns = {{{columns}}},
+                  format = 'newline_delimited', ignore_errors = false))
+                TO '{_quoted(target)}' (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {ROW_GROUP})""",
+                [paths],
+            ).fetchall()
+        except duckdb.Error as error:
+            raise ConversionError(str(error)) from error
+    return int(rows)
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("'", "''")

@@ -1,0 +1,76 @@
+"""Producers of a broker workload: messages and batches to several topics and queues, with keys and tags.
+
+The producer of the client repeats by itself what was refused for certain; nothing of that is noted, so that a
+message that was stored by a refused attempt would show as a duplicate. What nobody knows it never repeats.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from random import Random
+
+from broker_adapter.client import Producer, SendReceipt
+from broker_adapter.errors import BrokerError
+from chaos.trace.operations import Process
+from chaos.trace.schema import LEDGER
+from chaos.workloads.messages import Bodies, digest
+from chaos.workloads.spec import Setting
+
+TAGS = ("a", "b", "c")
+#: Messages of one client that share a key: few enough to be found by one look-up.
+_KEY_SPAN = 8
+_REMEMBERED_KEYS = 4
+
+
+class Sender:
+    """One producer, by several workers."""
+
+    def __init__(
+        self, setting: Setting, producer: Producer, name: str, rng: Random, topics: Sequence[str]
+    ) -> None:
+        self._tally = setting.tally
+        self._spec = setting.spec
+        self._producer = producer
+        self._writer, self._numbers = setting.client(name)
+        self._rng = rng
+        self._topics = topics
+        self._bodies = Bodies(rng, setting.spec.max_bytes, setting.payloads())
+        #: (topic, key) of the last acknowledged messages, to look them up in the end.
+        self.keys: deque[tuple[str, str]] = deque(maxlen=_REMEMBERED_KEYS)
+
+    def worker(self) -> Callable[[], Awaitable[bool]]:
+        """One that sends one message or batch per call, and says whether it is acknowledged."""
+        process = Process(self._writer, self._numbers)
+        return lambda: self._send(process)
+
+    async def _send(self, process: Process) -> bool:
+        rng = self._rng
+        size = self._spec.draw_size(rng)
+        mids = [self._numbers.message() for _ in range(size)]
+        bodies = [self._bodies.make(mid) for mid in mids]
+        topic, queue, tag = rng.choice(self._topics), rng.randrange(self._spec.queues), rng.choice(TAGS)
+        key = f"key-{mids[0] // _KEY_SPAN}"
+        where = {"topic": topic, "q": queue}
+        if size == 1:
+            process.invoke("send", mid=mids[0], digest=digest(bodies[0]), tag=tag, key=key, **where)
+        else:
+            for i, (mid, body) in enumerate(zip(mids, bodies, strict=True)):
+                process.item(i, mid, digest(body), tag=tag, key=key, **where)
+            process.invoke("send_batch", count=size, **where)
+        began = self._writer.now()
+        try:
+            receipts = await self._producer.send_many(topic, bodies, tag=tag, keys=key, queue_id=queue)
+        except BrokerError as error:
+            self._tally.not_ok(process.failed(error), error.status.name, size)
+            return False
+        process.ok(count=size, **_stored_at(receipts[0]), **where)
+        self._tally.ok(began, self._writer.now(), size)
+        self.keys.append((topic, key))
+        return True
+
+
+def _stored_at(first: SendReceipt) -> dict[str, int | str]:
+    """What an acknowledgement says of where the first message is, and of who has stored it."""
+    told: dict[str, int | str] = {"qoff": first.queue_offset, "term": first.term, "node": first.node_id}
+    return told | ({"lidx": first.index, "ledger": LEDGER} if first.index >= 0 else {})

@@ -1,0 +1,59 @@
+"""Committed entries for a state machine: bytes of the log, taken apart where they are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import overload
+
+from dledger.node.state_machine import AppliedEntry
+from dledger.store.batch import HEADER_SIZE, MAGIC_NORMAL, unpack_begin
+
+
+class EntryRun(Sequence[AppliedEntry]):
+    """The entries of users in `pieces`: whole entries as the log has them, each with its header of 48 bytes,
+    verified; entries of the log itself among them. Who takes many at a time may read the pieces instead."""
+
+    def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
+        self.pieces = pieces
+
+    def __bool__(self) -> bool:
+        return any(map(_has_users, self.pieces))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[AppliedEntry]:
+        return iter(self._entries)
+
+    @overload
+    def __getitem__(self, at: int) -> AppliedEntry: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[AppliedEntry]: ...
+
+    def __getitem__(self, at: int | slice) -> AppliedEntry | list[AppliedEntry]:
+        return self._entries[at]
+
+    @cached_property
+    def _entries(self) -> list[AppliedEntry]:
+        """The hot path of applying: one walk, and no copies but that of each body."""
+        entries: list[AppliedEntry] = []
+        for piece in self.pieces:
+            at, end = 0, len(piece)
+            while at < end:
+                magic, size, index, term, pos = unpack_begin(piece, at)
+                if magic == MAGIC_NORMAL:
+                    entries.append(AppliedEntry(index, term, bytes(piece[at + HEADER_SIZE : at + size]), pos))
+                at += size
+        return entries
+
+
+def _has_users(piece: bytes | memoryview) -> bool:
+    at, end = 0, len(piece)
+    while at < end:
+        magic, size, _, _, _ = unpack_begin(piece, at)
+        if magic == MAGIC_NORMAL:
+            return True
+        at += size
+    return False

@@ -1,0 +1,283 @@
+"""Delivery on a real node, through the log and back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.api import GroupConfig, OutgoingMessage, QueueOffset
+from broker_adapter.delivery.api import (
+    AckStatus,
+    Delayed,
+    Delivery,
+    Filter,
+    Half,
+    OrphanedHalf,
+    Resolution,
+    Sent,
+)
+from broker_adapter.delivery.service import DeliveryService
+from broker_adapter.errors import Busy, IllegalMessage, PutRefused, ReadFailed, Status, TopicRefused
+from broker_adapter.message import decode
+from broker_adapter.properties import split_properties
+from tests.broker_adapter.cluster import brokers
+
+
+def message(text: str, **properties: str) -> OutgoingMessage:
+    return OutgoingMessage(text.encode(), properties)
+
+
+async def test_what_was_sent_is_received_and_acknowledged_once(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        delivery = (await cluster.master()).delivery
+        sent = await asyncio.gather(
+            *[delivery.send("t", message(f"m{i}"), message_id=f"id{i}") for i in range(50)]
+        )
+        assert len({(one.queue_id, one.queue_offset) for one in sent}) == 50
+        again = await delivery.send("t", message("m7"), message_id="id7")
+        assert again == Sent(sent[7].queue_id, sent[7].queue_offset, True)
+        at_once = [delivery.send("u", message("x"), message_id="same") for _ in range(5)]
+        same = await asyncio.gather(*at_once)
+        assert [one.is_repeated for one in same] == [False, True, True, True, True]
+        assert {(one.queue_id, one.queue_offset) for one in same} == {(same[0].queue_id, 0)}
+        bodies: list[bytes] = []
+        while len(bodies) < 50:
+            found = await delivery.receive("g", "t", client_id="c", invisible_ms=30_000, wait_ms=2000)
+            bodies += [decode(one.record).body for one in found]
+            statuses = await delivery.ack("g", "t", [one.handle for one in found])
+            assert statuses == [AckStatus.OK] * len(found)
+            assert await delivery.ack("g", "t", [found[0].handle, "?"]) == [AckStatus.INVALID_HANDLE] * 2
+        assert sorted(bodies) == sorted(b"m%d" % i for i in range(50))
+        assert await delivery.receive("g", "t", client_id="c", wait_ms=1) == []
+
+
+async def test_a_waiting_receive_is_woken_by_a_send_and_by_a_time_that_is_over(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        delivery = (await cluster.master()).delivery
+        await delivery.send("t", message("first"), message_id="1")
+        (one,) = await delivery.receive("g", "t", client_id="c", invisible_ms=60_000)
+        waiting = asyncio.create_task(delivery.receive("g", "t", client_id="c", wait_ms=20_000))
+        handle = await delivery.change_invisible("g", "t", one.handle, 50)
+        (again,) = await waiting
+        assert again.attempt == 2
+        with pytest.raises(ReadFailed) as refused:
+            await delivery.change_invisible("g", "t", handle, 50)
+        assert refused.value.status is Status.HANDLE_INVALID
+        waiting = asyncio.create_task(delivery.receive("g", "t", client_id="c", wait_ms=20_000))
+        await delivery.send("t", message("second"), message_id="2")
+        assert [decode(found.record).body for found in await waiting] == [b"second"]
+
+
+async def test_delays_and_halves_come_into_their_queues_once(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        delivery = program.delivery
+        asked: list[OrphanedHalf] = []
+        heard = asyncio.Event()
+
+        def ask(half: OrphanedHalf) -> None:
+            asked.append(half)
+            heard.set()
+
+        delivery.on_orphan(ask)
+        now = program.node.cluster_time_ms()
+        delayed = await delivery.send_delayed("t", message("d"), message_id="d", deliver_at_ms=now + 200)
+        assert await delivery.send_delayed(
+            "t", message("d"), message_id="d", deliver_at_ms=now + 200
+        ) == Delayed(delayed.recall_handle, True)
+        other = await delivery.send_delayed("t", message("r"), message_id="r", deliver_at_ms=now + 60_000)
+        assert await delivery.recall("t", other.recall_handle) == "r"
+        with pytest.raises(ReadFailed):
+            await delivery.recall("t", other.recall_handle)
+        half = await delivery.send_half("t", message("h"), message_id="h", client_id="p", check_after_ms=50)
+        assert isinstance(half, Half)
+        (found,) = await delivery.receive("g", "t", client_id="c", invisible_ms=9999, wait_ms=9999)
+        assert decode(found.record).body == b"d"
+        await asyncio.wait_for(heard.wait(), 20)
+        assert (asked[0].transaction_id, asked[0].client_id) == (half.transaction_id, "p")
+        assert decode(asked[0].record).body == b"h"
+        await delivery.end_transaction("t", half.transaction_id, Resolution.COMMIT)
+        await delivery.end_transaction("t", half.transaction_id, Resolution.COMMIT)
+        with pytest.raises(ReadFailed):
+            await delivery.end_transaction("t", half.transaction_id, Resolution.ROLLBACK)
+        (found,) = await delivery.receive("g", "t", client_id="c", invisible_ms=9999, wait_ms=9999)
+        assert decode(found.record).body == b"h"
+        properties = split_properties(decode(found.record).properties)
+        assert properties["__transactionId__"] == half.transaction_id
+        assert await delivery.receive("g", "t", client_id="c", wait_ms=1) == []
+
+
+async def test_what_was_given_too_often_goes_to_the_dead_letters(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        delivery = program.delivery
+        await program.broker.put_group(GroupConfig("g", retry_max_times=1))
+        await delivery.send("t", message("x", colour="red"), message_id="x")
+        for attempt in (1, 2):
+            (one,) = await delivery.receive("g", "t", client_id="c", invisible_ms=20, wait_ms=5000)
+            assert one.attempt == attempt
+        assert await delivery.receive("g", "t", client_id="c", invisible_ms=20, wait_ms=300) == []
+        (dead,) = await delivery.receive("other", "%DLQ%g", client_id="c", wait_ms=5000)
+        properties = split_properties(decode(dead.record).properties)
+        assert properties["DLQ_ORIGIN_TOPIC"] == "t"
+        assert properties["DLQ_ORIGIN_MESSAGE_ID"] == "x"
+        assert properties["colour"] == "red"
+        _, offsets = await program.broker.offsets("g")
+        assert [one.offset for one in offsets if one.topic == "t"].count(1) == 1
+
+
+def bodies(found: list[Delivery]) -> list[str]:
+    return [decode(one.record).body.decode() for one in found]
+
+
+async def send(delivery: DeliveryService, *texts: str, **properties: str) -> None:
+    """Into queue 0, one after the other."""
+    for text in texts:
+        await delivery.send("t", message(text, **properties), message_id=text, queue_id=0)
+
+
+async def test_an_orderly_group_gets_nothing_more_of_a_queue_while_something_is_held(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        delivery = program.delivery
+        await program.broker.put_group(GroupConfig("g", consume_orderly=True))
+        await send(delivery, "a", "b", "c", "d")
+        first = await delivery.receive(
+            "g", "t", client_id="c", max_messages=2, invisible_ms=60_000, attempt_id="one"
+        )
+        assert bodies(first) == ["a", "b"]
+        assert await delivery.receive("g", "t", client_id="d", invisible_ms=60_000, attempt_id="two") == []
+        again = await delivery.receive("g", "t", client_id="c", invisible_ms=60_000, attempt_id="one")
+        assert (bodies(again), [one.attempt for one in again]) == (["a", "b"], [1, 1])
+        assert await delivery.ack("g", "t", [first[0].handle]) == [AckStatus.INVALID_HANDLE]
+        waiting = asyncio.create_task(
+            delivery.receive("g", "t", client_id="d", max_messages=9, invisible_ms=60_000, wait_ms=20_000)
+        )
+        assert await delivery.ack("g", "t", [again[1].handle]) == [AckStatus.OK]
+        await delivery.change_invisible("g", "t", again[0].handle, 0)
+        rest = await waiting
+        assert (bodies(rest), [one.attempt for one in rest]) == (["a", "c", "d"], [2, 1, 1])
+        other = await delivery.receive("h", "t", client_id="c", max_messages=9, invisible_ms=60_000)
+        assert bodies(other) == ["a", "b", "c", "d"]
+
+
+async def test_what_a_filter_does_not_want_is_passed_over(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        delivery = program.delivery
+        await send(delivery, "a", TAGS="red")
+        await send(delivery, "b", TAGS="blue", size="1")
+        await send(delivery, "c", TAGS="blue", size="2")
+        await send(delivery, "d")
+        wanted = Filter(frozenset(("blue",)), lambda properties: properties["size"] == "2")
+        (one,) = await delivery.receive("g", "t", client_id="c", wanted=wanted, invisible_ms=60_000)
+        assert bodies([one]) == ["c"]
+        assert await program.broker.offsets("g") == (
+            program.metadata.group("g").generation,  # type: ignore[union-attr]
+            [QueueOffset("t", 0, 2)],
+        )
+        assert await delivery.ack("g", "t", [one.handle]) == [AckStatus.OK]
+        assert await delivery.receive("g", "t", client_id="c") == []
+        other = await delivery.receive("h", "t", client_id="c", invisible_ms=60_000)
+        assert bodies(other) == ["a", "b", "c", "d"]
+
+
+async def test_what_reached_nobody_is_no_attempt(tmp_path: Path) -> None:
+    """A client goes while its receive waits, or while what it gets is on its way into the log."""
+    async with brokers(tmp_path, 1) as cluster:
+        delivery = (await cluster.master()).delivery
+        await send(delivery, "a")
+        for _ in range(3):
+            task = asyncio.create_task(
+                delivery.receive("g", "t", client_id="gone", invisible_ms=60_000, wait_ms=20_000)
+            )
+            while not task.done() and delivery.figures().pending == 0:
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        (one,) = await delivery.receive("g", "t", client_id="c", invisible_ms=60_000, wait_ms=20_000)
+        assert (bodies([one]), one.attempt) == (["a"], 1)
+
+
+async def test_resetting_a_group_gives_everything_again_and_ends_the_handles(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        delivery = program.delivery
+        await send(delivery, "a", "b")
+        first = await delivery.receive("g", "t", client_id="c", invisible_ms=60_000)
+        await delivery.ack("g", "t", [first[0].handle])
+        await program.broker.reset_offsets("g", [QueueOffset("t", 0, 0)])
+        assert await delivery.ack("g", "t", [first[1].handle]) == [AckStatus.INVALID_HANDLE]
+        assert bodies(await delivery.receive("g", "t", client_id="c", invisible_ms=60_000)) == ["a", "b"]
+        await program.broker.delete_group("g")
+        assert delivery.figures().pending == 0
+
+
+async def test_limits_have_numbers(tmp_path: Path) -> None:
+    limits = {"max_pending_per_queue": 2, "max_held_bytes": 200, "max_delay_ms": 1000}
+    async with brokers(tmp_path, 1, {"delivery": limits}) as cluster:
+        program = await cluster.master()
+        delivery, now = program.delivery, program.node.cluster_time_ms()
+        await send(delivery, "a", "b", "c")
+        found = await delivery.receive("g", "t", client_id="c", invisible_ms=60_000)
+        assert bodies(found) == ["a", "b"]
+        assert await delivery.receive("g", "t", client_id="c", invisible_ms=60_000) == []
+        assert delivery.figures().refused_fresh > 0
+        await delivery.ack("g", "t", [found[0].handle])
+        assert bodies(await delivery.receive("g", "t", client_id="c", invisible_ms=60_000)) == ["c"]
+        with pytest.raises(IllegalMessage) as too_long:
+            await delivery.send_delayed("t", message("d"), message_id="d", deliver_at_ms=now + 99_000)
+        assert too_long.value.status is Status.DELAY_TOO_LONG
+        with pytest.raises(Busy) as too_many:
+            await delivery.send_half("t", message("h" * 200), message_id="h", client_id="c")
+        assert too_many.value.status is Status.TOO_MANY_HELD_MESSAGES
+
+
+async def test_delivery_goes_on_under_another_master(tmp_path: Path) -> None:
+    """Handles, ids, delays and transactions of the old one are those of the new one."""
+    async with brokers(tmp_path, 3) as cluster:
+        old = await cluster.master()
+        delivery, now = old.delivery, old.node.cluster_time_ms()
+        await send(delivery, "a", "b", "c")
+        found = await delivery.receive("g", "t", client_id="c", invisible_ms=600_000)
+        await delivery.ack("g", "t", [found[0].handle])
+        half = await delivery.send_half("t", message("half"), message_id="half", client_id="p")
+        await delivery.send_delayed("t", message("late"), message_id="late", deliver_at_ms=now + 500)
+        waiting = asyncio.create_task(delivery.receive("g", "t", client_id="c", wait_ms=60_000))
+        await asyncio.sleep(0)
+        await cluster.stop(old.config.node_id)
+        with pytest.raises(PutRefused):
+            await waiting
+        delivery = (await cluster.master()).delivery
+        statuses = await delivery.ack("g", "t", [one.handle for one in found])
+        assert statuses == [AckStatus.INVALID_HANDLE, AckStatus.OK, AckStatus.OK]
+        assert await delivery.send("t", message("b"), message_id="b") == Sent(0, 1, True)
+        await delivery.end_transaction("t", half.transaction_id, Resolution.COMMIT)
+        rest: list[str] = []
+        while len(rest) < 2:
+            rest += bodies(await delivery.receive("g", "t", client_id="c", invisible_ms=9999, wait_ms=9999))
+        assert sorted(rest) == ["half", "late"]
+
+
+async def test_a_receive_ends_when_its_topic_is_deleted_and_a_new_one_begins_anew(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        delivery = program.delivery
+        await send(delivery, "a", "b")
+        found = await delivery.receive("g", "t", client_id="c", max_messages=1, invisible_ms=60_000)
+        waiting = asyncio.create_task(
+            delivery.receive("h", "t", client_id="c", wait_ms=60_000, wanted=Filter(frozenset(("no",))))
+        )
+        await program.broker.delete_topic("t")
+        await delivery.send("u", message("other"), message_id="u")
+        rounds = delivery.figures().rounds
+        delivery.wake_all()
+        with pytest.raises(TopicRefused):
+            await waiting
+        assert delivery.figures().rounds - rounds < 3
+        assert delivery.figures().pending == 0
+        assert await delivery.ack("g", "t", [found[0].handle]) == [AckStatus.INVALID_HANDLE]
+        await send(delivery, "c")
+        assert bodies(await delivery.receive("g", "t", client_id="c", invisible_ms=60_000)) == ["c"]

@@ -1,0 +1,108 @@
+"""Who is heard of keeps what it holds; who went, and who is silent, does not."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker_adapter.delivery.commands import Change, ChangeKind, Element, Pop, QueueKey
+from broker_adapter.delivery.committer import Request
+from broker_adapter.delivery.records import encode
+from broker_adapter.delivery.renewals import Renewals
+from broker_adapter.delivery.state import DeliveryState
+from broker_adapter.delivery.views import Views
+from broker_adapter.settings import DeliverySettings
+
+KEY = QueueKey("g", "t", 0)
+START = 1_000_000
+
+
+class World:
+    """A state whose commands are applied as soon as they are asked for, at a time that the test sets."""
+
+    def __init__(self) -> None:
+        self.state = DeliveryState()
+        self.now_ms = START
+        self.changes: list[Change] = []
+        settings = DeliverySettings(invisible_ms=1000, heard_ms=500, release_ms=10, max_renewed_ms=5000)
+        self.renewals = Renewals(
+            self.state,
+            self,  # type: ignore[arg-type]
+            Views(),
+            now_ms=lambda: self.now_ms,
+            settings=settings,
+        )
+        self._index = 0
+
+    def submit(self, request: Request) -> asyncio.Future[object]:
+        self.changes += [one for one in request.elements if isinstance(one, Change)]
+        self.apply(*request.elements)
+        return request.done  # type: ignore[return-value]
+
+    def apply(self, *elements: Element) -> None:
+        self._index += 1
+        self.state.apply(self._index, self.now_ms, encode(elements))
+
+    def pop(self, client: str, *, renews: bool = True) -> None:
+        at = queue.cursor if (queue := self.state.queue(KEY)) else 0
+        self.apply(Pop(KEY, client, "", 1000, renews, False, False, at, at + 1, (at,), ()))
+
+    def until(self, offset: int) -> int:
+        return self.state.queues[KEY].pending[offset].until_ms - START
+
+
+async def test_only_who_is_heard_of_is_renewed_and_only_when_half_is_over() -> None:
+    world = World()
+    world.renewals.start()
+    world.pop("lives")
+    world.pop("silent")
+    world.pop("lives", renews=False)
+    world.now_ms += 499
+    world.renewals.heard_of("lives")
+    world.renewals.renew()
+    assert world.changes == []
+    world.now_ms += 2
+    world.renewals.renew()
+    assert [world.until(at) for at in range(3)] == [1501, 1000, 1000]
+    world.renewals.stop()
+
+
+async def test_a_new_master_gives_everybody_one_period() -> None:
+    world = World()
+    world.pop("c")
+    world.now_ms += 600
+    world.renewals.start()
+    world.renewals.renew()
+    assert world.until(0) == 1600
+    world.now_ms += 600
+    world.renewals.renew()
+    assert world.until(0) == 1600
+    world.renewals.stop()
+
+
+async def test_renewals_have_an_end() -> None:
+    """Its answer was lost, and the client lives on without it."""
+    world = World()
+    world.renewals.start()
+    world.pop("c")
+    while world.until(0) > world.now_ms - START:
+        world.now_ms += 250
+        world.renewals.heard_of("c")
+        world.renewals.renew()
+    assert 5000 <= world.until(0) <= 6000
+    world.renewals.stop()
+
+
+async def test_what_a_client_held_that_went_is_visible_soon_and_not_renewed() -> None:
+    world = World()
+    world.renewals.start()
+    world.pop("c")
+    world.pop("c", renews=False)
+    world.renewals.let_go("c", "other group")
+    assert world.changes == []
+    world.renewals.let_go("c", "g")
+    assert [one.kind for one in world.changes] == [ChangeKind.RELEASE] * 2
+    assert [world.until(at) for at in range(2)] == [10, 10]
+    world.renewals.heard_of("c")
+    world.renewals.renew()
+    assert [world.until(at) for at in range(2)] == [10, 10]
+    world.renewals.stop()

@@ -1,0 +1,49 @@
+"""A message there and back, as the simplest client would."""
+
+from __future__ import annotations
+
+from broker_adapter.messaging.v2 import definition_pb2 as pb
+from broker_adapter.messaging.v2 import service_pb2 as calls
+from tests.broker_adapter.messaging.world import ack_request, message, resource, world
+
+OK = pb.Code.OK
+
+
+async def test_a_message_is_sent_received_and_acknowledged() -> None:
+    async with world() as w:
+        sent = await w.send(message(b"hello", tag="a", keys=["k1", "k2"], user_properties={"p": "1"}))
+        assert sent.status.code == OK
+        assert [entry.status.code for entry in sent.entries] == [OK]
+        answers = await w.receive()
+        assert [answer.WhichOneof("content") for answer in answers] == [
+            "status",
+            "message",
+            "delivery_timestamp",
+        ]
+        got = answers[1].message
+        system = got.system_properties
+        assert got.body == b"hello" and dict(got.user_properties) == {"p": "1"}
+        assert (system.tag, list(system.keys), system.message_id) == ("a", ["k1", "k2"], "id-1")
+        assert system.delivery_attempt == 1 and system.receipt_handle
+        acked = await w.call("AckMessage", ack_request(got))
+        assert acked.status.code == OK
+        again = await w.call("AckMessage", ack_request(got))
+        assert again.status.code == pb.Code.INVALID_RECEIPT_HANDLE
+        assert await w.messages() == []
+
+
+async def test_an_unknown_topic_is_created_by_asking_for_its_route() -> None:
+    async with world() as w:
+        route = await w.call("QueryRoute", calls.QueryRouteRequest(topic=resource("fresh")))
+        assert route.status.code == OK
+        assert {queue.topic.name for queue in route.message_queues} == {"fresh"}
+        assert "fresh" in w.delivery.topics
+
+
+async def test_heartbeat_and_termination_reach_the_delivery() -> None:
+    async with world() as w:
+        beat = calls.HeartbeatRequest(group=resource("g"), client_type=pb.ClientType.PUSH_CONSUMER)
+        assert (await w.call("Heartbeat", beat)).status.code == OK
+        gone = calls.NotifyClientTerminationRequest(group=resource("g"))
+        assert (await w.call("NotifyClientTermination", gone)).status.code == OK
+        assert w.delivery.heard == ["client-1"] and w.delivery.released == [("client-1", "g")]

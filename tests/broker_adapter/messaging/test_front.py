@@ -1,0 +1,257 @@
+"""The service on its gRPC server: metadata, deadlines, limits, and callers that do it wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from broker_adapter.api import GroupConfig, TopicConfig
+from broker_adapter.messaging.context import CallContext
+from broker_adapter.messaging.methods import METHODS, SERVICE_NAME
+from broker_adapter.messaging.v2 import definition_pb2 as pb
+from broker_adapter.messaging.v2 import service_pb2 as calls
+from tests.broker_adapter.client.helpers import until
+from tests.broker_adapter.messaging.world import (
+    HEADERS,
+    MAX_BODY,
+    QUICK,
+    World,
+    message,
+    receive_request,
+    resource,
+    world,
+)
+
+Code = pb.Code
+BEAT = calls.HeartbeatRequest(client_type=pb.ClientType.PRODUCER)
+
+
+class Recorder:
+    """Answers every call once it may, and keeps who called."""
+
+    def __init__(self) -> None:
+        self.contexts: list[CallContext] = []
+        self.may = asyncio.Event()
+        self.may.set()
+        self.ended = 0
+        self.cancelled = 0
+
+    async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
+        self.contexts.append(context)
+        await self.may.wait()
+        self.ended += 1
+        answer: bytes = METHODS[method].answer(status=pb.Status(code=Code.OK)).SerializeToString()
+        return answer
+
+    async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
+        self.contexts.append(context)
+        try:
+            await self.may.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        yield METHODS[method].answer(status=pb.Status(code=Code.OK)).SerializeToString()
+
+
+async def test_the_caller_is_known_by_metadata_and_deadline() -> None:
+    recorder = Recorder()
+    async with world(answering=recorder) as w:
+        await w.call("Heartbeat", BEAT, {**HEADERS, "x-mq-namespace": "ns"}, timeout=5)
+        await w.stream("ReceiveMessage", receive_request(), timeout=None)
+    first, second = recorder.contexts
+    assert first.timeout_s is not None and 0 < first.timeout_s <= 5 and second.timeout_s is None
+    assert first.remote.startswith("127.0.0.1:")
+    assert first._replace(timeout_s=None, remote="") == CallContext("client-1", "ns", "JAVA", "5.0")
+
+
+@pytest.mark.parametrize(
+    ("headers", "language"),
+    [
+        ({"x-mq-language": "HTTP"}, "NODE_JS"),
+        ({"x-mq-language": "python"}, "PYTHON"),
+        ({}, ""),
+    ],
+)
+async def test_clients_in_node_js_call_themselves_http(headers: dict[str, str], language: str) -> None:
+    recorder = Recorder()
+    async with world(answering=recorder) as w:
+        await w.call("Heartbeat", BEAT, {"x-mq-client-id": "c", **headers})
+    assert [context.language for context in recorder.contexts] == [language]
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({}, Code.CLIENT_ID_REQUIRED),
+        ({"x-mq-client-id": "c" * 256}, Code.REQUEST_HEADER_FIELDS_TOO_LARGE),
+    ],
+)
+async def test_a_caller_without_a_name_is_refused(headers: dict[str, str], code: int) -> None:
+    async with world() as w:
+        for name, method in METHODS.items():
+            request = method.request()
+            if method.streams_answers:
+                (answer,) = await w.stream(name, request, headers)
+            else:
+                answer = await w.call(name, request, headers)
+            assert answer.status.code == code, name
+
+
+async def test_bytes_that_are_no_message_are_answered_in_every_method() -> None:
+    async with world() as w:
+        for name, method in METHODS.items():
+            if method.streams_answers:
+                call = w.channel.unary_stream(f"/{SERVICE_NAME}/{name}")
+                found = [a async for a in call(b"\xff\xff\xff", metadata=tuple(HEADERS.items()))]
+                answer = method.answer.FromString(found[0])
+            else:
+                answer = method.answer.FromString(await w.raw(name, b"\xff\xff\xff"))
+            assert answer.status.code == Code.BAD_REQUEST, name
+        assert (await w.call("Heartbeat", BEAT)).status.code == Code.OK
+
+
+async def test_empty_messages_are_answered_in_every_method() -> None:
+    async with world() as w:
+        for name, method in METHODS.items():
+            if method.streams_answers:
+                answer = (await w.stream(name, method.request()))[0]
+            else:
+                answer = await w.call(name, method.request())
+            # Whoever goes may leave the group out.
+            expected_ok = name == "NotifyClientTermination"
+            assert (answer.status.code == Code.OK) == expected_ok, name
+            assert answer.status.code != Code.INTERNAL_SERVER_ERROR, name
+
+
+async def test_what_no_method_is_for_is_not_implemented() -> None:
+    async with world() as w:
+        answer = await w.call("SyncLiteSubscription", calls.SyncLiteSubscriptionRequest())
+        assert answer.status.code == Code.NOT_IMPLEMENTED
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await w.channel.unary_unary(f"/{SERVICE_NAME}/Nothing")(b"")
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_the_largest_body_passes() -> None:
+    """Quirk: gRPC's own limit of 4 MiB would not let such a message through with what is around it."""
+    async with world() as w:
+        answer = await w.send(message(b"x" * (4 << 20)))
+        assert answer.status.code == Code.MESSAGE_BODY_TOO_LARGE  # ours to say
+        assert (await w.send(message(b"x" * MAX_BODY))).status.code == Code.OK
+
+
+async def test_a_bug_is_an_answer() -> None:
+    class Broken(Recorder):
+        async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
+            raise ZeroDivisionError
+
+    async with world(answering=Broken()) as w:
+        assert (await w.call("Heartbeat", BEAT)).status.code == Code.INTERNAL_SERVER_ERROR
+
+
+async def test_calls_beyond_the_limit_are_refused_also_when_callers_have_gone() -> None:
+    recorder = Recorder()
+    recorder.may.clear()
+    async with world(QUICK.model_copy(update={"max_calls": 2}), answering=recorder) as w:
+        gone = asyncio.ensure_future(w.call("Heartbeat", BEAT))
+        stays = asyncio.ensure_future(w.call("Heartbeat", BEAT))
+        await until(lambda: len(recorder.contexts) == 2)
+        gone.cancel()
+        assert (await w.call("Heartbeat", BEAT)).status.code == Code.TOO_MANY_REQUESTS
+        recorder.may.set()
+        assert (await stays).status.code == Code.OK
+        # What was asked for is done, whoever has gone.
+        await until(lambda: recorder.ended == 2)
+        assert (await w.call("Heartbeat", BEAT)).status.code == Code.OK
+
+
+async def test_receives_beyond_the_limit_are_refused() -> None:
+    recorder = Recorder()
+    recorder.may.clear()
+    settings = QUICK.model_copy(update={"max_waiting_receives": 1})
+    async with world(settings, answering=recorder) as w:
+        waits = asyncio.ensure_future(w.stream("ReceiveMessage", receive_request()))
+        await until(lambda: w.service.waiting_receives == 1)
+        (refused,) = await w.stream("ReceiveMessage", receive_request())
+        assert refused.status.code == Code.TOO_MANY_REQUESTS
+        recorder.may.set()
+        assert [answer.status.code for answer in await waits] == [Code.OK]
+
+
+async def test_a_receive_of_a_client_that_has_gone_ends() -> None:
+    recorder = Recorder()
+    recorder.may.clear()
+    async with world(answering=recorder) as w:
+        waits = asyncio.ensure_future(w.stream("ReceiveMessage", receive_request()))
+        await until(lambda: w.service.waiting_receives == 1)
+        waits.cancel()
+        await until(lambda: recorder.cancelled == 1 and w.service.waiting_receives == 0)
+
+
+async def test_before_the_end_calls_are_answered_and_waits_are_over() -> None:
+    recorder = Recorder()
+    recorder.may.clear()
+    async with world(answering=recorder) as w:
+        waits = asyncio.ensure_future(w.stream("ReceiveMessage", receive_request()))
+        call = asyncio.ensure_future(w.call("Heartbeat", BEAT))
+        await until(lambda: len(recorder.contexts) == 2)
+        drain = asyncio.ensure_future(w.service.drain(10))
+        assert [answer.status.code for answer in await waits] == [Code.HA_NOT_AVAILABLE]
+        assert (await w.call("Heartbeat", BEAT)).status.code == Code.HA_NOT_AVAILABLE
+        recorder.may.set()
+        assert (await call).status.code == Code.OK
+        await drain
+
+
+async def test_the_end_answers_what_is_under_way() -> None:
+    recorder = Recorder()
+    recorder.may.clear()
+    async with world(answering=recorder) as w:
+        call = asyncio.ensure_future(w.call("Heartbeat", BEAT))
+        await until(lambda: len(recorder.contexts) == 1)
+        w.service.stop()
+        assert (await call).status.code == Code.HA_NOT_AVAILABLE
+
+
+async def test_a_route_that_the_node_knows_needs_no_master() -> None:
+    recorder = Recorder()
+    async with world(answering=recorder) as w:
+        w.delivery.topics["t"] = TopicConfig("t")
+        answer = await w.call("QueryRoute", calls.QueryRouteRequest(topic=resource("t")))
+        assert answer.status.code == Code.OK and len(answer.message_queues) == 4
+        assert not recorder.contexts
+        await w.call("QueryRoute", calls.QueryRouteRequest(topic=resource("unknown")))
+        assert len(recorder.contexts) == 1
+
+
+async def assignments(w: World, topic: str = "t", group: str = "g") -> Any:
+    request = calls.QueryAssignmentRequest(topic=resource(topic), group=resource(group))
+    return await w.call("QueryAssignment", request)
+
+
+async def test_assignments_are_the_groups() -> None:
+    class OrderlyGroup(GroupConfig):
+        consume_orderly = True
+
+    async with world() as w:
+        found = await assignments(w)
+        assert [one.message_queue.id for one in found.assignments] == [-1]
+        w.delivery.groups["g"] = OrderlyGroup("g")
+        found = await assignments(w)
+        assert [one.message_queue.id for one in found.assignments] == [0, 1, 2, 3]
+
+
+async def test_whoever_may_not_read_has_no_assignment() -> None:
+    async with world() as w:
+        w.delivery.topics["t"] = TopicConfig("t", perm=2)
+        assert (await assignments(w)).status.code == Code.FORBIDDEN
+        w.delivery.topics["t"] = TopicConfig("t")
+        w.delivery.groups["g"] = GroupConfig("g", consume_enable=False)
+        assert (await assignments(w)).status.code == Code.FORBIDDEN
+        w.delivery.auto_create = False
+        assert (await assignments(w, "unknown", "other")).status.code == Code.TOPIC_NOT_FOUND

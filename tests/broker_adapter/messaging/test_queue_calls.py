@@ -1,0 +1,111 @@
+"""PullMessage and offsets, for consumers that keep count themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker_adapter.api import OutgoingMessage
+from broker_adapter.messaging.v2 import definition_pb2 as pb
+from broker_adapter.messaging.v2 import service_pb2 as calls
+from tests.broker_adapter.messaging.world import World, resource, world
+
+Code = pb.Code
+
+
+async def fill(w: World, count: int = 3) -> None:
+    messages = [OutgoingMessage(b"%d" % i, {"TAGS": "ab"[i % 2], "n": str(i)}) for i in range(count)]
+    await w.cluster.brokers[0].send("t", messages, queue_id=1)
+
+
+def queue(queue_id: int = 1, topic: str = "t") -> pb.MessageQueue:
+    return pb.MessageQueue(topic=resource(topic), id=queue_id)
+
+
+async def pull(w: World, offset: int = 0, **fields: Any) -> list[Any]:
+    fields = {"batch_size": 32, "message_queue": queue(), **fields}
+    request = calls.PullMessageRequest(group=resource("g"), offset=offset, **fields)
+    return await w.stream("PullMessage", request)
+
+
+async def test_messages_from_an_offset_on() -> None:
+    async with world() as w:
+        await fill(w)
+        answers = await pull(w, 1)
+        assert [a.WhichOneof("content") for a in answers] == ["status", "message", "message", "next_offset"]
+        assert answers[0].status.code == Code.OK and answers[-1].next_offset == 3
+        assert [a.message.body for a in answers[1:3]] == [b"1", b"2"]
+        assert answers[1].message.system_properties.queue_offset == 1
+
+
+async def test_nothing_new_is_a_status() -> None:
+    async with world() as w:
+        await fill(w)
+        first, last = await pull(w, 3)
+        assert (first.status.code, last.next_offset) == (Code.MESSAGE_NOT_FOUND, 3)
+
+
+async def test_filters_pass_over_what_does_not_match() -> None:
+    async with world() as w:
+        await fill(w)
+        for wanted in ({"type": 1, "expression": "b"}, {"type": 2, "expression": "n = 1"}):
+            answers = await pull(w, filter_expression=wanted)
+            assert [a.message.body for a in answers if a.HasField("message")] == [b"1"]
+            assert answers[-1].next_offset == 3
+
+
+async def test_an_offset_outside_of_the_queue_says_where_it_is() -> None:
+    async with world() as w:
+        await fill(w)
+        first, last = await pull(w, 9)
+        assert (first.status.code, last.next_offset) == (Code.ILLEGAL_OFFSET, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"offset": -1}, Code.ILLEGAL_OFFSET),
+        ({"batch_size": 0}, Code.BAD_REQUEST),
+        ({"message_queue": queue(-1)}, Code.BAD_REQUEST),
+        ({"message_queue": queue(99)}, Code.BAD_REQUEST),
+        ({"message_queue": queue(topic="none")}, Code.TOPIC_NOT_FOUND),
+        ({"long_polling_timeout": {"seconds": -1}}, Code.ILLEGAL_POLLING_TIME),
+    ],
+)
+async def test_a_pull_that_is_wrong_has_its_code(fields: dict[str, Any], code: int) -> None:
+    async with world() as w:
+        await fill(w)
+        assert [answer.status.code for answer in await pull(w, **fields)] == [code]
+
+
+async def query(w: World, policy: int, when_ms: int = 0, queue_id: int = 1) -> Any:
+    request = calls.QueryOffsetRequest(
+        message_queue=queue(queue_id),
+        query_offset_policy=policy,  # type: ignore[arg-type]
+    )
+    request.timestamp.FromMilliseconds(when_ms)
+    return await w.call("QueryOffset", request)
+
+
+async def test_offsets_of_a_queue() -> None:
+    async with world() as w:
+        await fill(w)
+        w.cluster.trim("t", 1, 1)
+        policy = pb.QueryOffsetPolicy
+        assert (await query(w, policy.BEGINNING)).offset == 1
+        assert (await query(w, policy.END)).offset == 3
+        assert (await query(w, policy.TIMESTAMP, w.cluster.now_ms + 1)).offset == 3
+        assert (await query(w, policy.END, queue_id=9)).status.code == Code.BAD_REQUEST
+
+
+async def test_an_offset_that_was_updated_is_found() -> None:
+    async with world() as w:
+        await fill(w)
+        group = resource("g")
+        get = calls.GetOffsetRequest(group=group, message_queue=queue())
+        assert (await w.call("GetOffset", get)).status.code == Code.OFFSET_NOT_FOUND
+        update = calls.UpdateOffsetRequest(group=group, message_queue=queue(), offset=2)
+        assert (await w.call("UpdateOffset", update)).status.code == Code.OK
+        answer = await w.call("GetOffset", get)
+        assert (answer.status.code, answer.offset) == (Code.OK, 2)

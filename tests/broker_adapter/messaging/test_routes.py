@@ -1,0 +1,139 @@
+"""Where clients are told to go: two shapes, always the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_adapter.api import TopicConfig
+from broker_adapter.messaging.routes import Routes, accepts
+from broker_adapter.messaging.v2 import definition_pb2 as pb
+from tests.broker_adapter.messaging.world import MEMBERS, resource
+
+TOPIC = resource("t")
+CONFIG = TopicConfig("t", 2, 2)
+
+
+def routes(members: dict[str, str] | None = None, advertised: dict[str, str] | None = None) -> Routes:
+    return Routes("broker-a", members or dict(MEMBERS), advertised or {})
+
+
+def places(queues: list[pb.MessageQueue]) -> list[tuple[str, int]]:
+    return [(queue.broker.name, queue.id) for queue in queues]
+
+
+def ports(broker: pb.Broker) -> list[int]:
+    return [address.port for address in broker.endpoints.addresses]
+
+
+def test_most_clients_get_one_broker_with_the_addresses_of_all_nodes() -> None:
+    """Quirk: a group of ordered messages is bound to a queue, so to whatever serves it."""
+    queues = routes().queues(TOPIC, CONFIG, "PYTHON")
+    assert places(queues) == [("broker-a", 0), ("broker-a", 1)]
+    assert ports(queues[0].broker) == [10911, 10912, 10913]
+    assert queues[0].broker.endpoints.scheme == pb.AddressScheme.IPv4
+
+
+def test_node_js_gets_a_broker_for_each_node_with_queues_in_turn() -> None:
+    """Quirk: it takes one address for each place, and goes on to the next queue when a try has failed."""
+    queues = routes().queues(TOPIC, CONFIG, "NODE_JS")
+    names = ["broker-a-n1", "broker-a-n2", "broker-a-n3"]
+    assert places(queues) == [(name, queue) for queue in (0, 1) for name in names]
+    assert [ports(queue.broker) for queue in queues[:3]] == [[10911], [10912], [10913]]
+
+
+@pytest.mark.parametrize("language", ["PYTHON", "NODE_JS", "JAVA", ""])
+def test_every_queue_is_usable(language: str) -> None:
+    """Quirk: a broker's id other than 0, a missing queue 0 or type make queues useless."""
+    queues = routes().queues(TOPIC, CONFIG, language)
+    assert {queue.broker.id for queue in queues} == {0}
+    assert 0 in {queue.id for queue in queues}
+    for queue in queues:
+        assert queue.topic == TOPIC and queue.permission == pb.Permission.READ_WRITE
+        assert pb.MessageType.NORMAL in queue.accept_message_types
+        assert pb.MessageType.MESSAGE_TYPE_UNSPECIFIED not in queue.accept_message_types
+
+
+def test_routes_do_not_depend_on_who_is_asked_or_when() -> None:
+    """Quirk: clients compare all of a route, and begin anew with what is not equal."""
+    other = routes(dict(reversed(MEMBERS.items())))
+    for language in ("JAVA", "NODE_JS"):
+        first = routes().queues(TOPIC, CONFIG, language)
+        assert other.queues(TOPIC, CONFIG, language) == first == routes().queues(TOPIC, CONFIG, language)
+
+
+def test_advertised_addresses_take_precedence() -> None:
+    queues = routes(None, {"n2": "10.0.0.2:80"}).queues(TOPIC, CONFIG, "JAVA")
+    addresses = queues[0].broker.endpoints.addresses
+    assert [(a.host, a.port) for a in addresses] == [
+        ("127.0.0.1", 10911),
+        ("10.0.0.2", 80),
+        ("127.0.0.1", 10913),
+    ]
+
+
+@pytest.mark.parametrize(
+    "members", [{"a": "host-1:1", "b": "host-2:1"}, {"a": "127.0.0.1:1", "b": "[::1]:1"}]
+)
+def test_names_and_mixed_addresses_stand_alone(members: dict[str, str]) -> None:
+    """Quirk: several names in one place, or addresses of two kinds, are an error to clients."""
+    queues = routes(members).queues(TOPIC, CONFIG, "JAVA")
+    assert all(len(queue.broker.endpoints.addresses) == 1 for queue in queues)
+    assert {queue.broker.name for queue in queues} == {"broker-a-a", "broker-a-b"}
+
+
+def test_schemes() -> None:
+    names = routes({"a": "host-1:1"}).queues(TOPIC, CONFIG, "JAVA")[0].broker.endpoints
+    assert (names.scheme, names.addresses[0].host) == (pb.AddressScheme.DOMAIN_NAME, "host-1")
+    v6 = routes({"a": "[::1]:1"}).queues(TOPIC, CONFIG, "JAVA")[0].broker.endpoints
+    assert (v6.scheme, v6.addresses[0].host) == (pb.AddressScheme.IPv6, "::1")
+
+
+@pytest.mark.parametrize(
+    ("config", "permissions"),
+    [
+        (TopicConfig("t", 1, 2), [pb.Permission.READ_WRITE, pb.Permission.WRITE]),
+        (TopicConfig("t", 2, 1), [pb.Permission.READ_WRITE, pb.Permission.READ]),
+        (TopicConfig("t", 1, 1, perm=4), [pb.Permission.READ]),
+        (TopicConfig("t", 1, 1, perm=2), [pb.Permission.WRITE]),
+        (TopicConfig("t", 1, 1, perm=0), [pb.Permission.NONE]),
+    ],
+)
+def test_permissions(config: TopicConfig, permissions: list[int]) -> None:
+    assert [queue.permission for queue in routes().queues(TOPIC, config, "JAVA")] == permissions
+
+
+def test_a_type_that_came_later_is_told_to_those_only_who_know_it() -> None:
+    assert pb.MessageType.PRIORITY in routes().queues(TOPIC, CONFIG, "PYTHON")[0].accept_message_types
+    assert pb.MessageType.PRIORITY not in routes().queues(TOPIC, CONFIG, "JAVA")[0].accept_message_types
+
+
+class FifoTopic(TopicConfig):
+    message_type = "FIFO"
+
+
+class MixedTopic(TopicConfig):
+    message_type = "MIXED"
+
+
+def test_the_type_of_a_topic_decides_what_it_accepts() -> None:
+    kinds = pb.MessageType
+    accepted = routes().queues(TOPIC, FifoTopic("t"), "JAVA")[0].accept_message_types
+    assert list(accepted) == [kinds.FIFO]
+    assert accepts(FifoTopic("t"), kinds.FIFO) and not accepts(FifoTopic("t"), kinds.NORMAL)
+    for config in (TopicConfig("t"), MixedTopic("t")):
+        accepted = routes().queues(TOPIC, config, "JAVA")[0].accept_message_types
+        assert list(accepted) == [kinds.NORMAL, kinds.FIFO, kinds.DELAY, kinds.TRANSACTION]
+        assert accepts(config, kinds.NORMAL) and accepts(config, kinds.PRIORITY)
+
+
+@pytest.mark.parametrize(("language", "brokers"), [("JAVA", 1), ("NODE_JS", 3)])
+def test_a_standard_group_receives_from_every_broker_at_once(language: str, brokers: int) -> None:
+    found = routes().assignments(TOPIC, CONFIG, language, in_order=False)
+    assert [one.message_queue.id for one in found] == [-1] * brokers
+    assert len({one.message_queue.broker.name for one in found}) == brokers
+
+
+@pytest.mark.parametrize("language", ["JAVA", "NODE_JS"])
+def test_an_ordered_group_receives_from_every_queue_once(language: str) -> None:
+    found = routes().assignments(TOPIC, TopicConfig("t", 4, 8), language, in_order=True)
+    assert [one.message_queue.id for one in found] == [0, 1, 2, 3]

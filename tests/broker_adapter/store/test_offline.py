@@ -1,0 +1,69 @@
+"""ConsumeQueues read without a broker: what was written, in order, and what cannot be read is said."""
+
+from __future__ import annotations
+
+from broker_adapter.consume_queue_unit import FILLER, ConsumeQueueUnit, encode_units
+from broker_adapter.store.consume_queues import DIRECTORY, ConsumeQueues
+from broker_adapter.store.offline import OfflineQueues
+from dledger.testing.sim_disk import SimDisk
+from tests.broker_adapter.store.helpers import ROOT
+
+
+def filled(counts: dict[tuple[str, int], int], units_per_file: int = 4) -> SimDisk:
+    """Queues of so many units each."""
+    disk = SimDisk()
+    disk.mkdir(ROOT)
+    queues = ConsumeQueues(ROOT, disk, units_per_file=units_per_file)
+    for (topic, queue_id), count in counts.items():
+        queues.obtain(topic, queue_id).append(0, encode_units(unit(n) for n in range(count)))
+    return disk
+
+
+def unit(number: int) -> ConsumeQueueUnit:
+    return ConsumeQueueUnit(48 + 200 * number, 100 + number, number - 5)
+
+
+def test_all_units_of_all_queues_come_in_order() -> None:
+    counts = {("a", 2): 11, ("a", 10): 8, ("b", 0): 1}
+    offline = OfflineQueues(ROOT, filled(counts))
+    found = list(offline.units())
+    assert found == [
+        (topic, queue_id, n, unit(n)) for (topic, queue_id), count in counts.items() for n in range(count)
+    ]
+    assert offline.problems == []
+
+
+def test_a_unit_that_was_never_written_ends_a_file_and_the_gap_is_said() -> None:
+    disk = filled({("a", 0): 8})
+    path = ROOT / DIRECTORY / "a" / "0" / f"{0:020d}"
+    handle = disk.open(path)
+    disk.pwritev(handle, [bytes(20)], 40)
+    disk.close(handle)
+    offline = OfflineQueues(ROOT, disk)
+    assert [found.queue_offset for found in offline.units()] == [0, 1, 4, 5, 6, 7]
+    [problem] = offline.problems
+    assert f"{80:020d}" in problem and "ends at 40" in problem
+
+
+def test_half_a_unit_at_the_end_is_none() -> None:
+    disk = filled({("a", 0): 3})
+    handle = disk.open(ROOT / DIRECTORY / "a" / "0" / f"{0:020d}")
+    disk.truncate(handle, 50)
+    disk.close(handle)
+    assert [found.queue_offset for found in OfflineQueues(ROOT, disk).units()] == [0, 1]
+
+
+def test_what_stands_before_a_queue_that_begins_later_is_no_message() -> None:
+    disk = filled({("a", 0): 3})
+    handle = disk.open(ROOT / DIRECTORY / "a" / "0" / f"{0:020d}")
+    disk.pwritev(handle, [encode_units([FILLER])], 0)
+    disk.close(handle)
+    assert [found.queue_offset for found in OfflineQueues(ROOT, disk).units()] == [1, 2]
+
+
+def test_foreign_files_are_said_and_nothing_is_an_answer() -> None:
+    disk = filled({("a", 0): 1})
+    disk.close(disk.open(ROOT / DIRECTORY / "a" / "0" / "notes.txt", create=True))
+    offline = OfflineQueues(ROOT, disk)
+    assert len(list(offline.units())) == 1 and "notes.txt" in offline.problems[0]
+    assert list(OfflineQueues(ROOT / "absent", disk).units()) == []

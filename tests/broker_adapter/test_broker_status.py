@@ -1,0 +1,86 @@
+"""What /metrics says of the broker: all that the role changes have counted, and what they wait for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from broker_adapter.broker_status import BrokerStatus
+from broker_adapter.program import BrokerProgram
+from broker_adapter.role_status import HandlerStatus, RoleChangeMetrics, Step
+from broker_adapter.store.applied import NOTHING
+from broker_adapter.store.dispatcher import DispatchFigures
+
+
+def handler_status(**changed: Any) -> HandlerStatus:
+    values: dict[str, Any] = {
+        "step": Step.MASTER,
+        "role": "LEADER",
+        "term": 3,
+        "role_epoch": 7,
+        "leader_id": "n1",
+        "barrier_index": 5,
+        "writable": True,
+        "waits_for": "",
+        "waiting_ms": 0,
+        "fit": True,
+        "dispatch_behind_bytes": 0,
+        "failures": 0,
+        "last_failure": "",
+        "last_switch_unix_ms": 0,
+        "elected_to_writable_ms": 12,
+    }
+    return HandlerStatus(**values | changed)
+
+
+def samples(status: HandlerStatus, changes: RoleChangeMetrics) -> dict[tuple[str, ...], float]:
+    """(name, values of the labels) -> value, of all that is exported."""
+    program = SimpleNamespace(
+        adapter=SimpleNamespace(is_master=True),
+        writer=SimpleNamespace(expected=(3, 7)),
+        files=SimpleNamespace(dispatch_behind_bytes=11),
+        dispatcher=SimpleNamespace(figures=lambda: DispatchFigures(NOTHING, NOTHING, 2, 3, 4)),
+        broker=SimpleNamespace(held=[]),
+        metadata=SimpleNamespace(topics={}),
+        handler=SimpleNamespace(status=status, metrics=changes),
+    )
+    metrics = BrokerStatus(cast("BrokerProgram", program)).metrics()
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for metric in metrics
+        for sample in metric.samples
+    }
+
+
+def test_everything_that_the_handler_counts_is_exported() -> None:
+    changes = RoleChangeMetrics()
+    changes.elected_to_writable.observe(0.012)
+    changes.switches[Step.MASTER] = 2
+    changes.seconds[Step.WAITING_FOR_DISPATCH] = 1.5
+    changes.failures[Step.RECOVERING] = 3
+    changes.overdue[Step.WAITING_FOR_COMMIT] = 4
+    changes.superseded, changes.stale_events = 5, 6
+    changes.hand_overs["done"] = 7
+    found = samples(handler_status(), changes)
+    assert found["broker_elected_to_writable_seconds_count",] == 1
+    assert found["broker_elected_to_writable_seconds_sum",] == 0.012
+    assert found["broker_role_switches_total", "MASTER"] == 2
+    assert found["broker_role_change_step_seconds_total", "WAITING_FOR_DISPATCH"] == 1.5
+    assert found["broker_role_change_failures_total", "RECOVERING"] == 3
+    assert found["broker_role_change_overdue_total", "WAITING_FOR_COMMIT"] == 4
+    assert found["broker_role_events_superseded_total",] == 5
+    assert found["broker_role_events_stale_total",] == 6
+    assert found["broker_hand_overs_total", "done"] == 7
+    assert len(vars(changes)) == 8, "a new figure: export it, and look for it here"
+
+
+def test_a_wait_is_told_with_its_reason_as_long_as_it_lasts() -> None:
+    waiting = handler_status(
+        step=Step.WAITING_FOR_DISPATCH, waits_for="dispatch up to 5", waiting_ms=1500, fit=False
+    )
+    found = samples(waiting, RoleChangeMetrics())
+    assert found["broker_role_change_waiting_seconds", "WAITING_FOR_DISPATCH"] == 1.5
+    assert found["broker_fit",] == 0
+    at_rest = samples(handler_status(), RoleChangeMetrics())
+    assert not [key for key in at_rest if key[0] == "broker_role_change_waiting_seconds"]
+    assert at_rest["broker_fit",] == 1

@@ -1,0 +1,141 @@
+"""Defects in what a clean trace has little or nothing of: batches, look-ups by key, routes, orderly groups;
+and what is only worth a warning. Importing this puts them among `MUTATIONS`."""
+
+from __future__ import annotations
+
+from chaos.checker.synthetic import Line, Trace
+from chaos.trace.schema import Ev
+from tests.chaos.checker.mutations import acked, add, ask, line_of_invoke, lines, mutation, number, remove
+
+SECOND_NS = 1_000_000_000
+
+
+def become(trace: Trace, after: Line, line: Line, **fields: object) -> None:
+    """A copy of another line of the same writer, behind `after`."""
+    copy = add(trace, after)
+    copy.clear()
+    copy.update(line | fields)  # type: ignore[operator]
+    trace.renumber()
+
+
+def later(trace: Trace, than: Line, ns: int) -> None:
+    """All that came after a line came so much later still."""
+    begun = number(than, "mono")
+    for line in trace.all_lines():
+        if number(line, "mono") > begun:
+            line["mono"] = number(line, "mono") + ns
+
+
+@mutation("P6")
+def half_a_batch_is_stored(trace: Trace) -> None:
+    """Two sends that a fault left without an answer were one batch; only the first message is there."""
+    ends = lines(trace, Ev.OP, type="info")
+    there, gone = (line_of_invoke(trace, end) for end in ends[:2])
+    for line, i in ((there, 0), (gone, 1)):
+        item = add(trace, there)
+        about = {name: line[name] for name in ("mid", "digest")}
+        kept = {
+            k: v for k, v in item.items() if k in {"v", "run", "src", "inc", "host", "mono", "wall", "op"}
+        }
+        item.clear()
+        item.update(kept | {"ev": "item", "i": i} | about)
+    for line in lines(trace, Ev.OP, op=there["op"]):
+        line["f"] = "send_batch"
+    for name in ("mid", "digest"):
+        del there[name]
+    remove(trace, *lines(trace, Ev.OP, op=gone["op"]))
+
+
+@mutation("B3")
+def a_look_up_finds_another_key(trace: Trace) -> None:
+    look_up(trace, claims_all=False, finds=True)
+
+
+@mutation("B3")
+def a_look_up_misses_a_message(trace: Trace) -> None:
+    look_up(trace, claims_all=True, finds=False)
+
+
+def look_up(trace: Trace, *, claims_all: bool, finds: bool) -> None:
+    """For the key of the first acknowledged message; what it finds is another one."""
+    invoke, _ = next(acked(trace))
+    invoke["key"] = "k1"
+    last = lines(trace, Ev.OP, type="ok", f="commit_off", src="client:c0")[-1]
+    ask(trace, last, 9_000_001, "lookup", answer={"end_claim": claims_all})
+    asked = lines(trace, Ev.OP, op=9_000_001, type="invoke")[0]
+    asked["key"] = "k1"
+    if finds:
+        other = next(line for line in lines(trace, Ev.DLV, src="client:c0") if line["mid"] != invoke["mid"])
+        become(trace, asked, other, op=asked["op"], mono=asked["mono"])
+
+
+@mutation("C3 L10 L11")
+def an_orderly_group_is_given_the_later_message_first(trace: Trace) -> None:
+    for pull in lines(trace, Ev.OP, type="ok", f="pull"):
+        found = lines(trace, Ev.DLV, op=pull["op"])
+        # Not the first, which may be the first that the consumer ever gets.
+        if len(found) == 3:
+            one, other = found[1:]
+            for name in ("mid", "digest", "lidx", "qoff"):
+                one[name], other[name] = other[name], one[name]
+            return
+
+
+@mutation("C6")
+def a_consumer_begins_behind_the_stored_offset(trace: Trace) -> None:
+    """What the one before it had processed and not stored is passed over."""
+    taken = lines(trace, Ev.MEMBER, e="assign")[-1]
+    first = next(
+        line
+        for line in lines(trace, Ev.DLV, group="G", consumer=taken["consumer"])
+        if line["q"] == taken["q"] and line["epoch"] == taken["epoch"]
+    )
+    remove(trace, first)
+
+
+# -- warnings -----------------------------------------------------------------------------------------
+
+
+@mutation("L2W C10", broker=False)
+def a_retry_stores_a_message_twice(trace: Trace) -> None:
+    invoke, _ = next(acked(trace))
+    invoke["retry_no"] = 1
+    last = max(lines(trace, Ev.DLV), key=lambda line: (number(line, "lidx"), number(line, "mono")))
+    end = {"lidx": number(last, "lidx") + 1, "i": number(last, "i") + 1}
+    become(trace, last, last, mid=invoke["mid"], digest=invoke["digest"], **end)
+
+
+@mutation("L12", broker=False)
+def a_late_read_says_that_it_saw_all(trace: Trace) -> None:
+    asked = lines(trace, Ev.OP, type="invoke", f="get", stale=True)[0]
+    lines(trace, Ev.OP, type="ok", op=asked["op"])[0]["end_claim"] = True
+
+
+@mutation("S7")
+def a_promotion_takes_long(trace: Trace) -> None:
+    later(trace, lines(trace, Ev.ROLE, e="elected", term=3)[0], 11 * SECOND_NS)
+
+
+@mutation("S8")
+def a_route_leads_back_to_an_earlier_master(trace: Trace) -> None:
+    first, *_, last = lines(trace, Ev.OP, type="ok", f="commit_off", src="client:c0")
+    ask(trace, first, 9_000_001, "route", answer={"term": 2})
+    ask(trace, last, 9_000_002, "route", answer={"term": 1})
+
+
+@mutation("R14")
+def a_leader_is_elected_long_after_the_last_fault(trace: Trace) -> None:
+    remove(trace, lines(trace, Ev.FAULT, e="end", fault=2)[0])
+    later(trace, lines(trace, Ev.FAULT, e="begin", fault=2)[0], 20 * SECOND_NS)
+
+
+@mutation("C7")
+def a_consumer_goes_on_after_another_took_its_queue(trace: Trace) -> None:
+    taken = lines(trace, Ev.MEMBER, e="assign")[-1]
+    before = next(
+        line
+        for line in reversed(lines(trace, Ev.DLV, group="G"))
+        if line["q"] == taken["q"] and line["consumer"] != taken["consumer"]
+    )
+    *_, last, end = trace.files[str(before["src"]), 0]
+    become(trace, last, before, attempt=1, mono=end["mono"])

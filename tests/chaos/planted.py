@@ -1,0 +1,218 @@
+"""Bugs planted in a copy of the product, and the hunt for them: `python -m tests.chaos.planted`.
+
+The alarm is tested so: each bug is of a kind that real systems have had, and a scenario has to find it: by
+the verdict of the run or, for what clients cannot see, by the Spark job's checks on the nodes' traces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGES = ("dledger", "broker_adapter", "chaos")
+
+TIMING = """
+[settings.timing]
+heartbeat_ms = 50
+election_min_ms = 300
+election_max_ms = 600
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """`old` stands once in `file` and becomes `new`. `faults`: the scenario that has to find it. `checks`: of
+    the Spark job, one of which has to; none: the quick check."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    faults: str
+    workload: str = "log"
+    seconds: float = 6
+    checks: tuple[str, ...] = ()
+
+    def scenario(self) -> str:
+        return (
+            f'name = "planted-{self.name}"\ntitle = "For {self.name}"\nworkload = "{self.workload}"\n'
+            f"seconds = {self.seconds}\n{self.faults}\n{TIMING}"
+        )
+
+
+def fault(kind: str, target: str, at: float, lasts: float, every: float = 0) -> str:
+    return f'[[fault]]\nkind = "{kind}"\ntarget = "{target}"\nat = {at}\nlasts = {lasts}\nevery = {every}\n'
+
+
+BUGS = (
+    Bug(
+        "acknowledge-before-quorum",
+        "dledger/core/leadership.py",
+        "        index = committed_by(core.membership, match)\n",
+        "        index = match[core.node_id]\n",
+        fault("isolate", "leader", 1, 2.5),
+        seconds=4,
+    ),
+    Bug(
+        "vote-twice-after-restart",
+        "dledger/node/disk_worker.py",
+        "                self._store.save_hard_state(hard_state)\n",
+        "",
+        fault("kill", "all", 1, 0.5),
+        seconds=3,
+        checks=("R2", "R12"),
+    ),
+    Bug(
+        "truncate-committed-suffix",
+        "dledger/node/server.py",
+        "            state = store.hard_state\n",
+        "            store.truncate_after(max(store.base.index, store.committed_checkpoint))\n"
+        "            store.sync()\n"
+        "            state = store.hard_state\n",
+        fault("kill", "all", 2, 0.5),
+        seconds=4,
+    ),
+    Bug(
+        "promote-before-reput",
+        "broker_adapter/role_change.py",
+        "lambda: self._adapter.wait_dispatched(barrier)\n",
+        "lambda: None\n",
+        fault("kill", "all", 2, 0.5),
+        workload="broker",
+        seconds=4,
+    ),
+    Bug(
+        "reuse-queue-offsets",
+        "broker_adapter/topic_queue_table.py",
+        "        self._next = dict(next_offsets)\n",
+        "        self._next = {**next_offsets, **self._next}\n",
+        fault("isolate", "leader", 1, 1.5, 2),
+        workload="broker",
+        seconds=10,
+    ),
+    Bug(
+        "acknowledge-before-fsync",
+        "dledger/node/disk_worker.py",
+        """        if self._sync_each:
+            self._sync()
+        elif self._sync_due is None:
+            self._sync_due = monotonic() + self._flush_interval_s
+        self._busy_since = None
+        last = jobs[-1].batches[-1]
+        # Only a truncation starts a generation, and it separates runs: the last write speaks for all.
+        self._deliver(StoredReport(jobs[-1].generation, last.last_index, last.term))
+""",
+        """        last = jobs[-1].batches[-1]
+        self._deliver(StoredReport(jobs[-1].generation, last.last_index, last.term))
+        self._sync()
+        self._busy_since = None
+""",
+        # While a sync takes its time, what was written is acknowledged on all three.
+        fault("slow_disk", "all", 0.5, 3.5) + fault("power_loss", "all", 2, 0.5),
+        seconds=4,
+    ),
+)
+
+
+def copy_with(bug: Bug, folder: Path) -> Path:
+    """A copy of the product with the bug in it."""
+    for package in PACKAGES:
+        shutil.copytree(REPOSITORY / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    file = folder / bug.file
+    source = file.read_text()
+    assert source.count(bug.old) == 1, f"{bug.name}: {bug.file} has changed, {bug.old!r} is no longer there"
+    file.write_text(source.replace(bug.old, bug.new))
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Hunt:
+    """`runs`: it took so many, the last of which found it; 0: none of them did."""
+
+    runs: int
+    evidence: str
+    seconds: float
+
+
+def hunt(bug: Bug, folder: Path, most: int, *, seed: int = 1) -> Hunt:
+    """Run the bug's scenario with one seed after the other until something notices."""
+    began = time.monotonic()
+    product = copy_with(bug, folder / "product")
+    scenario = folder / "scenario.toml"
+    scenario.write_text(bug.scenario())
+    for number in range(1, most + 1):
+        run = folder / f"run-{number}"
+        _python(product, "chaos.cli", "run", str(scenario), "--seed", f"{seed + number}", "--dir", str(run))
+        evidence = _spark_evidence(bug, run) if bug.checks else _quick_evidence(run)
+        if evidence:
+            return Hunt(number, evidence, time.monotonic() - began)
+    return Hunt(0, "", time.monotonic() - began)
+
+
+def _quick_evidence(run: Path) -> str:
+    result = run / "result.json"
+    if not result.exists():
+        return ""  # the run broke off: an alarm, too, but not the one that is tested
+    found = json.loads(result.read_text())
+    return str(found["reasons"][0]) if found["verdict"] == "invalid" else ""
+
+
+def _spark_evidence(bug: Bug, run: Path) -> str:
+    """By the checker of this repository, not by the copy's."""
+    shown = _python(REPOSITORY, "chaos.checker.main", str(run), "--checks", ",".join(bug.checks), "--json")
+    report = json.loads(shown[shown.index("{") :]) if "{" in shown else {}
+    return next(
+        (
+            f"{check['id']} ({check['title']}): {check['violations']} times"
+            for one in report.get("runs", [])
+            for check in one["checks"]
+            if check["id"] in bug.checks and check["violations"]
+        ),
+        "",
+    )
+
+
+def _python(root: Path, module: str, *arguments: str) -> str:
+    """Run a module of the product below `root`; what it printed."""
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", module, *arguments],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Hunt the planted bugs; 1 if one was not found.")
+    parser.add_argument("names", nargs="*", help="All without any.")
+    parser.add_argument("--most", type=int, default=10, help="Runs for each.")
+    parser.add_argument("--seed", type=int, default=1)
+    chosen = parser.parse_args(arguments)
+    missed = 0
+    for bug in BUGS:
+        if chosen.names and bug.name not in chosen.names:
+            continue
+        with tempfile.TemporaryDirectory(prefix="dledger-planted-") as folder:
+            found = hunt(bug, Path(folder), chosen.most, seed=chosen.seed)
+        missed += not found.runs
+        what = f"found in run {found.runs}: {found.evidence}" if found.runs else "NOT FOUND"
+        print(f"{bug.name:28} {what}  ({found.seconds:.0f} s)", flush=True)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""Having the Spark checker judge runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.checker.java import NoJava
+from chaos.cli import checking
+from chaos.trace.writer import TraceWriter
+from chaos.verdict import Verdict
+from dledger.errors import ConfigError
+
+
+def test_a_missing_java_or_spark_is_told_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_java(folder: Path) -> None:
+        raise NoJava("install one")
+
+    monkeypatch.setattr(checking, "java_home", no_java)
+    with pytest.raises(ConfigError, match="install one"):
+        checking.require_checker()
+    monkeypatch.setattr(checking, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'dledger\[checker\]'"):
+        checking.require_checker()
+
+
+class Checker:
+    """Stands for `dledger-check`: writes these verdicts, or nothing."""
+
+    def __init__(self, verdicts: dict[str, str]) -> None:
+        self.verdicts = verdicts
+
+    def __call__(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        assert command[:3] == [sys.executable, "-m", "chaos.checker.main"]
+        report = Path(command[command.index("--out") + 1])
+        if self.verdicts:
+            report.mkdir()
+            runs = [
+                {"run": run, "verdict": v, "sentence": f"{run} is {v}"} for run, v in self.verdicts.items()
+            ]
+            (report / "results.json").write_text(json.dumps({"runs": runs}))
+        return subprocess.CompletedProcess(command, 1, "", "no memory left")
+
+
+def folders(root: Path, *names: str) -> list[Path]:
+    for name in names:
+        TraceWriter(root / name, f"{name}-7", "nemesis").close()
+    return [root / name for name in names]
+
+
+def test_verdicts_are_those_of_the_runs_whatever_their_directories_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdicts = {"a-7": "valid", "b-7": "invalid", "c-7": "unknown"}
+    monkeypatch.setattr(subprocess, "run", Checker(verdicts))
+    a, b, c = folders(tmp_path, "a", "b", "c")
+    found = checking.check_runs([c, a, b], tmp_path / "report")
+    assert found == {
+        a: (Verdict.VALID, "a-7 is valid"),
+        b: (Verdict.INVALID, "b-7 is invalid"),
+        c: (Verdict.VOID, "c-7 is unknown"),
+    }
+
+
+def test_a_checker_that_fails_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", Checker({}))
+    with pytest.raises(ConfigError, match="no memory left"):
+        checking.check_runs(folders(tmp_path, "a"), tmp_path / "report")

@@ -1,0 +1,193 @@
+"""What loads write down: of every operation one beginning and one end, and where a group may go back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import pytest
+
+from broker_adapter.client import Message, MessageQueue
+from broker_adapter.errors import BrokerError, Status, error_for
+from chaos.trace.operations import Numbers
+from chaos.trace.schema import problems
+from chaos.trace.writer import TraceWriter
+from chaos.workloads.appenders import Appender, Way
+from chaos.workloads.groups import GROUPS, Member, Rewinds
+from chaos.workloads.spec import LoadSpec, Setting
+from dledger.client import AppendResult, AsyncClient
+from dledger.errors import Indeterminate, NotLeader
+
+Lines = list[dict[str, Any]]
+
+
+class World:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writers: list[TraceWriter] = []
+        self.setting = Setting(LoadSpec(max_batch=3), Random(1), self.writer)
+
+    def writer(self, name: str) -> TraceWriter:
+        self._writers.append(TraceWriter(self._folder, "r", name))
+        return self._writers[-1]
+
+    def lines(self) -> Lines:
+        for writer in self._writers:
+            writer.close()
+        files = sorted((self._folder / "raw").iterdir())
+        lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+        assert not [found for line in lines for found in problems(line)]
+        return [line for line in lines if line["ev"] != "meta"]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+class Log:
+    """Stands for `AsyncClient`: answers in turn with positions, a refusal, and silence."""
+
+    def __init__(self) -> None:
+        self.appender = object()
+        self.appended: list[bytes] = []
+        self._calls = 0
+
+    async def append_many(self, bodies: Sequence[bytes]) -> list[AppendResult]:
+        self._calls += 1
+        if self._calls % 5 == 0:
+            raise NotLeader("x")
+        if self._calls % 5 == 4:
+            raise Indeterminate("x")
+        first = len(self.appended)
+        self.appended += bodies
+        return [AppendResult(first + i, 1, 0) for i in range(len(bodies))]
+
+    async def submit(self, body: bytes) -> asyncio.Task[AppendResult]:
+        async def one() -> AppendResult:
+            [result] = await self.append_many([body])
+            return result
+
+        return asyncio.create_task(one())
+
+
+@pytest.mark.parametrize("way", Way)
+async def test_an_appender_begins_and_ends_every_operation_once(world: World, way: Way) -> None:
+    log = Log()
+    appender = Appender(world.setting, cast("AsyncClient", log), "p0", Random(2), way)
+    worked = [await step() for step in [appender.worker()] * 20]
+    lines = [line for line in world.lines() if line["ev"] == "op"]
+    begun = Counter(line["op"] for line in lines if line["type"] == "invoke")
+    ended = Counter(line["op"] for line in lines if line["type"] != "invoke")
+    assert begun == ended and set(begun.values()) == {1}
+    assert {line["type"] for line in lines} == {"invoke", "ok", "fail", "info"}
+    kinds = {line["f"] for line in lines}
+    assert kinds == ({"append"} if way is Way.STREAM else {"append", "send_batch"})
+    tally = world.setting.tally
+    assert tally.acknowledged == len(log.appended) == len(set(log.appended))
+    # A process has one operation at a time, and none after one that nobody knows the end of.
+    open_now: set[str] = set()
+    for line in lines:
+        if line["type"] == "invoke":
+            assert line["proc"] not in open_now
+            open_now.add(line["proc"])
+        elif line["type"] != "info":
+            open_now.remove(line["proc"])
+    assert way is Way.STREAM or worked.count(True) == tally.operations
+
+
+def resets(lines: Lines) -> list[int]:
+    return [line["off"] for line in lines if line.get("e") == "reset"]
+
+
+def test_a_rewind_is_told_before_and_after_and_whenever_it_may_have_shown(world: World) -> None:
+    rewinds, writer, place, other = Rewinds("g"), world.writer("client:r"), ("t", 0), ("t", 1)
+    rewinds.on_assigned(writer, place, 90)
+    before = rewinds.resets_of(place)
+    rewinds.begin(writer, place, 10)
+    rewinds.on_assigned(writer, other, 91)
+    rewinds.on_assigned(writer, place, 11)
+    rewinds.end(writer, place, 12)
+    rewinds.on_assigned(writer, place, 92)
+    rewinds.on_committed(writer, place, 13, before)
+    rewinds.on_committed(writer, place, 93, rewinds.resets_of(place))
+    assert resets(world.lines()) == [10, 11, 12, 13]
+
+
+QUEUE = MessageQueue("t", "b", 2)
+
+
+def message(offset: int) -> Message:
+    return Message("t", 2, offset, 0, b"%d x" % offset, "", 0, (b"\x7f\x00\x00\x01", 1), 0)
+
+
+def member(world: World, seed: int = 1) -> Member:
+    writer, numbers = world.writer("client:g-0"), Numbers(3)
+    return Member("g-0.0", GROUPS[0], Rewinds("g"), writer, numbers, world.setting, Random(seed))
+
+
+def committed(one: Member, error: BrokerError | None) -> None:
+    offsets: Mapping[MessageQueue, int] = {QUEUE: 2}
+    one.committing(offsets, 5)
+    one.committed(offsets, error)
+
+
+async def test_a_member_tells_of_its_queue_its_messages_and_its_commits(world: World) -> None:
+    one = member(world)
+    one.join(["t"])
+    one.assigned(QUEUE, 0, 5)
+    for offset in range(2):
+        await one.handle(message(offset))
+    committed(one, None)
+    committed(one, error_for(Status.GENERATION_STALE, "x"))
+    one.revoked(QUEUE)
+    one.leave()
+    lines = world.lines()
+    assert [line["e"] for line in lines if line["ev"] == "member"] == ["join", "assign", "revoke", "leave"]
+    assert {line["epoch"] for line in lines if line["ev"] in ("dlv", "done")} == {5}
+    done = [(line["f"], line["type"]) for line in lines if line["ev"] == "op" and line["type"] != "invoke"]
+    assert done == [("commit_off", "ok"), ("commit_off", "info"), ("pull", "ok")]
+
+
+async def test_a_crashed_member_writes_nothing_more_and_one_that_stays_does_not_leave(world: World) -> None:
+    one = member(world)
+    one.assigned(QUEUE, 0, 5)
+    one.crash()
+    one.revoked(QUEUE)
+    one.leave()
+    other = Member(
+        "x", GROUPS[0], Rewinds("g"), world.writer("client:x"), Numbers(4), world.setting, Random(1)
+    )
+    other.stays = True
+    other.leave()
+    assert [line["e"] for line in world.lines() if line["ev"] == "member"] == ["assign", "crash"]
+
+
+async def test_a_message_whose_handler_failed_is_another_attempt(world: World) -> None:
+    one = member(world)
+    one.assigned(QUEUE, 0, 5)
+    failures = 0
+    for offset in range(3000):
+        while True:
+            try:
+                await one.handle(message(offset))
+            except Exception:
+                failures += 1
+            else:
+                break
+    assert failures
+    done = [line for line in world.lines() if line["ev"] == "done"]
+    assert sum(line["code"] == "retry" for line in done) == failures
+    assert {line["attempt"] for line in done if line["code"] == "retry"} >= {0}
+    assert sum(line["attempt"] for line in done if line["code"] == "ok") == failures
+
+
+def test_every_topic_has_two_groups_and_one_topic_has_all() -> None:
+    topics = ["t0", "t1", "t2"]
+    assert [plan.topics_of(topics) for plan in GROUPS] == [topics, ["t0", "t2"], ["t1"]]
+    assert [plan.topics_of(["t0"]) for plan in GROUPS] == [["t0"]] * 3

@@ -1,0 +1,116 @@
+"""Scenarios that are drawn, and a soak that nothing stops."""
+
+from __future__ import annotations
+
+import tomllib
+from io import StringIO
+from pathlib import Path
+from random import Random
+
+import pytest
+from rich.console import Console
+
+from chaos.cli import soak_command
+from chaos.cli.soak_command import Soak
+from chaos.quick_trace import QuickReport
+from chaos.run import Result
+from chaos.scenario import Scenario, all_scenarios, load_scenario, plan
+from chaos.soak import DESTRUCTIVE, draw, to_file
+from chaos.verdict import Verdict
+
+
+def drawn(seed: int, count: int) -> list[Scenario]:
+    rng, scenarios = Random(seed), all_scenarios()
+    return [draw(rng, scenarios) for _ in range(count)]
+
+
+def test_equal_seeds_draw_equal_scenarios_and_others_draw_others() -> None:
+    assert drawn(1, 20) == drawn(1, 20) != drawn(2, 20)
+
+
+def test_every_drawn_scenario_can_be_run_and_destroys_one_copy_at_most() -> None:
+    found = drawn(7, 300)
+    for scenario in found:
+        plan(scenario)
+        assert sum(step.kind in DESTRUCTIVE for step in scenario.fault) <= 1
+    assert {scenario.workload for scenario in found} == {"log", "broker"}
+    assert {scenario.nodes for scenario in found} >= {3, 5}
+    assert sum("-and-" in scenario.name for scenario in found) > 50
+
+
+def test_a_scenario_as_a_file_is_the_same_scenario(tmp_path: Path) -> None:
+    for number, scenario in enumerate(drawn(3, 30)):
+        path = tmp_path / f"{number}.toml"
+        path.write_text(to_file(scenario))
+        tomllib.loads(path.read_text())
+        assert load_scenario(path) == scenario
+
+
+class Runs:
+    """Stands for `Run`: each run ends as the next of `outcomes` says."""
+
+    def __init__(self, *outcomes: Verdict | BaseException) -> None:
+        self.outcomes = list(outcomes)
+
+    def __call__(self, scenario: Scenario, folder: Path, *, seed: int, command: str) -> Runs:
+        self.scenario, self.folder, self.seed = scenario, folder, seed
+        return self
+
+    async def run(self) -> Result:
+        self.folder.mkdir(parents=True)
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        report = QuickReport(acknowledged=1000)
+        reasons = [] if outcome is Verdict.VALID else ["why"]
+        name = self.scenario.name
+        return Result(name, self.seed, outcome, reasons, report, 1.0, 9.0, 9.0, 0, 1, 5, ["x"])
+
+
+def soaked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *outcomes: Verdict | BaseException
+) -> tuple[Soak, list[str]]:
+    monkeypatch.setattr(soak_command, "Run", Runs(*outcomes))
+    out = StringIO()
+    soak = Soak(Console(file=out), tmp_path, 5, with_checker=False)
+    for _ in outcomes:
+        soak.next()
+    soak.print_summary()
+    return soak, out.getvalue().splitlines()
+
+
+def test_a_soak_goes_on_after_failures_keeps_them_and_removes_what_was_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = (Verdict.VALID, Verdict.INVALID, ValueError("boom"), Verdict.VOID, Verdict.VALID)
+    soak, lines = soaked(tmp_path, monkeypatch, *outcomes)
+    assert len(lines) == 6
+    verdicts = [line.split()[1] for line in lines[:5]]
+    assert verdicts == ["VALID", "INVALID", "BROKEN", "VOID", "VALID"]
+    assert "boom" in lines[2] and lines[1].endswith("why")
+    assert "5 runs: 2 valid, 1 invalid, 1 void, 1 broken; 4,000 acknowledged" in lines[5]
+    assert sorted(path.name[:4] for path in tmp_path.iterdir()) == ["0002", "0003", "0004"]
+    assert soak.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code"),
+    [
+        ((Verdict.VALID, Verdict.VOID), 0),
+        ((Verdict.VOID,), 2),
+        ((Verdict.VALID, OSError("x")), 3),
+        ((OSError("x"), Verdict.INVALID), 1),
+    ],
+)
+def test_the_exit_code_of_a_soak_is_its_worst(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    outcomes: tuple[Verdict | BaseException, ...],
+    code: int,
+) -> None:
+    assert soaked(tmp_path, monkeypatch, *outcomes)[0].exit_code == code
+
+
+def test_a_soak_ends_with_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        soaked(tmp_path, monkeypatch, KeyboardInterrupt())
