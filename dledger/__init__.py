@@ -29,7 +29,18 @@ if TYPE_CHECKING:
     from dledger.cli.client_options import parse_servers, tls_files
     from dledger.cli.exits import Exit
     from dledger.cli.output import print_json, print_table
-    from dledger.client import AppendResult, Appender, AsyncClient, BlockingAppender, BlockingSession, Client, Entry, Limits, Session, TlsFiles
+    from dledger.client import (
+        Appender,
+        AppendResult,
+        AsyncClient,
+        BlockingAppender,
+        BlockingSession,
+        Client,
+        Entry,
+        Limits,
+        Session,
+        TlsFiles,
+    )
     from dledger.client.loop_thread import LoopThread
     from dledger.core.values import Role
     from dledger.node.config import NodeConfig, is_loopback, load_config, parse_config
@@ -46,15 +57,24 @@ if TYPE_CHECKING:
     from dledger.node.state_machine import Applied, AppliedEntry, DurableStateMachine, StateMachine
     from dledger.node.tracing import NodeTrace
     from dledger.rpc import handlers
-    from dledger.rpc.channels import ChannelSecurity, MAX_PAYLOAD_BYTES, open_channel
+    from dledger.rpc.channels import MAX_PAYLOAD_BYTES, ChannelSecurity, open_channel
     from dledger.rpc.host import GrpcHost, GrpcMethod
     from dledger.rpc.log_client import NetworkFailure, answer_of, end_call
     from dledger.rpc.tls import ClientTls, ServerTls
-    from dledger.status.web import HttpServer, WebHandler, json_answer, metrics_answer, page_file, serve_web, static
+    from dledger.status.web import (
+        HttpServer,
+        WebHandler,
+        json_answer,
+        metrics_answer,
+        page_file,
+        serve_web,
+        static,
+    )
     from dledger.store.disk import Disk, OsDisk, read_file, replace_file
     from dledger.store.inspect import OfflineLog, StoredEntry
 
 __all__ = [
+    "MAX_PAYLOAD_BYTES",
     "AppendOutcome",
     "AppendResult",
     "Appender",
@@ -86,7 +106,6 @@ __all__ = [
     "InvalidRequest",
     "Limits",
     "LoopThread",
-    "MAX_PAYLOAD_BYTES",
     "MemberAddress",
     "NetworkFailure",
     "NodeConfig",

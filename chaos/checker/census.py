@@ -7,6 +7,9 @@ from collections import defaultdict
 
 from chaos.checker.engine import Engine, union
 
+#: Of histories of other systems, by `run_begin` (see `chaos.checker.readers`).
+MODELS = ("set", "queue", "kafka", "register", "list", "mixed")
+
 #: Of what tables that count already say, as (table, {count: sum}); of others the rows for which something
 #: holds.
 _SUMS: tuple[tuple[str, dict[str, str]], ...] = (
@@ -22,12 +25,15 @@ _SUMS: tuple[tuple[str, dict[str, str]], ...] = (
             "lookups": "CASE WHEN f = 'lookup' AND outcome = 'ok' THEN n END",
             "stale_reads": "CASE WHEN f IN ('get', 'pull', 'drain') AND stale AND outcome = 'ok' THEN n END",
             "min_offs": "CASE WHEN f = 'min_off' AND outcome = 'ok' THEN n END",
+            "delayed": "CASE WHEN f = 'send' THEN delayed END",
+            "transactions": "CASE WHEN f IN ('txn_begin', 'txn_commit', 'txn_rollback') THEN named END",
         },
     ),
     (
         "sent_logs",
         {
             "sends": "n",
+            "oks": "oks",
             "acked": "placed",
             "failed": "fails",
             "indeterminate": "infos",
@@ -38,6 +44,15 @@ _SUMS: tuple[tuple[str, dict[str, str]], ...] = (
     ("read_logs", {"reads": "n", "group_reads": "grouped"}),
     ("known", {"seen": "1"}),
 )
+_OF_HISTORIES = {
+    **{f"of_{model}": f"history = '{model}'" for model in MODELS},
+    "unplaced_reads": "history <> 'list' AND history <> 'kafka' AND f <> 'append' AND outcome = 'ok'",
+    "last_reads": "history IN ('set', 'queue') AND f <> 'append' AND outcome = 'ok'",
+    "takes": "history = 'queue' AND f <> 'append'",
+    "set_reads": "history = 'set' AND f = 'get' AND outcome = 'ok'",
+    "register_reads": "history = 'register' AND f = 'get' AND outcome = 'ok'",
+    "list_reads": "history = 'list' AND f = 'get' AND outcome = 'ok'",
+}
 _ROWS: tuple[tuple[str, dict[str, str]], ...] = (
     (
         "member",
@@ -59,6 +74,7 @@ _ROWS: tuple[tuple[str, dict[str, str]], ...] = (
 )
 _COUNTS = (
     *_SUMS,
+    ("histories", {name: f"CASE WHEN {where} THEN n END" for name, where in _OF_HISTORIES.items()}),
     *(
         (table, {name: f"CASE WHEN {condition} THEN 1 END" for name, condition in counts.items()})
         for table, counts in _ROWS

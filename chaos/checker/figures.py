@@ -5,28 +5,39 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from chaos.checker.engine import Engine, Row
+from chaos.checker.engine import Cell, Engine, Row
 
+#: Equal parts of a run, in which things are counted for the plots.
 BINS = 200
+#: Latencies are counted in so many steps for each power of ten, from 1 us on.
+STEPS_PER_DECADE = 10
+OUTCOMES = ("ok", "fail", "info")
 
 
 @dataclass(slots=True)
 class Figures:
-    """Of one run; all times in ns, `events` and `acks` by their clock."""
+    """Of one run; all times in ns, by its clock. A part is one of `BINS` equal parts from `begin` to
+    `end`."""
 
     begin: int = 0
     end: int = 0
-    #: A1: one row a fault: fault, f, targets, begun, ended, waited (until something that
-    #: was sent after it was acknowledged).
+    #: A1: one row a fault: fault, f, targets, begun, ended, waited (until something that was sent after it
+    #: was acknowledged), silence (the longest time without an acknowledgement that overlaps it).
     faults: list[Row] = field(default_factory=list)
     #: A2: one row a promotion: node, term, waited (from elected to master_ready).
     promotions: list[Row] = field(default_factory=list)
     #: A3: latency of acknowledged sends: n, p50, p95, p99, longest.
     latency: Row = field(default_factory=dict)
+    #: Messages that a group was given again: group, cause, n.
+    repeated: list[Row] = field(default_factory=list)
     #: Changes of role: node, e, term, mono.
     roles: list[Row] = field(default_factory=list)
-    #: Acknowledged sends in each of `BINS` equal parts of the run.
-    acks: list[int] = field(default_factory=lambda: [0] * BINS)
+    #: Sends that ended, by outcome: how many in each part.
+    ended: dict[str, list[int]] = field(default_factory=lambda: {one: [0] * BINS for one in OUTCOMES})
+    #: Their latencies: [outcome, part, step, how many].
+    spread: list[tuple[str, int, int, int]] = field(default_factory=list)
+    #: Node -> part -> the last index that it knew to be committed at the end of it.
+    committed: dict[str, dict[int, int]] = field(default_factory=dict)
 
 
 _ROLES = """
@@ -34,10 +45,15 @@ SELECT run, node, e, term, mono FROM nodes
 WHERE e IN ('leader', 'follower', 'candidate', 'master_ready', 'demoted', 'recover') ORDER BY run, mono
 """
 _FAULTS = """
-SELECT f.run, f.fault, f.f, f.targets, f.begun, f.ended, min(s.ret) - f.begun AS waited FROM (
+SELECT f.run, f.fault, f.f, f.targets, f.begun, f.ended, min(CASE WHEN s.inv >= f.begun THEN s.ret END) -
+  f.begun
+  AS waited,
+  max(CASE WHEN s.ret >= f.begun AND s.before <= f.ended THEN s.ret - s.before END) AS silence
+FROM (
   SELECT run, fault, max(f) AS f, max(targets) AS targets, min(mono) AS begun, max(mono) AS ended FROM fault
   GROUP BY run, fault) f
-LEFT JOIN sends s ON s.run = f.run AND s.inv >= f.begun
+LEFT JOIN (SELECT run, inv, ret, lag(ret) OVER (PARTITION BY run ORDER BY ret) AS before FROM sends
+  WHERE ret IS NOT NULL) s ON s.run = f.run
 GROUP BY f.run, f.fault, f.f, f.targets, f.begun, f.ended ORDER BY f.run, f.begun
 """
 _PROMOTIONS = """
@@ -53,30 +69,75 @@ FROM (SELECT run, ret - inv AS took, row_number() OVER (PARTITION BY run ORDER B
     count(*) OVER (PARTITION BY run) AS n FROM sends WHERE outcome = 'ok')
 GROUP BY run
 """
-_ACKS = f"""
-SELECT s.run, b.begun, b.ended, CAST(floor((s.ret - b.begun) * {BINS - 1} / (b.ended - b.begun + 1)) AS
-  BIGINT) AS bin,
-  count(*) AS n
-FROM sends s JOIN (SELECT run, min(inv) AS begun, max(completed) AS ended FROM ops GROUP BY run) b ON b.run
-  = s.run
-WHERE s.outcome = 'ok' GROUP BY s.run, b.begun, b.ended,
-  CAST(floor((s.ret - b.begun) * {BINS - 1} / (b.ended - b.begun + 1)) AS BIGINT)
+#: Why a group was given a message again: what had happened since it was given it before.
+_REPEATED = """
+SELECT run, grp, cause, count(*) AS n FROM (
+  SELECT p.run, p.grp, CASE WHEN p.pos <> p.pos_before THEN 'it is stored twice: its sender had tried again'
+      WHEN p.attempt > 0 THEN 'its consumer had asked for it again'
+      WHEN p.consumer <> p.consumer_before AND max(m.mono) IS NOT NULL THEN 'its consumer had left or crashed'
+      WHEN p.consumer <> p.consumer_before OR p.epoch <> p.epoch_before THEN 'the queue had been assigned
+        anew'
+      WHEN max(l.mono) IS NOT NULL THEN 'the leader had changed'
+      ELSE 'nothing in the trace explains it' END AS cause
+  FROM (
+    SELECT run, grp, log, mid, op, i, mono, pos, attempt, consumer, epoch, lag(mono) OVER w AS mono_before,
+      lag(pos) OVER w AS pos_before, lag(consumer) OVER w AS consumer_before, lag(epoch) OVER w AS
+        epoch_before
+    FROM dlv WHERE grp IS NOT NULL WINDOW w AS (PARTITION BY run, grp, log, mid ORDER BY mono, seq)
+  ) p
+  LEFT JOIN (SELECT run, mono FROM nodes WHERE e = 'leader') l
+    ON l.run = p.run AND l.mono >= p.mono_before AND l.mono <= p.mono
+  LEFT JOIN (SELECT run, grp, consumer, mono FROM member WHERE e IN ('leave', 'crash')) m
+    ON m.run = p.run AND m.grp = p.grp AND m.consumer = p.consumer_before AND m.mono <= p.mono
+  WHERE p.mono_before IS NOT NULL
+  GROUP BY p.run, p.grp, p.log, p.mid, p.op, p.i, p.mono, p.pos, p.pos_before, p.attempt, p.consumer,
+    p.consumer_before, p.epoch, p.epoch_before
+) GROUP BY run, grp, cause ORDER BY run, grp, cause
+"""
+_SPANS = "SELECT run, min(inv) AS begun, max(completed) AS ended FROM ops GROUP BY run"
+#: The part of the run in which a time lies.
+_PART = f"CAST(floor((%s - b.begun) * {BINS} / (b.ended - b.begun + 1)) AS BIGINT)"
+_STEP = f"CAST(floor({STEPS_PER_DECADE} * log10(greatest(o.completed - o.inv, 1000) / 1000)) AS BIGINT)"
+_SPREAD = f"""
+SELECT run, outcome, part, step, count(*) AS n FROM (
+  SELECT s.run, o.outcome, {_PART % "o.completed"} AS part, {_STEP} AS step
+  FROM sends s JOIN ops o ON o.run = s.run AND o.op = s.op JOIN ({_SPANS}) b ON b.run = s.run
+  WHERE o.completed IS NOT NULL
+) GROUP BY run, outcome, part, step
+"""
+_COMMITTED = f"""
+SELECT run, node, part, max(lidx) AS lidx FROM (
+  SELECT n.run, n.node, n.lidx, {_PART % "n.mono"} AS part FROM nodes n JOIN ({_SPANS}) b ON b.run = n.run
+  WHERE n.e = 'commit'
+) WHERE part >= 0 AND part < {BINS} GROUP BY run, node, part ORDER BY run, node, part
 """
 
 
 def take_figures(engine: Engine) -> dict[str, Figures]:
     """run -> its figures."""
     found: dict[str, Figures] = defaultdict(Figures)
+    for row in engine.rows(_SPANS):
+        figures = found[str(row["run"])]
+        figures.begin, figures.end = _int(row["begun"]), _int(row["ended"])
     for row in engine.rows(_ROLES):
         found[str(row["run"])].roles.append(row)
     for row in engine.rows(_FAULTS):
         found[str(row["run"])].faults.append(row)
     for row in engine.rows(_PROMOTIONS):
         found[str(row["run"])].promotions.append(row)
+    for row in engine.rows(_REPEATED):
+        found[str(row["run"])].repeated.append(row)
     for row in engine.rows(_LATENCY):
         found[str(row["run"])].latency = row
-    for row in engine.rows(_ACKS):
-        figures = found[str(row["run"])]
-        figures.begin, figures.end = int(row["begun"] or 0), int(row["ended"] or 0)
-        figures.acks[int(row["bin"] or 0)] += int(row["n"] or 0)
+    for row in engine.rows(_SPREAD):
+        figures, outcome, part = found[str(row["run"])], str(row["outcome"]), _int(row["part"])
+        figures.spread.append((outcome, part, _int(row["step"]), _int(row["n"])))
+        figures.ended[outcome][part] += _int(row["n"])
+    for row in engine.rows(_COMMITTED):
+        by_part = found[str(row["run"])].committed.setdefault(str(row["node"]), {})
+        by_part[_int(row["part"])] = _int(row["lidx"])
     return dict(found)
+
+
+def _int(cell: Cell) -> int:
+    return int(cell or 0)

@@ -54,6 +54,8 @@ def file_troubles(engine: Engine, intake: Intake) -> dict[str, list[str]]:
         if not explained:
             bad.append((folder, f"{path.name}: {count} lines could not be read"))
     for folder, runs in runs_of.items():
+        if len(runs) > 1 and folder in set(folders.values()):
+            bad.append((folder, f"the directory holds several runs: {', '.join(sorted(runs))}"))
         bad += [
             (folder, f"run {run} is also in {other}")
             for other, others in runs_of.items()

@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,6 +58,16 @@ def java_home(work_dir: Path, environment: Mapping[str, str] = os.environ) -> Pa
     )
 
 
+def main() -> None:
+    """`python -m chaos.checker.java`: exit code 0 if there is a Java for Spark, else 1 and what to
+    install."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            java_home(Path(folder))
+        except NoJava as error:
+            sys.exit(str(error))
+
+
 def _with_launcher(runtime: Path, work_dir: Path) -> Path:
     home = work_dir / "java"
     launcher = home / "bin" / "java"
@@ -75,3 +87,7 @@ def _version(java: Path) -> int:
         return 0
     match = re.search(r'version "(\d+)', said)
     return int(match[1]) if match else 0
+
+
+if __name__ == "__main__":
+    main()

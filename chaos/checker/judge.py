@@ -13,9 +13,18 @@ from chaos.checker.find import find, population_of
 from chaos.checker.registry import Check, Severity
 from chaos.trace.schema import file_name
 
-#: Without these a run shows nothing about loss, whatever else is in its trace.
-ESSENTIAL = ("L1", "L2", "L4", "L5", "L7")
-ESSENTIAL_ANY = ("L6b", "L6c")
+#: Without these a run shows nothing about loss, whatever else is in its trace: one of each.
+ESSENTIAL = (("L1",), ("L2",), ("L4",), ("L5",), ("L7",), ("L6b", "L6c"))
+#: For histories of other systems, by their model.
+ESSENTIAL_OF = {
+    "set": (("H1",), ("H2",), ("H3",)),
+    "queue": (("H1",), ("H2",), ("H3",)),
+    "kafka": (("L1",), ("L2",), ("L4",), ("L5",), ("L7",), ("L6b",)),
+    "register": (("H1",), ("H2",), ("H8",)),
+    "list": (("L1",), ("L2",), ("L4",), ("L5",), ("L7",), ("H9",)),
+    # What is both overwritten and appended to would need a search.
+    "mixed": (("H1",), ("H2",), ("H8",)),
+}
 
 
 class Verdict(StrEnum):
@@ -103,11 +112,12 @@ def _conclude(result: RunResult, troubles: Sequence[str]) -> None:
     check."""
     by_id = {finding.check.id: finding for finding in result.findings}
     result.reasons = list(troubles)
-    for name in ESSENTIAL:
-        if name not in by_id or by_id[name].verdict is Verdict.ABSENT:
-            result.reasons.append(f"{name} had nothing to check, and without it a run proves nothing")
-    if all(name not in by_id or by_id[name].verdict is Verdict.ABSENT for name in ESSENTIAL_ANY):
-        result.reasons.append("nothing in the trace shows what was kept: no last reads, no files of nodes")
+    models = [essential for model, essential in ESSENTIAL_OF.items() if result.census[f"of_{model}"]]
+    for names in models[0] if models else ESSENTIAL:
+        if all(name not in by_id or by_id[name].verdict is Verdict.ABSENT for name in names):
+            result.reasons.append(
+                f"{' and '.join(names)} had nothing to check, and without it a run proves nothing"
+            )
     verdict = Verdict.UNKNOWN if result.reasons else Verdict.VALID
     for finding in result.findings:
         if finding.verdict in (Verdict.INVALID, Verdict.UNKNOWN):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,35 +19,73 @@ from chaos.checker.checks import CHECKS
 from chaos.checker.engine import Engine
 from chaos.checker.figures import Figures, take_figures
 from chaos.checker.files import file_troubles
+from chaos.checker.follow import WATCHED, follow
 from chaos.checker.intake import Intake, IntakeError, take_in
+from chaos.checker.java import NoJava
 from chaos.checker.judge import RunResult, Verdict, judge
+from chaos.checker.readers.history import ReaderError
+from chaos.checker.readers.sources import Format, run_directories
 from chaos.checker.registry import Check, Severity
 from chaos.checker.report import as_json, one_line, overall, verdict_sentence, write_junit, write_report
 from chaos.checker.tables import make_tables
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 EXIT = {Verdict.VALID: 0, Verdict.INVALID: 1, Verdict.UNKNOWN: 2}
 EXIT_ARGUMENTS, EXIT_CRASH = 254, 255
+#: With --follow: between two looks.
+PAUSE_S = 1.0
+#: Loads traces into an engine.
+Load = Callable[[Intake], Engine]
+#: Below the report: histories of other systems, as traces.
+CONVERTED_DIR = "converted"
 PROGRESS_AFTER_S = 20
 
 
 @click.command()
-@click.argument("run_dirs", nargs=-1, required=True, metavar="RUN_DIR...", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="Report directory. [default: RUN_DIR/report]")
+@click.argument("paths", nargs=-1, required=True, metavar="RUN_DIR|FILE...", type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Report directory. [default: RUN_DIR/report, of a file FILE-report]",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice([one.value for one in Format]),
+    default=Format.AUTO.value,
+    show_default=True,
+    help="What is checked: traces of ours, Jepsen's histories, logs as Porcupine reads them.",
+)
 @click.option("--master", help="Where Spark runs. [default: what spark-submit says, else local[*]]")
 @click.option("--memory", default="2g", show_default=True, help="Heap of the driver, when it is local.")
 @click.option(
     "--checks", "names", help="Only these, with commas between; the trace itself is always checked."
 )
 @click.option("--work", type=click.Path(path_type=Path), help="Where tables go; every worker must reach it.")
+@click.option(
+    "--follow", "watch", is_flag=True, help="Watch runs that go on, and stop at the first broken promise."
+)
+@click.option(
+    "--patience",
+    type=click.IntRange(1),
+    default=60,
+    show_default=True,
+    help="With --follow: a run is over when nothing was written for so many seconds.",
+)
 @click.option("--json", "as_text", is_flag=True, help="Print results.json instead of the verdict.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML here as well.")
 def command(
-    run_dirs: tuple[Path, ...],
+    paths: tuple[Path, ...],
     out: Path | None,
+    format_: str,
     master: str | None,
     memory: str,
     names: str | None,
     work: Path | None,
+    watch: bool,
+    patience: int,
     as_text: bool,
     junit: Path | None,
 ) -> int:
@@ -53,11 +95,22 @@ def command(
     """
     started = time.monotonic()
     checks = chosen(names)
-    intake = take_in(list(run_dirs))
-    with tempfile.TemporaryDirectory(prefix="dledger-check-", dir=work) as folder:
-        results, figures = run_spark(intake, checks, Path(folder), master=master, memory=memory)
+    out = out or default_out(paths[0])
+    # Kept with the report, whose witnesses name lines of them.
+    converted = out / CONVERTED_DIR
+    shutil.rmtree(converted, ignore_errors=True)
+    run_dirs = run_directories(paths, Format(format_), converted)
+    with (
+        tempfile.TemporaryDirectory(prefix="dledger-check-", dir=work) as folder,
+        spark_loader(Path(folder), master=master, memory=memory, growing=watch) as load,
+    ):
+        if watch:
+            intake, results, figures = watch_runs(load, run_dirs, checks, patience)
+        else:
+            intake = take_in(run_dirs)
+            results, figures = check_loaded(load(intake), intake, checks)
     seconds = time.monotonic() - started
-    page = write_report(out or run_dirs[0] / "report", results, figures, intake, seconds)
+    page = write_report(out, results, figures, intake, seconds)
     if junit is not None:
         write_junit(junit, results)
     if as_text:
@@ -68,6 +121,11 @@ def command(
         click.echo(one_line(results))
         click.echo(f"report: {page}")
     return EXIT[overall(results)]
+
+
+def default_out(path: Path) -> Path:
+    """Where the report on a run directory, or on the file of a history, goes."""
+    return path.with_name(f"{path.name}-report") if path.is_file() else path / "report"
 
 
 def chosen(names: str | None) -> tuple[Check, ...]:
@@ -84,26 +142,65 @@ def chosen(names: str | None) -> tuple[Check, ...]:
     return tuple(check for check in CHECKS if check.id in wanted or check.severity is Severity.VOID)
 
 
-def run_spark(
-    intake: Intake, checks: tuple[Check, ...], work_dir: Path, *, master: str | None, memory: str
-) -> tuple[list[RunResult], dict[str, Figures]]:
-    """Start Spark, check, stop it."""
+@contextmanager
+def spark_loader(work_dir: Path, *, master: str | None, memory: str, growing: bool) -> Iterator[Load]:
+    """What loads traces into Spark, which is started for the first of them and stopped in the end.
+
+    `growing`: what is loaded next may be much more than the first.
+    """
     # Spark is an extra: whoever only wants the names of checks need not have it.
     try:
         from chaos.checker.spark import SparkEngine, is_small, start
     except ImportError as error:
         raise click.ClickException(f"Spark is missing ({error}): pip install 'dledger[checker]'") from error
 
-    session = start(work_dir, master=master, memory=memory, small=is_small(intake))
-    try:
-        engine = SparkEngine(session, work_dir)
+    sessions: list[SparkSession] = []
+
+    def load(intake: Intake) -> Engine:
+        if not sessions:
+            small = is_small(intake) and not growing
+            sessions.append(start(work_dir, master=master, memory=memory, small=small))
+        # Each load has tables of its own; those of the one before it are not needed any more.
+        tables = work_dir / "tables"
+        shutil.rmtree(tables, ignore_errors=True)
+        engine = SparkEngine(sessions[0], tables)
         started = time.monotonic()
         engine.load(intake)
         took = time.monotonic() - started
         click.echo(f"read {sum(file.bytes for file in intake.raw)} bytes of lines in {took:.1f} s", err=True)
-        return check_loaded(engine, intake, checks)
+        return engine
+
+    try:
+        yield load
     finally:
-        session.stop()
+        for session in sessions:
+            session.stop()
+
+
+def watch_runs(
+    load: Load, run_dirs: Sequence[Path], checks: tuple[Check, ...], patience: int
+) -> tuple[Intake, list[RunResult], dict[str, Figures]]:
+    """Watch runs until a promise is broken, or they are over; then check all.
+
+    Raises:
+        IntakeError: nothing was ever written.
+    """
+    newest: list[tuple[Intake, Engine]] = []
+
+    def look() -> list[RunResult]:
+        intake = take_in(list(run_dirs))
+        engine = load(intake)
+        newest[:] = [(intake, engine)]
+        make_tables(engine)
+        return judge(engine, WATCHED)
+
+    outcome = follow(run_dirs, look, lambda: time.sleep(PAUSE_S), patience=round(patience / PAUSE_S))
+    if outcome.broken is not None:
+        click.echo(f"a promise was broken; seen at look {outcome.looks}", err=True)
+        intake, engine = newest[0]
+        return intake, outcome.broken, take_figures(engine)
+    intake = take_in(list(run_dirs))
+    return intake, *check_loaded(load(intake), intake, checks)
 
 
 def check_loaded(
@@ -132,10 +229,13 @@ def main() -> None:
     """The console script."""
     try:
         code = command.main(standalone_mode=False)
-    except (click.ClickException, IntakeError) as error:
+    except (click.ClickException, IntakeError, ReaderError) as error:
         said = error.format_message() if isinstance(error, click.ClickException) else str(error)
         click.echo(f"error: {said}", err=True)
         code = EXIT_ARGUMENTS
+    except NoJava as error:
+        click.echo(f"error: {error}", err=True)
+        code = EXIT_CRASH
     except (click.Abort, KeyboardInterrupt):
         code = 130
     except Exception:

@@ -30,7 +30,7 @@ def overall(results: list[RunResult]) -> Verdict:
 def verdict_sentence(result: RunResult) -> str:
     """The verdict of a run in one sentence."""
     counts = result.census
-    about = f"{counts['acked']} acknowledged, {counts['faults']} faults, {counts['lines']} lines"
+    about = f"{counts['oks']} acknowledged, {counts['faults']} faults, {counts['lines']} lines"
     if result.verdict is Verdict.VALID:
         return f"Run {result.run} is valid: every check that applies holds ({about})."
     broken = [f.check.id for f in result.findings if f.verdict is Verdict.INVALID]

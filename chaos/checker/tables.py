@@ -29,6 +29,7 @@ runs         one run: what was planned, promised and done.
 milestones   events of nodes besides those that come with every batch.
 sent_logs    one log: acknowledged sends by outcome, term and time.
 read_logs    one log: how far it was read.
+histories    op_counts of other systems' histories, and of which model these are.
 dump_ends    one node's files of one ledger.
 suspects     messages of `placed` that were never sent, had failed, or have several contents.
 doubts       acknowledged messages that are not in the files of all nodes, or not as the answer said.
@@ -85,7 +86,7 @@ _SENDS = f"""
 SELECT o.run, o.op, CAST(0 AS BIGINT) AS i, o.proc, o.f, o.topic, o.q, o.ledger, {log_of("o")} AS log,
   o.mid, o.digest, o.key, o.tag, o.inv, o.ret, o.outcome, o.node, o.term, {pos_of("o")} AS pos, o.lidx,
   coalesce(o.retry_no, 0) AS retry_no, o.src, o.inc, o.seq
-FROM ops o WHERE o.f IN ('send', 'append') AND o.mid IS NOT NULL
+FROM ops o WHERE o.f IN ('send', 'append', 'txn_commit') AND o.mid IS NOT NULL
 UNION ALL
 SELECT o.run, o.op, m.i, o.proc, o.f, coalesce(m.topic, o.topic), coalesce(m.q, o.q),
   coalesce(m.ledger, o.ledger),
@@ -214,19 +215,27 @@ FROM line_counts WHERE NOT corrupt AND run IS NOT NULL GROUP BY run, src, inc
 
 #: Operations by kind and outcome.
 _OP_COUNTS = """
-SELECT run, f, outcome, coalesce(stale, false) AS stale, term IS NOT NULL AS termed, count(*) AS n
+SELECT run, f, outcome, coalesce(stale, false) AS stale, term IS NOT NULL AS termed, count(*) AS n,
+  count(*) FILTER (WHERE delay_ms > 0) AS delayed, count(mid) AS named
 FROM ops GROUP BY run, f, outcome, coalesce(stale, false), term IS NOT NULL
+"""
+
+#: Of other systems' histories (`chaos.checker.readers`).
+_HISTORIES = """
+SELECT c.run, r.history, c.f, c.outcome, c.n FROM op_counts c
+JOIN runs r ON r.run = c.run WHERE r.history IS NOT NULL
 """
 
 _RUNS = """
 SELECT m.run, m.nodes, m.planned_faults, m.aim, m.flush_mode, m.max_attempts, m.bound, m.healed, m.drained,
-  m.expected, f.first_fault, f.last_fault, coalesce(f.faults, 0) AS faults, coalesce(f.effective,
-    0) AS effective
+  m.expected, m.history, f.first_fault, f.last_fault, coalesce(f.faults, 0) AS faults,
+  coalesce(f.effective, 0) AS effective
 FROM (
   SELECT run, max(nodes) AS nodes, max(planned_faults) AS planned_faults, max(aim) AS aim,
     coalesce(max(flush_mode), 'sync') AS flush_mode, coalesce(max(max_attempts), 16) AS max_attempts,
     coalesce(max(clock_bound_ns), 0) AS bound, min(CASE WHEN e = 'healed' THEN mono END) AS healed,
-    min(CASE WHEN e = 'drain_end' THEN mono END) AS drained, count(*) FILTER (WHERE e = 'expect') AS expected
+    min(CASE WHEN e = 'drain_end' THEN mono END) AS drained, count(*) FILTER (WHERE e = 'expect') AS expected,
+    max(CASE WHEN e = 'run_begin' AND text LIKE 'history:%' THEN substr(text, 9) END) AS history
   FROM meta GROUP BY run) m
 LEFT JOIN (
   SELECT run, min(mono) AS first_fault, max(mono) AS last_fault,
@@ -354,6 +363,7 @@ def make_tables(engine: Engine) -> None:
     for name, sql in _ON_FACTS:
         engine.view(name, sql)
     engine.facts(of_ops)
+    engine.view("histories", _HISTORIES)
     engine.view("seen", _SEEN)
     for facts in others:
         engine.facts(facts)

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from chaos.cli.checking import check_runs, require_checker
 from chaos.cli.convert_command import convert_command
+from chaos.cli.demo_command import demo
 from chaos.cli.failover_command import failover
 from chaos.cli.soak_command import BROKEN, soak
 from chaos.cli.view import COLOURS, RunView, print_result
@@ -151,6 +152,7 @@ def _changed(scenario: Scenario, changes: dict[str, Any]) -> Scenario:
 
 
 cli.add_command(convert_command)
+cli.add_command(demo)
 cli.add_command(failover)
 cli.add_command(soak)
 

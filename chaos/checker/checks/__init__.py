@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.checker.checks import availability, broker, consumer, log, producer, raft, role, trace
+from chaos.checker.checks import availability, broker, consumer, histories, log, producer, raft, role, trace
 from chaos.checker.registry import Check
 
 CHECKS: tuple[Check, ...] = (
@@ -14,4 +14,5 @@ CHECKS: tuple[Check, ...] = (
     *broker.CHECKS,
     *consumer.CHECKS,
     *availability.CHECKS,
+    *histories.CHECKS,
 )

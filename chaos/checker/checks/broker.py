@@ -1,9 +1,9 @@
-"""The broker's store: B1-B3, B6."""
+"""The broker's store: B1-B6."""
 
 from __future__ import annotations
 
 from chaos.checker.checks.sources import UNITS
-from chaos.checker.registry import WHOLE, Check, Part, hard
+from chaos.checker.registry import DRAINED, WHOLE, Check, Part, hard
 
 _AGREED = """
 SELECT run, log, qoff, min(lidx) AS lidx_min, max(lidx) AS lidx_max, min(size) AS size_min,
@@ -31,6 +31,27 @@ SELECT o.run, o.op, o.key, s.mid, o.src, o.inc, o.seq FROM ops o
 JOIN sends s ON s.run = o.run AND s.key = o.key AND s.topic = o.topic AND s.outcome = 'ok' AND s.ret < o.inv
 ANTI JOIN looked_up d ON d.run = o.run AND d.op = o.op AND d.mid = s.mid
 WHERE o.f = 'lookup' AND o.outcome = 'ok' AND o.end_claim
+"""
+
+_UNCOMMITTED = """
+SELECT d.run, d.mid, d.op, t.kept, t.rolled, d.src, d.inc, d.seq FROM dlv d
+JOIN (SELECT run, mid, sum(CASE WHEN f = 'txn_commit' AND outcome <> 'fail' THEN 1 ELSE 0 END) AS kept,
+    sum(CASE WHEN f = 'txn_rollback' AND outcome = 'ok' THEN 1 ELSE 0 END) AS rolled
+  FROM ops WHERE f IN ('txn_begin', 'txn_commit', 'txn_rollback') GROUP BY run, mid) t
+  ON t.run = d.run AND t.mid = d.mid
+"""
+
+_UNDELIVERED = """
+SELECT o.run, o.mid, o.op, o.src, o.inc, o.seq FROM ops o
+JOIN runs r ON r.run = o.run AND r.drained IS NOT NULL
+ANTI JOIN dlv d ON d.run = o.run AND d.mid = o.mid WHERE o.f = 'txn_commit' AND o.outcome = 'ok'
+"""
+
+_DELAYED = """
+SELECT o.run, o.mid, o.delay_ms, min(d.mono) - o.inv AS waited, max(r.bound) AS bound,
+  min(o.src) AS src, min(o.inc) AS inc, min(o.seq) AS seq
+FROM ops o JOIN dlv d ON d.run = o.run AND d.mid = o.mid JOIN runs r ON r.run = o.run
+WHERE o.f = 'send' AND o.delay_ms > 0 GROUP BY o.run, o.mid, o.delay_ms, o.inv
 """
 
 _BEGINNINGS = """
@@ -78,6 +99,36 @@ CHECKS: tuple[Check, ...] = (
         ),
         Part(_MISSED, "true", "op, key, mid, 'is missing' AS what, src, inc, seq"),
         needs=WHOLE,
+    ),
+    hard(
+        "B4",
+        "of a transaction only what was committed is delivered, and all of that",
+        "transactions",
+        "message {mid} {what}; the line is that of operation {op}",
+        Part(
+            _UNCOMMITTED,
+            "kept = 0",
+            "mid, op, CASE WHEN rolled > 0 THEN 'was delivered, and had been rolled back' "
+            "ELSE 'was delivered, and nobody had committed it' END AS what, src, inc, seq",
+        ),
+        Part(
+            _UNDELIVERED,
+            "true",
+            "mid, op, 'was committed, and never delivered' AS what, src, inc, seq",
+        ),
+        needs=DRAINED,
+    ),
+    hard(
+        "B5",
+        "a delayed message is not delivered before its time",
+        "delayed reads",
+        "message {mid}, to be delayed by {delay_ms} ms, was delivered {waited} ns after its send began",
+        # Cluster time may run faster than ours by a thousandth.
+        Part(
+            _DELAYED,
+            "waited + bound < delay_ms * 999000",
+            "mid, delay_ms, waited, src, inc, seq",
+        ),
     ),
     hard(
         "B6",

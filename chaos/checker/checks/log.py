@@ -151,14 +151,14 @@ CHECKS: tuple[Check, ...] = (
     hard(
         "L5",
         "what certainly failed was never delivered",
-        "reads",
+        "reads seen",
         "{log} at {pos}: message {mid}, whose send had failed",
         Part(PLACED, "fails > 0 AND oks = 0 AND reads > 0", "log, mid, read_min AS pos"),
     ),
     hard(
         "L6a",
         "readers skipped nothing that others have read beyond",
-        "reads",
+        "reads seen",
         "{log}: message {mid} at {pos} was never read, though {bound} was",
         Part(
             PLACED,
@@ -216,7 +216,7 @@ CHECKS: tuple[Check, ...] = (
     hard(
         "L10",
         "the messages of one read follow each other",
-        "reads",
+        "reads seen",
         "{log}: operation {op} gave position {pos} after {before}",
         Part(
             DELIVERIES,

@@ -22,6 +22,18 @@ SELECT run, term, min(node) AS node, max(node) AS node_other, max_by(src, node) 
 FROM milestones WHERE e = 'master_ready' GROUP BY run, term
 """
 
+#: Masters, each with the one that was master longest of those that were ready before it.
+_REIGNS = """
+SELECT *, max(until) OVER w AS until_before, max_by(node, until) OVER w AS node_before FROM (
+  SELECT m.run, m.node, m.term, m.mono AS since, m.src, m.inc, m.seq,
+    coalesce(min(x.mono), max(z.last_mono)) AS until
+  FROM milestones m LEFT JOIN milestones x ON x.run = m.run AND x.node = m.node AND x.inc = m.inc
+    AND x.seq > m.seq AND x.e IN ('demoted', 'follower', 'candidate')
+  JOIN writers z ON z.run = m.run AND z.src = m.src AND z.inc = m.inc
+  WHERE m.e = 'master_ready' GROUP BY m.run, m.node, m.term, m.mono, m.src, m.inc, m.seq)
+WINDOW w AS (PARTITION BY run ORDER BY since, node ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+"""
+
 _NUMBERED = """
 SELECT run, node, log, qoff, lidx, lag(qoff) OVER w AS before, lag(lidx) OVER w AS lidx_before FROM cq
 WINDOW w AS (PARTITION BY run, node, log ORDER BY lidx, qoff)
@@ -93,6 +105,18 @@ CHECKS: tuple[Check, ...] = (
         "ready",
         "term {term}: {node} and {node_other}",
         Part(_MASTERS, "node < node_other", "term, node, node_other, src, inc, seq", few=True),
+    ),
+    warning(
+        "S4W",
+        "one node at a time holds itself for the writable master",
+        "ready",
+        "{node} was ready in term {term} when {node_before} had not yet said that it was master no more",
+        Part(
+            _REIGNS,
+            "since < until_before AND node <> node_before",
+            "node, term, node_before, src, inc, seq",
+            few=True,
+        ),
     ),
     hard(
         "S5",

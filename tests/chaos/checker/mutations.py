@@ -606,7 +606,7 @@ def the_least_offset_falls(trace: Trace) -> None:
     ask(trace, last, 9_000_002, "min_off", answer={"min_off": 0})
 
 
-@mutation("S1 S4")
+@mutation("S1 S4 S4W")
 def two_masters_of_a_term(trace: Trace) -> None:
     ready = lines(trace, Ev.ROLE, e="master_ready", term=2)[0]
     other = lines(trace, Ev.RAFT, e="follower", term=2, node="n3")[0]
@@ -657,3 +657,46 @@ def an_orderly_group_that_left_had_skipped_a_message(trace: Trace) -> None:
         add(trace, end)
         end.update({"ev": "member", "e": "leave", "group": "G", "consumer": consumer})
     remove(trace, last)
+
+
+# -- transactions, delays, and masters that overlap -----------------------------------------------------
+
+
+def as_transaction(trace: Trace, invoke: Line, how: str) -> None:
+    """The send of a message becomes the end of a transaction, committed or rolled back."""
+    for line in lines(trace, Ev.OP, op=invoke["op"]):
+        line["f"] = how
+
+
+@mutation("B4 L4 C2")
+def what_was_rolled_back_is_delivered(trace: Trace) -> None:
+    """L4 and C2 as well: of what is rolled back nothing was ever sent to a queue."""
+    as_transaction(trace, middle(trace)[0], "txn_rollback")
+
+
+@mutation("B4 L6b L6a L10 L11 C1 C5")
+def what_was_committed_is_not_delivered(trace: Trace) -> None:
+    invoke, _ = middle(trace)
+    as_transaction(trace, invoke, "txn_commit")
+    remove(trace, *lines(trace, Ev.DLV, mid=invoke["mid"]), *lines(trace, Ev.DONE, mid=invoke["mid"]))
+
+
+@mutation("B5")
+def a_delayed_message_comes_early(trace: Trace) -> None:
+    middle(trace)[0]["delay_ms"] = 3_600_000
+
+
+@mutation("S4W")
+def a_master_goes_on_after_the_next_is_ready(trace: Trace) -> None:
+    """The isolated one is told only after its successor was ready; nothing was served meanwhile."""
+    demoted = lines(trace, Ev.ROLE, e="demoted")[0]
+    ready = next(
+        number(line, "mono")
+        for line in lines(trace, Ev.ROLE, e="master_ready")
+        if number(line, "mono") > number(demoted, "mono")
+    )
+    file = trace.files[str(demoted["src"]), number(demoted, "inc")]
+    since = file.index(demoted)
+    # What the node writes by then, it writes later.
+    for line in file[since:]:
+        line["mono"] = max(number(line, "mono"), ready + 1)

