@@ -25,6 +25,9 @@ from broker_adapter.host import Host
 from broker_adapter.index_layout import IndexShape
 from broker_adapter.message import Version, record_size
 from broker_adapter.message_writer import MessageWriter
+from broker_adapter.messaging.forwarding.forwarder import Forwarder
+from broker_adapter.messaging.forwarding.members import Members
+from broker_adapter.messaging.forwarding.service import ForwardService
 from broker_adapter.messaging.serving import ClientService, ReplicatedDirectory, client_service
 from broker_adapter.metadata.commands import METADATA_TOPIC
 from broker_adapter.metadata.proposals import Proposals
@@ -137,8 +140,10 @@ class BrokerProgram:
         self.service = service
         services = [GrpcService(service.name, service.handler)]
         self.clients = self._make_client_service(min(settings.max_body_bytes, largest))
+        self.forwarder, self.forwarding = self._make_forwarding()
         if settings.rocketmq_v2.enabled:
             services.append(GrpcService(self.clients.service.name, self.clients.service.handler))
+            services.append(GrpcService(self.forwarding.name, self.forwarding.handler))
         self.node = node = NodeServer(
             config, self.dispatcher, owned=True, services=services, trace=self._trace, **options
         )
@@ -213,6 +218,9 @@ class BrokerProgram:
         if self.settings.namesrv:
             self._registrar = Registrar(self.settings.namesrv, self._tls_files())
         self.delivery.on_orphan(self.clients.ask_producer)
+        if self.settings.rocketmq_v2.enabled:
+            self.writer.on_change = self._writable_changed
+            self.node.on_role(self.forwarder.role_changed)
         self.handler.start()
         self._purging = asyncio.create_task(self._follow_purges())
 
@@ -220,7 +228,11 @@ class BrokerProgram:
         """Waiting pulls are answered, writes refused; then the node may hand leadership over."""
         self.writer.stop()
         # What is in the log already is committed in a moment: better an answer than a doubt.
-        await asyncio.gather(self.service.drain(_DRAIN_S), self.clients.service.drain(_DRAIN_S))
+        await asyncio.gather(
+            self.service.drain(_DRAIN_S),
+            self.clients.service.drain(_DRAIN_S),
+            self.forwarding.drain(_DRAIN_S),
+        )
         self.broker.held.close()
         self.delivery.wake_all()
         await self.handler.stop()
@@ -228,6 +240,8 @@ class BrokerProgram:
             await self._registrar.stop()
         self.service.stop()
         self.clients.service.stop()
+        self.forwarding.stop()
+        await self.forwarder.stop()
         if self._purging is not None:
             self._purging.cancel()
             await asyncio.gather(self._purging, return_exceptions=True)
@@ -276,7 +290,25 @@ class BrokerProgram:
             directory=ReplicatedDirectory(self.metadata, lambda name: self.broker.ensure_topic(name)),
             max_body_bytes=max_body_bytes,
             now_ms=lambda: self.node.cluster_time_ms(),
+            answering=_Later(lambda: self.forwarder),
         )
+
+    def _make_forwarding(self) -> tuple[Forwarder, ForwardService]:
+        """Calls of clients to the master, from this node and from others."""
+        members, clients, settings = Members(self.config), self.clients, self.settings.rocketmq_v2
+
+        def is_writable() -> bool:
+            return self.writer.expected is not None
+
+        forwarder = Forwarder(
+            self.config.node_id, members, clients.handlers, clients.streams, settings, is_writable
+        )
+        service = ForwardService(clients.handlers, members, clients.connected, settings, is_writable)
+        return forwarder, service
+
+    def _writable_changed(self) -> None:
+        self.forwarder.changed()
+        self.forwarding.announce()
 
     def _make_dispatcher(self) -> Dispatcher:
         settings, directory = self.settings, self.config.directory

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from dledger.cli.exits import Exit
     from dledger.cli.output import print_json, print_table
     from dledger.client import (
-        AppendResult,
         Appender,
+        AppendResult,
         AsyncClient,
         BlockingAppender,
         BlockingSession,
@@ -56,9 +56,10 @@ if TYPE_CHECKING:
     from dledger.node.state_machine import Applied, AppliedEntry, DurableStateMachine, StateMachine
     from dledger.node.tracing import NodeTrace
     from dledger.rpc import handlers
-    from dledger.rpc.channels import ChannelSecurity, MAX_PAYLOAD_BYTES, open_channel
+    from dledger.rpc.channels import MAX_PAYLOAD_BYTES, ChannelSecurity, open_channel
     from dledger.rpc.host import GrpcHost, GrpcMethod
     from dledger.rpc.log_client import NetworkFailure, answer_of, end_call
+    from dledger.rpc.peer_names import PeerNames
     from dledger.rpc.tls import ClientTls, ServerTls
     from dledger.status.web import (
         HttpServer,
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from dledger.store.inspect import OfflineLog, StoredEntry
 
 __all__ = [
+    "MAX_PAYLOAD_BYTES",
     "AppendOutcome",
     "AppendResult",
     "Appender",
@@ -103,7 +105,6 @@ __all__ = [
     "InvalidRequest",
     "Limits",
     "LoopThread",
-    "MAX_PAYLOAD_BYTES",
     "MemberAddress",
     "NetworkFailure",
     "NodeConfig",
@@ -114,6 +115,7 @@ __all__ = [
     "OfflineLog",
     "OsDisk",
     "Overloaded",
+    "PeerNames",
     "Program",
     "ReadFailed",
     "Refused",
@@ -176,6 +178,7 @@ _MODULE_OF = {
     "NodeTrace": "dledger.node.tracing",
     "OfflineLog": "dledger.store.inspect",
     "OsDisk": "dledger.store.disk",
+    "PeerNames": "dledger.rpc.peer_names",
     "Program": "dledger.node.program",
     "Role": "dledger.core.values",
     "RoleEvent": "dledger.node.role_events",
