@@ -46,7 +46,7 @@ class World:
             now_ms=self.delivery.now_ms,
             answering=answering,
         )
-        self.service, self.handlers = made
+        self.service, self.handlers = made.service, made.handlers
         self.delivery.on_orphan(made.ask_producer)
         self.channel: Any = None
 
