@@ -79,6 +79,8 @@ class MessageWriter:
         on_refused: Callable[[BrokerError], None] = lambda _: None,
     ) -> None:
         """`on_refused`: told of every write that is refused for the role of this broker."""
+        #: Called whenever writes are taken, or taken no more.
+        self.on_change: Callable[[], None] = lambda: None
         self.table = TopicQueueTable()
         self._gathering = PutGathering(
             node,
@@ -109,10 +111,12 @@ class MessageWriter:
 
     def open_for(self, term: int, role_epoch: int) -> None:
         self._expected = (term, role_epoch)
+        self.on_change()
 
     def close(self) -> None:
         """From now on every write is refused."""
         self._expected = None
+        self.on_change()
 
     def stop(self) -> None:
         self._stopping = True

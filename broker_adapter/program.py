@@ -25,6 +25,11 @@ from broker_adapter.host import Host
 from broker_adapter.index_layout import IndexShape
 from broker_adapter.message import Version, record_size
 from broker_adapter.message_writer import MessageWriter
+from broker_adapter.messaging.clients import ClientStreams
+from broker_adapter.messaging.forwarding.forwarder import Forwarder
+from broker_adapter.messaging.forwarding.members import Members
+from broker_adapter.messaging.forwarding.service import ForwardService
+from broker_adapter.messaging.handlers import MessagingHandlers
 from broker_adapter.messaging.serving import ClientService, ReplicatedDirectory, client_service
 from broker_adapter.metadata.commands import METADATA_TOPIC
 from broker_adapter.metadata.proposals import Proposals
@@ -193,8 +198,16 @@ class BrokerProgram:
         self.service = BrokerService(self.broker)
         node.add_service(GrpcService(self.service.name, self.service.handler))
         self.clients = self._make_client_service(min(settings.max_body_bytes, largest))
+        self.forwarding = ForwardService(
+            self.clients.handlers,
+            Members(config),
+            self.clients.connected,
+            settings.rocketmq_v2,
+            self._is_writable,
+        )
         if settings.rocketmq_v2.enabled:
             node.add_service(GrpcService(self.clients.service.name, self.clients.service.handler))
+            node.add_service(GrpcService(self.forwarding.name, self.forwarding.handler))
         self.adapter = BrokerRoleAdapter(
             writer,
             files,
@@ -216,6 +229,9 @@ class BrokerProgram:
         if self.settings.namesrv:
             self._registrar = Registrar(self.settings.namesrv, self._tls_files())
         self.delivery.on_orphan(self.clients.ask_producer)
+        if self.settings.rocketmq_v2.enabled:
+            self.writer.on_change = self._writable_changed
+            self.node.on_role(self.forwarder.role_changed)
         self.handler.start()
         self._purging = asyncio.create_task(self._follow_purges())
 
@@ -223,7 +239,11 @@ class BrokerProgram:
         """Waiting pulls are answered, writes refused; then the node may hand leadership over."""
         self.writer.stop()
         # What is in the log already is committed in a moment: better an answer than a doubt.
-        await asyncio.gather(self.service.drain(_DRAIN_S), self.clients.service.drain(_DRAIN_S))
+        await asyncio.gather(
+            self.service.drain(_DRAIN_S),
+            self.clients.service.drain(_DRAIN_S),
+            self.forwarding.drain(_DRAIN_S),
+        )
         self.broker.held.close()
         self.delivery.wake_all()
         await self.handler.stop()
@@ -231,6 +251,8 @@ class BrokerProgram:
             await self._registrar.stop()
         self.service.stop()
         self.clients.service.stop()
+        self.forwarding.stop()
+        await self.forwarder.stop()
         if self._purging is not None:
             self._purging.cancel()
             await asyncio.gather(self._purging, return_exceptions=True)
@@ -279,7 +301,23 @@ class BrokerProgram:
             directory=ReplicatedDirectory(self.metadata, self.broker.ensure_topic),
             max_body_bytes=max_body_bytes,
             now_ms=self.node.cluster_time_ms,
+            answering=self._make_forwarder,
         )
+
+    def _make_forwarder(self, handlers: MessagingHandlers, streams: ClientStreams) -> Forwarder:
+        """Calls of clients to the master, wherever it is."""
+        settings = self.settings.rocketmq_v2
+        self.forwarder = Forwarder(
+            self.config.node_id, Members(self.config), handlers, streams, settings, self._is_writable
+        )
+        return self.forwarder
+
+    def _is_writable(self) -> bool:
+        return self.writer.expected is not None
+
+    def _writable_changed(self) -> None:
+        self.forwarder.changed()
+        self.forwarding.announce()
 
     def _make_dispatcher(self) -> Dispatcher:
         settings, directory = self.settings, self.config.directory

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from dledger.rpc.channels import MAX_PAYLOAD_BYTES, ChannelSecurity, open_channel
     from dledger.rpc.host import GrpcHost, GrpcMethod
     from dledger.rpc.log_client import NetworkFailure, answer_of, end_call
+    from dledger.rpc.peer_names import PeerNames
     from dledger.rpc.tls import ClientTls, ServerTls
     from dledger.status.web import (
         HttpServer,
@@ -116,6 +117,7 @@ __all__ = [
     "OfflineLog",
     "OsDisk",
     "Overloaded",
+    "PeerNames",
     "Program",
     "ReadFailed",
     "Refused",
@@ -179,6 +181,7 @@ _MODULE_OF = {
     "NodeTrace": "dledger.node.tracing",
     "OfflineLog": "dledger.store.inspect",
     "OsDisk": "dledger.store.disk",
+    "PeerNames": "dledger.rpc.peer_names",
     "Program": "dledger.node.program",
     "Role": "dledger.core.values",
     "RoleEvent": "dledger.node.role_events",

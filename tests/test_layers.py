@@ -28,7 +28,7 @@ GENERATED = "dledger.v1"
 BROKER_GENERATED = "broker_adapter.v1"
 CLIENT_GENERATED = "broker_adapter.messaging.v2"
 #: The gRPC layers of the broker: modules whose names begin so.
-BROKER_RPC = ("broker_adapter.rpc.", "broker_adapter.namesrv.rpc_")
+BROKER_RPC = ("broker_adapter.rpc.", "broker_adapter.namesrv.rpc_", "broker_adapter.messaging.forwarding.")
 CLIENT_RPC = ("broker_adapter.messaging.",)
 #: Who may import generated modules of the broker.
 RPC_OF = {BROKER_GENERATED: BROKER_RPC, CLIENT_GENERATED: CLIENT_RPC}

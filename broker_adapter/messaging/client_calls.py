@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from broker_adapter.api import TopicConfig
 from broker_adapter.delivery.api import DeliveryApi
 from broker_adapter.messaging.client_settings import check_client_type, is_consumer
-from broker_adapter.messaging.context import CallContext
+from broker_adapter.messaging.context import NODE_PORT, CallContext
 from broker_adapter.messaging.directory import Directory, is_orderly
 from broker_adapter.messaging.names import group_of, topic_of
 from broker_adapter.messaging.rejected import Code, Rejected, ok
@@ -38,9 +40,9 @@ class ClientCalls:
 
 
 class RouteCalls:
-    """Answered from what every node knows."""
+    """Answered from what every node knows. `routes`: by the port that a client has come to."""
 
-    def __init__(self, directory: Directory, routes: Routes) -> None:
+    def __init__(self, directory: Directory, routes: Mapping[str, Routes]) -> None:
         self._directory = directory
         self._routes = routes
 
@@ -69,13 +71,17 @@ class RouteCalls:
             raise Rejected(Code.FORBIDDEN, f"topic {topic} gives no messages (perm {config.perm})")
         if group is not None and not group.consume_enable:
             raise Rejected(Code.FORBIDDEN, f"group {group.name} may not consume (consume_enable is off)")
-        assignments = self._routes.assignments(
+        assignments = self._routes_for(context).assignments(
             request.topic, config, context.language, in_order=is_orderly(group)
         )
         return calls.QueryAssignmentResponse(status=ok(), assignments=assignments)
 
+    def _routes_for(self, context: CallContext) -> Routes:
+        # Nodes whose settings differ may not know each other's ports.
+        return self._routes.get(context.listener, self._routes[NODE_PORT])
+
     def _route(
         self, request: calls.QueryRouteRequest, config: TopicConfig, context: CallContext
     ) -> calls.QueryRouteResponse:
-        queues = self._routes.queues(request.topic, config, context.language)
+        queues = self._routes_for(context).queues(request.topic, config, context.language)
         return calls.QueryRouteResponse(status=ok(), message_queues=queues)

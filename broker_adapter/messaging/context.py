@@ -8,10 +8,13 @@ from typing import NamedTuple
 NODE_JS = "NODE_JS"
 PYTHON = "PYTHON"
 
+#: The node's own port, and those for clients alone.
+NODE_PORT, PLAIN_PORT, TLS_PORT = "", "plain", "tls"
+
 
 class CallContext(NamedTuple):
     """Of one call. `remote` is host:port, "" if the caller has no IP address; `timeout_s` what is left of its
-    deadline, None without one; `account` who it has proved to be."""
+    deadline, None without one; `account` who it has proved to be; `listener` the port it came to."""
 
     client_id: str
     namespace: str = ""
@@ -20,3 +23,4 @@ class CallContext(NamedTuple):
     remote: str = ""
     account: str = ""
     timeout_s: float | None = None
+    listener: str = NODE_PORT

@@ -6,7 +6,6 @@ What calls mean is not known here.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Final, TypeAlias
@@ -20,12 +19,11 @@ from broker_adapter.messaging.client_settings import ServerLimits
 from broker_adapter.messaging.clients import ClientStreams
 from broker_adapter.messaging.context import NODE_JS, CallContext
 from broker_adapter.messaging.directory import Directory
-from broker_adapter.messaging.handlers import Answering, parse, refusal
+from broker_adapter.messaging.handlers import Answering, parse, refusal, refused
 from broker_adapter.messaging.methods import METHODS, QUERY_ROUTE, SERVICE_NAME, TELEMETRY
 from broker_adapter.messaging.rejected import Code, Rejected, status_of
 from broker_adapter.messaging.settings import ClientServiceSettings
 from broker_adapter.messaging.telemetry import Conversation
-from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
 from broker_adapter.rpc.calls import Places, peer_host, stopping
 from dledger import handlers as grpc_handlers
@@ -40,8 +38,6 @@ _USER_AGENT: Final = "user-agent"
 _MAX_HEADER_LENGTH = 255
 #: What clients in Node.js call their language, and what tells them from others that speak HTTP.
 _HTTP, _NODE_AGENT = "HTTP", "grpc-node-js"
-
-_log = logging.getLogger(__name__)
 
 
 class MessagingService:
@@ -58,10 +54,11 @@ class MessagingService:
         answering: Answering,
         routes: RouteCalls,
         directory: Directory,
+        clients: ClientStreams,
         settings: ClientServiceSettings,
         limits: ServerLimits,
     ) -> None:
-        self.clients = ClientStreams(settings.max_clients)
+        self.clients = clients
         self._answering = answering
         self._routes = routes
         self._directory = directory
@@ -122,7 +119,7 @@ class MessagingService:
                     return refusal(method, status_of(stopping()))
                 raise
             except Exception as error:
-                return _refused(method, error)
+                return refused(method, error)
 
         return behaviour
 
@@ -159,7 +156,7 @@ class MessagingService:
                     async for answer in answers:
                         yield answer
             except Exception as error:
-                yield _refused(method, error)
+                yield refused(method, error)
 
         return behaviour
 
@@ -250,12 +247,3 @@ def context_of(context: Context) -> CallContext:
         remote=peer_host(context),
         timeout_s=context.time_remaining(),
     )
-
-
-def _refused(method: str, error: Exception) -> bytes:
-    """An error as the answer of a call. Any that is not foreseen is a bug, met nobody knows where."""
-    if isinstance(error, Rejected | BrokerError):
-        return refusal(method, status_of(error))
-    _log.error("%s failed", method, exc_info=error)
-    text = f"internal error: {type(error).__name__}"
-    return refusal(method, pb.Status(code=Code.INTERNAL_SERVER_ERROR, message=text))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +25,8 @@ from broker_adapter.messaging.settings import ClientServiceSettings
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
 
+_log = logging.getLogger(__name__)
+
 
 class Answering(Protocol):
     """Whoever answers calls: bytes of the request in, bytes of the answer out.
@@ -38,15 +41,17 @@ class Answering(Protocol):
 
 
 class Parts(NamedTuple):
-    """What the handlers work with. `max_body_bytes`: of one message; `now_ms`: cluster time."""
+    """What the handlers work with. `max_body_bytes`: of one message; `now_ms`: cluster time; `on_sent` is
+    told (client id, topic) of every send."""
 
     delivery: DeliveryApi
     broker: BrokerApi
     directory: Directory
-    routes: Routes
+    routes: Mapping[str, Routes]
     settings: ClientServiceSettings
     max_body_bytes: int
     now_ms: Callable[[], int]
+    on_sent: Callable[[str, str], None] = lambda client_id, topic: None
 
 
 class MessagingHandlers:
@@ -61,6 +66,7 @@ class MessagingHandlers:
             directory,
             max_body_bytes=parts.max_body_bytes,
             max_batch_messages=settings.max_batch_messages,
+            on_sent=parts.on_sent,
         )
         consumers = ConsumerCalls(delivery, settings, parts.now_ms)
         queues = QueueCalls(parts.broker, settings)
@@ -118,6 +124,15 @@ def refusal_or_raise(method: str, error: Rejected | BrokerError) -> bytes:
 
 def refusal(method: str, status: pb.Status) -> bytes:
     return METHODS[method].refusal(status)
+
+
+def refused(method: str, error: Exception) -> bytes:
+    """An error as the answer of a call. Any that is not foreseen is a bug, met nobody knows where."""
+    if isinstance(error, Rejected | BrokerError):
+        return refusal(method, status_of(error))
+    _log.error("%s failed", method, exc_info=error)
+    text = f"internal error: {type(error).__name__}"
+    return refusal(method, pb.Status(code=Code.INTERNAL_SERVER_ERROR, message=text))
 
 
 async def _sync_lite_subscription(

@@ -13,6 +13,7 @@ SERVICE_NAME: Final = "apache.rocketmq.v2.MessagingService"
 TELEMETRY: Final = "Telemetry"
 QUERY_ROUTE: Final = "QueryRoute"
 RECEIVE_MESSAGE: Final = "ReceiveMessage"
+SEND_MESSAGE: Final = "SendMessage"
 
 
 class Method(NamedTuple):
@@ -30,7 +31,7 @@ class Method(NamedTuple):
 METHODS: Final = {
     QUERY_ROUTE: Method(calls.QueryRouteRequest, calls.QueryRouteResponse),
     "Heartbeat": Method(calls.HeartbeatRequest, calls.HeartbeatResponse),
-    "SendMessage": Method(calls.SendMessageRequest, calls.SendMessageResponse),
+    SEND_MESSAGE: Method(calls.SendMessageRequest, calls.SendMessageResponse),
     "QueryAssignment": Method(calls.QueryAssignmentRequest, calls.QueryAssignmentResponse),
     RECEIVE_MESSAGE: Method(calls.ReceiveMessageRequest, calls.ReceiveMessageResponse, True),
     "AckMessage": Method(calls.AckMessageRequest, calls.AckMessageResponse),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from broker_adapter.api import TopicConfig
 from broker_adapter.delivery.api import DeliveryApi, Resolution
@@ -33,15 +33,22 @@ _RESOLUTIONS = {
 
 
 class ProducerCalls:
-    """`max_body_bytes`: of one message."""
+    """`max_body_bytes`: of one message; `on_sent` is told (client id, topic)."""
 
     def __init__(
-        self, delivery: DeliveryApi, directory: Directory, *, max_body_bytes: int, max_batch_messages: int
+        self,
+        delivery: DeliveryApi,
+        directory: Directory,
+        *,
+        max_body_bytes: int,
+        max_batch_messages: int,
+        on_sent: Callable[[str, str], None],
     ) -> None:
         self._delivery = delivery
         self._directory = directory
         self._max_body_bytes = max_body_bytes
         self._max_batch_messages = max_batch_messages
+        self._on_sent = on_sent
 
     async def send_message(
         self, request: calls.SendMessageRequest, context: CallContext
@@ -58,6 +65,7 @@ class ProducerCalls:
         config = self._directory.topic(topic) or await self._directory.ensure_topic(topic)
         for message in judged:
             _check_kind(config, message.kind)
+        self._on_sent(context.client_id, topic)
         if len(judged) == 1:
             entries = [await self._send(config, judged[0], context)]
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
@@ -9,6 +10,9 @@ from broker_adapter.api import BrokerApi, GroupConfig, TopicConfig
 from broker_adapter.delivery.api import DeliveryApi, OrphanedHalf
 from broker_adapter.messaging.client_calls import RouteCalls
 from broker_adapter.messaging.client_settings import ServerLimits
+from broker_adapter.messaging.clients import ClientStreams
+from broker_adapter.messaging.connected import ConnectedClients
+from broker_adapter.messaging.context import NODE_PORT, PLAIN_PORT, TLS_PORT
 from broker_adapter.messaging.directory import Directory
 from broker_adapter.messaging.front import MessagingService
 from broker_adapter.messaging.handlers import Answering, MessagingHandlers, Parts
@@ -38,14 +42,17 @@ class ReplicatedDirectory:
 
 
 class ClientService(NamedTuple):
-    """`service` is what clients reach; `handlers` answer as the master."""
+    """`service` is what clients reach; `handlers` answer as the master; `connected` are the clients of all
+    nodes, `streams` those of this one."""
 
     service: MessagingService
     handlers: MessagingHandlers
+    streams: ClientStreams
+    connected: ConnectedClients
 
     def ask_producer(self, half: OrphanedHalf) -> None:
         """For `DeliveryApi.on_orphan`."""
-        ask_about(half, self.service.clients.tell_producer)
+        ask_about(half, self.connected.tell_producer)
 
 
 def client_service(
@@ -58,23 +65,49 @@ def client_service(
     directory: Directory,
     max_body_bytes: int,
     now_ms: Callable[[], int],
-    answering: Answering | None = None,
+    answering: Callable[[MessagingHandlers, ClientStreams], Answering] | None = None,
+    monotonic_s: Callable[[], float] = time.monotonic,
 ) -> ClientService:
-    """`members`: host:port by node id. `answering`: who answers the calls of clients, if not the handlers
-    themselves. ConfigError if `settings` name a node that is none of the members."""
-    for node_id in settings.advertise:
-        if node_id not in members:
-            known = ", ".join(sorted(members))
-            text = f"rocketmq_v2.advertise names {node_id!r}, which is not one of the members: {known}"
-            raise ConfigError(text, code=Code.CONFIG_INVALID)
-    routes = Routes(broker_name, members, settings.advertise)
-    parts = Parts(delivery, broker, directory, routes, settings, max_body_bytes, now_ms)
+    """`members`: host:port by node id. `answering`: makes who answers the calls of clients, if that are
+    not the handlers themselves. ConfigError if `settings` name a node that is none of the members."""
+    routes = routes_by_port(broker_name, members, settings)
+    streams = ClientStreams(settings.max_clients)
+    connected = ConnectedClients(streams, monotonic_s)
+    parts = Parts(delivery, broker, directory, routes, settings, max_body_bytes, now_ms, connected.sent)
     handlers = MessagingHandlers(parts)
     service = MessagingService(
-        handlers if answering is None else answering,
+        handlers if answering is None else answering(handlers, streams),
         RouteCalls(directory, routes),
         directory,
+        streams,
         settings,
         ServerLimits(max_body_bytes, settings.max_polling_ms),
     )
-    return ClientService(service, handlers)
+    return ClientService(service, handlers, streams, connected)
+
+
+def routes_by_port(
+    broker_name: str, members: Mapping[str, str], settings: ClientServiceSettings
+) -> dict[str, Routes]:
+    """Where clients reach the nodes that have come to the node's own port, or to one of those for clients."""
+    for key, advertised in (("advertise", settings.advertise), ("tls_advertise", settings.tls_advertise)):
+        for node_id in advertised:
+            if node_id not in members:
+                known = ", ".join(sorted(members))
+                text = f"rocketmq_v2.{key} names {node_id!r}, which is not one of the members: {known}"
+                raise ConfigError(text, code=Code.CONFIG_INVALID)
+    plain = {**_at_port_of(settings.listen, members), **settings.advertise}
+    tls = {**_at_port_of(settings.tls_listen, members), **settings.tls_advertise}
+    return {
+        NODE_PORT: Routes(broker_name, members, settings.advertise),
+        PLAIN_PORT: Routes(broker_name, members, plain),
+        TLS_PORT: Routes(broker_name, members, tls),
+    }
+
+
+def _at_port_of(listen: str, members: Mapping[str, str]) -> dict[str, str]:
+    """The members' hosts with the port of `listen`: the same on all nodes, unless they are advertised."""
+    if not listen:
+        return {}
+    port = listen.rpartition(":")[2]
+    return {node_id: f"{address.rpartition(':')[0]}:{port}" for node_id, address in members.items()}

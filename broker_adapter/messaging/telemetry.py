@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from broker_adapter.api import GroupConfig
 from broker_adapter.messaging.client_settings import ServerLimits, answered
-from broker_adapter.messaging.clients import ClientStreams
+from broker_adapter.messaging.clients import ClientInfo, ClientStreams
 from broker_adapter.messaging.context import NODE_JS, CallContext
 from broker_adapter.messaging.directory import Directory
 from broker_adapter.messaging.names import group_of, topic_of
@@ -86,10 +86,12 @@ class Conversation:
     def _settled(self, settings: pb.Settings) -> pb.Settings:
         namespace = self._context.namespace
         group: GroupConfig | None = None
+        group_name, topics = "", []
         if settings.WhichOneof("pub_sub") == "publishing":
-            topics = settings.publishing.topics[:_MAX_TOPICS]
-            names = [topic_of(topic, namespace) for topic in topics]
-            self._streams.produces(self._context.client_id, names)
+            topics = [topic_of(topic, namespace) for topic in settings.publishing.topics[:_MAX_TOPICS]]
         elif settings.subscription.group.name:
-            group = self._directory.group(group_of(settings.subscription.group, namespace))
+            group_name = group_of(settings.subscription.group, namespace)
+            group = self._directory.group(group_name)
+        info = ClientInfo(settings.client_type, group_name, frozenset(topics))
+        self._streams.describe(self._context.client_id, info)
         return answered(settings, self._limits, group, self._context.language)

@@ -10,6 +10,7 @@ import pytest
 from broker_adapter.api import GroupConfig
 from broker_adapter.messaging.client_settings import ServerLimits
 from broker_adapter.messaging.clients import ClientStreams
+from broker_adapter.messaging.connected import ConnectedClients
 from broker_adapter.messaging.context import CallContext
 from broker_adapter.messaging.rejected import Code, Rejected
 from broker_adapter.messaging.telemetry import Conversation
@@ -144,7 +145,7 @@ def test_the_producer_itself_is_asked_first_and_then_others_in_turns() -> None:
     talks["x"].told()
 
     def asked(client_id: str) -> list[str]:
-        assert streams.tell_producer("t", client_id, COMMAND)
+        assert ConnectedClients(streams, lambda: 0.0).tell_producer("t", client_id, COMMAND)
         return [name for name, talk in talks.items() if talk.told()]
 
     assert asked("x") == ["x"]  # it has sent to it, whatever its settings say
@@ -153,7 +154,7 @@ def test_the_producer_itself_is_asked_first_and_then_others_in_turns() -> None:
     assert [asked("gone") for _ in range(2)] == [["b"], ["b"]]
     talks["b"].conversation.heard(producer("other"))
     talks["b"].told()
-    assert not streams.tell_producer("t", "gone", COMMAND)
+    assert not ConnectedClients(streams, lambda: 0.0).tell_producer("t", "gone", COMMAND)
 
 
 async def test_an_orphaned_transaction_is_asked_of_its_producer() -> None:

@@ -44,9 +44,9 @@ class World:
             directory=self.delivery,
             max_body_bytes=MAX_BODY,
             now_ms=self.delivery.now_ms,
-            answering=answering,
+            answering=None if answering is None else lambda *_: answering,
         )
-        self.service, self.handlers = made
+        self.service, self.handlers = made.service, made.handlers
         self.delivery.on_orphan(made.ask_producer)
         self.channel: Any = None
 

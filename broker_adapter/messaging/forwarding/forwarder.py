@@ -1,0 +1,266 @@
+"""Who answers a call: this node if it is the master, else the master. Nobody yet: the call waits.
+
+What surely did not happen is sent again, to whoever is master then; what may have happened only if it may
+happen twice (`repeats`). A call waits up to its deadline less what an answer needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+
+from broker_adapter.errors import BrokerError, PutIndeterminate, Status, error_for
+from broker_adapter.messaging.clients import ClientStreams
+from broker_adapter.messaging.context import CallContext
+from broker_adapter.messaging.forwarding.frames import MAX_PART_BYTES
+from broker_adapter.messaging.forwarding.link import LinkRefused, MasterLink
+from broker_adapter.messaging.forwarding.members import Members
+from broker_adapter.messaging.forwarding.repeats import is_repeatable
+from broker_adapter.messaging.handlers import Answering
+from broker_adapter.messaging.rejected import Code, Rejected
+from broker_adapter.messaging.settings import ClientServiceSettings
+from dledger import RoleEvent, get_logger
+
+_log = get_logger("forwarding")
+
+#: What is left of a deadline for the way back, and what of it even a late answer needs (seconds).
+_WAY_BACK_S, _LATE_S = 0.2, 0.05
+#: Whoever called himself master and did not take a call is asked again after this.
+_AGAIN_S = 0.05
+#: Between two streams to the same node.
+_RECONNECT_S = 0.05
+_REFUSED_S = 1.0
+#: Nothing was done; or, of these, nothing that could be found out later.
+_SURELY_NOT = frozenset({Status.NOT_MASTER, Status.SHUTTING_DOWN, Status.NOT_CONNECTED, Status.NOT_CONFIRMED})
+
+
+class Figures:
+    """For metrics. `outcomes` by (method, outcome) of calls that were forwarded; `held_s` all that waited."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[tuple[str, str]] = Counter()
+        self.held = 0
+        self.held_s = 0.0
+
+
+class Forwarder:
+    """Implements Answering. On the event loop; `start` once, `stop` once.
+
+    `local` answers while `is_writable` says so. Whatever changes that calls `changed`; `role_changed` is told
+    who leads.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        members: Members,
+        local: Answering,
+        clients: ClientStreams,
+        settings: ClientServiceSettings,
+        is_writable: Callable[[], bool],
+    ) -> None:
+        self.figures = Figures()
+        self.link: MasterLink | None = None
+        self._node_id = node_id
+        self._members = members
+        self._local = local
+        self._clients = clients
+        self._settings = settings
+        self._is_writable = is_writable
+        self._leader: str | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._linked_to: str | None = None
+        self._ended: set[asyncio.Task[None]] = set()
+        self._change: asyncio.Future[None] | None = None
+        self._is_stopped = False
+        clients.on_change = self._client_changed
+
+    # -- who is master ------------------------------------------------------------------------------------
+
+    def role_changed(self, event: RoleEvent) -> None:
+        """The stream to a leader stays while nobody else is known to lead: it may be the one who goes on."""
+        self._leader = event.leader_id
+        if event.leader_id is not None and event.leader_id != self._linked_to and not self._is_stopped:
+            self._let_go()
+            if event.leader_id != self._node_id:
+                self._linked_to = event.leader_id
+                self._following = asyncio.create_task(self._follow(event.leader_id))
+        self.changed()
+
+    def changed(self) -> None:
+        """Whoever waits for a master looks again."""
+        if self._change is not None:
+            self._change.set_result(None)
+            self._change = None
+
+    async def stop(self) -> None:
+        self._is_stopped = True
+        self._let_go()
+        await asyncio.gather(*self._ended, return_exceptions=True)
+
+    def _let_go(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            self._ended.add(self._following)
+            self._following.add_done_callback(self._ended.discard)
+        self._following = self._linked_to = None
+
+    async def _follow(self, leader: str) -> None:
+        settings = self._settings
+        while True:
+            pause = _RECONNECT_S
+            self.link = link = MasterLink(
+                leader,
+                self._members,
+                self._clients,
+                max_calls=settings.max_calls + settings.max_waiting_receives,
+                max_bytes=settings.max_forwarded_bytes,
+                on_change=self.changed,
+            )
+            try:
+                await link.run()
+            except LinkRefused as error:
+                _log.error("the leader takes no calls of this node", leader=leader, reason=str(error))
+                pause = _REFUSED_S
+            finally:
+                if self.link is link:
+                    self.link = None
+            await asyncio.sleep(pause)
+
+    def _client_changed(self, client_id: str) -> None:
+        if self.link is not None:
+            self.link.tell_client(client_id)
+
+    # -- Answering ----------------------------------------------------------------------------------------
+
+    async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
+        call = _Held(self, method, request, context)
+        while True:
+            place = await call.place()
+            try:
+                async with asyncio.timeout_at(call.last_moment):
+                    answer = await place.unary(method, request, call.context())
+            except TimeoutError:
+                call.failed(place, call.too_late())
+            except BrokerError as error:
+                call.failed(place, error)
+            else:
+                call.count(place, "answered")
+                return answer
+
+    async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
+        call = _Held(self, method, request, context)
+        while True:
+            place = await call.place()
+            async with aclosing(place.stream(method, request, call.context())) as answers:
+                try:
+                    async with asyncio.timeout_at(call.last_moment):
+                        first = await anext(answers)
+                except TimeoutError:
+                    call.failed(place, call.too_late())
+                except BrokerError as error:
+                    call.failed(place, error)
+                else:
+                    call.count(place, "answered")
+                    yield first
+                    async for answer in answers:
+                        yield answer
+                    return
+
+    # -- for calls under way ------------------------------------------------------------------------------
+
+    def place(self) -> Answering | None:
+        """Who answers now."""
+        if self._is_writable():
+            return self._local
+        link = self.link
+        return link if link is not None and link.is_writable and self._leader == link.node_id else None
+
+    @property
+    def settings(self) -> ClientServiceSettings:
+        return self._settings
+
+    async def wait(self, until: float) -> None:
+        """For a change, or a point in time of the loop."""
+        if self._change is None:
+            self._change = asyncio.get_running_loop().create_future()
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await asyncio.shield(self._change)
+
+
+class _Held:
+    """One call, until somebody answers it."""
+
+    def __init__(self, forwarder: Forwarder, method: str, request: bytes, context: CallContext) -> None:
+        if len(request) > MAX_PART_BYTES:
+            text = f"a request of {len(request)} bytes; nodes hand on up to {MAX_PART_BYTES}"
+            raise Rejected(Code.PAYLOAD_TOO_LARGE, text)
+        self._forwarder = forwarder
+        self._method = method
+        self._request = request
+        self._context = context
+        self._loop = loop = asyncio.get_running_loop()
+        begin = loop.time()
+        self._deadline = None if context.timeout_s is None else begin + context.timeout_s
+        held_s = forwarder.settings.max_hold_ms / 1000
+        self._give_up = begin + held_s if self._deadline is None else self._deadline - _WAY_BACK_S
+        #: An answer that comes later is of no use.
+        self.last_moment = None if self._deadline is None else self._deadline - _LATE_S
+        self._error: BrokerError | None = None
+        self._may_be_done = False
+        self._not_before = 0.0
+
+    async def place(self) -> Answering:
+        """BrokerError if there is nobody in time: what is known of the call by then."""
+        forwarder, loop = self._forwarder, self._loop
+        if self._error is None and (found := forwarder.place()) is not None:
+            return found
+        began = loop.time()
+        try:
+            while (now := loop.time()) < self._give_up:
+                found = forwarder.place()
+                if found is not None and now >= self._not_before:
+                    return found
+                await forwarder.wait(self._give_up if found is None else self._not_before)
+        finally:
+            forwarder.figures.held += 1
+            forwarder.figures.held_s += loop.time() - began
+        raise self._last_word()
+
+    def context(self) -> CallContext:
+        """With what is left of the deadline."""
+        if self._deadline is None:
+            return self._context
+        return self._context._replace(timeout_s=max(0.0, self._deadline - self._loop.time()))
+
+    def failed(self, place: Answering, error: BrokerError) -> None:
+        """Raises, unless the call may be sent again."""
+        is_unknown = error.status is Status.OUTCOME_UNKNOWN
+        self._may_be_done |= is_unknown
+        self._error = error
+        may_again = error.status in _SURELY_NOT or (is_unknown and is_repeatable(self._method, self._request))
+        if may_again and self._loop.time() < self._give_up:
+            self._not_before = self._loop.time() + _AGAIN_S
+            self.count(place, "sent again")
+            return
+        self.count(place, "unknown" if self._may_be_done else "refused")
+        raise self._last_word()
+
+    def too_late(self) -> BrokerError:
+        return PutIndeterminate(Status.OUTCOME_UNKNOWN, "the master has not answered in time")
+
+    def count(self, place: Answering, outcome: str) -> None:
+        if isinstance(place, MasterLink):
+            self._forwarder.figures.outcomes[self._method, outcome] += 1
+
+    def _last_word(self) -> BrokerError:
+        """A refusal says nothing of an attempt before it whose outcome is not known."""
+        error = self._error
+        if error is None:
+            return error_for(Status.NOT_MASTER, "there is no master yet, or it cannot be reached")
+        if self._may_be_done and error.status in _SURELY_NOT:
+            return PutIndeterminate(Status.OUTCOME_UNKNOWN, f"it may be done; then: {error.message}")
+        return error

@@ -1,0 +1,257 @@
+"""The calling node's end of the stream to the master: calls out, answers in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, PutRefused, Status
+from broker_adapter.messaging.clients import ClientInfo, ClientStreams
+from broker_adapter.messaging.context import CallContext
+from broker_adapter.messaging.forwarding.frames import (
+    METHOD,
+    Outbox,
+    clients_to_pb,
+    context_to_pb,
+    error_from_pb,
+)
+from broker_adapter.messaging.forwarding.members import Members
+from broker_adapter.messaging.v2 import service_pb2 as calls
+from broker_adapter.v1 import forward_pb2 as pb
+from dledger import open_channel
+
+#: Clients that one frame tells of.
+_MOST_CLIENTS = 1_000
+
+
+class LinkRefused(Exception):
+    """The other side does not take this node for a member: a person has to look."""
+
+
+class _Call:
+    """One call, until its last answer."""
+
+    __slots__ = ("answers", "arrived", "error", "is_complete", "is_sent", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.is_sent = False
+        self.answers: deque[bytes] = deque()
+        self.error: BrokerError | None = None
+        self.is_complete = False
+        self.arrived: asyncio.Future[None] | None = None
+
+    async def next(self) -> bytes | None:
+        """The next answer; None: there are no more. BrokerError."""
+        while not self.answers:
+            if self.error is not None:
+                raise self.error
+            if self.is_complete:
+                return None
+            self.arrived = asyncio.get_running_loop().create_future()
+            await self.arrived
+        return self.answers.popleft()
+
+    def wake(self) -> None:
+        if self.arrived is not None and not self.arrived.done():
+            self.arrived.set_result(None)
+
+    def fail(self, error: BrokerError) -> None:
+        self.error = error
+        self.wake()
+
+
+class MasterLink:
+    """Implements Answering, once it `is_writable`. One object for one stream: `run` serves it to its end.
+
+    `on_change` is called whenever `is_writable` changes. Calls that were under way when the stream ends raise
+    PutRefused (NOT_CONNECTED) if they have never left this node, PutIndeterminate otherwise.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        members: Members,
+        clients: ClientStreams,
+        *,
+        max_calls: int,
+        max_bytes: int,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.node_id = node_id
+        self.is_writable = False
+        self.bytes = 0  # of requests without an answer, and of answers that nobody has taken
+        self._members = members
+        self._clients = clients
+        self._max_calls = max_calls
+        self._max_bytes = max_bytes
+        self._on_change = on_change
+        self._ids = count(1)
+        self._calls: dict[int, _Call] = {}
+        self._outbox = Outbox(pb.FromNode)
+        self._is_over = False
+
+    def __len__(self) -> int:
+        """Calls under way."""
+        return len(self._calls)
+
+    # -- Answering ----------------------------------------------------------------------------------------
+
+    async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
+        call_id, call = self._begin(method, request, context)
+        try:
+            answer = await call.next()
+        finally:
+            self._end(call_id, call)
+        if answer is None:
+            raise PutIndeterminate(Status.OUTCOME_UNKNOWN, f"{self.node_id} has answered nothing")
+        return answer
+
+    async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
+        """An end before the last answer is none to the caller: what he has got is as good as before."""
+        call_id, call = self._begin(method, request, context)
+        is_first = True
+        try:
+            while (answer := await call.next()) is not None:
+                self.bytes -= len(answer)
+                call.size -= len(answer)
+                yield answer
+                is_first = False
+        except BrokerError:
+            if is_first:
+                raise
+        finally:
+            self._end(call_id, call)
+
+    def _begin(self, method: str, request: bytes, context: CallContext) -> tuple[int, _Call]:
+        if self._is_over:
+            raise PutRefused(Status.NOT_CONNECTED, f"the connection to {self.node_id} is broken")
+        if len(self._calls) >= self._max_calls or self.bytes + len(request) > self._max_bytes:
+            text = f"{len(self._calls)} calls with {self.bytes} bytes are on their way to the master"
+            raise Busy(Status.TOO_MANY_CALLS, text)
+        call_id, call = next(self._ids), _Call(len(request))
+        self._calls[call_id] = call
+        self.bytes += call.size
+
+        def add(frame: pb.FromNode) -> None:
+            if call_id in self._calls:
+                call.is_sent = True
+                frame.calls.add(id=call_id, method=method, request=request, context=context_to_pb(context))
+
+        self._outbox.put(len(request), add)
+        return call_id, call
+
+    def _end(self, call_id: int, call: _Call) -> None:
+        self.bytes -= call.size
+        if self._calls.pop(call_id, None) is None or not call.is_sent or call.is_complete:
+            return
+        if not self._is_over:
+            self._outbox.put(0, lambda frame: frame.cancelled.append(call_id))
+
+    # -- clients ------------------------------------------------------------------------------------------
+
+    def tell_client(self, client_id: str) -> None:
+        """It has come, said something else of itself, or gone."""
+        if client_id in self._clients:
+            self._tell([(client_id, self._clients.info(client_id))])
+        else:
+            self._outbox.put(len(client_id), lambda frame: frame.gone.append(client_id))
+
+    def _tell(self, clients: Iterable[tuple[str, ClientInfo]]) -> None:
+        found = clients_to_pb(clients)
+        size = sum(one.ByteSize() for one in found)
+        self._outbox.put(size, lambda frame: frame.clients.extend(found))
+
+    def _tell_all(self) -> None:
+        known = [(client_id, self._clients.info(client_id)) for client_id in self._clients]
+        for at in range(0, len(known), _MOST_CLIENTS):
+            self._tell(known[at : at + _MOST_CLIENTS])
+
+    # -- the stream ---------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until the stream ends, for whatever reason. LinkRefused."""
+        security = self._members.security(self.node_id)
+        async with open_channel(self._members.address(self.node_id), security) as channel:
+            # Untyped: gRPC's types depend on its version.
+            method: Any = channel.stream_stream(
+                METHOD,
+                request_serializer=pb.FromNode.SerializeToString,
+                response_deserializer=pb.FromMaster.FromString,
+            )
+            # The stream opens in the moment in which the node can be reached.
+            stream = method(wait_for_ready=True)
+            try:
+                await self._serve(stream)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError, DecodeError):
+                pass  # no connection (any more): the caller begins again
+            finally:
+                self._over()
+                stream.cancel()
+
+    async def _serve(self, stream: Any) -> None:
+        await stream.write(pb.FromNode(hello=self._members.hello(self.node_id)))
+        first = await stream.read()
+        if first is grpc.aio.EOF:
+            return
+        if first.welcome.code:
+            raise LinkRefused(f"{first.welcome.code} {first.welcome.message}")
+        self._tell_all()
+        self._take(first)
+        writer = asyncio.create_task(self._write_all(stream))
+        try:
+            while (frame := await stream.read()) is not grpc.aio.EOF:
+                self._take(frame)
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    async def _write_all(self, stream: Any) -> None:
+        # The reading side learns of the same end.
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+            await self._outbox.run(stream.write)
+
+    def _take(self, frame: pb.FromMaster) -> None:
+        for answer in frame.answers:
+            call = self._calls.get(answer.id)
+            if call is not None:
+                self._answered(answer, call)
+        for command in frame.commands:
+            self._clients.tell(command.client_id, calls.TelemetryCommand.FromString(command.command))
+        if frame.HasField("is_writable") and frame.is_writable != self.is_writable:
+            self.is_writable = frame.is_writable
+            self._on_change()
+
+    def _answered(self, answer: pb.ForwardedAnswer, call: _Call) -> None:
+        if answer.code:
+            call.error = error_from_pb(answer.code, answer.message)
+        elif answer.HasField("answer"):
+            if self.bytes + len(answer.answer) > 2 * self._max_bytes:
+                call.fail(Busy(Status.TOO_MANY_CALLS, f"{self.bytes} bytes wait for slow clients"))
+                return
+            call.answers.append(answer.answer)
+            call.size += len(answer.answer)
+            self.bytes += len(answer.answer)
+        call.is_complete = answer.is_last or bool(answer.code)
+        call.wake()
+
+    def _over(self) -> None:
+        self._is_over = True
+        text = f"the connection to {self.node_id} is broken"
+        for call in self._calls.values():
+            if call.is_complete:
+                continue
+            if call.is_sent:
+                call.fail(PutIndeterminate(Status.OUTCOME_UNKNOWN, text))
+            else:
+                call.fail(PutRefused(Status.NOT_CONNECTED, text))
+        if self.is_writable:
+            self.is_writable = False
+            self._on_change()
