@@ -139,7 +139,6 @@ class BrokerProgram:
     def make_node(self, **options: Any) -> NodeServer:
         """`options`: further ones of NodeServer, for tests."""
         config, settings = self.config, self.settings
-        store_host = _store_host(config.address)
         largest = largest_body(config.limits.max_body_bytes)
         self.node = node = NodeServer(
             config,
@@ -151,7 +150,7 @@ class BrokerProgram:
         self.files = files = DispatchedFiles(node, self.dispatcher)
         self.writer = writer = MessageWriter(
             node,
-            store_host,
+            _store_host(config.address),
             max_body_bytes=min(settings.max_body_bytes, largest),
             max_command_bytes=largest,
             timeout_ms=settings.send_timeout_ms,

@@ -87,8 +87,8 @@ class DeliveryService:
         new_request_id: Callable[[], bytes],
         max_round_bytes: int = ROUND_BYTES,
     ) -> None:
-        """`now_ms` is cluster time, `wall_ms` what clients go by; `run` does what blocks, on a reader's thread;
-        `new_request_id` gives 16 bytes that are never given twice, on any node."""
+        """`now_ms` is cluster time, `wall_ms` what clients go by; `run` does what blocks, on a reader's
+        thread; `new_request_id` gives 16 bytes that are never given twice, on any node."""
         self._settings = settings
         self._state = state
         self._metadata = metadata
