@@ -26,7 +26,7 @@ CLIENT_PROTO_FILES := $(wildcard proto/apache/rocketmq/v2/*.proto)
 CLIENT_STUBS := broker_adapter/messaging/v2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format proto sim sim-broker chaos chaos-planted soak-chaos bench bench-peers soak soak-processes soak-broker clean
+.PHONY: help install demo test test-clients clients clients-python clients-node lint format proto sim sim-broker chaos chaos-planted soak-chaos bench bench-peers soak soak-processes soak-broker clean
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,10 +85,39 @@ demo: $(CHECKER) ## A file through brokers, the master killed, paused, isolated,
 # Tests of a file that start server processes share one xdist group (see their marks), so at most one cluster
 # per worker runs at a time and a slow machine is not made slower. Lint does not stop the tests: whoever waits
 # for a run wants to know all of it; and pytest's closing line comes last.
-test: $(DEV) ## Lint, types and all tests (some minutes; ARGS="-k name", TESTS=path, JOBS=2)
+test: $(DEV) clients-python ## Lint, types and all tests (some minutes; ARGS="-k name", TESTS=path, JOBS=2)
 	@lint=0; $(MAKE) --no-print-directory lint \
 	  || { lint=1; echo "lint: FAILED, see above; the tests run all the same"; }; \
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS) $(TESTS) && [ $$lint -eq 0 ]
+
+# The released clients of RocketMQ 5, each in a place of its own: their generated modules and ours exclude
+# each other. An installation that fails says so and stops nothing: tests without their client are skipped,
+# with the reason; `make test-clients` wants to have the Python client at least.
+CLIENTS := build/clients
+CLIENT_PYTHON := $(CLIENTS)/python/bin/python
+CLIENT_NODE := $(CLIENTS)/node/node_modules/rocketmq-client-nodejs
+clients: clients-python clients-node
+
+clients-python: | $(BIN)/python
+	@test -x $(CLIENT_PYTHON) && $(CLIENT_PYTHON) -c 'import rocketmq' 2>/dev/null || { \
+	  echo "installing rocketmq-python-client into $(CLIENTS)/python"; \
+	  rm -rf $(CLIENTS)/python && mkdir -p $(CLIENTS) && $(BIN)/python -m venv $(CLIENTS)/python && \
+	  $(CLIENT_PYTHON) -m pip --disable-pip-version-check install --quiet rocketmq-python-client==5.1.2; } || { \
+	  rm -rf $(CLIENTS)/python; \
+	  echo "WARNING: rocketmq-python-client could not be installed: tests with it do NOT run"; }
+
+clients-node:
+	@if ! command -v npm >/dev/null || ! command -v node >/dev/null; then \
+	  echo "WARNING: npm and node are not on PATH: tests with the Node.js client do NOT run"; \
+	elif ! test -d $(CLIENT_NODE); then \
+	  echo "installing rocketmq-client-nodejs into $(CLIENTS)/node"; \
+	  mkdir -p $(CLIENTS)/node && npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/node rocketmq-client-nodejs@1.0.8 \
+	  || { rm -rf $(CLIENTS)/node; echo "WARNING: rocketmq-client-nodejs could not be installed: tests with it do NOT run"; }; \
+	fi
+
+test-clients: $(DEV) clients ## Released clients of RocketMQ 5, Python and Node.js, on three nodes (about 4 minutes)
+	@test -x $(CLIENT_PYTHON) || { echo "error: there is no client to test with" >&2; exit 1; }
+	@ROCKETMQ_CLIENTS=$(CURDIR)/$(CLIENTS) $(BIN)/python -m pytest $(ARGS) tests/clients
 
 lint: $(DEV) ## ruff check, ruff format --check, mypy --strict (seconds)
 	@failed=0; \

@@ -20,6 +20,7 @@ from benchmarks import (
     catchup,
     chaos_tracing,
     checker,
+    clients,
     failover,
     memory,
     reads,
@@ -46,6 +47,8 @@ FIGURES: dict[str, Figure] = {
     "broker-consume": broker_consume.run,
     "broker-failover": broker_failover.run,
     "broker-restart": broker_restart.run,
+    "clients-send": clients.send,
+    "clients-receive": clients.receive,
     "checker": checker.run,
     "chaos-tracing": chaos_tracing.run,
 }

@@ -16,7 +16,7 @@ MOST_BEHIND_BYTES = ours.BATCHES_IN_FLIGHT * (ours.BATCH + 1) * 1300
 _LOG, _TAG, _KEYED = "log", "tag", "keyed"
 
 
-class _Cpu:
+class Cpu:
     """CPU seconds of client and nodes, added up over the turns of one load."""
 
     def __init__(self, system: Any) -> None:
@@ -48,7 +48,7 @@ async def run(seconds: float) -> list[Row]:
             _TAG: (system.bulk, ours.BATCHES_IN_FLIGHT),
             _KEYED: (system.keyed_bulk, ours.BATCHES_IN_FLIGHT),
         }
-        cpu = {name: _Cpu(log if name == _LOG else system) for name in operations}
+        cpu = {name: Cpu(log if name == _LOG else system) for name in operations}
         rounds = await interleaved(operations, seconds, rounds_for(seconds), cpu)
         watching.cancel()
         level = await asyncio.to_thread(system.wait_in_step)
@@ -63,7 +63,7 @@ def _row(
     figure: str,
     loads: dict[str, Load],
     name: str,
-    cpu: dict[str, _Cpu],
+    cpu: dict[str, Cpu],
     watch: brokers.DispatchWatch,
     level: float,
     *,

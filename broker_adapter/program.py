@@ -64,6 +64,14 @@ def broker(config: NodeConfig, settings: Mapping[str, Any]) -> BrokerProgram:
     return BrokerProgram(config, parse_settings(settings))
 
 
+def largest_body(limit: int) -> int:
+    """What the log's limit of a body leaves for that of a message. ConfigError: nothing."""
+    if limit <= _MAX_OVERHEAD:
+        text = f"limits.max_body_bytes {limit}: a broker needs {_MAX_OVERHEAD} more"
+        raise ConfigError(text, code=Code.CONFIG_INVALID)
+    return limit - _MAX_OVERHEAD
+
+
 class DispatchedFiles:
     """The Dispatcher's files as readers and the role adapter want them."""
 
@@ -136,8 +144,7 @@ class BrokerProgram:
     def make_node(self, **options: Any) -> NodeServer:
         """`options`: further ones of NodeServer, for tests."""
         config, settings = self.config, self.settings
-        store_host = _store_host(config.address)
-        largest = self._largest_body()
+        largest = largest_body(config.limits.max_body_bytes)
         self.node = node = NodeServer(
             config,
             self.dispatcher,
@@ -148,7 +155,7 @@ class BrokerProgram:
         self.files = files = DispatchedFiles(node, self.dispatcher)
         self.writer = writer = MessageWriter(
             node,
-            store_host,
+            _store_host(config.address),
             max_body_bytes=min(settings.max_body_bytes, largest),
             max_command_bytes=largest,
             timeout_ms=settings.send_timeout_ms,
@@ -192,6 +199,7 @@ class BrokerProgram:
             files,
             Topics(self.broker.topic_to_write, self.broker.make_topic, groups.make_known),
             now_ms=node.cluster_time_ms,
+            wall_ms=_wall_ms,
             run=self._read,
             new_request_id=lambda: os.urandom(16),
         )
@@ -281,14 +289,6 @@ class BrokerProgram:
         return {} if self._registrar is None else self._registrar.status()
 
     # -- inside -------------------------------------------------------------------------------------------
-
-    def _largest_body(self) -> int:
-        """What the limits of the log leave for the body of a message."""
-        limit = self.config.limits.max_body_bytes
-        if limit <= _MAX_OVERHEAD:
-            text = f"limits.max_body_bytes {limit}: a broker needs {_MAX_OVERHEAD} more"
-            raise ConfigError(text, code=Code.CONFIG_INVALID)
-        return limit - _MAX_OVERHEAD
 
     def _make_client_service(self, max_body_bytes: int) -> ClientService:
         settings = self.settings
@@ -431,6 +431,10 @@ class _DispatchTrace:
             self._trace.event("store", "reput", {"lidx": fields["last"]})
         elif e == "load":
             self._trace.event("store", "reput", {"lidx": fields["lidx"]})
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _monotonic_ms() -> int:

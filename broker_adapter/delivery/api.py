@@ -106,7 +106,8 @@ class DeliveryApi(Protocol):
         born_host: str = "",
         timeout_ms: int = 0,
     ) -> Delayed:
-        """Store a message that comes into its queue at a time, exactly once, and with its own message id.
+        """Store a message that comes into its queue at a time of the wall clock, exactly once, and with its
+        own message id.
         IllegalMessage if that is further away than the settings allow."""
 
     async def recall(self, topic: str, recall_handle: str) -> str:

@@ -82,18 +82,20 @@ class DeliveryService:
         topics: Topics,
         *,
         now_ms: Callable[[], int],
+        wall_ms: Callable[[], int],
         run: Callable[[Callable[[], Any]], Awaitable[Any]],
         new_request_id: Callable[[], bytes],
         max_round_bytes: int = ROUND_BYTES,
     ) -> None:
-        """`now_ms` is cluster time; `run` does what blocks, on a reader's thread; `new_request_id` gives 16
-        bytes that are never given twice, on any node."""
+        """`now_ms` is cluster time, `wall_ms` what clients go by; `run` does what blocks, on a reader's
+        thread; `new_request_id` gives 16 bytes that are never given twice, on any node."""
         self._settings = settings
         self._state = state
         self._metadata = metadata
         self._writer = writer
         self._topics = topics
         self._now_ms = now_ms
+        self._wall_ms = wall_ms
         delivery = settings.delivery
         self._committer = committer = Committer(
             writer,
@@ -197,9 +199,9 @@ class DeliveryService:
     ) -> Delayed:
         config = await self._to_write(topic)
         timeout_ms = self._timeout(timeout_ms)
-        return await self._holder.delay(
-            config, message, message_id, deliver_at_ms, queue_id, born_host, timeout_ms
-        )
+        # Cluster time stands still while no node runs, so it may be far behind the time that was meant.
+        due_ms = self._now_ms() + deliver_at_ms - self._wall_ms()
+        return await self._holder.delay(config, message, message_id, due_ms, queue_id, born_host, timeout_ms)
 
     async def recall(self, topic: str, recall_handle: str) -> str:
         self._writer.check_master()

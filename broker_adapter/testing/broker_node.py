@@ -174,6 +174,7 @@ class SimBroker:
             files,
             Topics(self.broker.topic_to_write, self.broker.make_topic, self.groups.make_known),
             now_ms=self.node.cluster_time_ms,
+            wall_ms=self.node.cluster_time_ms,  # what producers of simulations reckon by
             run=lambda work: self.loop.run_in_executor(None, work),
             new_request_id=lambda: self._rng.randbytes(16),
             max_round_bytes=_MAX_ROUND_BYTES,

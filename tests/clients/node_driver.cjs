@@ -1,6 +1,6 @@
 // Scenarios with the released Node.js client of RocketMQ 5, in a process of its own.
 //
-//     NODE_PATH=.../node_modules node node_driver.cjs ADDRESS SCENARIO
+//     NODE_PATH=.../node_modules node node_driver.cjs ADDRESS SCENARIO [OPTIONS AS JSON]
 //
 // Prints one JSON object of what was seen. HOME is a directory of the test's: the client writes logs there.
 'use strict';
@@ -13,7 +13,8 @@ const INVISIBLE_MS = 15000;
 const silent = { debug() {}, info() {}, warn() {}, error() {}, close() {} };
 
 class Session {
-  constructor(address) {
+  constructor(address, options) {
+    this.options = options;
     this.common = { endpoints: address, namespace: '', logger: silent };
     this.clients = [];
   }
@@ -66,6 +67,15 @@ function signal() {
   return { done, over: Promise.race([ seen, late ]) };
 }
 
+async function refusalOf(act) {
+  try {
+    await act();
+  } catch (error) {
+    return error.name;
+  }
+  return '';
+}
+
 const scenarios = {
   async normal(s) {
     const topic = 'node-normal';
@@ -103,7 +113,9 @@ const scenarios = {
     const recalled = await producer.recallMessage(topic, later.recallHandle);
     const consumer = await s.simple('node-delay-g', topic);
     const found = await take(consumer, 1);
-    return { bodies: bodies(found), early: Date.now() < due, recalled: recalled.messageId, id: later.messageId };
+    const early = Date.now() < due;
+    const then = [ ...await consumer.receive(32, INVISIBLE_MS), ...await consumer.receive(32, INVISIBLE_MS) ];
+    return { bodies: bodies(found), early, recalled: recalled.messageId, id: later.messageId, then: bodies(then) };
   },
 
   // Three topics: such a client waits for settings that may come before it listens.
@@ -145,6 +157,7 @@ const scenarios = {
     return {
       tags: bodies(await take(await s.simple('node-filter-1', topic, 'a || c'), 2)).sort(),
       sql: bodies(await take(await s.simple('node-filter-2', topic, sql), 1)),
+      none: bodies(await (await s.simple('node-filter-3', topic, 'd')).receive(32, INVISIBLE_MS)),
     };
   },
 
@@ -197,11 +210,164 @@ const scenarios = {
     const dead = await take(await s.simple('node-dead-g', '%DLQ%node-orderly'), 1);
     return { seen, dead: bodies(dead) };
   },
+
+  // Of two message groups; the second message of each fails twice.
+  async fifo_failures(s) {
+    const topic = 'node-failures';
+    const succeeded = { a: [], b: [] };
+    const failures = {};
+    const { done, over } = signal();
+    const producer = await s.producer(topic);
+    for (let i = 0; i < 5; i++) {
+      for (const messageGroup of [ 'a', 'b' ]) await producer.send({ topic, messageGroup, body: body(messageGroup + i) });
+    }
+    await s.push('node-failures-g', topic, async message => {
+      const text = message.body.toString();
+      if (text.endsWith('1') && (failures[text] || 0) < 2) {
+        failures[text] = (failures[text] || 0) + 1;
+        return ConsumeResult.FAILURE;
+      }
+      succeeded[text[0]].push(text);
+      if (succeeded.a.length + succeeded.b.length === 10) done();
+      return ConsumeResult.SUCCESS;
+    });
+    await over;
+    return { succeeded, failures };
+  },
+
+  // A message that came back when its time was over: the handle of the first delivery is worth nothing.
+  async expired(s) {
+    const topic = 'node-expired';
+    await (await s.producer(topic)).send({ topic, body: body('x') });
+    const consumer = await s.simple('node-expired-g', topic);
+    let first = [];
+    while (!first.length) first = await consumer.receive(1, 1000);
+    const [ second ] = await take(consumer, 1, false);
+    const refused = await refusalOf(() => consumer.ack(first[0]));
+    await consumer.ack(second);
+    return { attempts: [ first[0].deliveryAttempt, second.deliveryAttempt ], refused };
+  },
+
+  // By thirties.
+  async many(s) {
+    const topic = 'node-many';
+    const { count } = s.options;
+    const producer = await s.producer(topic);
+    const receipts = await Promise.all(Array.from({ length: count }, (_, i) => producer.send({ topic, body: body(i) })));
+    const sent = new Set(receipts.map(receipt => receipt.messageId));
+    const consumer = await s.simple('node-many-g', topic);
+    const received = [];
+    let most = 0;
+    const end = Date.now() + PATIENCE_MS;
+    while (received.length < count && Date.now() < end) {
+      const got = await consumer.receive(30, INVISIBLE_MS);
+      most = Math.max(most, got.length);
+      received.push(...got.map(message => message.messageId));
+      await Promise.all(got.map(message => consumer.ack(message)));
+    }
+    return { sent: sent.size, received: received.length, same: received.every(id => sent.delete(id)) && !sent.size, most };
+  },
+
+  async dead_letters(s) {
+    const topic = 'node-dead';
+    const attempts = [];
+    const sent = await (await s.producer(topic)).send({ topic, body: body('bad') });
+    await s.push('node-retries', topic, async message => {
+      attempts.push(message.deliveryAttempt);
+      return ConsumeResult.FAILURE;
+    });
+    const dead = await take(await s.simple('node-dead-letters', '%DLQ%node-retries'), 1);
+    return { attempts, dead: bodies(dead), same_id: dead.length === 1 && dead[0].messageId === sent.messageId };
+  },
+
+  // Two consumers of one group, and one of another.
+  async shared(s) {
+    const topic = 'node-shared';
+    const producer = await s.producer(topic);
+    for (let i = 0; i < 40; i++) await producer.send({ topic, body: body(i) });
+    const consumers = [ await s.simple('node-shared-1', topic), await s.simple('node-shared-1', topic) ];
+    const got = [ [], [] ];
+    const end = Date.now() + PATIENCE_MS;
+    while (got[0].length + got[1].length < 40 && Date.now() < end) {
+      for (const i of [ 0, 1 ]) {
+        for (const message of await consumers[i].receive(4, INVISIBLE_MS)) {
+          got[i].push(Number(message.body.toString()));
+          await consumers[i].ack(message);
+        }
+      }
+    }
+    const other = await take(await s.simple('node-shared-2', topic), 40);
+    return {
+      each: got.map(mine => new Set(mine).size),
+      all: got.flat().sort((a, b) => a - b),
+      other: new Set(bodies(other)).size,
+    };
+  },
+
+  // `max_body` bytes of body and 16 KiB of properties, and one byte more of each.
+  async limits(s) {
+    const topic = 'node-limits';
+    const most = s.options.max_body;
+    const producer = await s.producer(topic);
+    const send = (content, value) => refusalOf(() => producer.send({
+      topic, body: content, properties: new Map(value ? [[ 'k', value ]] : []),
+    }));
+    const made = {
+      body: await send(Buffer.alloc(most, 'x')),
+      larger_body: await send(Buffer.alloc(most + 1, 'x')),
+      properties: await send(body('p'), 'v'.repeat(16384 - 1)),
+      larger_properties: await send(body('p'), 'v'.repeat(16384)),
+    };
+    const found = await take(await s.simple('node-limits-g', topic), 2);
+    return {
+      ...made,
+      bodies: found.map(message => message.body.length).sort((a, b) => a - b),
+      values: found.flatMap(message => [ ...message.properties.values() ].map(value => value.length)),
+    };
+  },
+
+  // Such as the client lets through and the server does not.
+  async names(s) {
+    const topic = 'node-names';
+    const producer = await s.producer(topic);
+    return {
+      topic: await refusalOf(() => producer.send({ topic: 't'.repeat(128), body: body('x') })),
+      message_group: await refusalOf(() => producer.send({ topic, messageGroup: 'g'.repeat(65), body: body('x') })),
+      property: await refusalOf(() => producer.send({ topic, properties: new Map([[ 'UNIQ_KEY', 'mine' ]]), body: body('x') })),
+      consumer_group: await refusalOf(async () => (await s.simple('g'.repeat(121), topic)).receive(1, INVISIBLE_MS)),
+    };
+  },
+
+  // A group that comes when the messages have been there for long gets them all.
+  async late(s) {
+    const topic = 'node-late';
+    const producer = await s.producer(topic);
+    for (let i = 0; i < 5; i++) await producer.send({ topic, body: body(i) });
+    const first = bodies(await take(await s.simple('node-late-1', topic), 5)).sort();
+    return { first, second: bodies(await take(await s.simple('node-late-2', topic), 5)).sort() };
+  },
+
+  // The same names in two namespaces are two topics and two groups.
+  async namespaces(s) {
+    const topic = 'node-space';
+    const found = {};
+    for (const namespace of [ 'one', 'two' ]) {
+      s.common.namespace = namespace;
+      await (await s.producer(topic)).send({ topic, body: body(namespace) });
+    }
+    for (const namespace of [ 'one', 'two' ]) {
+      s.common.namespace = namespace;
+      const consumer = await s.simple('node-space-g', topic);
+      const first = await take(consumer, 1);
+      found[namespace] = bodies([ ...first, ...await consumer.receive(32, INVISIBLE_MS) ]);
+    }
+    return found;
+  },
 };
 
 async function main() {
-  const [ address, name ] = process.argv.slice(2);
-  const session = new Session(address);
+  const [ address, name, options ] = process.argv.slice(2);
+  const session = new Session(address, JSON.parse(options || '{}'));
   try {
     console.log(JSON.stringify(await scenarios[name](session)));
   } finally {

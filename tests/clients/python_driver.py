@@ -1,7 +1,7 @@
 """Scenarios with the released Python client of RocketMQ 5, in a process of its own: its generated modules and
 ours cannot live in one.
 
-    python python_driver.py ADDRESS SCENARIO
+    python python_driver.py ADDRESS SCENARIO [OPTIONS AS JSON]
 
 Prints one JSON object of what was seen. Run with the interpreter that has `rocketmq-python-client`, and with
 HOME in a directory of the test's: the client writes logs there.
@@ -34,8 +34,8 @@ INVISIBLE_S = 15
 PATIENCE_S = 30.0
 
 
-def configuration(address: str) -> ClientConfiguration:
-    return ClientConfiguration(address, Credentials(), request_timeout=3)
+def configuration(address: str, namespace: str = "") -> ClientConfiguration:
+    return ClientConfiguration(address, Credentials(), namespace, request_timeout=3)
 
 
 def message(topic: str, body: bytes, **more: Any) -> Message:
@@ -53,16 +53,20 @@ def message(topic: str, body: bytes, **more: Any) -> Message:
 class Session:
     """One client process: clients are started when they are made, and shut down in the end."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, options: dict[str, Any]) -> None:
         self.address = address
+        self.options = options
+        self.namespace = ""
         self._clients: list[Any] = []
 
     def producer(self, *topics: str, **more: Any) -> Producer:
-        return self._started(Producer(configuration(self.address), list(topics), **more))
+        return self._started(Producer(configuration(self.address, self.namespace), list(topics), **more))
 
     def simple(self, group: str, topic: str, expression: str | FilterExpression = "*") -> SimpleConsumer:
         wanted = FilterExpression(expression) if isinstance(expression, str) else expression
-        return self._started(SimpleConsumer(configuration(self.address), group, {topic: wanted}, 2))
+        return self._started(
+            SimpleConsumer(configuration(self.address, self.namespace), group, {topic: wanted}, 2)
+        )
 
     def push(self, group: str, topic: str, consume: Callable[[Message], ConsumeResult]) -> PushConsumer:
         class Listener(MessageListener):
@@ -184,6 +188,7 @@ def filters(s: Session) -> Any:
     return {
         "tags": sorted(bodies(take(s.simple("py-filter-1", "py-filter", "a || c"), 2))),
         "sql": bodies(take(s.simple("py-filter-2", "py-filter", sql), 1)),
+        "none": bodies(s.simple("py-filter-3", "py-filter", "d").receive(32, INVISIBLE_S)),
     }
 
 
@@ -243,15 +248,179 @@ def push_fifo(s: Session) -> Any:
     return {"seen": seen, "dead": bodies(dead)}
 
 
+def fifo_failures(s: Session) -> Any:
+    """Of two message groups; the second message of each fails twice."""
+    succeeded: dict[str, list[str]] = {"a": [], "b": []}
+    failures: dict[str, int] = {}
+    done = threading.Event()
+
+    def consume(one: Message) -> ConsumeResult:
+        text = one.body.decode()
+        if text.endswith("1") and failures.get(text, 0) < 2:
+            failures[text] = failures.get(text, 0) + 1
+            return ConsumeResult.FAILURE
+        succeeded[text[0]].append(text)
+        if sum(map(len, succeeded.values())) == 10:
+            done.set()
+        return ConsumeResult.SUCCESS
+
+    producer = s.producer("py-failures")
+    for i in range(5):
+        for group in ("a", "b"):
+            producer.send(message("py-failures", f"{group}{i}".encode(), message_group=group))
+    s.push("py-failures-g", "py-failures", consume)
+    done.wait(PATIENCE_S)
+    return {"succeeded": succeeded, "failures": failures}
+
+
+def refusal_of(act: Callable[[], Any]) -> str:
+    try:
+        act()
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+def expired(s: Session) -> Any:
+    """A message that came back when its time was over: the handle of the first delivery is worth nothing."""
+    s.producer("py-expired").send(message("py-expired", b"x"))
+    consumer = s.simple("py-expired-g", "py-expired")
+    first: list[Message] = []
+    while not first:
+        first = consumer.receive(1, 1)
+    (second,) = take(consumer, 1, ack=False)
+    refused = refusal_of(lambda: consumer.ack(first[0]))
+    consumer.ack(second)
+    return {"attempts": [first[0].delivery_attempt, second.delivery_attempt], "refused": refused}
+
+
+def many(s: Session) -> Any:
+    """By thirties."""
+    producer = s.producer("py-many")
+    count = s.options["count"]
+    sent = [producer.send(message("py-many", b"%d" % i)).message_id for i in range(count)]
+    consumer = s.simple("py-many-g", "py-many")
+    received: list[str] = []
+    most = 0
+    end = time.monotonic() + PATIENCE_S
+    while len(received) < count and time.monotonic() < end:
+        got = consumer.receive(30, INVISIBLE_S)
+        most = max(most, len(got))
+        received += [one.message_id for one in got]
+        for one in got:
+            consumer.ack(one)
+    return {
+        "sent": len(set(sent)),
+        "received": len(received),
+        "same": set(sent) == set(received),
+        "most": most,
+    }
+
+
+def dead_letters(s: Session) -> Any:
+    attempts: list[int] = []
+
+    def consume(one: Message) -> ConsumeResult:
+        attempts.append(one.delivery_attempt)
+        return ConsumeResult.FAILURE
+
+    sent = s.producer("py-dead").send(message("py-dead", b"bad"))
+    s.push("py-retries", "py-dead", consume)
+    dead = take(s.simple("py-dead-letters", "%DLQ%py-retries"), 1)
+    return {
+        "attempts": attempts,
+        "dead": bodies(dead),
+        "same_id": [one.message_id for one in dead] == [sent.message_id],
+    }
+
+
+def shared(s: Session) -> Any:
+    """Two consumers of one group, and one of another."""
+    producer = s.producer("py-shared")
+    for i in range(40):
+        producer.send(message("py-shared", b"%d" % i))
+    consumers = [s.simple("py-shared-1", "py-shared") for _ in range(2)]
+    got: list[list[str]] = [[], []]
+    end = time.monotonic() + PATIENCE_S
+    while sum(map(len, got)) < 40 and time.monotonic() < end:
+        for consumer, mine in zip(consumers, got, strict=True):
+            for one in consumer.receive(4, INVISIBLE_S):
+                mine.append(one.body.decode())
+                consumer.ack(one)
+    other = take(s.simple("py-shared-2", "py-shared"), 40)
+    return {
+        "each": [len(set(mine)) for mine in got],
+        "all": sorted(map(int, got[0] + got[1])),
+        "other": len(set(bodies(other))),
+    }
+
+
+def limits(s: Session) -> Any:
+    """`max_body` bytes of body and 16 KiB of properties, and one byte more of each."""
+    producer, most = s.producer("py-limits"), s.options["max_body"]
+
+    def send(body: bytes, **properties: str) -> str:
+        return refusal_of(lambda: producer.send(message("py-limits", body, properties=properties)))
+
+    made = {
+        "body": send(b"x" * most),
+        "larger_body": send(b"x" * (most + 1)),
+        "properties": send(b"p", k="v" * (16384 - 1)),
+        "larger_properties": send(b"p", k="v" * 16384),
+    }
+    found = take(s.simple("py-limits-g", "py-limits"), 2)
+    return {
+        **made,
+        "bodies": sorted(len(one.body) for one in found),
+        "values": sorted(len(v) for one in found for v in one.properties.values()),
+    }
+
+
+def names(s: Session) -> Any:
+    """Such as the client lets through and the server does not."""
+    producer = s.producer("py-names")
+    return {
+        "topic": refusal_of(lambda: producer.send(message("t" * 128, b"x"))),
+        "message_group": refusal_of(lambda: producer.send(message("py-names", b"x", message_group="g" * 65))),
+        "property": refusal_of(
+            lambda: producer.send(message("py-names", b"x", properties={"UNIQ_KEY": "mine"}))
+        ),
+        "consumer_group": refusal_of(lambda: s.simple("g" * 121, "py-names").receive(1, INVISIBLE_S)),
+    }
+
+
+def late(s: Session) -> Any:
+    """A group that comes when the messages have been there for long gets them all."""
+    producer = s.producer("py-late")
+    for i in range(5):
+        producer.send(message("py-late", b"%d" % i))
+    first = bodies(take(s.simple("py-late-1", "py-late"), 5))
+    return {"first": sorted(first), "second": sorted(bodies(take(s.simple("py-late-2", "py-late"), 5)))}
+
+
+def namespaces(s: Session) -> Any:
+    """The same names in two namespaces are two topics and two groups."""
+    found = {}
+    for s.namespace in ("one", "two"):
+        s.producer("py-space").send(message("py-space", s.namespace.encode()))
+    for s.namespace in ("one", "two"):
+        consumer = s.simple("py-space-g", "py-space")
+        found[s.namespace] = bodies(take(consumer, 1) + consumer.receive(32, INVISIBLE_S))
+    return found
+
+
 SCENARIOS = {
     scenario.__name__: scenario
-    for scenario in (normal, fifo, delay, transaction, priority, filters, handles, push, push_fifo)
+    for scenario in (
+        *(normal, fifo, delay, transaction, priority, filters, handles, push, push_fifo),
+        *(fifo_failures, expired, many, dead_letters, shared, limits, names, late, namespaces),
+    )
 }
 
 
 def main() -> None:
-    address, name = sys.argv[1:]
-    session = Session(address)
+    address, name, *more = sys.argv[1:]
+    session = Session(address, json.loads(more[0]) if more else {})
     try:
         print(json.dumps(SCENARIOS[name](session)), flush=True)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,19 @@ async def test_delays_and_halves_come_into_their_queues_once(tmp_path: Path) -> 
         properties = split_properties(decode(found.record).properties)
         assert properties["__transactionId__"] == half.transaction_id
         assert await delivery.receive("g", "t", client_id="c", wait_ms=1) == []
+
+
+async def test_delays_end_by_the_wall_clock_however_far_cluster_time_is_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands still while no node runs."""
+    ahead_ms = 3_600_000
+    monkeypatch.setattr("broker_adapter.program._wall_ms", lambda: time.time_ns() // 1_000_000 + ahead_ms)
+    async with brokers(tmp_path, 1) as cluster:
+        delivery = (await cluster.master()).delivery
+        at_ms = time.time_ns() // 1_000_000 + ahead_ms + 200
+        await delivery.send_delayed("t", message("d"), message_id="d", deliver_at_ms=at_ms)
+        assert bodies(await delivery.receive("g", "t", client_id="c", wait_ms=20_000)) == ["d"]
 
 
 async def test_what_was_given_too_often_goes_to_the_dead_letters(tmp_path: Path) -> None:

@@ -1,0 +1,158 @@
+"""What one client of RocketMQ 5 gets through in one process: 64 sends of 1 KiB at a time, one gRPC call for
+each, and receive with an ack for each message; next to a unary echo, and with where the CPU time went.
+
+The calls are what released clients send. The client's own code is not measured: it is a gRPC channel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import Any
+
+from google.protobuf.message import Message
+
+from benchmarks import brokers, yardsticks
+from benchmarks.broker_produce import Cpu
+from benchmarks.common import BODY, BenchError, Load, Operation, Row, interleaved, rounds_for, scratch
+from broker_adapter.messaging.methods import METHODS, SERVICE_NAME
+from broker_adapter.messaging.v2 import definition_pb2 as pb
+from broker_adapter.messaging.v2 import service_pb2 as calls
+from dledger.rpc.channels import open_channel
+
+LEAST_RATE = 3000
+#: Messages a second that are there to be received.
+_MOST_RECEIVED = 6000
+#: Acks of one consumer under way, as its listeners' threads make them.
+_RECEIVE_BATCH = 32
+_CONSUMERS = 4
+_GROUP = "BenchGroup"
+_HEADERS = (
+    ("x-mq-client-id", "bench@1@0@1"),
+    ("x-mq-language", "PYTHON"),
+    ("x-mq-client-version", "5.1.2"),
+    ("x-mq-protocol", "v2"),
+    ("x-mq-date-time", "20260101T000000Z"),
+)
+_TIMEOUT_S = 30.0
+
+
+class Client:
+    def __init__(self, channel: Any) -> None:
+        self._call = {
+            name: (channel.unary_stream if method.streams_answers else channel.unary_unary)(
+                f"/{SERVICE_NAME}/{name}",
+                request_serializer=_serialized,
+                response_deserializer=method.answer.FromString,
+            )
+            for name, method in METHODS.items()
+        }
+        self._numbers = count()
+        self._topic = pb.Resource(name=brokers.TOPIC)
+        self._group = pb.Resource(name=_GROUP)
+
+    async def send(self) -> int:
+        now = int(time.time())
+        system = pb.SystemProperties(
+            tag=brokers.TAG,
+            message_id=f"0100000000{next(self._numbers):024X}",
+            body_digest=pb.Digest(type=pb.CRC32, checksum="0"),
+            body_encoding=pb.IDENTITY,
+            message_type=pb.NORMAL,
+            born_host="localhost",
+        )
+        system.born_timestamp.seconds = now
+        message = pb.Message(topic=self._topic, system_properties=system, body=BODY)
+        answer = await self._unary("SendMessage", calls.SendMessageRequest(messages=[message]))
+        return len(answer.entries)
+
+    async def receive_and_ack(self) -> int:
+        """A batch, and each of it acknowledged in a call of its own, all at once."""
+        request = calls.ReceiveMessageRequest(
+            group=self._group,
+            message_queue=pb.MessageQueue(topic=self._topic),
+            filter_expression=pb.FilterExpression(type=pb.TAG, expression="*"),
+            batch_size=_RECEIVE_BATCH,
+        )
+        request.invisible_duration.seconds = 30
+        request.long_polling_timeout.seconds = 5
+        call = self._call["ReceiveMessage"](request, metadata=_HEADERS, timeout=_TIMEOUT_S)
+        found = [answer.message async for answer in call if answer.HasField("message")]
+        await asyncio.gather(*map(self._ack, found))
+        return len(found)
+
+    async def _ack(self, message: pb.Message) -> None:
+        system = message.system_properties
+        entry = calls.AckMessageEntry(message_id=system.message_id, receipt_handle=system.receipt_handle)
+        request = calls.AckMessageRequest(group=self._group, topic=self._topic, entries=[entry])
+        await self._unary("AckMessage", request)
+
+    async def _unary(self, method: str, request: Message) -> Any:
+        answer = await self._call[method](request, metadata=_HEADERS, timeout=_TIMEOUT_S)
+        if answer.status.code != pb.OK:
+            raise BenchError(f"{method} was answered with {answer.status.code} {answer.status.message}")
+        return answer
+
+
+def _serialized(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+async def send(seconds: float) -> list[Row]:
+    async def ready(client: Client) -> None:
+        await client.send()
+
+    return [await _row("64 concurrent SendMessage of 1 KiB", "clients-send", seconds, ready, _sending)]
+
+
+async def receive(seconds: float) -> list[Row]:
+    async def ready(client: Client) -> None:
+        """More than is received meanwhile."""
+        for _ in range(int(_MOST_RECEIVED * seconds) // yardsticks.UNARY_IN_FLIGHT):
+            await asyncio.gather(*[client.send() for _ in range(yardsticks.UNARY_IN_FLIGHT)])
+
+    figure = f"{_CONSUMERS} receives of {_RECEIVE_BATCH}, each message acknowledged by itself"
+    return [await _row(figure, "clients-receive", seconds, ready, _receiving)]
+
+
+def _sending(client: Client) -> tuple[Operation, int]:
+    return client.send, yardsticks.UNARY_IN_FLIGHT
+
+
+def _receiving(client: Client) -> tuple[Operation, int]:
+    return client.receive_and_ack, _CONSUMERS
+
+
+async def _row(
+    figure: str,
+    folder_name: str,
+    seconds: float,
+    ready: Callable[[Client], Awaitable[None]],
+    load_of: Callable[[Client], tuple[Operation, int]],
+) -> Row:
+    with scratch(folder_name) as folder:
+        async with brokers.running(folder) as system, yardsticks.echo() as echo:
+            master = system.cluster.plan.node(system.master_id).address
+            async with open_channel(master) as channel:
+                client = Client(channel)
+                await ready(client)
+                operations = {
+                    "clients": load_of(client),
+                    "echo": (yardsticks.unary_echo(echo), yardsticks.UNARY_IN_FLIGHT),
+                }
+                cpu = {"clients": Cpu(system)}
+                rounds = await interleaved(operations, seconds, rounds_for(seconds), cpu)
+    load, bare = Load.joined(rounds["clients"]), Load.joined(rounds["echo"])
+    used = {who: 1e6 * spent / load.entries for who, spent in cpu["clients"].used.items()}
+    parts = ", ".join(f"{who} {us:.0f}" for who, us in used.items())
+    return Row(
+        figure,
+        f"{load.rate:,.0f}/s",
+        f">= {LEAST_RATE:,}/s",
+        load.rate >= LEAST_RATE,
+        f"{load.rate / bare.rate:.2f} of the echo's {bare.rate:,.0f}/s; p50 {load.latency_ms(0.5):.1f} ms; "
+        f"µs of CPU per message: {parts} (master {system.master_id}), {sum(used.values()):.0f} in all",
+        {"rate": load.rate, "echo_rate": bare.rate, "cpu_us": used, "master": system.master_id},
+    )

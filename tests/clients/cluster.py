@@ -1,0 +1,95 @@
+"""Three nodes with brokers, as `dledger cluster up --broker` makes them, for released clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from broker_adapter.api import GroupConfig, TopicConfig
+from broker_adapter.cli.local_broker import BROKER_KIND, is_writable_master
+from broker_adapter.client import Admin, NameServerRoutes
+from broker_adapter.program import largest_body
+from dledger import Client
+from dledger.cli.local_cluster import LocalCluster, LocalNode
+from dledger.node.config import LimitsConfig
+
+#: Small files are made quickly; clients that find nothing come back soon.
+BROKER: dict[str, Any] = {
+    "units_per_file": 1000,
+    "index_slots": 1000,
+    "index_items": 10_000,
+    "rocketmq_v2": {"min_polling_ms": 500, "max_polling_ms": 4_000, "min_invisible_ms": 1_000},
+    "delivery": {"check_first_ms": 1_000, "check_again_ms": 2_000},
+}
+#: The largest body, with the log's own limits.
+MAX_BODY = largest_body(LimitsConfig().max_body_bytes)
+
+
+class ClientCluster:
+    def __init__(self, local: LocalCluster) -> None:
+        self.local = local
+
+    def address(self, node: str) -> str:
+        return self.local.plan.node(node).address
+
+    def master(self, *, other_than: str = "", seconds: float = 60.0) -> str:
+        """The node whose broker takes messages; waits for it."""
+
+        def found(nodes: object) -> LocalNode | None:
+            assert isinstance(nodes, list)
+            return next((n for n in nodes if is_writable_master(n.owner) and n.node_id != other_than), None)
+
+        return self.local.wait_until(found, seconds, "a writable master").node_id
+
+    def put(self, *configs: TopicConfig | GroupConfig) -> None:
+        asyncio.run(self._put(configs))
+
+    async def _put(self, configs: tuple[TopicConfig | GroupConfig, ...]) -> None:
+        routes = NameServerRoutes([self.local.plan.companions[0].address])
+        async with Admin(routes, timeout=30) as admin:
+            for config in configs:
+                if isinstance(config, TopicConfig):
+                    await admin.put_topic(config)
+                else:
+                    await admin.put_group(config)
+        await routes.close()
+
+    def lead_with(self, node: str) -> None:
+        """Until this node's broker takes messages."""
+        with Client(self.local.addresses, group=self.local.plan.group) as client:
+            client.transfer_leadership(node, timeout=30)
+
+        def found(nodes: object) -> bool | None:
+            assert isinstance(nodes, list)
+            return any(n.node_id == node and is_writable_master(n.owner) for n in nodes) or None
+
+        self.local.wait_until(found, 60, f"{node} as the master")
+
+
+@contextmanager
+def client_cluster(directory: Path, broker: dict[str, Any] = BROKER) -> Iterator[ClientCluster]:
+    """Running; n1 is the master, and routes lead to it alone. `broker`: further `[program.settings]`."""
+    additions = BROKER_KIND.prepare(0)
+    settings = {key: dict(value) for key, value in additions.settings.items()}
+    settings["program"]["settings"] = {**settings["program"]["settings"], **broker}
+    with LocalCluster.create(
+        directory,
+        nodes=3,
+        base_port=0,
+        data_file_size=16 << 20,
+        settings=settings,
+        companions=additions.companions,
+    ) as local:
+        cluster = ClientCluster(local)
+        first = local.node_ids[0]
+        places = "".join(f'{node} = "{cluster.address(first)}"\n' for node in local.node_ids)
+        for node in local.node_ids:
+            with (local.folder(node) / "node.toml").open("a") as config:
+                config.write(f"\n[program.settings.rocketmq_v2.advertise]\n{places}")
+        local.start()
+        cluster.master()
+        cluster.lead_with(first)
+        yield cluster

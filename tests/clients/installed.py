@@ -1,0 +1,58 @@
+"""Where the released clients are installed, and how their drivers are started.
+
+`make test-clients` puts them there; the variable ROCKETMQ_CLIENTS names another folder with `python` (a
+virtual environment) and `node` (with `node_modules`) in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+FOLDER = Path(os.environ.get("ROCKETMQ_CLIENTS") or HERE.parents[1] / "build" / "clients")
+PYTHON = FOLDER / "python" / "bin" / "python"
+NODE_MODULES = FOLDER / "node" / "node_modules"
+#: No scenario takes so long; the drivers' own waits are shorter.
+SCENARIO_S = 90.0
+
+
+def missing(client: str) -> str:
+    """Why a client cannot be used; empty if it can."""
+    if client == "python":
+        path = PYTHON
+    elif (node := shutil.which("node")) is None:
+        return "the Node.js client was NOT tested: there is no `node` on PATH"
+    else:
+        path = NODE_MODULES / "rocketmq-client-nodejs" if node else NODE_MODULES
+    return "" if path.exists() else f"the {client} client was NOT tested: no {path} (see `make clients`)"
+
+
+def command(client: str, *arguments: str) -> list[str]:
+    if client == "python":
+        return [str(PYTHON), str(HERE / "python_driver.py"), *arguments]
+    return ["node", str(HERE / "node_driver.cjs"), *arguments]
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Clients write logs to HOME."""
+    home.mkdir(exist_ok=True)
+    return {"HOME": str(home), "PATH": os.environ["PATH"], "NODE_PATH": str(NODE_MODULES)}
+
+
+def run(client: str, home: Path, address: str, scenario: str, options: dict[str, Any]) -> Any:
+    """What the driver prints in the end: a JSON object."""
+    done = subprocess.run(
+        command(client, address, scenario, json.dumps(options)),
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SCENARIO_S,
+    )
+    assert done.returncode == 0, f"{scenario}: {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+    return json.loads(done.stdout.splitlines()[-1])
