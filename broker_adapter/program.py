@@ -205,17 +205,7 @@ class BrokerProgram:
         )
         self.service = BrokerService(self.broker)
         node.add_service(GrpcService(self.service.name, self.service.handler))
-        self.clients = self._make_client_service(min(settings.max_body_bytes, largest))
-        self.forwarding = ForwardService(
-            self.clients.handlers,
-            Members(config),
-            self.clients.connected,
-            settings.rocketmq_v2,
-            self._is_writable,
-        )
-        if settings.rocketmq_v2.enabled:
-            node.add_service(GrpcService(self.clients.service.name, self.clients.service.handler))
-            node.add_service(GrpcService(self.forwarding.name, self.forwarding.handler))
+        self._serve_clients(min(settings.max_body_bytes, largest))
         self.adapter = BrokerRoleAdapter(
             writer,
             files,
@@ -289,6 +279,17 @@ class BrokerProgram:
         return {} if self._registrar is None else self._registrar.status()
 
     # -- inside -------------------------------------------------------------------------------------------
+
+    def _serve_clients(self, max_body_bytes: int) -> None:
+        """The service for clients of RocketMQ 5, and the one by which nodes pass their calls on."""
+        self.clients = clients = self._make_client_service(max_body_bytes)
+        settings = self.settings.rocketmq_v2
+        self.forwarding = ForwardService(
+            clients.handlers, Members(self.config), clients.connected, settings, self._is_writable
+        )
+        if settings.enabled:
+            self.node.add_service(GrpcService(clients.service.name, clients.service.handler))
+            self.node.add_service(GrpcService(self.forwarding.name, self.forwarding.handler))
 
     def _make_client_service(self, max_body_bytes: int) -> ClientService:
         settings = self.settings
