@@ -47,6 +47,7 @@ class BrokerStatus:
             "groups": len(program.metadata.groups()),
             "held_pulls": len(program.broker.held),
             "delivery": program.delivery.figures()._asdict(),
+            "clients": {"by_type": dict(program.clients.streams.by_type()), **self._forwarding()},
             "role_change": handler.status.as_dict(),
             "nameservers": {
                 address: {"registered": status.registered, "last_error": status.last_error}
@@ -68,12 +69,14 @@ class BrokerStatus:
             state = {"text": status.last_failure or "unfit to lead", "level": "bad"}
         else:
             state = {"text": "takes messages" if program.writer.expected is not None else "ok"}
+        clients = len(program.clients.streams)
         facts: list[tuple[str, Any]] = [
             ("Role", adapter.role.value),
             ("State", state),
             ("Broker id", adapter.broker_id),
             ("Last switch", {"unix_ms": status.last_switch_unix_ms}),
             ("Elected to writable", f"{took} ms" if took >= 0 else ""),
+            ("RocketMQ clients", f"{clients} here" if clients else ""),
             ("Dispatch lag", {"bytes": behind, "level": "warn" if behind > _MUCH_BEHIND else "ok"}),
             (
                 "NameServers",
@@ -84,6 +87,15 @@ class BrokerStatus:
             ),
         ]
         return {"title": f"Broker {program.settings.name}", "facts": facts}
+
+    def _forwarding(self) -> Mapping[str, Any]:
+        program = self._program
+        link = program.forwarder.link
+        return {
+            "forwards_to": link.node_id if link is not None and link.is_writable else "",
+            "forwarded_under_way": 0 if link is None else len(link),
+            "forwarded_from": program.forwarding.nodes,
+        }
 
     def metrics(self) -> Iterable[Metric]:
         program = self._program
@@ -105,7 +117,6 @@ class BrokerStatus:
             ("broker_delivery_held_messages", "Delayed and half messages.", delivery.held_messages),
             ("broker_delivery_held_bytes", "Bytes of delayed and half messages.", delivery.held_bytes),
             ("broker_delivery_waiting_receives", "Receives that wait.", delivery.waiting_receives),
-            ("broker_clients", "Telemetry streams of RocketMQ 5 clients.", len(clients.clients)),
             (
                 "broker_waiting_receives",
                 "Calls of RocketMQ 5 clients that wait for messages.",
@@ -129,8 +140,30 @@ class BrokerStatus:
             family = CounterMetricFamily(name, text)
             family.add_metric([], value)
             yield family
+        yield from _client_metrics(program)
         yield _elected_to_writable(changes.elected_to_writable)
         yield from _role_change(program.handler.status, changes)
+
+
+def _client_metrics(program: BrokerProgram) -> Iterable[Metric]:
+    """Of clients of RocketMQ 5."""
+    clients = GaugeMetricFamily("broker_clients", "Clients connected to this node.", labels=["type"])
+    for client_type, count in program.clients.streams.by_type().items():
+        clients.add_metric([client_type], count)
+    yield clients
+    figures = program.forwarder.figures
+    forwarded = CounterMetricFamily(
+        "broker_forwarded_calls", "Calls handed on to the master.", labels=["method", "outcome"]
+    )
+    for labels, count in figures.outcomes.items():
+        forwarded.add_metric(labels, count)
+    yield forwarded
+    held = CounterMetricFamily("broker_held_calls", "Calls that had to wait for a master.")
+    held.add_metric([], figures.held)
+    yield held
+    held_s = CounterMetricFamily("broker_held_calls_seconds", "How long calls have waited for a master.")
+    held_s.add_metric([], figures.held_s)
+    yield held_s
 
 
 def _elected_to_writable(histogram: Histogram) -> Metric:

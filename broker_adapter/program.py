@@ -25,11 +25,13 @@ from broker_adapter.host import Host
 from broker_adapter.index_layout import IndexShape
 from broker_adapter.message import Version, record_size
 from broker_adapter.message_writer import MessageWriter
+from broker_adapter.messaging.access.guard import Guard
 from broker_adapter.messaging.clients import ClientStreams
 from broker_adapter.messaging.forwarding.forwarder import Forwarder
 from broker_adapter.messaging.forwarding.members import Members
 from broker_adapter.messaging.forwarding.service import ForwardService
 from broker_adapter.messaging.handlers import MessagingHandlers
+from broker_adapter.messaging.ports import ClientPorts
 from broker_adapter.messaging.serving import ClientService, ReplicatedDirectory, client_service
 from broker_adapter.metadata.commands import METADATA_TOPIC
 from broker_adapter.metadata.proposals import Proposals
@@ -51,6 +53,7 @@ _log = get_logger("broker")
 
 _READER_THREADS = 2
 _PURGE_LOOK_S = 1.0
+_FILES_LOOK_S = 1.0
 #: Batches under way may take so long when the process is asked to end.
 _DRAIN_S = 2.0
 #: Steps of role changes that the status shows.
@@ -128,6 +131,8 @@ class BrokerProgram:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="pull")
         self._purging: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._guard: Guard | None = None
         self._registrar: Registrar | None = None
         self._topics: Mapping[str, Any] = {}
         self._topics_version = 0
@@ -230,6 +235,8 @@ class BrokerProgram:
         if self.settings.rocketmq_v2.enabled:
             self.writer.on_change = self._writable_changed
             self.node.on_role(self.forwarder.role_changed)
+            await self.ports.start()
+            self._looking = asyncio.create_task(self._look_at_files())
         self.handler.start()
         self._purging = asyncio.create_task(self._follow_purges())
 
@@ -251,6 +258,9 @@ class BrokerProgram:
         self.clients.service.stop()
         self.forwarding.stop()
         await self.forwarder.stop()
+        if self._looking is not None:
+            self._looking.cancel()
+        await self.ports.stop()
         if self._purging is not None:
             self._purging.cancel()
             await asyncio.gather(self._purging, return_exceptions=True)
@@ -284,6 +294,9 @@ class BrokerProgram:
         """The service for clients of RocketMQ 5, and the one by which nodes pass their calls on."""
         self.clients = clients = self._make_client_service(max_body_bytes)
         settings = self.settings.rocketmq_v2
+        self.ports = ClientPorts(
+            clients.service, settings, self._tls_files(), allow_plaintext=self.config.allow_plaintext
+        )
         self.forwarding = ForwardService(
             clients.handlers, Members(self.config), clients.connected, settings, self._is_writable
         )
@@ -293,6 +306,8 @@ class BrokerProgram:
 
     def _make_client_service(self, max_body_bytes: int) -> ClientService:
         settings = self.settings
+        if settings.rocketmq_v2.access_control is not None:
+            self._guard = Guard(settings.rocketmq_v2.access_control, time.time)
         return client_service(
             settings.name,
             self.config.members,
@@ -303,6 +318,7 @@ class BrokerProgram:
             max_body_bytes=max_body_bytes,
             now_ms=self.node.cluster_time_ms,
             answering=self._make_forwarder,
+            guard=self._guard,
         )
 
     def _make_forwarder(self, handlers: MessagingHandlers, streams: ClientStreams) -> Forwarder:
@@ -315,6 +331,14 @@ class BrokerProgram:
 
     def _is_writable(self) -> bool:
         return self.writer.expected is not None
+
+    async def _look_at_files(self) -> None:
+        """Certificates and accounts of clients."""
+        while True:
+            await asyncio.sleep(_FILES_LOOK_S)
+            await self._read(self.ports.look)
+            if self._guard is not None:
+                await self._read(self._guard.look)
 
     def _writable_changed(self) -> None:
         self.forwarder.changed()

@@ -35,7 +35,9 @@ class ClientCalls:
         self, request: calls.NotifyClientTerminationRequest, context: CallContext
     ) -> calls.NotifyClientTerminationResponse:
         group = group_of(request.group, context.namespace) if request.group.name else ""
-        await self._delivery.release(context.client_id, group)
+        # An account answers for its groups alone, and client ids are no secrets.
+        if group or not context.account:
+            await self._delivery.release(context.client_id, group)
         return calls.NotifyClientTerminationResponse(status=ok())
 
 

@@ -6,18 +6,20 @@ What calls mean is not known here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
 
 from broker_adapter.errors import BrokerError, Busy, Status
+from broker_adapter.messaging.access.guard import Guard
 from broker_adapter.messaging.client_calls import RouteCalls
 from broker_adapter.messaging.client_settings import ServerLimits
 from broker_adapter.messaging.clients import ClientStreams
-from broker_adapter.messaging.context import NODE_JS, CallContext
+from broker_adapter.messaging.context import NODE_JS, NODE_PORT, CallContext
 from broker_adapter.messaging.directory import Directory
 from broker_adapter.messaging.handlers import Answering, parse, refusal, refused
 from broker_adapter.messaging.methods import METHODS, QUERY_ROUTE, SERVICE_NAME, TELEMETRY
@@ -41,10 +43,11 @@ _HTTP, _NODE_AGENT = "HTTP", "grpc-node-js"
 
 
 class MessagingService:
-    """The gRPC face of one node. `answering`: who answers what the node does not know itself.
+    """The gRPC face of one node. `answering`: who answers what the node does not know itself. `guard` None:
+    everybody may do everything.
 
-    Add `handler` to a gRPC server, under the name `name` for health and reflection, and call `stop` before
-    the server stops.
+    Add `handler`, or one for another port, to a gRPC server, under the name `name` for health and reflection,
+    and call `stop` before the server stops.
     """
 
     name: Final = SERVICE_NAME
@@ -57,12 +60,14 @@ class MessagingService:
         clients: ClientStreams,
         settings: ClientServiceSettings,
         limits: ServerLimits,
+        guard: Guard | None = None,
     ) -> None:
         self.clients = clients
         self._answering = answering
         self._routes = routes
         self._directory = directory
         self._limits = limits
+        self._guard = guard
         self._max_calls = settings.max_calls
         self._receives = Places("calls that wait for messages", settings.max_waiting_receives)
         self._under_way: set[asyncio.Task[bytes]] = set()
@@ -73,15 +78,18 @@ class MessagingService:
     @property
     def handler(self) -> grpc.GenericRpcHandler:
         """All methods of the service, for `grpc.aio.Server.add_generic_rpc_handlers`."""
-        methods: dict[str, Any] = {
-            TELEMETRY: grpc_handlers.both_stream(self._telemetry, calls.TelemetryCommand)
-        }
+        return self.handler_at(NODE_PORT)
+
+    def handler_at(self, listener: str) -> grpc.GenericRpcHandler:
+        """Of a port (`messaging.context`): routes depend on where a client has come to."""
+        telemetry = partial(self._telemetry, listener)
+        methods: dict[str, Any] = {TELEMETRY: grpc_handlers.both_stream(telemetry, calls.TelemetryCommand)}
         for name, method in METHODS.items():
             # Bytes in and bytes out: who answers may be another node.
             if method.streams_answers:
-                methods[name] = grpc.unary_stream_rpc_method_handler(self._stream(name))
+                methods[name] = grpc.unary_stream_rpc_method_handler(self._stream(name, listener))
             else:
-                methods[name] = grpc.unary_unary_rpc_method_handler(self._unary(name))
+                methods[name] = grpc.unary_unary_rpc_method_handler(self._unary(name, listener))
         return grpc_handlers.service(SERVICE_NAME, methods)
 
     @property
@@ -106,10 +114,10 @@ class MessagingService:
 
     # -- calls
 
-    def _unary(self, method: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
+    def _unary(self, method: str, listener: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
         async def behaviour(request: bytes, context: Context) -> bytes:
             try:
-                call = context_of(context)
+                call = self._admitted(method, request, context, listener)
                 if self._stopping:
                     raise stopping()
                 # A client that has gone does not take back what it asked for.
@@ -145,10 +153,10 @@ class MessagingService:
                 return answer.SerializeToString()
         return await self._answering.unary(method, request, call)
 
-    def _stream(self, method: str) -> Callable[[bytes, Context], AsyncIterator[bytes]]:
+    def _stream(self, method: str, listener: str) -> Callable[[bytes, Context], AsyncIterator[bytes]]:
         async def behaviour(request: bytes, context: Context) -> AsyncIterator[bytes]:
             try:
-                call = context_of(context)
+                call = self._admitted(method, request, context, listener)
                 async with aclosing(self._answering.stream(method, request, call)) as answers:
                     with self._receives.taking():
                         first = await self._until_stopped(anext(answers))
@@ -178,16 +186,34 @@ class MessagingService:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)  # before its stream is closed
 
+    # -- who calls
+
+    def _called(self, context: Context, listener: str) -> CallContext:
+        """Rejected, also (UNAUTHORIZED) for who has not signed as an account."""
+        metadata = metadata_of(context)
+        call = context_of(metadata, context, listener)
+        if self._guard is None:
+            return call
+        return call._replace(account=self._guard.admit(metadata, call.remote))
+
+    def _admitted(self, method: str, request: bytes, context: Context, listener: str) -> CallContext:
+        """Rejected, also (FORBIDDEN) for what the account may not do."""
+        call = self._called(context, listener)
+        if self._guard is not None:
+            self._guard.check(call.account, method, parse(method, request), call.namespace)
+        return call
+
     # -- telemetry
 
-    async def _telemetry(self, _: object, context: Context) -> None:
+    async def _telemetry(self, listener: str, _: object, context: Context) -> None:
         wake = asyncio.Event()
         loop = asyncio.get_running_loop()
         try:
             if self._stopping:
                 raise stopping()
+            call = self._called(context, listener)
             conversation = Conversation(
-                context_of(context),
+                call,
                 self.clients,
                 self._directory,
                 self._limits,
@@ -198,7 +224,7 @@ class MessagingService:
             await context.write(calls.TelemetryCommand(status=status_of(error)))
             return
         self._open.add(wake)
-        reader = asyncio.create_task(_read_all(conversation, context))
+        reader = asyncio.create_task(self._read_all(conversation, call, context))
         reader.add_done_callback(lambda _: wake.set())
         try:
             while True:
@@ -214,18 +240,20 @@ class MessagingService:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
 
+    async def _read_all(self, conversation: Conversation, call: CallContext, context: Context) -> None:
+        """Until the client has said all, or something that is no command."""
+        while isinstance(command := await context.read(), calls.TelemetryCommand):
+            try:
+                if self._guard is not None:
+                    self._guard.check(call.account, TELEMETRY, command, call.namespace)
+            except Rejected as error:
+                conversation.tell(calls.TelemetryCommand(status=status_of(error)))
+            else:
+                conversation.heard(command)
 
-async def _read_all(conversation: Conversation, context: Context) -> None:
-    """Until the client has said all, or something that is no command."""
-    while True:
-        command = await context.read()
-        if not isinstance(command, calls.TelemetryCommand):
-            return
-        conversation.heard(command)
 
-
-def context_of(context: Context) -> CallContext:
-    """Rejected (CLIENT_ID_REQUIRED, REQUEST_HEADER_FIELDS_TOO_LARGE)."""
+def metadata_of(context: Context) -> dict[str, str]:
+    """Rejected (REQUEST_HEADER_FIELDS_TOO_LARGE)."""
     found: dict[str, str] = {}
     for name, value in context.invocation_metadata() or ():
         if isinstance(value, str):
@@ -234,6 +262,11 @@ def context_of(context: Context) -> CallContext:
         if len(found.get(name, "")) > _MAX_HEADER_LENGTH:
             text = f"{name} has more than {_MAX_HEADER_LENGTH} characters"
             raise Rejected(Code.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
+    return found
+
+
+def context_of(found: Mapping[str, str], context: Context, listener: str) -> CallContext:
+    """Of a call with this metadata. Rejected (CLIENT_ID_REQUIRED)."""
     if not (client_id := found.get(_CLIENT_ID, "")):
         raise Rejected(Code.CLIENT_ID_REQUIRED, f"there is no {_CLIENT_ID} in the metadata of the call")
     language = found.get(_LANGUAGE, "").upper()
@@ -246,4 +279,5 @@ def context_of(context: Context) -> CallContext:
         client_version=found.get(_VERSION, ""),
         remote=peer_host(context),
         timeout_s=context.time_remaining(),
+        listener=listener,
     )

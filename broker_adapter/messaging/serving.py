@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from broker_adapter.api import BrokerApi, GroupConfig, TopicConfig
 from broker_adapter.delivery.api import DeliveryApi, OrphanedHalf
+from broker_adapter.messaging.access.guard import Guard
 from broker_adapter.messaging.client_calls import RouteCalls
 from broker_adapter.messaging.client_settings import ServerLimits
 from broker_adapter.messaging.clients import ClientStreams
@@ -66,10 +67,12 @@ def client_service(
     max_body_bytes: int,
     now_ms: Callable[[], int],
     answering: Callable[[MessagingHandlers, ClientStreams], Answering] | None = None,
+    guard: Guard | None = None,
     monotonic_s: Callable[[], float] = time.monotonic,
 ) -> ClientService:
     """`members`: host:port by node id. `answering`: makes who answers the calls of clients, if that are
-    not the handlers themselves. ConfigError if `settings` name a node that is none of the members."""
+    not the handlers themselves; `guard`: who may call. ConfigError if `settings` name a node that is none of
+    the members."""
     routes = routes_by_port(broker_name, members, settings)
     streams = ClientStreams(settings.max_clients)
     connected = ConnectedClients(streams, monotonic_s)
@@ -82,6 +85,7 @@ def client_service(
         streams,
         settings,
         ServerLimits(max_body_bytes, settings.max_polling_ms),
+        guard,
     )
     return ClientService(service, handlers, streams, connected)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 import grpc.aio
@@ -14,6 +14,9 @@ from grpc_reflection.v1alpha import reflection
 from dledger.errors import Code, ConfigError
 from dledger.rpc.channels import new_server
 from dledger.rpc.handlers import both_stream, server_stream, service, unary
+
+if TYPE_CHECKING:
+    from dledger.rpc.serving import GrpcService
 
 
 class GrpcMethod(NamedTuple):
@@ -36,11 +39,13 @@ class GrpcHost:
         self,
         services: Mapping[str, Mapping[str, GrpcMethod]],
         *,
+        others: Sequence[GrpcService] = (),
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
-        """`credentials` None: plain text."""
+        """`others`: services with handlers of their own. `credentials` None: plain text."""
         self.address = ""
         self._services = services
+        self._others = tuple(others)
         self._credentials = credentials
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
@@ -51,13 +56,16 @@ class GrpcHost:
         for name, methods in self._services.items():
             handlers = {method: _handler(found) for method, found in methods.items()}
             server.add_generic_rpc_handlers((service(name, handlers),))
+        for other in self._others:
+            server.add_generic_rpc_handlers((other.handler,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        own = (*self._services, *(other.name for other in self._others))
+        names = (*own, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         self.address = await bind(server, listen, self._credentials)
         await server.start()
         self._server = server
-        for name in ("", *self._services):
+        for name in ("", *own):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, grace_s: float) -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from broker_adapter.messaging.access.guard import Guard
 from broker_adapter.messaging.handlers import Answering
 from broker_adapter.messaging.methods import METHODS, SERVICE_NAME
 from broker_adapter.messaging.serving import client_service
@@ -32,6 +33,7 @@ class World:
         settings: ClientServiceSettings = QUICK,
         members: Mapping[str, str] = MEMBERS,
         answering: Answering | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.delivery = MemoryDelivery()
         self.cluster = MemoryCluster(1)
@@ -45,6 +47,7 @@ class World:
             max_body_bytes=MAX_BODY,
             now_ms=self.delivery.now_ms,
             answering=None if answering is None else lambda *_: answering,
+            guard=guard,
         )
         self.service, self.handlers = made.service, made.handlers
         self.delivery.on_orphan(made.ask_producer)
@@ -98,8 +101,9 @@ async def world(
     settings: ClientServiceSettings = QUICK,
     members: Mapping[str, str] = MEMBERS,
     answering: Answering | None = None,
+    guard: Guard | None = None,
 ) -> AsyncIterator[World]:
-    made = World(settings, members, answering)
+    made = World(settings, members, answering, guard)
     server = new_server()
     server.add_generic_rpc_handlers((made.service.handler,))
     port = server.add_insecure_port("127.0.0.1:0")

@@ -1,0 +1,1 @@
+"""Who may call, and what for: accounts in a file, signatures of calls, a table of permissions."""
