@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
@@ -60,7 +61,7 @@ class Sender:
         if digest:
             first, place = self.known(digest)
             if first is not None:
-                done = await within(timeout_ms, asyncio.shield(first.done))
+                done = await settled(timeout_ms, first.done)
                 return (
                     Sent(first.queued[0].queue_id, done.offsets[0], True)
                     if done.offsets
@@ -71,7 +72,7 @@ class Sender:
             message = with_id(message, message_id)
         records = self._writer.records(topic, queue_id, [message], born_host=host_of(born_host))
         request = self.request(digest, queued=[records])
-        done = await within(timeout_ms, asyncio.shield(request.done))
+        done = await settled(timeout_ms, request.done)
         return Sent(queue_id, done.offsets[0])
 
     def known(self, digest: bytes) -> tuple[Request | None, Place | None]:
@@ -100,6 +101,7 @@ def with_id(message: OutgoingMessage, message_id: str) -> OutgoingMessage:
     return message._replace(properties={**message.properties, UNIQ_KEY: message_id})
 
 
+@lru_cache(1_024)
 def host_of(text: str) -> Host:
     """What the transport says of a client is kept if it is an address, and is no reason to refuse."""
     try:
@@ -108,11 +110,37 @@ def host_of(text: str) -> Host:
         return NO_HOST
 
 
+async def settled(timeout_ms: int, done: asyncio.Future[T]) -> T:
+    """As `within`, of what goes on whoever waits for it: what every message goes through, so without the
+    futures and the time-out that `shield` and `asyncio.timeout` would make for it."""
+    if not done.done():
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+
+        def end(_: object = None) -> None:
+            if not over.done():
+                over.set_result(None)
+
+        done.add_done_callback(end)
+        timer = loop.call_later(timeout_ms / 1000, end)
+        try:
+            await over
+        finally:
+            timer.cancel()
+            done.remove_done_callback(end)
+        if not done.done():
+            raise _unknown_after(timeout_ms)
+    return done.result()
+
+
 async def within(timeout_ms: int, done: Awaitable[T]) -> T:
     """PutIndeterminate (OUTCOME_UNKNOWN) after `timeout_ms`."""
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             return await done
     except TimeoutError:
-        text = f"not known to be committed after {timeout_ms} ms"
-        raise PutIndeterminate(Status.OUTCOME_UNKNOWN, text) from None
+        raise _unknown_after(timeout_ms) from None
+
+
+def _unknown_after(timeout_ms: int) -> PutIndeterminate:
+    return PutIndeterminate(Status.OUTCOME_UNKNOWN, f"not known to be committed after {timeout_ms} ms")

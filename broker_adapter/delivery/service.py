@@ -26,7 +26,7 @@ from broker_adapter.delivery.holder import Holder
 from broker_adapter.delivery.queue_state import Held
 from broker_adapter.delivery.receiver import Bounds, Receive, ReceiveLimits, Receiver
 from broker_adapter.delivery.renewals import Renewals
-from broker_adapter.delivery.sender import Sender, within
+from broker_adapter.delivery.sender import Sender, settled, within
 from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.delivery.views import GroupTopic, Views
 from broker_adapter.errors import (
@@ -372,7 +372,7 @@ class DeliveryService:
 
     async def _commit(self, request: Request) -> list[Any]:
         self._committer.submit(request)
-        return (await within(self._timeout(0), asyncio.shield(request.done))).outcomes
+        return (await settled(self._timeout(0), request.done)).outcomes
 
     def _wake(self, group: str, topic: str) -> Callable[[], None]:
         """Somebody may wait for what an orderly queue gives next, or for another time."""
