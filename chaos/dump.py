@@ -52,7 +52,7 @@ def dump_node(writer: TraceWriter, node_id: str, store: Path, kind: Kind, settle
         report = log.report
     for damage in report.damages:
         hole = {"lidx": damage.first_index, "last": damage.last_index, "text": damage.reason}
-        writer.write(Ev.META, {"e": "dump_hole", "node": node_id, **hole})
+        writer.write(Ev.META, {"e": "dump_hole", "node": node_id, "ledger": LEDGER, **hole})
     said = "; ".join([f"{report.verdict.value}: {report.verdict_reason}".rstrip(": "), *report.problems])
     _conclude(writer, node_id, LEDGER, ledger.count, ledger.sum(), said, ended=report.end_index)
     if kind == "broker":

@@ -34,6 +34,7 @@ dump_ends    one node's files of one ledger.
 suspects     messages of `placed` that were never sent, had failed, or have several contents.
 doubts       acknowledged messages that are not in the files of all nodes, or not as the answer said.
 spells       one consumer with one queue, from its first message to its last.
+holes        one damaged range of entries in the files of a node.
 fault, member, meta
              lines of these kinds.
 """
@@ -184,6 +185,11 @@ _VIEWS: tuple[tuple[str, str], ...] = (
         f"""SELECT run, e, nodes, seed, planned_faults, flush_mode, aim, max_attempts, clock_bound_ns,
         boot_id, member, off, {log_of()} AS log, node, text, mono, src, inc, seq
         FROM events WHERE ev = 'meta'""",
+    ),
+    (
+        "holes",
+        """SELECT run, node, coalesce(ledger, '') AS ledger, lidx, last, text, src, inc, seq FROM events
+        WHERE ev = 'meta' AND e = 'dump_hole'""",
     ),
 )
 

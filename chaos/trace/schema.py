@@ -218,7 +218,7 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     # ConsumeQueues (ledger: consumequeue), digest over all that are committed; text says what was not well.
     (Ev.META, "dumped"): _event("e node ledger count digest text", "ended"),
     # Entries lidx to last of a node's files are damaged, and left out.
-    (Ev.META, "dump_hole"): _event("e node lidx last text"),
+    (Ev.META, "dump_hole"): _event("e node ledger lidx last text"),
     # A line in a node's log that should not be there: panic, assertion, unhandled exception.
     (Ev.META, "log_error"): _event("e node text"),
     # The last line of a writer's file that ended in peace.

@@ -14,7 +14,7 @@ from broker_adapter.store.consume_queues import ConsumeQueues
 from broker_adapter.store.files import OsFiles
 from chaos.cluster import Kind
 from chaos.dump import dump_node
-from chaos.trace.schema import problems
+from chaos.trace.schema import LEDGER, problems
 from chaos.trace.writer import TraceWriter
 from chaos.workloads.messages import digest
 from dledger.core.values import EMPTY_TAIL
@@ -94,7 +94,7 @@ def test_of_a_damaged_node_comes_what_is_good_and_the_hole_is_named(tmp_path: Pa
     lines = dumped(tmp_path)
     assert [row["lidx"] for row in lines["dump"]] == [0, 1, 2, 5, 6, 7, 8]
     [hole] = lines["dump_hole"]
-    assert (hole["lidx"], hole["last"]) == (3, 4) and hole["text"]
+    assert (hole["ledger"], hole["lidx"], hole["last"]) == (LEDGER, 3, 4) and hole["text"]
     assert lines["dumped"][0]["text"].startswith("damaged")
 
 

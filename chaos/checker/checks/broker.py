@@ -79,6 +79,8 @@ CHECKS: tuple[Check, ...] = (
             "index ' "
             "|| CAST(lidx AS STRING) AS what",
         ),
+        # Units of entries that could not be read point nowhere.
+        needs=("W9",),
     ),
     hard(
         "B2",
@@ -136,6 +138,6 @@ CHECKS: tuple[Check, ...] = (
         "dump",
         "{node}: its files begin at index {low}, purged was up to {purged}",
         Part(_BEGINNINGS, "low > purged + 1", "node, low, purged", few=True),
-        needs=WHOLE,
+        needs=(*WHOLE, "W9"),
     ),
 )

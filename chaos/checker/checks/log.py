@@ -57,16 +57,20 @@ LEFT JOIN (SELECT run, log, max(min_off) AS low FROM reads WHERE f = 'min_off' A
   ON m.run = k.run AND m.log = k.log
 """
 
+#: Entries of nodes, each with the last before it that is there, or is known to be damaged.
 _STORED = """
-SELECT run, node, ledger, lidx,
-  lag(lidx) OVER (PARTITION BY run, node, ledger ORDER BY lidx) AS before
-FROM dump
+SELECT run, node, ledger, lidx, lag(last) OVER (PARTITION BY run, node, ledger ORDER BY lidx, last) AS before
+FROM (SELECT run, node, coalesce(ledger, '') AS ledger, lidx, lidx AS last FROM dump
+  UNION ALL SELECT run, node, ledger, lidx, last FROM holes)
 """
 
-#: Acknowledged messages that are not on all nodes, with how many nodes have files that reach so far.
+#: Acknowledged messages that are not on all nodes, with how many nodes have files that reach so far and are
+#: not known to be damaged there.
 _LACKING = """
 SELECT h.run, h.mid, h.lidx, h.n, h.src, h.inc, h.seq, count(*) AS want FROM doubts h
 JOIN dump_ends g ON g.run = h.run AND g.ledger = h.ledger AND g.low <= h.lidx AND h.lidx <= g.high
+ANTI JOIN holes x ON x.run = g.run AND x.ledger = g.ledger AND x.node = g.node AND x.lidx <= h.lidx
+  AND h.lidx <= x.last
 WHERE h.n < h.n_dumps GROUP BY h.run, h.op, h.i, h.mid, h.lidx, h.n, h.src, h.inc, h.seq
 """
 
@@ -131,7 +135,7 @@ CHECKS: tuple[Check, ...] = (
         Part(
             _STORED,
             "lidx > before + 1",
-            "node || ' ledger:' || coalesce(ledger, '') AS log, lidx AS pos, before",
+            "node || ' ledger:' || ledger AS log, lidx AS pos, before",
         ),
         needs=DRAINED,
     ),

@@ -226,6 +226,6 @@ CHECKS: tuple[Check, ...] = (
         "dump drained",
         "{ledger}: {node} ends at {low}, {node_other} at {high}",
         Part(_TOPS, "low < high", "ledger, low, high, node, node_other", few=True),
-        needs=DRAINED,
+        needs=(*DRAINED, "W9"),
     ),
 )

@@ -140,6 +140,8 @@ CHECKS: tuple[Check, ...] = (
             "qoff <> before + 1 OR lidx = lidx_before",
             "node, log, qoff, lidx, before, lidx_before",
         ),
+        # Units of entries that could not be read point nowhere.
+        needs=("W9",),
     ),
     warning(
         "S7",

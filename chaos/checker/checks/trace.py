@@ -1,4 +1,4 @@
-"""Is the trace whole, and does the run prove anything: W1-W8, V1-V4."""
+"""Is the trace whole, and does the run prove anything: W1-W9, V1-V4."""
 
 from __future__ import annotations
 
@@ -190,6 +190,13 @@ CHECKS = (
             "log, 'no target of the last reads, or one below an acknowledged position' AS what",
             few=True,
         ),
+    ),
+    void(
+        "W9",
+        "the files of all nodes could be read whole",
+        "lines",
+        "{node}: entries {lidx} to {last} are damaged ({text})",
+        Part("holes", "true", "node, lidx, last, text, src, inc, seq", few=True),
     ),
     void(
         "V1",

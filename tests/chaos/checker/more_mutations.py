@@ -5,7 +5,17 @@ from __future__ import annotations
 
 from chaos.checker.synthetic import Line, Trace
 from chaos.trace.schema import Ev
-from tests.chaos.checker.mutations import acked, add, ask, line_of_invoke, lines, mutation, number, remove
+from tests.chaos.checker.mutations import (
+    acked,
+    add,
+    ask,
+    line_of_invoke,
+    lines,
+    middle,
+    mutation,
+    number,
+    remove,
+)
 
 SECOND_NS = 1_000_000_000
 
@@ -91,6 +101,44 @@ def a_consumer_begins_behind_the_stored_offset(trace: Trace) -> None:
         if line["q"] == taken["q"] and line["epoch"] == taken["epoch"]
     )
     remove(trace, first)
+
+
+# -- files of nodes that are damaged in the end --------------------------------------------------------
+
+
+def damage(trace: Trace, *, told: int) -> None:
+    """Two entries of a node cannot be read, of which the trace says so of the first `told`."""
+    invoke, _ = middle(trace)
+    entries = lines(trace, Ev.DUMP, node="n2")
+    first = next(i for i, line in enumerate(entries) if line.get("mid") == invoke["mid"])
+    gone = entries[first : first + 2]
+    begin = number(gone[0], "lidx")
+    hole = {"ev": "meta", "e": "dump_hole", "lidx": begin, "last": begin + told - 1, "text": "checksum"}
+    envelope = {name: gone[0][name] for name in ("v", "run", "src", "inc", "host", "mono", "wall")}
+    add(trace, entries[-1]).clear()
+    file = trace.files[str(gone[0]["src"]), number(gone[0], "inc")]
+    next(line for line in file if not line).update(
+        envelope | hole | {"node": "n2", "ledger": gone[0]["ledger"]}
+    )
+    for unit in lines(trace, Ev.CQ, node="n2"):
+        if unit["lidx"] in [line["lidx"] for line in gone]:
+            unit["lidx"] = -1
+    remove(trace, *gone)
+
+
+@mutation("W9", broker=False)
+def damage_is_told_of(trace: Trace) -> None:
+    damage(trace, told=2)
+
+
+@mutation("W9 B1 S6")
+def damage_is_told_of_below_a_broker(trace: Trace) -> None:
+    damage(trace, told=2)
+
+
+@mutation("W9 L3 L6c", broker=False)
+def more_is_gone_than_is_damaged(trace: Trace) -> None:
+    damage(trace, told=1)
 
 
 # -- warnings -----------------------------------------------------------------------------------------

@@ -56,6 +56,12 @@ def test_exactly_the_expected_checks_fire(mutation: Mutation, judged: dict[str, 
     assert (result.verdict is Verdict.VALID) == (severities == {Severity.WARNING})
 
 
+def test_damage_that_is_told_of_is_no_loss_but_hides_none(judged: dict[str, RunResult]) -> None:
+    assert judged["damage_is_told_of"].verdict is Verdict.UNKNOWN
+    assert judged["damage_is_told_of_below_a_broker"].verdict is Verdict.UNKNOWN
+    assert judged["more_is_gone_than_is_damaged"].verdict is Verdict.INVALID
+
+
 @pytest.mark.parametrize("broker", [True, False])
 def test_clean_traces_are_valid(broker: bool, judged: dict[str, RunResult]) -> None:
     result = judged[f"clean_{broker}"]
