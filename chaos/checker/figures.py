@@ -30,7 +30,7 @@ class Figures:
 
 
 _ROLES = """
-SELECT run, node, e, term, mono FROM nodes
+SELECT run, node, e, term, mono FROM milestones
 WHERE e IN ('leader', 'follower', 'candidate', 'master_ready', 'demoted', 'recover') ORDER BY run, mono
 """
 _FAULTS = """
@@ -41,16 +41,22 @@ LEFT JOIN sends s ON s.run = f.run AND s.inv >= f.begun
 GROUP BY f.run, f.fault, f.f, f.targets, f.begun, f.ended ORDER BY f.run, f.begun
 """
 _PROMOTIONS = """
-SELECT a.run, a.node, a.term, min(b.mono) - min(a.mono) AS waited FROM nodes a
-JOIN nodes b ON b.run = a.run AND b.node = a.node AND b.term = a.term AND b.e = 'master_ready'
+SELECT a.run, a.node, a.term, min(b.mono) - min(a.mono) AS waited FROM milestones a
+JOIN milestones b ON b.run = a.run AND b.node = a.node AND b.term = a.term AND b.e = 'master_ready'
 WHERE a.e = 'elected' GROUP BY a.run, a.node, a.term ORDER BY a.run, a.term
 """
+#: To the microsecond: so many different latencies there are not.
 _LATENCY = """
-SELECT run, max(n) AS n, min(CASE WHEN 100 * nth >= 50 * n THEN took END) AS p50,
-  min(CASE WHEN 100 * nth >= 95 * n THEN took END) AS p95,
-  min(CASE WHEN 100 * nth >= 99 * n THEN took END) AS p99, max(took) AS longest
-FROM (SELECT run, ret - inv AS took, row_number() OVER (PARTITION BY run ORDER BY ret - inv) AS nth,
-    count(*) OVER (PARTITION BY run) AS n FROM sends WHERE outcome = 'ok')
+SELECT run, max(n) AS n, min(CASE WHEN 100 * upto >= 50 * n THEN took END) AS p50,
+  min(CASE WHEN 100 * upto >= 95 * n THEN took END) AS p95,
+  min(CASE WHEN 100 * upto >= 99 * n THEN took END) AS p99, max(took) AS longest
+FROM (
+  SELECT run, took, sum(k) OVER (PARTITION BY run ORDER BY took ROWS BETWEEN UNBOUNDED PRECEDING
+    AND CURRENT ROW)
+    AS upto, sum(k) OVER (PARTITION BY run) AS n
+  FROM (SELECT run, ret - inv - (ret - inv) % 1000 AS took, count(*) AS k FROM sends WHERE outcome = 'ok'
+    GROUP BY run, ret - inv - (ret - inv) % 1000)
+)
 GROUP BY run
 """
 _ACKS = f"""
@@ -64,18 +70,22 @@ WHERE s.outcome = 'ok' GROUP BY s.run, b.begun, b.ended,
 """
 
 
+_QUERIES = {"roles": _ROLES, "faults": _FAULTS, "promotions": _PROMOTIONS, "latency": _LATENCY, "acks": _ACKS}
+
+
 def take_figures(engine: Engine) -> dict[str, Figures]:
     """run -> its figures."""
     found: dict[str, Figures] = defaultdict(Figures)
-    for row in engine.rows(_ROLES):
+    answers = {answer.name: answer.rows for answer in engine.all_rows(_QUERIES)}
+    for row in answers["roles"]:
         found[str(row["run"])].roles.append(row)
-    for row in engine.rows(_FAULTS):
+    for row in answers["faults"]:
         found[str(row["run"])].faults.append(row)
-    for row in engine.rows(_PROMOTIONS):
+    for row in answers["promotions"]:
         found[str(row["run"])].promotions.append(row)
-    for row in engine.rows(_LATENCY):
+    for row in answers["latency"]:
         found[str(row["run"])].latency = row
-    for row in engine.rows(_ACKS):
+    for row in answers["acks"]:
         figures = found[str(row["run"])]
         figures.begin, figures.end = int(row["begun"] or 0), int(row["ended"] or 0)
         figures.acks[int(row["bin"] or 0)] += int(row["n"] or 0)
