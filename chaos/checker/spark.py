@@ -31,7 +31,7 @@ _AT_ONCE = 4
 #: then interpreted, planned once, and compiled by the quick compiler only.
 SMALL_BYTES = 48 << 20
 _BYTES_A_PARTITION = 64 << 20
-_SMALL_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+_SMALL_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms768m -Xmn512m"
 _LARGE_JVM = "-XX:+UseParallelGC"
 _TYPES = {Kind.INT: LongType(), Kind.STR: StringType(), Kind.BOOL: BooleanType()}
 _SETTINGS = {
@@ -95,7 +95,8 @@ def tune(session: SparkSession, intake: Intake) -> None:
     cores = session.sparkContext.defaultParallelism
     small = is_small(intake)
     sized = sum(file.bytes for file in intake.raw) // _BYTES_A_PARTITION
-    session.conf.set("spark.sql.shuffle.partitions", str(cores if small else max(4 * cores, sized)))
+    # Few rows are not worth a second task; the other cores have other queries.
+    session.conf.set("spark.sql.shuffle.partitions", str(1 if small else max(4 * cores, sized)))
     session.conf.set("spark.sql.adaptive.enabled", str(not small).lower())
     session.conf.set("spark.sql.codegen.wholeStage", str(not small).lower())
     session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN" if small else "FALLBACK")
@@ -141,6 +142,8 @@ class SparkEngine:
         path = str(self._work_dir / "events")
         events = read_events(self._session, intake)
         events.drop(CORRUPT).write.mode("overwrite").partitionBy("ev").parquet(path)
+        if is_small(intake):
+            self._session.conf.set("spark.sql.files.minPartitionNum", "1")
         self._session.read.parquet(path).createOrReplaceTempView("events")
 
     def view(self, name: str, sql: str) -> None:
