@@ -32,7 +32,7 @@ class ClientPorts:
             if not (allow_plaintext or is_loopback(settings.listen)):
                 raise ConfigError(
                     f"rocketmq_v2.listen is {settings.listen}, beyond this machine, and would be in plain "
-                    "text: use tls_listen, or say allow_plaintext = true if the network itself can be trusted",
+                    "text: use tls_listen, or say allow_plaintext = true if the network can be trusted",
                     code=Code.PLAINTEXT_REFUSED,
                 )
             self._wanted.append((PLAIN_PORT, settings.listen))
