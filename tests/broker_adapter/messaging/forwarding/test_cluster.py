@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 import dledger
@@ -17,7 +16,7 @@ from broker_adapter.messaging.forwarding.members import Members
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
 from broker_adapter.v1 import forward_pb2
-from dledger import ChannelSecurity, TlsFiles, open_channel, parse_config
+from dledger import ClientTls, TlsFiles, open_channel, parse_config
 from tests.broker_adapter.cluster import BrokerCluster, brokers
 from tests.broker_adapter.messaging.forwarding.node_calls import NodeCalls, client_of
 from tests.broker_adapter.messaging.world import HEADERS, ack_request, receive_request, resource
@@ -213,11 +212,7 @@ async def test_with_mutual_tls_only_a_members_certificate_may_forward(tmp_path: 
             return int((await stream.read()).welcome.code)
 
     async with brokers(tmp_path, 3, QUICK, tls_of=sections) as cluster, AsyncExitStack() as stack:
-        security = ChannelSecurity(
-            grpc.ssl_channel_credentials(
-                tls.ca.read_bytes(), Path(str(app.key)).read_bytes(), Path(str(app.certificate)).read_bytes()
-            )
-        )
+        security = ClientTls(app)()
         for node_id, address in cluster.members.items():
             client = await stack.enter_async_context(client_of(address, security=security))
             assert (await client.send(f"id-{node_id}")).status.code == Code.OK
