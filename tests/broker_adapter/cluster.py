@@ -30,12 +30,18 @@ class BrokerCluster:
     """`programs` by node id, started; `stop` and `start` one by one as often as wanted."""
 
     def __init__(
-        self, folder: Path, count: int, settings: Mapping[str, Any], more: Mapping[str, Any]
+        self,
+        folder: Path,
+        count: int,
+        settings: Mapping[str, Any],
+        more: Mapping[str, Any],
+        tls_of: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder = folder
         self.members = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(free_ports(count), 1)}
         self._settings = {**SMALL, **settings}
         self._more = more
+        self._tls_of = tls_of
         self.programs: dict[str, BrokerProgram] = {}
 
     def config(self, node_id: str) -> NodeConfig:
@@ -47,6 +53,7 @@ class BrokerCluster:
                 "group": GROUP,
                 "members": self.members,
                 "timing": FAST,
+                **({"tls": self._tls_of[node_id]} if self._tls_of else {}),
                 **self._more,
             }
         )
@@ -103,12 +110,17 @@ def messages(*texts: str, **properties: str) -> list[OutgoingMessage]:
 
 @asynccontextmanager
 async def brokers(
-    folder: Path, count: int = 3, settings: Mapping[str, Any] | None = None, **more: Any
+    folder: Path,
+    count: int = 3,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    tls_of: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> AsyncIterator[BrokerCluster]:
-    """A started cluster with a writable master."""
+    """A started cluster with a writable master. `tls_of`: the section [tls] of each node."""
     from dledger.store.identity import Identity, init_directory
 
-    cluster = BrokerCluster(folder, count, settings or {}, more)
+    cluster = BrokerCluster(folder, count, settings or {}, more, tls_of)
     for node_id in cluster.members:
         init_directory(folder / node_id, Identity(CLUSTER, GROUP, node_id, data_file_size=4 << 20))
     try:

@@ -6,15 +6,22 @@ import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import dledger
+from broker_adapter.messaging.forwarding.frames import METHOD
+from broker_adapter.messaging.forwarding.members import Members
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
+from broker_adapter.v1 import forward_pb2
+from dledger import ClientTls, TlsFiles, open_channel, parse_config
 from tests.broker_adapter.cluster import BrokerCluster, brokers
 from tests.broker_adapter.messaging.forwarding.node_calls import NodeCalls, client_of
 from tests.broker_adapter.messaging.world import HEADERS, ack_request, receive_request, resource
-from tests.node.local import until
+from tests.node.local import CLUSTER, GROUP, until
+from tests.tls.world import TlsWorld
 
 Code = pb.Code
 QUICK = {"rocketmq_v2": {"min_polling_ms": 0, "min_invisible_ms": 10, "min_retry_ms": 10}}
@@ -174,3 +181,41 @@ async def test_a_repetition_over_another_node_is_stored_once(tmp_path: Path, kin
         assert len({(one.offset, one.transaction_id) for one in answers}) == 1
         if kind == pb.MessageType.NORMAL:
             assert await drained(clients["n1"], 1) == Counter(["same"])
+
+
+async def test_with_mutual_tls_only_a_members_certificate_may_forward(tmp_path: Path) -> None:
+    tls = TlsWorld(tmp_path)
+    sections = {node: tls.section(tls.files(node)) for node in tls.members}
+    app = tls.client_files()
+
+    async def welcome_of(node_id: str, files: TlsFiles) -> int:
+        """What n1 says to a stream with these files, in the name of n2."""
+        config = parse_config(
+            {
+                "directory": str(tmp_path),
+                "node_id": node_id,
+                "cluster_id": CLUSTER,
+                "group": GROUP,
+                "members": cluster.members,
+                "tls": tls.section(files),
+            }
+        )
+        members = Members(config)
+        async with open_channel(members.address("n1"), members.security("n1")) as channel:
+            method: Any = channel.stream_stream(
+                METHOD,
+                request_serializer=forward_pb2.FromNode.SerializeToString,
+                response_deserializer=forward_pb2.FromMaster.FromString,
+            )
+            stream = method()
+            await stream.write(forward_pb2.FromNode(hello=members.hello("n1")))
+            return int((await stream.read()).welcome.code)
+
+    async with brokers(tmp_path, 3, QUICK, tls_of=sections) as cluster, AsyncExitStack() as stack:
+        security = ClientTls(app)()
+        for node_id, address in cluster.members.items():
+            client = await stack.enter_async_context(client_of(address, security=security))
+            assert (await client.send(f"id-{node_id}")).status.code == Code.OK
+        assert await welcome_of("n2", app) == dledger.Code.CERTIFICATE_REFUSED
+        n2 = sections["n2"]
+        assert await welcome_of("n2", TlsFiles(n2["ca"], n2["certificate"], n2["key"])) == 0

@@ -1,0 +1,371 @@
+"""Who is asked, what is sent again, and how long a call waits: two nodes' ends of a stream, no log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from broker_adapter.errors import BrokerError, PutIndeterminate, Status, error_for
+from broker_adapter.messaging.clients import ClientInfo, ClientStreams
+from broker_adapter.messaging.connected import ConnectedClients
+from broker_adapter.messaging.context import CallContext
+from broker_adapter.messaging.forwarding.forwarder import Forwarder
+from broker_adapter.messaging.forwarding.frames import METHOD, Outbox
+from broker_adapter.messaging.forwarding.members import Members
+from broker_adapter.messaging.forwarding.repeats import is_repeatable
+from broker_adapter.messaging.forwarding.service import ForwardService
+from broker_adapter.messaging.settings import ClientServiceSettings
+from broker_adapter.messaging.v2 import service_pb2 as calls
+from broker_adapter.v1 import forward_pb2 as pb
+from dledger import NodeConfig, Role, RoleEvent, open_channel, parse_config
+from dledger.rpc.channels import new_server
+from tests.broker_adapter.messaging.world import message
+from tests.node.local import until
+from tests.process.cluster import free_ports
+
+CONTEXT = CallContext("c", "ns", "JAVA", "5", "10.0.0.1:2", "account", 5.0, "tls")
+SEND = calls.SendMessageRequest(messages=[message()]).SerializeToString()
+NAMELESS = calls.SendMessageRequest(messages=[message(), message(message_id="")]).SerializeToString()
+
+
+def config(node_id: str, members: dict[str, str], **more: Any) -> NodeConfig:
+    content = {"directory": "/nowhere", "node_id": node_id, "cluster_id": "c", "members": members, **more}
+    return parse_config(content)
+
+
+class Scripted:
+    """Answers with what is next in `script`: bytes, or raises an error; then with "ok"."""
+
+    def __init__(self, *script: bytes | BrokerError) -> None:
+        self.script = list(script)
+        self.seen: list[tuple[str, CallContext]] = []
+        self.may = asyncio.Event()
+        self.may.set()
+        self.cancelled = 0
+
+    async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
+        self.seen.append((method, context))
+        await self.may.wait()
+        found = self.script.pop(0) if self.script else b"ok"
+        if isinstance(found, BrokerError):
+            raise found
+        return found
+
+    async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
+        self.seen.append((method, context))
+        try:
+            while self.script:
+                found = self.script.pop(0)
+                if isinstance(found, BrokerError):
+                    raise found
+                yield found
+            await self.may.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
+class Pair:
+    """n1 forwards to n2. `lead` says who leads."""
+
+    def __init__(self, remote: Scripted, settings: ClientServiceSettings) -> None:
+        ports = free_ports(2)
+        self.members = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(ports, 1)}
+        self.remote, self.local = remote, Scripted(b"local")
+        self.is_local_master = self.is_remote_master = False
+        self.clients = ClientStreams(9)
+        self.connected = ConnectedClients(ClientStreams(9), lambda: 0.0)
+        self.forwarder = Forwarder(
+            "n1",
+            Members(config("n1", self.members)),
+            self.local,
+            self.clients,
+            settings,
+            lambda: self.is_local_master,
+        )
+        self.settings = settings
+        self.service = self.make_service()
+        self.server: Any = None
+
+    def make_service(self) -> ForwardService:
+        members = Members(config("n2", self.members))
+        return ForwardService(
+            self.remote, members, self.connected, self.settings, lambda: self.is_remote_master
+        )
+
+    async def start(self) -> None:
+        self.server = new_server()
+        self.server.add_generic_rpc_handlers((self.service.handler,))
+        self.server.add_insecure_port(self.members["n2"])
+        await self.server.start()
+
+    async def restart(self) -> None:
+        self.service.stop()
+        await self.server.stop(None)
+        self.service = self.make_service()
+        await self.start()
+
+    def lead(self, leader: str | None) -> None:
+        self.forwarder.role_changed(RoleEvent(Role.FOLLOWER, 1, 1, leader, -1))
+
+    def remote_master(self, is_master: bool) -> None:
+        self.is_remote_master = is_master
+        self.service.announce()
+
+    def unary(self, method: str = "SendMessage", request: bytes = SEND, timeout_s: float = 5.0) -> Any:
+        return self.forwarder.unary(method, request, CONTEXT._replace(timeout_s=timeout_s))
+
+
+@asynccontextmanager
+async def pair(
+    *script: bytes | BrokerError, settings: ClientServiceSettings | None = None
+) -> AsyncIterator[Pair]:
+    made = Pair(Scripted(*script), settings or ClientServiceSettings())
+    await made.start()
+    made.lead("n2")
+    made.remote_master(True)
+    try:
+        yield made
+    finally:
+        await made.forwarder.stop()
+        made.service.stop()
+        await made.server.stop(None)
+
+
+def unknown() -> BrokerError:
+    return error_for(Status.OUTCOME_UNKNOWN, "who knows")
+
+
+def not_master() -> BrokerError:
+    return error_for(Status.NOT_MASTER, "not I")
+
+
+async def test_who_called_travels_with_the_call() -> None:
+    async with pair(b"answer") as p:
+        assert await p.unary() == b"answer"
+        ((method, context),) = p.remote.seen
+        assert method == "SendMessage"
+        assert context.timeout_s is not None and 0 < context.timeout_s <= 5
+        assert context._replace(timeout_s=5.0) == CONTEXT
+
+
+async def test_the_master_itself_is_not_asked_over_a_stream() -> None:
+    async with pair() as p:
+        p.is_local_master = True
+        assert await p.unary() == b"local"
+        assert p.remote.seen == []
+
+
+async def test_a_forwarded_call_goes_no_further() -> None:
+    """The stream's other end answers for itself or says that it is not the master."""
+    async with pair() as p, open_channel(p.members["n2"]) as channel:
+        p.remote_master(False)
+        method: Any = channel.stream_stream(
+            METHOD,
+            request_serializer=pb.FromNode.SerializeToString,
+            response_deserializer=pb.FromMaster.FromString,
+        )
+        stream = method()
+        await stream.write(pb.FromNode(hello=Members(config("n1", p.members)).hello("n2")))
+        assert not (await stream.read()).welcome.code
+        await stream.write(pb.FromNode(calls=[pb.ForwardedCall(id=1, method="SendMessage", request=SEND)]))
+        answers: list[Any] = []
+        while not answers:
+            answers.extend((await stream.read()).answers)
+        assert [(one.id, one.code, one.is_last) for one in answers] == [(1, Status.NOT_MASTER, True)]
+        assert p.remote.seen == []
+        stream.cancel()
+
+
+async def test_what_surely_was_not_done_is_sent_again() -> None:
+    async with pair(not_master(), error_for(Status.SHUTTING_DOWN, "bye"), b"done") as p:
+        assert await p.unary("RecallMessage", b"") == b"done"
+        assert p.forwarder.figures.outcomes["RecallMessage", "sent again"] == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "is_again"),
+    [
+        ("SendMessage", SEND, True),
+        ("SendMessage", NAMELESS, False),
+        ("SendMessage", b"\xff", False),
+        ("AckMessage", b"", True),
+        ("EndTransaction", b"", True),
+        ("Heartbeat", b"", True),
+        ("RecallMessage", b"", False),
+        ("ChangeInvisibleDuration", b"", False),
+        ("ForwardMessageToDeadLetterQueue", b"", False),
+    ],
+)
+async def test_what_may_be_done_is_sent_again_only_if_that_changes_nothing(
+    method: str, request_: bytes, is_again: bool
+) -> None:
+    assert is_repeatable(method, request_) is is_again
+    async with pair(unknown(), b"done") as p:
+        if is_again:
+            assert await p.unary(method, request_) == b"done"
+        else:
+            with pytest.raises(PutIndeterminate):
+                await p.unary(method, request_)
+
+
+async def test_a_refusal_says_nothing_of_an_earlier_attempt() -> None:
+    async with pair(unknown(), *[not_master()] * 99) as p:
+        with pytest.raises(PutIndeterminate, match="may be done"):
+            await p.unary(timeout_s=0.5)
+
+
+async def test_a_silent_master_is_asked_no_longer_than_the_deadline() -> None:
+    async with pair() as p:
+        p.remote.may.clear()
+        with pytest.raises(PutIndeterminate):
+            await p.unary(timeout_s=0.4)
+        await until(lambda: p.forwarder.link is not None and not len(p.forwarder.link))
+        p.remote.may.set()
+        assert await p.unary() == b"ok"
+
+
+async def test_calls_at_a_silent_master_go_to_the_next_one() -> None:
+    async with pair() as p:
+        p.remote.may.clear()
+        waiting = asyncio.create_task(p.unary())
+        await until(lambda: len(p.remote.seen) == 1)
+        p.lead(None)
+        p.is_local_master = True
+        p.lead("n1")
+        assert await waiting == b"local"
+
+
+async def test_calls_outlive_a_stream_that_breaks() -> None:
+    async with pair() as p:
+        p.remote.may.clear()
+        waiting = asyncio.create_task(p.unary())
+        await until(lambda: len(p.remote.seen) == 1)
+        await p.restart()
+        p.remote.may.set()
+        assert await waiting == b"ok"
+        assert len(p.remote.seen) == 2
+
+
+async def test_calls_wait_until_the_elected_takes_writes() -> None:
+    async with pair() as p:
+        assert await p.unary() == b"ok"
+        before = p.forwarder.figures.held
+        p.remote_master(False)
+        await until(lambda: p.forwarder.place() is None)
+        waiting = asyncio.create_task(p.unary())
+        await until(lambda: p.forwarder._change is not None)
+        p.remote_master(True)
+        assert await waiting == b"ok"
+        assert p.forwarder.figures.held == before + 1
+
+
+async def test_without_a_master_a_call_is_refused_before_its_deadline() -> None:
+    async with pair() as p:
+        p.lead(None)
+        with pytest.raises(BrokerError) as caught:
+            await p.unary(timeout_s=0.3)
+        assert caught.value.status is Status.NOT_MASTER
+
+
+async def test_streams_give_their_answers_one_by_one_and_end_at_the_master_too() -> None:
+    async with pair(b"1", b"2") as p:
+        answers = p.forwarder.stream("ReceiveMessage", b"", CONTEXT)
+        p.remote.may.clear()
+        async with aclosing(answers):
+            assert [await anext(answers), await anext(answers)] == [b"1", b"2"]
+        await until(lambda: p.remote.cancelled == 1)
+
+
+async def test_a_stream_that_breaks_after_its_first_answer_just_ends() -> None:
+    async with pair(b"1") as p:
+        p.remote.may.clear()
+        answers = p.forwarder.stream("ReceiveMessage", b"", CONTEXT)
+        assert await anext(answers) == b"1"
+        await p.restart()
+        assert [answer async for answer in answers] == []
+
+
+async def test_more_than_the_limit_is_refused() -> None:
+    settings = ClientServiceSettings(max_calls=1, max_waiting_receives=1)
+    async with pair(settings=settings) as p:
+        p.remote.may.clear()
+        tasks = [asyncio.create_task(p.unary()) for _ in range(2)]
+        await until(lambda: len(p.remote.seen) == 2)
+        with pytest.raises(BrokerError) as caught:
+            await p.unary()
+        assert caught.value.status is Status.TOO_MANY_CALLS
+        p.remote.may.set()
+        assert await asyncio.gather(*tasks) == [b"ok", b"ok"]
+    async with pair(settings=ClientServiceSettings(max_forwarded_bytes=len(SEND))) as p:
+        assert await p.unary() == b"ok"
+        with pytest.raises(BrokerError) as caught:
+            await p.unary(request=SEND + SEND)
+        assert caught.value.status is Status.TOO_MANY_CALLS
+
+
+async def test_clients_of_a_node_are_known_to_the_master_as_long_as_it_is_connected() -> None:
+    class Silent:
+        def tell(self, command: calls.TelemetryCommand) -> bool:
+            told.append(command)
+            return True
+
+    told: list[calls.TelemetryCommand] = []
+    command = calls.TelemetryCommand(verify_message_command=calls.VerifyMessageCommand(nonce="x"))
+    async with pair() as p:
+        stream = Silent()
+        p.clients.add("a", stream)
+        p.clients.describe("a", ClientInfo(1, "", frozenset({"t"})))  # type: ignore[arg-type]
+        assert await p.unary() == b"ok"
+        await until(lambda: p.connected.tell_producer("t", "gone", command))
+        await until(lambda: told == [command])
+        p.connected.sent("b", "u")
+        assert not p.connected.tell_producer("u", "gone", command)
+        p.clients.add("b", stream)  # it says nothing of itself, but has sent
+        await until(lambda: p.connected.tell_producer("u", "gone", command))
+        await p.restart()
+        assert await p.unary() == b"ok"
+        await until(lambda: p.connected.tell_producer("t", "gone", command))  # told again
+        p.clients.remove("a", stream)
+        await until(lambda: not p.connected.tell_producer("t", "gone", command))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"cluster_id": "other"}, {"node_id": "n2"}, {"node_id": "n9"}, {"remote_id": "n1"}, {"version": 9}],
+)
+async def test_only_members_may_forward(change: dict[str, Any]) -> None:
+    async with pair() as p, open_channel(p.members["n2"]) as channel:
+        hello = Members(config("n1", p.members)).hello("n2")
+        for name, value in change.items():
+            setattr(hello, name, value)
+        method: Any = channel.stream_stream(
+            METHOD,
+            request_serializer=pb.FromNode.SerializeToString,
+            response_deserializer=pb.FromMaster.FromString,
+        )
+        stream = method()
+        await stream.write(pb.FromNode(hello=hello))
+        assert (await stream.read()).welcome.code
+        assert not (await stream.read())  # and nothing more
+
+
+async def test_what_waits_travels_together_up_to_a_bound() -> None:
+    written: list[Any] = []
+    box = Outbox(list)
+    for size in (10, 10, 2 << 20, 10):
+        box.put(size, lambda frame, size=size: frame.append(size))
+
+    async def write(frame: Any) -> None:
+        written.append(frame)
+
+    running = asyncio.create_task(box.run(write))
+    await until(lambda: len(written) == 3)
+    assert written == [[10, 10], [2 << 20], [10]]
+    assert box.bytes == 0
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
