@@ -108,7 +108,7 @@ def test_names_of_checks() -> None:
         command.chosen("Z9")
 
 
-def test_an_old_java_is_not_taken(tmp_path: Path) -> None:
+def test_an_old_java_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
@@ -119,6 +119,7 @@ def test_an_old_java_is_not_taken(tmp_path: Path) -> None:
     new.chmod(0o755)
     path = "/usr/bin:/bin"
     assert java_home(tmp_path, {"JAVA_HOME": str(tmp_path / "new"), "PATH": path}) == tmp_path / "new"
+    monkeypatch.setattr("chaos.checker.java.find_spec", lambda _: None)
     with pytest.raises(NoJava, match="version 11"):
         java_home(tmp_path, {"JAVA_HOME": str(tmp_path), "PATH": str(java.parent)})
 
