@@ -1,14 +1,10 @@
 """Watches a run that goes on: checks what is written so far again and again, until something is broken or
-all is
-written.
+all is written.
 
 Of a file that still grows, its whole lines count: they are never changed again. What one writer has written
-is a
-beginning of what it will write, but the files of different writers do not end at the same moment. So only
-  those checks
-are looked at that can only get worse: what they find is made of lines that are there, and no further line
-  takes it
-away. A check that misses something would cry wolf.
+is a beginning of what it will write, but the files of different writers do not end at the same moment. So
+only those checks are looked at that can only get worse: what they find is made of lines that are there, and
+no further line takes it away. A check that misses something would cry wolf.
 """
 
 from __future__ import annotations
@@ -22,8 +18,7 @@ from chaos.checker.judge import RunResult, Verdict
 from chaos.trace.schema import RAW_DIR, SUFFIX
 
 #: Checks that can only get worse. Not: L2 (the completion may still tell of a retry), R12 (a truncation may
-#: still be
-#: told of), C3 and S9 (another consumer's lines explain it), A5 (the answer may still come).
+#: still be told of), C3 and S9 (another consumer's lines explain it), A5 (the answer may still come).
 MONOTONE = (
     *("L1", "L5", "L7", "L8", "L9", "L10", "L11", "P3"),
     *("R1", "R2", "R4", "R5", "R6", "R7", "R8", "R9", "R10", "R11", "R13"),
@@ -52,8 +47,7 @@ def follow(
     """Look, and look again after each pause in which something was written.
 
     `look` judges `WATCHED` by what is there. After `patience` pauses in which nothing was written the run
-    is taken
-    to be over.
+    is taken to be over.
     """
     looks, quiet, seen = 0, 0, -1
     while quiet < patience:

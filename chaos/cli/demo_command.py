@@ -1,6 +1,5 @@
 """`dledger-chaos demo`: the main job. A real file through brokers whose master is killed, paused and
-isolated, and then
-the checker, which says from the trace alone whether anything was lost."""
+isolated, and then the checker, which says from the trace alone whether anything was lost."""
 
 from __future__ import annotations
 
@@ -36,6 +35,7 @@ _PHASES = {
     "healing": ("healing", "all faults are over; waiting until all three nodes are well again"),
     "draining": ("draining", "every queue is read once more, from its beginning to its end"),
     "stopping": ("stopping", "the cluster stops"),
+    "reading what is stored": ("files", "what stands on the disks of the three nodes is read as well"),
 }
 #: By fault: what it is to begin and to end.
 _FAULTS = {
@@ -72,8 +72,8 @@ def demo(path: Path | None, directory: Path | None, seed: int | None, name: str)
     """Send a file through brokers, kill, pause and isolate their master, and prove that nothing was lost.
 
     Starts three nodes with brokers and a NameServer as processes of their own. Everything that clients and
-    nodes did
-    is written down; when it is over, the consistency checker (Spark) reads that and gives the verdict.
+    nodes did is written down; when it is over, the consistency checker (Spark) reads that and gives the
+    verdict.
 
     \b
     Exit code:
@@ -114,11 +114,12 @@ async def _break(scenario: Scenario, root: Path, seed: int, lines: Sequence[byte
             begin, end = _FAULTS[match[1]]
             told = f"{match[2]}, the master, {begin}" if match[3] == "began" else f"{match[2]} {end}"
             say("fault", f"{time.monotonic() - began:5.1f} s  {told}")
-        elif text != "checking":
+        elif text != watch.phase:
             say("PROBLEM", text)
 
     say("cluster", f"three nodes with brokers, and a NameServer, in {root} (seed {seed})")
-    return await Run(scenario, root, seed=seed, lines=lines, watch=Watch(note=note)).run()
+    watch = Watch(note=note)
+    return await Run(scenario, root, seed=seed, lines=lines, watch=watch).run()
 
 
 def _tell(result: Result) -> None:

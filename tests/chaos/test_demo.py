@@ -29,8 +29,11 @@ class FakeRun:
 
     async def run(self) -> Result:
         self._root.mkdir()
-        for text in ("warming up", "faults", "kill leader (n2) began", "kill leader (n2) ended", "checking"):
+        for phase in ("warming up", "faults"):
+            self._watch.enter(phase)
+        for text in ("kill leader (n2) began", "kill leader (n2) ended"):
             self._watch.note(text)
+        self._watch.enter("a phase that nobody has heard of")
         self._watch.note("stop leader (n1) DID NOT BEGIN")
         report = QuickReport(acknowledged=12_000, in_doubt=3)
         figures: dict[str, Any] = {"acknowledged_per_second": 400.0, "leader_changes": 3}
@@ -66,6 +69,7 @@ def test_the_exit_code_is_that_of_the_verdict(
     assert "n2, the master, is killed (SIGKILL)" in shown.output
     assert "n2 is back" in shown.output
     assert "PROBLEM    stop leader (n1) DID NOT BEGIN" in shown.output
+    assert "nobody has heard of" not in shown.output
     assert "12,000 messages acknowledged" in shown.output
     assert "report     /r/index.html" in shown.output
     assert ("PROBLEM    no Java here" in shown.output) == (code == 255)
