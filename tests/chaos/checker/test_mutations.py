@@ -68,6 +68,8 @@ def test_clean_traces_are_valid(broker: bool, judged: dict[str, RunResult]) -> N
     assert (result.verdict, result.reasons, fired(result)) == (Verdict.VALID, [], set())
 
 
+# Every part of every check, and the witnesses of each: minutes where other tests have the cores.
+@pytest.mark.timeout(1800)
 def test_spark_finds_what_the_second_engine_finds(
     judged: dict[str, RunResult], check_runs: CheckRuns, tmp_path: Path
 ) -> None:
