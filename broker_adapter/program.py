@@ -144,17 +144,7 @@ class BrokerProgram:
         service = BrokerService(_Later(lambda: self.broker))
         self.service = service
         services = [GrpcService(service.name, service.handler)]
-        self.clients = self._make_client_service(min(settings.max_body_bytes, largest))
-        self.forwarder, self.forwarding = self._make_forwarding()
-        self.ports = ClientPorts(
-            self.clients.service,
-            settings.rocketmq_v2,
-            self._tls_files(),
-            allow_plaintext=config.allow_plaintext,
-        )
-        if settings.rocketmq_v2.enabled:
-            services.append(GrpcService(self.clients.service.name, self.clients.service.handler))
-            services.append(GrpcService(self.forwarding.name, self.forwarding.handler))
+        services += self._make_client_services(min(settings.max_body_bytes, largest))
         self.node = node = NodeServer(
             config, self.dispatcher, owned=True, services=services, trace=self._trace, **options
         )
@@ -294,6 +284,21 @@ class BrokerProgram:
             text = f"limits.max_body_bytes {limit}: a broker needs {_MAX_OVERHEAD} more"
             raise ConfigError(text, code=Code.CONFIG_INVALID)
         return limit - _MAX_OVERHEAD
+
+    def _make_client_services(self, max_body_bytes: int) -> list[GrpcService]:
+        """What clients of RocketMQ 5 reach, and what hands their calls on; as services of the node."""
+        settings = self.settings.rocketmq_v2
+        self.clients = clients = self._make_client_service(max_body_bytes)
+        self.forwarder, self.forwarding = self._make_forwarding()
+        self.ports = ClientPorts(
+            clients.service, settings, self._tls_files(), allow_plaintext=self.config.allow_plaintext
+        )
+        if not settings.enabled:
+            return []
+        return [
+            GrpcService(clients.service.name, clients.service.handler),
+            GrpcService(self.forwarding.name, self.forwarding.handler),
+        ]
 
     def _make_client_service(self, max_body_bytes: int) -> ClientService:
         settings = self.settings
