@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from broker_adapter.api import GroupConfig, TopicConfig
 from broker_adapter.cli.local_broker import BROKER_KIND, is_writable_master
 from broker_adapter.client import Admin, NameServerRoutes
 from broker_adapter.program import largest_body
-from dledger import Client
+from dledger import Client, DLedgerError
 from dledger.cli.local_cluster import LocalCluster, LocalNode
 from dledger.node.config import LimitsConfig
 
@@ -60,18 +60,21 @@ class ClientCluster:
     def lead_with(self, node: str) -> None:
         """Until this node's broker takes messages."""
         with Client(self.local.addresses, group=self.local.plan.group) as client:
-            client.transfer_leadership(node, timeout=30)
 
-        def found(nodes: object) -> bool | None:
-            assert isinstance(nodes, list)
-            return any(n.node_id == node and is_writable_master(n.owner) for n in nodes) or None
+            def found(nodes: object) -> bool | None:
+                assert isinstance(nodes, list)
+                if any(n.node_id == node and is_writable_master(n.owner) for n in nodes):
+                    return True
+                with suppress(DLedgerError):  # the node may have to catch up before
+                    client.transfer_leadership(node, timeout=30)
+                return None
 
-        self.local.wait_until(found, 60, f"{node} as the master")
+            self.local.wait_until(found, 60, f"{node} as the master")
 
 
 @contextmanager
 def client_cluster(directory: Path, broker: dict[str, Any] = BROKER) -> Iterator[ClientCluster]:
-    """Running; n1 is the master, and routes lead to it alone. `broker`: further `[program.settings]`."""
+    """Running; n3 is the master: calls to n1 are forwarded. `broker`: further `[program.settings]`."""
     additions = BROKER_KIND.prepare(0)
     settings = {key: dict(value) for key, value in additions.settings.items()}
     settings["program"]["settings"] = {**settings["program"]["settings"], **broker}
@@ -84,12 +87,7 @@ def client_cluster(directory: Path, broker: dict[str, Any] = BROKER) -> Iterator
         companions=additions.companions,
     ) as local:
         cluster = ClientCluster(local)
-        first = local.node_ids[0]
-        places = "".join(f'{node} = "{cluster.address(first)}"\n' for node in local.node_ids)
-        for node in local.node_ids:
-            with (local.folder(node) / "node.toml").open("a") as config:
-                config.write(f"\n[program.settings.rocketmq_v2.advertise]\n{places}")
         local.start()
         cluster.master()
-        cluster.lead_with(first)
+        cluster.lead_with(local.node_ids[-1])
         yield cluster

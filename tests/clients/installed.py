@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -42,6 +43,17 @@ def environment(home: Path) -> dict[str, str]:
     """Clients write logs to HOME."""
     home.mkdir(exist_ok=True)
     return {"HOME": str(home), "PATH": os.environ["PATH"], "NODE_PATH": str(NODE_MODULES)}
+
+
+def start(client: str, home: Path, address: str, scenario: str, options: dict[str, Any]) -> Popen[str]:
+    """The driver on its way; its last line will be what `run` gives."""
+    return Popen(
+        command(client, address, scenario, json.dumps(options)),
+        env=environment(home),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
 
 
 def run(client: str, home: Path, address: str, scenario: str, options: dict[str, Any]) -> Any:

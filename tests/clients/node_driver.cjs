@@ -40,7 +40,10 @@ class Session {
   }
 
   async close() {
-    for (const client of this.clients.reverse()) await client.shutdown();
+    for (const client of this.clients.reverse()) {
+      // It says farewell to each node of its routes, and throws if one of them is dead.
+      await client.shutdown().catch(error => console.error(`shutdown: ${error.message}`));
+    }
   }
 }
 
@@ -362,6 +365,39 @@ const scenarios = {
       found[namespace] = bodies([ ...first, ...await consumer.receive(32, INVISIBLE_MS) ]);
     }
     return found;
+  },
+
+  // 50 messages a second for `seconds`; the first line says that it has begun. Then everything is read.
+  async steady(s) {
+    const topic = 'node-steady';
+    const consumer = await s.simple('node-steady-g', topic);
+    const producer = await s.producer(topic);
+    const missing = new Set();
+    const failed = [];
+    const begin = Date.now();
+    const count = 50 * s.options.seconds;
+    for (let i = 0; i < count; i++) {
+      await new Promise(resolve => setTimeout(resolve, Math.max(0, begin + i * 20 - Date.now())));
+      try {
+        missing.add((await producer.send({ topic, body: body(i) })).messageId);
+      } catch (error) {
+        failed.push(`${i}: ${error.name}: ${error.message}`.slice(0, 300));
+      }
+      if (i === 0) console.log('begun');
+    }
+    const sent = missing.size;
+    const end = Date.now() + PATIENCE_MS;
+    while (missing.size && Date.now() < end) {
+      try {
+        for (const message of await consumer.receive(32, INVISIBLE_MS)) {
+          missing.delete(message.messageId);
+          await consumer.ack(message);
+        }
+      } catch (error) {
+        console.error(`receive: ${error.message}`);
+      }
+    }
+    return { sent, failed, lost: [ ...missing ].sort() };
   },
 };
 

@@ -409,11 +409,37 @@ def namespaces(s: Session) -> Any:
     return found
 
 
+def steady(s: Session) -> Any:
+    """50 messages a second for `seconds`; the first line says that it has begun. Then everything is read."""
+    consumer = s.simple("py-steady-g", "py-steady")
+    producer = s.producer("py-steady")
+    sent, failed = [], []
+    begin = time.monotonic()
+    for number in range(int(50 * s.options["seconds"])):
+        time.sleep(max(0.0, begin + number / 50 - time.monotonic()))
+        try:
+            sent.append(producer.send(message("py-steady", b"%d" % number)).message_id)
+        except Exception as error:  # whatever the client raises is what its user sees
+            failed.append(f"{number}: {type(error).__name__}: {error}"[:300])
+        if number == 0:
+            print("begun", flush=True)
+    missing = set(sent)
+    end = time.monotonic() + PATIENCE_S
+    while missing and time.monotonic() < end:
+        try:
+            for one in consumer.receive(32, INVISIBLE_S):
+                missing.discard(one.message_id)
+                consumer.ack(one)
+        except Exception as error:
+            print(f"receive: {error}", file=sys.stderr)
+    return {"sent": len(sent), "failed": failed, "lost": sorted(missing)}
+
+
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
         *(normal, fifo, delay, transaction, priority, filters, handles, push, push_fifo),
-        *(fifo_failures, expired, many, dead_letters, shared, limits, names, late, namespaces),
+        *(fifo_failures, expired, many, dead_letters, shared, limits, names, late, namespaces, steady),
     )
 }
 
