@@ -8,10 +8,10 @@ from urllib.parse import unquote, urlsplit
 
 from chaos.checker.engine import Engine
 from chaos.checker.intake import Intake
-from chaos.trace.schema import SUFFIX
+from chaos.trace.schema import CUTTING, SUFFIX
 
 #: Faults after which a writer may leave half a line.
-_KILLS = "'kill', 'kill_all', 'power', 'wipe', 'crash'"
+_KILLS = ", ".join(f"'{kind}'" for kind in CUTTING)
 
 
 def file_troubles(engine: Engine, intake: Intake) -> dict[str, list[str]]:

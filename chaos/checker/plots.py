@@ -9,11 +9,11 @@ from html import escape
 
 from chaos.checker.engine import Row
 from chaos.checker.figures import BINS, OUTCOMES, STEPS_PER_DECADE, Figures
+from chaos.trace.schema import ENDING
 
 _WIDTH, _LEFT, _RIGHT = 1000, 132, 12
 _LANE, _PLOT, _GAP = 24, 90, 26
-#: Faults of a process, during which it does nothing, and after which it has to say that it is there again.
-_DEAD = ("kill", "kill_all", "power", "wipe", "crash", "term")
+#: Faults of a process during which it does nothing.
 _PAUSED = ("stop", "pause", "hang")
 #: Characters that fit into so many units of width.
 _CHARACTER = 6.5
@@ -124,7 +124,7 @@ def _lanes(figures: Figures) -> Iterator[tuple[str, list[Row]]]:
         deaths: list[Row] = [
             {"node": node, "e": "down", "term": None, "mono": row["begun"]}
             for row in figures.faults
-            if row["f"] in _DEAD and node in str(row["targets"]).split(",")
+            if row["f"] in ENDING and node in str(row["targets"]).split(",")
         ]
         events = [row for row in figures.roles if row["node"] == node] + deaths
         yield node, sorted(events, key=lambda row: _int(row["mono"]))

@@ -127,6 +127,11 @@ OPERATIONS = (
     *("max_off", "min_off", "commit_off", "fetch_off", "lookup", "route", "subscribe", "assign", "seek"),
     *("txn_begin", "txn_commit", "txn_rollback", "admin"),
 )
+#: Kinds of faults that end a process, perhaps in the middle of a line. After an error of its disk a node ends
+#: by itself.
+CUTTING = ("kill", "wipe", "crash", "power_loss", "write_error", "sync_error")
+#: Kinds of faults that end a process.
+ENDING = (*CUTTING, "term")
 
 _COMPLETION = (
     "node term code lidx qoff count next_off max_off min_off off end_claim error retry_no ledger topic q"

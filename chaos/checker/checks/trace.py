@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from chaos.checker.registry import Part, void
+from chaos.trace.schema import ENDING
 
 #: Acknowledged sends that there must be before the first fault and after the last.
 MIN_SENDS = 5
@@ -43,10 +44,9 @@ ANTI JOIN (SELECT run, src FROM writers GROUP BY run, src) w ON w.run = m.run AN
 WHERE m.e = 'expect'
 """
 
-_STOPPED = """
+_STOPPED = f"""
 SELECT x.run, x.src FROM writers x
-ANTI JOIN fault k ON k.run = x.run AND k.e = 'begin' AND k.f IN ('kill', 'kill_all', 'power', 'term',
-  'wipe', 'crash')
+ANTI JOIN fault k ON k.run = x.run AND k.e = 'begin' AND k.f IN ({", ".join(f"'{kind}'" for kind in ENDING)})
   AND instr(',' || k.targets || ',',
     ',' || replace(replace(x.src, 'node:', ''), 'client:', '') || ',') > 0
 WHERE x.ends = 0 AND x.src <> 'admin'

@@ -11,10 +11,12 @@ from chaos.checker.judge import RunResult, Verdict, judge
 from chaos.checker.registry import Severity
 from chaos.checker.synthetic import clean_trace
 from chaos.checker.tables import make_tables
+from chaos.scenario import TAKING
+from chaos.trace.schema import Ev
 from tests.chaos.checker import more_mutations
 from tests.chaos.checker.conftest import CheckRuns
 from tests.chaos.checker.duck import DuckEngine
-from tests.chaos.checker.mutations import MUTATIONS, Mutation
+from tests.chaos.checker.mutations import MUTATIONS, Mutation, lines
 
 assert more_mutations
 
@@ -54,6 +56,21 @@ def test_exactly_the_expected_checks_fire(mutation: Mutation, judged: dict[str, 
     assert fired(result) == mutation.expected, result.reasons
     severities = {check.severity for check in CHECKS if check.id in mutation.expected}
     assert (result.verdict is Verdict.VALID) == (severities == {Severity.WARNING})
+
+
+@pytest.mark.parametrize("kind", sorted(set(TAKING) - {"stop"}))
+def test_a_writer_that_a_fault_took_away_need_not_end_in_peace(kind: str, tmp_path: Path) -> None:
+    trace = clean_trace("taken", seed=3)
+    kills = lines(trace, Ev.FAULT, f="kill")
+    for line in kills:
+        line["f"] = kind
+    assert kills
+    trace.write(tmp_path / "taken")
+    engine = DuckEngine()
+    engine.load([tmp_path / "taken"])
+    make_tables(engine)
+    [result] = judge(engine, CHECKS)
+    assert result.verdict is Verdict.VALID, result.reasons
 
 
 def test_damage_that_is_told_of_is_no_loss_but_hides_none(judged: dict[str, RunResult]) -> None:
