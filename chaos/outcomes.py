@@ -71,6 +71,8 @@ BROKER_FAILS = frozenset(
         Status.REQUEST_MALFORMED,
         Status.QUEUE_UNKNOWN,
         Status.TOPIC_RESERVED,
+        Status.TOO_MANY_HELD_MESSAGES,
+        Status.DELAY_TOO_LONG,
     }
 )
 
@@ -124,6 +126,9 @@ LOG_INFOS = frozenset(
 #: The same of the broker, with messages.
 BROKER_INFOS = frozenset(
     {
+        Status.HANDLE_INVALID,
+        Status.TRANSACTION_UNKNOWN,
+        Status.DELAYED_UNKNOWN,
         Status.OUTCOME_UNKNOWN,
         Status.TOPIC_NOT_READABLE,
         Status.MESSAGE_ID_INVALID,

@@ -13,7 +13,7 @@ from dledger.cli.cluster_plan import to_toml
 from dledger.errors import ConfigError
 
 #: Faults that take copies of entries away: two of them at once might take a majority.
-DESTRUCTIVE = ("wipe", "bit_flip", "power_loss")
+DESTRUCTIVE = ("wipe", "bit_flip")
 #: Seconds until the second fault begins, at most.
 _LATEST = 6.0
 

@@ -89,7 +89,7 @@ class DeliveryState:
     def held_in_attempt(self, group: str, topic: str, attempt_id: str) -> list[tuple[QueueKey, int, Held]]:
         """What a call with this attempt id has got and is not done, by queue and offset."""
         found = self._listed(self._by_attempt.get(attempt_id, ()))
-        return sorted(one for one in found if (one[0].group, one[0].topic) == (group, topic))
+        return [one for one in found if (one[0].group, one[0].topic) == (group, topic)]
 
     # -- for any thread -----------------------------------------------------------------------------------
 
@@ -262,7 +262,8 @@ class DeliveryState:
                 self._empty(self.queues.pop(key))
 
     def _listed(self, places: set[Place] | tuple[()]) -> list[tuple[QueueKey, int, Held]]:
-        return [(queue.key, offset, queue.pending[offset]) for queue, offset in places]
+        """By queue and offset: a set of places has an order of its own in every process."""
+        return sorted((queue.key, offset, queue.pending[offset]) for queue, offset in places)
 
     def sorted_queues(self) -> Iterator[QueueDelivery]:
         """As an image has them."""

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from broker_adapter.broker_status import BrokerStatus
+from broker_adapter.delivery.service import DeliveryFigures
+from broker_adapter.messaging.forwarding.forwarder import Figures
 from broker_adapter.program import BrokerProgram
 from broker_adapter.role_status import HandlerStatus, RoleChangeMetrics, Step
 from broker_adapter.store.applied import NOTHING
@@ -42,6 +44,11 @@ def samples(status: HandlerStatus, changes: RoleChangeMetrics) -> dict[tuple[str
         dispatcher=SimpleNamespace(figures=lambda: DispatchFigures(NOTHING, NOTHING, 2, 3, 4)),
         broker=SimpleNamespace(held=[]),
         metadata=SimpleNamespace(topics={}),
+        delivery=SimpleNamespace(figures=lambda: DeliveryFigures(1, 2, 3, 4, 5, 6, 7, 8)),
+        clients=SimpleNamespace(
+            service=SimpleNamespace(waiting_receives=9), streams=SimpleNamespace(by_type=dict)
+        ),
+        forwarder=SimpleNamespace(figures=Figures()),
         handler=SimpleNamespace(status=status, metrics=changes),
     )
     metrics = BrokerStatus(cast("BrokerProgram", program)).metrics()
