@@ -28,11 +28,11 @@ def test_equal_seeds_draw_equal_scenarios_and_others_draw_others() -> None:
     assert drawn(1, 20) == drawn(1, 20) != drawn(2, 20)
 
 
-def test_every_drawn_scenario_can_be_run_and_destroys_one_copy_at_most() -> None:
+def test_every_drawn_scenario_can_be_run_and_destroys_copies_in_one_way_at_most() -> None:
     found = drawn(7, 300)
     for scenario in found:
         plan(scenario)
-        assert sum(step.kind in DESTRUCTIVE for step in scenario.fault) <= 1
+        assert len({step.kind for step in scenario.fault} & set(DESTRUCTIVE)) <= 1
     assert {scenario.workload for scenario in found} == {"log", "broker"}
     assert {scenario.nodes for scenario in found} >= {3, 5}
     assert sum("-and-" in scenario.name for scenario in found) > 50

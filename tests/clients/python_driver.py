@@ -413,10 +413,10 @@ def steady(s: Session) -> Any:
     """50 messages a second for `seconds`; the first line says that it has begun. Then everything is read."""
     consumer = s.simple("py-steady-g", "py-steady")
     producer = s.producer("py-steady")
-    sent, failed = [], []
+    sent, failed, pause = [], [], threading.Event()
     begin = time.monotonic()
     for number in range(int(50 * s.options["seconds"])):
-        time.sleep(max(0.0, begin + number / 50 - time.monotonic()))
+        pause.wait(max(0.0, begin + number / 50 - time.monotonic()))
         try:
             sent.append(producer.send(message("py-steady", b"%d" % number)).message_id)
         except Exception as error:  # whatever the client raises is what its user sees
