@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -110,19 +110,22 @@ class Brokers:
 
 
 class DispatchWatch:
-    """The greatest lag of any node, looked at once a second while a load runs."""
+    """The greatest lag of any node by the load whose turn it is, looked at twice a second."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
-        self.behind_bytes: list[int] = []
-        self.index_pending: list[int] = []
+        self.load = ""
+        self.behind_bytes: dict[str, list[int]] = defaultdict(list)
+        self.index_pending: dict[str, list[int]] = defaultdict(list)
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(0.5)
+            load = self.load
             found = (await asyncio.to_thread(self._brokers.dispatch)).values()
-            self.behind_bytes.append(max(one.behind_bytes for one in found))
-            self.index_pending.append(max(one.index_pending for one in found))
+            if load == self.load:
+                self.behind_bytes[load].append(max(one.behind_bytes for one in found))
+                self.index_pending[load].append(max(one.index_pending for one in found))
 
 
 def _dispatch_of(shown: Mapping[str, Any]) -> Dispatch:

@@ -69,7 +69,7 @@ async def _measure(folder: Path, kind: Kind, *, traced: bool, seconds: float) ->
             workload = BrokerWorkload(setting, cluster.namesrv)
         await workload.prepare()
         stop = asyncio.Event()
-        load = asyncio.create_task(workload.run(stop))
+        load = asyncio.create_task(workload.write(stop))
         await asyncio.sleep(_WARM_UP_S)
         acknowledged, cpu, began = setting.tally.acknowledged, _cpu(cluster), time.perf_counter()
         await asyncio.sleep(seconds)
@@ -77,6 +77,7 @@ async def _measure(folder: Path, kind: Kind, *, traced: bool, seconds: float) ->
         took, cpu = time.perf_counter() - began, _cpu(cluster) - cpu
         stop.set()
         await load
+        await workload.close()
     for one in writers:
         one.close()
     return _Measured(acknowledged / took, 1e6 * cpu / max(1, acknowledged))

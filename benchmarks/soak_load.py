@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Literal
 from zlib import crc32
 
 from benchmarks.common import BenchError
@@ -157,7 +158,7 @@ class SoakLoad:
             number, index = rng.choice(self._recent)
             local = rng.random() < 0.3
             try:
-                mode = "local" if local else "linearizable"
+                mode: Literal["local", "linearizable"] = "local" if local else "linearizable"
                 server = rng.choice(self._addresses) if local else None
                 found = [e.body async for e in self._reading.read(index, 1, mode=mode, server=server)]
             except DLedgerError as error:
