@@ -29,7 +29,7 @@ FILE = "file"
 _AT_ONCE = 4
 #: Up to so many bytes of raw lines, more time goes into preparing to be fast than could be won: queries are
 #: then interpreted, planned once, and compiled by the quick compiler only.
-SMALL_BYTES = 96 << 20
+SMALL_BYTES = 64 << 20
 _BYTES_A_PARTITION = 64 << 20
 _SMALL_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms768m -Xmn512m"
 _LARGE_JVM = "-XX:+UseParallelGC"
