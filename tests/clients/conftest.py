@@ -32,8 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientCluster]
 @pytest.fixture
 def run(client: str, cluster: ClientCluster, tmp_path: Path) -> Run:
     """`run(scenario, ...)`: what the client has seen, whose process it is. Options go to the driver."""
-    if why := installed.missing(client):
-        pytest.skip(why)
+    installed.require(client)
 
     def run_scenario(scenario: str, **options: Any) -> Any:
         return installed.run(client, tmp_path / "home", cluster.address("n1"), scenario, options)

@@ -14,6 +14,9 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
+import pytest
+
+DID_NOT_RUN = "RELEASED CLIENTS DID NOT RUN"
 HERE = Path(__file__).resolve().parent
 FOLDER = Path(os.environ.get("ROCKETMQ_CLIENTS") or HERE.parents[1] / "build" / "clients")
 PYTHON = FOLDER / "python" / "bin" / "python"
@@ -22,15 +25,13 @@ NODE_MODULES = FOLDER / "node" / "node_modules"
 SCENARIO_S = 90.0
 
 
-def missing(client: str) -> str:
-    """Why a client cannot be used; empty if it can."""
-    if client == "python":
-        path = PYTHON
-    elif (node := shutil.which("node")) is None:
-        return "the Node.js client was NOT tested: there is no `node` on PATH"
-    else:
-        path = NODE_MODULES / "rocketmq-client-nodejs" if node else NODE_MODULES
-    return "" if path.exists() else f"the {client} client was NOT tested: no {path} (see `make clients`)"
+def require(client: str) -> None:
+    """Skips the test that calls it, loudly, if the client is not there."""
+    if client == "node" and shutil.which("node") is None:
+        pytest.skip(f"{DID_NOT_RUN} with node: there is no `node` on PATH")
+    path = PYTHON if client == "python" else NODE_MODULES / "rocketmq-client-nodejs"
+    if not path.exists():
+        pytest.skip(f"{DID_NOT_RUN} with {client}: no {path} (`make clients` installs it)")
 
 
 def command(client: str, *arguments: str) -> list[str]:

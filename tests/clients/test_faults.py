@@ -18,8 +18,7 @@ _SECONDS = 10
 @pytest.mark.parametrize("killed", ["the master", "the node that the client came to"])
 def test_no_send_fails_when_a_node_is_killed(client: str, killed: str, tmp_path: Path) -> None:
     """Sends at 50 a second; what was acknowledged is delivered."""
-    if why := installed.missing(client):
-        pytest.skip(why)
+    installed.require(client)
     with client_cluster(tmp_path / "cluster") as cluster:
         master = cluster.master()
         near = next(node for node in cluster.local.node_ids if node != master)

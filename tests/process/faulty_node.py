@@ -27,8 +27,9 @@ from tests.node.faulty_disk import FaultyDisk
 class Faults:
     """`capacity`: bytes that the node's directory may hold. `stuck`: what syncs and allocates waits until it
     is not. `slow_ms`: so long takes every fdatasync, besides what it really takes. `die_at`: the process
-    kills itself before the first operation that fits, such as "rename base" or "unlink data/* then rename
-    base", or in the middle of "write IC" (an entry that has this tag of dledger.store.internal)."""
+    kills itself before the first operation that fits, such as "rename base" (by a purge), "rename base to
+    reset" (everything is to be removed) or "unlink data/* then rename base", or in the middle of "write IC"
+    (an entry that has this tag of dledger.store.internal)."""
 
     capacity: int | None = None
     stuck: bool = False
@@ -74,7 +75,8 @@ class SpoiledDisk(FaultyDisk):
         return super().free_bytes(path)
 
     def rename(self, old: Path, new: Path) -> None:
-        self._die_at("rename", new)
+        to_reset = " to reset" if new.name == "base" and b"resetting=1" in old.read_bytes() else ""
+        self._die_at("rename", new, to_reset)
         super().rename(old, new)
 
     def unlink(self, path: Path) -> None:
@@ -91,9 +93,10 @@ class SpoiledDisk(FaultyDisk):
                 os.kill(os.getpid(), signal.SIGKILL)
         return super().pwritev(handle, buffers, offset)
 
-    def _die_at(self, operation: str, path: Path) -> None:
+    def _die_at(self, operation: str, path: Path, purpose: str = "") -> None:
         points = Faults.load(self._faults).die_at.split(" then ")
-        if fnmatch(f"{operation} {path.relative_to(self.root)}", points[min(self._reached, len(points) - 1)]):
+        done = f"{operation} {path.relative_to(self.root)}{purpose}"
+        if fnmatch(done, points[min(self._reached, len(points) - 1)]):
             self._reached += 1
             if self._reached == len(points):
                 os.kill(os.getpid(), signal.SIGKILL)
