@@ -164,7 +164,7 @@ def _quick_evidence(run: Path) -> str:
     if not result.exists():
         return ""  # the run broke off: an alarm, too, but not the one that is tested
     found = json.loads(result.read_text())
-    return str(found["reasons"][0]) if found["verdict"] == "invalid" else ""
+    return "; ".join(found["reasons"]) if found["verdict"] == "invalid" else ""
 
 
 def _spark_evidence(bug: Bug, run: Path) -> str:

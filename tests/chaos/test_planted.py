@@ -28,7 +28,5 @@ def test_each_bug_can_be_planted_and_has_a_scenario(tmp_path: Path, bug: Bug) ->
 @pytest.mark.parametrize("name", ["acknowledge-before-quorum", "truncate-committed-suffix"])
 def test_what_is_acknowledged_too_early_or_cut_is_found_to_be_lost(tmp_path: Path, name: str) -> None:
     found = hunt(BY_NAME[name], tmp_path, most=5)
-    assert found.runs, found
-    # A session goes on elsewhere: what was lost of it may come back later, out of order.
-    assert any(word in found.evidence for word in ("lost", "reordered")), found
+    assert found.runs and "lost" in found.evidence, found
     print(f"{name}: {found}")
