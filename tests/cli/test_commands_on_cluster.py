@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -166,9 +167,14 @@ async def test_stdin_is_a_stream(cluster: LocalCluster, on_cluster: Command) -> 
         async with AsyncClient(cluster.addresses, session=False) as client:
             process.stdin.write(b"still open\n")
             process.stdin.flush()
-            async for entry in client.follow():
-                if entry.body == b"still open":
-                    break
+            try:
+                async with asyncio.timeout(60):
+                    async for entry in client.follow():
+                        if entry.body == b"still open":
+                            break
+            except TimeoutError:
+                process.kill()
+                pytest.fail(f"it is not in the log; {process.returncode}: {process.communicate()}")
         assert process.poll() is None
         _, errors = process.communicate(b"and closed")
         assert process.returncode == 0

@@ -113,7 +113,10 @@ async def test_rule_9_nobody_makes_way_when_all_share_a_disk_that_is_slow_and_th
         leader = await cluster.leader()
         async with Workload(cluster, at_once=32) as load:
             await load.progress(200)
-            before = await cluster.wait_for(lambda seen: seen if len(seen) == 3 else None)
+            # All three have heard of the leader, also the one that no commit has needed.
+            before = await cluster.wait_for(
+                lambda seen: seen if len(seen) == 3 and len(terms(seen)) == 1 else None
+            )
             cluster.spoil(*cluster.members, slow_ms=400)
             await load.progress(500, within_s=60)
             assert terms(await cluster.wait_for(lambda seen: seen)) == terms(before)

@@ -51,7 +51,7 @@ class NodeCalls:
         return answer
 
     async def receive(self, group: str = "g", topic: str = "t", **fields: Any) -> list[pb.Message]:
-        fields.setdefault("long_polling_timeout", {"seconds": 2})  # queues are built behind the log
+        fields.setdefault("long_polling_timeout", {"seconds": 15})  # queues are built behind the log
         answers = self.stream("ReceiveMessage", receive_request(group, topic, **fields))
         return [answer.message async for answer in answers if answer.HasField("message")]
 
