@@ -193,7 +193,7 @@ class AsyncShell:
         self._step(self._replica.transfer, future, to)
         return future
 
-    def receive(self, peer: str, message: Message, payload: bytes | None) -> None:
+    def receive(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
         self._step(self._replica.receive, peer, message, payload)
 
     def peer_answered(self, peer: str, message: Message) -> None:
