@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,7 +77,7 @@ def test_what_protobuf_refuses_is_refused(noise: bytes, at: int, drop: int) -> N
     broken = wire[:at] + noise + wire[at + drop :]
     try:
         expected: pb.PushRequest | None = pb.PushRequest.FromString(broken)
-    except append_wire.DecodeError:
+    except DecodeError:
         expected = None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(append_wire, "_WORTH_FINDING", 0)
