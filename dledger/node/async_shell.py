@@ -30,11 +30,11 @@ from dledger.core.messages import (
 )
 from dledger.core.values import Role
 from dledger.errors import Code, DLedgerError, NotLeader, ReadFailed, StorageError
+from dledger.node.catch_up import CatchUp, Wanted
 from dledger.node.disk_worker import CheckpointJob, DiskWorker, HardStateReport, Report, StoredReport
 from dledger.node.inbound import Inbound
 from dledger.node.logs import get_logger
 from dledger.node.owned_append import Fill, prepare
-from dledger.node.pacing import Pace
 from dledger.node.peers import PeerLink
 from dledger.node.readable import ReadableLog
 from dledger.node.replica import Replica
@@ -77,7 +77,7 @@ class AsyncShell:
     ) -> None:
         """`on_damage`: an index that could not be read; called on the loop."""
         self._on_damage = on_damage
-        self._catch_up = {node_id: Pace(catch_up_bytes_per_second) for node_id in addresses}
+        self._catch_up = CatchUp(addresses, catch_up_bytes_per_second, self._read_range)
         self._store = store
         self._addresses = addresses
         self._readable = readable
@@ -193,7 +193,7 @@ class AsyncShell:
         self._step(self._replica.transfer, future, to)
         return future
 
-    def receive(self, peer: str, message: Message, payload: bytes | None) -> None:
+    def receive(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
         self._step(self._replica.receive, peer, message, payload)
 
     def peer_answered(self, peer: str, message: Message) -> None:
@@ -203,6 +203,7 @@ class AsyncShell:
         self._step(self._replica.stream_up, peer, stream_id, incarnation)
 
     def stream_down(self, peer: str, stream_id: int) -> None:
+        self._catch_up.forget(peer)
         self._step(self._replica.stream_down, peer, stream_id)
 
     def leader_stream_lost(self, leader_id: str, stream_id: int) -> None:
@@ -290,28 +291,11 @@ class AsyncShell:
 
     def load_push(self, peer: str, stream_id: int, first_index: int, last_index: int, max_bytes: int) -> None:
         """A follower that needs more than the cache holds is catching up: others come first."""
-        wait_s = self._catch_up[peer].wait_s(self._loop.time())
-        if wait_s > 0:
-            self._loop.call_later(
-                wait_s, self._load_push, peer, stream_id, first_index, last_index, max_bytes
-            )
-        else:
-            self._load_push(peer, stream_id, first_index, last_index, max_bytes)
+        deliver = partial(self._push_loaded, peer, stream_id, first_index)
+        self._catch_up.load(Wanted(peer, stream_id, first_index, last_index, max_bytes), deliver)
 
-    def _load_push(
-        self, peer: str, stream_id: int, first_index: int, last_index: int, max_bytes: int
-    ) -> None:
-        last = min(last_index, self._readable.stored_index)
-        if last < first_index:
-            self._loop.call_soon(self._push_loaded, peer, stream_id, first_index, None)
-            return
-        work = partial(self._read_frames, first_index, last, max_bytes)
-        future = self._loop.run_in_executor(self._readers, work)
-        future.add_done_callback(
-            lambda done: self._push_loaded(
-                peer, stream_id, first_index, None if done.cancelled() else done.result()
-            )
-        )
+    def _push_loaded(self, peer: str, stream_id: int, first_index: int, frames: Frames | None) -> None:
+        self._step(self._replica.push_loaded, peer, stream_id, first_index, frames)
 
     def answer_append(self, token: object, outcome: AppendOutcome | DLedgerError) -> None:
         if isinstance(outcome, DLedgerError):
@@ -382,6 +366,16 @@ class AsyncShell:
         if error.leader_id is not None:
             error.leader_address = self._addresses.get(error.leader_id)
 
+    def _read_range(self, first_index: int, last_index: int, max_bytes: int) -> asyncio.Future[Frames | None]:
+        """Of what is on the disk, off the loop."""
+        last = min(last_index, self._readable.stored_index)
+        if last >= first_index:
+            work = partial(self._read_frames, first_index, last, max_bytes)
+            return self._loop.run_in_executor(self._readers, work)
+        nothing: asyncio.Future[Frames | None] = self._loop.create_future()
+        nothing.set_result(None)
+        return nothing
+
     def _read_frames(self, first_index: int, last_index: int, max_bytes: int) -> Frames | None:
         """On a reader thread."""
         try:
@@ -393,8 +387,3 @@ class AsyncShell:
             if isinstance(error, EntryDamaged):
                 self._loop.call_soon_threadsafe(self._on_damage, error.index)
             return None
-
-    def _push_loaded(self, peer: str, stream_id: int, first_index: int, frames: Frames | None) -> None:
-        if frames is not None:
-            self._catch_up[peer].took(len(frames.data), self._loop.time())
-        self._step(self._replica.push_loaded, peer, stream_id, first_index, frames)

@@ -38,7 +38,7 @@ _Key = tuple[str, str, int, bool]
 class InboundEvents(Protocol):
     """The replica, as far as inbound messages go."""
 
-    def receive(self, peer: str, message: Message, payload: bytes | None) -> None: ...
+    def receive(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None: ...
     def leader_stream_lost(self, leader_id: str, stream_id: int) -> None: ...
 
 
@@ -129,7 +129,9 @@ class Inbound:
             older.replace()
         self._streams[stream.peer] = stream
 
-    def push_received(self, stream: PushPeer, message: PushMessage, payload: bytes | None) -> None:
+    def push_received(
+        self, stream: PushPeer, message: PushMessage, payload: bytes | memoryview | None
+    ) -> None:
         self._events.receive(stream.peer, message, payload)
 
     def push_closed(self, stream: PushPeer) -> None:

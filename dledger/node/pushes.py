@@ -23,7 +23,12 @@ def chain_matches(log: LogView, tail_at: TailAt, message: Compare) -> bool | Non
 
 
 def parse_push(
-    core: RaftCore, tail_at: TailAt, message: Append, payload: bytes | None, *, data_file_size: int
+    core: RaftCore,
+    tail_at: TailAt,
+    message: Append,
+    payload: bytes | memoryview | None,
+    *,
+    data_file_size: int,
 ) -> list[Batch]:
     """Verify the bytes of an Append, if the core is going to look at them at all. DamagedBatch."""
     log, prev_index = core.log, message.prev_index

@@ -157,7 +157,9 @@ class Replica:
             self.shell.answer_append(token, error)
         self.flush(now_ms)  # what was held back for a transfer that has failed
 
-    def receive(self, now_ms: int, peer: str, message: Message, payload: bytes | None = None) -> None:
+    def receive(
+        self, now_ms: int, peer: str, message: Message, payload: bytes | memoryview | None = None
+    ) -> None:
         """A message from a peer; `payload` holds the batches of an Append."""
         if not isinstance(message, Append | Compare | Truncate):
             self._step(Receive(peer, message), now_ms)

@@ -81,7 +81,7 @@ class TracingShell(AsyncShell):
             self._vote(message.term, peer)
         super().send(peer, message, payload)
 
-    def receive(self, peer: str, message: Message, payload: bytes | None) -> None:
+    def receive(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
         if isinstance(message, VoteRequest) and not message.pre_vote:
             self._asked[message.candidate_id] = message
         super().receive(peer, message, payload)

@@ -30,7 +30,11 @@ from dledger.core.messages import (
 )
 from dledger.core.values import Base, OwnerFitness, TermRun, VoteResult
 from dledger.errors import Code, InvalidRequest
+from dledger.rpc.append_wire import ReceivedAppend
 from dledger.v1 import peer_pb2 as pb
+
+#: Bytes of whole batches; what was received stays where it is.
+Frames = bytes | memoryview
 
 # Only what the terms of a push are peeked from: size, index and term of a stored entry. The replica verifies
 # the whole batch later; the layout is that of dledger.store.batch.
@@ -254,23 +258,27 @@ def push_to_pb(message: Compare | Truncate | Commit | Goodbye | InstallBase) -> 
     return request
 
 
-def push_from_pb(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage, bytes | None]:
+def push_from_pb(
+    received: pb.PushRequest | ReceivedAppend, leader_id: str
+) -> tuple[PushMessage, Frames | None]:
     """The message and, for an APPEND, its frames. InvalidRequest names what is wrong with it."""
+    request = received.request if isinstance(received, ReceivedAppend) else received
     kind = request.WhichOneof("push")
-    read = _PUSH_READERS.get(kind) if kind is not None else None
-    if read is None:
+    if kind is None or (kind != "append" and kind not in _PUSH_READERS):
         raise InvalidRequest("a push message of no kind that this version knows")
     term, stream_id, committed_index = request.term, request.stream_id, request.committed_index
     if term < 0 or stream_id < 0 or committed_index < -1:
         raise InvalidRequest(f"term {term}, stream_id {stream_id}, committed_index {committed_index}")
-    return read(request, leader_id)
+    if kind == "append":
+        frames = received.frames if isinstance(received, ReceivedAppend) else request.append.frames
+        return _read_append(request, frames, leader_id), frames
+    return _PUSH_READERS[kind](request, leader_id), None
 
 
-def _read_append(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage, bytes]:
+def _read_append(request: pb.PushRequest, frames: Frames, leader_id: str) -> PushMessage:
     append = request.append
     prev_index, prev_term = append.prev_index, append.prev_term
     first_index, last_index = append.first_index, append.last_index
-    frames = append.frames
     if prev_index < -1 or first_index != prev_index + 1 or last_index < first_index or prev_term < -1:
         raise InvalidRequest(
             f"an Append of {first_index}..{last_index} after {prev_index} of term {prev_term} is no range"
@@ -278,7 +286,7 @@ def _read_append(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage, 
         )
     term = request.term
     runs = term_runs(frames, first_index, last_index, term)
-    message = Append(
+    return Append(
         term,
         leader_id,
         request.stream_id,
@@ -289,12 +297,11 @@ def _read_append(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage, 
         last_index,
         runs,
     )
-    return message, frames
 
 
-def _read_compare(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage, None]:
+def _read_compare(request: pb.PushRequest, leader_id: str) -> PushMessage:
     compare = request.compare
-    message = Compare(
+    return Compare(
         term=request.term,
         leader_id=leader_id,
         stream_id=request.stream_id,
@@ -303,11 +310,10 @@ def _read_compare(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage,
         index_term=_least("index_term", compare.index_term, -1),
         chain_crc=compare.chain_crc,
     )
-    return message, None
 
 
-def _read_truncate(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage, None]:
-    message = Truncate(
+def _read_truncate(request: pb.PushRequest, leader_id: str) -> PushMessage:
+    return Truncate(
         term=request.term,
         leader_id=leader_id,
         stream_id=request.stream_id,
@@ -315,19 +321,18 @@ def _read_truncate(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage
         index=_least("index", request.truncate.index, 0),
         index_term=_least("index_term", request.truncate.index_term, -1),
     )
-    return message, None
 
 
-def _read_commit(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage, None]:
-    return Commit(request.term, leader_id, request.stream_id, request.committed_index), None
+def _read_commit(request: pb.PushRequest, leader_id: str) -> PushMessage:
+    return Commit(request.term, leader_id, request.stream_id, request.committed_index)
 
 
-def _read_goodbye(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage, None]:
+def _read_goodbye(request: pb.PushRequest, leader_id: str) -> PushMessage:
     reason = request.goodbye.reason
-    return Goodbye(request.term, leader_id, request.stream_id, request.committed_index, reason), None
+    return Goodbye(request.term, leader_id, request.stream_id, request.committed_index, reason)
 
 
-def _read_install_base(request: pb.PushRequest, leader_id: str) -> tuple[PushMessage, None]:
+def _read_install_base(request: pb.PushRequest, leader_id: str) -> PushMessage:
     found = request.install_base
     base = Base(
         _least("index", found.index, 0),
@@ -335,11 +340,10 @@ def _read_install_base(request: pb.PushRequest, leader_id: str) -> tuple[PushMes
         _least("pos", found.pos, 0),
         found.chain_crc,
     )
-    return InstallBase(request.term, leader_id, request.stream_id, request.committed_index, base), None
+    return InstallBase(request.term, leader_id, request.stream_id, request.committed_index, base)
 
 
-_PUSH_READERS: dict[str, Callable[[pb.PushRequest, str], tuple[PushMessage, bytes | None]]] = {
-    "append": _read_append,
+_PUSH_READERS: dict[str, Callable[[pb.PushRequest, str], PushMessage]] = {
     "commit": _read_commit,
     "compare": _read_compare,
     "truncate": _read_truncate,
@@ -348,7 +352,7 @@ _PUSH_READERS: dict[str, Callable[[pb.PushRequest, str], tuple[PushMessage, byte
 }
 
 
-def term_runs(frames: bytes, first_index: int, last_index: int, leader_term: int) -> tuple[TermRun, ...]:
+def term_runs(frames: Frames, first_index: int, last_index: int, leader_term: int) -> tuple[TermRun, ...]:
     """The terms in `frames`, peeked from the entry headers. InvalidRequest if they cannot be such entries.
 
     Terms never fall along a log and never exceed the leader's, so a first entry of the leader's own term

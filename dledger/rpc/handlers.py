@@ -51,8 +51,13 @@ def server_stream(behavior: Callable[..., Any], request_type: type[Message]) -> 
     return grpc.unary_stream_rpc_method_handler(behavior, parser(request_type), serialize)
 
 
-def both_stream(behavior: Callable[..., Any], request_type: type[Message]) -> Handler:
-    return grpc.stream_stream_rpc_method_handler(behavior, parser(request_type), serialize)
+def both_stream(
+    behavior: Callable[..., Any],
+    request_type: type[Message],
+    parse: Callable[[bytes], object] | None = None,
+) -> Handler:
+    """`parse`: a deserialiser of its own, which gives None for what is no message."""
+    return grpc.stream_stream_rpc_method_handler(behavior, parse or parser(request_type), serialize)
 
 
 def service(name: str, methods: Mapping[str, Handler]) -> grpc.GenericRpcHandler:

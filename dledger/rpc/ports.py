@@ -127,7 +127,9 @@ class PeerPort(Protocol):
 
     def push_opened(self, stream: PushPeer) -> None: ...
 
-    def push_received(self, stream: PushPeer, message: PushMessage, payload: bytes | None) -> None: ...
+    def push_received(
+        self, stream: PushPeer, message: PushMessage, payload: bytes | memoryview | None
+    ) -> None: ...
 
     def push_closed(self, stream: PushPeer) -> None:
         """The stream has ended without GOODBYE, and no newer one has replaced it."""

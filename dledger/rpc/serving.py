@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 from dledger.errors import ConfigError
 from dledger.rpc.admin_service import AdminService
 from dledger.rpc.append_service import AppendService
+from dledger.rpc.append_wire import parse_push
 from dledger.rpc.channels import new_server
 from dledger.rpc.handlers import both_stream, server_stream, service, unary
 from dledger.rpc.host import bind
@@ -101,7 +102,7 @@ class NodeGrpc:
         peer = {
             "Vote": unary(self._peers.vote, peer_pb2.VoteRequest),
             "Heartbeat": unary(self._peers.heartbeat, peer_pb2.HeartbeatRequest),
-            "Push": both_stream(self._peers.push, peer_pb2.PushRequest),
+            "Push": both_stream(self._peers.push, peer_pb2.PushRequest, parse_push),
             "TakeLeadership": unary(self._peers.take_leadership, peer_pb2.TakeLeadershipRequest),
             "Position": unary(self._peers.position, peer_pb2.PositionRequest),
             "Fetch": server_stream(self._peers.fetch, peer_pb2.FetchRequest),

@@ -20,6 +20,7 @@ from zlib import crc32
 
 from dledger.core.values import Tail
 from dledger.errors import Code, InvalidRequest, StorageError
+from dledger.store.columns import is_long, lay_out
 
 HEADER_SIZE = 48
 BLANK_SIZE = 8  # the least that every data file keeps free, for the blank that ends it
@@ -219,24 +220,50 @@ def parse_batches(data: bytes | memoryview, tail: Tail, *, data_file_size: int) 
 
     Checks index, position, term, sizes, both checksums and completeness; DamagedBatch names the first fault.
     """
-    run = data if isinstance(data, bytes) else bytes(data)
     batches: list[Batch] = []
-    offset, end = 0, len(run)
+    offset, end = 0, len(data)
     while offset < end:
-        batch = parse_batch(run, offset, tail, data_file_size=data_file_size)
+        if not isinstance(data, bytes) and not is_long(data, offset):
+            data = bytes(data)  # what is checked one by one is cut into small pieces
+        batch = parse_batch(data, offset, tail, data_file_size=data_file_size)
         batches.append(batch)
         tail = batch.tail
         offset += batch.size
     return batches
 
 
-def parse_batch(data: bytes, offset: int, tail: Tail, *, data_file_size: int) -> Batch:
+def parse_batch(data: bytes | memoryview, offset: int, tail: Tail, *, data_file_size: int) -> Batch:
     """Verify the one batch that starts at `offset` of `data` and follows `tail`. Raises DamagedBatch."""
     first = _first_header(data, offset, tail, data_file_size)
-    term, left, first_pos = first.term, first.channel, first.pos
-    end = len(data)
-    index, shift, at = tail.index + 1, first_pos - offset, offset
-    previous = _pack_crc(tail.chain_crc)
+    first_pos = first.pos
+    at, chain = _parse_entries(data, offset, tail, first)
+    index, end_pos = first.index + first.channel, at - offset + first_pos
+    if place(tail.pos, at - offset, data_file_size) != first_pos:
+        raise DamagedBatch(
+            "the batch would have fitted into the file before", index=first.index, pos=first_pos
+        )
+    if end_pos > first_pos - first_pos % data_file_size + max_batch_size(data_file_size):
+        raise DamagedBatch("the batch reaches over a file border", index=first.index, pos=first_pos)
+    head = bytes(data[offset + HEADER_SIZE : offset + first.size]) if first.magic == MAGIC_INTERNAL else None
+    whole = data if offset == 0 and at == len(data) else memoryview(data)[offset:at]
+    return Batch(first.index, index, first.term, first_pos, end_pos, chain, whole, head)
+
+
+def _parse_entries(data: bytes | memoryview, offset: int, tail: Tail, first: Header) -> tuple[int, int]:
+    """Verify the entries of the batch that `first` begins at `offset`: where it ends, its last chain_crc."""
+    index, term, left, shift = first.index, first.term, first.channel, first.pos - offset
+    at, end = offset, len(data)
+    chain, previous = tail.chain_crc, _pack_crc(tail.chain_crc)
+    columns = lay_out(data, offset, left + 1)
+    if columns is not None:
+        sound = columns.sound(index, first.pos, previous, columns.one_batch(term, left))
+        if sound > left:
+            return columns.offset(sound), int.from_bytes(columns.chain_crc(left))
+        if sound:
+            at, previous = columns.offset(sound), columns.chain_crc(sound - 1)
+            index, left = index + sound, left - sound
+    if not isinstance(data, bytes):
+        data = bytes(data)
     while True:
         if at + HEADER_SIZE > end:
             raise DamagedBatch("cut in a header", index=index, pos=at + shift, fault=Fault.INCOMPLETE)
@@ -259,27 +286,17 @@ def parse_batch(data: bytes, offset: int, tail: Tail, *, data_file_size: int) ->
             _check_slowly(data, at, expected, previous, is_first=at == offset)
         at = body_end
         if left == 0:
-            break
+            return at, chain
         left -= 1
         index += 1
         previous = data[body_at - 12 : body_at - 8]
-    end_pos = at + shift
-    if place(tail.pos, at - offset, data_file_size) != first_pos:
-        raise DamagedBatch(
-            "the batch would have fitted into the file before", index=first.index, pos=first_pos
-        )
-    if end_pos > first_pos - first_pos % data_file_size + max_batch_size(data_file_size):
-        raise DamagedBatch("the batch reaches over a file border", index=first.index, pos=first_pos)
-    head = data[offset + HEADER_SIZE : offset + first.size] if first.magic == MAGIC_INTERNAL else None
-    whole = data if offset == 0 and at == end else memoryview(data)[offset:at]
-    return Batch(first.index, index, term, first_pos, end_pos, chain, whole, head)
 
 
-def _first_header(data: bytes, offset: int, tail: Tail, data_file_size: int) -> Header:
+def _first_header(data: bytes | memoryview, offset: int, tail: Tail, data_file_size: int) -> Header:
     """The header at `offset`, if it can be that of the first entry of a batch after `tail`."""
     index = tail.index + 1
     border = tail.pos - tail.pos % data_file_size + data_file_size
-    begin = data[offset : offset + HEADER_SIZE]
+    begin = bytes(data[offset : offset + HEADER_SIZE])
     if len(begin) == HEADER_SIZE:  # nearly always, and nearly always well
         first = unpack_header(begin)
         if (
@@ -340,14 +357,33 @@ class Run(NamedTuple):
     whole_size: int
 
 
-def verify_run(data: bytes, first_index: int, first_pos: int, previous_chain: int, last_index: int) -> Run:
+def verify_run(
+    data: bytes,
+    first_index: int,
+    first_pos: int,
+    previous_chain: int,
+    last_index: int,
+    *,
+    whole_batches: bool = False,
+) -> Run:
     """Verify entries of a log from anywhere in it, up to `last_index` or as far as whole ones go in `data`.
+    With `whole_batches`, those of a batch that is cut at the end need not be looked at, if there are others.
 
     Checks index, position, sizes, body_crc, and the chain from the predecessor. Raises DamagedBatch.
     """
     end, index, at = len(data), first_index, 0
     whole_index, whole_size = first_index - 1, 0
     previous = _pack_crc(previous_chain)
+    columns = lay_out(data, 0, last_index - first_index + 1)
+    if columns is not None:
+        wanted = columns.last_of_batch() + 1 if whole_batches else 0
+        sound = columns.sound(index, first_pos, previous, wanted or len(columns))
+        if sound:
+            index, at, previous = first_index + sound, columns.offset(sound), columns.chain_crc(sound - 1)
+            whole = columns.last_of_batch(sound) + 1
+            whole_index, whole_size = whole_index + whole, columns.offset(whole) if whole else 0
+            if sound == wanted:
+                return Run(index - 1, at, whole_index, whole_size)
     while index <= last_index and at + HEADER_SIZE <= end:
         magic, size, index_, _, pos, channel, chain, body_crc, body_size = _unpack_header(data, at)
         if magic == MAGIC_BLANK:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dledger.store.batch import HEADER_SIZE, MAGIC_INTERNAL, MAGIC_NORMAL
+from dledger.store.columns import lay_out
 
 DATA = "data"
 INDEX = "index"
@@ -67,6 +68,9 @@ def unpack_record(data: bytes, offset: int = 0) -> IndexRecord:
 
 def index_records(data: bytes | memoryview) -> bytes:
     """The index records of the entries in `data`: five fields of each header in another order."""
+    columns = lay_out(data, 0, len(data) // HEADER_SIZE)
+    if columns is not None and columns.offset(len(columns)) == len(data):
+        return columns.index_records()
     run = data if isinstance(data, bytes) else bytes(data)
     parts: list[bytes] = []
     add = parts.append

@@ -347,24 +347,26 @@ class LogReader:
             raise self._index_damage(first_index, f"position {record.pos}, beyond that of entry {last_index}")
         size = min(limit, max(max_bytes, record.size))
         data = self._data.read(record.pos, size)
-        run = self._verify(data, record, previous_chain, last_index)
+        run = self._verify(data, record, previous_chain, last_index, whole)
         if whole and run.whole_size == 0 and size < limit:
             # The first batch alone is larger than max_bytes.
             batch_end = self._record(first_index + self._entry(first_index).channel)
             data = self._data.read(record.pos, batch_end.pos + batch_end.size - record.pos)
-            run = self._verify(data, record, previous_chain, last_index)
+            run = self._verify(data, record, previous_chain, last_index, whole)
         end, length = (run.whole_last_index, run.whole_size) if whole else (run.last_index, run.size)
         if end < first_index:
             raise EntryDamaged(f"entry {first_index}, {self._data.where(record.pos)}: cut", first_index)
         return Frames(first_index, end, data if length == len(data) else data[:length])
 
-    def _verify(self, data: bytes, record: IndexRecord, previous_chain: int, last_index: int) -> Run:
+    def _verify(
+        self, data: bytes, record: IndexRecord, previous_chain: int, last_index: int, whole: bool
+    ) -> Run:
         try:
-            return verify_run(data, record.index, record.pos, previous_chain, last_index)
+            return verify_run(data, record.index, record.pos, previous_chain, last_index, whole_batches=whole)
         except DamagedBatch as fault:
             if fault.index > record.index and self._record(fault.index).pos != fault.pos:
                 # The next entry is not here but in the next file: only the blank that says so went bad.
-                return self._verify(data[: fault.pos - record.pos], record, previous_chain, last_index)
+                return self._verify(data[: fault.pos - record.pos], record, previous_chain, last_index, whole)
             where = self._data.where(fault.pos)
             raise EntryDamaged(f"entry {fault.index}, {where}: {fault.what}", fault.index) from fault
 
