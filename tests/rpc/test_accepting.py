@@ -93,7 +93,7 @@ async def test_a_server_that_stops_answers_what_is_under_way_and_leaves_nothing_
     assert not troubles
 
 
-async def test_a_gRPC_that_is_made_otherwise_gets_a_server_of_its_own(
+async def test_where_grpc_is_made_otherwise_there_is_the_plain_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Another:
