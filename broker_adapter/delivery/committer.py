@@ -1,6 +1,9 @@
-"""Group commit of delivery: what is asked for while an append is under way travels together in the next one.
+"""Group commit of delivery: what is asked for while a round is under way travels together in the next one.
 
-There is no linger timer: the first one goes at the end of the loop's turn in which it came.
+A round is an append, and the application of its command on this broker. There is no linger timer: the first
+one goes at the end of the loop's turn in which it came. The next one does not go at the commit already: a
+round costs the three nodes as much as 15 calls do, and on a busy machine one that begins a little later takes
+so many more with it that all are answered sooner.
 """
 
 from __future__ import annotations
@@ -153,7 +156,7 @@ class Committer:
             raise Busy(Status.TOO_MANY_PENDING_BYTES, text)
         self._waiting.append(request)
         self._waiting_bytes += request.size
-        if self._round is None and not self._is_asked:
+        if self._round is None and not self._under_way and not self._is_asked:
             self._is_asked = True
             self._loop = asyncio.get_running_loop()
             self._loop.call_soon(self._begin)
@@ -183,7 +186,7 @@ class Committer:
 
     def _begin(self) -> None:
         self._is_asked = False
-        if not self._waiting or self._round is not None:
+        if not self._waiting or self._round is not None or self._under_way:
             return
         requests = [self._waiting.popleft()]
         size = requests[0].size
@@ -248,3 +251,4 @@ class Committer:
                 request.release()
             elif request.digest:
                 request.release()
+        self._begin()

@@ -14,6 +14,8 @@ from typing import TypeAlias
 import grpc
 import grpc.aio
 
+from dledger.rpc.accepting import accepting_server
+
 Options: TypeAlias = list[tuple[str, str | int]]
 
 #: Greatest payload of one message: bodies of a batch, frames of a push or of a read (bytes).
@@ -135,4 +137,4 @@ class CallCount:
 
 def new_server() -> grpc.aio.Server:
     """A server with this project's options; the caller adds servicers and ports."""
-    return grpc.aio.server(options=server_options())
+    return accepting_server(server_options())

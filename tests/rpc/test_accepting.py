@@ -1,0 +1,106 @@
+"""A server asks gRPC for many calls at once, and ends as any other."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from dledger.rpc import accepting
+from dledger.rpc.accepting import AT_ONCE, AcceptingServer
+from dledger.rpc.channels import new_server, open_channel
+
+_FAR_LESS_S = 30.0
+
+
+class _Counting(AcceptingServer):
+    """How many calls it has asked for that have not come."""
+
+    asked = 0
+
+    async def _request_call(self) -> Any:
+        _Counting.asked += 1
+        try:
+            return await super()._request_call()
+        finally:
+            _Counting.asked -= 1
+
+
+def _added(server: grpc.aio.Server, behaviour: Any) -> int:
+    """The port of a server with one method."""
+    methods = {"Unary": grpc.unary_unary_rpc_method_handler(behaviour)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.Echo", methods),))
+    return server.add_insecure_port("127.0.0.1:0")
+
+
+async def test_as_many_calls_are_asked_for_again_as_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepting, "AcceptingServer", _Counting)
+    seen: list[int] = []
+    together = asyncio.Event()
+
+    async def behaviour(request: bytes, _: object) -> bytes:
+        seen.append(_Counting.asked)
+        if len(seen) == 2 * AT_ONCE:
+            together.set()
+        await together.wait()
+        return request
+
+    server = new_server()
+    port = _added(server, behaviour)
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary("/t.Echo/Unary")
+        requests = [str(n).encode() for n in range(2 * AT_ONCE)]
+        async with asyncio.timeout(_FAR_LESS_S):
+            assert await asyncio.gather(*map(call, requests)) == requests
+        assert await call(b"alone") == b"alone"
+    assert 1 < max(seen) <= AT_ONCE
+    await server.stop(0)
+    assert _Counting.asked == 0
+
+
+async def test_a_server_that_stops_answers_what_is_under_way_and_leaves_nothing_behind() -> None:
+    troubles: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, trouble: troubles.append(trouble))
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def behaviour(request: bytes, _: object) -> bytes:
+        begun.set()
+        await go_on.wait()
+        return request
+
+    server = new_server()
+    port = _added(server, behaviour)
+    await server.start()
+    before = asyncio.all_tasks()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary("/t.Echo/Unary")
+        answer = asyncio.ensure_future(call(b"late"))
+        async with asyncio.timeout(_FAR_LESS_S):
+            await begun.wait()
+            stopping = asyncio.create_task(server.stop(_FAR_LESS_S))
+            await asyncio.wait(
+                before - {asyncio.current_task()}
+            )  # the server's own: it asks for no more calls
+            go_on.set()
+            assert await answer == b"late"
+            await stopping
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call(b"too late")
+    assert not troubles
+
+
+async def test_where_grpc_is_made_otherwise_there_is_the_plain_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Another:
+        pass
+
+    monkeypatch.setattr(accepting.cygrpc, "AioServer", Another)
+    made: list[object] = []
+    monkeypatch.setattr(grpc.aio, "server", lambda options: made.append(accepting.cygrpc.AioServer))
+    accepting.accepting_server([])
+    assert made == [Another]
