@@ -56,6 +56,8 @@ _PURGE_LOOK_S = 1.0
 _FILES_LOOK_S = 1.0
 #: Batches under way may take so long when the process is asked to end.
 _DRAIN_S = 2.0
+#: For what clients ask in the moment in which the node stops listening (seconds).
+_LAST_CALLS_S = 0.5
 #: Steps of role changes that the status shows.
 _HISTORY = 16
 #: What a record may have beside its body.
@@ -241,16 +243,18 @@ class BrokerProgram:
         self._purging = asyncio.create_task(self._follow_purges())
 
     async def stop(self) -> None:
-        """Waiting pulls are answered, writes refused; then the node may hand leadership over."""
+        """Leadership goes first. Until clients have been told to go elsewhere, their calls are held for the
+        new master and handed on to it."""
         self.writer.stop()
         # What is in the log already is committed in a moment: better an answer than a doubt.
-        await asyncio.gather(
-            self.service.drain(_DRAIN_S),
-            self.clients.service.drain(_DRAIN_S),
-            self.forwarding.drain(_DRAIN_S),
-        )
+        await asyncio.gather(self.service.drain(_DRAIN_S), self.clients.handlers.drain(_DRAIN_S))
         self.broker.held.close()
         self.delivery.wake_all()
+        await self.node.step_aside()
+        await self.clients.service.drain(_DRAIN_S)
+        closing = asyncio.gather(self.node.stop_serving(_LAST_CALLS_S), self.ports.stop(_LAST_CALLS_S))
+        self.clients.service.send_away()
+        await closing
         await self.handler.stop()
         if self._registrar is not None:
             await self._registrar.stop()
@@ -260,7 +264,6 @@ class BrokerProgram:
         await self.forwarder.stop()
         if self._looking is not None:
             self._looking.cancel()
-        await self.ports.stop()
         if self._purging is not None:
             self._purging.cancel()
             await asyncio.gather(self._purging, return_exceptions=True)

@@ -26,6 +26,7 @@ from broker_adapter.messaging.methods import METHODS, QUERY_ROUTE, SERVICE_NAME,
 from broker_adapter.messaging.rejected import Code, Rejected, status_of
 from broker_adapter.messaging.settings import ClientServiceSettings
 from broker_adapter.messaging.telemetry import Conversation
+from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
 from broker_adapter.rpc.calls import Places, peer_host, stopping
 from dledger import handlers as grpc_handlers
@@ -40,14 +41,16 @@ _USER_AGENT: Final = "user-agent"
 _MAX_HEADER_LENGTH = 255
 #: What clients in Node.js call their language, and what tells them from others that speak HTTP.
 _HTTP, _NODE_AGENT = "HTTP", "grpc-node-js"
+#: A receive that is not waited for to its end: the client asks again, where it is not kept.
+_NOTHING = pb.Status(code=Code.MESSAGE_NOT_FOUND, message="no message: this node is shutting down")
 
 
 class MessagingService:
     """The gRPC face of one node. `answering`: who answers what the node does not know itself. `guard` None:
     everybody may do everything.
 
-    Add `handler`, or one for another port, to a gRPC server, under the name `name` for health and reflection,
-    and call `stop` before the server stops.
+    Add `handler`, or one for another port, to a gRPC server, under the name `name` for health and reflection.
+    In the end: `drain`; the server stops, and meanwhile `send_away`; `stop`.
     """
 
     name: Final = SERVICE_NAME
@@ -73,6 +76,7 @@ class MessagingService:
         self._under_way: set[asyncio.Task[bytes]] = set()
         self._waiting: set[asyncio.Task[bytes]] = set()
         self._open: set[asyncio.Event] = set()
+        self._leaving = False
         self._stopping = False
 
     @property
@@ -97,20 +101,25 @@ class MessagingService:
         return self._receives.taken
 
     async def drain(self, seconds: float) -> None:
-        """Before `stop`: calls that wait for messages end, no new ones begin, and so long for the others."""
-        self._stopping = True
+        """So long for the calls that are under way now, but for those that wait for messages."""
+        if self._under_way:
+            await asyncio.wait(list(self._under_way), timeout=seconds)
+
+    def send_away(self) -> None:
+        """The server takes no new calls: the conversations end, and receives as if there were no messages, so
+        that clients begin both anew at another node. What is called yet is answered as ever."""
+        self._leaving = True
         for waiting in list(self._waiting):
             waiting.cancel()
-        if self._under_way:
-            await asyncio.wait(self._under_way, timeout=seconds)
+        for wake in self._open:
+            wake.set()
 
     def stop(self) -> None:
         """Refuse new calls and end all that is under way. Repeatable."""
         self._stopping = True
-        for task in [*self._waiting, *self._under_way]:
+        self.send_away()
+        for task in self._under_way:
             task.cancel()
-        for wake in self._open:
-            wake.set()
 
     # -- calls
 
@@ -159,7 +168,10 @@ class MessagingService:
                 call = self._admitted(method, request, context, listener)
                 async with aclosing(self._answering.stream(method, request, call)) as answers:
                     with self._receives.taking():
-                        first = await self._until_stopped(anext(answers))
+                        first = await self._until_leaving(anext(answers))
+                    if first is None:
+                        yield refusal(method, _NOTHING)
+                        return
                     yield first
                     async for answer in answers:
                         yield answer
@@ -168,18 +180,18 @@ class MessagingService:
 
         return behaviour
 
-    async def _until_stopped(self, work: Coroutine[Any, Any, bytes]) -> bytes:
-        """Only the first answer of a stream is waited for."""
+    async def _until_leaving(self, work: Coroutine[Any, Any, bytes]) -> bytes | None:
+        """The first answer of a stream, as only that is waited for; None: this node stops."""
         task = asyncio.create_task(work)
         self._waiting.add(task)
-        if self._stopping:
+        if self._leaving:
             task.cancel()
         try:
             return await task
         except asyncio.CancelledError:
             ours = asyncio.current_task()
-            if self._stopping and not (ours is not None and ours.cancelling()):
-                raise stopping() from None
+            if self._leaving and not (ours is not None and ours.cancelling()):
+                return None
             raise
         finally:
             self._waiting.discard(task)
@@ -209,7 +221,7 @@ class MessagingService:
         wake = asyncio.Event()
         loop = asyncio.get_running_loop()
         try:
-            if self._stopping:
+            if self._leaving:
                 raise stopping()
             call = self._called(context, listener)
             conversation = Conversation(
@@ -230,7 +242,7 @@ class MessagingService:
             while True:
                 while conversation.waiting:
                     await context.write(conversation.waiting.popleft())
-                if reader.done() or self._stopping:
+                if reader.done() or self._leaving:
                     return
                 wake.clear()
                 await wake.wait()

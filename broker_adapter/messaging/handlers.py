@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, NamedTuple, Protocol
 
 from google.protobuf.message import DecodeError, Message
@@ -91,11 +92,27 @@ class MessagingHandlers:
             "PullMessage": queues.pull_message,
         }
 
+        self._under_way = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Until none of the calls is under way here, or so long. Streams are not waited for."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+
     async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
+        self._under_way += 1
+        self._idle.clear()
         try:
             answer = await self._unary[method](parse(method, request), context)
         except (Rejected, BrokerError) as error:
             return refusal_or_raise(method, error)
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
         return answer.SerializeToString()
 
     async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:

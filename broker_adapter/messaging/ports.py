@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from broker_adapter.messaging.context import PLAIN_PORT, TLS_PORT
 from broker_adapter.messaging.front import MessagingService
 from broker_adapter.messaging.settings import ClientServiceSettings
 from dledger import Code, ConfigError, GrpcHost, GrpcService, ServerTls, TlsFiles, is_loopback
-
-_GRACE_S = 0.2
 
 
 class ClientPorts:
@@ -54,10 +54,10 @@ class ClientPorts:
             self._hosts.append(host)
             self.addresses[kind] = host.address
 
-    async def stop(self) -> None:
-        """After the service itself."""
-        while self._hosts:
-            await self._hosts.pop().stop(_GRACE_S)
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Take no new calls; those under way have `grace_s` seconds to end."""
+        hosts, self._hosts = self._hosts, []
+        await asyncio.gather(*(host.stop(grace_s) for host in hosts))
 
     def look(self) -> None:
         """Take over changed certificates. Reads files: call it now and then, from one thread."""

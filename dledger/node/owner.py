@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from dledger.core.values import OwnerFitness
+from dledger.core.values import OwnerFitness, Role
 from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest, NotLeader
 from dledger.node.applier import Applier
 from dledger.node.async_shell import AsyncShell, monotonic_ms
 from dledger.node.config import NodeConfig
+from dledger.node.logs import get_logger
 from dledger.node.metrics import NodeMetrics
 from dledger.node.owned_append import Fill
 from dledger.node.owner_status import OwnerStatus
@@ -24,6 +25,10 @@ from dledger.rpc.serving import check_services
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+
+_log = get_logger("node")
+
+_STEP_ASIDE_S = 1.0
 
 
 class _OwnedAppend:
@@ -154,6 +159,20 @@ class OwnerFace:
             return False
         await self._shell.transfer(to)
         return True
+
+    # -- leaving ------------------------------------------------------------------------------------------
+
+    async def step_aside(self) -> None:
+        """Before the node stops: leave leadership, if it is here, to whichever peer is best. A second at
+        most. If there is none, the followers find out by themselves."""
+        if self._replica.core.role is not Role.LEADER or len(self.config.members) == 1:
+            return
+        try:
+            async with asyncio.timeout(_STEP_ASIDE_S):
+                await self._shell.transfer(None)
+        except (DLedgerError, TimeoutError) as error:
+            # The push streams then break without GOODBYE, which the followers act upon at once.
+            _log.info("leadership was not handed over", reason=str(error) or "time-out")
 
     # -- status -------------------------------------------------------------------------------------------
 

@@ -60,7 +60,6 @@ _READER_THREADS = 2
 _AHEAD_BYTES = 64 << 20
 _REPAIR_PAUSE_S = 1.0
 _TLS_LOOK_MS = 1000
-_TRANSFER_S = 1.0
 _GRACE_S = 0.2
 _DISK_STOP_S = 5.0
 
@@ -127,7 +126,6 @@ class NodeServer(OwnerFace):
         self._clients: dict[str, LogClient] = {}
         self._retired: set[asyncio.Task[None]] = set()
         self._stream_id = 0
-        self._role: Role | None = None
         self._http: HttpServer | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._stopping = False
@@ -473,7 +471,6 @@ class NodeServer(OwnerFace):
     def _on_role(self, notice: RoleNotice) -> None:
         self.status.note_role(notice)
         self.metrics.election(notice.cause)
-        self._role = notice.role
         _log.info(
             "role",
             role=notice.role.value,
@@ -565,24 +562,20 @@ class NodeServer(OwnerFace):
         Takes about a second at most, besides what the disk takes.
         """
         self._stopping = True
-        if self._role is Role.LEADER and self._links:
-            await self._hand_over()
-        await self.log.stop()
-        self._leave_appends_open()
-        await self._grpc.stop(_GRACE_S)
+        await self.step_aside()
+        await self.stop_serving(_GRACE_S)
         for timer in self._timers.values():
             timer.cancel()
         self._shell.checkpoint()
         await self._abandon()
         _log.info("stopped")
 
-    async def _hand_over(self) -> None:
-        try:
-            async with asyncio.timeout(_TRANSFER_S):
-                await self._shell.transfer(None)
-        except (DLedgerError, TimeoutError) as error:
-            # The push streams then break without GOODBYE, which the followers act upon at once.
-            _log.info("leadership was not handed over", reason=str(error) or "time-out")
+    async def stop_serving(self, grace_s: float) -> None:
+        """Take no new calls and no connections: clients are told so, and turn to other nodes with what they
+        call next. Calls under way have `grace_s` seconds to end. `stop` is to follow. Repeatable."""
+        await self.log.stop()
+        self._leave_appends_open()
+        await self._grpc.stop(grace_s)
 
     async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int:
         """Until the state machine has applied all up to `index`; without one: all that was acknowledged

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,13 @@ class ClientCluster:
 
         return self.local.wait_until(found, seconds, "a writable master").node_id
 
+    def restart(self, node: str) -> None:
+        """By SIGTERM; until all nodes are back, and one of them takes messages."""
+        assert self.local.stop_node(node, seconds=30), f"{node} did not end by itself"
+        self.local.start_node(node)
+        self.local.wait_for_all(60)
+        self.master()
+
     def put(self, *configs: TopicConfig | GroupConfig) -> None:
         asyncio.run(self._put(configs))
 
@@ -73,8 +80,13 @@ class ClientCluster:
 
 
 @contextmanager
-def client_cluster(directory: Path, broker: dict[str, Any] = BROKER) -> Iterator[ClientCluster]:
-    """Running; n3 is the master: calls to n1 are forwarded. `broker`: further `[program.settings]`."""
+def client_cluster(
+    directory: Path,
+    broker: Mapping[str, Any] = BROKER,
+    prepare: Callable[[LocalCluster], None] = lambda _: None,
+) -> Iterator[ClientCluster]:
+    """Running; n3 is the master: calls to n1 are forwarded. `broker`: further `[program.settings]`; `prepare`
+    may change the nodes' configurations before they start."""
     additions = BROKER_KIND.prepare(0)
     settings = {key: dict(value) for key, value in additions.settings.items()}
     settings["program"]["settings"] = {**settings["program"]["settings"], **broker}
@@ -87,6 +99,7 @@ def client_cluster(directory: Path, broker: dict[str, Any] = BROKER) -> Iterator
         companions=additions.companions,
     ) as local:
         cluster = ClientCluster(local)
+        prepare(local)
         local.start()
         cluster.master()
         cluster.lead_with(local.node_ids[-1])

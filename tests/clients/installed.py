@@ -46,15 +46,19 @@ def environment(home: Path) -> dict[str, str]:
     return {"HOME": str(home), "PATH": os.environ["PATH"], "NODE_PATH": str(NODE_MODULES)}
 
 
-def start(client: str, home: Path, address: str, scenario: str, options: dict[str, Any]) -> Popen[str]:
-    """The driver on its way; its last line will be what `run` gives."""
-    return Popen(
-        command(client, address, scenario, json.dumps(options)),
-        env=environment(home),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+def start(
+    client: str, home: Path, address: str, scenario: str, options: dict[str, Any], *, errors: Path
+) -> Popen[str]:
+    """The driver on its way; its last line will be what `run` gives. It writes its errors to a file."""
+    with errors.open("w") as file:
+        return Popen(
+            command(client, address, scenario, json.dumps(options)),
+            env=environment(home),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+        )
 
 
 def run(client: str, home: Path, address: str, scenario: str, options: dict[str, Any]) -> Any:

@@ -70,6 +70,25 @@ function signal() {
   return { done, over: Promise.race([ seen, late ]) };
 }
 
+const sleep = ms => new Promise(resolve => { setTimeout(resolve, Math.max(0, ms)); });
+
+// What the user sees of whatever the client throws.
+async function errorOf(act) {
+  try {
+    await act();
+  } catch (error) {
+    return `${error.name}: ${error.message}`.slice(0, 300);
+  }
+  return '';
+}
+
+// Whether the input has ended.
+function told() {
+  const state = { is_over: false };
+  state.seen = new Promise(resolve => { process.stdin.on('end', resolve).resume(); }).then(() => { state.is_over = true; });
+  return state;
+}
+
 async function refusalOf(act) {
   try {
     await act();
@@ -367,22 +386,22 @@ const scenarios = {
     return found;
   },
 
-  // 50 messages a second for `seconds`; the first line says that it has begun. Then everything is read.
+  // -- under faults: "begun" is printed when they have begun, and they go on until the input ends
+
+  // 50 messages a second; then everything is read.
   async steady(s) {
     const topic = 'node-steady';
     const consumer = await s.simple('node-steady-g', topic);
     const producer = await s.producer(topic);
+    const over = told();
     const missing = new Set();
     const failed = [];
     const begin = Date.now();
-    const count = 50 * s.options.seconds;
-    for (let i = 0; i < count; i++) {
-      await new Promise(resolve => setTimeout(resolve, Math.max(0, begin + i * 20 - Date.now())));
-      try {
-        missing.add((await producer.send({ topic, body: body(i) })).messageId);
-      } catch (error) {
-        failed.push(`${i}: ${error.name}: ${error.message}`.slice(0, 300));
-      }
+    let last = '';
+    for (let i = 0; !over.is_over; i++) {
+      await sleep(begin + i * 20 - Date.now());
+      last = await errorOf(async () => missing.add((await producer.send({ topic, body: body(i) })).messageId));
+      if (last) failed.push(`${i}: ${last}`);
       if (i === 0) console.log('begun');
     }
     const sent = missing.size;
@@ -397,7 +416,84 @@ const scenarios = {
         console.error(`receive: ${error.message}`);
       }
     }
-    return { sent, failed, lost: [ ...missing ].sort() };
+    return { sent, failed, lost: [ ...missing ].sort(), last };
+  },
+
+  // Messages of three groups in turn, and a push consumer that gets each group in order.
+  async ordered(s) {
+    const topic = 'node-ordered';
+    const producer = await s.producer(topic);
+    const over = told();
+    const acknowledged = { a: [], b: [], c: [] };
+    const consumed = { a: [], b: [], c: [] };
+    await s.push('node-ordered-g', topic, async message => {
+      consumed[message.properties.get('__SHARDINGKEY')].push(Number(message.body.toString()));
+      return ConsumeResult.SUCCESS;
+    });
+    for (let i = 0; !over.is_over; i++) {
+      await sleep(20);
+      const messageGroup = 'abc'[i % 3];
+      if (!await errorOf(() => producer.send({ topic, messageGroup, body: body(i) }))) acknowledged[messageGroup].push(i);
+      if (consumed.a.length && i % 10 === 0) console.log('begun');
+    }
+    const end = Date.now() + PATIENCE_MS;
+    const isMissing = group => acknowledged[group].some(number => !consumed[group].includes(number));
+    while ([ 'a', 'b', 'c' ].some(isMissing) && Date.now() < end) await sleep(100);
+    return { acknowledged, consumed };
+  },
+
+  // A transaction that nobody ends; its checker knows nothing before the input ends.
+  async orphan(s) {
+    const topic = 'node-orphan';
+    const over = told();
+    const answers = [];
+    const checker = {
+      async check() {
+        answers.push(over.is_over ? 'commit' : 'unknown');
+        return over.is_over ? TransactionResolution.COMMIT : TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED;
+      },
+    };
+    const producer = await s.producer(topic, { checker });
+    await producer.send({ topic, body: body('orphan') }, producer.beginTransaction());
+    console.log('begun');
+    await over.seen;
+    const found = await take(await s.simple('node-orphan-g', topic), 1);
+    return { bodies: bodies(found), answer: answers[answers.length - 1] };
+  },
+
+  // What is held when the streams of telemetry are cut is held afterwards: a message that is consumed until
+  // `seconds` after the end of the input, and one that waits so long for its acknowledgement.
+  async held(s) {
+    const topic = 'node-held';
+    const ms = s.options.seconds * 1000;
+    const over = told();
+    const begun = signal();
+    const attempts = [];
+    let isDone = false;
+    const producer = await s.producer(topic);
+    await producer.send({ topic, body: body('long') });
+    const consumer = await s.simple('node-held-simple', topic);
+    const mine = await consumer.receive(1, INVISIBLE_MS + 2 * ms + 60000);
+    await s.push('node-held-push', topic, async message => {
+      attempts.push(message.deliveryAttempt);
+      begun.done();
+      await over.seen;
+      await sleep(ms);
+      isDone = true;
+      return ConsumeResult.SUCCESS;
+    });
+    await begun.over;
+    console.log('begun');
+    await over.seen;
+    const refused = [];
+    let number = 0;
+    for (; !isDone; number++) {
+      await sleep(200);
+      refused.push(await errorOf(() => producer.send({ topic: 'node-held-2', body: body(number) })));
+    }
+    const acks = await Promise.all(mine.map(message => errorOf(() => consumer.ack(message))));
+    const other = await take(await s.simple('node-held-2-g', 'node-held-2'), number);
+    return { attempts, acks, refused: refused.filter(Boolean), other: number - other.length };
   },
 };
 

@@ -409,20 +409,43 @@ def namespaces(s: Session) -> Any:
     return found
 
 
+# -- scenarios under faults: "begun" is printed when they have begun, and they go on until the input ends
+
+
+def told() -> threading.Event:
+    """Set when the input ends."""
+    event = threading.Event()
+
+    def read() -> None:
+        sys.stdin.read()
+        event.set()
+
+    threading.Thread(target=read, daemon=True).start()
+    return event
+
+
+def error_of(act: Callable[[], Any]) -> str:
+    """What the user sees of whatever the client raises."""
+    try:
+        act()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:300]
+    return ""
+
+
 def steady(s: Session) -> Any:
-    """50 messages a second for `seconds`; the first line says that it has begun. Then everything is read."""
-    consumer = s.simple("py-steady-g", "py-steady")
-    producer = s.producer("py-steady")
-    sent, failed, pause = [], [], threading.Event()
-    begin = time.monotonic()
-    for number in range(int(50 * s.options["seconds"])):
-        pause.wait(max(0.0, begin + number / 50 - time.monotonic()))
-        try:
-            sent.append(producer.send(message("py-steady", b"%d" % number)).message_id)
-        except Exception as error:  # whatever the client raises is what its user sees
-            failed.append(f"{number}: {type(error).__name__}: {error}"[:300])
+    """50 messages a second; then everything is read."""
+    consumer, producer, over = s.simple("py-steady-g", "py-steady"), s.producer("py-steady"), told()
+    sent: list[str] = []
+    failed: list[str] = []
+    number, begin, error = 0, time.monotonic(), ""
+    while not over.wait(max(0.0, begin + number / 50 - time.monotonic())):
+        body = b"%d" % number
+        error = error_of(lambda body=body: sent.append(producer.send(message("py-steady", body)).message_id))
+        failed += [f"{number}: {error}"] if error else []
         if number == 0:
             print("begun", flush=True)
+        number += 1
     missing = set(sent)
     end = time.monotonic() + PATIENCE_S
     while missing and time.monotonic() < end:
@@ -432,14 +455,95 @@ def steady(s: Session) -> Any:
                 consumer.ack(one)
         except Exception as error:
             print(f"receive: {error}", file=sys.stderr)
-    return {"sent": len(sent), "failed": failed, "lost": sorted(missing)}
+    return {"sent": len(sent), "failed": failed, "lost": sorted(missing), "last": error}
+
+
+def ordered(s: Session) -> Any:
+    """Messages of three groups in turn, and a push consumer that gets each group in order."""
+    producer, over = s.producer("py-ordered"), told()
+    acknowledged: dict[str, list[int]] = {group: [] for group in "abc"}
+    consumed: dict[str, list[int]] = {group: [] for group in "abc"}
+
+    def consume(one: Message) -> ConsumeResult:
+        consumed[one.message_group].append(int(one.body))
+        return ConsumeResult.SUCCESS
+
+    s.push("py-ordered-g", "py-ordered", consume)
+    number = 0
+    while not over.wait(0.02):
+        group, body = "abc"[number % 3], b"%d" % number
+        if not error_of(lambda g=group, b=body: producer.send(message("py-ordered", b, message_group=g))):
+            acknowledged[group].append(number)
+        if consumed["a"] and not number % 10:
+            print("begun", flush=True)
+        number += 1
+    end = time.monotonic() + PATIENCE_S
+    while any(set(acknowledged[g]) - set(consumed[g]) for g in "abc") and time.monotonic() < end:
+        time.sleep(0.1)
+    return {"acknowledged": acknowledged, "consumed": consumed}
+
+
+def orphan(s: Session) -> Any:
+    """A transaction that nobody ends; its checker knows nothing before the input ends."""
+    over = told()
+    answers: list[str] = []
+
+    class Checker(TransactionChecker):
+        def check(self, message: Message) -> TransactionResolution:
+            answers.append("commit" if over.is_set() else "unknown")
+            return TransactionResolution.COMMIT if over.is_set() else TransactionResolution.UNKNOWN
+
+    producer = s.producer("py-orphan", checker=Checker())
+    producer.send(message("py-orphan", b"orphan"), producer.begin_transaction())
+    print("begun", flush=True)
+    over.wait()
+    return {"bodies": bodies(take(s.simple("py-orphan-g", "py-orphan"), 1)), "answer": answers[-1]}
+
+
+def held(s: Session) -> Any:
+    """What is held when the streams of telemetry are cut is held afterwards: a message that is consumed until
+    `seconds` after the end of the input, and one that waits so long for its acknowledgement."""
+    over = told()
+    begun, done = threading.Event(), threading.Event()
+    attempts: list[int] = []
+
+    def consume(one: Message) -> ConsumeResult:
+        attempts.append(one.delivery_attempt)
+        begun.set()
+        over.wait()
+        time.sleep(s.options["seconds"])
+        done.set()
+        return ConsumeResult.SUCCESS
+
+    producer = s.producer("py-held")
+    producer.send(message("py-held", b"long"))
+    consumer = s.simple("py-held-simple", "py-held")
+    mine = consumer.receive(1, INVISIBLE_S + 2 * int(s.options["seconds"]) + 60)
+    s.push("py-held-push", "py-held", consume)
+    begun.wait(PATIENCE_S)
+    print("begun", flush=True)
+    over.wait()
+    refused, number = [], 0
+    while not done.wait(0.2):
+        body = b"%d" % number
+        refused.append(error_of(lambda body=body: producer.send(message("py-held-2", body))))
+        number += 1
+    acks = [error_of(lambda one=one: consumer.ack(one)) for one in mine]
+    other = take(s.simple("py-held-2-g", "py-held-2"), number)
+    return {
+        "attempts": attempts,
+        "acks": acks,
+        "refused": [r for r in refused if r],
+        "other": number - len(other),
+    }
 
 
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
         *(normal, fifo, delay, transaction, priority, filters, handles, push, push_fifo),
-        *(fifo_failures, expired, many, dead_letters, shared, limits, names, late, namespaces, steady),
+        *(fifo_failures, expired, many, dead_letters, shared, limits, names, late, namespaces),
+        *(steady, ordered, orphan, held),
     )
 }
 

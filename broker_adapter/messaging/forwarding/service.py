@@ -72,12 +72,6 @@ class ForwardService:
         for node in self._nodes:
             node.announce(self._is_writable())
 
-    async def drain(self, seconds: float) -> None:
-        """Give what is under way so long to end."""
-        tasks = [task for node in self._nodes for task in node.unary]
-        if tasks:
-            await asyncio.wait(tasks, timeout=seconds)
-
     def stop(self) -> None:
         """End all streams. Repeatable."""
         self._is_stopped = True

@@ -193,17 +193,18 @@ async def test_a_receive_of_a_client_that_has_gone_ends() -> None:
         await until(lambda: recorder.cancelled == 1 and w.service.waiting_receives == 0)
 
 
-async def test_before_the_end_calls_are_answered_and_waits_are_over() -> None:
+async def test_before_the_end_calls_are_answered_and_receives_find_nothing() -> None:
     recorder = Recorder()
     recorder.may.clear()
     async with world(answering=recorder) as w:
         waits = asyncio.ensure_future(w.stream("ReceiveMessage", receive_request()))
         call = asyncio.ensure_future(w.call("Heartbeat", BEAT))
         await until(lambda: len(recorder.contexts) == 2)
+        w.service.send_away()
+        assert [answer.status.code for answer in await waits] == [Code.MESSAGE_NOT_FOUND]
         drain = asyncio.ensure_future(w.service.drain(10))
-        assert [answer.status.code for answer in await waits] == [Code.HA_NOT_AVAILABLE]
-        assert (await w.call("Heartbeat", BEAT)).status.code == Code.HA_NOT_AVAILABLE
         recorder.may.set()
+        assert (await w.call("Heartbeat", BEAT)).status.code == Code.OK
         assert (await call).status.code == Code.OK
         await drain
 

@@ -8,6 +8,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
 import dledger
@@ -108,6 +110,44 @@ async def test_no_send_fails_while_the_master_stops_and_none_is_stored_twice(tmp
         assert refused == []
         found = await drained(senders[0], len(sent) + 1)
         assert found == Counter(["first", *sent])
+
+
+@pytest.mark.parametrize("of", ["the master", "another node"])
+async def test_a_node_that_stops_takes_calls_until_it_closes_its_connections(tmp_path: Path, of: str) -> None:
+    """No call is answered with a refusal: clients would use up their tries on it."""
+    async with brokers(tmp_path, 3, QUICK) as cluster, AsyncExitStack() as stack:
+        master = (await cluster.master()).config.node_id
+        node_id = master if of == "the master" else next(n for n in cluster.members if n != master)
+        clients = await clients_of(cluster, stack)
+        stopping = clients.pop(node_id)
+        await stopping.call("QueryRoute", calls.QueryRouteRequest(topic=resource("t-2")))
+        sent: list[str] = []
+        doubtful: list[str] = []
+        refused: list[pb.Status] = []
+
+        async def keep_sending(number: int) -> None:
+            while True:
+                message_id = f"id-{number}-{len(sent)}"
+                try:
+                    answer = await stopping.send(message_id)
+                except grpc.aio.AioRpcError as error:
+                    assert error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+                    doubtful.append(message_id)
+                    return
+                sent.append(message_id)
+                if answer.status.code != Code.OK:
+                    refused.append(answer.status)
+
+        tasks = [asyncio.create_task(keep_sending(i)) for i in range(8)]
+        await until(lambda: len(sent) > 50)
+        waiting = asyncio.create_task(stopping.receive("g", "t-2", long_polling_timeout={"seconds": 9}))
+        service = cluster.programs[node_id].clients.service
+        await until(lambda: service.waiting_receives == 1)
+        await cluster.stop(node_id)
+        await asyncio.gather(*tasks)
+        assert refused == [] and await waiting == []
+        found = await drained(next(iter(clients.values())), len(sent))
+        assert Counter(sent) <= found <= Counter([*sent, *doubtful])
 
 
 async def test_a_client_that_hangs_up_ends_its_receive_at_the_master(tmp_path: Path) -> None:
