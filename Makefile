@@ -16,6 +16,7 @@ SEEDS ?= 200
 MINUTES ?= 30
 HOURS ?= 1
 JOBS ?= 2
+RATE ?= 1000
 SEED ?=
 ARGS ?=
 TESTS ?= tests
@@ -151,8 +152,8 @@ sim-broker: $(DEV) ## Simulated clusters with brokers, producers and consumers (
 
 # The exit code is 1 when a promise was broken, 2 when a run says nothing because its fault did not happen.
 # ARGS="--check" has the Spark checker judge all runs in the end (needs Java 17, and .[checker] or .[dev]).
-chaos: $(RUNTIME) ## Every scenario once: real faults on real processes (about 20 minutes; INPUT=path, ARGS="--check")
-	@$(BIN)/dledger-chaos run --all $(if $(INPUT),--input "$(INPUT)") $(ARGS)
+chaos: $(RUNTIME) ## Every scenario once: real faults on real processes (about 10 minutes; INPUT=path, ARGS="--check")
+	@$(BIN)/dledger-chaos run --all --jobs $(JOBS) --at-most $(RATE) $(if $(INPUT),--input "$(INPUT)") $(ARGS)
 
 soak-chaos: $(RUNTIME) ## Random scenarios, one line each; keeps what failed (HOURS=1, ARGS="--seed 1")
 	@$(BIN)/dledger-chaos soak --hours $(HOURS) $(ARGS)

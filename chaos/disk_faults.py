@@ -21,6 +21,9 @@ from dledger.store.inspect import list_entries
 
 #: How a node ends whose disk has failed (docs/operations.md).
 _DISK_FAILED = "failed (exit code 74)"
+_STUCK = Orders(stuck=True)
+#: Less than it takes a node to make way for a disk that hangs.
+SYNCS_WITHIN_S = 1.0
 #: Of the latest entries none is damaged: an end without its index records looks like a torn write.
 _MARGIN = 64
 
@@ -129,7 +132,8 @@ class FailingDisk:
 
 class PowerLoss(Kill):
     """SIGKILL to all targets at once, and what no returned sync covers is lost, in part or whole. It happened
-    if there was something to lose."""
+    if there was something to lose. So that there is, power fails while each target syncs, if any of them does
+    so within `SYNCS_WITHIN_S`: their disks are held up until then."""
 
     def __init__(self, cluster: ChaosCluster, targets: Sequence[str], rng: Random) -> None:
         super().__init__(cluster, targets)
@@ -137,13 +141,29 @@ class PowerLoss(Kill):
         self._rng = rng
 
     async def begin(self) -> Effect:
-        killed = await super().begin()
+        before = {target: self._syncs(target) for target in self.targets}
+        for target in self.targets:
+            self._chaos.spoils.begin(target, _STUCK)
+        try:
+            await until(lambda: not any(self._is_idle(*one) for one in before.items()), SYNCS_WITHIN_S)
+            killed = await super().begin()
+        finally:
+            for target in self.targets:
+                self._chaos.spoils.end(target, _STUCK)
         facts, lost = dict(killed.facts), 0
         for target in self.targets:
             loss = await asyncio.to_thread(self._chaos.spoils.lose_power, target, self._rng)
             facts |= {f"undone.{target}": loss.undone, f"lost_bytes.{target}": loss.lost_bytes}
             lost += loss.undone
         return Effect(killed.happened and lost > 0, facts)
+
+    def _is_idle(self, target: str, before: int) -> bool:
+        """It runs, and has nothing that it would sync."""
+        return self._cluster.process(target).is_alive and self._syncs(target) == before
+
+    def _syncs(self, target: str) -> int:
+        """That were held up."""
+        return self._chaos.spoils.count([target], Did.STUCK_SYNC)
 
 
 @dataclass(slots=True)

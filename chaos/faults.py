@@ -13,7 +13,7 @@ from chaos.topology import Pair
 from chaos.trouble import Trouble
 from dledger.cli.local_cluster import LocalCluster
 
-_POLL_S = 0.01
+_POLL_S = 0.05
 _WAIT_S = 30.0
 
 
@@ -200,10 +200,10 @@ async def all_answer(cluster: LocalCluster, targets: Sequence[str]) -> bool:
     return await until(lambda: all(cluster.node_status(target) is not None for target in targets))
 
 
-async def until(condition: Callable[[], bool]) -> bool:
+async def until(condition: Callable[[], bool], within_s: float = _WAIT_S) -> bool:
     """Ask `condition` in a thread until it holds. False: not in time."""
     try:
-        async with asyncio.timeout(_WAIT_S):
+        async with asyncio.timeout(within_s):
             while not await asyncio.to_thread(condition):
                 await asyncio.sleep(_POLL_S)
             return True

@@ -14,17 +14,20 @@ from dledger.errors import ConfigError
 
 #: Faults that take copies of entries away: two of them at once might take a majority.
 DESTRUCTIVE = ("wipe", "bit_flip")
+#: Scenarios are short, and what is repeated in them is repeated more often where there is more time.
+_LONGER = (1, 2, 3)
 #: Seconds until the second fault begins, at most.
 _LATEST = 6.0
 
 
 def draw(rng: Random, scenarios: Sequence[Scenario]) -> Scenario:
-    """One of the scenarios with another load and size, every other time with a fault of another on top."""
+    """One of the scenarios with another load, size and length, every other time with another fault on top."""
     while True:
         base = rng.choice(scenarios)
         content = base.model_dump()
         content["load"] = _drawn_load(rng, content["load"])
         content["nodes"] = max(base.nodes, rng.choice((3, 3, 5)))
+        content["seconds"] *= rng.choice(_LONGER)
         if rng.random() < 0.5:
             other = rng.choice(scenarios)
             _add_fault(rng, content, other)
@@ -54,6 +57,7 @@ def _add_fault(rng: Random, content: dict[str, Any], other: Scenario) -> None:
     if steps:
         step = rng.choice(steps).model_dump() | {"at": round(rng.uniform(1.0, _LATEST), 1), "every": 0.0}
         content["fault"] = (*content["fault"], step)
+        content["seconds"] = max(content["seconds"], step["at"] + step["lasts"])
         content["settings"] = {**other.settings, **content["settings"]}
         content["name"] = f"{content['name']}-and-{step['kind'].replace('_', '-')}"
 

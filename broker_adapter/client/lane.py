@@ -154,8 +154,7 @@ class Lane:
         """Send a batch until its fate is known, or nobody waits for it any more."""
 
         async def once() -> SendResult | None:
-            batch[:] = [call for call in batch if not call.future.done()]
-            return await self._send(batch) if batch else None
+            return await self._send(batch) if _still_wanted(batch) else None
 
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(self._is_worth_retrying), wait=RETRY_PAUSE, reraise=True
@@ -179,14 +178,19 @@ class Lane:
                 self._last_error = None
                 _answer(batch, result)
 
-    async def _send(self, batch: list[Call]) -> SendResult:
+    async def _send(self, batch: list[Call]) -> SendResult | None:
+        """None: nobody waits for it any more, and nothing was sent."""
         loop = asyncio.get_running_loop()
         broker, topic = self._queue.broker, self._queue.topic
-        left = max(call.timeout_at for call in batch) - loop.time()
-        messages = batch[0].messages if len(batch) == 1 else [m for call in batch for m in call.messages]
         unknown = batch[0].sent and self._retry_indeterminate
         try:
             client = await self._directory.master(broker, topic)
+            # It may have taken a while to find it. Whoever was told meanwhile that nothing has been sent must
+            # not be made wrong now.
+            if not _still_wanted(batch):
+                return None
+            left = max(call.timeout_at for call in batch) - loop.time()
+            messages = batch[0].messages if len(batch) == 1 else [m for call in batch for m in call.messages]
             result = await self._ask(client, batch, messages, max(0.001, min(left, self._stall_timeout)))
         except BrokerError as error:
             if isinstance(error, PutRefused):
@@ -213,6 +217,12 @@ class Lane:
         if isinstance(error, PutIndeterminate):
             return self._retry_indeterminate
         return isinstance(error, PutRefused)
+
+
+def _still_wanted(batch: list[Call]) -> bool:
+    """Drop the calls that were answered, for lack of time; whether any is left."""
+    batch[:] = [call for call in batch if not call.future.done()]
+    return bool(batch)
 
 
 def _answer(batch: list[Call], result: SendResult) -> None:

@@ -153,10 +153,10 @@ class UnsyncedRecord:
 
 
 def lose_power(root: Path, folder: Path, rng: Random) -> Loss:
-    """Undo what may be lost, from a change that is drawn on: in half of all cases everything. The process is
-    dead. What remains is durable."""
+    """Undo what may be lost, from a change that is drawn on: in half of all cases everything, in the others
+    the youngest change at least. The process is dead. What remains is durable."""
     pending = _load(folder / JOURNAL)
-    keep = 0 if rng.random() < 0.5 else rng.randrange(len(pending) + 1)
+    keep = 0 if rng.random() < 0.5 or not pending else rng.randrange(len(pending))
     lost = pending[keep:]
     if keep and lost and lost[0].kind == "data":
         lost[0] = _torn(lost[0], rng)
@@ -173,8 +173,8 @@ def forget(folder: Path) -> None:
 
 
 def _torn(change: Change, rng: Random) -> Change:
-    """Some bytes at its begin reached the disk."""
-    kept = rng.randrange(change.length + 1)
+    """Some bytes at its begin reached the disk, and not all."""
+    kept = rng.randrange(max(1, change.length))
     old = _old(change)[kept:]
     return replace(
         change,

@@ -10,7 +10,7 @@ from random import Random
 from chaos.trace.operations import Process
 from chaos.trace.schema import LEDGER
 from chaos.workloads.messages import Bodies, digest
-from chaos.workloads.spec import Setting
+from chaos.workloads.spec import LoadSpec, Setting
 from dledger.client import AppendResult, AsyncClient
 from dledger.client import session as log
 from dledger.errors import DLedgerError, SessionExpired
@@ -26,6 +26,10 @@ class Way(Enum):
     PLAIN = "plain"
     #: Entry after entry in a session, without waiting for the answers in between.
     STREAM = "stream"
+
+    def messages(self, spec: LoadSpec) -> float:
+        """What a worker's call sends in the mean."""
+        return _STREAM if self is Way.STREAM else spec.mean_size
 
 
 class Appender:

@@ -101,7 +101,8 @@ class BrokerWorkload:
         async with Producer(self._routes, timeout=_TIMEOUT_S) as producer:
             sender = Sender(self._setting, producer, f"p{number}", rng, self._topics)
             self._senders.append(sender)
-            pace = Pace(self._spec.at_once, self._spec.rate_of_client(), rng, self._setting.tally)
+            rate = self._spec.rate_of_client(self._spec.mean_size)
+            pace = Pace(self._spec.at_once, rate, rng, self._setting.tally)
             await pace.run(stop, sender.worker)
 
 

@@ -86,7 +86,8 @@ class LogWorkload:
         setting, rng, way = self._setting, Random(self._setting.rng.random()), _WAYS[number % len(_WAYS)]
         async with self._client(session=way is not Way.PLAIN) as client:
             appender = Appender(setting, client, f"p{number}", rng, way)
-            pace = Pace(self._spec.at_once, self._spec.rate_of_client(), rng, setting.tally)
+            rate = self._spec.rate_of_client(way.messages(self._spec))
+            pace = Pace(self._spec.at_once, rate, rng, setting.tally)
             await pace.run(stop, appender.worker)
 
     async def _read(self, number: int, drained: asyncio.Event) -> None:

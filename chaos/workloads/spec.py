@@ -34,10 +34,14 @@ class LoadSpec:
         """Messages of one operation: every other one is a single message."""
         return 1 if rng.random() < 0.5 else rng.randint(1, self.max_batch)
 
-    def rate_of_client(self) -> float:
-        """Operations per second, each of as many messages as `draw_size` gives in the mean."""
-        mean = (1 + (1 + self.max_batch) / 2) / 2
-        return self.rate / max(1, self.clients) / mean
+    @property
+    def mean_size(self) -> float:
+        """Messages of one operation."""
+        return (1 + (1 + self.max_batch) / 2) / 2
+
+    def rate_of_client(self, messages: float) -> float:
+        """How often a second each client begins something that sends so many messages in the mean."""
+        return self.rate / max(1, self.clients) / messages
 
 
 @dataclass(slots=True)

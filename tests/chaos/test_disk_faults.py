@@ -141,6 +141,21 @@ async def test_a_power_loss_takes_what_is_not_durable_and_nothing_that_was_promi
     assert set(stored) <= kept
 
 
+async def test_power_fails_while_a_leader_syncs_so_that_it_always_has_something_to_lose(
+    cluster: ChaosCluster,
+) -> None:
+    async with Load(cluster) as load:
+        for seed in range(3):
+            leader = await cluster.wait_healthy()
+            await load.progress()
+            fault = PowerLoss(cluster, [leader.node_id], Random(seed))
+            begun = await fault.begin()
+            assert begun.happened and int(begun.facts[f"undone.{leader.node_id}"]) > 0
+            assert (await fault.end()).happened, "its disk works again"
+        await load.progress()
+    await cluster.wait_healthy()
+
+
 async def test_flipped_bits_are_found_and_repaired(cluster: ChaosCluster) -> None:
     async with Load(cluster) as load:
         await load.progress(150)

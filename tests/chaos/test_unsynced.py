@@ -6,7 +6,7 @@ import errno
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import pytest
@@ -177,3 +177,17 @@ def test_orders_of_overlapping_faults_add_up() -> None:
     both = combined([Orders(slow_ms=5, clock_ms=-10), Orders(slow_ms=6, quota_bytes=7, stuck=True)])
     assert both == Orders(slow_ms=11, clock_ms=-10, quota_bytes=7, stuck=True)
     assert combined([]) == Orders()
+
+
+def test_whatever_is_drawn_something_that_was_not_durable_is_lost(tmp_path: Path) -> None:
+    for seed in range(40):
+        root, folder = folders(Path(mkdtemp(dir=tmp_path)))
+        disk = SpoiledDisk(root, folder)
+        handle = disk.open(root / "a", create=True)
+        disk.fdatasync(handle)
+        disk.sync_directory(root)
+        disk.pwritev(handle, [b"some bytes"], 0)
+        disk.close(handle)
+        loss = lose_power(root, folder, Random(seed))
+        assert (loss.unsynced, loss.undone) == (1, 1) and loss.lost_bytes > 0
+        assert len((root / "a").read_bytes().rstrip(b"\0")) < len(b"some bytes")

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from chaos.workloads.appenders import Way
 from chaos.workloads.messages import UNREADABLE, Bodies, digest, lines_of, number_of, payload_of
 from chaos.workloads.pacing import MAX_UNDER_WAY, Pace, while_running
 from chaos.workloads.spec import LoadSpec, Setting
@@ -47,8 +48,15 @@ def test_the_mean_size_is_what_open_loops_reckon_with() -> None:
     spec, rng = LoadSpec(clients=2, rate=1000, max_batch=8), Random(3)
     sizes = [spec.draw_size(rng) for _ in range(20_000)]
     assert max(sizes) == 8 and sizes.count(1) > 10_000
-    per_second = spec.clients * spec.rate_of_client() * sum(sizes) / len(sizes)
-    assert per_second == pytest.approx(spec.rate, rel=0.05)
+    assert sum(sizes) / len(sizes) == pytest.approx(spec.mean_size, rel=0.05)
+    assert spec.clients * spec.rate_of_client(spec.mean_size) * spec.mean_size == pytest.approx(spec.rate)
+
+
+def test_the_pieces_of_a_stream_are_as_much_rarer_as_they_are_longer() -> None:
+    spec = LoadSpec(clients=3, rate=900)
+    per_second = {way: spec.rate_of_client(way.messages(spec)) * way.messages(spec) for way in Way}
+    assert per_second == pytest.approx(dict.fromkeys(Way, 300))
+    assert spec.rate_of_client(Way.STREAM.messages(spec)) < spec.rate_of_client(Way.PLAIN.messages(spec)) / 4
 
 
 def test_a_tally_counts_batches_as_one_operation_and_all_their_messages() -> None:

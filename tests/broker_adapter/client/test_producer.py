@@ -9,6 +9,7 @@ from contextlib import suppress
 import pytest
 
 from broker_adapter.api import TopicConfig
+from broker_adapter.client.directory import Directory
 from broker_adapter.client.lane import ProducerLimits
 from broker_adapter.client.producer import Producer
 from broker_adapter.client.pull_consumer import PullConsumer
@@ -25,7 +26,7 @@ from broker_adapter.errors import (
     TopicRefused,
 )
 from broker_adapter.message_id import parse_offset_id
-from broker_adapter.rpc.broker_client import NotConnected
+from broker_adapter.rpc.broker_client import BrokerClient, NotConnected
 from tests.broker_adapter.client.helpers import Held, brokers_and_producer, routes_to, until
 from tests.broker_adapter.memory_broker import MemoryBrokers
 
@@ -308,6 +309,26 @@ async def test_a_time_limit_says_whether_the_message_was_sent() -> None:
             await producer.send("t", b"d", queue_id=0, timeout=0.1)
         held.go.set()
         await first
+
+
+async def test_what_was_refused_while_the_master_was_looked_for_is_not_sent_when_it_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with brokers_and_producer() as (brokers, producer):
+        await producer.send("t", b"a", queue_id=0)
+        find, found = Directory.master, asyncio.Event()
+
+        async def slowly(directory: Directory, broker: str, topic: str) -> BrokerClient:
+            await found.wait()
+            return await find(directory, broker, topic)
+
+        monkeypatch.setattr(Directory, "master", slowly)
+        with pytest.raises(PutRefused):
+            await producer.send("t", b"b", queue_id=0, timeout=0.1)
+        patient = asyncio.ensure_future(producer.send("t", b"c", queue_id=0))
+        found.set()
+        await patient
+        assert brokers.cluster.bodies("t", 0) == [b"a", b"c"]
 
 
 async def test_more_than_the_limit_under_way_is_refused() -> None:

@@ -3,7 +3,7 @@ and what is only worth a warning. Importing this puts them among `MUTATIONS`."""
 
 from __future__ import annotations
 
-from chaos.checker.synthetic import Line, Trace
+from chaos.checker.synthetic import Line, Trace, digest_of
 from chaos.trace.schema import Ev
 from tests.chaos.checker.mutations import (
     acked,
@@ -187,3 +187,37 @@ def a_consumer_goes_on_after_another_took_its_queue(trace: Trace) -> None:
     )
     *_, last, end = trace.files[str(before["src"]), 0]
     become(trace, last, before, attempt=1, mono=end["mono"])
+
+
+# -- what a run proves --------------------------------------------------------------------------------
+
+
+@mutation("V1")
+def the_faults_begin_before_anything_was_acknowledged(trace: Trace) -> None:
+    begin = lines(trace, Ev.FAULT, e="begin")[0]
+    begin["mono"] = trace.files[str(begin["src"]), number(begin, "inc")][0]["mono"]
+
+
+@mutation("V3")
+def of_most_sends_nobody_knows_what_became(trace: Trace) -> None:
+    """As many as there are otherwise, and a few; nothing of them was stored."""
+    asked, end = next(acked(trace))
+    count = len(lines(trace, Ev.OP, type="invoke", f=asked["f"])) + 5
+    kept = {"v", "run", "src", "inc", "seq", "host", "wall", "ev", "f"}
+    added = []
+    for n in range(count):
+        own = {"op": 9_100_000 + n, "proc": f"lost-{n}", "mono": end["mono"]}
+        message = {"mid": 9_100_000 + n, "digest": digest_of("lost", n)}
+        added += [asked | own | message, {k: v for k, v in end.items() if k in kept} | own | {"type": "info"}]
+    file = trace.files[str(end["src"]), number(end, "inc")]
+    at = next(i for i, line in enumerate(file) if line is end) + 1
+    file[at:at] = added
+    trace.renumber()
+
+
+@mutation("V4")
+def only_one_term_acknowledged(trace: Trace) -> None:
+    """The others elected leaders, of which no client ever heard."""
+    for _, end in acked(trace):
+        if end["term"] != 2:
+            del end["term"]

@@ -97,8 +97,7 @@ def test_every_check_has_a_planted_defect_and_an_id_of_its_own() -> None:
     covered = frozenset().union(*(m.expected for m in MUTATIONS))
     # Those of other systems' histories have a history each.
     covered |= {id_ for _, found in EXPECTED.values() for id_ in found.split()}
-    # What makes a trace as a whole worthless (V1, V3, V4) is tried in test_bad_traces.
-    assert {check.id for check in CHECKS} - covered == {"V1", "V3", "V4"}
+    assert {check.id for check in CHECKS} <= covered
 
 
 def test_names_of_checks() -> None:
