@@ -159,9 +159,9 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     ),
     # code: ok (processed), retry (to be delivered again), dlq (given up).
     (Ev.DONE, ""): _event("mid code", "op group consumer epoch topic q qoff ledger lidx attempt"),
-    # join says what the group consumes and how; filter: tags as a||b, * or none. mode: of groups whose members
-    # have queues concurrent or orderly, of such as receive messages one by one shared or, if the messages of
-    # a queue come for the first time in their order, fifo.
+    # join says what the group consumes and how; filter: tags as a||b, * or none. mode: of groups whose
+    # members have queues concurrent or orderly, of such as receive messages one by one shared or, if the
+    # messages of a queue come for the first time in their order, fifo.
     (Ev.MEMBER, "join"): _event("e group consumer topic", "mode filter from_start epoch"),
     (Ev.MEMBER, "assign"): _event("e group consumer epoch topic q", "off"),
     (Ev.MEMBER, "seek"): _event("e group consumer epoch topic q off"),

@@ -33,7 +33,7 @@ LEFT JOIN (SELECT run, grp, 'q:' || topic || '/' || CAST(q AS STRING) AS log, ma
 ANTI JOIN through t ON t.run = s.run AND t.grp = g.grp AND t.mid = s.mid
 WHERE s.outcome = 'ok'
   AND (g.filter = '*' OR instr('||' || g.filter || '||', '||' || s.tag || '||') > 0)
-  AND (stayed.n > 0 OR s.pos < stored.off OR (g.mode IN ('orderly', 'fifo') AND s.pos < went.pos))
+  AND (stayed.n > 0 OR s.pos < stored.off OR (g.mode = 'orderly' AND s.pos < went.pos))
 """
 
 _FIRST_TIMES = f"""
