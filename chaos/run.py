@@ -90,11 +90,10 @@ class Run:
         watch: Watch | None = None,
         trace_nodes: bool = True,
         keep_stores: bool = False,
-        python: Path | None = None,
     ) -> None:
         """`trace_nodes` False: only clients and faults are traced. `keep_stores`: what nodes have stored
-        stays, also if the run is valid; all of it is in the trace anyway. `python`: an interpreter that has
-        the released client, if the load is one of those; ConfigError without one."""
+        stays, also if the run is valid; all of it is in the trace anyway. ConfigError if the load is one of
+        released clients, and these are not installed."""
         if run_directory.exists() and any(run_directory.iterdir()):
             raise ConfigError(f"{run_directory} is not empty: a run needs a directory of its own")
         self._scenario = scenario
@@ -106,7 +105,7 @@ class Run:
         self._watch = watch or Watch()
         self._trace_nodes = trace_nodes
         self._keep_stores = keep_stores
-        self._python = client_python(python) if scenario.workload == "clients" else None
+        self._python = client_python() if scenario.workload == "clients" else None
         self._writers: list[TraceWriter] = []
         self._plan = plan(scenario)
         self._behind: list[str] = []

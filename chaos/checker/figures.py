@@ -88,8 +88,8 @@ SELECT run, grp, cause, count(*) AS n FROM (
       ELSE 'nothing in the trace explains it' END AS cause
   FROM (
     SELECT run, grp, log, mid, op, i, mono, pos, attempt, received, consumer, epoch,
-      lag(mono) OVER w AS mono_before, lag(pos) OVER w AS pos_before, lag(consumer) OVER w AS consumer_before, lag(epoch) OVER w AS
-        epoch_before
+      lag(mono) OVER w AS mono_before, lag(pos) OVER w AS pos_before, lag(consumer) OVER w AS
+        consumer_before, lag(epoch) OVER w AS epoch_before
     FROM dlv WHERE grp IS NOT NULL WINDOW w AS (PARTITION BY run, grp, log, mid ORDER BY mono, seq)
   ) p
   LEFT JOIN (SELECT run, mono FROM nodes WHERE e = 'leader') l

@@ -19,10 +19,12 @@ from chaos.cli.checking import check_runs, require_checker
 from chaos.cli.convert_command import convert_command
 from chaos.cli.demo_command import demo
 from chaos.cli.failover_command import failover
+from chaos.cli.left_out import runnable
 from chaos.cli.soak_command import BROKEN, soak
 from chaos.cli.view import COLOURS, RunView, print_result
 from chaos.run import Result, Run
 from chaos.scenario import Scenario, all_scenarios, find_scenario
+from chaos.verdict import Verdict
 from chaos.workloads.messages import lines_of
 from dledger.errors import ConfigError, DLedgerError
 
@@ -82,8 +84,9 @@ def run(
       3  a run could not be carried out
     """
     try:
-        found = all_scenarios() if run_all else [find_scenario(name) for name in names]
-        if not found:
+        named = [find_scenario(name) for name in names]
+        found, left_out = runnable(all_scenarios()) if run_all else (named, "")
+        if not found and not left_out:
             raise click.UsageError("name a scenario, or say --all")
         scenarios = [_changed(scenario, changes) for scenario in found]
         lines = lines_of(input_file) if input_file else []
@@ -93,7 +96,8 @@ def run(
         raise click.UsageError(str(error)) from None
     root = directory or Path(tempfile.mkdtemp(prefix="dledger-chaos-"))
     seed = SystemRandom().randrange(1 << 32) if seed is None else seed
-    console, worst = Console(), 0
+    console, worst = Console(), Verdict.VOID.exit_code if left_out else 0
+    _say_loud(console, left_out)
     done: list[Path] = []
     for scenario in scenarios:
         folder = root / f"{scenario.name}-{seed}" if len(scenarios) > 1 or directory is None else root
@@ -113,8 +117,14 @@ def run(
             done.append(folder)
     if with_checker and done:
         worst = max(worst, _check(console, done, root / "report"))
+    _say_loud(console, left_out)
     console.print(f"in {root}", highlight=False, soft_wrap=True)
     sys.exit(worst)
+
+
+def _say_loud(console: Console, text: str) -> None:
+    if text:
+        console.print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
 def _check(console: Console, folders: list[Path], report: Path) -> int:
