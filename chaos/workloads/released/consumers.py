@@ -107,14 +107,19 @@ class ReleasedGroup:
                 await consuming
                 return True
             if not consuming.done() and rng.random() < _CRASHES:
+                await _cancelled(consuming)
                 member.crash()
                 return False
             over.set()
             await consuming
             return await member.leave()
         finally:
-            consuming.cancel()
-            await asyncio.gather(consuming, return_exceptions=True)
+            await _cancelled(consuming)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _first_of(event: asyncio.Event, task: asyncio.Task[None]) -> None:
@@ -200,7 +205,7 @@ class Member:
                     tasks.create_task(self._leave_alone(one) if one is left else self._ack(one))
 
     def crash(self) -> None:
-        """Nothing is written after this, and the process is gone."""
+        """What was under way never ends, and the process is gone. Nothing is written after this."""
         self._writer.write(Ev.MEMBER, {"e": "crash", **self._who})
         self._client.kill()
 
