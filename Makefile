@@ -152,7 +152,7 @@ sim-broker: $(DEV) ## Simulated clusters with brokers, producers and consumers (
 
 # The exit code is 1 when a promise was broken, 2 when a run says nothing because its fault did not happen.
 # ARGS="--check" has the Spark checker judge all runs in the end (needs Java 17, and .[checker] or .[dev]).
-chaos: $(RUNTIME) ## Every scenario once: real faults on real processes (about 10 minutes; INPUT=path, ARGS="--check")
+chaos: $(RUNTIME) clients-python ## Every scenario once: real faults on real processes (about 10 minutes; INPUT=path, ARGS="--check")
 	@$(BIN)/dledger-chaos run --all --jobs $(JOBS) --at-most $(RATE) $(if $(INPUT),--input "$(INPUT)") $(ARGS)
 
 soak-chaos: $(RUNTIME) ## Random scenarios, one line each; keeps what failed (HOURS=1, ARGS="--seed 1")

@@ -88,12 +88,15 @@ class ChaosCluster:
         trace_run: str | None = None,
         spoilable: bool = False,
         data_file_size: int = DATA_FILE_SIZE,
+        broker_settings: Mapping[str, Any] | None = None,
     ) -> Self:
         """Write a new cluster below `run_directory` and open its links. Starts no process. `settings`: of
         every node, over those that the kind needs. `trace_run`: nodes write traces of this name, too.
-        `spoilable`: the nodes' disks and clocks can be spoiled. ConfigError if there is a cluster already."""
+        `spoilable`: the nodes' disks and clocks can be spoiled. `broker_settings`: of every broker, over the
+        usual ones. ConfigError if there is a cluster already."""
         companions = [_name_server()] if kind == "broker" else []
-        program = {"program": {"factory": "broker_adapter.program:broker", "settings": dict(_BROKER)}}
+        of_broker = {**_BROKER, **(broker_settings or {})}
+        program = {"program": {"factory": "broker_adapter.program:broker", "settings": of_broker}}
         local = LocalCluster.create(
             run_directory / CLUSTER_FOLDER,
             nodes=nodes,

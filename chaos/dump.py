@@ -12,6 +12,7 @@ from bisect import bisect_left
 from hashlib import blake2b
 from pathlib import Path
 
+from broker_adapter.delivery.commands import DELIVERY_TOPIC
 from broker_adapter.errors import StoredDataDamaged
 from broker_adapter.message import ENTRY_HEADER_SIZE, Message, decode
 from broker_adapter.metadata.commands import METADATA_TOPIC
@@ -23,6 +24,8 @@ from chaos.workloads.messages import UNREADABLE, digest, number_of
 from dledger import OfflineLog, StoredEntry
 
 _ANY_BODY = 1 << 30
+#: Of the broker's own state: no messages of anybody.
+_OWN_TOPICS = (METADATA_TOPIC, DELIVERY_TOPIC)
 
 
 def dump_source(node_id: str) -> str:
@@ -100,7 +103,7 @@ class _LedgerDump:
             "is_committed": is_committed,
         }
         message = None if entry.internal or not self._is_broker else _message_in(entry)
-        if entry.internal or (message is not None and message.topic == METADATA_TOPIC):
+        if entry.internal or (message is not None and message.topic in _OWN_TOPICS):
             fields["internal"] = True
         elif message is not None:
             fields |= {"topic": message.topic, "q": message.queue_id, "qoff": message.queue_offset}

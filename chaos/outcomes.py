@@ -10,13 +10,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker_adapter.errors import BrokerError, Status
-from chaos.trace.schema import READS, OpType
+from chaos.trace.schema import READS, SENDS, OpType
+from chaos.workloads.released.process import ClientError
 from dledger.errors import Code, DLedgerError
 
 
 class Verdict(NamedTuple):
     outcome: OpType  # FAIL or INFO
-    code: str  # number and name, of the log (200 and up) or of the broker (700 and up); "" for other errors
+    #: Number and name, of the log (200 and up), of the broker (700 and up), or of RocketMQ 5 (40000 and up)
+    #: and the exception of its client; "" for other errors.
+    code: str
     text: str
 
 
@@ -182,6 +185,28 @@ BROKER_INFOS = frozenset(
     }
 )
 
+#: Status codes of RocketMQ 5 for a send that was refused for what the message is: so was every attempt that
+#: the client has made by itself before. Of all other codes an earlier attempt may have been stored.
+CLIENT_SEND_FAILS = frozenset(
+    {
+        40002,  # ILLEGAL_TOPIC
+        40004,  # ILLEGAL_MESSAGE_TAG
+        40005,  # ILLEGAL_MESSAGE_KEY
+        40006,  # ILLEGAL_MESSAGE_GROUP
+        40007,  # ILLEGAL_MESSAGE_PROPERTY_KEY
+        40009,  # ILLEGAL_MESSAGE_ID
+        40012,  # ILLEGAL_DELIVERY_TIME
+        41301,  # MESSAGE_BODY_TOO_LARGE
+        41302,  # MESSAGE_BODY_EMPTY
+        43101,  # MESSAGE_PROPERTIES_TOO_LARGE
+    }
+)
+#: The same of what the client calls once: HA_NOT_AVAILABLE says that nothing was done. Not
+#: INVALID_RECEIPT_HANDLE: the broker repeats an ack by itself, and the first one may have counted.
+CLIENT_FAILS = frozenset({50002})
+#: What the client raises about its own input, before it sends anything.
+CLIENT_REFUSALS = frozenset({"IllegalArgumentException"})
+
 _MAX_TEXT = 200
 
 
@@ -193,6 +218,10 @@ def judge(error: BaseException, f: str) -> Verdict:
         code, certain = f"{error.code} {error.code.name}", error.code in LOG_FAILS
     elif isinstance(error, BrokerError):
         code, certain = f"{error.status} {error.status.name}", error.status in BROKER_FAILS
+    elif isinstance(error, ClientError):
+        certain_codes = CLIENT_SEND_FAILS if f in SENDS else CLIENT_FAILS
+        certain = error.code in certain_codes or error.kind in CLIENT_REFUSALS
+        code = f"{error.code} {error.kind}"
     is_fail = f in READ_ONLY or (certain and f not in REPEATED)
     outcome = OpType.FAIL if is_fail else OpType.INFO
     return Verdict(outcome, code, f"{type(error).__name__}: {error}"[:_MAX_TEXT])

@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from chaos.quick_groups import GroupFacts, check_groups
+from chaos.quick_receives import check_acks, check_order
 from chaos.quick_trace import SHARE, QuickReport, events_of, log_of, position_of
 
 #: Messages that one reading of the files looks at.
 WINDOW = 1 << 20
+
+#: Operations that send the message which they name.
+_SENDS = ("send", "append")
 
 # What is known of a message, instead of the position at which it was acknowledged.
 _NEVER_SENT, _IN_DOUBT, _FAILED, _STORED_SOMEWHERE = -1, -2, -3, -4
@@ -33,6 +37,7 @@ def quick_check(run_directory: Path, window: int = WINDOW) -> QuickReport:
     report = QuickReport()
     _check_drains(drains, set(senders.values()), report)
     groups = check_groups(readers, set(senders.values()), report)
+    check_order(readers, groups, report)
     share, turn, is_more = max(1, window // max(1, len(senders))), 0, True
     while is_more:
         sent = {c: _Sent(c * SHARE + turn * share, share, is_first=turn == 0) for c in senders.values()}
@@ -41,6 +46,8 @@ def quick_check(run_directory: Path, window: int = WINDOW) -> QuickReport:
                 sent[client].take(event, report)
             sent[client].count(report)
         _follow(sent, drains, readers, groups, report)
+        if any(facts.receives for facts in groups.values()):
+            check_acks(readers, range(turn * share, (turn + 1) * share), report)
         for path, client in senders.items():
             sent[client].report_lost(path.name, groups if report.drained else {}, report)
         is_more = any(one.is_more for one in sent.values())
@@ -241,6 +248,6 @@ def _check_drains(drains: list[Path], clients: set[int], report: QuickReport) ->
 def _client_of(path: Path) -> int:
     """The number of the client whose messages a file is about; -1: it sent none."""
     for event in events_of(path, ("op", "item")):
-        if "mid" in event:
+        if event["ev"] == "item" or (event["f"] in _SENDS and "mid" in event):
             return int(event["mid"]) // SHARE
     return -1

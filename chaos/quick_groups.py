@@ -13,13 +13,19 @@ from chaos.quick_trace import SHARE, QuickReport, events_of, log_of, position_of
 
 @dataclass(slots=True)
 class GroupFacts:
-    """`bit`: one of 64, of its own. `tags`: what it wants; None: everything."""
+    """`bit`: one of 64, of its own. `tags`: what it wants; None: everything. `mode`: see the schema."""
 
     bit: int
     topics: set[str] = field(default_factory=set)
     tags: frozenset[str] | None = None
     members: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
+    mode: str = ""
+
+    @property
+    def receives(self) -> bool:
+        """It is given messages one by one; no member has queues."""
+        return self.mode in ("shared", "fifo")
 
     def wants(self, log: str, tag: str) -> bool:
         """Whether the group has to process such a message. A group that nobody has stayed in has to do
@@ -54,8 +60,9 @@ def check_groups(
                 if event["mid"] < 0 or event["mid"] // SHARE not in clients:
                     where = f"message {event['mid']}, given to {event['consumer']},"
                     report.note("phantom", f"{where} is nobody's")
-                key = (event["group"], log_of(event))
-                last[key] = _follow(event, last.get(key), groups[event["group"]], report)
+                if not groups[event["group"]].receives:
+                    key = (event["group"], log_of(event))
+                    last[key] = _follow(event, last.get(key), groups[event["group"]], report)
     return groups
 
 
@@ -64,6 +71,7 @@ def _take_member(event: dict[str, Any], groups: dict[str, GroupFacts]) -> None:
     if event["e"] == "join":
         facts.members.add(event["consumer"])
         facts.topics.add(event["topic"])
+        facts.mode = event.get("mode", "")
         wanted = event.get("filter", "*")
         facts.tags = None if wanted == "*" else frozenset(wanted.split("||"))
     elif event["e"] in ("leave", "crash"):

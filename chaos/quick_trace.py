@@ -17,7 +17,7 @@ _EXAMPLES = 10
 class QuickReport:
     """Counts, and the first few of each kind in words. `drained`: the final reading was complete, and all
     readers had come to the end. `consumed`, `redelivered`: by groups; what they were given again is no fault,
-    unless they had kept the queue meanwhile."""
+    unless they had kept the queue meanwhile, or had acknowledged it: `returned`."""
 
     acknowledged: int = 0
     failed: int = 0
@@ -30,13 +30,19 @@ class QuickReport:
     duplicated: int = 0
     reordered: int = 0
     phantom: int = 0
+    returned: int = 0
     drained: bool = False
     torn_lines: int = 0
     examples: list[str] = field(default_factory=list)
 
     @property
     def is_good(self) -> bool:
-        return self.drained and not (self.lost or self.duplicated or self.reordered or self.phantom)
+        return self.drained and not self.broken
+
+    @property
+    def broken(self) -> int:
+        """How often a promise was broken."""
+        return self.lost + self.duplicated + self.reordered + self.phantom + self.returned
 
     def note(self, kind: str, text: str) -> None:
         setattr(self, kind, getattr(self, kind) + 1)

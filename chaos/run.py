@@ -25,6 +25,8 @@ from chaos.trace.writer import TraceWriter
 from chaos.verdict import Phases, Verdict, judge_run
 from chaos.workloads.broker import BrokerWorkload
 from chaos.workloads.log import LogWorkload
+from chaos.workloads.released.installed import client_python
+from chaos.workloads.released.workload import BROKER_SETTINGS, FOLDER, ClientsWorkload
 from chaos.workloads.spec import DrainTimeout, Setting, Workload
 from chaos.workloads.tally import Tally
 from dledger.errors import ConfigError, DLedgerError
@@ -90,7 +92,8 @@ class Run:
         keep_stores: bool = False,
     ) -> None:
         """`trace_nodes` False: only clients and faults are traced. `keep_stores`: what nodes have stored
-        stays, also if the run is valid; all of it is in the trace anyway."""
+        stays, also if the run is valid; all of it is in the trace anyway. ConfigError if the load is one of
+        released clients, and these are not installed."""
         if run_directory.exists() and any(run_directory.iterdir()):
             raise ConfigError(f"{run_directory} is not empty: a run needs a directory of its own")
         self._scenario = scenario
@@ -102,6 +105,7 @@ class Run:
         self._watch = watch or Watch()
         self._trace_nodes = trace_nodes
         self._keep_stores = keep_stores
+        self._python = client_python() if scenario.workload == "clients" else None
         self._writers: list[TraceWriter] = []
         self._plan = plan(scenario)
         self._behind: list[str] = []
@@ -120,13 +124,14 @@ class Run:
         try:
             cluster = await ChaosCluster.create(
                 self._directory,
-                kind=scenario.workload,
+                kind="log" if scenario.workload == "log" else "broker",
                 nodes=scenario.nodes,
                 rng=Random(rng.random()),
                 settings=scenario.settings,
                 trace_run=self._name if self._trace_nodes else None,
                 spoilable=scenario.spoils,
                 data_file_size=scenario.data_file_size,
+                broker_settings=BROKER_SETTINGS if self._python else None,
             )
             nemesis = Nemesis(cluster, nemesis_writer, Random(rng.random()), self._watch.note)
             self._watch.tally, self._watch.nemesis, self._watch.cluster = setting.tally, nemesis, cluster
@@ -159,11 +164,11 @@ class Run:
         self, cluster: ChaosCluster, nemesis: Nemesis, setting: Setting, writer: TraceWriter
     ) -> Phases:
         """Load, faults, healing, drain. Raises what broke the load."""
-        workload = _workload(self._scenario, cluster, setting)
+        workload = self._workload(cluster, setting)
         stop, drained = asyncio.Event(), asyncio.Event()
-        await workload.prepare()
-        self._watch.enter("warming up")
         try:
+            await workload.prepare()
+            self._watch.enter("warming up")
             async with asyncio.TaskGroup() as tasks:
                 load = tasks.create_task(workload.write(stop))
                 tasks.create_task(workload.read(stop, drained))
@@ -187,6 +192,14 @@ class Run:
         finally:
             await workload.close()
         return Phases(warm, healed, over, unhealed)
+
+    def _workload(self, cluster: ChaosCluster, setting: Setting) -> Workload:
+        if self._python is not None:
+            folder = self._directory / FOLDER
+            return ClientsWorkload(setting, cluster.namesrv, cluster.addresses, self._python, folder)
+        if self._scenario.workload == "broker":
+            return BrokerWorkload(setting, cluster.namesrv)
+        return LogWorkload(setting, cluster.addresses, cluster.local.plan.group)
 
     async def _heal(self, cluster: ChaosCluster) -> str:
         """Why the cluster does not get healthy. What it has then is still read, and compared."""
@@ -280,12 +293,6 @@ class Run:
 
     def _save(self, name: str, content: dict[str, Any]) -> None:
         (self._directory / name).write_text(json.dumps(content, indent=2) + "\n")
-
-
-def _workload(scenario: Scenario, cluster: ChaosCluster, setting: Setting) -> Workload:
-    if scenario.workload == "broker":
-        return BrokerWorkload(setting, cluster.namesrv)
-    return LogWorkload(setting, cluster.addresses, cluster.local.plan.group)
 
 
 def _first_of(several: BaseExceptionGroup) -> BaseException:

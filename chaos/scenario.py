@@ -141,7 +141,7 @@ class Scenario(_Section):
     name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
     title: Annotated[str, Field(min_length=1, max_length=100)]
     why: str = ""
-    workload: Literal["log", "broker"] = "log"
+    workload: Literal["log", "broker", "clients"] = "log"
     nodes: Annotated[int, Field(ge=1, le=9)] = 3
     seconds: Annotated[float, Field(gt=0, le=86_400)] = 15.0
     min_acknowledged: Annotated[int, Field(ge=1)] = 20

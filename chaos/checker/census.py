@@ -19,6 +19,8 @@ _SUMS: tuple[tuple[str, dict[str, str]], ...] = (
         "op_counts",
         {
             "ops": "n",
+            "receives": "CASE WHEN f = 'receive' THEN n END",
+            "acks_ok": "CASE WHEN f = 'ack' AND outcome = 'ok' THEN n END",
             "commits_off": "CASE WHEN f = 'commit_off' THEN n END",
             "fetched": "CASE WHEN f = 'fetch_off' AND outcome = 'ok' THEN n END",
             "routes": "CASE WHEN f = 'route' AND outcome = 'ok' AND termed THEN n END",
@@ -56,7 +58,11 @@ _OF_HISTORIES = {
 _ROWS: tuple[tuple[str, dict[str, str]], ...] = (
     (
         "member",
-        {"joins": "e = 'join'", "orderly": "e = 'join' AND mode = 'orderly'", "assigns": "e = 'assign'"},
+        {
+            "joins": "e = 'join'",
+            "orderly": "e = 'join' AND mode IN ('orderly', 'fifo')",
+            "assigns": "e = 'assign'",
+        },
     ),
     (
         "milestones",

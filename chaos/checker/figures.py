@@ -79,6 +79,7 @@ GROUP BY run
 _REPEATED = """
 SELECT run, grp, cause, count(*) AS n FROM (
   SELECT p.run, p.grp, CASE WHEN p.pos <> p.pos_before THEN 'it is stored twice: its sender had tried again'
+      WHEN p.attempt > 0 AND p.received THEN 'it had not been acknowledged, or was given back'
       WHEN p.attempt > 0 THEN 'its consumer had asked for it again'
       WHEN p.consumer <> p.consumer_before AND max(m.mono) IS NOT NULL THEN 'its consumer had left or crashed'
       WHEN p.consumer <> p.consumer_before OR p.epoch <> p.epoch_before THEN 'the queue had been assigned
@@ -86,9 +87,9 @@ SELECT run, grp, cause, count(*) AS n FROM (
       WHEN max(l.mono) IS NOT NULL THEN 'the leader had changed'
       ELSE 'nothing in the trace explains it' END AS cause
   FROM (
-    SELECT run, grp, log, mid, op, i, mono, pos, attempt, consumer, epoch, lag(mono) OVER w AS mono_before,
-      lag(pos) OVER w AS pos_before, lag(consumer) OVER w AS consumer_before, lag(epoch) OVER w AS
-        epoch_before
+    SELECT run, grp, log, mid, op, i, mono, pos, attempt, received, consumer, epoch,
+      lag(mono) OVER w AS mono_before, lag(pos) OVER w AS pos_before, lag(consumer) OVER w AS
+        consumer_before, lag(epoch) OVER w AS epoch_before
     FROM dlv WHERE grp IS NOT NULL WINDOW w AS (PARTITION BY run, grp, log, mid ORDER BY mono, seq)
   ) p
   LEFT JOIN (SELECT run, mono FROM nodes WHERE e = 'leader') l
@@ -96,8 +97,8 @@ SELECT run, grp, cause, count(*) AS n FROM (
   LEFT JOIN (SELECT run, grp, consumer, mono FROM member WHERE e IN ('leave', 'crash')) m
     ON m.run = p.run AND m.grp = p.grp AND m.consumer = p.consumer_before AND m.mono <= p.mono
   WHERE p.mono_before IS NOT NULL
-  GROUP BY p.run, p.grp, p.log, p.mid, p.op, p.i, p.mono, p.pos, p.pos_before, p.attempt, p.consumer,
-    p.consumer_before, p.epoch, p.epoch_before
+  GROUP BY p.run, p.grp, p.log, p.mid, p.op, p.i, p.mono, p.pos, p.pos_before, p.attempt, p.received,
+    p.consumer, p.consumer_before, p.epoch, p.epoch_before
 ) GROUP BY run, grp, cause ORDER BY run, grp, cause
 """
 _SPANS = "SELECT run, min(inv) AS begun, max(completed) AS ended FROM ops GROUP BY run"

@@ -22,7 +22,7 @@ from chaos.trace.schema import RAW_DIR, SUFFIX
 MONOTONE = (
     *("L1", "L5", "L7", "L8", "L9", "L10", "L11", "P3"),
     *("R1", "R2", "R4", "R5", "R6", "R7", "R8", "R9", "R10", "R11", "R13"),
-    *("S1", "S3", "S4", "A6"),
+    *("S1", "S3", "S4", "A6", "C11"),
 )
 #: Holds as soon as every expected writer has ended, or was killed.
 _ALL_WRITTEN = "W7"

@@ -12,7 +12,8 @@ ops      one operation: invoke and completion joined. inv, ret: ns; ret is NULL 
 sends    one message or entry that was sent: log, pos (queue offset, or index), lidx (index in the ledger).
 reads    one operation that read a log or asked for its ends.
 dlv      one delivered message: log, pos, lidx, and the rank of pos among the known positions of the log
-         (NULL if it has none). looked_up: what was found by key instead.
+         (NULL if it has none). received: to a group that is given messages one by one. looked_up: what was
+         found by key instead.
 seen     what clients and files show to stand somewhere: acknowledged sends, deliveries, dumps.
 placed   one message in one log: how often sent and with what outcome, where it was seen, by whom.
 known    one position of a log: which message, and its rank.
@@ -33,7 +34,7 @@ histories    op_counts of other systems' histories, and of which model these are
 dump_ends    one node's files of one ledger.
 suspects     messages of `placed` that were never sent, had failed, or have several contents.
 doubts       acknowledged messages that are not in the files of all nodes, or not as the answer said.
-spells       one consumer with one queue, from its first message to its last.
+spells       one consumer with one queue that it was assigned, from its first message to its last.
 holes        one damaged range of entries in the files of a node.
 fault, member, meta
              lines of these kinds.
@@ -274,10 +275,11 @@ FROM sends s LEFT JOIN runs r ON r.run = s.run GROUP BY s.run, s.log, s.ledger
 _DLV_RANKED = """
 SELECT d.run, d.op, d.i, d.grp, d.consumer, d.epoch, d.ledger, d.topic, d.q, d.lidx, d.log, d.pos, d.mid,
   d.digest,
-  d.attempt, d.filter, d.tag, d.src, d.inc, d.seq, d.mono, k.rank, coalesce(d.filter, g.filter) AS filtered
+  d.attempt, d.filter, d.tag, d.src, d.inc, d.seq, d.mono, k.rank, coalesce(d.filter, g.filter) AS filtered,
+  coalesce(g.mode IN ('shared', 'fifo'), false) AS received
 FROM dlv_lines d LEFT JOIN known k ON k.run = d.run AND k.log = d.log AND k.pos = d.pos
-LEFT JOIN (SELECT run, grp, topic, max(filter) AS filter FROM member WHERE e = 'join' GROUP BY run, grp,
-  topic) g
+LEFT JOIN (SELECT run, grp, topic, max(filter) AS filter, max(mode) AS mode FROM member WHERE e = 'join'
+  GROUP BY run, grp, topic) g
   ON g.run = d.run AND g.grp = d.grp AND g.topic = d.topic
 """
 
@@ -305,7 +307,7 @@ SELECT run, grp, topic, log, consumer, epoch, src, inc, min(mono) AS first, max(
   min(CASE WHEN attempt = 0 AND rank IS NOT NULL THEN seq END) AS seq,
   min_by(pos, CASE WHEN attempt = 0 AND rank IS NOT NULL THEN seq END) AS pos,
   min_by(rank, CASE WHEN attempt = 0 AND rank IS NOT NULL THEN seq END) AS rank
-FROM dlv WHERE grp IS NOT NULL GROUP BY run, grp, topic, log, consumer, epoch, src, inc
+FROM dlv WHERE grp IS NOT NULL AND NOT received GROUP BY run, grp, topic, log, consumer, epoch, src, inc
 """
 
 #: What a group said that it is through with, or, if it never says, what it was given.

@@ -17,11 +17,13 @@ import click
 from rich.console import Console
 
 from chaos.cli.checking import check_runs, require_checker
+from chaos.cli.left_out import runnable
 from chaos.cli.side_by_side import Ended, Job, run_side_by_side
 from chaos.cli.soak_command import BROKEN
 from chaos.cli.view import COLOURS, RunView, print_result
 from chaos.run import RESULT_FILE, Result, Run
 from chaos.scenario import Scenario, all_scenarios, find_scenario
+from chaos.verdict import Verdict
 from chaos.workloads.messages import lines_of
 from dledger.errors import ConfigError, DLedgerError
 
@@ -99,8 +101,9 @@ def run(
     seed = SystemRandom().randrange(1 << 32) if seed is None else seed
     options = _Options(seed, input_file, trace_nodes, keep, at_most, changes)
     try:
-        asked = [scenario.name for scenario in all_scenarios()] if run_all else list(names)
-        if not asked:
+        found, left_out = runnable(all_scenarios()) if run_all else ([], "")
+        asked = [scenario.name for scenario in found] if run_all else list(names)
+        if not asked and not left_out:
             raise click.UsageError("name a scenario, or say --all")
         scenarios = {name: changed(find_scenario(name), at_most, changes) for name in asked}
         lines = lines_of(input_file) if input_file else []
@@ -112,11 +115,13 @@ def run(
     is_one = len(scenarios) == 1 and directory is not None
     folders = {name: root if is_one else root / f"{s.name}-{seed}" for name, s in scenarios.items()}
     console, began = Console(), time.monotonic()
+    _say_loud(console, left_out)
     try:
         if jobs > 1 and len(scenarios) > 1:
             worst = _run_side_by_side(console, folders, options, jobs)
         else:
-            worst = max(_run_here(console, s, folders[n], options, lines) for n, s in scenarios.items())
+            codes = [_run_here(console, s, folders[n], options, lines) for n, s in scenarios.items()]
+            worst = max(codes, default=0)
     except KeyboardInterrupt:
         console.print("interrupted; all processes of the run are gone")
         sys.exit(130)
@@ -125,8 +130,16 @@ def run(
         console.print(f"{len(scenarios)} runs in {time.monotonic() - began:.0f} s", highlight=False)
     if with_checker and done:
         worst = max(worst, _check(console, done, root / "report"))
+    if left_out:
+        _say_loud(console, left_out)
+        worst = max(worst, Verdict.VOID.exit_code)
     console.print(f"in {root}", highlight=False, soft_wrap=True)
     sys.exit(worst)
+
+
+def _say_loud(console: Console, text: str) -> None:
+    if text:
+        console.print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
 def changed(scenario: Scenario, at_most: float | None, changes: dict[str, Any]) -> Scenario:

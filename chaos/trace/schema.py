@@ -118,7 +118,10 @@ def _event(required: str, optional: str = "") -> Event:
 #: Operations. `send`, `append`: one message each; `send_batch`: its messages are `item` lines, answered with
 #: the first position. `get`, `pull`, `drain`: reads (drain: those of the final phase). `max_off`, `min_off`:
 #: the ends of a log. `commit_off` stores a consumer offset (`off`), `fetch_off` answers it. `lookup` finds by
-#: key. `route` asks a NameServer; its completion has the master's term.
+#: key. `route` asks a NameServer; its completion has the master's term. `receive`, `ack`, `change_invisible`:
+#: of a group that is given messages one by one, which hands out no queues: its members have no epoch, and an
+#: attempt above 0 means that the message was not acknowledged in time, or given back. `ack` says of which
+#: message; ok: the group is never given it again.
 SENDS = ("send", "append", "send_batch")
 READS = ("get", "pull", "drain")
 OPERATIONS = (
@@ -126,6 +129,7 @@ OPERATIONS = (
     *READS,
     *("max_off", "min_off", "commit_off", "fetch_off", "lookup", "route", "subscribe", "assign", "seek"),
     *("txn_begin", "txn_commit", "txn_rollback", "admin"),
+    *("receive", "ack", "change_invisible"),
 )
 #: Kinds of faults that end a process, perhaps in the middle of a line. After an error of its disk a node ends
 #: by itself.
@@ -155,7 +159,9 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     ),
     # code: ok (processed), retry (to be delivered again), dlq (given up).
     (Ev.DONE, ""): _event("mid code", "op group consumer epoch topic q qoff ledger lidx attempt"),
-    # join says what the group consumes and how: mode concurrent or orderly; filter: tags as a||b, * or none.
+    # join says what the group consumes and how; filter: tags as a||b, * or none. mode: of groups whose
+    # members have queues concurrent or orderly, of such as receive messages one by one shared or, if the
+    # messages of a queue come for the first time in their order, fifo.
     (Ev.MEMBER, "join"): _event("e group consumer topic", "mode filter from_start epoch"),
     (Ev.MEMBER, "assign"): _event("e group consumer epoch topic q", "off"),
     (Ev.MEMBER, "seek"): _event("e group consumer epoch topic q off"),

@@ -66,7 +66,7 @@ class BrokerWorkload:
         writer, numbers = self._setting.client("drain")
         lookup = Process(*self._setting.client("lookup"))
         writer.write(Ev.META, {"e": "drain_begin"})
-        drain = _Drain(self._setting, writer, Process(writer, numbers))
+        drain = FinalReader(self._setting, writer, Process(writer, numbers))
         try:
             async with asyncio.timeout(within_s), PullConsumer(self._routes, timeout=_TIMEOUT_S) as consumer:
                 for topic in self._topics:
@@ -86,7 +86,7 @@ class BrokerWorkload:
     async def close(self) -> None:
         await self._routes.close()
 
-    def _behind(self, drain: _Drain) -> str:
+    def _behind(self, drain: FinalReader) -> str:
         """Which group has not consumed everything, in words; empty if all have."""
         for group in self._groups:
             positions = group.positions()
@@ -106,7 +106,7 @@ class BrokerWorkload:
             await pace.run(stop, sender.worker)
 
 
-class _Drain:
+class FinalReader:
     """Reads every queue to its end."""
 
     def __init__(self, setting: Setting, writer: TraceWriter, process: Process) -> None:
@@ -117,10 +117,14 @@ class _Drain:
         self._ends: dict[Place, int] = {}
         self._tagged: dict[tuple[Place, str], int] = {}
 
+    def ends_of(self, topics: Sequence[str]) -> dict[Place, int]:
+        """One behind the last message of each of their queues."""
+        return {place: end for place, end in self._ends.items() if place[0] in topics}
+
     def ends_for(self, group: Group) -> dict[Place, int]:
         """How far a group gets. One with tags waits for a message that it wants before it says that it has
         passed over others."""
-        ends = {place: end for place, end in self._ends.items() if place[0] in group.topics}
+        ends = self.ends_of(group.topics)
         if not group.plan.tags:
             return ends
         return {place: max(self._tagged.get((place, tag), 0) for tag in group.plan.tags) for place in ends}

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from broker_adapter.consume_queue_unit import encode_units
+from broker_adapter.delivery.commands import DELIVERY_TOPIC
 from broker_adapter.message import Message, encode
 from broker_adapter.metadata.commands import METADATA_TOPIC
 from broker_adapter.store.consume_queues import ConsumeQueues
@@ -152,6 +155,13 @@ def test_records_of_a_broker_name_their_place_and_units_their_entry(tmp_path: Pa
     assert units == {**{(n % 2, n // 2): n + 2 for n in range(5)}, (1, 2): -1}
     assert {unit["tag_hash"] for unit in lines["cq"]} == {77, 0}
     assert [told["count"] for told in lines["dumped"]] == [7, 6]
+
+
+@pytest.mark.parametrize("topic", [METADATA_TOPIC, DELIVERY_TOPIC])
+def test_commands_of_the_broker_are_no_messages(tmp_path: Path, topic: str) -> None:
+    write_store(tmp_path / "store", [bytes(encode(Message(topic, b"5 x")))])
+    [_, row] = dumped(tmp_path, "broker")["dump"]
+    assert row["internal"] and "mid" not in row
 
 
 def test_what_is_no_record_on_a_broker_is_no_message_of_anybody(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from broker_adapter import errors as broker
 from chaos.outcomes import BROKER_FAILS, BROKER_INFOS, LOG_FAILS, LOG_INFOS, READ_ONLY, REPEATED, judge
 from chaos.trace.schema import SENDS, OpType
+from chaos.workloads.released.process import ClientError
 from dledger import errors as log
 
 
@@ -71,3 +72,28 @@ def test_what_is_common_on_bad_days_is_told_apart() -> None:
     assert log.Code.NOT_LEADER in LOG_FAILS and log.Code.WAIT_QUORUM_ACK_TIMEOUT not in LOG_FAILS
     assert log.Code.TERM_CHANGED not in LOG_FAILS and log.Code.NETWORK_ERROR not in LOG_FAILS
     assert broker.Status.NOT_MASTER in BROKER_FAILS and broker.Status.OUTCOME_UNKNOWN not in BROKER_FAILS
+
+
+HA_NOT_AVAILABLE, INVALID_RECEIPT_HANDLE, MASTER_PERSISTENCE_TIMEOUT = 50002, 40013, 50401
+
+
+@pytest.mark.parametrize(
+    ("f", "kind", "code", "outcome"),
+    [
+        ("send", "PayloadTooLargeException", 41301, OpType.FAIL),
+        ("send", "IllegalArgumentException", 0, OpType.FAIL),
+        # The last of three attempts: one before it may have been stored.
+        ("send", "InternalErrorException", HA_NOT_AVAILABLE, OpType.INFO),
+        ("send", "TooManyRequestsException", 42900, OpType.INFO),
+        ("send", "ProxyTimeoutException", MASTER_PERSISTENCE_TIMEOUT, OpType.INFO),
+        ("send", "AioRpcError", 0, OpType.INFO),
+        ("ack", "InternalErrorException", HA_NOT_AVAILABLE, OpType.FAIL),
+        ("ack", "ProxyTimeoutException", MASTER_PERSISTENCE_TIMEOUT, OpType.INFO),
+        # The broker repeats acks by itself: the first one may have counted.
+        ("ack", "BadRequestException", INVALID_RECEIPT_HANDLE, OpType.INFO),
+        ("receive", "AioRpcError", 0, OpType.INFO),
+    ],
+)
+def test_what_a_released_client_raises(f: str, kind: str, code: int, outcome: OpType) -> None:
+    verdict = judge(ClientError(kind, code, "x"), f)
+    assert (verdict.outcome, verdict.code) == (outcome, f"{code} {kind}")

@@ -45,7 +45,7 @@ def test_a_good_run() -> None:
     assert judge_run(SCENARIO, [fault()], load(), PHASES, good()) == (Verdict.VALID, [])
 
 
-@pytest.mark.parametrize("kind", ["lost", "duplicated", "reordered", "phantom"])
+@pytest.mark.parametrize("kind", ["lost", "duplicated", "reordered", "phantom", "returned"])
 def test_a_broken_promise_counts_whatever_else_went_wrong(kind: str) -> None:
     report = good()
     report.note(kind, "message 7")

@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("clients-faults")]
 _WITHOUT_TELEMETRY_S = float(os.environ.get("WITHOUT_TELEMETRY_S", "15"))
 #: What is not renewed comes back, and who is not heard of is gone, well before that.
 _IMPATIENT: dict[str, Any] = {**BROKER, "delivery": {"invisible_ms": 5_000, "heard_ms": 12_000}}
-#: A producer in Node.js goes back to no node that it once failed to reach, unless it has failed to reach all of
-#: them: with the last one it has no other to try, and gives up that send.
+#: A producer in Node.js goes back to no node that it once failed to reach, unless it has failed to reach all
+#: of them: with the last one it has no other to try, and gives up that send.
 _GIVEN_UP = {"python": 0, "node": 1}
 
 

@@ -1,4 +1,4 @@
-"""What consumers are promised: C1-C10."""
+"""What consumers are promised: C1-C11."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ SELECT f.run, f.grp, f.log, f.pos, f.mono, max(f.pos) OVER (PARTITION BY f.run, 
   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
 FROM (SELECT run, grp, log, topic, pos, min(mono) AS mono FROM dlv WHERE grp IS NOT NULL
   GROUP BY run, grp, log, topic, pos) f
-JOIN ({_GROUPS}) g ON g.run = f.run AND g.grp = f.grp AND g.topic = f.topic AND g.mode = 'orderly'
+JOIN ({_GROUPS}) g ON g.run = f.run AND g.grp = f.grp AND g.topic = f.topic
+  AND g.mode IN ('orderly', 'fifo')
 """
 
 _TIMES_GIVEN = """
@@ -100,6 +101,15 @@ JOIN sends s ON s.run = d.run AND s.mid = d.mid
 _GIVEN_UP = """
 SELECT run, grp, mid, count(*) AS n, min(src) AS src, min(inc) AS inc, min(seq) AS seq
 FROM done WHERE code = 'dlq' GROUP BY run, grp, mid
+"""
+
+#: What was received, beside when its group had first been answered that it had acknowledged it.
+_RETURNED = """
+SELECT d.run, d.grp, d.consumer, d.mid, d.log, d.src, d.inc, d.seq, r.inv, a.acked, a.op FROM dlv d
+JOIN ops r ON r.run = d.run AND r.op = d.op AND r.f = 'receive'
+JOIN (SELECT run, grp, mid, min(ret) AS acked, min_by(op, ret) AS op FROM ops
+  WHERE f = 'ack' AND outcome = 'ok' GROUP BY run, grp, mid) a
+  ON a.run = d.run AND a.grp = d.grp AND a.mid = d.mid
 """
 
 #: Deliveries (k 1) beside what was known to be committed before (k 0).
@@ -225,5 +235,12 @@ CHECKS: tuple[Check, ...] = (
             "k, lidx, mid, src, inc, seq, committed_before",
         ),
         needs=WHOLE,
+    ),
+    hard(
+        "C11",
+        "what a group has acknowledged, and was told so, it is never given again",
+        "receives acks_ok",
+        "{grp}/{consumer} received message {mid} of {log} after operation {op} had acknowledged it",
+        Part(_RETURNED, "acked < inv", "grp, consumer, mid, log, op, inv, acked, src, inc, seq"),
     ),
 )

@@ -11,13 +11,14 @@ LEFT JOIN runs r ON r.run = p.run
 """
 
 #: Deliveries, each with the one before it in its read and the one before it to its consumer. Both windows
-#: need the rows in the same places: a read is one consumer's.
+#: need the rows in the same places: a read is one consumer's. Who receives messages one by one goes on
+#: nowhere: such deliveries do not count.
 DELIVERIES = """
 SELECT d.*, lag(pos) OVER w AS in_read, lag(rank) OVER w AS rank_in_read,
   s.mid IS NOT NULL AS suspect, s.sent, s.oks, s.fails, s.sent_digest, r.max_attempts
 FROM (
   SELECT *, lag(pos) OVER v AS before, lag(rank) OVER v AS rank_before, lag(op) OVER v AS op_before FROM (
-    SELECT *, attempt = 0 AND rank IS NOT NULL AS counts FROM dlv)
+    SELECT *, attempt = 0 AND rank IS NOT NULL AND NOT received AS counts FROM dlv)
   WINDOW v AS (PARTITION BY run, log, grp, consumer, epoch, counts ORDER BY inc, seq)
 ) d
 LEFT JOIN suspects s ON s.run = d.run AND s.log = d.log AND s.mid = d.mid

@@ -13,12 +13,12 @@ from chaos.checker.synthetic import clean_trace
 from chaos.checker.tables import make_tables
 from chaos.scenario import TAKING
 from chaos.trace.schema import Ev
-from tests.chaos.checker import more_mutations
+from tests.chaos.checker import more_mutations, receive_mutations
 from tests.chaos.checker.conftest import CheckRuns
 from tests.chaos.checker.duck import DuckEngine
 from tests.chaos.checker.mutations import MUTATIONS, Mutation, lines
 
-assert more_mutations
+assert more_mutations and receive_mutations
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -35,7 +35,10 @@ def write_all(folder: Path) -> list[Path]:
         trace = clean_trace(f"clean_{broker}", broker=broker, seed=3)
         trace.write(folder / trace.run)
         found.append(folder / trace.run)
-    return found
+    trace = clean_trace("clean_receives", seed=3)
+    receive_mutations.receive_well(trace)
+    trace.write(folder / trace.run)
+    return [*found, folder / trace.run]
 
 
 def fired(result: RunResult) -> set[str]:
@@ -83,6 +86,13 @@ def test_damage_that_is_told_of_is_no_loss_but_hides_none(judged: dict[str, RunR
 def test_clean_traces_are_valid(broker: bool, judged: dict[str, RunResult]) -> None:
     result = judged[f"clean_{broker}"]
     assert (result.verdict, result.reasons, fired(result)) == (Verdict.VALID, [], set())
+
+
+def test_what_is_received_again_for_a_reason_is_no_fault(judged: dict[str, RunResult]) -> None:
+    result = judged["clean_receives"]
+    assert (result.verdict, result.reasons, fired(result)) == (Verdict.VALID, [], set())
+    [c11] = [finding for finding in result.findings if finding.check.id == "C11"]
+    assert c11.population == 3
 
 
 # Every part of every check, and the witnesses of each: minutes where other tests have the cores.

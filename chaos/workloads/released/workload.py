@@ -1,0 +1,135 @@
+"""Load on brokers by released clients of RocketMQ 5. Whoever only watches uses our own client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+from broker_adapter.api import GroupConfig, TopicConfig
+from broker_adapter.client import Admin, NameServerRoutes, PullConsumer
+from broker_adapter.errors import BrokerError
+from chaos.trace.operations import Process
+from chaos.trace.schema import Ev
+from chaos.workloads.auditor import Auditor
+from chaos.workloads.broker import FinalReader
+from chaos.workloads.groups import Place
+from chaos.workloads.pacing import Pace
+from chaos.workloads.released.consumers import GROUPS, ReleasedGroup
+from chaos.workloads.released.process import DRIVER, ClientProcess
+from chaos.workloads.released.producers import ReleasedProducer
+from chaos.workloads.released.topics import Topics
+from chaos.workloads.spec import DrainTimeout, Setting
+
+_TIMEOUT_S = 5.0
+_PAUSE_S = 0.2
+#: Calls that a client makes at the same time, each in a thread of its own.
+_THREADS = 16
+_AT_ONCE = 4
+FOLDER = "clients"
+#: Of the brokers: clients that wait for messages do not wait long, and what they do not acknowledge comes
+#: again while the run lasts.
+BROKER_SETTINGS = {
+    "rocketmq_v2": {"min_polling_ms": 200, "max_polling_ms": 4_000, "min_invisible_ms": 1_000},
+}
+
+
+class ClientsWorkload:
+    """Implements `Workload`. `namesrv`, `addresses`: of NameServer and nodes. `python`: an interpreter that
+    has the client. `folder`: for what the clients write."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        namesrv: Sequence[str],
+        addresses: Sequence[str],
+        python: Path,
+        folder: Path,
+    ) -> None:
+        self._setting = setting
+        self._spec = setting.spec
+        self._routes = NameServerRoutes(namesrv)
+        self._command = [str(python), str(DRIVER), ";".join(addresses), str(_THREADS)]
+        self._folder = folder
+        self._clients: list[ClientProcess] = []
+        self._topics = Topics.of(self._spec.topics, self._spec.queues)
+        plans = GROUPS if self._spec.consumers else ()
+        self._groups = [ReleasedGroup(plan, setting, self._topics, self._new_client) for plan in plans]
+        self._producers: list[ReleasedProducer] = []
+
+    async def prepare(self) -> None:
+        """Make the topics and groups, and start the producers. BrokerError, ClientError or ClientDied if that
+        does not succeed."""
+        async with Admin(self._routes, timeout=30) as admin:
+            for topic, queues in self._topics.queues():
+                await admin.put_topic(TopicConfig(topic, queues, queues))
+            for group in self._groups:
+                is_orderly = group.plan.mode == "fifo"
+                await admin.put_group(GroupConfig(group.plan.name, consume_orderly=is_orderly))
+        for number in range(self._spec.clients):
+            name, rng = f"p{number}", Random(self._setting.rng.random())
+            client = self._new_client(name)
+            self._producers.append(ReleasedProducer(self._setting, client, name, rng, self._topics))
+        async with asyncio.TaskGroup() as tasks:
+            for producer in self._producers:
+                tasks.create_task(producer.start())
+
+    async def write(self, stop: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for producer in self._producers:
+                rng = Random(self._setting.rng.random())
+                rate = self._spec.rate / self._spec.clients
+                pace = Pace(self._spec.at_once or _AT_ONCE, rate, rng, self._setting.tally)
+                tasks.create_task(pace.run(stop, producer.worker))
+            queues = self._topics.fifo_queues
+            tasks.create_task(Auditor(self._setting, self._routes, [self._topics.fifo], queues).run(stop))
+
+    async def read(self, stop: asyncio.Event, drained: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for group in self._groups:
+                for number in range(self._spec.consumers):
+                    tasks.create_task(group.live(number, stop, drained))
+
+    async def drain(self, within_s: float) -> None:
+        writer, numbers = self._setting.client("drain")
+        writer.write(Ev.META, {"e": "drain_begin"})
+        reader = FinalReader(self._setting, writer, Process(writer, numbers))
+        behind = "the final reader did not come to the end"
+        try:
+            async with asyncio.timeout(within_s), PullConsumer(self._routes, timeout=_TIMEOUT_S) as consumer:
+                for topic, queues in self._topics.queues():
+                    for queue in range(queues):
+                        await reader.read(consumer, topic, queue)
+                async with Admin(self._routes, timeout=_TIMEOUT_S) as admin:
+                    while behind := await self._behind(admin, reader):
+                        await asyncio.sleep(_PAUSE_S)
+        except TimeoutError:
+            raise DrainTimeout(behind) from None
+        writer.write(Ev.META, {"e": "drain_end"})
+
+    async def close(self) -> None:
+        for client in self._clients:
+            client.kill()
+        await asyncio.gather(*(client.wait() for client in self._clients))
+        await self._routes.close()
+
+    async def _behind(self, admin: Admin, reader: FinalReader) -> str:
+        """Which group has messages that are not done, in words; empty if none has. The broker says so: what
+        it passed over and should not have, the checks find."""
+        for group in self._groups:
+            try:
+                _, offsets = await admin.offsets(group.plan.name)
+            except BrokerError as error:
+                return f"group {group.plan.name}: {error}"
+            done: dict[Place, int] = {(one.topic, one.queue_id): one.offset for one in offsets}
+            for place, end in reader.ends_of(group.topics).items():
+                if done.get(place, 0) < end:
+                    where = f"{done.get(place, 0)} of {place[0]}/{place[1]}, which ends at {end}"
+                    return f"group {group.plan.name} is at {where}"
+        return ""
+
+    def _new_client(self, name: str) -> ClientProcess:
+        client = ClientProcess(name, self._folder / name, self._command)
+        self._clients.append(client)
+        return client

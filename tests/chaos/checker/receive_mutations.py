@@ -1,0 +1,107 @@
+"""A group that receives messages one by one, added to a clean trace, and what may go wrong in it. Importing
+this puts the defects among `MUTATIONS`."""
+
+from __future__ import annotations
+
+from chaos.checker.synthetic import Line, Trace
+from chaos.trace.schema import Ev
+from tests.chaos.checker.mutations import lines, mutation, number
+
+_OP = 9_100_000
+#: So many messages of a queue are received.
+_COUNT = 4
+
+
+class Receiver:
+    """Writes two members of one group, at the end of a trace."""
+
+    def __init__(self, trace: Trace, mode: str) -> None:
+        self._trace = trace
+        found = [line for line in lines(trace, Ev.DLV, group="G") if line["q"] == 0]
+        #: What there is to be received, in its order.
+        self.messages = sorted(found, key=lambda line: number(line, "qoff"))[:_COUNT]
+        assert len({line["mid"] for line in self.messages}) == _COUNT
+        self._now = max(number(line, "mono") for line in trace.all_lines())
+        self._op = _OP
+        self._mode = mode
+        for name in ("s0", "s1"):
+            self._emit(name, ev="meta", e="writer_begin", boot_id="b")
+            self._emit(name, ev="member", e="join", **_who(name), topic="t", mode=mode)
+
+    def receive(self, name: str, *which: tuple[int, int]) -> None:
+        """(message by its place in the queue, attempt) of each."""
+        op = self._invoke(name, "receive", **_who(name))
+        for i, (place, attempt) in enumerate(which):
+            about = {"i": i, "attempt": attempt, **_who(name)}
+            self._emit(name, ev="dlv", op=op, **_message(self.messages[place], "digest", "qoff"), **about)
+        self._complete(name, op, "receive", "ok")
+
+    def ack(self, name: str, place: int, outcome: str = "ok") -> None:
+        op = self._invoke(name, "ack", **_who(name), **_message(self.messages[place]))
+        self._complete(name, op, "ack", outcome)
+
+    def end(self) -> None:
+        for name in ("s0", "s1"):
+            self._emit(name, ev="meta", e="trace_end")
+        self._trace.renumber()
+
+    def _invoke(self, name: str, f: str, **fields: object) -> int:
+        self._op += 1
+        self._emit(name, ev="op", type="invoke", op=self._op, proc=f"{name}.{self._op}", f=f, **fields)
+        return self._op
+
+    def _complete(self, name: str, op: int, f: str, outcome: str) -> None:
+        self._emit(name, ev="op", type=outcome, op=op, proc=f"{name}.{op}", f=f)
+
+    def _emit(self, name: str, **fields: object) -> None:
+        self._now += 1_000
+        envelope: Line = {"v": 1, "run": self._trace.run, "src": f"client:{name}", "inc": 0, "host": "h"}
+        stamps: Line = {"mono": self._now, "wall": self._now}
+        line = envelope | stamps | fields  # type: ignore[operator]
+        self._trace.files.setdefault((f"client:{name}", 0), []).append(line)
+
+
+def _who(name: str) -> dict[str, object]:
+    return {"group": "R", "consumer": name}
+
+
+def _message(line: Line, *more: str) -> dict[str, object]:
+    return {name: line[name] for name in ("mid", "topic", "q", *more)}
+
+
+def receive_well(trace: Trace, mode: str = "shared") -> None:
+    """Members share a queue, one leaves a message alone, and of an ack nobody knows: what comes again may."""
+    group = Receiver(trace, mode)
+    group.receive("s0", (0, 0), (2, 0))
+    group.receive("s1", (1, 0), (3, 0))
+    group.ack("s0", 0)
+    group.ack("s1", 1, "info")
+    group.receive("s0", (3, 1), (1, 1), (2, 1))
+    for place in (1, 2, 3):
+        group.ack("s0", place)
+    group.end()
+
+
+@mutation("C11")
+def what_a_group_acknowledged_comes_again(trace: Trace) -> None:
+    group = Receiver(trace, "shared")
+    group.receive("s0", (0, 0), (1, 0))
+    group.ack("s0", 0)
+    group.receive("s1", (0, 1), (2, 0))
+    group.end()
+
+
+@mutation("C3")
+def a_later_message_is_received_first(trace: Trace) -> None:
+    group = Receiver(trace, "fifo")
+    group.receive("s0", (1, 0), (2, 0))
+    group.receive("s1", (0, 0))
+    group.end()
+
+
+@mutation("C4")
+def a_message_is_received_twice_for_the_first_time(trace: Trace) -> None:
+    group = Receiver(trace, "shared")
+    group.receive("s0", (0, 0), (1, 0))
+    group.receive("s0", (1, 0))
+    group.end()

@@ -1,0 +1,117 @@
+"""A client's process, seen from the harness: it answers, raises, hangs, is killed, and dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.workloads.released.process import DRIVER, ClientDied, ClientError, ClientProcess
+
+FAKE = Path(__file__).with_name("fake")
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FAKE))
+
+
+def command(address: str = "somewhere") -> list[str]:
+    return [sys.executable, str(DRIVER), address, "4"]
+
+
+@asynccontextmanager
+async def started(folder: Path) -> AsyncIterator[ClientProcess]:
+    client = ClientProcess("c", folder, command())
+    await client.start()
+    try:
+        yield client
+    finally:
+        client.kill()
+        await client.wait()
+
+
+def sending(body: bytes) -> dict[str, Any]:
+    return {"topic": "t", "body": b64encode(body).decode(), "tag": "a", "key": "k"}
+
+
+async def test_a_producer_sends_and_says_what_it_raises(tmp_path: Path) -> None:
+    async with started(tmp_path) as client:
+        await client.ask("producer", topics=["t"])
+        receipt = await client.ask("send", **sending(b"12345"), message_group="g")
+        assert receipt == {"offset": 5, "message_id": "id"}
+        with pytest.raises(ClientError, match="no such topic") as refused:
+            await client.ask("send", **sending(b"refuse"))
+        assert (refused.value.kind, refused.value.code) == ("RefusedException", 40002)
+        assert await client.ask("close") == {}
+
+
+async def test_a_call_that_waits_holds_up_no_other(tmp_path: Path) -> None:
+    async with started(tmp_path) as client:
+        await client.ask("producer", topics=["t"])
+        hanging = asyncio.create_task(client.ask("send", **sending(b"hang")))
+        assert (await client.ask("send", **sending(b"1")))["offset"] == 1
+        assert not hanging.done()
+        client.kill()
+        with pytest.raises(ClientDied, match="was killed"):
+            await hanging
+
+
+async def test_a_consumer_tells_where_a_message_stands_and_holds_it(tmp_path: Path) -> None:
+    async with started(tmp_path) as client:
+        await client.ask("consumer", group="g", topics=["t"], filter="*", wait_s=1)
+        one, other = (await client.ask("receive", most=2, invisible_s=4))["messages"]
+        assert (one["topic"], one["q"], one["qoff"], one["attempt"]) == ("t", 3, 70, 2)
+        await client.ask("ack", handle=one["handle"])
+        with pytest.raises(ClientError, match="KeyError"):
+            await client.ask("ack", handle=one["handle"])
+        with pytest.raises(ClientError, match="not 1"):
+            await client.ask("change", handle=other["handle"], invisible_s=1)
+        await client.ask("forget", handle=other["handle"])
+        with pytest.raises(ClientError, match="KeyError"):
+            await client.ask("ack", handle=other["handle"])
+
+
+async def test_a_client_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+    async with started(tmp_path) as client:
+        await client.ask("producer", topics=["t"])
+        with pytest.raises(ClientDied, match="something terrible"):
+            await client.ask("send", **sending(b"die"))
+        with pytest.raises(ClientDied, match="died"):
+            await client.ask("close")
+
+
+async def test_a_client_that_does_not_start_says_why(tmp_path: Path) -> None:
+    client = ClientProcess("c", tmp_path, [sys.executable, "-c", "raise SystemExit('no such module')"])
+    with pytest.raises(ClientDied, match="did not start: no such module"):
+        await client.start()
+    await client.wait()
+
+
+def test_it_ends_with_whoever_started_it(tmp_path: Path) -> None:
+    """A call that never returns does not keep it."""
+    request = json.dumps({"id": 1, "do": "producer", "topics": ["t"]})
+    hang = json.dumps({"id": 2, "do": "send", **sending(b"hang")})
+    ended = subprocess.run(
+        command(),
+        input=f"{request}\n{hang}\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+    first, *_ = ended.stdout.splitlines()
+    assert ended.returncode == 0 and json.loads(first) == {"ready": True}
+    assert all(json.loads(line) for line in ended.stdout.splitlines()), "what is printed is no answer"
