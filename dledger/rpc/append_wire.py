@@ -76,8 +76,8 @@ class _Field(NamedTuple):
 
 
 def _last_field(data: bytes, at: int, wanted: bytes) -> _Field | None:
-    """The field with the tag `wanted`, of bytes or of a message, if it comes last, and nothing but numbers and
-    short fields before it. None: it is not where we write it."""
+    """The field with the tag `wanted`, of bytes or of a message, if it comes last, and only numbers and short
+    fields before it. None: it is not where we write it."""
     end = len(data)
     for _ in range(_MAX_FIELDS):
         number, begin = _read_varint(data, at)
