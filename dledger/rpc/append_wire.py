@@ -39,6 +39,22 @@ def encode_append(message: Append, frames: bytes) -> bytes:
     return b"".join((outer, _APPEND_TAG, size, inner, _FRAMES_TAG, length, frames))
 
 
+class AppendEncoder:
+    """Every follower that has all before it is sent the same: it is put together once."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Append, bytes] | None = None
+        self._wire = b""
+
+    def encode(self, message: Append, frames: bytes) -> bytes:
+        """See `encode_append`. The last one is kept, until there is another."""
+        last = self._last
+        if last is None or last[1] is not frames or last[0] != message:
+            self._wire = encode_append(message, frames)
+            self._last = message, frames
+        return self._wire
+
+
 class ReceivedAppend(NamedTuple):
     """An APPEND as it was received: all but its frames, and those where they are in its bytes."""
 
