@@ -23,6 +23,7 @@ from dledger.core.messages import (
 )
 from dledger.errors import InvalidRequest
 from dledger.node.logs import get_logger
+from dledger.rpc.append_wire import AppendEncoder
 from dledger.rpc.channels import ChannelSecurity
 from dledger.rpc.envelope import Identity
 from dledger.rpc.peer_client import PeerClient, PeerTlsFailure, PeerUnreachable, PushClient, Question
@@ -57,16 +58,20 @@ class PeerLink:
         identity: Identity,
         events: PeerEvents,
         *,
-        next_stream_id: Callable[[], int],
+        role_epoch: Callable[[], int],
         call_timeout_ms: int,
         security: ChannelSecurity | None = None,
+        encoder: AppendEncoder | None = None,
     ) -> None:
+        """`role_epoch`: of this node, now. `encoder`: one for all members."""
+        self._encoder = encoder
         self.peer = peer
         self.address = address
         self._identity = identity
-        self._client = PeerClient(peer, address, identity, security)
+        self._client = self._new_client(security)
         self._events = events
-        self._next_stream_id = next_stream_id
+        self._role_epoch = role_epoch
+        self._stream_id = 0  # of the newest stream
         self._timeout_s = call_timeout_ms / 1000
         self._calls: dict[type, int] = dict.fromkeys(_MAX_CALLS, 0)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -79,13 +84,16 @@ class PeerLink:
         """While this node leads: the push stream is open."""
         return self._stream is not None and self._stream.is_up
 
+    def _new_client(self, security: ChannelSecurity | None) -> PeerClient:
+        return PeerClient(self.peer, self.address, self._identity, security, self._encoder)
+
     def connect(self) -> None:
         self._client.connect()
 
     def renew(self, security: ChannelSecurity) -> None:
         """New certificates: connect anew. A push stream that works stays on its old connection till it ends;
         one that never came up may be waiting for what the old certificate cannot get."""
-        old, self._client = self._client, PeerClient(self.peer, self.address, self._identity, security)
+        old, self._client = self._client, self._new_client(security)
         self._spawn(old.retire())
         self._client.connect()
         if self._keeper is not None and not self.is_connected:
@@ -165,6 +173,12 @@ class PeerLink:
                 continue  # the next one opens as soon as the peer can be reached again
             await asyncio.sleep(random.uniform(_BACKOFF_MIN_S, pause))
             pause = min(pause * 2, _BACKOFF_MAX_S)
+
+    def _next_stream_id(self) -> int:
+        """Never repeats, not even over restarts: role_epoch begins with the incarnation. Mostly it is
+        the same for all members, and then so is what they are sent."""
+        self._stream_id = max(self._stream_id + 1, self._role_epoch())
+        return self._stream_id
 
     async def _run_stream(self, stream: PushClient) -> None:
         self._stream = stream

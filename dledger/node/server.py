@@ -39,6 +39,7 @@ from dledger.node.status_view import StatusView
 from dledger.node.threads import finished
 from dledger.node.tracing import NodeTrace, TracingShell
 from dledger.node.wall_clock import JumpWatch, wall_ms
+from dledger.rpc.append_wire import AppendEncoder
 from dledger.rpc.envelope import Identity
 from dledger.rpc.log_client import LogClient
 from dledger.rpc.serving import GrpcService, NodeGrpc, check_services
@@ -125,7 +126,6 @@ class NodeServer(OwnerFace):
         self._security: NodeSecurity | None = None  # None: plain text
         self._clients: dict[str, LogClient] = {}
         self._retired: set[asyncio.Task[None]] = set()
-        self._stream_id = 0
         self._http: HttpServer | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._stopping = False
@@ -308,15 +308,17 @@ class NodeServer(OwnerFace):
 
     def _make_links(self, events: PeerEvents) -> dict[str, PeerLink]:
         config, identity = self.config, self._peer_identity()
+        encoder = AppendEncoder()
         return {
             node_id: PeerLink(
                 node_id,
                 config.peer_address(node_id),
                 identity,
                 events,
-                next_stream_id=self._next_stream_id,
+                role_epoch=lambda: self._replica.core.role_epoch,
                 call_timeout_ms=config.timing.election_min_ms,
                 security=self._security.channel(node_id) if self._security else None,
+                encoder=encoder,
             )
             for node_id in config.members
             if node_id != config.node_id
@@ -512,11 +514,6 @@ class NodeServer(OwnerFace):
             self._rejoining = rejoining
             _log.info("rejoining", state=rejoining or "done: this node is a full member again")
         asyncio.get_running_loop().run_in_executor(self._readers, self.status.measure_disk)
-
-    def _next_stream_id(self) -> int:
-        """Never repeats, not even over restarts: role_epoch begins with the incarnation."""
-        self._stream_id = max(self._stream_id + 1, self._replica.core.role_epoch)
-        return self._stream_id
 
     def _leader_client(self) -> LogClient | None:
         leader_id = self._replica.core.leader_id

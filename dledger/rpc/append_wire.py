@@ -13,28 +13,13 @@ from google.protobuf.message import DecodeError
 
 from dledger.core.messages import Append
 from dledger.rpc.handlers import parser
+from dledger.rpc.wire import BYTES, VARINT, tag, varint
 from dledger.v1 import peer_pb2 as pb
 
-
-def _tag(message: type, field: str) -> bytes:
-    """What goes before the length of a field of bytes or of a message."""
-    number: int = message.DESCRIPTOR.fields_by_name[field].number  # type: ignore[attr-defined]
-    return _varint(number << 3 | 2)
-
-
-def _varint(value: int) -> bytes:
-    parts = bytearray()
-    while value > 0x7F:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    parts.append(value)
-    return bytes(parts)
-
-
-_VARINT, _BYTES, _NO_KIND = 0, 2, 7  # kinds of fields
+_NO_KIND = 7  # of fields: there is none of this number
 _MAX_FIELDS = 8  # that come before the one in question
-_APPEND_TAG = _tag(pb.PushRequest, "append")
-_FRAMES_TAG = _tag(pb.Append, "frames")
+_APPEND_TAG = tag(pb.PushRequest, "append")
+_FRAMES_TAG = tag(pb.Append, "frames")
 
 
 def encode_append(message: Append, frames: bytes) -> bytes:
@@ -49,9 +34,25 @@ def encode_append(message: Append, frames: bytes) -> bytes:
         first_index=message.first_index,
         last_index=message.last_index,
     ).SerializeToString()
-    length = _varint(len(frames))
-    size = _varint(len(inner) + len(_FRAMES_TAG) + len(length) + len(frames))
+    length = varint(len(frames))
+    size = varint(len(inner) + len(_FRAMES_TAG) + len(length) + len(frames))
     return b"".join((outer, _APPEND_TAG, size, inner, _FRAMES_TAG, length, frames))
+
+
+class AppendEncoder:
+    """Every follower that has all before it is sent the same: it is put together once."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Append, bytes] | None = None
+        self._wire = b""
+
+    def encode(self, message: Append, frames: bytes) -> bytes:
+        """See `encode_append`. The last one is kept, until there is another."""
+        last = self._last
+        if last is None or last[1] is not frames or last[0] != message:
+            self._wire = encode_append(message, frames)
+            self._last = message, frames
+        return self._wire
 
 
 class ReceivedAppend(NamedTuple):
@@ -90,19 +91,19 @@ class _Field(NamedTuple):
     begin: int
 
 
-def _last_field(data: bytes, at: int, tag: bytes) -> _Field | None:
-    """The field with this tag, of bytes or of a message, if it comes last and nothing but numbers and short
-    fields comes before it. None: it is not where we write it."""
+def _last_field(data: bytes, at: int, wanted: bytes) -> _Field | None:
+    """The field with the tag `wanted`, of bytes or of a message, if it comes last, and only numbers and short
+    fields before it. None: it is not where we write it."""
     end = len(data)
     for _ in range(_MAX_FIELDS):
         number, begin = _read_varint(data, at)
         kind = number & 7
         value, after = _read_varint(data, begin)
-        if kind == _BYTES:
+        if kind == BYTES:
             if after + value == end:
-                return _Field(at, after) if data[at:begin] == tag else None
+                return _Field(at, after) if data[at:begin] == wanted else None
             after += value
-        elif kind != _VARINT:
+        elif kind != VARINT:
             return None
         if after >= end:
             return None

@@ -18,12 +18,14 @@ from dledger.errors import Code, DLedgerError, error_for
 from dledger.rpc.channels import CallCount, ChannelSecurity, open_channel
 from dledger.rpc.convert_admin import backup_head_from_pb, node_status_from_pb, scrub_from_pb
 from dledger.rpc.ports import BackupHead, ScrubProgress
+from dledger.rpc.request_wire import SessionMark, encode_append_request, serialize_request
 from dledger.rpc.tls_failures import explain
 from dledger.status.model import NodeStatus
 from dledger.v1 import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc
 
 T = TypeVar("T")
 
+_APPEND_STREAM = "/dledger.v1.LogService/AppendStream"
 _GOOD = (0, int(Code.SUCCESS))
 
 
@@ -35,13 +37,6 @@ class NetworkFailure(DLedgerError):
 
 class TlsFailure(NetworkFailure):
     """No connection, because the two ends do not agree about TLS. The message says what to look at."""
-
-
-class SessionMark(NamedTuple):
-    """What makes a batch unique: it is stored once per (session_id, seq)."""
-
-    session_id: int
-    seq: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +130,7 @@ class AppendStream:
         self, request_id: int, bodies: Sequence[bytes], mark: SessionMark | None, timeout_ms: int
     ) -> None:
         """Hand one batch to gRPC; returns when flow control let it go. Raises NetworkFailure."""
-        request = log_pb2.AppendRequest(
-            group=self._group, request_id=request_id, bodies=bodies, timeout_ms=timeout_ms
-        )
-        if mark is not None:
-            request.session.session_id = mark.session_id
-            request.session.seq = mark.seq
+        request = encode_append_request(self._group, request_id, bodies, mark, timeout_ms)
         await answer_of(self.address, lambda: self._call.write(request), self._call.cancelled)
 
     async def receive(self) -> AppendAnswer:
@@ -185,6 +175,11 @@ class LogClient:
         self._calls = CallCount()
         self._channel = open_channel(address, security)
         self._log: Any = log_pb2_grpc.LogServiceStub(self._channel)
+        self._append_stream: Any = self._channel.stream_stream(
+            _APPEND_STREAM,
+            request_serializer=serialize_request,
+            response_deserializer=log_pb2.AppendResponse.FromString,
+        )
         self._admin: Any = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     async def connect(self, timeout: float) -> None:
@@ -208,7 +203,7 @@ class LogClient:
             raise NetworkFailure(f"{self.address}: {error}") from None
 
     def open_append_stream(self) -> AppendStream:
-        call = self._log.AppendStream()
+        call = self._append_stream()
         self._calls.begin()
         return AppendStream(self.address, self._group, call, self._calls.end)
 

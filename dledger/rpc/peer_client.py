@@ -26,7 +26,7 @@ from dledger.core.messages import (
 )
 from dledger.errors import InvalidRequest, error_for
 from dledger.rpc import convert_peer as convert
-from dledger.rpc.append_wire import encode_append, serialize_push
+from dledger.rpc.append_wire import AppendEncoder, serialize_push
 from dledger.rpc.channels import CallCount, ChannelSecurity, open_channel
 from dledger.rpc.envelope import Identity
 from dledger.rpc.outbox import Outbox
@@ -53,9 +53,16 @@ class PeerClient:
     """One channel to one member, used for everything that this node asks of it."""
 
     def __init__(
-        self, peer: str, address: str, identity: Identity, security: ChannelSecurity | None = None
+        self,
+        peer: str,
+        address: str,
+        identity: Identity,
+        security: ChannelSecurity | None = None,
+        encoder: AppendEncoder | None = None,
     ) -> None:
+        """`encoder`: one for all members."""
         self.peer = peer
+        self._encoder = encoder or AppendEncoder()
         self._address = address
         self._identity = identity
         self._security = security
@@ -124,7 +131,8 @@ class PeerClient:
     def open_push(self, stream_id: int) -> PushClient:
         # wait_for_ready: the stream opens in the moment in which the peer can be reached.
         call = self._push(wait_for_ready=True)
-        return PushClient(self.peer, stream_id, self._identity.envelope(self.peer), call, self._calls)
+        envelope = self._identity.envelope(self.peer)
+        return PushClient(self.peer, stream_id, envelope, call, self._calls, self._encoder)
 
     async def close(self) -> None:
         await self._channel.close(0)
@@ -140,7 +148,16 @@ class PeerClient:
 class PushClient:
     """The leader's end of one push stream. Never opened again: a new stream is a new object."""
 
-    def __init__(self, peer: str, stream_id: int, envelope: pb.Envelope, call: Any, calls: CallCount) -> None:
+    def __init__(
+        self,
+        peer: str,
+        stream_id: int,
+        envelope: pb.Envelope,
+        call: Any,
+        calls: CallCount,
+        encoder: AppendEncoder,
+    ) -> None:
+        self._encoder = encoder
         self.peer = peer
         self.stream_id = stream_id
         self.is_up = False
@@ -155,7 +172,7 @@ class PushClient:
         have no bytes, by keeping only the newest of those that follow each other."""
         if isinstance(message, Append):
             assert payload is not None
-            self._outbox.put(encode_append(message, payload))
+            self._outbox.put(self._encoder.encode(message, payload))
         elif isinstance(message, Commit):
             waiting = self._commit
             if waiting is not None and self._outbox.last is waiting:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dledger.core.messages import Append
 from dledger.core.values import TermRun
 from dledger.rpc import append_wire
-from dledger.rpc.append_wire import ReceivedAppend, encode_append, parse_push
+from dledger.rpc.append_wire import AppendEncoder, ReceivedAppend, encode_append, parse_push
 from dledger.v1 import peer_pb2 as pb
 
 numbers = st.integers(0, 2**62)
@@ -83,3 +83,12 @@ def test_what_protobuf_refuses_is_refused(noise: bytes, at: int, drop: int) -> N
         patch.setattr(append_wire, "_WORTH_FINDING", 0)
         found = parse_push(broken)
     assert (None if found is None else whole(found)) == expected
+
+
+def test_what_goes_to_all_followers_is_put_together_once() -> None:
+    encoder = AppendEncoder()
+    first = encoder.encode(append_of(5, 4, 3), FRAMES)
+    assert encoder.encode(append_of(5, 4, 3), FRAMES) is first
+    other = bytes(bytearray(FRAMES))
+    for message, frames in ((append_of(5, 5, 3), FRAMES), (append_of(5, 5, 3), other[:-1])):
+        assert encoder.encode(message, frames) == encode_append(message, frames)
