@@ -7,7 +7,9 @@ The calls are what released clients send. The client's own code is not measured:
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+import urllib.request
 from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any
@@ -25,7 +27,8 @@ from dledger.rpc.channels import open_channel
 LEAST_RATE = 3000
 #: Messages a second that are there to be received.
 _MOST_RECEIVED = 6000
-#: Acks of one consumer under way, as its listeners' threads make them.
+#: What released clients ask for at most, unless told otherwise; so many acks of one consumer are under way at
+#: once, as its listeners' threads make them.
 _RECEIVE_BATCH = 32
 _CONSUMERS = 4
 _GROUP = "BenchGroup"
@@ -37,6 +40,32 @@ _HEADERS = (
     ("x-mq-date-time", "20260101T000000Z"),
 )
 _TIMEOUT_S = 30.0
+_APPENDS = re.compile(r"^broker_delivery_appends_total (\S+)$", re.MULTILINE)
+
+
+class Spent(Cpu):
+    """CPU, and the appends to the log that the master made for its clients."""
+
+    def __init__(self, system: brokers.Brokers) -> None:
+        super().__init__(system)
+        self._url = f"{system.cluster.http_url(system.master_id)}/metrics"
+        self._appends_before = 0.0
+        self.appends = 0.0
+
+    def begin(self) -> None:
+        self._appends_before = self._appends()
+        super().begin()
+
+    def end(self) -> None:
+        super().end()
+        self.appends += self._appends() - self._appends_before
+
+    def _appends(self) -> float:
+        with urllib.request.urlopen(self._url) as answer:
+            found = _APPENDS.search(answer.read().decode())
+        if found is None:
+            raise BenchError(f"{self._url} does not say how many appends there were")
+        return float(found[1])
 
 
 class Client:
@@ -142,12 +171,13 @@ async def _row(
                     "clients": load_of(client),
                     "echo": (yardsticks.unary_echo(echo), yardsticks.UNARY_IN_FLIGHT),
                 }
-                cpu = {"clients": Cpu(system), "echo": Cpu(system)}
+                cpu = {"clients": Spent(system), "echo": Spent(system)}
                 rounds = await interleaved(operations, seconds, rounds_for(seconds), cpu)
     load, bare = Load.joined(rounds["clients"]), Load.joined(rounds["echo"])
     used = {who: 1e6 * spent / load.entries for who, spent in cpu["clients"].used.items()}
     # While the echo has its turn, the nodes do what they always do: at a low rate that is much per message.
     idle = max(spent / bare.seconds for who, spent in cpu["echo"].used.items() if who != "client")
+    per_append = load.entries / max(1.0, cpu["clients"].appends)
     parts = ", ".join(f"{who} {us:.0f}" for who, us in used.items())
     return Row(
         figure,
@@ -155,12 +185,14 @@ async def _row(
         f">= {LEAST_RATE:,}/s",
         load.rate >= LEAST_RATE,
         f"{load.rate / bare.rate:.2f} of the echo's {bare.rate:,.0f}/s; p50 {load.latency_ms(0.5):.1f} ms; "
+        f"{per_append:.0f} messages an append; "
         f"µs of CPU per message: {parts} (master {system.master_id}), {sum(used.values()):.0f} in all; "
         f"a node without load uses {100 * idle:.0f} % of a core",
         {
             "rate": load.rate,
             "echo_rate": bare.rate,
             "cpu_us": used,
+            "per_append": per_append,
             "idle_share": idle,
             "master": system.master_id,
         },

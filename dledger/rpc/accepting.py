@@ -44,7 +44,7 @@ class AcceptingServer(cygrpc.AioServer):  # type: ignore[misc]
 
     async def _start_shutting_down(self) -> None:
         await super()._start_shutting_down()
-        self._come.clear()  # nobody takes them any more, and while they are kept the server does not end
+        self._come.clear()
 
     def _has_come(self, asked: asyncio.Task[Any]) -> None:
         self._asking -= 1
@@ -52,6 +52,8 @@ class AcceptingServer(cygrpc.AioServer):  # type: ignore[misc]
             asked.exception()  # when the server stops all fail, and nobody looks at most of them
         self._come.append(asked)
         self._give()
+        if not self.is_running():
+            self._come.clear()  # nobody takes calls any more, and while one is kept the server does not end
 
     def _give(self) -> None:
         wanted = self._wanted

@@ -93,6 +93,34 @@ async def test_a_server_that_stops_answers_what_is_under_way_and_leaves_nothing_
     assert not troubles
 
 
+async def test_a_server_stops_while_calls_keep_coming() -> None:
+    async def behaviour(request: bytes, _: object) -> bytes:
+        return request
+
+    server = new_server()
+    port = _added(server, behaviour)
+    await server.start()
+    answered = 0
+    is_busy = asyncio.Event()
+
+    async def caller(call: Any) -> None:
+        nonlocal answered
+        while True:
+            await call(b"x")
+            answered += 1
+            if answered == 4 * AT_ONCE:
+                is_busy.set()
+
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        call: Any = channel.unary_unary("/t.Echo/Unary")
+        callers = [asyncio.create_task(caller(call)) for _ in range(4 * AT_ONCE)]
+        async with asyncio.timeout(_FAR_LESS_S):
+            await is_busy.wait()
+            await server.stop(0)
+            ends = await asyncio.gather(*callers, return_exceptions=True)
+    assert all(isinstance(end, grpc.aio.AioRpcError) for end in ends)
+
+
 async def test_where_grpc_is_made_otherwise_there_is_the_plain_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
