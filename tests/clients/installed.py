@@ -25,13 +25,18 @@ NODE_MODULES = FOLDER / "node" / "node_modules"
 SCENARIO_S = 90.0
 
 
+def why_not(client: str) -> str:
+    """Why the client cannot run here; "" if it can."""
+    if client == "node" and shutil.which("node") is None:
+        return "there is no `node` on PATH"
+    path = PYTHON if client == "python" else NODE_MODULES / "rocketmq-client-nodejs"
+    return "" if path.exists() else f"no {path} (`make clients` installs it)"
+
+
 def require(client: str) -> None:
     """Skips the test that calls it, loudly, if the client is not there."""
-    if client == "node" and shutil.which("node") is None:
-        pytest.skip(f"{DID_NOT_RUN} with node: there is no `node` on PATH")
-    path = PYTHON if client == "python" else NODE_MODULES / "rocketmq-client-nodejs"
-    if not path.exists():
-        pytest.skip(f"{DID_NOT_RUN} with {client}: no {path} (`make clients` installs it)")
+    if reason := why_not(client):
+        pytest.skip(f"{DID_NOT_RUN} with {client}: {reason}")
 
 
 def command(client: str, *arguments: str) -> list[str]:

@@ -460,7 +460,7 @@ def steady(s: Session) -> Any:
 
 def ordered(s: Session) -> Any:
     """Messages of three groups in turn, and a push consumer that gets each group in order."""
-    producer, over = s.producer("py-ordered"), told()
+    producer, over, pause = s.producer("py-ordered"), told(), threading.Event()
     acknowledged: dict[str, list[int]] = {group: [] for group in "abc"}
     consumed: dict[str, list[int]] = {group: [] for group in "abc"}
 
@@ -479,7 +479,7 @@ def ordered(s: Session) -> Any:
         number += 1
     end = time.monotonic() + PATIENCE_S
     while any(set(acknowledged[g]) - set(consumed[g]) for g in "abc") and time.monotonic() < end:
-        time.sleep(0.1)
+        pause.wait(0.1)
     return {"acknowledged": acknowledged, "consumed": consumed}
 
 
@@ -511,7 +511,7 @@ def held(s: Session) -> Any:
         attempts.append(one.delivery_attempt)
         begun.set()
         over.wait()
-        time.sleep(s.options["seconds"])
+        done.wait(s.options["seconds"])
         done.set()
         return ConsumeResult.SUCCESS
 
