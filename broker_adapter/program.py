@@ -33,7 +33,7 @@ from broker_adapter.messaging.forwarding.service import ForwardService
 from broker_adapter.messaging.handlers import MessagingHandlers
 from broker_adapter.messaging.ports import ClientPorts
 from broker_adapter.messaging.serving import ClientService, ReplicatedDirectory, client_service
-from broker_adapter.metadata.commands import METADATA_TOPIC
+from broker_adapter.metadata.commands import METADATA_TOPIC, Command, PutGroup
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.metadata.values import Outcome
@@ -144,7 +144,7 @@ class BrokerProgram:
         self.metadata = MetadataState(
             on_result=self._on_result,
             on_topic_cut=self._on_topic_cut,
-            on_done=self.delivery_state.metadata_changed,
+            on_done=self._on_metadata_done,
         )
         self.dispatcher = self._make_dispatcher()
 
@@ -402,6 +402,12 @@ class BrokerProgram:
         """On the machine's thread."""
         self.proposals.on_result(request_id, outcome)
         self._call_soon(self._topics_may_have_changed)
+
+    def _on_metadata_done(self, command: Command) -> None:
+        """On the machine's thread."""
+        self.delivery_state.metadata_changed(command)
+        if isinstance(command, PutGroup):
+            self._call_soon(self.clients.streams.group_changed, command.config.name)
 
     def _on_outcomes(self, request_id: bytes, outcomes: list[DeliveryOutcome]) -> None:
         """On the machine's thread."""

@@ -21,6 +21,7 @@ from broker_adapter.delivery.handles import held_handle, id_digest, parse_held
 from broker_adapter.delivery.held_messages import HeldMessage
 from broker_adapter.delivery.records import encode as encode_command
 from broker_adapter.delivery.sender import Sender, host_of, with_id, within
+from broker_adapter.delivery.sent_ids import Place
 from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.errors import BrokerError, Busy, IllegalMessage, ReadFailed, Status
 from broker_adapter.host import NO_HOST, Host
@@ -149,12 +150,11 @@ class Holder:
     async def _put(self, hold: Hold, timeout_ms: int) -> tuple[int, bool]:
         """Its number, and whether it was there before."""
         if hold.digest:
-            first, place = self._sender.known(hold.digest)
+            first = await self._sender.outcome(hold.digest, timeout_ms)
+            if isinstance(first, Place):
+                return (first.queue_offset if first.queue_id == -1 else -1), True
             if first is not None:
-                done = await within(timeout_ms, asyncio.shield(first.done))
-                return _number_of(done), True
-            if place is not None:
-                return (place.queue_offset if place.queue_id == -1 else -1), True
+                return _number_of(first.done), True
         size = len(encode_command([hold]))
         if self._state.held.bytes + size > self._settings.max_held_bytes:
             text = f"{self._settings.max_held_bytes} bytes of delayed and half messages are kept already"

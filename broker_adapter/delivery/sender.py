@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from functools import lru_cache
-from typing import TypeVar
+from functools import lru_cache, partial
+from typing import NamedTuple, TypeVar
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.delivery.api import Sent
 from broker_adapter.delivery.commands import Element
-from broker_adapter.delivery.committer import Committer, Request
+from broker_adapter.delivery.committer import Committer, Done, Request
 from broker_adapter.delivery.handles import id_digest
 from broker_adapter.delivery.sent_ids import Place
 from broker_adapter.delivery.state import DeliveryState
@@ -22,6 +22,13 @@ from broker_adapter.properties import UNIQ_KEY
 T = TypeVar("T")
 
 
+class First(NamedTuple):
+    """Of a message that is sent here already. `queue_id` -1: it is held."""
+
+    queue_id: int
+    done: Done
+
+
 class Sender:
     """`sending` are requests whose id the state does not know yet."""
 
@@ -30,10 +37,12 @@ class Sender:
         self._committer = committer
         self._writer = writer
         self._sending: dict[bytes, Request] = {}
+        self._awaited: dict[bytes, asyncio.Future[None]] = {}  # until the id is in `sending` no more
         self._turns: dict[str, int] = {}
 
     def clear(self) -> None:
-        self._sending.clear()
+        for digest in list(self._sending):
+            self._release(digest)
         self._turns.clear()
 
     def queue_of(self, config: TopicConfig, queue_id: int) -> int:
@@ -59,42 +68,59 @@ class Sender:
         queue_id = self.queue_of(config, queue_id)
         digest = id_digest(topic, message_id) if message_id else b""
         if digest:
-            first, place = self.known(digest)
+            first = await self.outcome(digest, timeout_ms)
+            if isinstance(first, Place):
+                return Sent(first.queue_id, first.queue_offset, True)
             if first is not None:
-                done = await settled(timeout_ms, first.done)
                 return (
-                    Sent(first.queued[0].queue_id, done.offsets[0], True)
-                    if done.offsets
+                    Sent(first.queue_id, first.done.offsets[0], True)
+                    if first.done.offsets
                     else Sent(-1, -1, True)
                 )
-            if place is not None:
-                return Sent(place.queue_id, place.queue_offset, True)
             message = with_id(message, message_id)
         records = self._writer.records(topic, queue_id, [message], born_host=host_of(born_host))
         request = self.request(digest, queued=[records])
         done = await settled(timeout_ms, request.done)
         return Sent(queue_id, done.offsets[0])
 
-    def known(self, digest: bytes) -> tuple[Request | None, Place | None]:
-        """The request that is sending the message with this id, or where it is."""
-        if digest in self._sending:
-            return self._sending[digest], None
+    async def outcome(self, digest: bytes, timeout_ms: int) -> First | Place | None:
+        """What became of the message with this id; None: it was not sent before. While that is in doubt it is
+        waited for: until the message is applied, or this broker is not master any more.
+
+        PutIndeterminate after `timeout_ms`; whatever else the first one ended with."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_ms / 1000
+        while (request := self._sending.get(digest)) is not None:
+            left_ms = max(0, int(1000 * (end - loop.time())))
+            if request.done.done() and isinstance(request.done.exception(), PutIndeterminate):
+                await settled(left_ms, self._awaited.setdefault(digest, loop.create_future()))
+                continue
+            try:
+                done = await settled(left_ms, request.done)
+            except PutIndeterminate:
+                if not request.done.done():
+                    raise
+            else:
+                return First(request.queued[0].queue_id if request.queued else -1, done)
         with self._state.lock:
-            return None, self._state.ids.find(digest)
+            return self._state.ids.find(digest)
 
     def request(
         self, digest: bytes, *, queued: Sequence[QueuedRecords] = (), elements: Sequence[Element] = ()
     ) -> Request:
         """Submitted, and known under its id as long as the state does not know it."""
-
-        def release() -> None:
-            self._sending.pop(digest, None)
-
+        release = partial(self._release, digest)
         request = Request(queued=queued, elements=elements, digest=digest, release=release)
         self._committer.submit(request)
         if digest:
             self._sending[digest] = request
         return request
+
+    def _release(self, digest: bytes) -> None:
+        self._sending.pop(digest, None)
+        awaited = self._awaited.pop(digest, None)
+        if awaited is not None and not awaited.done():
+            awaited.set_result(None)
 
 
 def with_id(message: OutgoingMessage, message_id: str) -> OutgoingMessage:

@@ -17,6 +17,9 @@ class Stream(Protocol):
     def tell(self, command: calls.TelemetryCommand) -> bool:
         """Whether there was room for it: a client that does not read is not waited for."""
 
+    def renew(self) -> None:
+        """Tell the client its settings, if what they depend on has changed them."""
+
 
 class ClientInfo(NamedTuple):
     """What a client says of itself. `topics`: to which it sends."""
@@ -96,6 +99,13 @@ class ClientStreams:
                 producers[other] = producers.pop(other)  # the others first, next time
                 return True
         return False
+
+    def group_changed(self, group: str) -> None:
+        """Its settings are those of its consumers."""
+        for client_id, info in list(self._infos.items()):
+            if info.group == group:
+                for stream in list(self._streams.get(client_id, [])):
+                    stream.renew()
 
     def _take(self, client_id: str, info: ClientInfo) -> None:
         before = self._infos.pop(client_id, ClientInfo()).topics

@@ -4,7 +4,8 @@ Every node takes every call, so a route only says to whom a client speaks. Most 
 whose addresses are those of all nodes: their channel goes on to the next address by itself, so even an
 ordered message reaches the master while a node is down. Clients in Node.js cannot have several addresses in
 one place: they get a broker for each node, with the queues of all nodes in turn, so the next try of a send
-goes to another node.
+goes to another node. So do those in Python with TLS: they would look for all addresses, as one name, in the
+certificate.
 
 Clients compare routes by their whole content: it depends on nothing but the configuration and the topic.
 """
@@ -33,6 +34,9 @@ _KINDS = {
     "PRIORITY": pb.MessageType.PRIORITY,
 }
 _MIXED = (pb.MessageType.NORMAL, pb.MessageType.FIFO, pb.MessageType.DELAY, pb.MessageType.TRANSACTION)
+#: Clients that take one address in one place, and with TLS.
+_ONE_ADDRESS = frozenset({NODE_JS})
+_ONE_NAME = frozenset({NODE_JS, PYTHON})
 #: Clients that are known to take a route with a type in it that came later; others may refuse all of it.
 _KNOW_PRIORITY = frozenset({PYTHON, NODE_JS})
 
@@ -44,9 +48,17 @@ def accepts(config: TopicConfig, kind: pb.MessageType) -> bool:
 
 
 class Routes:
-    """`members`: host:port by node id; `advertised` takes precedence. One instance for all topics."""
+    """`members`: host:port by node id; `advertised` takes precedence. One instance for all topics, of a port
+    that has TLS or not."""
 
-    def __init__(self, broker_name: str, members: Mapping[str, str], advertised: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        broker_name: str,
+        members: Mapping[str, str],
+        advertised: Mapping[str, str],
+        *,
+        has_tls: bool = False,
+    ) -> None:
         places = {node_id: advertised.get(node_id, members[node_id]) for node_id in sorted(members)}
         addresses = [_split(address) for address in places.values()]
         self._each = [
@@ -57,6 +69,7 @@ class Routes:
         # Names, and addresses of two kinds, cannot stand in one place.
         is_one_place = len(addresses) == 1 or schemes in ({pb.AddressScheme.IPv4}, {pb.AddressScheme.IPv6})
         self._shared = _broker(broker_name, addresses) if is_one_place else None
+        self._apart = _ONE_NAME if has_tls else _ONE_ADDRESS
 
     def queues(self, topic: pb.Resource, config: TopicConfig, language: str) -> list[pb.MessageQueue]:
         """All queues of a topic, for clients of this language."""
@@ -84,7 +97,7 @@ class Routes:
         ]
 
     def _brokers_for(self, language: str) -> list[pb.Broker]:
-        return self._each if language == NODE_JS or self._shared is None else [self._shared]
+        return self._each if language in self._apart or self._shared is None else [self._shared]
 
     def _queue(
         self, topic: pb.Resource, config: TopicConfig, queue_id: int, broker: pb.Broker, language: str

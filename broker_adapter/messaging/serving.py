@@ -105,7 +105,7 @@ def routes_by_port(
     return {
         NODE_PORT: Routes(broker_name, members, settings.advertise),
         PLAIN_PORT: Routes(broker_name, members, plain),
-        TLS_PORT: Routes(broker_name, members, tls),
+        TLS_PORT: Routes(broker_name, members, tls, has_tls=True),
     }
 
 

@@ -53,6 +53,8 @@ class Conversation:
         self._later = later
         self._wake = wake
         self._is_open = True
+        self._said: pb.Settings | None = None
+        self._answer: calls.TelemetryCommand | None = None
         streams.add(context.client_id, self)
 
     def close(self) -> None:
@@ -76,12 +78,24 @@ class Conversation:
         except Rejected as error:
             self.tell(calls.TelemetryCommand(status=status_of(error)))
             return
+        self._said, self._answer = command.settings, answer
         self.tell(answer)
         if self._context.language == NODE_JS:
-            self._later(_AGAIN_AFTER_S, lambda: self._repeat(answer))
+            self._later(_AGAIN_AFTER_S, self._repeat)
 
-    def _repeat(self, answer: calls.TelemetryCommand) -> None:
-        self.tell(answer)
+    def renew(self) -> None:
+        """Tell the client its settings if they have changed since."""
+        if self._said is None:
+            return
+        answer = calls.TelemetryCommand(status=ok(), settings=self._settled(self._said))
+        if answer != self._answer:
+            self._answer = answer
+            self.tell(answer)
+
+    def _repeat(self) -> None:
+        """The newest ones: they may have changed meanwhile."""
+        if self._answer is not None:
+            self.tell(self._answer)
 
     def _settled(self, settings: pb.Settings) -> pb.Settings:
         namespace = self._context.namespace

@@ -23,7 +23,7 @@ collect_ignore = (
 Run = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientCluster]:
     with client_cluster(tmp_path_factory.mktemp("clients") / "cluster") as running:
         yield running

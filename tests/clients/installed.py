@@ -25,13 +25,18 @@ NODE_MODULES = FOLDER / "node" / "node_modules"
 SCENARIO_S = 90.0
 
 
+def why_not(client: str) -> str:
+    """Why the client cannot run here; "" if it can."""
+    if client == "node" and shutil.which("node") is None:
+        return "there is no `node` on PATH"
+    path = PYTHON if client == "python" else NODE_MODULES / "rocketmq-client-nodejs"
+    return "" if path.exists() else f"no {path} (`make clients` installs it)"
+
+
 def require(client: str) -> None:
     """Skips the test that calls it, loudly, if the client is not there."""
-    if client == "node" and shutil.which("node") is None:
-        pytest.skip(f"{DID_NOT_RUN} with node: there is no `node` on PATH")
-    path = PYTHON if client == "python" else NODE_MODULES / "rocketmq-client-nodejs"
-    if not path.exists():
-        pytest.skip(f"{DID_NOT_RUN} with {client}: no {path} (`make clients` installs it)")
+    if reason := why_not(client):
+        pytest.skip(f"{DID_NOT_RUN} with {client}: {reason}")
 
 
 def command(client: str, *arguments: str) -> list[str]:
@@ -40,10 +45,11 @@ def command(client: str, *arguments: str) -> list[str]:
     return ["node", str(HERE / "node_driver.cjs"), *arguments]
 
 
-def environment(home: Path) -> dict[str, str]:
-    """Clients write logs to HOME."""
+def environment(home: Path, roots: Path | None = None) -> dict[str, str]:
+    """Clients write logs to HOME. `roots`: whose certificates they believe."""
     home.mkdir(exist_ok=True)
-    return {"HOME": str(home), "PATH": os.environ["PATH"], "NODE_PATH": str(NODE_MODULES)}
+    made = {"HOME": str(home), "PATH": os.environ["PATH"], "NODE_PATH": str(NODE_MODULES)}
+    return made if roots is None else {**made, "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(roots)}
 
 
 def start(
@@ -61,11 +67,19 @@ def start(
         )
 
 
-def run(client: str, home: Path, address: str, scenario: str, options: dict[str, Any]) -> Any:
+def run(
+    client: str,
+    home: Path,
+    address: str,
+    scenario: str,
+    options: dict[str, Any],
+    *,
+    roots: Path | None = None,
+) -> Any:
     """What the driver prints in the end: a JSON object."""
     done = subprocess.run(
         command(client, address, scenario, json.dumps(options)),
-        env=environment(home),
+        env=environment(home, roots),
         capture_output=True,
         text=True,
         check=False,

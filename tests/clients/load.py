@@ -1,8 +1,10 @@
-"""A scenario of a released client that goes on while faults happen."""
+"""A scenario of released clients that goes on while faults happen."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from subprocess import Popen
 from types import TracebackType
@@ -16,7 +18,6 @@ class Load:
     prints then is returned."""
 
     def __init__(self, client: str, home: Path, address: str, scenario: str, **options: Any) -> None:
-        installed.require(client)
         self._errors = home.with_suffix(".stderr")
         self._arguments = (client, home, address, scenario, options)
 
@@ -40,3 +41,30 @@ class Load:
 
     def _said(self) -> str:
         return self._errors.read_text()[-4000:]
+
+
+class Loads:
+    """One of each client, at the same time; otherwise as Load."""
+
+    def __init__(
+        self, clients: Sequence[str], directory: Path, address: str, scenario: str, **options: Any
+    ) -> None:
+        self._loads = {
+            client: Load(client, directory / client, address, scenario, **options) for client in clients
+        }
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for load in self._loads.values():
+                stack.enter_context(load)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def finish(self) -> dict[str, Any]:
+        """By client."""
+        return {client: load.finish() for client, load in self._loads.items()}

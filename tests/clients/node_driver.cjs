@@ -15,7 +15,11 @@ const silent = { debug() {}, info() {}, warn() {}, error() {}, close() {} };
 class Session {
   constructor(address, options) {
     this.options = options;
-    this.common = { endpoints: address, namespace: '', logger: silent };
+    this.common = { endpoints: address, namespace: '', logger: silent, sslEnabled: Boolean(options.tls) };
+    if (options.account) {
+      const [ accessKey, accessSecret ] = options.account;
+      this.common.sessionCredentials = { accessKey, accessSecret };
+    }
     this.clients = [];
   }
 
@@ -293,13 +297,16 @@ const scenarios = {
   async dead_letters(s) {
     const topic = 'node-dead';
     const attempts = [];
+    const times = [];
     const sent = await (await s.producer(topic)).send({ topic, body: body('bad') });
     await s.push('node-retries', topic, async message => {
       attempts.push(message.deliveryAttempt);
+      times.push(Date.now());
       return ConsumeResult.FAILURE;
     });
     const dead = await take(await s.simple('node-dead-letters', '%DLQ%node-retries'), 1);
-    return { attempts, dead: bodies(dead), same_id: dead.length === 1 && dead[0].messageId === sent.messageId };
+    const pause = times[times.length - 1] - times[0];
+    return { attempts, pause_ms: pause, dead: bodies(dead), same_id: dead.length === 1 && dead[0].messageId === sent.messageId };
   },
 
   // Two consumers of one group, and one of another.
@@ -384,6 +391,15 @@ const scenarios = {
       found[namespace] = bodies([ ...first, ...await consumer.receive(32, INVISIBLE_MS) ]);
     }
     return found;
+  },
+
+  // What becomes of a send to `topic`, and of a receive of `group` from it.
+  async calls(s) {
+    const { topic, group } = s.options;
+    return {
+      send: await errorOf(async () => (await s.producer(topic)).send({ topic, body: body('x') })),
+      receive: await errorOf(async () => (await s.simple(group, topic)).receive(1, INVISIBLE_MS)),
+    };
   },
 
   // -- under faults: "begun" is printed when they have begun, and they go on until the input ends

@@ -34,10 +34,6 @@ INVISIBLE_S = 15
 PATIENCE_S = 30.0
 
 
-def configuration(address: str, namespace: str = "") -> ClientConfiguration:
-    return ClientConfiguration(address, Credentials(), namespace, request_timeout=3)
-
-
 def message(topic: str, body: bytes, **more: Any) -> Message:
     made = Message()
     made.topic, made.body = topic, body
@@ -57,16 +53,15 @@ class Session:
         self.address = address
         self.options = options
         self.namespace = ""
+        self._tls = {"tls_enable": bool(options.get("tls"))}
         self._clients: list[Any] = []
 
     def producer(self, *topics: str, **more: Any) -> Producer:
-        return self._started(Producer(configuration(self.address, self.namespace), list(topics), **more))
+        return self._started(Producer(self._configuration(), list(topics), **more, **self._tls))
 
     def simple(self, group: str, topic: str, expression: str | FilterExpression = "*") -> SimpleConsumer:
         wanted = FilterExpression(expression) if isinstance(expression, str) else expression
-        return self._started(
-            SimpleConsumer(configuration(self.address, self.namespace), group, {topic: wanted}, 2)
-        )
+        return self._started(SimpleConsumer(self._configuration(), group, {topic: wanted}, 2, **self._tls))
 
     def push(self, group: str, topic: str, consume: Callable[[Message], ConsumeResult]) -> PushConsumer:
         class Listener(MessageListener):
@@ -74,11 +69,17 @@ class Session:
                 return consume(message)
 
         subscription = {topic: FilterExpression("*")}
-        return self._started(PushConsumer(configuration(self.address), group, Listener(), subscription))
+        made = PushConsumer(self._configuration(), group, Listener(), subscription, **self._tls)
+        return self._started(made)
 
     def close(self) -> None:
         for client in reversed(self._clients):
             client.shutdown()
+
+    def _configuration(self) -> ClientConfiguration:
+        """Options: `account`, with its secret, and `tls`."""
+        credentials = Credentials(*self.options.get("account", ()))
+        return ClientConfiguration(self.address, credentials, self.namespace, request_timeout=3)
 
     def _started(self, client: Any) -> Any:
         client.startup()
@@ -319,9 +320,11 @@ def many(s: Session) -> Any:
 
 def dead_letters(s: Session) -> Any:
     attempts: list[int] = []
+    times: list[float] = []
 
     def consume(one: Message) -> ConsumeResult:
         attempts.append(one.delivery_attempt)
+        times.append(time.monotonic())
         return ConsumeResult.FAILURE
 
     sent = s.producer("py-dead").send(message("py-dead", b"bad"))
@@ -329,6 +332,7 @@ def dead_letters(s: Session) -> Any:
     dead = take(s.simple("py-dead-letters", "%DLQ%py-retries"), 1)
     return {
         "attempts": attempts,
+        "pause_ms": round(1000 * (times[-1] - times[0])),
         "dead": bodies(dead),
         "same_id": [one.message_id for one in dead] == [sent.message_id],
     }
@@ -409,6 +413,15 @@ def namespaces(s: Session) -> Any:
     return found
 
 
+def calls(s: Session) -> Any:
+    """What becomes of a send to `topic`, and of a receive of `group` from it."""
+    topic, group = s.options["topic"], s.options["group"]
+    return {
+        "send": error_of(lambda: s.producer(topic).send(message(topic, b"x"))),
+        "receive": error_of(lambda: s.simple(group, topic).receive(1, INVISIBLE_S)),
+    }
+
+
 # -- scenarios under faults: "begun" is printed when they have begun, and they go on until the input ends
 
 
@@ -460,7 +473,7 @@ def steady(s: Session) -> Any:
 
 def ordered(s: Session) -> Any:
     """Messages of three groups in turn, and a push consumer that gets each group in order."""
-    producer, over = s.producer("py-ordered"), told()
+    producer, over, pause = s.producer("py-ordered"), told(), threading.Event()
     acknowledged: dict[str, list[int]] = {group: [] for group in "abc"}
     consumed: dict[str, list[int]] = {group: [] for group in "abc"}
 
@@ -469,18 +482,20 @@ def ordered(s: Session) -> Any:
         return ConsumeResult.SUCCESS
 
     s.push("py-ordered-g", "py-ordered", consume)
-    number = 0
+    number, failed = 0, 0
     while not over.wait(0.02):
         group, body = "abc"[number % 3], b"%d" % number
-        if not error_of(lambda g=group, b=body: producer.send(message("py-ordered", b, message_group=g))):
+        if error_of(lambda g=group, b=body: producer.send(message("py-ordered", b, message_group=g))):
+            failed += 1
+        else:
             acknowledged[group].append(number)
         if consumed["a"] and not number % 10:
             print("begun", flush=True)
         number += 1
     end = time.monotonic() + PATIENCE_S
     while any(set(acknowledged[g]) - set(consumed[g]) for g in "abc") and time.monotonic() < end:
-        time.sleep(0.1)
-    return {"acknowledged": acknowledged, "consumed": consumed}
+        pause.wait(0.1)
+    return {"acknowledged": acknowledged, "consumed": consumed, "failed": failed}
 
 
 def orphan(s: Session) -> Any:
@@ -511,7 +526,7 @@ def held(s: Session) -> Any:
         attempts.append(one.delivery_attempt)
         begun.set()
         over.wait()
-        time.sleep(s.options["seconds"])
+        done.wait(s.options["seconds"])
         done.set()
         return ConsumeResult.SUCCESS
 
@@ -542,7 +557,7 @@ SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
         *(normal, fifo, delay, transaction, priority, filters, handles, push, push_fifo),
-        *(fifo_failures, expired, many, dead_letters, shared, limits, names, late, namespaces),
+        *(fifo_failures, expired, many, dead_letters, shared, limits, names, late, namespaces, calls),
         *(steady, ordered, orphan, held),
     )
 }

@@ -30,8 +30,10 @@ def groups(cluster: ClientCluster) -> Iterator[None]:
 
 
 def test_twenty_messages_arrive_once_as_they_were_sent(run: Run) -> None:
+    """Quirk: each client writes CRC32 digests in a way of its own, and Node.js fails without any digest."""
     seen = run("normal")
     assert len(seen["sent"]) == 20 and seen["received"] == seen["sent"]
+    assert seen["same_ids"], "as transaction ids, too"
     assert not seen["corrupted"] and seen["tags"] == ["a"] and seen["properties"] == list(range(20))
 
 
@@ -53,6 +55,7 @@ def test_a_delayed_message_comes_when_it_is_due_and_a_recalled_one_never(run: Ru
 
 
 def test_transactions_are_committed_rolled_back_and_asked_about(run: Run) -> None:
+    """Quirk: a producer of several topics in Node.js may miss the first answer to its settings."""
     seen = run("transaction")
     assert seen["bodies"] == ["commit", "orphan"] and seen["with_id"]
     assert seen["checked"] == ["orphan"]
@@ -75,15 +78,20 @@ def test_a_message_whose_time_is_over_cannot_be_acknowledged(run: Run) -> None:
 
 
 def test_receiving_by_thirties_loses_and_repeats_nothing(run: Run) -> None:
+    """Quirk: Node.js sends to queue 0 and receives from it only, of a topic with four."""
     assert run("many", count=300) == {"sent": 300, "received": 300, "same": True, "most": 30}
 
 
 def test_a_push_consumer_gets_again_what_it_failed_at(run: Run) -> None:
+    """Quirk: Python does not start without an answer to its settings, nor Node.js without pauses in it."""
     assert run("push")["seen"] == [["0", 1], ["1", 1], ["1", 2], ["2", 1]]
 
 
 def test_what_fails_too_often_becomes_a_dead_letter(run: Run) -> None:
-    assert run("dead_letters") == {"attempts": [1, 2], "dead": ["bad"], "same_id": True}
+    """Quirk: push consumers leave it to the server, and Node.js asks for its next try after 0 or 1 ms."""
+    seen = run("dead_letters")
+    assert seen.pop("pause_ms") >= 900
+    assert seen == {"attempts": [1, 2], "dead": ["bad"], "same_id": True}
 
 
 def test_in_order_a_dead_letter_makes_way_for_the_next_message(run: Run) -> None:
@@ -97,6 +105,7 @@ def test_consumers_of_a_group_share_and_each_group_gets_all(run: Run) -> None:
 
 
 def test_bodies_and_properties_reach_their_limits_and_not_beyond(run: Run) -> None:
+    """Quirk: Node.js receives no more than 4 MiB at once, and Python sends nothing without a limit."""
     seen = run("limits", max_body=MAX_BODY)
     assert (seen["body"], seen["properties"]) == ("", "")
     assert seen["larger_body"] and seen["larger_properties"] == "RequestHeaderFieldsTooLargeException"

@@ -41,6 +41,13 @@ def test_node_js_gets_a_broker_for_each_node_with_queues_in_turn() -> None:
     assert [ports(queue.broker) for queue in queues[:3]] == [[10911], [10912], [10913]]
 
 
+def test_with_tls_python_gets_a_broker_for_each_node() -> None:
+    """Quirk: it would look for the addresses of all nodes, as one name, in the certificate."""
+    over_tls = Routes("broker-a", MEMBERS, {}, has_tls=True)
+    assert len(places(over_tls.queues(TOPIC, CONFIG, "PYTHON"))) == 6
+    assert len(places(over_tls.queues(TOPIC, CONFIG, "JAVA"))) == 2
+
+
 @pytest.mark.parametrize("language", ["PYTHON", "NODE_JS", "JAVA", ""])
 def test_every_queue_is_usable(language: str) -> None:
     """Quirk: a broker's id other than 0, a missing queue 0 or type make queues useless."""

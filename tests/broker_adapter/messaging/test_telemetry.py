@@ -71,6 +71,36 @@ def test_settings_are_answered_with_a_status() -> None:
     assert talk.wakes == 1 and not talk.timers
 
 
+def test_a_change_of_a_group_is_told_to_its_consumers() -> None:
+    streams = ClientStreams(9)
+    talk, other = Talk(streams), Talk(streams, "other")
+    talk.delivery.groups["g"] = GroupConfig("g", retry_max_times=2)
+    talk.conversation.heard(consumer())
+    other.conversation.heard(consumer("another"))
+    talk.told(), other.told()
+    streams.group_changed("g")
+    assert not talk.told(), "nothing is new"
+    talk.delivery.groups["g"] = GroupConfig("g", retry_max_times=5, consume_orderly=True)
+    streams.group_changed("g")
+    (told,) = talk.told()
+    assert told.status.code == Code.OK
+    assert told.settings.backoff_policy.max_attempts == 6 and told.settings.subscription.fifo
+    assert not other.told()
+
+
+def test_a_repeated_answer_is_the_newest_one() -> None:
+    """Quirk: Node.js may not listen yet when its settings are answered."""
+    streams = ClientStreams(9)
+    talk = Talk(streams, language="NODE_JS")
+    talk.conversation.heard(consumer())
+    talk.delivery.groups["g"] = GroupConfig("g", retry_max_times=5)
+    streams.group_changed("g")
+    talk.told()
+    ((_, repeat),) = talk.timers
+    repeat()
+    assert [one.settings.backoff_policy.max_attempts for one in talk.told()] == [6]
+
+
 def test_a_group_that_the_server_knows_decides() -> None:
     talk = Talk(ClientStreams(9))
     talk.delivery.groups["g"] = GroupConfig("g", retry_max_times=2)

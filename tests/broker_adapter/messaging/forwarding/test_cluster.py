@@ -13,13 +13,14 @@ import grpc.aio
 import pytest
 
 import dledger
+from broker_adapter.api import GroupConfig
 from broker_adapter.messaging.forwarding.frames import METHOD
 from broker_adapter.messaging.forwarding.members import Members
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
 from broker_adapter.v1 import forward_pb2
 from dledger import ClientTls, TlsFiles, open_channel, parse_config
-from tests.broker_adapter.cluster import BrokerCluster, brokers
+from tests.broker_adapter.cluster import BrokerCluster, brokers, in_step
 from tests.broker_adapter.messaging.forwarding.node_calls import NodeCalls, client_of
 from tests.broker_adapter.messaging.world import HEADERS, ack_request, receive_request, resource
 from tests.node.local import CLUSTER, GROUP, until
@@ -148,6 +149,24 @@ async def test_a_node_that_stops_takes_calls_until_it_closes_its_connections(tmp
         assert refused == [] and await waiting == []
         found = await drained(next(iter(clients.values())), len(sent))
         assert Counter(sent) <= found <= Counter([*sent, *doubtful])
+
+
+async def test_consumers_are_told_at_every_node_when_their_group_changes(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 3, QUICK) as cluster, AsyncExitStack() as stack:
+        master = await cluster.master()
+        await master.broker.put_group(GroupConfig("g", retry_max_times=2))
+        await in_step(*cluster.programs.values())
+        settings = pb.Settings(
+            client_type=pb.ClientType.PUSH_CONSUMER, subscription=pb.Subscription(group=resource("g"))
+        )
+        streams = [client.telemetry() for client in (await clients_of(cluster, stack)).values()]
+        for stream in streams:
+            await stream.write(calls.TelemetryCommand(settings=settings))
+            assert (await stream.read()).settings.backoff_policy.max_attempts == 3
+        await master.broker.put_group(GroupConfig("g", retry_max_times=5))
+        for stream in streams:
+            assert (await stream.read()).settings.backoff_policy.max_attempts == 6
+            stream.cancel()
 
 
 async def test_a_client_that_hangs_up_ends_its_receive_at_the_master(tmp_path: Path) -> None:

@@ -1,0 +1,46 @@
+"""What the service's work-arounds rest on: of these clients, in these versions."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+from tests.clients import installed
+
+ROOT = Path(__file__).resolve().parents[2]
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def said(program: str, home: Path) -> str:
+    done = subprocess.run(
+        [str(installed.PYTHON), "-c", program],
+        env={**installed.environment(home), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=installed.SCENARIO_S,
+    )
+    return done.stdout + done.stderr
+
+
+def test_the_python_client_is_the_pinned_one(tmp_path: Path) -> None:
+    installed.require("python")
+    program = "from importlib.metadata import version; print(version('rocketmq-python-client'))"
+    assert re.findall(r"rocketmq-python-client==([\d.]+)", MAKEFILE) == [said(program, tmp_path).strip()]
+
+
+def test_the_node_js_client_is_the_pinned_one() -> None:
+    installed.require("node")
+    package = installed.NODE_MODULES / "rocketmq-client-nodejs" / "package.json"
+    found = json.loads(package.read_text())["version"]
+    assert re.findall(r"rocketmq-client-nodejs@([\d.]+)", MAKEFILE) == [found]
+
+
+def test_the_client_and_the_service_cannot_live_in_one_process(tmp_path: Path) -> None:
+    """Both register the same message names: so each client here is a process of its own."""
+    installed.require("python")
+    program = "import broker_adapter.messaging.v2.definition_pb2\nprint('alone')\nimport rocketmq"
+    seen = said(program, tmp_path)
+    assert seen.startswith("alone") and "duplicate symbol 'apache.rocketmq.v2." in seen
