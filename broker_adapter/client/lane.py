@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import tenacity
@@ -27,6 +27,9 @@ from broker_adapter.errors import (
     error_for,
 )
 from broker_adapter.rpc.broker_client import BrokerClient
+
+#: Told of each attempt, before it is made: the bodies of one call, and the how many-th it is, from 1 on.
+AttemptHook = Callable[[Sequence[bytes], int], object]
 
 #: What a message takes beside its body, about: properties, and the fields around them (bytes).
 _MESSAGE_OVERHEAD = 256
@@ -50,7 +53,7 @@ class ProducerLimits:
 class Call:
     """One call of send or send_many: its messages are never split."""
 
-    __slots__ = ("alone", "future", "messages", "sent", "size", "timeout_at")
+    __slots__ = ("alone", "attempts", "future", "messages", "sent", "size", "timeout_at")
 
     def __init__(
         self, messages: Sequence[OutgoingMessage], timeout_at: float, future: asyncio.Future[SendResult]
@@ -61,6 +64,7 @@ class Call:
         self.size = sum(len(m.body) + _MESSAGE_OVERHEAD for m in messages)
         self.sent = False  # under way, or its fate unknown
         self.alone = False  # must not share a batch: it may be what spoiled the last one
+        self.attempts = 0  # told to the producer's user; counted only if somebody wants to know
 
     def fail(self, error: BrokerError) -> None:
         if not self.future.done():
@@ -78,12 +82,14 @@ class Lane:
         *,
         retry_indeterminate: bool,
         stall_timeout: float,
+        on_attempt: AttemptHook | None = None,
     ) -> None:
         self._directory = directory
         self._queue = queue
         self._limits = limits
         self._retry_indeterminate = retry_indeterminate
         self._stall_timeout = stall_timeout
+        self._on_attempt = on_attempt
         self._waiting: deque[Call] = deque()
         self._runner: asyncio.Task[None] | None = None
         self._closed = False
@@ -207,6 +213,9 @@ class Lane:
     ) -> SendResult:
         for call in batch:
             call.sent = True
+            if self._on_attempt is not None:
+                call.attempts += 1
+                self._on_attempt([message.body for message in call.messages], call.attempts)
         try:
             return await client.send(self._queue.topic, self._queue.queue_id, messages, seconds)
         except BrokerError as error:

@@ -13,7 +13,7 @@ import tenacity
 
 from broker_adapter.api import OutgoingMessage, outgoing_messages
 from broker_adapter.client.directory import REPEATABLE, RETRY_PAUSE, Directory
-from broker_adapter.client.lane import Call, Lane, ProducerLimits
+from broker_adapter.client.lane import AttemptHook, Call, Lane, ProducerLimits
 from broker_adapter.client.routes import Route, RouteSource, names_with_master, writable_queues
 from broker_adapter.client.unique_keys import UniqueKeys
 from broker_adapter.client.values import MessageQueue, Receipts, SendReceipt
@@ -54,6 +54,8 @@ class Producer:
         limits: how sends are batched.
         tls: PEM files for TLS, read again when they change; None: plain text.
         now_ms: the clock of born timestamps and unique keys.
+        on_attempt: called before each attempt to send, also of what is sent again, with the bodies of one
+            call and the number of the attempt, from 1 on; it must not raise.
     """
 
     def __init__(
@@ -67,10 +69,12 @@ class Producer:
         limits: ProducerLimits | None = None,
         tls: TlsFiles | None = None,
         now_ms: Callable[[], int] = _wall_clock_ms,
+        on_attempt: AttemptHook | None = None,
     ) -> None:
         self._directory = Directory(routes, tls)
         self._timeout = timeout
         self._stall_timeout = stall_timeout
+        self._on_attempt = on_attempt
         self._retry_indeterminate = retry_indeterminate
         self._keys = UniqueKeys(now_ms) if unique_keys else None
         self._limits = ProducerLimits() if limits is None else limits
@@ -252,6 +256,7 @@ class Producer:
                 self._limits,
                 retry_indeterminate=self._retry_indeterminate,
                 stall_timeout=self._stall_timeout,
+                on_attempt=self._on_attempt,
             )
         return lane
 

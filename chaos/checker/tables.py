@@ -19,8 +19,7 @@ placed   one message in one log: how often sent and with what outcome, where it 
 known    one position of a log: which message, and its rank.
 through  one message that a group is through with, and when it was first.
 dump, cq, done, nodes
-         lines of these kinds. `ord` orders the events of one node over its incarnations; `ledger` of an
-         event of a node is never NULL.
+         lines of these kinds. `ledger` of an event of a node is never NULL.
 
 Few rows, however long the trace:
 
@@ -171,7 +170,7 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     ),
     (
         "nodes",
-        """SELECT run, node, coalesce(ledger, '') AS ledger, inc, seq, inc * 4294967296 + seq AS ord, mono,
+        """SELECT run, node, coalesce(ledger, '') AS ledger, inc, seq, mono,
         ev, e, term, eterm, lidx, last, ended, committed, reput, target, barrier, vote, candidate, chain,
         op, mid, last_index, last_term, cand_last_index, cand_last_term, wiped, src
         FROM events WHERE ev IN ('raft', 'store', 'role')""",

@@ -7,6 +7,7 @@ old operation may take effect at any later moment.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -87,3 +88,29 @@ class Process:
 
     def _write(self, what: OpType, fields: dict[str, Any]) -> None:
         self._writer.write(Ev.OP, {"type": what, "op": self._op, "proc": self._proc, "f": self._f, **fields})
+
+
+class ClientTrace:
+    """What one client writes: operations, by its processes, and what is repeated inside of them. `note` is
+    the hook that clients of log and brokers tell of attempts; `number_of` reads the number of a message."""
+
+    def __init__(self, writer: TraceWriter, numbers: Numbers, number_of: Callable[[bytes], int]) -> None:
+        self.writer = writer
+        self.numbers = numbers
+        self._number_of = number_of
+        self._ops: dict[int, int] = {}  # number of the first message -> operation
+
+    def process(self) -> Process:
+        return Process(self.writer, self.numbers)
+
+    def sending(self, mid: int, op: int) -> None:
+        """Before an operation is handed to the client: its first message has this number."""
+        self._ops[mid] = op
+
+    def over(self, mid: int) -> None:
+        """It certainly will not be sent again."""
+        self._ops.pop(mid, None)
+
+    def note(self, bodies: Sequence[bytes], number: int) -> None:
+        if number > 1 and (op := self._ops.get(mid := self._number_of(bodies[0]))) is not None:
+            self.writer.write(Ev.ATTEMPT, {"op": op, "mid": mid, "retry_no": number - 1})

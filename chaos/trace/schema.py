@@ -11,8 +11,10 @@ Conventions, on which the checks rely:
   after the answer is there: intervals only grow. `wall` (ns) is for people.
 - An operation is `fail` only if it certainly did not happen. Default: `info`.
 - A process (`proc`) has one operation at a time and is never used again after an `info`.
-- `mid` is given by the harness and unique in a run. A retry inside one operation is recorded in
-  `retry_no` of a further `item` or in the completion; it makes the whole operation `info` if any try was.
+- `mid` is given by the harness and unique in a run. Retries inside one operation are lines of their own
+  (`attempt`), which excuse nothing: only what was refused is repeated, or, in a session, what is stored once.
+  A client that repeats what may have happened says so by `retry_no` of an `item` or of the operation; it
+  makes the whole operation `info` if any try was.
 - Events of nodes are written in the critical section that makes the change; what is evidence of a promise
   (vote, ack, flush) reaches the file before the effect is visible outside.
 - A log is named `ledger:<ledger>` (positions: `lidx`) or `q:<topic>/<q>` (positions: `qoff`). Operations on a
@@ -40,6 +42,8 @@ class Ev(StrEnum):
     OP = "op"
     #: One message of a batch, written before the invoke of its operation.
     ITEM = "item"
+    #: A client repeats what one operation sends, by itself.
+    ATTEMPT = "attempt"
     #: One entry or message that an operation handed to a client.
     DLV = "dlv"
     #: What a consumer made of a delivered message.
@@ -153,6 +157,9 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     (Ev.OP, OpType.FAIL): _event("op proc f type", _COMPLETION),
     (Ev.OP, OpType.INFO): _event("op proc f type", _COMPLETION),
     (Ev.ITEM, ""): _event("op i mid digest", "ledger topic q key tag delay_ms retry_no"),
+    # mid: of the first message. retry_no: 1 for the second attempt. May come after the end of an operation of
+    # which nobody knows what became: a session goes on with it.
+    (Ev.ATTEMPT, ""): _event("op mid retry_no"),
     # From a queue: topic, q, qoff (and lidx, ledger if known). From a ledger: ledger, lidx.
     (Ev.DLV, ""): _event(
         "op i mid digest", "group consumer epoch ledger topic q qoff lidx attempt key tag filter eterm"

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from random import Random
+from typing import NamedTuple
 
-from chaos.trace.operations import Process
-from chaos.trace.schema import LEDGER
+from chaos.trace.operations import ClientTrace, Process
+from chaos.trace.schema import LEDGER, OpType
 from chaos.workloads.messages import Bodies, digest
 from chaos.workloads.spec import LoadSpec, Setting
 from dledger.client import AppendResult, AsyncClient
@@ -32,14 +33,27 @@ class Way(Enum):
         return _STREAM if self is Way.STREAM else spec.mean_size
 
 
+class _Sent(NamedTuple):
+    """An operation under way. `mid`: of its first message; `began`: ns; `count`: of messages."""
+
+    process: Process
+    mid: int
+    session: log.Appender
+    began: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
+
+
 class Appender:
     """One client, by several workers."""
 
-    def __init__(self, setting: Setting, client: AsyncClient, name: str, rng: Random, way: Way) -> None:
+    def __init__(
+        self, setting: Setting, client: AsyncClient, trace: ClientTrace, rng: Random, way: Way
+    ) -> None:
         self._tally = setting.tally
         self._spec = setting.spec
         self._client = client
-        self._writer, self._numbers = setting.client(name)
+        self._trace = trace
+        self._numbers = trace.numbers
         self._rng = rng
         self._way = way
         self._bodies = Bodies(rng, setting.spec.max_bytes, setting.payloads())
@@ -48,13 +62,10 @@ class Appender:
     def worker(self) -> Callable[[], Awaitable[bool]]:
         """One that does one operation, or a piece of a stream, and says whether that is acknowledged."""
         if self._way is Way.STREAM:
-            processes = [self._process() for _ in range(_STREAM)]
+            processes = [self._trace.process() for _ in range(_STREAM)]
             return lambda: self._stream(processes)
-        process = self._process()
+        process = self._trace.process()
         return lambda: self._append(process)
-
-    def _process(self) -> Process:
-        return Process(self._writer, self._numbers)
 
     async def _append(self, process: Process) -> bool:
         """One entry or batch."""
@@ -62,46 +73,44 @@ class Appender:
         mids = [self._numbers.message() for _ in range(count)]
         bodies = [self._bodies.make(mid) for mid in mids]
         if count == 1:
-            process.invoke("append", ledger=LEDGER, mid=mids[0], digest=digest(bodies[0]))
+            op = process.invoke("append", ledger=LEDGER, mid=mids[0], digest=digest(bodies[0]))
         else:
             for i, (mid, body) in enumerate(zip(mids, bodies, strict=True)):
                 process.item(i, mid, digest(body), ledger=LEDGER)
-            process.invoke("send_batch", ledger=LEDGER, count=count)
-        session, began = self._client.appender, self._writer.now()
-        return await self._finish(process, self._client.append_many(bodies), session, began, count)
+            op = process.invoke("send_batch", ledger=LEDGER, count=count)
+        self._trace.sending(mids[0], op)
+        sent = _Sent(process, mids[0], self._client.appender, self._now(), count)
+        return await self._finish(sent, self._client.append_many(bodies))
 
     async def _stream(self, processes: Sequence[Process]) -> bool:
         """Some entries one after the other, each an operation of its own; then their answers."""
-        under_way: list[tuple[Process, asyncio.Future[AppendResult], log.Appender, int]] = []
+        under_way: list[tuple[_Sent, asyncio.Future[AppendResult]]] = []
         for process in processes:
             mid = self._numbers.message()
             body = self._bodies.make(mid)
-            process.invoke("append", ledger=LEDGER, mid=mid, digest=digest(body))
-            session, began = self._client.appender, self._writer.now()
-            future = await self._client.submit(body)
-            under_way.append((process, future, session, began))
+            op = process.invoke("append", ledger=LEDGER, mid=mid, digest=digest(body))
+            self._trace.sending(mid, op)
+            sent = _Sent(process, mid, self._client.appender, self._now(), 1)
+            under_way.append((sent, await self._client.submit(body)))
         acknowledged = 0
-        for process, future, session, began in under_way:
-            acknowledged += await self._finish(process, _as_list(future), session, began, 1)
+        for sent, future in under_way:
+            acknowledged += await self._finish(sent, _as_list(future))
         return acknowledged == len(processes)
 
-    async def _finish(
-        self,
-        process: Process,
-        answer: Awaitable[list[AppendResult]],
-        session: log.Appender,
-        began: int,
-        count: int,
-    ) -> bool:
+    async def _finish(self, sent: _Sent, answer: Awaitable[list[AppendResult]]) -> bool:
         """Note what comes of an operation; whether it is acknowledged."""
         try:
             results = await answer
         except DLedgerError as error:
-            await self._failed(process, error, session, count)
+            await self._failed(sent, error)
             return False
-        self._acknowledged(process, results)
-        self._tally.ok(began, self._writer.now(), count, results[0].term)
+        self._trace.over(sent.mid)
+        self._acknowledged(sent.process, results)
+        self._tally.ok(sent.began, self._now(), sent.count, results[0].term)
         return True
+
+    def _now(self) -> int:
+        return self._trace.writer.now()
 
     def _acknowledged(self, process: Process, results: Sequence[AppendResult]) -> None:
         first = results[0]
@@ -109,10 +118,13 @@ class Appender:
         where = {"lidx": first.index} if first.index >= 0 else {}
         process.ok(term=first.term, count=len(results), **where)
 
-    async def _failed(self, process: Process, error: DLedgerError, session: log.Appender, count: int) -> None:
-        self._tally.not_ok(process.failed(error), error.code.name, count)
+    async def _failed(self, sent: _Sent, error: DLedgerError) -> None:
+        outcome = sent.process.failed(error)
+        self._tally.not_ok(outcome, error.code.name, sent.count)
+        if outcome is OpType.FAIL:
+            self._trace.over(sent.mid)
         if isinstance(error, SessionExpired):
-            await self._renew(session)
+            await self._renew(sent.session)
 
     async def _renew(self, expired: log.Appender) -> None:
         async with self._renewing:

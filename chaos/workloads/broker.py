@@ -98,8 +98,9 @@ class BrokerWorkload:
 
     async def _produce(self, number: int, stop: asyncio.Event) -> None:
         rng = Random(self._setting.rng.random())
-        async with Producer(self._routes, timeout=_TIMEOUT_S) as producer:
-            sender = Sender(self._setting, producer, f"p{number}", rng, self._topics)
+        trace = self._setting.sender(f"p{number}")
+        async with Producer(self._routes, timeout=_TIMEOUT_S, on_attempt=trace.note) as producer:
+            sender = Sender(self._setting, producer, trace, rng, self._topics)
             self._senders.append(sender)
             rate = self._spec.rate_of_client(self._spec.mean_size)
             pace = Pace(self._spec.at_once, rate, rng, self._setting.tally)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 from chaos.trace.operations import Process
 from chaos.trace.schema import LEDGER, Ev
@@ -84,8 +84,9 @@ class LogWorkload:
 
     async def _append(self, number: int, stop: asyncio.Event) -> None:
         setting, rng, way = self._setting, Random(self._setting.rng.random()), _WAYS[number % len(_WAYS)]
-        async with self._client(session=way is not Way.PLAIN) as client:
-            appender = Appender(setting, client, f"p{number}", rng, way)
+        trace = setting.sender(f"p{number}")
+        async with self._client(session=way is not Way.PLAIN, on_attempt=trace.note) as client:
+            appender = Appender(setting, client, trace, rng, way)
             rate = self._spec.rate_of_client(way.messages(self._spec))
             pace = Pace(self._spec.at_once, rate, rng, setting.tally)
             await pace.run(stop, appender.worker)
@@ -101,8 +102,8 @@ class LogWorkload:
                 await reader.read_tail(kind)
                 await asyncio.sleep(_PAUSE_S)
 
-    def _client(self, *, session: bool = True) -> AsyncClient:
-        return AsyncClient(self._servers, group=self._group, session=session, timeout=_TIMEOUT_S)
+    def _client(self, **options: Any) -> AsyncClient:
+        return AsyncClient(self._servers, group=self._group, timeout=_TIMEOUT_S, **options)
 
 
 class _Reader:

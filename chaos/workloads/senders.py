@@ -1,7 +1,7 @@
 """Producers of a broker workload: messages and batches to several topics and queues, with keys and tags.
 
-The producer of the client repeats by itself what was refused for certain; nothing of that is noted, so that a
-message that was stored by a refused attempt would show as a duplicate. What nobody knows it never repeats.
+The producer of the client repeats by itself what was refused for certain, which is noted; a message that was
+stored by a refused attempt is a duplicate. What nobody knows it never repeats.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from random import Random
 
 from broker_adapter.client import Producer, SendReceipt
 from broker_adapter.errors import BrokerError
-from chaos.trace.operations import Process
+from chaos.trace.operations import ClientTrace, Process
 from chaos.trace.schema import LEDGER
 from chaos.workloads.messages import Bodies, digest
 from chaos.workloads.spec import Setting
@@ -27,12 +27,13 @@ class Sender:
     """One producer, by several workers."""
 
     def __init__(
-        self, setting: Setting, producer: Producer, name: str, rng: Random, topics: Sequence[str]
+        self, setting: Setting, producer: Producer, trace: ClientTrace, rng: Random, topics: Sequence[str]
     ) -> None:
         self._tally = setting.tally
         self._spec = setting.spec
         self._producer = producer
-        self._writer, self._numbers = setting.client(name)
+        self._trace = trace
+        self._numbers = trace.numbers
         self._rng = rng
         self._topics = topics
         self._bodies = Bodies(rng, setting.spec.max_bytes, setting.payloads())
@@ -41,7 +42,7 @@ class Sender:
 
     def worker(self) -> Callable[[], Awaitable[bool]]:
         """One that sends one message or batch per call, and says whether it is acknowledged."""
-        process = Process(self._writer, self._numbers)
+        process = self._trace.process()
         return lambda: self._send(process)
 
     async def _send(self, process: Process) -> bool:
@@ -53,19 +54,22 @@ class Sender:
         key = f"key-{mids[0] // _KEY_SPAN}"
         where = {"topic": topic, "q": queue}
         if size == 1:
-            process.invoke("send", mid=mids[0], digest=digest(bodies[0]), tag=tag, key=key, **where)
+            op = process.invoke("send", mid=mids[0], digest=digest(bodies[0]), tag=tag, key=key, **where)
         else:
             for i, (mid, body) in enumerate(zip(mids, bodies, strict=True)):
                 process.item(i, mid, digest(body), tag=tag, key=key, **where)
-            process.invoke("send_batch", count=size, **where)
-        began = self._writer.now()
+            op = process.invoke("send_batch", count=size, **where)
+        self._trace.sending(mids[0], op)
+        began = self._trace.writer.now()
         try:
             receipts = await self._producer.send_many(topic, bodies, tag=tag, keys=key, queue_id=queue)
         except BrokerError as error:
             self._tally.not_ok(process.failed(error), error.status.name, size)
             return False
+        finally:
+            self._trace.over(mids[0])
         process.ok(count=size, **_stored_at(receipts[0]), **where)
-        self._tally.ok(began, self._writer.now(), size)
+        self._tally.ok(began, self._trace.writer.now(), size)
         self.keys.append((topic, key))
         return True
 

@@ -9,8 +9,9 @@ from itertools import cycle
 from random import Random
 from typing import Protocol
 
-from chaos.trace.operations import Numbers
+from chaos.trace.operations import ClientTrace, Numbers
 from chaos.trace.writer import TraceWriter
+from chaos.workloads.messages import number_of
 from chaos.workloads.tally import Tally
 
 
@@ -63,6 +64,10 @@ class Setting:
         """Trace and numbers of one more client."""
         number, self._clients = self._clients, self._clients + 1
         return self.new_writer(f"client:{name}"), Numbers(number)
+
+    def sender(self, name: str) -> ClientTrace:
+        """The same of a client that tells of its attempts."""
+        return ClientTrace(*self.client(name), number_of)
 
     def went_through(self, payload: bytes) -> None:
         """The final reader has read this."""

@@ -15,7 +15,7 @@ from dledger.client.directory import Directory
 from dledger.client.pipeline import Pipeline
 from dledger.client.reader import Reader, ReadMode
 from dledger.client.session import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, Appender, Session
-from dledger.client.values import AppendResult, Entry
+from dledger.client.values import AppendResult, AttemptHook, Entry
 from dledger.errors import Code, ConfigError, DLedgerError, Indeterminate, NotLeader, ReadFailed
 from dledger.rpc.channels import ChannelSecurity
 from dledger.rpc.log_client import LogClient, NetworkFailure
@@ -47,6 +47,8 @@ class AsyncClient:
         limits: how appends are batched.
         tls: PEM files for TLS, read again when they change; None: plain text.
         credentials: gRPC channel credentials of your own making, instead of `tls`.
+        on_attempt: called before each attempt to append, also of what is sent again, with the bodies of one
+            call and the number of the attempt, from 1 on; it must not raise.
 
     Raises ConfigError when the TLS files cannot be used.
     """
@@ -62,6 +64,7 @@ class AsyncClient:
         limits: Limits | None = None,
         tls: TlsFiles | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        on_attempt: AttemptHook | None = None,
     ) -> None:
         named = servers.split(",") if isinstance(servers, str) else servers
         self._directory = Directory(
@@ -70,6 +73,7 @@ class AsyncClient:
         self._limits = Limits() if limits is None else limits
         self._timeout = timeout
         self._stall_timeout = stall_timeout
+        self._on_attempt = on_attempt
         self._closed = False
         self._pipelines: list[Pipeline] = []
         self._appender: Appender
@@ -126,6 +130,7 @@ class AsyncClient:
             in_session=in_session,
             stall_timeout=self._stall_timeout,
             server_timeout=self._timeout,
+            on_attempt=self._on_attempt,
         )
         self._pipelines = [p for p in self._pipelines if not p.is_closed]
         self._pipelines.append(pipeline)

@@ -9,7 +9,7 @@ from itertools import accumulate, chain, repeat
 from typing import Any, Protocol
 
 from dledger.client.frames import HEADER_SIZE
-from dledger.client.values import AppendResult
+from dledger.client.values import AppendResult, AttemptHook
 from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest
 from dledger.rpc.channels import MAX_PAYLOAD_BYTES
 from dledger.rpc.log_client import AppendAnswer
@@ -67,7 +67,7 @@ def undecided(error: DLedgerError) -> DLedgerError:
 class Call:
     """One call of append or one atomic part of append_many: its bodies are never split."""
 
-    __slots__ = ("alone", "bodies", "deadline", "future", "single", "size")
+    __slots__ = ("alone", "attempts", "bodies", "deadline", "future", "single", "size")
 
     def __init__(self, bodies: Sequence[bytes], *, single: bool, future: FutureLike, deadline: float) -> None:
         self.bodies = bodies
@@ -76,6 +76,7 @@ class Call:
         self.deadline = deadline  # of the loop's clock
         self.size = sum(map(len, bodies)) + HEADER_SIZE * len(bodies)
         self.alone = False  # must not share a batch: it may be what spoiled the last one
+        self.attempts = 0  # told to the client's user; counted only if somebody wants to know
 
     def fail(self, error: DLedgerError) -> None:
         if not self.future.done():
@@ -93,6 +94,12 @@ class Batch:
         self.size = size
         self.bodies = calls[0].bodies if len(calls) == 1 else [b for call in calls for b in call.bodies]
         self.attempts = 0
+
+    def tell_attempt(self, hook: AttemptHook) -> None:
+        """Each call's own: after a refusal it may travel in another batch."""
+        for call in self.calls:
+            call.attempts += 1
+            hook(call.bodies, call.attempts)
 
     def succeed(self, answer: AppendAnswer) -> None:
         """Give each call its part of the answer."""

@@ -16,6 +16,7 @@ import tenacity
 from dledger.client.batching import Batch, Call, Limits, Queue, renewed, undecided
 from dledger.client.directory import Directory
 from dledger.client.rules import Verdict, is_against_the_leader, judge
+from dledger.client.values import AttemptHook
 from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest, NotLeader, Overloaded, Refused
 from dledger.rpc.channels import CONNECT_TIMEOUT_MS
 from dledger.rpc.log_client import AppendAnswer, AppendStream, LogClient, NetworkFailure
@@ -45,12 +46,14 @@ class Pipeline:
         in_session: bool,
         stall_timeout: float,
         server_timeout: float,
+        on_attempt: AttemptHook | None = None,
     ) -> None:
         self._directory = directory
         self._limits = limits
         self._in_session = in_session
         self._stall_timeout = stall_timeout
         self._server_timeout = server_timeout
+        self._on_attempt = on_attempt
         self._loop = asyncio.get_running_loop()
         self._queue = Queue(limits)
         # Sent and unanswered, by seq, in order of sending. In a session they outlive streams and deadlines:
@@ -326,6 +329,8 @@ class Pipeline:
                 continue
             mark = None if self.session_id is None else SessionMark(self.session_id, batch.seq)
             batch.attempts += 1
+            if self._on_attempt is not None:
+                batch.tell_attempt(self._on_attempt)
             await stream.send(batch.seq, batch.bodies, mark, timeout_ms)
         raise self._stream_over
 

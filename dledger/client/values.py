@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+#: Told of each attempt, before it is made: the bodies of one call, and the how many-th it is, from 1 on.
+AttemptHook = Callable[[Sequence[bytes], int], object]
 
 
 class AppendResult(NamedTuple):

@@ -79,7 +79,7 @@ class Log:
 @pytest.mark.parametrize("way", Way)
 async def test_an_appender_begins_and_ends_every_operation_once(world: World, way: Way) -> None:
     log = Log()
-    appender = Appender(world.setting, cast("AsyncClient", log), "p0", Random(2), way)
+    appender = Appender(world.setting, cast("AsyncClient", log), world.setting.sender("p0"), Random(2), way)
     worked = [await step() for step in [appender.worker()] * 20]
     lines = [line for line in world.lines() if line["ev"] == "op"]
     begun = Counter(line["op"] for line in lines if line["type"] == "invoke")
@@ -99,6 +99,26 @@ async def test_an_appender_begins_and_ends_every_operation_once(world: World, wa
         elif line["type"] != "info":
             open_now.remove(line["proc"])
     assert way is Way.STREAM or worked.count(True) == tally.operations
+
+
+async def test_what_a_client_repeats_inside_an_operation_is_written_down(world: World) -> None:
+    trace = world.setting.sender("p0")
+
+    class Repeating(Log):
+        async def append_many(self, bodies: Sequence[bytes]) -> list[AppendResult]:
+            for number in (1, 2, 3):
+                trace.note(bodies, number)
+            return await super().append_many(bodies)
+
+    appender = Appender(world.setting, cast("AsyncClient", Repeating()), trace, Random(2), Way.PLAIN)
+    step = appender.worker()
+    for _ in range(5):
+        await step()
+    trace.note([b"1 "], 4)  # of one that ended for certain: nobody asks any more
+    lines = world.lines()
+    begun = [line["op"] for line in lines if line.get("type") == "invoke"]
+    attempts = [(line["op"], line["retry_no"]) for line in lines if line["ev"] == "attempt"]
+    assert attempts == [(op, number) for op in begun for number in (1, 2)]
 
 
 def resets(lines: Lines) -> list[int]:

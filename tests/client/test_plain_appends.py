@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -175,3 +176,20 @@ async def test_a_body_above_the_batch_limit_travels_alone() -> None:
     async with cluster_and_client(1, limits=limits) as (cluster, client):
         await asyncio.gather(client.append(b"a"), client.append(b"x" * 2000), client.append(b"b"))
         assert [len(r.bodies) for r in cluster.servers[0].requests] == [1, 1, 1]
+
+
+async def test_every_attempt_is_told_of_and_of_what_is_not_stored_again_there_is_only_one() -> None:
+    told: list[tuple[list[bytes], int]] = []
+
+    def note(bodies: Sequence[bytes], number: int) -> None:
+        told.append((list(bodies), number))
+
+    async with cluster_and_client(1, session=False, on_attempt=note) as (cluster, client):
+        cluster.servers[0].answers.extend(
+            [refuse(Code.LEADER_PENDING_FULL), refuse(Code.LEADER_PENDING_FULL)]
+        )
+        await client.append_many([b"a", b"b"])
+        cluster.servers[0].answers.append(store_and_break)
+        with pytest.raises(Indeterminate):
+            await client.append(b"c")
+        assert told == [([b"a", b"b"], 1), ([b"a", b"b"], 2), ([b"a", b"b"], 3), ([b"c"], 1)]

@@ -268,3 +268,15 @@ async def test_a_wrong_group_is_an_error_at_once() -> None:
         cluster.servers[0].open_answers.append(refuse(Code.UNKNOWN_GROUP))
         with pytest.raises(InvalidRequest):
             await client.append(b"a")
+
+
+async def test_what_a_session_sends_again_is_told_of() -> None:
+    told: list[int] = []
+    async with cluster_and_client(1, on_attempt=lambda bodies, number: told.append(number)) as (
+        cluster,
+        client,
+    ):
+        await client.append(b"a")
+        cluster.servers[0].answers.append(store_and_break)
+        await client.append(b"b")
+        assert told == [1, 1, 2] and cluster.log.bodies == [b"a", b"b"]

@@ -102,10 +102,18 @@ CHECKS: tuple[Check, ...] = (
         "the term of a node never falls, also over restarts",
         "raft",
         "{node} was in term {term} after {before}",
+        # What a node goes by is ahead of what is durable, for a moment, and may be lost with the process.
         Part(
             HISTORY,
-            "e IN ('term_vote', 'leader', 'follower', 'candidate', 'commit') AND term < term_before",
-            "node, term, term_before AS before, src, inc, seq",
+            "e = 'term_vote' AND term < voted_before",
+            "node, term, voted_before AS before, src, inc, seq",
+        ),
+        Part(
+            HISTORY,
+            "e IN ('leader', 'follower', 'candidate', 'commit') "
+            "AND (term < coalesce(term_before, -1) OR term < coalesce(voted_before, -1))",
+            "node, term, greatest(coalesce(term_before, -1), coalesce(voted_before, -1)) AS before, src, "
+            "inc, seq",
         ),
     ),
     hard(

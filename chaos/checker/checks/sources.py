@@ -26,11 +26,12 @@ LEFT JOIN runs r ON r.run = d.run
 WINDOW w AS (PARTITION BY d.run, d.log, d.grp, d.consumer, d.epoch, d.counts, d.op ORDER BY d.i)
 """
 
-#: Events of nodes, each with what its node had said before it. `term_before`, `voted_before`: over all
-#: incarnations; `flushed`: since entries were last removed; everything else: in the same incarnation.
+#: Events of nodes, each with what its node had said before it. `voted_before`, what was durable: over all
+#: incarnations since the node was wiped; `flushed`: since entries were last removed; everything else: in the
+#: same incarnation. Numbers of incarnations do not tell their order: one that was wiped draws a new one.
 #: The window of the fewest keys comes first, so that the rows are brought to their places once.
 HISTORY = """
-SELECT *, max(CASE WHEN e = 'flush' THEN lidx END) OVER (PARTITION BY run, node, part ORDER BY ord
+SELECT *, max(CASE WHEN e = 'flush' THEN lidx END) OVER (PARTITION BY run, node, part ORDER BY mono, seq
     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS flushed
 FROM (
   SELECT *, max(CASE WHEN e = 'commit' THEN lidx END) OVER w AS commit_before,
@@ -44,21 +45,25 @@ FROM (
     max_by(e, CASE WHEN e IN ('leader', 'follower', 'candidate', 'recover') THEN seq END) OVER w AS raft_role,
     max_by(term, CASE WHEN e IN ('leader', 'follower', 'candidate', 'recover') THEN seq END)
       OVER w AS raft_term,
+    max(CASE WHEN e IN ('leader', 'follower', 'candidate', 'commit') THEN term END) OVER w AS term_before,
     max(CASE WHEN e = 'master_ready' THEN term END) OVER w AS ready_term,
     max(CASE WHEN e IN ('elected', 'master_ready') THEN term END) OVER w AS broker_term,
     max(CASE WHEN e = 'demoted' THEN term END) OVER w AS demoted_term
   FROM (
-    SELECT run, node, inc, seq, ord, e, term, eterm, lidx, last, ended, committed, reput, target, barrier,
-      op, wiped,
-      src,
-      max(CASE WHEN e IN ('term_vote', 'leader', 'follower', 'candidate', 'commit') THEN term END) OVER v
-        AS term_before,
-      max(CASE WHEN e = 'term_vote' THEN term END) OVER v AS voted_before,
-      sum(CASE WHEN e IN ('truncate', 'install') OR (wiped AND e = 'recover') THEN 1 ELSE 0 END) OVER (
-        PARTITION BY run, node ORDER BY ord ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS part
-    FROM nodes
-    WINDOW v AS (PARTITION BY run, node ORDER BY ord ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
-  ) WINDOW w AS (PARTITION BY run, node, inc ORDER BY ord ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+    SELECT *, max(CASE WHEN e = 'term_vote' THEN term END) OVER (
+      PARTITION BY run, node, life ORDER BY mono, seq
+      ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS voted_before
+    FROM (
+      SELECT run, node, inc, seq, mono, e, term, eterm, lidx, last, ended, committed, reput, target, barrier,
+        op, wiped, src,
+        sum(CASE WHEN wiped AND e = 'recover' THEN 1 ELSE 0 END) OVER v AS life,
+        sum(CASE WHEN e IN ('truncate', 'install') OR (wiped AND e = 'recover') THEN 1 ELSE 0 END) OVER v
+          AS part
+      FROM nodes
+      WINDOW v AS (PARTITION BY run, node ORDER BY mono, seq ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
+    )
+  ) WINDOW w AS (PARTITION BY run, node, inc ORDER BY mono, seq
+    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 )
 """
 

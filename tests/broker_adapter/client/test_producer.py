@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import suppress
 
 import pytest
@@ -248,6 +248,24 @@ async def test_a_broker_that_is_busy_for_a_while_gets_the_message_later() -> Non
         brokers.cluster.brokers[0].before_send = refuse
         await producer.send("t", b"a")
         assert len(tries) == 4 and len(brokers.cluster.by_position) == 1
+
+
+async def test_every_attempt_of_a_send_is_told_of() -> None:
+    told: list[tuple[list[bytes], int]] = []
+
+    def note(bodies: Sequence[bytes], number: int) -> None:
+        told.append((list(bodies), number))
+
+    async with brokers_and_producer(on_attempt=note) as (brokers, producer):
+
+        def refuse() -> None:
+            if len(told) < 3:
+                raise Busy(Status.TOO_MANY_PENDING_BYTES, "full")
+
+        brokers.cluster.brokers[0].before_send = refuse
+        await producer.send_many("t", [b"a", b"b"])
+        await producer.send("t", b"c")
+        assert told == [([b"a", b"b"], 1), ([b"a", b"b"], 2), ([b"a", b"b"], 3), ([b"c"], 1)]
 
 
 async def test_a_master_killed_before_its_answer_leaves_the_fate_unknown() -> None:

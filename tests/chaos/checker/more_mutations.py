@@ -178,7 +178,15 @@ def a_leader_is_elected_long_after_the_last_fault(trace: Trace) -> None:
 
 
 @mutation("C7")
-def a_consumer_goes_on_after_another_took_its_queue(trace: Trace) -> None:
+def a_consumer_goes_on_for_long_after_another_took_its_queue(trace: Trace) -> None:
+    a_consumer_goes_on_for_a_moment_after_another_took_its_queue(trace)
+    taken = lines(trace, Ev.MEMBER, e="assign")[-1]
+    first = lines(trace, Ev.DLV, group="G", consumer=taken["consumer"], epoch=taken["epoch"])[0]
+    later(trace, first, 6 * SECOND_NS)
+
+
+@mutation("")
+def a_consumer_goes_on_for_a_moment_after_another_took_its_queue(trace: Trace) -> None:
     taken = lines(trace, Ev.MEMBER, e="assign")[-1]
     before = next(
         line
@@ -221,3 +229,45 @@ def only_one_term_acknowledged(trace: Trace) -> None:
     for _, end in acked(trace):
         if end["term"] != 2:
             del end["term"]
+
+
+# -- what is as it should be --------------------------------------------------------------------------
+
+
+def restarted(trace: Trace) -> str:
+    """A node that a kill ended, and that was started again."""
+    return next(src for src, inc in trace.files if inc == 1 and src.startswith("node:"))
+
+
+@mutation("")
+def a_restarted_node_has_a_lower_incarnation(trace: Trace) -> None:
+    """As one that was wiped may draw."""
+    src = restarted(trace)
+    trace.files[src, 9] = trace.files.pop((src, 0))
+    for line in trace.files[src, 9]:
+        line["inc"] = 9
+
+
+@mutation("")
+def a_wiped_node_begins_again_in_term_0(trace: Trace) -> None:
+    src = restarted(trace)
+    recover = next(line for line in trace.files[src, 1] if line.get("e") == "recover")
+    node = {name: recover[name] for name in ("node", "ev")}
+    recover |= {"wiped": True, "term": 0}
+    kept = {name: recover[name] for name in ("v", "run", "src", "inc", "seq", "host", "wall", "mono")}
+    become(trace, recover, kept | node, ev="raft", e="follower", term=0)
+
+
+@mutation("")
+def a_term_is_durable_after_the_node_has_gone_on_to_the_next(trace: Trace) -> None:
+    voted = lines(trace, Ev.RAFT, e="term_vote", term=2)[0]
+    kept = {name: value for name, value in voted.items() if name != "vote"}
+    become(trace, voted, kept, term=1)
+    become(trace, voted, kept, e="follower", term=2)
+    remove(trace, voted)
+
+
+@mutation("R4")
+def a_lower_term_becomes_durable(trace: Trace) -> None:
+    voted = lines(trace, Ev.RAFT, e="term_vote", term=2)[0]
+    become(trace, voted, {name: value for name, value in voted.items() if name != "vote"}, term=1)

@@ -688,7 +688,15 @@ def a_delayed_message_comes_early(trace: Trace) -> None:
 
 @mutation("S4W")
 def a_master_goes_on_after_the_next_is_ready(trace: Trace) -> None:
-    """The isolated one is told only after its successor was ready; nothing was served meanwhile."""
+    """Nothing was served meanwhile, and what was broken were others."""
+    an_isolated_master_goes_on_after_the_next_is_ready(trace)
+    for fault in lines(trace, Ev.FAULT, f="isolate"):
+        fault["targets"] = "n9"
+
+
+@mutation("")
+def an_isolated_master_goes_on_after_the_next_is_ready(trace: Trace) -> None:
+    """It is told only after its successor was ready; nothing was served meanwhile."""
     demoted = lines(trace, Ev.ROLE, e="demoted")[0]
     ready = next(
         number(line, "mono")
