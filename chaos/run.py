@@ -25,7 +25,7 @@ from chaos.trace.writer import TraceWriter
 from chaos.verdict import Phases, Verdict, judge_run
 from chaos.workloads.broker import BrokerWorkload
 from chaos.workloads.log import LogWorkload
-from chaos.workloads.released.installed import client_python
+from chaos.workloads.released.installed import client_kinds
 from chaos.workloads.released.workload import BROKER_SETTINGS, FOLDER, ClientsWorkload
 from chaos.workloads.spec import DrainTimeout, Setting, Workload
 from chaos.workloads.tally import Tally
@@ -105,7 +105,7 @@ class Run:
         self._watch = watch or Watch()
         self._trace_nodes = trace_nodes
         self._keep_stores = keep_stores
-        self._python = client_python() if scenario.workload == "clients" else None
+        self._clients = client_kinds() if scenario.workload == "clients" else None
         self._writers: list[TraceWriter] = []
         self._plan = plan(scenario)
         self._behind: list[str] = []
@@ -131,7 +131,7 @@ class Run:
                 trace_run=self._name if self._trace_nodes else None,
                 spoilable=scenario.spoils,
                 data_file_size=scenario.data_file_size,
-                broker_settings=BROKER_SETTINGS if self._python else None,
+                broker_settings=BROKER_SETTINGS if self._clients else None,
             )
             nemesis = Nemesis(cluster, nemesis_writer, Random(rng.random()), self._watch.note)
             self._watch.tally, self._watch.nemesis, self._watch.cluster = setting.tally, nemesis, cluster
@@ -194,9 +194,9 @@ class Run:
         return Phases(warm, healed, over, unhealed)
 
     def _workload(self, cluster: ChaosCluster, setting: Setting) -> Workload:
-        if self._python is not None:
+        if self._clients is not None:
             folder = self._directory / FOLDER
-            return ClientsWorkload(setting, cluster.namesrv, cluster.addresses, self._python, folder)
+            return ClientsWorkload(setting, cluster.namesrv, cluster.addresses, self._clients, folder)
         if self._scenario.workload == "broker":
             return BrokerWorkload(setting, cluster.namesrv)
         return LogWorkload(setting, cluster.addresses, cluster.local.plan.group)

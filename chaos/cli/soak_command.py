@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 
 from chaos.cli.checking import check_runs, require_checker
+from chaos.cli.left_out import runnable
 from chaos.run import Result, Run
 from chaos.scenario import Scenario, all_scenarios
 from chaos.soak import draw
@@ -73,7 +74,10 @@ class Soak:
         self._root = root
         self._rng = Random(seed)
         self._with_checker = with_checker
-        self._scenarios = [scenario for scenario in all_scenarios() if scenario.fault]
+        found, left_out = runnable([scenario for scenario in all_scenarios() if scenario.fault])
+        self._scenarios = found
+        if left_out:
+            console.print(left_out, style="bold red", markup=False, highlight=False, soft_wrap=True)
         self._number = 0
         self._acknowledged = self._faults = self._leader_changes = 0
         self.verdicts: Counter[str] = Counter()

@@ -18,6 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from chaos.workloads.released.installed import VARIABLE, client_python
+from dledger.errors import ConfigError
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("dledger", "broker_adapter", "chaos")
 
@@ -121,6 +124,24 @@ BUGS = (
         fault("slow_disk", "all", 0.5, 3.5) + fault("power_loss", "all", 2, 0.5),
         seconds=4,
     ),
+    Bug(
+        "forget-acks",
+        "broker_adapter/delivery/service.py",
+        "        done = await self._commit(Request(elements=elements, release=self._wake(group, topic)))\n",
+        "        done = [True] * len(elements)\n",
+        fault("kill", "follower", 1, 1),
+        workload="clients",
+        seconds=8,
+    ),
+    Bug(
+        "store-repeated-sends",
+        "broker_adapter/delivery/sent_ids.py",
+        "        packed = self._by_digest.get(digest)\n",
+        "        packed = None\n",
+        fault("kill", "leader", 1, 1, 3),
+        workload="clients",
+        seconds=10,
+    ),
 )
 
 
@@ -184,7 +205,8 @@ def _spark_evidence(bug: Bug, run: Path) -> str:
 
 def _python(root: Path, module: str, *arguments: str) -> str:
     """Run a module of the product below `root`; what it printed."""
-    environment = {**os.environ, "PYTHONPATH": str(root)}
+    clients = os.environ.get(VARIABLE, str(REPOSITORY / "build" / "clients"))
+    environment = {**os.environ, "PYTHONPATH": str(root), VARIABLE: clients}
     done = subprocess.run(
         [sys.executable, "-P", "-m", module, *arguments],
         cwd=root,
@@ -196,6 +218,15 @@ def _python(root: Path, module: str, *arguments: str) -> str:
     return done.stdout
 
 
+def _no_client() -> str:
+    """Why clients cannot be the load; "" if they can."""
+    try:
+        client_python()
+    except ConfigError as error:
+        return error.message
+    return ""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Hunt the planted bugs; 1 if one was not found.")
     parser.add_argument("names", nargs="*", help="All without any.")
@@ -205,6 +236,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missed = 0
     for bug in BUGS:
         if chosen.names and bug.name not in chosen.names:
+            continue
+        if bug.workload == "clients" and (why := _no_client()):
+            missed += 1
+            print(f"{bug.name:28} NOT HUNTED: {why}", flush=True)
             continue
         with tempfile.TemporaryDirectory(prefix="dledger-planted-") as folder:
             found = hunt(bug, Path(folder), chosen.most, seed=chosen.seed)

@@ -33,7 +33,7 @@ def test_every_drawn_scenario_can_be_run_and_destroys_copies_in_one_way_at_most(
     for scenario in found:
         plan(scenario)
         assert len({step.kind for step in scenario.fault} & set(DESTRUCTIVE)) <= 1
-    assert {scenario.workload for scenario in found} == {"log", "broker"}
+    assert {scenario.workload for scenario in found} == {"log", "broker", "clients"}
     assert {scenario.nodes for scenario in found} >= {3, 5}
     on_top = [scenario for scenario in found if "-and-" in scenario.name]
     assert len(on_top) > 50

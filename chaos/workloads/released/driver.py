@@ -1,6 +1,6 @@
 """One released Python client of RocketMQ 5, driven over its standard input and output.
 
-    python driver.py ADDRESS THREADS
+    python driver.py THREADS ADDRESSES
 
 Run by an interpreter that has `rocketmq-python-client`; needs nothing else of this project. Each line that it
 reads is a request as JSON, `{"id": 1, "do": "send", ...}`, and is answered by one line, in any order, with
@@ -153,7 +153,7 @@ def error_of(error: Exception) -> Fields:
 
 
 def main() -> None:
-    address, threads = sys.argv[1], int(sys.argv[2])
+    threads, address = int(sys.argv[1]), sys.argv[2]
     answers = Answers(os.fdopen(os.dup(sys.stdout.fileno()), "w"))
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a client prints is no answer
     keep_places()

@@ -6,14 +6,13 @@ import asyncio
 import json
 import os
 from asyncio.subprocess import Process
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from dledger.errors import Code, DLedgerError
 
-DRIVER = Path(__file__).with_name("driver.py")
 #: Importing the client takes a quarter of a second of CPU; machines that are busy take their time.
 _START_S = 60.0
 #: No call of a client takes so long: it has given up by itself before.
@@ -40,13 +39,22 @@ class ClientError(Exception):
 
 
 class ClientProcess:
-    """Drives `driver.py`. Several requests may be under way; what a client raises is a ClientError."""
+    """Drives `driver.py` or `driver.cjs`. Several requests may be under way; what a client raises is a
+    ClientError."""
 
-    def __init__(self, name: str, folder: Path, command: Sequence[str]) -> None:
-        """`folder`: for its log and its home, made here. `command`: begins with an interpreter."""
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`folder`: for its log and its home, made here. `command`: begins with an interpreter.
+        `environment`: on top of ours."""
         self.name = name
         self._folder = folder
         self._command = command
+        self._environment = environment or {}
         self._process: Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._numbers = count()
@@ -64,7 +72,7 @@ class ClientProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 # Clients write their logs to HOME.
-                env={**os.environ, "HOME": str(home), "GRPC_VERBOSITY": "ERROR"},
+                env={**os.environ, "HOME": str(home), "GRPC_VERBOSITY": "ERROR", **self._environment},
                 limit=_MAX_LINE,
                 # Ctrl-C is the harness's affair, which ends it.
                 start_new_session=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from random import Random
 
@@ -17,15 +18,14 @@ from chaos.workloads.broker import FinalReader
 from chaos.workloads.groups import Place
 from chaos.workloads.pacing import Pace
 from chaos.workloads.released.consumers import GROUPS, ReleasedGroup
-from chaos.workloads.released.process import DRIVER, ClientProcess
+from chaos.workloads.released.installed import Kind
+from chaos.workloads.released.process import ClientProcess
 from chaos.workloads.released.producers import ReleasedProducer
 from chaos.workloads.released.topics import Topics
 from chaos.workloads.spec import DrainTimeout, Setting
 
 _TIMEOUT_S = 5.0
 _PAUSE_S = 0.2
-#: Calls that a client makes at the same time, each in a thread of its own.
-_THREADS = 16
 _AT_ONCE = 4
 FOLDER = "clients"
 #: Of the brokers: clients that wait for messages do not wait long, and what they do not acknowledge comes
@@ -36,21 +36,22 @@ BROKER_SETTINGS = {
 
 
 class ClientsWorkload:
-    """Implements `Workload`. `namesrv`, `addresses`: of NameServer and nodes. `python`: an interpreter that
-    has the client. `folder`: for what the clients write."""
+    """Implements `Workload`. `namesrv`, `addresses`: of NameServer and nodes. `kinds`: the clients, which are
+    taken in turn. `folder`: for what they write."""
 
     def __init__(
         self,
         setting: Setting,
         namesrv: Sequence[str],
         addresses: Sequence[str],
-        python: Path,
+        kinds: Sequence[Kind],
         folder: Path,
     ) -> None:
         self._setting = setting
         self._spec = setting.spec
         self._routes = NameServerRoutes(namesrv)
-        self._command = [str(python), str(DRIVER), ";".join(addresses), str(_THREADS)]
+        self._all_addresses, self._each_address = ";".join(addresses), cycle(addresses)
+        self._kinds = cycle(kinds)
         self._folder = folder
         self._clients: list[ClientProcess] = []
         self._topics = Topics.of(self._spec.topics, self._spec.queues)
@@ -130,6 +131,9 @@ class ClientsWorkload:
         return ""
 
     def _new_client(self, name: str) -> ClientProcess:
-        client = ClientProcess(name, self._folder / name, self._command)
+        kind = next(self._kinds)
+        address = next(self._each_address) if kind.takes_one_address else self._all_addresses
+        folder, command = self._folder / f"{name}-{kind.name}", [*kind.command, address]
+        client = ClientProcess(name, folder, command, kind.environment)
         self._clients.append(client)
         return client

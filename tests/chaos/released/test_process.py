@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
-from chaos.workloads.released.process import DRIVER, ClientDied, ClientError, ClientProcess
+from chaos.workloads.released import process
+from chaos.workloads.released.process import ClientDied, ClientError, ClientProcess
 
 FAKE = Path(__file__).with_name("fake")
+DRIVER = Path(process.__file__).with_name("driver.py")
 
 pytestmark = pytest.mark.process
 
@@ -27,8 +29,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(FAKE))
 
 
-def command(address: str = "somewhere") -> list[str]:
-    return [sys.executable, str(DRIVER), address, "4"]
+def command() -> list[str]:
+    return [sys.executable, str(DRIVER), "4", "somewhere"]
 
 
 @asynccontextmanager
