@@ -35,8 +35,12 @@ class RawFile:
 
 @dataclass(frozen=True, slots=True)
 class Intake:
+    """What there is to read. A directory of `parquet` holds Parquet files, which may lie in folders."""
+
     raw: tuple[RawFile, ...]
     parquet: tuple[Path, ...]
+    #: Of the Parquet files.
+    parquet_bytes: int
     #: What makes a run directory unfit, by directory: the verdict of its runs is at best "unknown".
     troubles: dict[Path, tuple[str, ...]]
 
@@ -49,6 +53,7 @@ def take_in(run_dirs: list[Path]) -> Intake:
     """
     raw: list[RawFile] = []
     parquet: list[Path] = []
+    parquet_bytes = 0
     troubles: dict[Path, list[str]] = defaultdict(list)
     if len({path.resolve() for path in run_dirs}) < len(run_dirs):
         raise IntakeError("the same run directory was named twice")
@@ -58,8 +63,9 @@ def take_in(run_dirs: list[Path]) -> Intake:
         files = sorted((run_dir / RAW_DIR).glob(f"*{SUFFIX}"))
         if files:
             raw += [_look_at(run_dir, path) for path in files]
-        elif any((run_dir / PARQUET_DIR).rglob("*.parquet")):
+        elif columns := list((run_dir / PARQUET_DIR).rglob("*.parquet")):
             parquet.append(run_dir / PARQUET_DIR)
+            parquet_bytes += sum(path.stat().st_size for path in columns)
         else:
             raise IntakeError(
                 f"{run_dir} holds no trace: neither {RAW_DIR}/*{SUFFIX} nor {PARQUET_DIR}/*.parquet"
@@ -71,7 +77,8 @@ def take_in(run_dirs: list[Path]) -> Intake:
         elif (first := seen.setdefault(file.sha256, file)) is not file:
             for run_dir in {file.run_dir, first.run_dir}:
                 troubles[run_dir].append(f"{file.path} is a copy of {first.path}")
-    return Intake(tuple(raw), tuple(parquet), {path: tuple(said) for path, said in troubles.items()})
+    said_of = {path: tuple(said) for path, said in troubles.items()}
+    return Intake(tuple(raw), tuple(parquet), parquet_bytes, said_of)
 
 
 def _look_at(run_dir: Path, path: Path) -> RawFile:

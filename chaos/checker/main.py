@@ -150,7 +150,7 @@ def spark_loader(work_dir: Path, *, master: str | None, memory: str, growing: bo
     """
     # Spark is an extra: whoever only wants the names of checks need not have it.
     try:
-        from chaos.checker.spark import SparkEngine, is_small, start
+        from chaos.checker.spark import SparkEngine, is_quick, start
     except ImportError as error:
         raise click.ClickException(f"Spark is missing ({error}): pip install 'dledger[checker]'") from error
 
@@ -158,8 +158,8 @@ def spark_loader(work_dir: Path, *, master: str | None, memory: str, growing: bo
 
     def load(intake: Intake) -> Engine:
         if not sessions:
-            small = is_small(intake) and not growing
-            sessions.append(start(work_dir, master=master, memory=memory, small=small))
+            quick = is_quick(intake) and not growing
+            sessions.append(start(work_dir, master=master, memory=memory, quick=quick))
         # Each load has tables of its own; those of the one before it are not needed any more.
         tables = work_dir / "tables"
         shutil.rmtree(tables, ignore_errors=True)

@@ -7,9 +7,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import reduce
 from pathlib import Path
 from typing import cast
 
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
@@ -27,12 +29,33 @@ UNKNOWN = "unknown"
 FILE = "file"
 #: Queries that run at the same time: while one is planned, another computes.
 _AT_ONCE = 4
-#: Up to so many bytes of raw lines, more time goes into preparing to be fast than could be won: queries are
-#: then interpreted, planned once, and compiled by the quick compiler only.
-SMALL_BYTES = 64 << 20
+#: Up to so many bytes of raw lines, more time goes into compiling queries than could be won: they are
+#: interpreted.
+INTERPRETED_BYTES = 64 << 20
+#: Up to so many, a query is one task, which is planned once and moves no rows, because everything is in one
+#: place; other queries use the other cores. And the JVM uses its quick compiler only.
+ONE_TASK_BYTES = 256 << 20
+#: Lines take so many times the bytes of the same columns in Parquet files.
+_LINES_TO_COLUMNS = 20
 _BYTES_A_PARTITION = 64 << 20
-_SMALL_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms768m -Xmn512m"
-_LARGE_JVM = "-XX:+UseParallelGC"
+#: The space for 24,000 classes is there from the beginning, not after seven collections.
+_JVM = "-XX:MetaspaceSize=256m"
+_QUICK_JVM = f"{_JVM} -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms768m -Xmn512m"
+#: What is compiled with care is what runs ten times as often as usual: of several hundred generated
+#: classes most run once.
+_LARGE_JVM = (
+    f"{_JVM} -XX:+UseParallelGC -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
+    "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+)
+#: Jars that most classes are in. There are 280, and each is looked into until a class is found.
+_FIRST_JARS = (
+    "spark-catalyst_",
+    "spark-sql_",
+    "spark-core_",
+    "scala-library",
+    "hadoop-client-api",
+    "parquet-",
+)
 _TYPES = {Kind.INT: LongType(), Kind.STR: StringType(), Kind.BOOL: BooleanType()}
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -46,6 +69,13 @@ _SETTINGS = {
     # Without it rows are sorted by kind before they are written by kind.
     "spark.sql.maxConcurrentOutputFileWriters": "32",
     "spark.log.level": "ERROR",
+    # Every sort and every hash table of every task takes a page first, and 32 MiB of zeros are not free.
+    "spark.buffer.pageSize": "2m",
+    # Nobody looks at plans, but they are written down for the interface that is not there.
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.maxPlanStringLength": "0",
+    "spark.sql.debug.maxToStringFields": "0",
+    "spark.sql.lightweightPlanChangeValidation": "false",
 }
 
 
@@ -56,10 +86,10 @@ def schema() -> StructType:
 
 
 def start(
-    work_dir: Path, *, master: str | None = None, memory: str = "2g", small: bool = False
+    work_dir: Path, *, master: str | None = None, memory: str = "2g", quick: bool = False
 ) -> SparkSession:
     """A session. `master`: where to run; None: what spark-submit says, else all cores of this machine.
-    `small`: it is for few lines.
+    `quick`: it is for no more than ONE_TASK_BYTES of lines.
 
     Raises:
         NoJava: no Java that can run Spark.
@@ -74,7 +104,8 @@ def start(
         builder = builder.config(name, value)
     if "SPARK_ENV_LOADED" not in os.environ:
         builder = builder.config("spark.driver.memory", memory)
-        builder = builder.config("spark.driver.extraJavaOptions", _SMALL_JVM if small else _LARGE_JVM)
+        builder = builder.config("spark.driver.extraJavaOptions", _QUICK_JVM if quick else _LARGE_JVM)
+        builder = builder.config("spark.driver.extraClassPath", _first_jars())
         builder = builder.config("spark.sql.warehouse.dir", str(work_dir / "warehouse"))
         builder = builder.config("spark.local.dir", str(work_dir / "spark"))
         builder = builder.master(master or "local[*]")
@@ -85,48 +116,56 @@ def start(
     return session
 
 
-def is_small(intake: Intake) -> bool:
-    """Converted traces are not: they were converted because they are not."""
-    return not intake.parquet and sum(file.bytes for file in intake.raw) <= SMALL_BYTES
+def lines_bytes(intake: Intake) -> int:
+    """How much there is to read, in bytes of raw lines; of converted traces what they were, roughly."""
+    return sum(file.bytes for file in intake.raw) + _LINES_TO_COLUMNS * intake.parquet_bytes
+
+
+def is_quick(intake: Intake) -> bool:
+    return lines_bytes(intake) <= ONE_TASK_BYTES
 
 
 def tune(session: SparkSession, intake: Intake) -> None:
     """Set how queries are run, by how much there is to read."""
-    cores = session.sparkContext.defaultParallelism
-    small = is_small(intake)
-    sized = sum(file.bytes for file in intake.raw) // _BYTES_A_PARTITION
-    # Few rows are not worth a second task; the other cores have other queries.
-    session.conf.set("spark.sql.shuffle.partitions", str(1 if small else max(4 * cores, sized)))
-    session.conf.set("spark.sql.adaptive.enabled", str(not small).lower())
-    session.conf.set("spark.sql.codegen.wholeStage", str(not small).lower())
-    session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN" if small else "FALLBACK")
+    compiled, one_task = lines_bytes(intake) > INTERPRETED_BYTES, is_quick(intake)
+    parts = max(4 * session.sparkContext.defaultParallelism, lines_bytes(intake) // _BYTES_A_PARTITION)
+    session.conf.set("spark.sql.shuffle.partitions", str(1 if one_task else parts))
+    session.conf.set("spark.sql.adaptive.enabled", str(not one_task).lower())
+    # To broadcast a table is a job of its own; what is written in the query itself still is.
+    session.conf.set("spark.sql.autoBroadcastJoinThreshold", "100" if one_task else "10m")
+    session.conf.set("spark.sql.codegen.wholeStage", str(compiled).lower())
+    session.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if compiled else "NO_CODEGEN")
 
 
-def read_events(session: SparkSession, intake: Intake) -> DataFrame:
-    """All lines of all runs, one row each, `ev` being CORRUPT or UNKNOWN where that is so."""
+def _first_jars() -> str:
+    jars = sorted(Path(pyspark.__file__).parent.joinpath("jars").glob("*.jar"))
+    return os.pathsep.join(str(jar) for first in _FIRST_JARS for jar in jars if jar.name.startswith(first))
+
+
+def read_lines(session: SparkSession, intake: Intake) -> DataFrame:
+    """All raw lines of all runs, one row each, `ev` being CORRUPT or UNKNOWN where that is so."""
+    paths = [str(file.path) for file in intake.raw]
+    lines = session.read.schema(schema()).option("columnNameOfCorruptRecord", CORRUPT).json(paths)
     known = [ev.value for ev in Ev]
-    frames = []
-    if intake.raw:
-        paths = [str(file.path) for file in intake.raw]
-        reader = session.read.schema(schema()).option("columnNameOfCorruptRecord", CORRUPT)
-        frames.append(reader.json(paths).withColumn(FILE, fn.input_file_name()))
-    for path in intake.parquet:
-        frame = session.read.parquet(str(path))
-        for name, kind in FIELDS.items():
-            column = fn.col(name) if name in frame.columns else fn.lit(None)
-            frame = frame.withColumn(name, column.cast(_TYPES[kind]))
-        frame = frame.withColumn(CORRUPT, fn.lit(None).cast(StringType()))
-        frames.append(frame.select(*FIELDS, CORRUPT).withColumn(FILE, fn.input_file_name()))
-    events = frames[0]
-    for frame in frames[1:]:
-        events = events.unionByName(frame)
     row_kind = (
         fn.when(fn.col(CORRUPT).isNotNull(), CORRUPT)
         .when(fn.col("ev").isin(known), fn.col("ev"))
         .otherwise(UNKNOWN)
     )
+    return as_events(lines).withColumn("ev", row_kind).drop(CORRUPT)
+
+
+def read_columns(session: SparkSession, intake: Intake) -> DataFrame:
+    """All rows of converted traces. A column that a file has not is NULL."""
+    fields = [StructField(name, _TYPES[kind]) for name, kind in FIELDS.items()]
+    return as_events(session.read.schema(StructType(fields)).parquet(*map(str, intake.parquet)))
+
+
+def as_events(rows: DataFrame) -> DataFrame:
+    """Rows with the columns of the schema as those of the table `events`."""
     digest = fn.when(fn.col("digest").isNotNull(), fn.xxhash64("digest"))
-    return events.withColumn("ev", row_kind).withColumn("digest", digest).withColumnsRenamed(RENAMED)
+    rows = rows.withColumn(FILE, fn.input_file_name()).withColumn("digest", digest)
+    return rows.withColumnsRenamed(RENAMED)
 
 
 class SparkEngine:
@@ -135,16 +174,26 @@ class SparkEngine:
     def __init__(self, session: SparkSession, work_dir: Path) -> None:
         self._session = session
         self._work_dir = work_dir
+        self._one_task = False
 
     def load(self, intake: Intake) -> None:
-        """Read the traces into the table `events`: once, as columns, one directory for each kind of line."""
+        """Make the table `events`. Lines are read once and written as columns, one directory for each kind of
+        line; what are columns already is read where it lies."""
         tune(self._session, intake)
-        path = str(self._work_dir / "events")
-        events = read_events(self._session, intake)
-        events.drop(CORRUPT).write.mode("overwrite").partitionBy("ev").parquet(path)
-        if is_small(intake):
-            self._session.conf.set("spark.sql.files.minPartitionNum", "1")
-        self._session.read.parquet(path).createOrReplaceTempView("events")
+        frames = []
+        if intake.raw:
+            path = str(self._work_dir / "events")
+            lines = read_lines(self._session, intake)
+            lines.write.mode("overwrite").partitionBy("ev").parquet(path)
+            frames.append(self._session.read.schema(lines.schema).parquet(path))
+        if intake.parquet:
+            frames.append(read_columns(self._session, intake))
+        self._one_task = is_quick(intake)
+        self._table("events", reduce(DataFrame.unionByName, frames))
+
+    def _table(self, name: str, frame: DataFrame) -> None:
+        # What is known to lie in one place need not be brought together: no query has a second stage.
+        (frame.coalesce(1) if self._one_task else frame).createOrReplaceTempView(name)
 
     def view(self, name: str, sql: str) -> None:
         self._session.sql(sql).createOrReplaceTempView(name)
@@ -157,7 +206,7 @@ class SparkEngine:
         path = str(self._work_dir / name)
         frame = self._session.sql(sql)
         frame.write.mode("overwrite").parquet(path)
-        self._session.read.schema(frame.schema).parquet(path).createOrReplaceTempView(name)
+        self._table(name, self._session.read.schema(frame.schema).parquet(path))
 
     def rows(self, sql: str) -> list[Row]:
         return [cast(dict[str, Cell], row.asDict()) for row in self._session.sql(sql).collect()]

@@ -42,7 +42,7 @@ fault, member, meta
 from __future__ import annotations
 
 from chaos.checker.engine import Engine
-from chaos.trace.schema import READS
+from chaos.trace.schema import READS, Ev
 
 _LOG = (
     "CASE WHEN {t}topic IS NOT NULL AND {t}q IS NOT NULL "
@@ -193,14 +193,15 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     ),
 )
 
+_KINDS = ", ".join(f"'{kind}'" for kind in Ev)
+
 #: Lines by writer, incarnation and file, and of which kinds they are.
-_LINE_COUNTS = """
-SELECT run, src, inc, file, ev = 'corrupt' AS corrupt, count(*) AS n, min(seq) AS first, max(seq) AS last,
-  max(mono) AS last_mono,
+_LINE_COUNTS = f"""
+SELECT run, src, inc, file, coalesce(ev = 'corrupt', false) AS corrupt, count(*) AS n, min(seq) AS first,
+  max(seq) AS last, max(mono) AS last_mono,
   count(*) FILTER (WHERE v IS NULL OR v <> 1) AS other_version,
-  count(*) FILTER (WHERE v = 1 AND (ev = 'unknown' OR src IS NULL OR inc IS NULL OR seq IS NULL
-    OR mono IS NULL))
-    AS misfits,
+  count(*) FILTER (WHERE v = 1 AND (ev IS NULL OR ev NOT IN ({_KINDS}) OR src IS NULL OR inc IS NULL
+    OR seq IS NULL OR mono IS NULL)) AS misfits,
   count(*) FILTER (WHERE ev = 'meta' AND e = 'trace_end') AS ends,
   count(*) FILTER (WHERE ev = 'meta' AND e = 'run_begin') AS begins,
   count(*) FILTER (WHERE ev IN ('raft', 'store', 'role')) AS of_node,
@@ -210,7 +211,7 @@ SELECT run, src, inc, file, ev = 'corrupt' AS corrupt, count(*) AS n, min(seq) A
     'append')) AS flushes,
   count(*) FILTER (WHERE e = 'apply') AS applied,
   count(*) FILTER (WHERE e = 'append' AND chain IS NOT NULL) AS chains
-FROM events GROUP BY run, src, inc, file, ev = 'corrupt'
+FROM events GROUP BY run, src, inc, file, coalesce(ev = 'corrupt', false)
 """
 
 _WRITERS = """

@@ -30,7 +30,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from chaos.checker.spark import start
 
     work_dir = tmp_path_factory.mktemp("spark")
-    session = start(work_dir, master="local[2]", memory="1g", small=True)
+    session = start(work_dir, master="local[2]", memory="1g", quick=True)
     yield session
     with warnings.catch_warnings():
         # py4j leaves its sockets to the garbage collector.
