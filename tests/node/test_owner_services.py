@@ -159,6 +159,45 @@ async def test_a_leader_that_lags_no_more_than_the_others_keeps_leadership(tmp_p
         assert leader.node_status().is_leader
 
 
+async def test_a_node_that_steps_aside_goes_on_as_a_follower(tmp_path: Path) -> None:
+    async with running_nodes(tmp_path, 3) as servers:
+        leader = leader_of(servers)
+        await until(lambda: all(f.push_state == "APPEND" for f in leader.node_status().followers))
+        await leader.step_aside()
+        await until(lambda: any(s.node_status().is_leader for s in servers if s is not leader))
+        await until(lambda: leader.leader_id == leader_of(servers).config.node_id)
+        term = leader.term
+        await leader.step_aside()
+        assert leader.term == term, "it does not lead: there is nothing to do"
+
+
+async def test_calls_under_way_end_when_a_node_stops_serving(tmp_path: Path) -> None:
+    has_begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        has_begun.set()
+        await may_end.wait()
+        return request
+
+    handlers = {"Echo": grpc.unary_unary_rpc_method_handler(slow)}
+    service = GrpcService(ECHO, grpc.method_handlers_generic_handler(ECHO, handlers))
+    async with (
+        running_nodes(tmp_path, services=[service]) as (node,),
+        open_channel(node.address) as channel,
+    ):
+        under_way = asyncio.ensure_future(channel.unary_unary(f"/{ECHO}/Echo")(b"x", timeout=20))
+        await has_begun.wait()
+        stopping = asyncio.create_task(node.stop_serving(20))
+        await asyncio.wait({stopping}, timeout=0.05)
+        assert not stopping.done() and not under_way.done()
+        may_end.set()
+        assert await under_way == b"x"
+        await stopping
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await channel.unary_unary(f"/{ECHO}/Echo")(b"y", timeout=20)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
 async def test_fitness_of_nonsense_is_refused(tmp_path: Path) -> None:
     async with running_nodes(tmp_path) as (node,):
         with pytest.raises(InvalidRequest) as caught:
