@@ -36,7 +36,7 @@ _HEADER = np.dtype(
 _unpack_step = Struct(">ii24xi").unpack_from
 _unpack_size = Struct(">4xi").unpack_from
 #: Fewer entries are not worth the comparing.
-LEAST = 48
+LEAST = 64
 
 
 class Columns:
