@@ -159,7 +159,7 @@ soak-chaos: $(RUNTIME) ## Random scenarios, one line each; keeps what failed (HO
 	@$(BIN)/dledger-chaos soak --hours $(HOURS) $(ARGS)
 
 # Prints in which run each bug was found; the exit code is 1 when one was not. Needs Java for the Spark job.
-chaos-planted: $(DEV) ## Bugs planted in a copy of the product, each of which has to be found (about 5 minutes)
+chaos-planted: $(DEV) clients-python ## Bugs planted in a copy of the product, each of which has to be found (about 7 minutes)
 	@$(BIN)/python -m tests.chaos.planted $(ARGS)
 
 bench: $(DEV) ## Throughput, latency, failover and catch-up of a local cluster (about 7 minutes)

@@ -11,8 +11,18 @@ from chaos.cli.left_out import runnable
 from chaos.cli.main import cli
 from chaos.run import Run
 from chaos.scenario import all_scenarios, find_scenario
-from chaos.workloads.released.installed import VARIABLE, client_python
+from chaos.workloads.released.installed import VARIABLE, client_kinds, client_python
 from dledger.errors import ConfigError
+
+
+@pytest.fixture
+def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the Python client in it."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    python = tmp_path / "python" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch(mode=0o755)
+    return tmp_path
 
 
 @pytest.fixture
@@ -20,13 +30,24 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "clients"))
 
 
-def test_the_variable_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
-    python = tmp_path / "python" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.touch(mode=0o755)
-    assert client_python() == python
+def test_the_variable_names_the_folder(somewhere: Path) -> None:
+    assert client_python() == somewhere / "python" / "bin" / "python"
     assert runnable(all_scenarios()) == (all_scenarios(), "")
+
+
+def test_clients_in_node_take_part_where_they_can_run(
+    somewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(somewhere / "programs"))
+    modules = somewhere / "node" / "node_modules"
+    (modules / "rocketmq-client-nodejs").mkdir(parents=True)
+    assert [kind.name for kind in client_kinds()] == ["python"], "there is no program to run it"
+    program = somewhere / "programs" / "node"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    _, node = client_kinds()
+    assert node.command[0] == str(program) and node.environment == {"NODE_PATH": str(modules)}
+    assert node.takes_one_address and Path(node.command[1]).exists()
 
 
 @pytest.mark.usefixtures("nowhere")
