@@ -29,7 +29,10 @@ from broker_adapter.messaging.telemetry import Conversation
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
 from broker_adapter.rpc.calls import Places, peer_host, stopping
+from dledger import get_logger
 from dledger import handlers as grpc_handlers
+
+_log = get_logger("messaging")
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -250,7 +253,9 @@ class MessagingService:
             self._open.discard(wake)
             conversation.close()
             reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
+            (ended,) = await asyncio.gather(reader, return_exceptions=True)
+            if isinstance(ended, Exception):
+                _log.error("a telemetry stream failed", exc_info=ended)
 
     async def _read_all(self, conversation: Conversation, call: CallContext, context: Context) -> None:
         """Until the client has said all, or something that is no command."""

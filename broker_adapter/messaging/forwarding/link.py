@@ -25,7 +25,9 @@ from broker_adapter.messaging.forwarding.frames import (
 from broker_adapter.messaging.forwarding.members import Members
 from broker_adapter.messaging.v2 import service_pb2 as calls
 from broker_adapter.v1 import forward_pb2 as pb
-from dledger import open_channel
+from dledger import get_logger, open_channel
+
+_log = get_logger("forwarding")
 
 #: Clients that one frame tells of.
 _MOST_CLIENTS = 1_000
@@ -206,12 +208,20 @@ class MasterLink:
         self._tell_all()
         self._take(first)
         writer = asyncio.create_task(self._write_all(stream))
+        # Whatever ends the writing ends the stream: else calls would wait for answers to what was never sent.
+        writer.add_done_callback(lambda _: stream.cancel())
         try:
             while (frame := await stream.read()) is not grpc.aio.EOF:
                 self._take(frame)
+        except asyncio.CancelledError:
+            ours = asyncio.current_task()
+            if not writer.done() or (ours is not None and ours.cancelling()):
+                raise
         finally:
             writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
+            (ended,) = await asyncio.gather(writer, return_exceptions=True)
+            if isinstance(ended, Exception):
+                _log.error("calls to the master could not be written", exc_info=ended)
 
     async def _write_all(self, stream: Any) -> None:
         # The reading side learns of the same end.

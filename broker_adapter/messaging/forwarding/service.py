@@ -137,7 +137,10 @@ class _NodeStream:
         finally:
             for task in [*tasks, *self._streams.values()]:
                 task.cancel()
-            await asyncio.gather(*tasks, *self._streams.values(), return_exceptions=True)
+            ends = await asyncio.gather(*tasks, *self._streams.values(), return_exceptions=True)
+            for ended in ends:
+                if isinstance(ended, Exception):
+                    _log.error("a stream of calls from another node failed", exc_info=ended)
 
     def _tell(self, client_id: str, command: calls.TelemetryCommand) -> bool:
         if self._outbox.bytes >= _MUCH:

@@ -251,6 +251,16 @@ async def test_calls_outlive_a_stream_that_breaks() -> None:
         assert len(p.remote.seen) == 2
 
 
+async def test_what_cannot_be_written_ends_its_stream_and_no_other() -> None:
+    """Nobody waits for an answer to what never left."""
+    async with pair(b"before", b"after") as p:
+        assert await p.unary() == b"before"
+        unspeakable = CONTEXT._replace(client_id="\ud800", timeout_s=60.0)
+        with pytest.raises(PutIndeterminate):
+            await asyncio.wait_for(p.forwarder.unary("SendMessage", NAMELESS, unspeakable), 30)
+        assert await p.unary() == b"after"
+
+
 async def test_calls_wait_until_the_elected_takes_writes() -> None:
     async with pair() as p:
         assert await p.unary() == b"ok"
