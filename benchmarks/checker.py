@@ -1,24 +1,29 @@
-"""The Spark checker over synthetic traces: time of all checks, with the start of Spark, memory, growth."""
+"""The Spark checker over synthetic traces, raw and converted: time of all checks, with the start of Spark,
+CPU time, memory, growth; and the rate of conversion."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shutil
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.common import BenchError, Row, say, scratch
 from chaos.checker.synthetic import write_clean_trace
+from chaos.trace.parquet import convert
 
 SIZES = (100_000,)
 LONG_SIZES = (100_000, 1_000_000, 10_000_000)
 #: By size: the most seconds that may pass, the start of Spark included.
 MOST_SECONDS = {100_000: 20.0, 10_000_000: 90.0}
+#: Traces from so many events on are converted, and checked again.
+CONVERTED_SIZE = 1_000_000
 MOST_GIB = 3.0
 LEAST_LINES_A_SECOND = 200_000
 #: Ten times the events may take so many times as long.
@@ -29,60 +34,100 @@ _SAMPLE_SECONDS = 0.2
 _BYTES_READ = re.compile(rb"read \d+ bytes of lines in ([\d.]+) s")
 
 
+@dataclass(slots=True)
+class Usage:
+    """What a process and its children used, as far as samples tell: the most bytes that they had in memory
+    together, and seconds of CPU time by process."""
+
+    peak_bytes: int = 0
+    cpu: dict[int, float] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One run of the command. `seconds` in all, `reading` of them until lines stood in columns; `peak_bytes`
-    of it and its children."""
+    """One run of the command. `kind`: raw or converted. `seconds` in all, `reading` of them until lines stood
+    in columns."""
 
     size: int
     events: int
+    kind: str
     seconds: float
     reading: float
-    peak_bytes: int
+    usage: Usage
     checks: int
 
 
 async def run(seconds: float, *, sizes: tuple[int, ...] = SIZES) -> list[Row]:
     """`seconds` does not matter: a trace is checked once."""
     del seconds
-    found = []
+    found: list[Checked] = []
+    rows: list[Row] = []
     with scratch("checker") as folder:
         for size in sizes:
-            found.append(await _check(folder / str(size), size))
-            shutil.rmtree(folder / str(size))
-    return [row for one in found for row in _rows(one)] + _growth(found)
+            run_dir = folder / str(size)
+            say(f"checker: making a trace of about {size:,} events")
+            rounds = size // _LINES_A_ROUND
+            events = write_clean_trace(run_dir, "bench", rounds=rounds, faults=6, producers=_PRODUCERS)
+            found.append(await _check(run_dir, size, events, "raw"))
+            if size >= CONVERTED_SIZE:
+                rows.append(await _convert(run_dir, size, events))
+                found.append(await _check(run_dir, size, events, "converted"))
+            shutil.rmtree(run_dir)
+    return [row for one in found for row in _rows(one)] + rows + _growth(found)
 
 
-async def _check(run_dir: Path, size: int) -> Checked:
-    say(f"checker: making a trace of about {size:,} events")
-    rounds = size // _LINES_A_ROUND
-    events = write_clean_trace(run_dir, "bench", rounds=rounds, faults=6, producers=_PRODUCERS)
-    say(f"checker: checking {events:,} events")
+async def _convert(run_dir: Path, size: int, events: int) -> Row:
+    say(f"checker: converting {events:,} events")
+    started = time.perf_counter()
+    await asyncio.to_thread(convert, run_dir, remove_raw=True)
+    rate = events / (time.perf_counter() - started)
+    judged = size == max(LONG_SIZES)
+    return Row(
+        f"conversion of {events:,} raw events",
+        f"{rate:,.0f}/s",
+        f">= {LEAST_LINES_A_SECOND:,}/s" if judged else "",
+        rate >= LEAST_LINES_A_SECOND if judged else None,
+        "JSONL into Parquet",
+        {"events_per_second": rate},
+    )
+
+
+async def _check(run_dir: Path, size: int, events: int, kind: str) -> Checked:
+    say(f"checker: checking {events:,} {kind} events")
     started = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "chaos.checker.main", str(run_dir), "--work", str(run_dir)),
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )
-    watching = asyncio.create_task(_peak(process.pid))
+    usage = Usage()
+    watching = asyncio.create_task(_watch(process.pid, usage))
     _, said = await process.communicate()
     took = time.perf_counter() - started
+    watching.cancel()
     if process.returncode != 0:
-        watching.cancel()
         raise BenchError(f"dledger-check ended with {process.returncode}: {said.decode()[-500:]}")
     results = json.loads((run_dir / "report" / "results.json").read_text())
     read = _BYTES_READ.search(said)
     assert read is not None, said
-    return Checked(size, events, took, float(read[1]), await watching, len(results["runs"][0]["checks"]))
+    checks = len(results["runs"][0]["checks"])
+    return Checked(size, events, kind, took, float(read[1]), usage, checks)
 
 
-async def _peak(pid: int) -> int:
-    """The most bytes that a process and its children had in memory together, until it ends."""
-    peak = 0
-    while resident := sum(_resident(each) for each in _family(pid)):
-        peak = max(peak, resident)
+async def _watch(pid: int, usage: Usage) -> None:
+    while True:
+        family = _family(pid)
+        usage.peak_bytes = max(usage.peak_bytes, sum(_resident(each) for each in family))
+        usage.cpu |= {each: seconds for each in family if (seconds := _cpu_seconds(each))}
         await asyncio.sleep(_SAMPLE_SECONDS)
-    return peak
+
+
+def _cpu_seconds(pid: int) -> float:
+    try:
+        numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _family(pid: int) -> list[int]:
@@ -104,50 +149,50 @@ def _resident(pid: int) -> int:
 
 def _rows(one: Checked) -> list[Row]:
     most = MOST_SECONDS.get(one.size)
-    rate, gib = one.events / one.reading, one.peak_bytes / 2**30
+    cpu, gib = sum(one.usage.cpu.values()), one.usage.peak_bytes / 2**30
     large = one.size == max(LONG_SIZES)
-    return [
+    what = f"{one.events:,} {one.kind} events"
+    rows = [
         Row(
-            f"check of {one.events:,} events",
+            f"check of {what}",
             f"{one.seconds:.1f} s",
             f"<= {most:.0f} s" if most else "",
             one.seconds <= most if most else None,
-            f"all {one.checks} checks and the start of Spark",
-            {"seconds": one.seconds, "events": one.events},
+            f"all {one.checks} checks and the start of Spark; {cpu:.0f} s of CPU",
+            {"seconds": one.seconds, "events": one.events, "cpu_seconds": cpu},
         ),
         Row(
-            f"memory for {one.events:,} events",
+            f"memory for {what}",
             f"{gib:.2f} GiB",
             f"<= {MOST_GIB:.0f} GiB" if large else "",
             gib <= MOST_GIB if large else None,
             "at most, of all processes",
-            {"bytes": one.peak_bytes, "events": one.events},
-        ),
-        Row(
-            f"reading of {one.events:,} raw events",
-            f"{rate:,.0f}/s",
-            f">= {LEAST_LINES_A_SECOND:,}/s" if large else "",
-            rate >= LEAST_LINES_A_SECOND if large else None,
-            "JSONL into columns",
-            {"events_per_second": rate},
+            {"bytes": one.usage.peak_bytes, "events": one.events},
         ),
     ]
+    if one.kind == "raw":
+        rate = one.events / one.reading
+        rows.append(
+            Row(f"reading of {what}", f"{rate:,.0f}/s", detail="by Spark", values={"events_per_second": rate})
+        )
+    return rows
 
 
 def _growth(found: list[Checked]) -> list[Row]:
     """How many times as long ten times as many events take. Small traces tell of the start only."""
-    larger = [one for one in found if one.size >= 1_000_000]
     rows = []
-    for small, large in pairwise(larger):
-        ratio = large.seconds / small.seconds * 10 / (large.events / small.events)
-        rows.append(
-            Row(
-                f"{large.events:,} events beside {small.events:,}",
-                f"{ratio:.1f} times as long",
-                f"<= {MOST_RATIO:.0f}",
-                ratio <= MOST_RATIO,
-                "for ten times as many",
-                {"ratio": ratio},
+    for kind in ("raw", "converted"):
+        larger = [one for one in found if one.size >= CONVERTED_SIZE and one.kind == kind]
+        for small, large in pairwise(larger):
+            ratio = large.seconds / small.seconds * 10 / (large.events / small.events)
+            rows.append(
+                Row(
+                    f"{large.events:,} {kind} events beside {small.events:,}",
+                    f"{ratio:.1f} times as long",
+                    f"<= {MOST_RATIO:.0f}",
+                    ratio <= MOST_RATIO,
+                    "for ten times as many",
+                    {"ratio": ratio},
+                )
             )
-        )
     return rows
