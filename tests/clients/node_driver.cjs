@@ -458,6 +458,28 @@ const scenarios = {
     return { acknowledged, consumed };
   },
 
+  // How often a consumer in order tries a message that it fails at, sent when the input has ended.
+  async retried(s) {
+    const topic = 'node-retried';
+    const producer = await s.producer(topic);
+    const over = told();
+    const begun = signal();
+    let tries = 0;
+    await s.push('node-retried-g', topic, async message => {
+      begun.done();
+      if (message.body.toString() !== 'bad') return ConsumeResult.SUCCESS;
+      tries++;
+      return ConsumeResult.FAILURE;
+    });
+    await producer.send({ topic, messageGroup: 'one', body: body('good') });
+    await begun.over;
+    console.log('begun');
+    await over.seen;
+    await producer.send({ topic, messageGroup: 'one', body: body('bad') });
+    const dead = await take(await s.simple('node-retried-dead', '%DLQ%node-retried-g'), 1);
+    return { tries, dead: bodies(dead) };
+  },
+
   // A transaction that nobody ends; its checker knows nothing before the input ends.
   async orphan(s) {
     const topic = 'node-orphan';

@@ -498,6 +498,26 @@ def ordered(s: Session) -> Any:
     return {"acknowledged": acknowledged, "consumed": consumed, "failed": failed}
 
 
+def retried(s: Session) -> Any:
+    """How often a consumer in order tries a message that it fails at, sent when the input has ended."""
+    producer, over, begun = s.producer("py-retried"), told(), threading.Event()
+    tries: list[str] = []
+
+    def consume(one: Message) -> ConsumeResult:
+        begun.set()
+        tries.append(one.body.decode())
+        return ConsumeResult.FAILURE if one.body == b"bad" else ConsumeResult.SUCCESS
+
+    s.push("py-retried-g", "py-retried", consume)
+    producer.send(message("py-retried", b"good", message_group="one"))
+    begun.wait(PATIENCE_S)
+    print("begun", flush=True)
+    over.wait()
+    producer.send(message("py-retried", b"bad", message_group="one"))
+    dead = take(s.simple("py-retried-dead", "%DLQ%py-retried-g"), 1)
+    return {"tries": tries.count("bad"), "dead": bodies(dead)}
+
+
 def orphan(s: Session) -> Any:
     """A transaction that nobody ends; its checker knows nothing before the input ends."""
     over = told()
@@ -558,7 +578,7 @@ SCENARIOS = {
     for scenario in (
         *(normal, fifo, delay, transaction, priority, filters, handles, push, push_fifo),
         *(fifo_failures, expired, many, dead_letters, shared, limits, names, late, namespaces, calls),
-        *(steady, ordered, orphan, held),
+        *(steady, ordered, retried, orphan, held),
     )
 }
 
