@@ -115,7 +115,7 @@ clients-node:
 	  || { rm -rf $(CLIENTS)/node; echo "WARNING: rocketmq-client-nodejs could not be installed: tests with it do NOT run"; }; \
 	fi
 
-test-clients: $(DEV) clients ## Released clients of RocketMQ 5, Python and Node.js, on three nodes (about 4 minutes)
+test-clients: $(DEV) clients ## Released clients of RocketMQ 5, Python and Node.js, on three nodes (about 6 minutes)
 	@test -x $(CLIENT_PYTHON) || { echo "error: there is no client to test with" >&2; exit 1; }
 	@ROCKETMQ_CLIENTS=$(CURDIR)/$(CLIENTS) $(BIN)/python -m pytest $(ARGS) tests/clients
 

@@ -61,6 +61,6 @@ def test_node_js_takes_over_a_change_of_the_group_and_python_reads_its_settings_
     """Consumers in order count their tries themselves, by the settings that they were told."""
     installed.require(client)
     cluster.put(GroupConfig(group, retry_max_times=0, consume_orderly=True))
-    with Load(client, tmp_path / "home", cluster.address("n1"), "retried") as load:
+    with Load(client, tmp_path / "home", cluster.address(cluster.first), "retried") as load:
         cluster.put(GroupConfig(group, retry_max_times=2, consume_orderly=True))
         assert load.finish() == {"tries": tries, "dead": ["bad"]}
