@@ -35,6 +35,15 @@ class ClientCluster:
     def address(self, node: str) -> str:
         return self.local.plan.node(node).address
 
+    @property
+    def first(self) -> str:
+        """The node with the lowest address, which clients that have all addresses in one place use first."""
+        return min(self.local.node_ids, key=self.address)
+
+    @property
+    def last(self) -> str:
+        return max(self.local.node_ids, key=self.address)
+
     def master(self, *, other_than: str = "", seconds: float = 60.0) -> str:
         """The node whose broker takes messages; waits for it."""
 
@@ -85,8 +94,8 @@ def client_cluster(
     broker: Mapping[str, Any] = BROKER,
     prepare: Callable[[LocalCluster], None] = lambda _: None,
 ) -> Iterator[ClientCluster]:
-    """Running; n3 is the master: calls to n1 are forwarded. `broker`: further `[program.settings]`; `prepare`
-    may change the nodes' configurations before they start."""
+    """Running; `last` is the master: calls to `first` are forwarded. `broker`: further `[program.settings]`;
+    `prepare` may change the nodes' configurations before they start."""
     additions = BROKER_KIND.prepare(0)
     settings = {key: dict(value) for key, value in additions.settings.items()}
     settings["program"]["settings"] = {**settings["program"]["settings"], **broker}
@@ -102,5 +111,5 @@ def client_cluster(
         prepare(local)
         local.start()
         cluster.master()
-        cluster.lead_with(local.node_ids[-1])
+        cluster.lead_with(cluster.last)
         yield cluster

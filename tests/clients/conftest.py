@@ -35,6 +35,6 @@ def run(client: str, cluster: ClientCluster, tmp_path: Path) -> Run:
     installed.require(client)
 
     def run_scenario(scenario: str, **options: Any) -> Any:
-        return installed.run(client, tmp_path / "home", cluster.address("n1"), scenario, options)
+        return installed.run(client, tmp_path / "home", cluster.address(cluster.first), scenario, options)
 
     return run_scenario

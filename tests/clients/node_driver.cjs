@@ -51,6 +51,21 @@ class Session {
   }
 }
 
+// As `take`, while a node is down: each receive goes to the next node, and throws if that is the one.
+async function takePatiently(consumer, count) {
+  const found = [];
+  const end = Date.now() + PATIENCE_MS;
+  while (found.length < count && Date.now() < end) {
+    const error = await errorOf(async () => {
+      const got = await consumer.receive(32, INVISIBLE_MS);
+      found.push(...got);
+      for (const message of got) await consumer.ack(message);
+    });
+    if (error) console.error(error);
+  }
+  return found;
+}
+
 async function take(consumer, count, ack = true) {
   const found = [];
   const end = Date.now() + PATIENCE_MS;
@@ -423,14 +438,10 @@ const scenarios = {
     const sent = missing.size;
     const end = Date.now() + PATIENCE_MS;
     while (missing.size && Date.now() < end) {
-      try {
-        for (const message of await consumer.receive(32, INVISIBLE_MS)) {
-          missing.delete(message.messageId);
-          await consumer.ack(message);
-        }
-      } catch (error) {
-        console.error(`receive: ${error.message}`);
-      }
+      const error = await errorOf(async () => {
+        for (const message of await consumer.receive(32, INVISIBLE_MS)) missing.delete(message.messageId);
+      });
+      if (error) console.error(`receive: ${error}`);
     }
     return { sent, failed, lost: [ ...missing ].sort(), last };
   },
@@ -458,6 +469,28 @@ const scenarios = {
     return { acknowledged, consumed };
   },
 
+  // How often a consumer in order tries a message that it fails at, sent when the input has ended.
+  async retried(s) {
+    const topic = 'node-retried';
+    const producer = await s.producer(topic);
+    const over = told();
+    const begun = signal();
+    let tries = 0;
+    await s.push('node-retried-g', topic, async message => {
+      begun.done();
+      if (message.body.toString() !== 'bad') return ConsumeResult.SUCCESS;
+      tries++;
+      return ConsumeResult.FAILURE;
+    });
+    await producer.send({ topic, messageGroup: 'one', body: body('good') });
+    await begun.over;
+    console.log('begun');
+    await over.seen;
+    await producer.send({ topic, messageGroup: 'one', body: body('bad') });
+    const dead = await take(await s.simple('node-retried-dead', '%DLQ%node-retried-g'), 1);
+    return { tries, dead: bodies(dead) };
+  },
+
   // A transaction that nobody ends; its checker knows nothing before the input ends.
   async orphan(s) {
     const topic = 'node-orphan';
@@ -473,7 +506,7 @@ const scenarios = {
     await producer.send({ topic, body: body('orphan') }, producer.beginTransaction());
     console.log('begun');
     await over.seen;
-    const found = await take(await s.simple('node-orphan-g', topic), 1);
+    const found = await takePatiently(await s.simple('node-orphan-g', topic), 1);
     return { bodies: bodies(found), answer: answers[answers.length - 1] };
   },
 

@@ -463,9 +463,7 @@ def steady(s: Session) -> Any:
     end = time.monotonic() + PATIENCE_S
     while missing and time.monotonic() < end:
         try:
-            for one in consumer.receive(32, INVISIBLE_S):
-                missing.discard(one.message_id)
-                consumer.ack(one)
+            missing -= {one.message_id for one in consumer.receive(32, INVISIBLE_S)}
         except Exception as error:
             print(f"receive: {error}", file=sys.stderr)
     return {"sent": len(sent), "failed": failed, "lost": sorted(missing), "last": error}
@@ -496,6 +494,26 @@ def ordered(s: Session) -> Any:
     while any(set(acknowledged[g]) - set(consumed[g]) for g in "abc") and time.monotonic() < end:
         pause.wait(0.1)
     return {"acknowledged": acknowledged, "consumed": consumed, "failed": failed}
+
+
+def retried(s: Session) -> Any:
+    """How often a consumer in order tries a message that it fails at, sent when the input has ended."""
+    producer, over, begun = s.producer("py-retried"), told(), threading.Event()
+    tries: list[str] = []
+
+    def consume(one: Message) -> ConsumeResult:
+        begun.set()
+        tries.append(one.body.decode())
+        return ConsumeResult.FAILURE if one.body == b"bad" else ConsumeResult.SUCCESS
+
+    s.push("py-retried-g", "py-retried", consume)
+    producer.send(message("py-retried", b"good", message_group="one"))
+    begun.wait(PATIENCE_S)
+    print("begun", flush=True)
+    over.wait()
+    producer.send(message("py-retried", b"bad", message_group="one"))
+    dead = take(s.simple("py-retried-dead", "%DLQ%py-retried-g"), 1)
+    return {"tries": tries.count("bad"), "dead": bodies(dead)}
 
 
 def orphan(s: Session) -> Any:
@@ -558,7 +576,7 @@ SCENARIOS = {
     for scenario in (
         *(normal, fifo, delay, transaction, priority, filters, handles, push, push_fifo),
         *(fifo_failures, expired, many, dead_letters, shared, limits, names, late, namespaces, calls),
-        *(steady, ordered, orphan, held),
+        *(steady, ordered, retried, orphan, held),
     )
 }
 

@@ -74,7 +74,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     with client_cluster(folder / "cluster", prepare=secured.prepare) as cluster:
 
         def run(client: str, home: Path, scenario: str, **options: Any) -> Any:
-            address = secured.addresses["n1"] if options.get("tls") else cluster.address("n1")
+            address = (
+                secured.addresses[cluster.first] if options.get("tls") else cluster.address(cluster.first)
+            )
             return installed.run(client, home, address, scenario, options, roots=secured.roots)
 
         yield run

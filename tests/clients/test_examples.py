@@ -33,7 +33,7 @@ def run(client: str, home: Path, name: str, *arguments: str) -> list[str]:
 @pytest.mark.parametrize("client", ["python", "node"])
 def test_a_producer_and_a_consumer(client: str, cluster: ClientCluster, tmp_path: Path) -> None:
     installed.require(client)
-    address, topic = cluster.address("n1"), f"example-{client}"
+    address, topic = cluster.address(cluster.first), f"example-{client}"
     sent = run(client, tmp_path, "producer", address, topic)
     assert [line.split()[0] for line in sent if line.startswith("sent ")] == ["sent"] * 3
     lines = run(client, tmp_path, "consumer", address, topic, "3")

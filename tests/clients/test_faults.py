@@ -48,9 +48,9 @@ def test_no_send_fails_when_a_node_is_killed(clients: list[str], killed: str, tm
     """Sends at 50 a second of each; what was acknowledged is delivered."""
     with (
         client_cluster(tmp_path / "cluster") as cluster,
-        Loads(clients, tmp_path, cluster.address("n1"), "steady") as loads,
+        Loads(clients, tmp_path, cluster.address(cluster.first), "steady") as loads,
     ):
-        cluster.local.kill("n3" if killed == "the master" else "n1")
+        cluster.local.kill(cluster.last if killed == "the master" else cluster.first)
         cluster.master()
         for seen in loads.finish().values():
             assert seen["failed"] == [] and seen["lost"] == []
@@ -59,9 +59,9 @@ def test_no_send_fails_when_a_node_is_killed(clients: list[str], killed: str, tm
 def test_no_send_fails_while_all_nodes_are_restarted_in_turn(clients: list[str], tmp_path: Path) -> None:
     with (
         client_cluster(tmp_path / "cluster") as cluster,
-        Loads(clients, tmp_path, cluster.address("n1"), "steady") as loads,
+        Loads(clients, tmp_path, cluster.address(cluster.first), "steady") as loads,
     ):
-        for node in ("n3", "n1", "n2"):
+        for node in sorted(cluster.local.node_ids, key=cluster.address, reverse=True):
             cluster.restart(node)
         for client, seen in loads.finish().items():
             assert seen["lost"] == [] and len(seen["failed"]) <= _GIVEN_UP[client], seen["failed"]
@@ -73,13 +73,13 @@ def test_nothing_is_lost_when_a_node_is_cut_off_from_the_others(
 ) -> None:
     """The clients still reach it."""
     with client_cluster(tmp_path / "cluster", prepare=network.lay) as cluster:
-        node, local = ("n3" if cut_off == "the master" else "n1"), cluster.local
+        node, local = (cluster.last if cut_off == "the master" else cluster.first), cluster.local
 
         def alone(nodes: object) -> LocalNode | None:
             assert isinstance(nodes, list)
             return next((n for n in nodes if n.node_id == node and not n.leader_id), None)
 
-        with Loads(clients, tmp_path, cluster.address("n1"), "steady") as loads:
+        with Loads(clients, tmp_path, cluster.address(cluster.first), "steady") as loads:
             with network.cut_off(node, local.node_ids):
                 local.wait_until(alone, 60, "a node without a leader")
                 cluster.master(other_than=node)
@@ -94,10 +94,10 @@ def test_messages_of_a_group_stay_in_order_when_the_master_is_killed(
     """The node comes back in the end: a client in Node.js acknowledges a message where it got it from."""
     with client_cluster(tmp_path / "cluster") as cluster:
         cluster.put(*(GroupConfig(f"{name}-ordered-g", consume_orderly=True) for name in ("py", "node")))
-        with Loads(clients, tmp_path, cluster.address("n1"), "ordered") as loads:
-            cluster.local.kill("n3")
+        with Loads(clients, tmp_path, cluster.address(cluster.first), "ordered") as loads:
+            cluster.local.kill(cluster.last)
             cluster.master()
-            cluster.local.start_node("n3")
+            cluster.local.start_node(cluster.last)
             cluster.local.wait_for_all(60)
             found = loads.finish()
     for client, seen in found.items():
@@ -111,11 +111,12 @@ def test_messages_of_a_group_stay_in_order_when_the_master_is_killed(
 def test_an_orphaned_transaction_is_asked_about_by_the_next_master(
     clients: list[str], tmp_path: Path
 ) -> None:
+    """Over streams at the other nodes: whose stream ends with the master is asked once it has a new one."""
     with (
         client_cluster(tmp_path / "cluster") as cluster,
-        Loads(clients, tmp_path, cluster.address("n1"), "orphan") as loads,
+        Loads(clients, tmp_path, cluster.address(cluster.first), "orphan") as loads,
     ):
-        cluster.local.kill("n3")
+        cluster.local.kill(cluster.last)
         cluster.master()
         for seen in loads.finish().values():
             assert seen == {"bodies": ["orphan"], "answer": "commit"}
@@ -126,8 +127,8 @@ def test_clients_without_telemetry_keep_what_they_hold(clients: list[str], tmp_p
     calls are answered meanwhile, and what it consumes is renewed."""
     with client_cluster(tmp_path / "cluster", _IMPATIENT) as cluster:
         options = {"seconds": _WITHOUT_TELEMETRY_S}
-        with Loads(clients, tmp_path, cluster.address("n1"), "held", **options) as loads:
-            for node in ("n1", "n2", "n3"):
+        with Loads(clients, tmp_path, cluster.address(cluster.first), "held", **options) as loads:
+            for node in sorted(cluster.local.node_ids, key=cluster.address):
                 cluster.restart(node)
             for seen in loads.finish().values():
                 assert seen == {"attempts": [1], "acks": [""], "refused": [], "other": 0}

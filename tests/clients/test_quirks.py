@@ -7,8 +7,14 @@ import re
 import subprocess
 from pathlib import Path
 
-from tests.clients import installed
+import pytest
 
+from broker_adapter.api import GroupConfig
+from tests.clients import installed
+from tests.clients.cluster import ClientCluster
+from tests.clients.load import Load
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("clients-quirks")]
 ROOT = Path(__file__).resolve().parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
 
@@ -44,3 +50,17 @@ def test_the_client_and_the_service_cannot_live_in_one_process(tmp_path: Path) -
     program = "import broker_adapter.messaging.v2.definition_pb2\nprint('alone')\nimport rocketmq"
     seen = said(program, tmp_path)
     assert seen.startswith("alone") and "duplicate symbol 'apache.rocketmq.v2." in seen
+
+
+@pytest.mark.parametrize(
+    ("client", "group", "tries"), [("node", "node-retried-g", 3), ("python", "py-retried-g", 1)]
+)
+def test_node_js_takes_over_a_change_of_the_group_and_python_reads_its_settings_once(
+    client: str, group: str, tries: int, cluster: ClientCluster, tmp_path: Path
+) -> None:
+    """Consumers in order count their tries themselves, by the settings that they were told."""
+    installed.require(client)
+    cluster.put(GroupConfig(group, retry_max_times=0, consume_orderly=True))
+    with Load(client, tmp_path / "home", cluster.address(cluster.first), "retried") as load:
+        cluster.put(GroupConfig(group, retry_max_times=2, consume_orderly=True))
+        assert load.finish() == {"tries": tries, "dead": ["bad"]}
