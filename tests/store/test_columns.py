@@ -21,7 +21,7 @@ from dledger.store.batch import (
     parse_batches,
     verify_run,
 )
-from dledger.store.columns import crc32_rows, lay_out
+from dledger.store.columns import crc32_columns, lay_out
 from dledger.store.layout import index_records
 from tests.store.helpers import dumb_entry, join
 
@@ -47,9 +47,9 @@ def always(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_the_sum_of_a_row_is_its_crc32() -> None:
+def test_the_sum_of_a_column_is_its_crc32() -> None:
     rows = [Random(row).randbytes(48) for row in range(20)] + [bytes(48), b"\xff" * 48]
-    found = crc32_rows(np.frombuffer(b"".join(rows), np.uint8).reshape(-1, 48))
+    found = crc32_columns(np.frombuffer(b"".join(rows), np.uint8).reshape(-1, 48).T)
     assert found.tolist() == [crc32(row) for row in rows]
 
 
