@@ -113,9 +113,13 @@ const driver = new Driver(process.argv[2]);
 const tell = answer => process.stdout.write(`${JSON.stringify(answer)}\n`);
 const requests = readline.createInterface({ input: process.stdin });
 
-requests.on('line', line => {
+requests.on('line', async line => {
   const { id, do: name, ...fields } = JSON.parse(line);
-  driver[name](fields).then(ok => tell({ id, ok }), error => tell({ id, error: errorOf(error) }));
+  try {
+    tell({ id, ok: await driver[name](fields) });
+  } catch (error) { // whatever the client throws is what its user sees
+    tell({ id, error: errorOf(error) });
+  }
 });
 requests.on('close', () => process.exit(0));
 tell({ ready: true });

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -99,6 +100,32 @@ async def test_a_client_that_does_not_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(ClientDied, match="did not start: no such module"):
         await client.start()
     await client.wait()
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no `node` on PATH")
+async def test_a_client_in_node_speaks_the_same(tmp_path: Path) -> None:
+    driver = Path(process.__file__).with_name("driver.cjs")
+    environment = {"NODE_PATH": str(FAKE.with_name("fake_node"))}
+    client = ClientProcess("c", tmp_path, ["node", str(driver), "somewhere"], environment)
+    await client.start()
+    try:
+        await client.ask("producer", topics=["t"])
+        assert await client.ask("send", **sending(b"12345")) == {"offset": 5, "message_id": "id"}
+        with pytest.raises(ClientError, match="no such topic") as refused:
+            await client.ask("send", **sending(b"refuse"))
+        assert (refused.value.kind, refused.value.code) == ("RefusedException", 40002)
+        await client.ask("close")
+        await client.ask("consumer", group="g", topics=["t"], filter="*", wait_s=1)
+        one, other = (await client.ask("receive", most=2, invisible_s=4))["messages"]
+        assert (one["topic"], one["q"], one["qoff"], one["attempt"]) == ("t", 3, 70, 2)
+        assert b64decode(one["body"]) == b"5 \xff"
+        await client.ask("ack", handle=one["handle"])
+        with pytest.raises(ClientError, match="not 1000"):
+            await client.ask("change", handle=other["handle"], invisible_s=1)
+        await client.ask("forget", handle=other["handle"])
+    finally:
+        client.kill()
+        await client.wait()
 
 
 def test_it_ends_with_whoever_started_it(tmp_path: Path) -> None:
