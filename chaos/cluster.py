@@ -10,13 +10,13 @@ import asyncio
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from chaos.copies import Copies
 from chaos.links import HOST, Links
@@ -26,6 +26,8 @@ from dledger.cli.local_cluster import ClusterError, LocalCluster
 from dledger.status.model import NodeStatus
 
 Kind = Literal["log", "broker"]
+
+T = TypeVar("T")
 
 CLUSTER_FOLDER = "cluster"
 NAMESRV = "namesrv"
@@ -55,6 +57,18 @@ class Leadership:
 
     node_id: str
     term: int
+
+
+async def started(start: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    """Have a thread start processes. If this is cancelled, it ends when the thread has: a thread goes on in
+    any case, and what it starts after the others were killed would stay behind."""
+    starting = asyncio.ensure_future(asyncio.to_thread(start, *arguments, **options))
+    try:
+        await asyncio.wait([starting])
+    except asyncio.CancelledError:
+        await asyncio.wait([starting])
+        raise
+    return starting.result()
 
 
 def derived_of(store: Path) -> Path:
@@ -153,7 +167,7 @@ class ChaosCluster:
     async def start(self) -> None:
         """Start all processes, and wait until every node serves."""
         self._guard = _start_guard(self.local.directory)
-        await asyncio.to_thread(self.local.start)
+        await started(self.local.start)
         await self.wait_healthy()
 
     async def close(self) -> None:

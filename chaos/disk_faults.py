@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from chaos.cluster import ChaosCluster
+from chaos.cluster import ChaosCluster, started
 from chaos.copies import plan_flips
 from chaos.faults import Effect, Kill, all_answer, pid_facts, until
 from chaos.spoil.disk import used_bytes
@@ -119,7 +119,7 @@ class FailingDisk:
         for target in self.targets:
             self._cluster.spoils.end(target, self._orders)
         down = [target for target in self.targets if not await asyncio.to_thread(self._is_alive, target)]
-        pids = {t: await asyncio.to_thread(self._cluster.local.start_node, t) for t in down}
+        pids = {t: await started(self._cluster.local.start_node, t) for t in down}
         answer = await all_answer(self._cluster.local, self.targets)
         return Effect(answer and down == list(self.targets), pid_facts(pids))
 

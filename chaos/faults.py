@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from chaos.cluster import ChaosCluster
+from chaos.cluster import ChaosCluster, started
 from chaos.topology import Pair
 from chaos.trouble import Trouble
 from dledger.cli.local_cluster import LocalCluster
@@ -60,7 +60,7 @@ class Kill:
 
     async def end(self) -> Effect:
         pids = {
-            target: await asyncio.to_thread(self._cluster.start_node, target, rejoin=self._wipe)
+            target: await started(self._cluster.start_node, target, rejoin=self._wipe)
             for target in self.targets
         }
         answer = await all_answer(self._cluster, self.targets)
@@ -144,14 +144,14 @@ class Terminate:
             ended = await asyncio.to_thread(self._cluster.stop_node, target)
             happened = happened and was_alive and ended
             if position < len(self.targets) - 1:
-                await asyncio.to_thread(self._cluster.start_node, target)
+                await started(self._cluster.start_node, target)
                 await self._chaos.wait_healthy()
         return Effect(happened, {"graceful": int(happened)})
 
     async def end(self) -> Effect:
         last = self.targets[-1:]
         for target in last:
-            await asyncio.to_thread(self._cluster.start_node, target)
+            await started(self._cluster.start_node, target)
         return Effect(await all_answer(self._cluster, last))
 
     def _is_alive(self, target: str) -> bool:

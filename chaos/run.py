@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from chaos.cluster import ChaosCluster
 from chaos.dump import dump_cluster, dump_source
@@ -57,6 +57,15 @@ class Watch:
         self.note(phase)
 
 
+class During(NamedTuple):
+    """From the first fault to the healing, per second: acknowledged sends (a batch counts once), the messages
+    in them, and what readers and groups were given."""
+
+    sends: float
+    messages: float
+    read: float
+
+
 @dataclass(slots=True)
 class Result:
     scenario: str
@@ -71,6 +80,7 @@ class Result:
     leader_changes: int
     longest_silence_ms: int
     faults: list[str] = field(default_factory=list)
+    during: During | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -261,6 +271,7 @@ class Run:
             sum(done.new_term > done.old_term >= 0 for done in nemesis.done),
             0 if silence is None else (silence.until - silence.since) // 1_000_000,
             [done.name for done in nemesis.done],
+            _during(nemesis, tally, phases),
         )
         self._save(RESULT_FILE, result.to_json())
         return result
@@ -293,6 +304,15 @@ class Run:
 
     def _save(self, name: str, content: dict[str, Any]) -> None:
         (self._directory / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _during(nemesis: Nemesis, tally: Tally, phases: Phases) -> During | None:
+    """None: without faults."""
+    if not nemesis.done:
+        return None
+    since, until = min(one.began for one in nemesis.done), phases.healed
+    counts = (tally.operations_between, tally.acknowledged_between, tally.read_between)
+    return During(*(round(count(since, until) * 1e9 / (until - since), 1) for count in counts))
 
 
 def _first_of(several: BaseExceptionGroup) -> BaseException:

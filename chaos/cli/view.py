@@ -157,6 +157,15 @@ class RunView:
         )
 
 
+def _during(result: Result) -> list[str]:
+    if (during := result.during) is None:
+        return []
+    return [
+        f"  during the faults {during.messages:,.0f} messages/s acknowledged in {during.sends:,.0f} sends/s, "
+        f"{during.read:,.0f}/s read"
+    ]
+
+
 def print_result(console: Console, result: Result) -> None:
     """What came of a run, in a few lines."""
     report = result.report
@@ -170,6 +179,7 @@ def print_result(console: Console, result: Result) -> None:
         f"  lost {report.lost}, duplicated {report.duplicated}, reordered {report.reordered}, "
         f"phantom {report.phantom}, returned {report.returned}; {report.read:,} read in the end"
         + (f", {report.consumed:,} by groups ({report.redelivered:,} again)" if report.consumed else ""),
+        *_during(result),
     ):
         console.print(text, highlight=False, soft_wrap=True)
     for reason in result.reasons:

@@ -47,6 +47,10 @@ class Process:
         self._op: int | None = None
         self._f = ""
 
+    def now(self) -> int:
+        """Monotonic ns."""
+        return self._writer.now()
+
     def next_op(self) -> int:
         """The number of the operation that is invoked next, for the items of a batch, which come before."""
         if self._op is None:

@@ -322,7 +322,7 @@ class Member(GroupListener):
             self._writer.write(Ev.DONE, {"mid": mid, "code": "retry", **who, **where})
             raise _HandlerFailure
         self._writer.write(Ev.DONE, {"mid": mid, "code": "ok", **who, **where})
-        self._tally.read += 1
+        self._tally.took(self._writer.now(), 1)
 
     def _event(self, e: str, **fields: Any) -> None:
         if not self._has_crashed:

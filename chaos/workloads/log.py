@@ -181,4 +181,4 @@ class _Reader:
             if self._is_last:
                 self._setting.went_through(payload_of(body))
         self.reached = max(self.reached, entries[-1].index + 1)
-        self._tally.read += len(entries)
+        self._tally.took(self._process.now(), len(entries))

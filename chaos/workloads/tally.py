@@ -30,7 +30,7 @@ class Tally:
         self.outcomes: Counter[OpType] = Counter()
         self.errors: Counter[str] = Counter()
         self.operations = 0
-        self.read = 0
+        self.read = 0  # entries and messages that readers and groups were given
         self.shed = 0
         self.first_of_term: dict[int, int] = {}  # term -> when its first acknowledgement came
         self.silences: list[Silence] = []
@@ -38,6 +38,7 @@ class Tally:
         self._last_ok: int | None = None
         self._slices: Counter[int] = Counter()  # acknowledged, per _SLICE_NS
         self._operations: Counter[int] = Counter()  # the same
+        self._read: Counter[int] = Counter()
 
     @property
     def acknowledged(self) -> int:
@@ -55,6 +56,11 @@ class Tally:
         if last is not None and now - last > _SILENCE_NS and len(self.silences) < _MAX_SILENCES:
             self.silences.append(Silence(last, now))
 
+    def took(self, now: int, count: int) -> None:
+        """Readers or groups were given so many entries or messages."""
+        self.read += count
+        self._read[now // _SLICE_NS] += count
+
     def not_ok(self, outcome: OpType, code: str, messages: int = 1) -> None:
         self.outcomes[outcome] += messages
         self.errors[code or "other"] += 1
@@ -65,6 +71,9 @@ class Tally:
 
     def operations_between(self, since: int, until: int) -> int:
         return _between(self._operations, since, until)
+
+    def read_between(self, since: int, until: int) -> int:
+        return _between(self._read, since, until)
 
     @property
     def longest_silence(self) -> Silence | None:

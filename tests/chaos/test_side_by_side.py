@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,44 @@ def test_an_interrupt_ends_runs_that_go_on_beside_each_other_and_all_their_proce
         harness.send_signal(signal.SIGINT)
         assert harness.wait(60) == 130
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("chaos-runs")
+def test_an_interrupt_of_the_terminal_ends_a_soak_and_leaves_no_process(tmp_path: Path) -> None:
+    """As a terminal does it: the signal goes to all of the group at once."""
+    command = [sys.executable, "-u", "-m", "chaos.cli", "soak", "--hours=1", "--seed=5", f"--dir={tmp_path}"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, env=environment, cwd=REPOSITORY, start_new_session=True
+    ) as harness:
+        assert harness.stdout is not None and b"seed 5" in harness.stdout.readline()
+        pid = _pid(harness, next(_nodes(harness, tmp_path)) / "pid")
+        os.killpg(harness.pid, signal.SIGINT)
+        assert harness.wait(60) == 130
+        shown = harness.stdout.read()
+    assert b"all processes of the run are gone" in shown and b"0 runs" in shown
+    assert not Path(f"/proc/{pid}").exists()
+    assert not _processes_about(tmp_path)
+
+
+def _nodes(harness: subprocess.Popen[bytes], root: Path) -> Iterator[Path]:
+    """Directories of nodes, as soon as there are any."""
+    while not (found := sorted(root.glob("*/cluster/n[0-9]"))):
+        with suppress(subprocess.TimeoutExpired):
+            pytest.fail(f"ended with {harness.wait(0.05)}")
+    yield from found
+
+
+def _processes_about(path: Path) -> list[str]:
+    """Whose command line names it."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if str(path) in line and process.name != str(os.getpid()):
+                found.append(line)
+    return found
 
 
 def _pid(harness: subprocess.Popen[bytes], path: Path) -> int:

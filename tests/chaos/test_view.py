@@ -9,7 +9,7 @@ from rich.console import Console
 
 from chaos.cli.view import RunView, Shown, curve, panel_of, print_result
 from chaos.quick_trace import QuickReport
-from chaos.run import Result
+from chaos.run import During, Result
 from chaos.verdict import Verdict
 
 
@@ -88,3 +88,11 @@ async def test_without_a_terminal_there_are_plain_whole_lines() -> None:
     lines = out.getvalue().splitlines()
     assert len(lines) == 6 and "\x1b" not in out.getvalue()
     assert lines[1].endswith("warming up") and "VOID" in lines[3] and lines[5].endswith("for a reason")
+
+
+def test_rates_during_the_faults_are_told_one_by_one() -> None:
+    during = During(sends=600.4, messages=1050.0, read=2100.0)
+    result = Result("x", 1, Verdict.VALID, [], QuickReport(), 1.0, 0.0, 0.0, 0, 0, 0, during=during)
+    out = StringIO()
+    print_result(Console(file=out, width=200), result)
+    assert "during the faults 1,050 messages/s acknowledged in 600 sends/s, 2,100/s read" in out.getvalue()

@@ -67,6 +67,13 @@ def test_a_tally_counts_batches_as_one_operation_and_all_their_messages() -> Non
     assert tally.acknowledged_between(0, 10**18) == 12, "however long a machine has been up"
 
 
+def test_a_tally_knows_how_much_was_read_in_a_time() -> None:
+    tally = Tally()
+    for second in range(4):
+        tally.took(second * 10**9, 5)
+    assert tally.read == 20 and tally.read_between(10**9, 2 * 10**9) == 10
+
+
 class Slow:
     """Steps that do not end before they may."""
 

@@ -249,7 +249,7 @@ class Member:
     async def _ack(self, one: Received) -> None:
         """The message is processed, whatever becomes of the ack."""
         self._done(one, "ok")
-        self._tally.read += 1
+        self._tally.took(self._writer.now(), 1)
         await self._ask("ack", one)
 
     async def _leave_alone(self, one: Received) -> None:
