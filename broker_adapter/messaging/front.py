@@ -254,7 +254,7 @@ class MessagingService:
             conversation.close()
             reader.cancel()
             (ended,) = await asyncio.gather(reader, return_exceptions=True)
-            if isinstance(ended, Exception):
+            if isinstance(ended, Exception) and not isinstance(ended, grpc.aio.BaseError):
                 _log.error("a telemetry stream failed", exc_info=ended)
 
     async def _read_all(self, conversation: Conversation, call: CallContext, context: Context) -> None:

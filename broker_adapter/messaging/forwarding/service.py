@@ -139,7 +139,8 @@ class _NodeStream:
                 task.cancel()
             ends = await asyncio.gather(*tasks, *self._streams.values(), return_exceptions=True)
             for ended in ends:
-                if isinstance(ended, Exception):
+                # gRPC's own errors are of a connection that has broken.
+                if isinstance(ended, Exception) and not isinstance(ended, grpc.aio.BaseError):
                     _log.error("a stream of calls from another node failed", exc_info=ended)
 
     def _tell(self, client_id: str, command: calls.TelemetryCommand) -> bool:
