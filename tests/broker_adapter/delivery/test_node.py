@@ -19,11 +19,11 @@ from broker_adapter.delivery.api import (
     Resolution,
     Sent,
 )
-from broker_adapter.delivery.service import DeliveryService
 from broker_adapter.errors import Busy, IllegalMessage, PutRefused, ReadFailed, Status, TopicRefused
 from broker_adapter.message import decode
+from broker_adapter.program import BrokerProgram
 from broker_adapter.properties import split_properties
-from tests.broker_adapter.cluster import brokers
+from tests.broker_adapter.cluster import brokers, in_step
 
 
 def message(text: str, **properties: str) -> OutgoingMessage:
@@ -58,7 +58,7 @@ async def test_a_waiting_receive_is_woken_by_a_send_and_by_a_time_that_is_over(t
     async with brokers(tmp_path, 1) as cluster:
         delivery = (await cluster.master()).delivery
         await delivery.send("t", message("first"), message_id="1")
-        (one,) = await delivery.receive("g", "t", client_id="c", invisible_ms=60_000)
+        (one,) = await delivery.receive("g", "t", client_id="c", invisible_ms=60_000, wait_ms=20_000)
         waiting = asyncio.create_task(delivery.receive("g", "t", client_id="c", wait_ms=20_000))
         handle = await delivery.change_invisible("g", "t", one.handle, 50)
         (again,) = await waiting
@@ -146,10 +146,11 @@ def bodies(found: list[Delivery]) -> list[str]:
     return [decode(one.record).body.decode() for one in found]
 
 
-async def send(delivery: DeliveryService, *texts: str, **properties: str) -> None:
-    """Into queue 0, one after the other."""
+async def send(program: BrokerProgram, *texts: str, **properties: str) -> None:
+    """Into queue 0, one after the other, until they can be received."""
     for text in texts:
-        await delivery.send("t", message(text, **properties), message_id=text, queue_id=0)
+        await program.delivery.send("t", message(text, **properties), message_id=text, queue_id=0)
+    await in_step(program)
 
 
 async def test_an_orderly_group_gets_nothing_more_of_a_queue_while_something_is_held(tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ async def test_an_orderly_group_gets_nothing_more_of_a_queue_while_something_is_
         program = await cluster.master()
         delivery = program.delivery
         await program.broker.put_group(GroupConfig("g", consume_orderly=True))
-        await send(delivery, "a", "b", "c", "d")
+        await send(program, "a", "b", "c", "d")
         first = await delivery.receive(
             "g", "t", client_id="c", max_messages=2, invisible_ms=60_000, attempt_id="one"
         )
@@ -181,10 +182,10 @@ async def test_what_a_filter_does_not_want_is_passed_over(tmp_path: Path) -> Non
     async with brokers(tmp_path, 1) as cluster:
         program = await cluster.master()
         delivery = program.delivery
-        await send(delivery, "a", TAGS="red")
-        await send(delivery, "b", TAGS="blue", size="1")
-        await send(delivery, "c", TAGS="blue", size="2")
-        await send(delivery, "d")
+        await send(program, "a", TAGS="red")
+        await send(program, "b", TAGS="blue", size="1")
+        await send(program, "c", TAGS="blue", size="2")
+        await send(program, "d")
         wanted = Filter(frozenset(("blue",)), lambda properties: properties["size"] == "2")
         (one,) = await delivery.receive("g", "t", client_id="c", wanted=wanted, invisible_ms=60_000)
         assert bodies([one]) == ["c"]
@@ -201,8 +202,9 @@ async def test_what_a_filter_does_not_want_is_passed_over(tmp_path: Path) -> Non
 async def test_what_reached_nobody_is_no_attempt(tmp_path: Path) -> None:
     """A client goes while its receive waits, or while what it gets is on its way into the log."""
     async with brokers(tmp_path, 1) as cluster:
-        delivery = (await cluster.master()).delivery
-        await send(delivery, "a")
+        program = await cluster.master()
+        delivery = program.delivery
+        await send(program, "a")
         for _ in range(3):
             task = asyncio.create_task(
                 delivery.receive("g", "t", client_id="gone", invisible_ms=60_000, wait_ms=20_000)
@@ -219,7 +221,7 @@ async def test_resetting_a_group_gives_everything_again_and_ends_the_handles(tmp
     async with brokers(tmp_path, 1) as cluster:
         program = await cluster.master()
         delivery = program.delivery
-        await send(delivery, "a", "b")
+        await send(program, "a", "b")
         first = await delivery.receive("g", "t", client_id="c", invisible_ms=60_000)
         await delivery.ack("g", "t", [first[0].handle])
         await program.broker.reset_offsets("g", [QueueOffset("t", 0, 0)])
@@ -234,7 +236,7 @@ async def test_limits_have_numbers(tmp_path: Path) -> None:
     async with brokers(tmp_path, 1, {"delivery": limits}) as cluster:
         program = await cluster.master()
         delivery, now = program.delivery, program.node.cluster_time_ms()
-        await send(delivery, "a", "b", "c")
+        await send(program, "a", "b", "c")
         found = await delivery.receive("g", "t", client_id="c", invisible_ms=60_000)
         assert bodies(found) == ["a", "b"]
         assert await delivery.receive("g", "t", client_id="c", invisible_ms=60_000) == []
@@ -255,7 +257,7 @@ async def test_delivery_goes_on_under_another_master(tmp_path: Path) -> None:
     async with brokers(tmp_path, 3) as cluster:
         old = await cluster.master()
         delivery, now = old.delivery, old.node.cluster_time_ms()
-        await send(delivery, "a", "b", "c")
+        await send(old, "a", "b", "c")
         found = await delivery.receive("g", "t", client_id="c", invisible_ms=600_000)
         await delivery.ack("g", "t", [found[0].handle])
         half = await delivery.send_half("t", message("half"), message_id="half", client_id="p")
@@ -265,7 +267,8 @@ async def test_delivery_goes_on_under_another_master(tmp_path: Path) -> None:
         await cluster.stop(old.config.node_id)
         with pytest.raises(PutRefused):
             await waiting
-        delivery = (await cluster.master()).delivery
+        program = await cluster.master()
+        delivery = program.delivery
         statuses = await delivery.ack("g", "t", [one.handle for one in found])
         assert statuses == [AckStatus.INVALID_HANDLE, AckStatus.OK, AckStatus.OK]
         assert await delivery.send("t", message("b"), message_id="b") == Sent(0, 1, True)
@@ -280,7 +283,7 @@ async def test_a_receive_ends_when_its_topic_is_deleted_and_a_new_one_begins_ane
     async with brokers(tmp_path, 1) as cluster:
         program = await cluster.master()
         delivery = program.delivery
-        await send(delivery, "a", "b")
+        await send(program, "a", "b")
         found = await delivery.receive("g", "t", client_id="c", max_messages=1, invisible_ms=60_000)
         waiting = asyncio.create_task(
             delivery.receive("h", "t", client_id="c", wait_ms=60_000, wanted=Filter(frozenset(("no",))))
@@ -294,6 +297,6 @@ async def test_a_receive_ends_when_its_topic_is_deleted_and_a_new_one_begins_ane
         assert delivery.figures().rounds - rounds < 3
         assert delivery.figures().pending == 0
         assert await delivery.ack("g", "t", [found[0].handle]) == [AckStatus.INVALID_HANDLE]
-        await send(delivery, "c")
+        await send(program, "c")
         again = await delivery.receive("g", "t", client_id="c", invisible_ms=60_000, wait_ms=20_000)
         assert bodies(again) == ["c"]
