@@ -59,8 +59,9 @@ class HeldUpDisk:
 
 
 class FullDisk:
-    """No more bytes than now, until the end. It happened if the nodes said that they had no room, and it is
-    over when they do not say so any more."""
+    """No more bytes than now, until the end. It happened if most of the nodes said that they had no room:
+    then nothing is committed any more that could use up what the others have left. It is over when none says
+    so."""
 
     kind = "full_disk"
 
@@ -75,13 +76,19 @@ class FullDisk:
         for target, orders in self._orders.items():
             self._cluster.spoils.begin(target, orders)
         # What was reserved before is used up first.
-        full = await until(lambda: all(self._has_no_room(target) for target in self.targets))
-        return Effect(full, {f"bytes.{node}": quota for node, quota in used.items()})
+        most = len(self.targets) // 2 + 1
+        happened = await until(lambda: len(self._full()) >= most)
+        return Effect(
+            happened, {"full": ",".join(self._full()), **{f"bytes.{n}": b for n, b in used.items()}}
+        )
 
     async def end(self) -> Effect:
         for target, orders in self._orders.items():
             self._cluster.spoils.end(target, orders)
         return Effect(await until(lambda: all(self._has_no_room(t) is False for t in self.targets)))
+
+    def _full(self) -> list[str]:
+        return [target for target in self.targets if self._has_no_room(target)]
 
     def _has_no_room(self, target: str) -> bool | None:
         """None: it does not say."""
