@@ -12,9 +12,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
+import grpc
 import grpc.aio
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
+#: gRPC's versions of which this has been tried: nothing promises that another one is made alike.
+TRIED: Final = ("1.85.",)
 #: Calls that gRPC may hand over before the first of them is taken.
 AT_ONCE: Final = 32
 
@@ -69,9 +72,9 @@ class AcceptingServer(cygrpc.AioServer):  # type: ignore[misc]
 
 
 def accepting_server(options: Sequence[tuple[str, str | int]]) -> grpc.aio.Server:
-    """As `grpc.aio.server`; the plain one where gRPC is made otherwise than this module knows it."""
+    """As `grpc.aio.server`; the plain one if gRPC may be made otherwise than this module knows it."""
     plain = cygrpc.AioServer
-    if not hasattr(plain, "_make_request_call_future"):
+    if not grpc.__version__.startswith(TRIED) or not hasattr(plain, "_make_request_call_future"):
         return grpc.aio.server(options=options)
     cygrpc.AioServer = AcceptingServer
     try:

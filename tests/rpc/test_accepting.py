@@ -36,6 +36,10 @@ def _added(server: grpc.aio.Server, behaviour: Any) -> int:
     return server.add_insecure_port("127.0.0.1:0")
 
 
+@pytest.mark.skipif(
+    not grpc.__version__.startswith(accepting.TRIED),
+    reason=f"ACCEPTING SERVER DID NOT RUN: gRPC {grpc.__version__} is none of {accepting.TRIED}",
+)
 async def test_as_many_calls_are_asked_for_again_as_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accepting, "AcceptingServer", _Counting)
     seen: list[int] = []
@@ -121,9 +125,19 @@ async def test_a_server_stops_while_calls_keep_coming() -> None:
     assert all(isinstance(end, grpc.aio.AioRpcError) for end in ends)
 
 
+async def test_a_version_that_was_not_tried_gets_the_plain_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc, "__version__", "1.999.0")
+    plain, made = accepting.cygrpc.AioServer, []
+    monkeypatch.setattr(grpc.aio, "server", lambda options: made.append(accepting.cygrpc.AioServer))
+    accepting.accepting_server([])
+    assert made == [plain]
+
+
 async def test_where_grpc_is_made_otherwise_there_is_the_plain_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(grpc, "__version__", f"{accepting.TRIED[0]}0")
+
     class Another:
         pass
 
