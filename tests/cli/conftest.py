@@ -22,8 +22,12 @@ from dledger.cli.main import cli
 DATA_FILE_SIZE = 2 << 20
 
 
-def _heed_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def heed_interrupts() -> None:
+    """A shell starts what runs in the background with SIGINT ignored, and children would inherit that: of a
+    handler they inherit the default. (Not in the child: what Python runs there before the program needs a
+    fork, which gRPC's threads do not bear.)"""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Command:
@@ -45,14 +49,13 @@ class Command:
     @contextmanager
     def spawn(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         """A real process with pipes to all its streams. It does not outlive the block."""
+        heed_interrupts()
         with subprocess.Popen(
             self.line(*arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=self.process_environment,
-            # A shell starts what runs in the background with SIGINT ignored, and children would inherit that.
-            preexec_fn=_heed_interrupts,
         ) as process:
             try:
                 yield process

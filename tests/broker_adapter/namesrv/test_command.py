@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 from broker_adapter.cli.namesrv_command import SERVERS_VARIABLE, cli
 from broker_adapter.namesrv.client import NameServerClient
 from tests.broker_adapter.namesrv.helpers import name_server, registration
+from tests.cli.conftest import heed_interrupts
 
 T = TypeVar("T")
 
@@ -61,13 +62,12 @@ class Running:
 @contextmanager
 def started(*arguments: str) -> Iterator[Running]:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    heed_interrupts()
     with subprocess.Popen(
         [sys.executable, "-m", "broker_adapter.cli.namesrv_command", "run", *arguments],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
-        # A shell starts what runs in the background with SIGINT ignored, and children would inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
     ) as process:
         try:
             yield Running(process)
