@@ -3,51 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from broker_adapter.client import Message, MessageQueue
 from broker_adapter.errors import BrokerError, Status, error_for
 from chaos.trace.operations import Numbers
-from chaos.trace.schema import problems
-from chaos.trace.writer import TraceWriter
 from chaos.workloads.appenders import Appender, Way
 from chaos.workloads.groups import GROUPS, Member, Rewinds
-from chaos.workloads.spec import LoadSpec, Setting
+from chaos.workloads.spec import LoadSpec
 from dledger.client import AppendResult, AsyncClient
 from dledger.errors import Indeterminate, NotLeader
-
-Lines = list[dict[str, Any]]
-
-
-class World:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._writers: list[TraceWriter] = []
-        self.setting = Setting(LoadSpec(max_batch=3), Random(1), self.writer)
-
-    def writer(self, name: str) -> TraceWriter:
-        self._writers.append(TraceWriter(self._folder, "r", name))
-        return self._writers[-1]
-
-    def lines(self) -> Lines:
-        for writer in self._writers:
-            writer.close()
-        files = sorted((self._folder / "raw").iterdir())
-        lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
-        assert not [found for line in lines for found in problems(line)]
-        return [line for line in lines if line["ev"] != "meta"]
+from tests.chaos.load_world import Lines, World
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+    return World(tmp_path, LoadSpec(max_batch=3))
 
 
 class Log:

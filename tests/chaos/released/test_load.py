@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable
@@ -14,36 +13,15 @@ from typing import Any, cast
 import pytest
 
 from broker_adapter.java_hash import java_hash
-from chaos.trace.schema import problems
-from chaos.trace.writer import TraceWriter
 from chaos.workloads.released.consumers import GROUPS, Member, ReleasedGroup
 from chaos.workloads.released.process import ClientDied, ClientError, ClientProcess
 from chaos.workloads.released.producers import ReleasedProducer
 from chaos.workloads.released.topics import Topics
-from chaos.workloads.spec import LoadSpec, Setting
+from chaos.workloads.spec import LoadSpec
+from tests.chaos.load_world import World
 
-Lines = list[dict[str, Any]]
 TOPICS = Topics.of(2, 3)
 SHARED, IN_ORDER, TAGGED = GROUPS
-
-
-class World:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._writers: list[TraceWriter] = []
-        self.setting = Setting(LoadSpec(max_bytes=20), Random(1), self.writer)
-
-    def writer(self, name: str) -> TraceWriter:
-        self._writers.append(TraceWriter(self._folder, "r", name))
-        return self._writers[-1]
-
-    def lines(self) -> Lines:
-        for writer in self._writers:
-            writer.close()
-        files = sorted((self._folder / "raw").iterdir())
-        lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
-        assert not [found for line in lines for found in problems(line)]
-        return [line for line in lines if line["ev"] != "meta"]
 
 
 class MadeUpClient:
@@ -105,7 +83,7 @@ class MadeUpClient:
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+    return World(tmp_path, LoadSpec(max_bytes=20))
 
 
 def unavailable(number: int) -> Exception | None:
