@@ -86,7 +86,7 @@ demo: $(CHECKER) ## A file through brokers, the master killed, paused, isolated,
 # Tests of a file that start server processes share one xdist group (see their marks), so at most one cluster
 # per worker runs at a time and a slow machine is not made slower. Lint does not stop the tests: whoever waits
 # for a run wants to know all of it; and pytest's closing line comes last.
-test: $(DEV) clients-python ## Lint, types and all tests (some minutes; ARGS="-k name", TESTS=path, JOBS=2)
+test: $(DEV) clients-python ## Lint, types and all tests (about 20 minutes; ARGS="-k name", TESTS=path, JOBS=2)
 	@lint=0; $(MAKE) --no-print-directory lint \
 	  || { lint=1; echo "lint: FAILED, see above; the tests run all the same"; }; \
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS) $(TESTS) && [ $$lint -eq 0 ]
@@ -116,7 +116,7 @@ clients-node:
 	  || { rm -rf $(CLIENTS)/node; echo "WARNING: rocketmq-client-nodejs could not be installed: tests with it do NOT run"; }; \
 	fi
 
-test-clients: $(DEV) clients ## Released clients of RocketMQ 5, Python and Node.js, on three nodes (about 6 minutes)
+test-clients: $(DEV) clients ## Released clients of RocketMQ 5, Python and Node.js, on three nodes (6 to 10 minutes)
 	@test -x $(CLIENT_PYTHON) || { echo "error: there is no client to test with" >&2; exit 1; }
 	@ROCKETMQ_CLIENTS=$(CURDIR)/$(CLIENTS) $(BIN)/python -m pytest $(ARGS) tests/clients
 
