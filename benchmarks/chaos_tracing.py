@@ -2,8 +2,9 @@
 
 Both run all the time, so that the machine is the same for both, and only one of them is loaded, for a moment;
 each is first in every other pair. What counts is the median of the ratios in pairs: a pair is over before a
-machine that others keep busy has become another one. The load is that of a run, groups of brokers included;
-on a log nobody reads, as readers would begin with what all turns before have written.
+machine that others keep busy has become another one. After some pairs two new clusters take over, as two of
+the same kind differ by some percent as long as they live. The load is that of a run, groups of brokers
+included; on a log nobody reads, as readers would begin with what all turns before have written.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from chaos.workloads.log import LogWorkload
 from chaos.workloads.spec import LoadSpec, Setting, Workload
 
 MOST_PERCENT = 10.0
-_PAIRS = 10
+_ROUNDS = 4  # each with clusters of its own
+_PAIRS = 4  # in each
 #: Of what is asked for each figure, a turn takes this part.
 _TURN_SHARE = 1 / 3
 _WARM_UP_S = 0.5
@@ -107,16 +109,21 @@ async def run(seconds: float) -> list[Row]:
 
 
 async def _measure(kind: Kind, seconds: float) -> Row:
-    with scratch("chaos-tracing") as folder:
-        plain, traced = (_Side(folder / str(on), kind, traced=on) for on in (False, True))
-        async with AsyncExitStack() as clusters:
-            for side in (plain, traced):
-                await clusters.enter_async_context(await side.start())
-            for number in range(_PAIRS):
-                say(f"chaos-tracing: {kind}, pair {number + 1} of {_PAIRS}")
-                for side in (plain, traced) if number % 2 else (traced, plain):
-                    await side.turn(seconds)
-    return _row(kind, plain.turns, traced.turns)
+    plain, traced = list[_Turn](), list[_Turn]()
+    for number in range(_ROUNDS):
+        with scratch("chaos-tracing") as folder:
+            sides = [_Side(folder / str(on), kind, traced=on) for on in (False, True)]
+            ordered = sides if number % 2 else sides[::-1]
+            async with AsyncExitStack() as clusters:
+                for side in ordered:
+                    await clusters.enter_async_context(await side.start())
+                for pair in range(_PAIRS):
+                    say(f"chaos-tracing: {kind}, pair {number * _PAIRS + pair + 1} of {_ROUNDS * _PAIRS}")
+                    for side in ordered if pair % 2 else ordered[::-1]:
+                        await side.turn(seconds)
+            plain += sides[0].turns
+            traced += sides[1].turns
+    return _row(kind, plain, traced)
 
 
 def _row(kind: Kind, plain: list[_Turn], traced: list[_Turn]) -> Row:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from orjson import loads
 
 #: Messages of one client are numbered from its number times this on.
 SHARE = 1 << 40
@@ -75,6 +76,6 @@ def events_of(
                     report.torn_lines += 1
                 return
             if any(mark in line for mark in marks):
-                event = json.loads(line)
+                event = loads(line)
                 if event["ev"] in kinds:  # the mark may stand in a text
                     yield event

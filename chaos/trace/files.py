@@ -17,7 +17,7 @@ _LOOK_BYTES = 64 << 10
 class TraceFile(Protocol):
     """Lines one after the other; not for several threads at once. OSError, also of an earlier line."""
 
-    def write(self, line: str) -> None: ...
+    def write(self, line: bytes) -> None: ...
 
     def flush(self) -> None:
         """All that was written survives the death of this process."""
@@ -33,10 +33,10 @@ class BufferedFile:
         """FileExistsError if there is one already."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = os.open(path, flags, 0o644)
-        self._buffer: list[str] = []
+        self._buffer: list[bytes] = []
         self._buffered = 0
 
-    def write(self, line: str) -> None:
+    def write(self, line: bytes) -> None:
         self._buffer.append(line)
         self._buffered += len(line)
         if self._buffered >= BUFFER_BYTES:
@@ -44,7 +44,7 @@ class BufferedFile:
 
     def flush(self) -> None:
         if self._buffer:
-            data = memoryview("".join(self._buffer).encode())
+            data = memoryview(b"".join(self._buffer))
             self._buffer.clear()
             self._buffered = 0
             while data:
@@ -67,13 +67,12 @@ class MappedFile:
         self._at = WINDOW_BYTES  # where the next line goes, in the window
         self._window: mmap.mmap | None = None
 
-    def write(self, line: str) -> None:
-        data = line.encode()
-        end = self._at + len(data)
+    def write(self, line: bytes) -> None:
+        end = self._at + len(line)
         if self._window is None or end > WINDOW_BYTES:
-            self._write_over_the_border(data)
+            self._write_over_the_border(line)
         else:
-            self._window[self._at : end] = data
+            self._window[self._at : end] = line
             self._at = end
 
     def flush(self) -> None:

@@ -8,26 +8,23 @@ is never written in another way. What it loses is said in `chaos.trace.files`.
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from json.encoder import encode_basestring as _quoted
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
+
+from orjson import dumps
 
 from chaos.trace.files import BufferedFile, TraceFile
-from chaos.trace.schema import FIELDS, RAW_DIR, VERSION, Ev, Kind, file_name
+from chaos.trace.schema import RAW_DIR, VERSION, Ev, file_name
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 #: The formatting of a member of an enumeration takes longer than all of its field.
-_KIND = {ev: f'"ev":"{ev}"' for ev in Ev}
-
-_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False).encode
+_KIND = {ev: f'"ev":"{ev}",'.encode() for ev in Ev}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,7 @@ class TraceWriter:
         self._mono_ns, self._wall_ns = given.mono_ns, given.wall_ns
         fixed = {"v": VERSION, "run": run, "src": src, "inc": incarnation, "host": socket.gethostname()}
         # The same in every line, so encoded once.
-        self._head = _encode(fixed)[:-1]
+        self._head = dumps(fixed)[:-1]
         self._seq = 0
         self._last = 0
         self._file: TraceFile | None = file(self.path)
@@ -77,15 +74,14 @@ class TraceWriter:
         return self._mono_ns()
 
     def write(self, ev: Ev, fields: dict[str, Any], *, at: int | None = None) -> None:
-        """One event. `at`: when it happened (`now()`), if that is not this moment; stamps never fall."""
+        """One event, with at least one field; orjson.JSONEncodeError if one is nothing that JSON has. `at`:
+        when it happened (`now()`), if that is not this moment; stamps never fall."""
         mono = self._mono_ns() if at is None else at
         if mono < self._last:
             mono = self._last
         self._last = mono
-        line = (
-            f'{self._head},"seq":{self._seq},"mono":{mono},"wall":{self._wall_ns()},{_KIND[ev]}'
-            f"{_members(fields)}}}\n"
-        )
+        moment = b',"seq":%d,"mono":%d,"wall":%d,' % (self._seq, mono, self._wall_ns())
+        line = self._head + moment + _KIND[ev] + dumps(fields)[1:] + b"\n"
         assert self._file is not None, f"{self.path} is closed"
         self._seq += 1
         self._file.write(line)
@@ -109,41 +105,6 @@ class TraceWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _Shape(NamedTuple):
-    """How events with the same fields are written: a format, and which of their values are texts or truths,
-    by their places."""
-
-    format: str
-    texts: tuple[int, ...]
-    truths: tuple[int, ...]
-
-
-@cache
-def _shape_of(names: tuple[str, ...]) -> _Shape:
-    kinds = [FIELDS[name] for name in names]
-    return _Shape(
-        "".join(
-            f',"{name}":%{"d" if kind is Kind.INT else "s"}' for name, kind in zip(names, kinds, strict=True)
-        ),
-        tuple(i for i, kind in enumerate(kinds) if kind is Kind.STR),
-        tuple(i for i, kind in enumerate(kinds) if kind is Kind.BOOL),
-    )
-
-
-def _members(fields: dict[str, Any]) -> str:
-    """As JSON, each with a comma before it. Events are flat, their fields have the types of the schema, and
-    there are few different ones, so that most of a line is formatted at once.
-
-    KeyError: a field that the schema does not know; TypeError: a value of another type."""
-    form, texts, truths = _shape_of(tuple(fields))
-    values = list(fields.values())
-    for i in texts:
-        values[i] = _quoted(values[i])
-    for i in truths:
-        values[i] = "true" if values[i] else "false"
-    return form % tuple(values)
 
 
 def boot_id() -> str:
