@@ -87,15 +87,17 @@ async def _catch_up(system: ours.Dledger, late: _Late, had: int) -> _CatchUp:
 
     loops = [asyncio.create_task(loop()) for _ in range(ours.BATCHES_IN_FLIGHT)]
     started = time.perf_counter()
-    await asyncio.to_thread(system.cluster.start_node, late.node)
-    first = await late.wait(beyond=had)
-    began, entries_then, cpu_then = time.perf_counter(), entries, _cpu_seconds(system)
-    end = await late.wait(beyond=first, near=True)
-    seconds = time.perf_counter() - began
-    cores = {who: (used - cpu_then[who]) / seconds for who, used in _cpu_seconds(system).items()}
-    acknowledged = entries - entries_then
-    going = False
-    await asyncio.gather(*loops)
+    try:
+        await asyncio.to_thread(system.cluster.start_node, late.node)
+        first = await late.wait(beyond=had)
+        began, entries_then, cpu_then = time.perf_counter(), entries, _cpu_seconds(system)
+        end = await late.wait(beyond=first, near=True)
+        seconds = time.perf_counter() - began
+        cores = {who: (used - cpu_then[who]) / seconds for who, used in _cpu_seconds(system).items()}
+        acknowledged = entries - entries_then
+    finally:
+        going = False
+        await asyncio.gather(*loops)
     return _CatchUp(seconds, end - first, acknowledged, began - started, cores)
 
 

@@ -23,5 +23,9 @@ class GroupListener:
     def committing(self, offsets: Mapping[MessageQueue, int], generation: int) -> None:
         """Before offsets are committed: all before them was consumed. One commit per broker at a time."""
 
+    def commit_repeated(self, offsets: Mapping[MessageQueue, int], number: int) -> None:
+        """Before the same commit is sent once more, because it was refused or nobody knows what came of it:
+        the `number`-th time, from 2 on. Between its `committing` and its `committed`."""
+
     def committed(self, offsets: Mapping[MessageQueue, int], error: BaseException | None) -> None:
         """What came of that commit: None, or an error after which these offsets may be stored or not."""

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import TypeVar
 
 from broker_adapter.api import Assignment, QueueOffset
@@ -94,7 +95,7 @@ class Member:
             told = {feed.queue: position for feed, position in dirty}
             self._listener.committing(told, generation)
             try:
-                await self._send_commit(generation, offsets)
+                await self._send_commit(generation, offsets, told)
             except GroupRefused as error:
                 self._listener.committed(told, error)
                 _log.info("commit of group %s refused: %s", self._config.group, error)
@@ -107,9 +108,17 @@ class Member:
             for feed, position in dirty:
                 feed.acknowledged = position
 
-    async def _send_commit(self, generation: int, offsets: Sequence[QueueOffset]) -> None:
-        group, timeout = self._config.group, self._config.call_timeout
-        await self._ask(lambda client: client.commit_offsets(group, generation, offsets, timeout))
+    async def _send_commit(
+        self, generation: int, offsets: Sequence[QueueOffset], told: Mapping[MessageQueue, int]
+    ) -> None:
+        numbers = count(1)
+
+        async def send(client: BrokerClient) -> None:
+            if (number := next(numbers)) > 1:
+                self._listener.commit_repeated(told, number)
+            await client.commit_offsets(self._config.group, generation, offsets, self._config.call_timeout)
+
+        await self._ask(send)
 
     async def close(self) -> None:
         """Stop, commit and leave, as far as the broker lets us."""

@@ -68,6 +68,11 @@ class Process:
         self._write(OpType.INVOKE, arguments)
         return op
 
+    def again(self, retry_no: int) -> None:
+        """What was invoked is sent once more: 1 for the second attempt."""
+        assert self._f, "nothing is under way"
+        self._writer.write(Ev.ATTEMPT, {"op": self._op, "retry_no": retry_no})
+
     def ok(self, **results: Any) -> None:
         """It certainly happened."""
         self._complete(OpType.OK, results)

@@ -157,9 +157,9 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     (Ev.OP, OpType.FAIL): _event("op proc f type", _COMPLETION),
     (Ev.OP, OpType.INFO): _event("op proc f type", _COMPLETION),
     (Ev.ITEM, ""): _event("op i mid digest", "ledger topic q key tag delay_ms retry_no"),
-    # mid: of the first message. retry_no: 1 for the second attempt. May come after the end of an operation of
-    # which nobody knows what became: a session goes on with it.
-    (Ev.ATTEMPT, ""): _event("op mid retry_no"),
+    # mid: of the first message, if it is a send. retry_no: 1 for the second attempt. May come after the end
+    # of an operation of which nobody knows what became: a session goes on with it.
+    (Ev.ATTEMPT, ""): _event("op retry_no", "mid"),
     # From a queue: topic, q, qoff (and lidx, ledger if known). From a ledger: ledger, lidx.
     (Ev.DLV, ""): _event(
         "op i mid digest", "group consumer epoch ledger topic q qoff lidx attempt key tag filter eterm"

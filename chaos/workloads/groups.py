@@ -291,6 +291,11 @@ class Member(GroupListener):
             where = {"topic": queue.topic, "q": queue.queue_id, "epoch": generation, "off": offset}
             process.invoke("commit_off", group=self._plan.name, consumer=self.name, **where)
 
+    def commit_repeated(self, offsets: Mapping[MessageQueue, int], number: int) -> None:
+        if not self._has_crashed:
+            for queue in offsets:
+                self._committers[queue.topic, queue.queue_id].again(number - 1)
+
     def committed(self, offsets: Mapping[MessageQueue, int], error: BaseException | None) -> None:
         if self._has_crashed:
             return

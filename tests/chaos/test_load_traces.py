@@ -128,9 +128,11 @@ def member(world: World, seed: int = 1) -> Member:
     return Member("g-0.0", GROUPS[0], Rewinds("g"), writer, numbers, world.setting, Random(seed))
 
 
-def committed(one: Member, error: BrokerError | None) -> None:
+def committed(one: Member, error: BrokerError | None, sent: int = 1) -> None:
     offsets: Mapping[MessageQueue, int] = {QUEUE: 2}
     one.committing(offsets, 5)
+    for number in range(2, sent + 1):
+        one.commit_repeated(offsets, number)
     one.committed(offsets, error)
 
 
@@ -140,7 +142,7 @@ async def test_a_member_tells_of_its_queue_its_messages_and_its_commits(world: W
     one.assigned(QUEUE, 0, 5)
     for offset in range(2):
         await one.handle(message(offset))
-    committed(one, None)
+    committed(one, None, sent=3)
     committed(one, error_for(Status.GENERATION_STALE, "x"))
     one.revoked(QUEUE)
     one.leave()
@@ -149,6 +151,9 @@ async def test_a_member_tells_of_its_queue_its_messages_and_its_commits(world: W
     assert {line["epoch"] for line in lines if line["ev"] in ("dlv", "done")} == {5}
     done = [(line["f"], line["type"]) for line in lines if line["ev"] == "op" and line["type"] != "invoke"]
     assert done == [("commit_off", "ok"), ("commit_off", "info"), ("pull", "ok")]
+    [first, *_] = [line["op"] for line in lines if line.get("f") == "commit_off"]
+    attempts = [(line["op"], line["retry_no"]) for line in lines if line["ev"] == "attempt"]
+    assert attempts == [(first, 1), (first, 2)]
 
 
 async def test_a_crashed_member_writes_nothing_more_and_one_that_stays_does_not_leave(world: World) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+import pytest
 
 from broker_adapter.client import GroupListener, MessageQueue
+from broker_adapter.errors import NotMaster
 from tests.broker_adapter.client.helpers import until
 from tests.broker_adapter.client.test_consumer import QUEUES, world
 
@@ -14,6 +18,7 @@ class Told(GroupListener):
         self.owned: dict[int, tuple[int, int]] = {}  # queue -> (offset, generation)
         self.under_way: list[Mapping[MessageQueue, int]] = []
         self.commits: list[tuple[dict[int, int], BaseException | None]] = []
+        self.repetitions: list[int] = []
         self.revocations = 0
 
     def assigned(self, queue: MessageQueue, offset: int, generation: int) -> None:
@@ -27,6 +32,10 @@ class Told(GroupListener):
     def committing(self, offsets: Mapping[MessageQueue, int], generation: int) -> None:
         assert not self.under_way
         self.under_way.append(offsets)
+
+    def commit_repeated(self, offsets: Mapping[MessageQueue, int], number: int) -> None:
+        assert self.under_way[-1] is offsets
+        self.repetitions.append(number)
 
     def committed(self, offsets: Mapping[MessageQueue, int], error: BaseException | None) -> None:
         assert self.under_way.pop() is offsets
@@ -64,6 +73,27 @@ async def test_a_listener_hears_that_a_commit_was_refused() -> None:
             w.produce(6)
             await until(lambda: any(error is not None for _, error in told.commits))
             await until(lambda: len(consumer.assignment) == QUEUES)
+
+
+async def test_a_listener_hears_of_every_repetition_of_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world() as w:
+        broker, refused = w.cluster.brokers[0], 0
+        commit = broker.commit_offsets
+
+        async def refuse_two(*arguments: Any) -> None:
+            nonlocal refused
+            refused += 1
+            if refused <= 2:
+                raise NotMaster("not yet")
+            await commit(*arguments)
+
+        monkeypatch.setattr(broker, "commit_offsets", refuse_two)
+        told = Told()
+        async with w.consumer(listener=told):
+            w.produce(6)
+            await until(w.all_committed)
+        assert told.repetitions == [2, 3]
+        assert told.commits[0][1] is None
 
 
 async def test_an_abandoned_consumer_neither_commits_nor_leaves() -> None:
