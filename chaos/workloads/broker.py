@@ -60,7 +60,7 @@ class BrokerWorkload:
                 for number in range(self._spec.consumers):
                     tasks.create_task(group.live(number, stop, drained))
                 if group.plan.is_rewound:
-                    tasks.create_task(group.rewind(stop))
+                    tasks.create_task(group.rewind(stop, drained))
 
     async def drain(self, within_s: float) -> None:
         writer, numbers = self._setting.client("drain")

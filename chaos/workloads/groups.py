@@ -164,8 +164,8 @@ class Group:
             await consumer.close()
             member.leave()
 
-    async def rewind(self, stop: asyncio.Event) -> None:
-        """Set offsets back, again and again, until `stop`."""
+    async def rewind(self, stop: asyncio.Event, drained: asyncio.Event) -> None:
+        """Set offsets back, again and again, until `stop`. The last time may take until `drained`."""
         writer, numbers = self._setting.client(f"{self.plan.name}-rewinder")
         rng, process = Random(self._setting.rng.random()), Process(writer, numbers)
         places = [(topic, queue) for topic in self.topics for queue in range(self._setting.spec.queues)]
@@ -179,7 +179,7 @@ class Group:
                 stored = await self._stored(admin, process, place)
                 if stored:
                     to = max(0, stored - rng.randint(1, _REWIND_MESSAGES))
-                    await self._rewind_to(admin, writer, place, to)
+                    await self._rewind_to(admin, writer, place, to, drained)
 
     async def _stored(self, admin: Admin, process: Process, place: Place) -> int:
         """The group's offset; 0 if it has none, or nobody can say."""
@@ -194,11 +194,14 @@ class Group:
         process.ok(**({"off": found[0]} if found else {}))
         return found[0] if found else 0
 
-    async def _rewind_to(self, admin: Admin, writer: TraceWriter, place: Place, to: int) -> None:
-        """Until it has succeeded: what was tried and not answered may happen later, but not after that."""
+    async def _rewind_to(
+        self, admin: Admin, writer: TraceWriter, place: Place, to: int, drained: asyncio.Event
+    ) -> None:
+        """Until it has succeeded: what was tried and not answered may happen later, but not after that. Of a
+        cluster that does not come back it is not asked for ever."""
         topic, queue = place
         self._rewinds.begin(writer, place, to)
-        while True:
+        while not drained.is_set():
             try:
                 await admin.reset_offsets(self.plan.name, [QueueOffset(topic, queue, to)])
             except BrokerError:

@@ -11,11 +11,13 @@ from typing import cast
 
 import pytest
 
-from broker_adapter.client import Message, MessageQueue
-from broker_adapter.errors import BrokerError, Status, error_for
+from broker_adapter.api import QueueOffset
+from broker_adapter.client import Message, MessageQueue, NameServerRoutes
+from broker_adapter.errors import BrokerError, NoAnswer, Status, error_for
 from chaos.trace.operations import Numbers
+from chaos.workloads import groups
 from chaos.workloads.appenders import Appender, Way
-from chaos.workloads.groups import GROUPS, Member, Rewinds
+from chaos.workloads.groups import GROUPS, Group, Member, Rewinds
 from chaos.workloads.spec import LoadSpec
 from dledger.client import AppendResult, AsyncClient
 from dledger.errors import Indeterminate, NotLeader
@@ -114,6 +116,46 @@ def test_a_rewind_is_told_before_and_after_and_whenever_it_may_have_shown(world:
     rewinds.on_committed(writer, place, 13, before)
     rewinds.on_committed(writer, place, 93, rewinds.resets_of(place))
     assert resets(world.lines()) == [10, 11, 12, 13]
+
+
+class DeadBrokers:
+    """Stands for `Admin`: an offset is to be had, and then nobody is there any more."""
+
+    asked_three_times = asyncio.Event()
+    _times = 0
+
+    def __init__(self, routes: object) -> None:
+        pass
+
+    async def __aenter__(self) -> DeadBrokers:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    async def offsets(self, group: str) -> tuple[int, list[QueueOffset]]:
+        return 1, [QueueOffset("t", q, 700) for q in range(9)]
+
+    async def reset_offsets(self, group: str, offsets: Sequence[QueueOffset]) -> None:
+        self._times += 1
+        if self._times == 3:
+            self.asked_three_times.set()
+        raise NoAnswer("x")
+
+
+async def test_a_rewind_of_brokers_that_never_come_back_ends_with_the_run(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "Admin", DeadBrokers)
+    monkeypatch.setattr(groups, "_REWIND_S", (0, 0))
+    monkeypatch.setattr(groups, "_PAUSE_S", 0.001)
+    group = Group(GROUPS[1], world.setting, cast("NameServerRoutes", None), ["t"])
+    stop, drained = asyncio.Event(), asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(group.rewind(stop, drained))
+        await DeadBrokers.asked_three_times.wait()
+        stop.set()
+        drained.set()
 
 
 QUEUE = MessageQueue("t", "b", 2)
