@@ -13,7 +13,7 @@ import pytest
 
 from broker_adapter.api import QueueOffset
 from broker_adapter.client import Message, MessageQueue, NameServerRoutes
-from broker_adapter.errors import BrokerError, NoAnswer, Status, error_for
+from broker_adapter.errors import BrokerError, NotMaster, Status, error_for
 from chaos.trace.operations import Numbers
 from chaos.workloads import groups
 from chaos.workloads.appenders import Appender, Way
@@ -140,7 +140,7 @@ class DeadBrokers:
         self._times += 1
         if self._times == 3:
             self.asked_three_times.set()
-        raise NoAnswer("x")
+        raise NotMaster("x")
 
 
 async def test_a_rewind_of_brokers_that_never_come_back_ends_with_the_run(
