@@ -64,6 +64,8 @@ def _add_fault(rng: Random, content: dict[str, Any], other: Scenario) -> None:
 
 def _go_together(step: FaultStep, content: dict[str, Any]) -> bool:
     kinds = {one["kind"] for one in content["fault"]}
+    if "all" in (step.target, *(one["target"] for one in content["fault"])):
+        return False  # one of the two would find nobody that is left to be hit
     return not (step.kind in DESTRUCTIVE and kinds & set(DESTRUCTIVE))
 
 

@@ -40,6 +40,11 @@ def test_every_drawn_scenario_can_be_run_and_destroys_copies_in_one_way_at_most(
     assert all(scenario.fault[-1] in {one.step for one in plan(scenario)} for scenario in on_top)
 
 
+def test_nothing_is_drawn_on_top_of_what_hits_all_nodes() -> None:
+    on_top = [scenario for scenario in drawn(11, 300) if "-and-" in scenario.name]
+    assert not [scenario.name for scenario in on_top for step in scenario.fault if step.target == "all"]
+
+
 def test_a_scenario_as_a_file_is_the_same_scenario(tmp_path: Path) -> None:
     for number, scenario in enumerate(drawn(3, 30)):
         path = tmp_path / f"{number}.toml"
