@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from tests.clients.network import Network
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("clients-faults")]
 
-#: How long clients go without a stream of telemetry: 600 for what the slowest of them does.
-_WITHOUT_TELEMETRY_S = float(os.environ.get("WITHOUT_TELEMETRY_S", "15"))
 #: What is not renewed comes back, and who is not heard of is gone, well before that.
 _IMPATIENT: dict[str, Any] = {**BROKER, "delivery": {"invisible_ms": 5_000, "heard_ms": 12_000}}
 #: A producer in Node.js goes back to no node that it once failed to reach, unless it has failed to reach all
@@ -122,11 +119,12 @@ def test_an_orphaned_transaction_is_asked_about_by_the_next_master(
             assert seen == {"bodies": ["orphan"], "answer": "commit"}
 
 
+@pytest.mark.timeout(300 + installed.WITHOUT_TELEMETRY_S)
 def test_clients_without_telemetry_keep_what_they_hold(clients: list[str], tmp_path: Path) -> None:
     """Restarts cut the streams of all nodes, and one client takes minutes to open a new one. All of its other
     calls are answered meanwhile, and what it consumes is renewed."""
     with client_cluster(tmp_path / "cluster", _IMPATIENT) as cluster:
-        options = {"seconds": _WITHOUT_TELEMETRY_S}
+        options = {"seconds": installed.WITHOUT_TELEMETRY_S}
         with Loads(clients, tmp_path, cluster.address(cluster.first), "held", **options) as loads:
             for node in sorted(cluster.local.node_ids, key=cluster.address):
                 cluster.restart(node)
