@@ -12,7 +12,6 @@ import socket
 import sys
 import termios
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -30,8 +29,7 @@ def sparing_reader(fd: Any, callback: Callable[..., Any]) -> Callable[..., Any]:
     def read(*arguments: Any) -> None:
         # Before gRPC looks for events: what is written from here on belongs to one that it may not find.
         if (come := _readable_bytes(fd)) > 1:
-            with suppress(BlockingIOError):  # another thread's loop was quicker: the bytes are for all
-                fd.recv(come - 1, socket.MSG_DONTWAIT)
+            fd.recv(come - 1)
         callback(*arguments)
 
     return read

@@ -85,34 +85,6 @@ def test_an_event_that_comes_meanwhile_wakes_the_loop_again() -> None:
     later.close()
 
 
-class Contested(socket.socket):
-    """Another loop reads the same one, and is quicker."""
-
-    def recv(self, *arguments: int) -> bytes:
-        super().recv(100)
-        return super().recv(*arguments)
-
-
-def test_a_loop_that_another_one_has_forestalled_looks_for_events_all_the_same() -> None:
-    queue = PollerCompletionQueue()
-    looked: list[bool] = []
-
-    class Looking(PollerCompletionQueue):
-        def _handle_events(self, loop: object) -> None:
-            looked.append(True)
-
-    Looking._handle_events.__qualname__ = PollerCompletionQueue._handle_events.__qualname__
-    looking = Looking()
-    with Contested(fileno=queue.readable.detach()) as contested:
-        read = sparing_reader(contested, partial(looking._handle_events, None))
-        queue.put(0)
-        queue.put(1)
-        read()
-    assert looked == [True]
-    queue.close()
-    looking.close()
-
-
 def test_what_others_wait_for_is_left_alone() -> None:
     left, right = socket.socketpair()
     with left, right:
