@@ -10,8 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dledger.rpc.wake_ups import sparing_reader
-
 #: So many times in a row a loop that has work to do goes on without asking.
 _MAX_SKIPPED = 3
 #: A loop that has had work for so long is not waited for any longer.
@@ -62,11 +60,6 @@ class NodeLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._sparing = SparingSelector()
         super().__init__(self._sparing)
-
-    def add_reader(  # type: ignore[override]
-        self, fd: Any, callback: Callable[..., Any], *args: Any
-    ) -> None:
-        super().add_reader(fd, sparing_reader(fd, callback), *args)
 
     def when_idle(self, callback: Callable[[], None]) -> None:
         self._sparing.when_idle(partial(self.call_soon, callback))
