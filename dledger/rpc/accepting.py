@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, Final
 
 import grpc
@@ -25,13 +24,13 @@ AT_ONCE: Final = 32
 
 class AcceptingServer(cygrpc.AioServer):  # type: ignore[misc]
     """What is inside a `grpc.aio.Server`. Its main loop waits for one future for each call to come; here
-    the calls are asked for ahead of it, and no task waits for any of them."""
+    the calls are asked for ahead of it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *arguments: Any) -> None:
         super().__init__(loop, *arguments)
         self._on_loop = loop
         self._asking = 0
-        self._come: deque[Any] = deque()  # calls, and why there are none
+        self._come: deque[asyncio.Task[Any]] = deque()
         self._wanted: asyncio.Future[Any] | None = None
 
     def _make_request_call_future(self, method: bytes | None) -> asyncio.Future[Any]:
@@ -42,7 +41,7 @@ class AcceptingServer(cygrpc.AioServer):  # type: ignore[misc]
         wanted = self._wanted = self._on_loop.create_future()
         while self._asking + len(self._come) < AT_ONCE:
             self._asking += 1
-            self._go_on(self._request_call())
+            self._on_loop.create_task(self._request_call()).add_done_callback(self._has_come)
         self._give()
         return wanted
 
@@ -50,21 +49,11 @@ class AcceptingServer(cygrpc.AioServer):  # type: ignore[misc]
         await super()._start_shutting_down()
         self._come.clear()
 
-    def _go_on(self, asking: Coroutine[Any, Any, Any], _: object = None) -> None:
-        """Run what asks for a call up to what it waits for, as a task would."""
-        try:
-            awaited = asking.send(None)
-        except StopIteration as end:
-            self._has_come(end.value)
-        except (Exception, asyncio.CancelledError) as error:
-            self._has_come(error)
-        else:
-            awaited._asyncio_future_blocking = False
-            awaited.add_done_callback(partial(self._go_on, asking))
-
-    def _has_come(self, call: Any) -> None:
+    def _has_come(self, asked: asyncio.Task[Any]) -> None:
         self._asking -= 1
-        self._come.append(call)
+        if not asked.cancelled():
+            asked.exception()  # when the server stops all fail, and nobody looks at most of them
+        self._come.append(asked)
         self._give()
         if not self.is_running():
             self._come.clear()  # nobody takes calls any more, and while one is kept the server does not end
@@ -73,13 +62,13 @@ class AcceptingServer(cygrpc.AioServer):  # type: ignore[misc]
         wanted = self._wanted
         if wanted is None or wanted.done() or not self._come:
             return
-        call = self._come.popleft()
-        if isinstance(call, asyncio.CancelledError):
+        asked = self._come.popleft()
+        if asked.cancelled():
             wanted.cancel()
-        elif isinstance(call, Exception):
-            wanted.set_exception(call)
+        elif (error := asked.exception()) is not None:
+            wanted.set_exception(error)
         else:
-            wanted.set_result(call)
+            wanted.set_result(asked.result())
 
 
 def accepting_server(options: Sequence[tuple[str, str | int]]) -> grpc.aio.Server:
