@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from dledger.node.metrics import Histogram
     from dledger.node.owned_append import Assigned
     from dledger.node.owner import GrpcService
+    from dledger.node.polling import when_idle
     from dledger.node.program import Program
     from dledger.node.role_events import RoleEvent
     from dledger.node.server import NodeServer
@@ -153,6 +154,7 @@ __all__ = [
     "static",
     "tls_files",
     "validate",
+    "when_idle",
 ]
 
 
@@ -211,6 +213,7 @@ _MODULE_OF = {
     "static": "dledger.status.web",
     "tls_files": "dledger.cli.client_options",
     "validate": "dledger.node.config_faults",
+    "when_idle": "dledger.node.polling",
 }
 #: Names that are modules themselves.
 _MODULES = {"handlers": "dledger.rpc.handlers"}

@@ -1,9 +1,9 @@
 """Group commit of delivery: what is asked for while a round is under way travels together in the next one.
 
-A round is an append, and the application of its command on this broker. There is no linger timer: the first
-one goes at the end of the loop's turn in which it came. The next one does not go at the commit already: a
-round costs the three nodes as much as 15 calls do, and on a busy machine one that begins a little later takes
-so many more with it that all are answered sooner.
+A round is an append, and the application of its command on this broker. It goes when the loop has nothing
+else to do, which is at once for a request that comes alone: there is no linger timer. Nor does the next one
+go at the commit already. A round costs the three nodes as much as 15 calls do, and one that takes along the
+calls which still lie in the loop is answered sooner for all of them.
 """
 
 from __future__ import annotations
@@ -131,13 +131,16 @@ class Committer:
         *,
         new_request_id: Callable[[], bytes],
         max_waiting_bytes: int,
+        when_idle: Callable[[Callable[[], None]], None],
         max_round_bytes: int = ROUND_BYTES,
     ) -> None:
-        """`new_request_id` gives 16 bytes that are never given twice, on any node. `max_round_bytes`: of one
-        append, unless a single request is larger."""
+        """`when_idle`: calls back, later, when the loop has nothing else to do. `new_request_id` gives 16
+        bytes that are never given twice, on any node. `max_round_bytes`: of one append, unless a single
+        request is larger."""
         self._writer = writer
         self._new_request_id = new_request_id
         self._max_waiting_bytes = max_waiting_bytes
+        self._when_idle = when_idle
         self._max_round_bytes = max_round_bytes
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: deque[Request] = deque()
@@ -156,10 +159,7 @@ class Committer:
             raise Busy(Status.TOO_MANY_PENDING_BYTES, text)
         self._waiting.append(request)
         self._waiting_bytes += request.size
-        if self._round is None and not self._under_way and not self._is_asked:
-            self._is_asked = True
-            self._loop = asyncio.get_running_loop()
-            self._loop.call_soon(self._begin)
+        self._want_round()
         return request.done
 
     def on_outcomes(self, request_id: bytes, outcomes: list[Outcome]) -> None:
@@ -184,10 +184,25 @@ class Committer:
 
     # -- inside -------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        self._is_asked = False
-        if not self._waiting or self._round is not None or self._under_way:
+    def _want_round(self) -> None:
+        if not self._may_begin():
             return
+        if self._waiting_bytes >= self._max_round_bytes:
+            self._begin()
+        elif not self._is_asked:
+            self._is_asked = True
+            self._when_idle(self._idle)
+
+    def _may_begin(self) -> bool:
+        return bool(self._waiting) and self._round is None and not self._under_way
+
+    def _idle(self) -> None:
+        self._is_asked = False
+        if self._may_begin():
+            self._begin()
+
+    def _begin(self) -> None:
+        self._loop = asyncio.get_running_loop()
         requests = [self._waiting.popleft()]
         size = requests[0].size
         while (
@@ -199,14 +214,14 @@ class Committer:
             requests.append(self._waiting.popleft())
         self._waiting_bytes -= size
         self.rounds += 1
-        self._round = asyncio.get_running_loop().create_task(self._run(requests), name="delivery-append")
+        self._round = self._loop.create_task(self._run(requests), name="delivery-append")
         self._round.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._round = None
         if not task.cancelled():
             task.result()  # a bug: the loop's handler reports it
-        self._begin()
+        self._want_round()
 
     async def _run(self, requests: list[Request]) -> None:
         one = _Round(requests, self._new_request_id)
@@ -251,4 +266,4 @@ class Committer:
                 request.release()
             elif request.digest:
                 request.release()
-        self._begin()
+        self._want_round()

@@ -40,6 +40,7 @@ from broker_adapter.message_writer import MessageWriter
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.queue_reader import QueueReader
 from broker_adapter.settings import BrokerSettings
+from dledger import when_idle
 
 _PERM_READ = 4
 _MAX_MESSAGES = 1_024
@@ -101,6 +102,7 @@ class DeliveryService:
             writer,
             new_request_id=new_request_id,
             max_waiting_bytes=delivery.max_waiting_bytes,
+            when_idle=when_idle,
             max_round_bytes=max_round_bytes,
         )
         self._views = Views()

@@ -36,6 +36,7 @@ from dledger.node.inbound import Inbound
 from dledger.node.logs import get_logger
 from dledger.node.owned_append import Fill, prepare
 from dledger.node.peers import PeerLink
+from dledger.node.polling import when_idle
 from dledger.node.readable import ReadableLog
 from dledger.node.replica import Replica
 from dledger.node.shell import AppendOutcome, DiskJob, PurgeJob, ResetJob, RoleNotice, TruncateJob
@@ -345,7 +346,12 @@ class AsyncShell:
             self._commit_timer = self._loop.call_later(_COMMIT_WAIT_S, self._on_commit_timer)
 
     def _on_commit_timer(self) -> None:
-        """The timer is not set anew with each commit: it looks when it fires whether it is time."""
+        """A loop that is busy may be about to append, so the word leaves when it is idle; twice, as what
+        waits for that, too, is only then on its way."""
+        when_idle(partial(when_idle, self._commit_is_due))
+
+    def _commit_is_due(self) -> None:
+        """The timer is not set anew with each commit: it is looked at here whether it is time."""
         due = self._commit_at + _COMMIT_WAIT_S
         if due - self._loop.time() > _COMMIT_WAIT_S / 10:
             self._commit_timer = self._loop.call_at(due, self._on_commit_timer)

@@ -12,7 +12,7 @@ from typing import Any
 from dledger.errors import Code, ConfigError, DLedgerError
 from dledger.node.config import NodeConfig
 from dledger.node.logs import configure_logging, get_logger
-from dledger.node.polling import SparingSelector
+from dledger.node.polling import NodeLoop
 from dledger.node.program import Program, load_program
 from dledger.node.rejoin import prepare_rejoin
 from dledger.node.server import NodeServer
@@ -49,15 +49,11 @@ def run_node(
             raise ConfigError("a node has a program or a state machine, not both", code=Code.CONFIG_INVALID)
         server = NodeServer(config, state_machine, disk=disk) if program is None else program.make_node()
         gc.enable()  # it is off while a program's modules are imported
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
+        with asyncio.Runner(loop_factory=NodeLoop) as runner:
             return runner.run(_serve(server, program, rejoin))
     except DLedgerError as error:
         get_logger("node").error("cannot start", code=int(error.code), reason=str(error))
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    return asyncio.SelectorEventLoop(SparingSelector())
 
 
 async def _serve(server: NodeServer, program: Program | None, rejoin: bool) -> int:

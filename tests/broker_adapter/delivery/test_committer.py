@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -19,6 +19,7 @@ from broker_adapter.message_writer import LateCommand, QueuedRecords
 from broker_adapter.record_writer import RecordBatch
 
 KEY = QueueKey("g", "t", 0)
+MAX_ROUND_BYTES = 2_000
 
 
 class Append:
@@ -52,13 +53,17 @@ class Writer:
 
 
 class World:
-    def __init__(self) -> None:
+    """`when_idle`: as a loop that always has nothing else to do, unless a test says otherwise."""
+
+    def __init__(self, when_idle: Callable[[Callable[[], None]], None] | None = None) -> None:
         self.writer = Writer()
         numbers = count(1)
         self.committer = Committer(
             self.writer,  # type: ignore[arg-type]
             new_request_id=lambda: next(numbers).to_bytes(16, "big"),
             max_waiting_bytes=1 << 20,
+            when_idle=when_idle or asyncio.get_running_loop().call_soon,
+            max_round_bytes=MAX_ROUND_BYTES,
         )
 
     def apply(self, append: Append) -> None:
@@ -90,6 +95,46 @@ async def test_what_comes_in_one_turn_shares_an_append() -> None:
     world.apply(append)
     assert [done.outcomes for done in await asyncio.gather(*asked)] == [[True]] * 3
     assert world.committer.rounds == 1
+
+
+async def test_what_comes_until_the_loop_is_idle_shares_an_append() -> None:
+    idle: list[Callable[[], None]] = []
+    world = World(idle.append)
+    for offset in range(3):
+        world.committer.submit(ack(offset))
+        await turns()
+    assert world.writer.appends.empty()
+    idle.pop()()
+    append = await world.writer.appends.get()
+    assert [len(command.elements) for command in append.commands] == [3]
+    assert not idle, "asked once"
+    world.committer.submit(ack(3))
+    append.commit()
+    world.apply(append)
+    await turns()
+    assert world.writer.appends.empty(), "the next one is not different"
+    idle.pop()()
+    assert (await world.writer.appends.get()).commands
+
+
+async def test_a_full_append_goes_however_busy_the_loop_is() -> None:
+    idle: list[Callable[[], None]] = []
+    world = World(idle.append)
+    few, size = ack(0), ack(0).size
+    world.committer.submit(few)
+    for offset in range(1, MAX_ROUND_BYTES // size + 1):
+        await turns()
+        assert world.writer.appends.empty()
+        world.committer.submit(ack(offset))
+    append = await world.writer.appends.get()
+    world.committer.submit(ack(-1))
+    idle.pop()()  # of those that went: means nothing while they are under way
+    append.commit()
+    world.apply(append)
+    await turns()
+    assert world.writer.appends.empty()
+    idle.pop()()
+    assert (await world.writer.appends.get()).commands
 
 
 async def test_the_next_append_waits_until_the_one_before_is_committed_and_applied() -> None:
