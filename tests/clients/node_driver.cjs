@@ -537,7 +537,7 @@ const scenarios = {
     const refused = [];
     let number = 0;
     for (; !isDone; number++) {
-      await sleep(200);
+      await sleep(ms / 75);
       refused.push(await errorOf(() => producer.send({ topic: 'node-held-2', body: body(number) })));
     }
     const acks = await Promise.all(mine.map(message => errorOf(() => consumer.ack(message))));

@@ -557,7 +557,7 @@ def held(s: Session) -> Any:
     print("begun", flush=True)
     over.wait()
     refused, number = [], 0
-    while not done.wait(0.2):
+    while not done.wait(s.options["seconds"] / 75):
         body = b"%d" % number
         refused.append(error_of(lambda body=body: producer.send(message("py-held-2", body))))
         number += 1
