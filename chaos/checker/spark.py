@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -16,9 +17,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
+from chaos.checker.class_archive import ClassArchive, class_archive
 from chaos.checker.engine import Answer, Cell, Row
 from chaos.checker.intake import Intake
-from chaos.checker.java import java_home
+from chaos.checker.java import java_home, version_text
 from chaos.trace.schema import FIELDS, Ev, Kind
 
 #: `group` is a word of SQL.
@@ -86,10 +88,16 @@ def schema() -> StructType:
 
 
 def start(
-    work_dir: Path, *, master: str | None = None, memory: str = "2g", quick: bool = False
+    work_dir: Path,
+    *,
+    master: str | None = None,
+    memory: str = "2g",
+    quick: bool = False,
+    archived: bool = False,
 ) -> SparkSession:
     """A session. `master`: where to run; None: what spark-submit says, else all cores of this machine.
-    `quick`: it is for no more than ONE_TASK_BYTES of lines.
+    `quick`: it is for no more than ONE_TASK_BYTES of lines. `archived`: classes come
+    from the user's archive of them, or are put into one when the JVM ends.
 
     Raises:
         NoJava: no Java that can run Spark.
@@ -104,7 +112,9 @@ def start(
         builder = builder.config(name, value)
     if "SPARK_ENV_LOADED" not in os.environ:
         builder = builder.config("spark.driver.memory", memory)
-        builder = builder.config("spark.driver.extraJavaOptions", _QUICK_JVM if quick else _LARGE_JVM)
+        archive = _class_archive(home) if archived else None
+        options = [_QUICK_JVM if quick else _LARGE_JVM, *([archive.options] if archive else [])]
+        builder = builder.config("spark.driver.extraJavaOptions", " ".join(options))
         builder = builder.config("spark.driver.extraClassPath", _first_jars())
         builder = builder.config("spark.sql.warehouse.dir", str(work_dir / "warehouse"))
         builder = builder.config("spark.local.dir", str(work_dir / "spark"))
@@ -114,6 +124,14 @@ def start(
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def end(session: SparkSession, *, whole: bool) -> None:
+    """Stop a session. `whole`: it did what it was for; else what its JVM has loaded makes no archive."""
+    gateway = session.sparkContext._gateway
+    session.stop()
+    if not whole and gateway is not None and gateway.proc is not None:
+        gateway.proc.kill()
 
 
 def lines_bytes(intake: Intake) -> int:
@@ -137,9 +155,18 @@ def tune(session: SparkSession, intake: Intake) -> None:
     session.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if compiled else "NO_CODEGEN")
 
 
+def _jars() -> list[Path]:
+    return sorted(Path(pyspark.__file__).parent.joinpath("jars").glob("*.jar"))
+
+
 def _first_jars() -> str:
-    jars = sorted(Path(pyspark.__file__).parent.joinpath("jars").glob("*.jar"))
+    jars = _jars()
     return os.pathsep.join(str(jar) for first in _FIRST_JARS for jar in jars if jar.name.startswith(first))
+
+
+def _class_archive(java_home: Path | None) -> ClassArchive | None:
+    java = java_home / "bin" / "java" if java_home else shutil.which("java")
+    return class_archive(version_text(Path(java)), _jars()) if java else None
 
 
 def read_lines(session: SparkSession, intake: Intake) -> DataFrame:
