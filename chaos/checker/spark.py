@@ -21,6 +21,7 @@ from chaos.checker.class_archive import ClassArchive, class_archive
 from chaos.checker.engine import Answer, Cell, Row
 from chaos.checker.intake import Intake
 from chaos.checker.java import java_home, version_text
+from chaos.checker.tables import FEW_ROWS
 from chaos.trace.schema import FIELDS, Ev, Kind
 
 #: `group` is a word of SQL.
@@ -57,6 +58,14 @@ _FIRST_JARS = (
     "scala-library",
     "hadoop-client-api",
     "parquet-",
+)
+#: What makes plans of large tables better and every plan dearer.
+_FOR_MANY_ROWS = (
+    "spark.sql.constraintPropagation.enabled",
+    "spark.sql.optimizer.dynamicPartitionPruning.enabled",
+    "spark.sql.optimizer.runtime.bloomFilter.enabled",
+    "spark.sql.exchange.reuse",
+    "spark.sql.execution.reuseSubquery",
 )
 _TYPES = {Kind.INT: LongType(), Kind.STR: StringType(), Kind.BOOL: BooleanType()}
 _SETTINGS = {
@@ -148,9 +157,14 @@ def tune(session: SparkSession, intake: Intake) -> None:
     compiled, one_task = lines_bytes(intake) > INTERPRETED_BYTES, is_quick(intake)
     parts = max(4 * session.sparkContext.defaultParallelism, lines_bytes(intake) // _BYTES_A_PARTITION)
     session.conf.set("spark.sql.shuffle.partitions", str(1 if one_task else parts))
-    session.conf.set("spark.sql.adaptive.enabled", str(not one_task).lower())
+    for name in ("spark.sql.adaptive.enabled", *_FOR_MANY_ROWS):
+        session.conf.set(name, str(not one_task).lower())
     # To broadcast a table is a job of its own; what is written in the query itself still is.
     session.conf.set("spark.sql.autoBroadcastJoinThreshold", "100" if one_task else "10m")
+    _compile(session, compiled)
+
+
+def _compile(session: SparkSession, compiled: bool) -> None:
     session.conf.set("spark.sql.codegen.wholeStage", str(compiled).lower())
     session.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if compiled else "NO_CODEGEN")
 
@@ -202,6 +216,7 @@ class SparkEngine:
         self._session = session
         self._work_dir = work_dir
         self._one_task = False
+        self._interpreted = False
 
     def load(self, intake: Intake) -> None:
         """Make the table `events`. Lines are read once and written as columns, one directory for each kind of
@@ -211,19 +226,28 @@ class SparkEngine:
         if intake.raw:
             path = str(self._work_dir / "events")
             lines = read_lines(self._session, intake)
+            # The one query that has all rows with all columns: compiling it is worth it.
+            _compile(self._session, True)
             lines.write.mode("overwrite").partitionBy("ev").parquet(path)
+            _compile(self._session, lines_bytes(intake) > INTERPRETED_BYTES)
             frames.append(self._session.read.schema(lines.schema).parquet(path))
         if intake.parquet:
             frames.append(read_columns(self._session, intake))
         self._one_task = is_quick(intake)
+        self._interpreted = lines_bytes(intake) <= INTERPRETED_BYTES
         self._table("events", reduce(DataFrame.unionByName, frames))
 
     def _table(self, name: str, frame: DataFrame) -> None:
         # What is known to lie in one place need not be brought together: no query has a second stage.
-        (frame.coalesce(1) if self._one_task else frame).createOrReplaceTempView(name)
+        self._name(name, frame.coalesce(1) if self._one_task else frame)
 
     def view(self, name: str, sql: str) -> None:
-        self._session.sql(sql).createOrReplaceTempView(name)
+        self._name(name, self._session.sql(sql))
+
+    def _name(self, name: str, frame: DataFrame) -> None:
+        # Otherwise both sides of every join are sorted. Above one task, few rows are broadcast.
+        hashed = self._one_task and (self._interpreted or name in FEW_ROWS)
+        (frame.hint("shuffle_hash") if hashed else frame).createOrReplaceTempView(name)
 
     def facts(self, queries: Mapping[str, str]) -> None:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
