@@ -51,8 +51,8 @@ def class_archive(
     """
     if environment.get(VARIABLE) == OFF:
         return None
-    folder = _cache_dir(environment)
     try:
+        folder = _cache_dir(environment)
         name = _name(java_version, class_path)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in sorted(folder.glob(f"*{_UNFINISHED}")):
@@ -63,8 +63,8 @@ def class_archive(
             made.unlink()
         if list(folder.glob(f"{name}.*{_UNFINISHED}")) or not os.access(folder, os.W_OK):
             return None
-    except OSError:
-        # Another process has just taken it over, or the disk is in trouble.
+    except (OSError, RuntimeError):
+        # Another process has just taken it over, the disk is in trouble, or the user has no home.
         return None
     return ClassArchive(folder / f"{name}.{os.getpid()}-{time.time_ns()}{_UNFINISHED}", made=False)
 

@@ -138,9 +138,11 @@ def start(
 def end(session: SparkSession, *, whole: bool) -> None:
     """Stop a session. `whole`: it did what it was for; else what its JVM has loaded makes no archive."""
     gateway = session.sparkContext._gateway
-    session.stop()
-    if not whole and gateway is not None and gateway.proc is not None:
-        gateway.proc.kill()
+    try:
+        session.stop()
+    finally:
+        if not whole and gateway is not None and gateway.proc is not None:
+            gateway.proc.kill()
 
 
 def lines_bytes(intake: Intake) -> int:

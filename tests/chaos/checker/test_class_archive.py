@@ -89,11 +89,19 @@ def test_another_java_or_another_jar_has_another_archive_and_two_are_kept(tmp_pa
     assert [path.exists() for path in paths] == [False, True, True]
 
 
-def test_switched_off_or_without_a_place_there_is_none(tmp_path: Path, jar: Path) -> None:
+def test_switched_off_or_without_a_place_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, jar: Path
+) -> None:
     off = {"XDG_CACHE_HOME": str(tmp_path / "cache"), VARIABLE: OFF}
     assert class_archive(JAVA, [jar], off) is None
     assert not (tmp_path / "cache").exists()
     assert archive(jar, jar) is None
+
+    def homeless() -> Path:
+        raise RuntimeError("no home directory")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert class_archive(JAVA, [jar], {}) is None
 
 
 _QUERY = """
