@@ -1,5 +1,5 @@
 """The Spark checker over synthetic traces, raw and converted: time of all checks, with the start of Spark,
-CPU time, memory, growth; and the rate of conversion."""
+CPU time, memory, growth; beside it what plain SQL takes on the same trace; and the rate of conversion."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ SIZES = (100_000,)
 LONG_SIZES = (100_000, 1_000_000, 10_000_000)
 #: By size: the most seconds that may pass, the start of Spark included.
 MOST_SECONDS = {100_000: 20.0, 10_000_000: 90.0}
-#: Traces from so many events on are converted, and checked again.
+#: By size: how many times as long as the yardstick that is, on the machine for which it was set: nine simple
+#: checks took 10 s there, and 24 to 30 s.
+SET_RATIO = {100_000: 2.0, 10_000_000: 3.3}
+#: Traces from so many events on are checked again when they are converted.
 CONVERTED_SIZE = 1_000_000
 MOST_GIB = 3.0
 LEAST_LINES_A_SECOND = 200_000
@@ -30,6 +33,7 @@ LEAST_LINES_A_SECOND = 200_000
 MOST_RATIO = 12.0
 _PRODUCERS = 8
 _LINES_A_ROUND = 127
+_FIRST_ROUNDS = 60
 _SAMPLE_SECONDS = 0.2
 _BYTES_READ = re.compile(rb"read \d+ bytes of lines in ([\d.]+) s")
 
@@ -41,6 +45,19 @@ class Usage:
 
     peak_bytes: int = 0
     cpu: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One process. `seconds` until it and its children had ended."""
+
+    seconds: float
+    usage: Usage
+    said: bytes
+
+    @property
+    def cpu(self) -> float:
+        return sum(self.usage.cpu.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +80,28 @@ async def run(seconds: float, *, sizes: tuple[int, ...] = SIZES) -> list[Row]:
     found: list[Checked] = []
     rows: list[Row] = []
     with scratch("checker") as folder:
+        await _first_run(folder / "first")
         for size in sizes:
             run_dir = folder / str(size)
             say(f"checker: making a trace of about {size:,} events")
             rounds = size // _LINES_A_ROUND
             events = write_clean_trace(run_dir, "bench", rounds=rounds, faults=6, producers=_PRODUCERS)
             found.append(await _check(run_dir, size, events, "raw"))
+            rows.append(await _convert(run_dir, size, events))
             if size >= CONVERTED_SIZE:
-                rows.append(await _convert(run_dir, size, events))
                 found.append(await _check(run_dir, size, events, "converted"))
+            if size in SET_RATIO:
+                rows += await _beside_plain(run_dir, found[-1])
             shutil.rmtree(run_dir)
     return [row for one in found for row in _rows(one)] + rows + _growth(found)
+
+
+async def _first_run(run_dir: Path) -> None:
+    """The first run of all on a machine leaves the archive of classes for those after it."""
+    say("checker: a first run, which is not measured")
+    write_clean_trace(run_dir, "first", rounds=_FIRST_ROUNDS, faults=6, producers=_PRODUCERS)
+    await _measured("chaos.checker.main", str(run_dir), "--work", str(run_dir))
+    shutil.rmtree(run_dir)
 
 
 async def _convert(run_dir: Path, size: int, events: int) -> Row:
@@ -94,9 +122,44 @@ async def _convert(run_dir: Path, size: int, events: int) -> Row:
 
 async def _check(run_dir: Path, size: int, events: int, kind: str) -> Checked:
     say(f"checker: checking {events:,} {kind} events")
+    ended = await _measured("chaos.checker.main", str(run_dir), "--work", str(run_dir))
+    results = json.loads((run_dir / "report" / "results.json").read_text())
+    read = _BYTES_READ.search(ended.said)
+    assert read is not None, ended.said
+    checks = len(results["runs"][0]["checks"])
+    return Checked(size, events, kind, ended.seconds, float(read[1]), ended.usage, checks)
+
+
+async def _beside_plain(run_dir: Path, checked: Checked) -> list[Row]:
+    """The yardstick on a trace that was checked just now."""
+    say(f"checker: nine plain checks of {checked.events:,} events")
+    plain = await _measured("benchmarks.plain_checks", str(run_dir))
+    ratio, cpu_ratio = checked.seconds / plain.seconds, sum(checked.usage.cpu.values()) / plain.cpu
+    return [
+        Row(
+            f"nine plain checks of {checked.events:,} converted events",
+            f"{plain.seconds:.1f} s",
+            detail=f"plain SQL with the start of Spark; {plain.cpu:.0f} s of CPU",
+            values={"seconds": plain.seconds, "events": checked.events, "cpu_seconds": plain.cpu},
+        ),
+        Row(
+            f"check of {checked.events:,} {checked.kind} events beside them",
+            f"{ratio:.1f} times as long",
+            detail=f"{cpu_ratio:.1f} times the CPU; asked for was {SET_RATIO[checked.size]} times as long",
+            values={"ratio": ratio, "cpu_ratio": cpu_ratio},
+        ),
+    ]
+
+
+async def _measured(module: str, *arguments: str) -> Ended:
+    """Run a module as a process of its own.
+
+    Raises:
+        BenchError: it failed.
+    """
     started = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "chaos.checker.main", str(run_dir), "--work", str(run_dir)),
+        *(sys.executable, "-m", module, *arguments),
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -106,12 +169,8 @@ async def _check(run_dir: Path, size: int, events: int, kind: str) -> Checked:
     took = time.perf_counter() - started
     watching.cancel()
     if process.returncode != 0:
-        raise BenchError(f"dledger-check ended with {process.returncode}: {said.decode()[-500:]}")
-    results = json.loads((run_dir / "report" / "results.json").read_text())
-    read = _BYTES_READ.search(said)
-    assert read is not None, said
-    checks = len(results["runs"][0]["checks"])
-    return Checked(size, events, kind, took, float(read[1]), usage, checks)
+        raise BenchError(f"{module} ended with {process.returncode}: {said.decode()[-500:]}")
+    return Ended(took, usage, said)
 
 
 async def _watch(pid: int, usage: Usage) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -58,6 +59,17 @@ def java_home(work_dir: Path, environment: Mapping[str, str] = os.environ) -> Pa
     )
 
 
+@cache
+def version_text(java: Path) -> str:
+    """What it says of its version and build; nothing if it does not run."""
+    try:
+        return subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=60, check=True
+        ).stderr
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
 def main() -> None:
     """`python -m chaos.checker.java`: exit code 0 if there is a Java for Spark, else 1 and what to
     install."""
@@ -79,13 +91,7 @@ def _with_launcher(runtime: Path, work_dir: Path) -> Path:
 
 def _version(java: Path) -> int:
     """The major version; 0 if it does not run."""
-    try:
-        said = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, timeout=60, check=True
-        ).stderr
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    match = re.search(r'version "(\d+)', said)
+    match = re.search(r'version "(\d+)', version_text(java))
     return int(match[1]) if match else 0
 
 

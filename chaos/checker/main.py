@@ -150,7 +150,7 @@ def spark_loader(work_dir: Path, *, master: str | None, memory: str, growing: bo
     """
     # Spark is an extra: whoever only wants the names of checks need not have it.
     try:
-        from chaos.checker.spark import SparkEngine, is_quick, start
+        from chaos.checker.spark import SparkEngine, end, is_quick, start
     except ImportError as error:
         raise click.ClickException(f"Spark is missing ({error}): pip install 'dledger[checker]'") from error
 
@@ -159,7 +159,7 @@ def spark_loader(work_dir: Path, *, master: str | None, memory: str, growing: bo
     def load(intake: Intake) -> Engine:
         if not sessions:
             quick = is_quick(intake) and not growing
-            sessions.append(start(work_dir, master=master, memory=memory, quick=quick))
+            sessions.append(start(work_dir, master=master, memory=memory, quick=quick, archived=True))
         # Each load has tables of its own; those of the one before it are not needed any more.
         tables = work_dir / "tables"
         shutil.rmtree(tables, ignore_errors=True)
@@ -172,9 +172,12 @@ def spark_loader(work_dir: Path, *, master: str | None, memory: str, growing: bo
 
     try:
         yield load
-    finally:
+    except BaseException:
         for session in sessions:
-            session.stop()
+            end(session, whole=False)
+        raise
+    for session in sessions:
+        end(session, whole=True)
 
 
 def watch_runs(

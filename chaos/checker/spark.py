@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -16,9 +17,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
+from chaos.checker.class_archive import ClassArchive, class_archive
 from chaos.checker.engine import Answer, Cell, Row
 from chaos.checker.intake import Intake
-from chaos.checker.java import java_home
+from chaos.checker.java import java_home, version_text
+from chaos.checker.tables import FEW_ROWS
 from chaos.trace.schema import FIELDS, Ev, Kind
 
 #: `group` is a word of SQL.
@@ -56,6 +59,14 @@ _FIRST_JARS = (
     "hadoop-client-api",
     "parquet-",
 )
+#: What makes plans of large tables better and every plan dearer.
+_FOR_MANY_ROWS = (
+    "spark.sql.constraintPropagation.enabled",
+    "spark.sql.optimizer.dynamicPartitionPruning.enabled",
+    "spark.sql.optimizer.runtime.bloomFilter.enabled",
+    "spark.sql.exchange.reuse",
+    "spark.sql.execution.reuseSubquery",
+)
 _TYPES = {Kind.INT: LongType(), Kind.STR: StringType(), Kind.BOOL: BooleanType()}
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -86,10 +97,16 @@ def schema() -> StructType:
 
 
 def start(
-    work_dir: Path, *, master: str | None = None, memory: str = "2g", quick: bool = False
+    work_dir: Path,
+    *,
+    master: str | None = None,
+    memory: str = "2g",
+    quick: bool = False,
+    archived: bool = False,
 ) -> SparkSession:
     """A session. `master`: where to run; None: what spark-submit says, else all cores of this machine.
-    `quick`: it is for no more than ONE_TASK_BYTES of lines.
+    `quick`: it is for no more than ONE_TASK_BYTES of lines. `archived`: classes come
+    from the user's archive of them, or are put into one when the JVM ends.
 
     Raises:
         NoJava: no Java that can run Spark.
@@ -104,7 +121,9 @@ def start(
         builder = builder.config(name, value)
     if "SPARK_ENV_LOADED" not in os.environ:
         builder = builder.config("spark.driver.memory", memory)
-        builder = builder.config("spark.driver.extraJavaOptions", _QUICK_JVM if quick else _LARGE_JVM)
+        archive = _class_archive(home) if archived else None
+        options = [_QUICK_JVM if quick else _LARGE_JVM, *([archive.options] if archive else [])]
+        builder = builder.config("spark.driver.extraJavaOptions", " ".join(options))
         builder = builder.config("spark.driver.extraClassPath", _first_jars())
         builder = builder.config("spark.sql.warehouse.dir", str(work_dir / "warehouse"))
         builder = builder.config("spark.local.dir", str(work_dir / "spark"))
@@ -114,6 +133,16 @@ def start(
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def end(session: SparkSession, *, whole: bool) -> None:
+    """Stop a session. `whole`: it did what it was for; else what its JVM has loaded makes no archive."""
+    gateway = session.sparkContext._gateway
+    try:
+        session.stop()
+    finally:
+        if not whole and gateway is not None and gateway.proc is not None:
+            gateway.proc.kill()
 
 
 def lines_bytes(intake: Intake) -> int:
@@ -130,16 +159,30 @@ def tune(session: SparkSession, intake: Intake) -> None:
     compiled, one_task = lines_bytes(intake) > INTERPRETED_BYTES, is_quick(intake)
     parts = max(4 * session.sparkContext.defaultParallelism, lines_bytes(intake) // _BYTES_A_PARTITION)
     session.conf.set("spark.sql.shuffle.partitions", str(1 if one_task else parts))
-    session.conf.set("spark.sql.adaptive.enabled", str(not one_task).lower())
+    for name in ("spark.sql.adaptive.enabled", *_FOR_MANY_ROWS):
+        session.conf.set(name, str(not one_task).lower())
     # To broadcast a table is a job of its own; what is written in the query itself still is.
     session.conf.set("spark.sql.autoBroadcastJoinThreshold", "100" if one_task else "10m")
+    _compile(session, compiled)
+
+
+def _compile(session: SparkSession, compiled: bool) -> None:
     session.conf.set("spark.sql.codegen.wholeStage", str(compiled).lower())
     session.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if compiled else "NO_CODEGEN")
 
 
+def _jars() -> list[Path]:
+    return sorted(Path(pyspark.__file__).parent.joinpath("jars").glob("*.jar"))
+
+
 def _first_jars() -> str:
-    jars = sorted(Path(pyspark.__file__).parent.joinpath("jars").glob("*.jar"))
+    jars = _jars()
     return os.pathsep.join(str(jar) for first in _FIRST_JARS for jar in jars if jar.name.startswith(first))
+
+
+def _class_archive(java_home: Path | None) -> ClassArchive | None:
+    java = java_home / "bin" / "java" if java_home else shutil.which("java")
+    return class_archive(version_text(Path(java)), _jars()) if java else None
 
 
 def read_lines(session: SparkSession, intake: Intake) -> DataFrame:
@@ -175,6 +218,7 @@ class SparkEngine:
         self._session = session
         self._work_dir = work_dir
         self._one_task = False
+        self._interpreted = False
 
     def load(self, intake: Intake) -> None:
         """Make the table `events`. Lines are read once and written as columns, one directory for each kind of
@@ -184,19 +228,28 @@ class SparkEngine:
         if intake.raw:
             path = str(self._work_dir / "events")
             lines = read_lines(self._session, intake)
+            # The one query that has all rows with all columns: compiling it is worth it.
+            _compile(self._session, True)
             lines.write.mode("overwrite").partitionBy("ev").parquet(path)
+            _compile(self._session, lines_bytes(intake) > INTERPRETED_BYTES)
             frames.append(self._session.read.schema(lines.schema).parquet(path))
         if intake.parquet:
             frames.append(read_columns(self._session, intake))
         self._one_task = is_quick(intake)
+        self._interpreted = lines_bytes(intake) <= INTERPRETED_BYTES
         self._table("events", reduce(DataFrame.unionByName, frames))
 
     def _table(self, name: str, frame: DataFrame) -> None:
         # What is known to lie in one place need not be brought together: no query has a second stage.
-        (frame.coalesce(1) if self._one_task else frame).createOrReplaceTempView(name)
+        self._name(name, frame.coalesce(1) if self._one_task else frame)
 
     def view(self, name: str, sql: str) -> None:
-        self._session.sql(sql).createOrReplaceTempView(name)
+        self._name(name, self._session.sql(sql))
+
+    def _name(self, name: str, frame: DataFrame) -> None:
+        # Otherwise both sides of every join are sorted. Above one task, few rows are broadcast.
+        hashed = self._one_task and (self._interpreted or name in FEW_ROWS)
+        (frame.hint("shuffle_hash") if hashed else frame).createOrReplaceTempView(name)
 
     def facts(self, queries: Mapping[str, str]) -> None:
         with ThreadPoolExecutor(_AT_ONCE) as pool:

@@ -44,6 +44,14 @@ from __future__ import annotations
 from chaos.checker.engine import Engine
 from chaos.trace.schema import READS, Ev
 
+#: Tables of few rows, however long the trace.
+FEW_ROWS = frozenset(
+    (
+        *("line_counts", "writers", "op_counts", "runs", "milestones", "sent_logs", "read_logs", "histories"),
+        *("dump_ends", "suspects", "doubts", "spells", "holes", "fault", "member", "meta"),
+    )
+)
+
 _LOG = (
     "CASE WHEN {t}topic IS NOT NULL AND {t}q IS NOT NULL "
     "THEN 'q:' || {t}topic || '/' || CAST({t}q AS STRING) "

@@ -29,16 +29,35 @@ def test_a_large_converted_trace_is_not_small() -> None:
     assert not is_quick(Intake((), (Path("parquet"),), ONE_TASK_BYTES, {}))
 
 
+def plan(spark: SparkSession, sql: str) -> str:
+    short = spark.conf.get("spark.sql.maxPlanStringLength")
+    spark.conf.set("spark.sql.maxPlanStringLength", "10000")
+    try:
+        return str(spark.sql(sql)._jdf.queryExecution().executedPlan().toString())
+    finally:
+        spark.conf.set("spark.sql.maxPlanStringLength", str(short))
+
+
 def test_no_row_of_a_short_trace_is_moved_to_be_grouped(spark: SparkSession, tmp_path: Path) -> None:
     clean_trace("r").write(tmp_path / "r")
     engine = SparkEngine(spark, tmp_path / "tables")
     engine.load(take_in([tmp_path / "r"]))
-    short = spark.conf.get("spark.sql.maxPlanStringLength")
-    spark.conf.set("spark.sql.maxPlanStringLength", "10000")
-    try:
-        frame = spark.sql("SELECT run, count(*) FROM events GROUP BY run")
-        plan = frame._jdf.queryExecution().executedPlan().toString()
-    finally:
-        spark.conf.set("spark.sql.maxPlanStringLength", str(short))
-    assert "Aggregate" in plan
-    assert "Exchange" not in plan
+    found = plan(spark, "SELECT run, count(*) FROM events GROUP BY run")
+    assert "Aggregate" in found
+    assert "Exchange" not in found
+
+
+def test_no_row_of_a_short_trace_is_sorted_to_be_joined(spark: SparkSession, tmp_path: Path) -> None:
+    clean_trace("r").write(tmp_path / "r")
+    engine = SparkEngine(spark, tmp_path / "tables")
+    engine.load(take_in([tmp_path / "r"]))
+    engine.view("dump", "SELECT run, mid, node FROM events WHERE ev = 'dump'")
+    engine.facts({"sent": "SELECT run, mid FROM events WHERE ev = 'op' AND mid IS NOT NULL"})
+    found = plan(
+        spark,
+        "SELECT s.mid, n.n FROM sent s LEFT JOIN (SELECT run, mid, count(*) AS n FROM dump GROUP BY run, mid"
+        ") n ON n.run = s.run AND n.mid = s.mid",
+    )
+    assert "ShuffledHashJoin" in found
+    assert "Sort" not in found
+    assert "Exchange" not in found
