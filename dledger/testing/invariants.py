@@ -379,6 +379,11 @@ class Invariants:
     def wiped(self, node_id: str, hard_state: HardState) -> None:
         """The disk of a node that is down was replaced by an empty one."""
         self.mirrors[node_id].wipe(hard_state)
+        # The node that was to be elected by its vote for itself is no more. Its next life may give that vote
+        # to another one only in a term of which nobody has heard: else it is barred from the term.
+        for votes in self._votes.values():
+            if votes.get(node_id) == node_id:
+                del votes[node_id]
 
     @property
     def lost_nodes(self) -> set[str]:

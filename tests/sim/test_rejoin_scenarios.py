@@ -75,6 +75,34 @@ def test_two_of_three_that_rejoin_at_once_wait_for_each_other() -> None:
     assert all(c.process(n).replica.core.hard_state.rejoining for n in (one, two))
 
 
+def test_a_lost_vote_for_itself_that_nobody_heard_of_may_go_to_another() -> None:
+    """Who was to be elected by it is no more, and cannot be elected: only its new life gets answers."""
+    c = Cluster()
+    for node_id in c.profile.node_ids:
+        c.preload(node_id, [], HardState(3, None, 0))
+
+    def n1_is_heard_before_the_vote_and_not_in_it(source: str, target: str, message: Message) -> bool:
+        return not isinstance(message, VoteRequest) or (source == "n1" and message.pre_vote)
+
+    c.network.gate = n1_is_heard_before_the_vote_and_not_in_it
+    c.start()
+    c.run_until(lambda: c.process("n1").replica.core.hard_state.voted_for == "n1", limit_ms=SOON_MS)
+    c.run_for(20)  # it is durable, and told to nobody
+    assert c.term("n1") == 4
+    assert c.lose_disk("n1")
+
+    def n0_asks_n1_alone(source: str, target: str, message: Message) -> bool:
+        return not isinstance(message, VoteRequest) or (source, target) == ("n0", "n1")
+
+    c.network.gate = n0_asks_n1_alone
+    c.boot("n1")
+    c.run_until(lambda: c.leader() == "n0", limit_ms=5 * SOON_MS)
+    assert c.term("n0") == 4
+    c.network.gate = None
+    c.must_store("n0")
+    c.end()
+
+
 def test_two_lost_votes_of_one_term_make_no_second_leader() -> None:
     """n0 votes for n1 and loses its disk; n1 wins with that vote and n2's, and loses its disk, too.
 

@@ -11,12 +11,16 @@ SELECT run, term, min(node) AS node, max(node) AS node_other, max_by(src, node) 
 FROM milestones WHERE e = 'leader' GROUP BY run, term
 """
 
+#: The vote of a node for itself elects nobody any more once it was wiped, and if no other node has heard of
+#: the term its next life may vote in it.
 _VOTES = """
-SELECT run, node, term, min(candidate) AS candidate, max(candidate) AS candidate_other FROM (
-  SELECT run, node, term, candidate FROM milestones WHERE e = 'vote'
+SELECT v.run, v.node, v.term, min(v.candidate) AS candidate, max(v.candidate) AS candidate_other FROM (
+  SELECT run, node, term, candidate, mono FROM milestones WHERE e = 'vote'
   UNION ALL
-  SELECT run, node, term, vote FROM milestones WHERE e = 'term_vote' AND vote IS NOT NULL AND vote <> ''
-) GROUP BY run, node, term
+  SELECT run, node, term, vote, mono FROM milestones WHERE e = 'term_vote' AND vote IS NOT NULL AND vote <> ''
+) v ANTI JOIN milestones w ON w.run = v.run AND w.node = v.node AND w.e = 'recover' AND w.wiped
+  AND v.candidate = v.node AND v.mono < w.mono
+GROUP BY v.run, v.node, v.term
 """
 
 _ELECTED = """

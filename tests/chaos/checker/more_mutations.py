@@ -258,6 +258,27 @@ def a_wiped_node_begins_again_in_term_0(trace: Trace) -> None:
     become(trace, recover, kept | node, ev="raft", e="follower", term=0)
 
 
+def vote_before_a_restart(trace: Trace, *, wiped: bool) -> None:
+    """A node votes for itself, restarts, and votes for another one in that term."""
+    src = restarted(trace)
+    voted = next(line for line in trace.files[src, 1] if line.get("e") == "vote")
+    assert voted["candidate"] != voted["node"]
+    recover = next(line for line in trace.files[src, 1] if line.get("e") == "recover")
+    recover["wiped"] = wiped
+    last = [line for line in trace.files[src, 0] if line["ev"] == "raft"][-1]
+    become(trace, last, voted, inc=last["inc"], mono=last["mono"], candidate=voted["node"])
+
+
+@mutation("")
+def a_wiped_node_had_voted_for_itself(trace: Trace) -> None:
+    vote_before_a_restart(trace, wiped=True)
+
+
+@mutation("R2")
+def a_restarted_node_had_voted_for_itself(trace: Trace) -> None:
+    vote_before_a_restart(trace, wiped=False)
+
+
 @mutation("")
 def a_term_is_durable_after_the_node_has_gone_on_to_the_next(trace: Trace) -> None:
     voted = lines(trace, Ev.RAFT, e="term_vote", term=2)[0]
