@@ -14,8 +14,8 @@ from tests.clients import installed
 
 
 class Load:
-    """The driver's process, from "begun" to the end of the `with` block. `finish` ends its input; what it
-    prints then is returned."""
+    """The driver's process, from "begun" to the end of the `with` block. `tell_over` ends its input; `finish`
+    does so, too, and returns what it prints then."""
 
     def __init__(self, client: str, home: Path, address: str, scenario: str, **options: Any) -> None:
         self._errors = home.with_suffix(".stderr")
@@ -33,9 +33,16 @@ class Load:
         self._driver.kill()
         self._driver.communicate()
 
+    def tell_over(self) -> None:
+        """The faults are over."""
+        if self._driver.stdin is not None:
+            self._driver.stdin.close()
+            self._driver.stdin = None
+
     def finish(self) -> Any:
         """What the scenario has seen."""
-        said, _ = self._driver.communicate("", timeout=installed.SCENARIO_S)
+        self.tell_over()
+        said, _ = self._driver.communicate(timeout=installed.SCENARIO_S)
         assert self._driver.returncode == 0, said + self._said()
         return json.loads(said.splitlines()[-1])
 
@@ -67,4 +74,6 @@ class Loads:
 
     def finish(self) -> dict[str, Any]:
         """By client."""
+        for load in self._loads.values():
+            load.tell_over()
         return {client: load.finish() for client, load in self._loads.items()}
