@@ -6,7 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from benchmarks import ours
+from benchmarks import ours, yardsticks
 from benchmarks.common import BODY_SIZE, BenchError, Load, Row, closed_loops, say, scratch, warm
 from dledger.status.model import NodeStatus
 
@@ -14,6 +14,9 @@ BEHIND_BYTES = 512 << 20
 LONG_BEHIND_BYTES = 2 << 30
 LEAST_MB_PER_S = 100.0
 LEAST_SHARE = 0.7
+#: What a bare stream made where that rate was set.
+_SET_STREAM_MB_PER_S = 1_100.0
+_STREAM_SECONDS = 3.0
 _POLL_SECONDS = 0.05
 #: Nearer than this to the leader's end it gets what is pushed to all, from memory.
 _NEAR_BYTES = 16 << 20
@@ -29,6 +32,11 @@ class _CatchUp:
     entries: int  # of clients, acknowledged meanwhile
     start_seconds: float  # from the start of its process to the first bytes
     cores: dict[str, float]  # that each process kept busy
+
+    @property
+    def rate(self) -> float:
+        """MB/s."""
+        return self.stored_bytes / self.seconds / 1e6
 
 
 class _Late:
@@ -59,6 +67,8 @@ class _Late:
 
 async def run(seconds: float, behind_bytes: int = BEHIND_BYTES) -> list[Row]:
     with scratch("catchup") as folder:
+        async with yardsticks.echo() as channel:
+            stream = await yardsticks.one_way(channel, _STREAM_SECONDS)
         async with ours.running(folder) as system:
             await warm(system.bulk, ours.BATCHES_IN_FLIGHT)
             before = await closed_loops(system.bulk, ours.BATCHES_IN_FLIGHT, seconds)
@@ -72,7 +82,7 @@ async def run(seconds: float, behind_bytes: int = BEHIND_BYTES) -> list[Row]:
             without = await closed_loops(system.bulk, ours.BATCHES_IN_FLIGHT, seconds)
             found = await _catch_up(system, late, had)
             after = await closed_loops(system.bulk, ours.BATCHES_IN_FLIGHT, seconds)
-    return _rows(before, without, found, after, behind_bytes)
+    return [_beside_stream(found, stream), *_rows(before, without, found, after, behind_bytes)]
 
 
 async def _catch_up(system: ours.Dledger, late: _Late, had: int) -> _CatchUp:
@@ -105,8 +115,21 @@ def _cpu_seconds(system: ours.Dledger) -> dict[str, float]:
     return {**system.node_cpu_seconds(), "clients": time.process_time()}
 
 
+def _beside_stream(found: _CatchUp, stream: float) -> Row:
+    share, asked = found.rate / stream, LEAST_MB_PER_S / _SET_STREAM_MB_PER_S
+    return Row(
+        "catch-up beside a bare stream of 1 MiB messages",
+        f"{share:.2f} of its rate",
+        f">= {asked:.2f}",
+        share >= asked,
+        f"the stream alone made {stream:,.0f} MB/s just before; {_SET_STREAM_MB_PER_S:,.0f} where "
+        f"{LEAST_MB_PER_S:.0f} were asked for",
+        {"share": share, "stream_mb_per_second": stream},
+    )
+
+
 def _rows(before: Load, without: Load, found: _CatchUp, after: Load, behind_bytes: int) -> list[Row]:
-    rate = found.stored_bytes / found.seconds / 1e6
+    rate = found.rate
     clients = found.entries / found.seconds
     share = clients / before.rate
     behind = f"{behind_bytes / (1 << 30):g} GiB"

@@ -1,4 +1,5 @@
-"""A bare gRPC server for the yardsticks: it sends back what it gets. Prints its port when it serves."""
+"""A bare gRPC server for the yardsticks: it sends back what it gets, or says how much it was. Prints its port
+when it serves."""
 
 from __future__ import annotations
 
@@ -24,11 +25,19 @@ async def _stream(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator
         yield request
 
 
+async def _sink(requests: AsyncIterator[bytes], context: Any) -> bytes:
+    taken = 0
+    async for request in requests:
+        taken += len(request)
+    return b"%d" % taken
+
+
 async def serve() -> None:
     server = grpc.aio.server(options=server_options())
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         "Unary": grpc.unary_unary_rpc_method_handler(_unary),
         "Stream": grpc.stream_stream_rpc_method_handler(_stream),
+        "Sink": grpc.stream_unary_rpc_method_handler(_sink),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")

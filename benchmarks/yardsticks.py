@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -34,6 +35,7 @@ from dledger.rpc.channels import open_channel
 NAME = "yardsticks"
 UNARY_IN_FLIGHT = 64
 _RECYCLED_BYTES = 16 << 20
+_STREAM_BYTES = 1 << 20
 
 
 @contextmanager
@@ -93,6 +95,18 @@ def ping_pong(channel: grpc.aio.Channel) -> Operation:
         return 1
 
     return exchange
+
+
+async def one_way(channel: grpc.aio.Channel, seconds: float) -> float:
+    """MB/s of messages of 1 MiB in one stream to another process, which only counts them."""
+    method: Any = channel.stream_unary(f"/{SERVICE}/Sink")
+    sink = method()
+    message, began = bytes(_STREAM_BYTES), time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        await sink.write(message)
+    await sink.done_writing()
+    taken = int(await sink)
+    return taken / (time.perf_counter() - began) / 1e6
 
 
 async def _crc32() -> int:

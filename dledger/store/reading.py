@@ -149,10 +149,14 @@ class LogReader:
 
     def tail_at(self, index: int) -> Tail:
         """See LogStore."""
-        base = self._base
-        if index == base.index:
-            return Tail(base.index, base.term, base.pos, base.chain_crc)
-        return self.guarded(lambda: self._tail_at(index))
+
+        def find() -> Tail:
+            base = self._base  # each time: the log may be purged up to this index meanwhile
+            if index == base.index:
+                return Tail(base.index, base.term, base.pos, base.chain_crc)
+            return self._tail_at(index)
+
+        return self.guarded(find)
 
     def read(self, first_index: int, last_index: int, max_bytes: int, *, whole_batches: bool) -> Frames:
         """See LogStore."""

@@ -222,6 +222,29 @@ def test_a_currterm_without_the_later_keys_is_read() -> None:
     assert read_hard_state(disk, ROOT / "currterm") == HardState(7, "n2", 4)
 
 
+@pytest.mark.parametrize("nth", range(4))
+def test_the_end_that_a_purge_leaves_is_found_while_it_is_looked_up(
+    nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an entry before the purge, and the base after it."""
+    _, store = new_sim_store()
+    base = borders_of(filled(store))[3]
+    read, reads = store._data.read, 0
+
+    def purging(pos: int, size: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        if reads == nth + 1:
+            store.purge_to(base)
+        return read(pos, size)
+
+    monkeypatch.setattr(store._data, "read", purging)
+    for _ in range(4):
+        tail = store.tail_at(base.index)  # its position is before the padding of the file, or behind it
+        assert (tail.index, tail.term, tail.chain_crc) == (base.index, base.term, base.chain_crc)
+    assert store.base == base
+
+
 @pytest.mark.parametrize("nth", range(12))
 def test_a_purge_in_the_middle_of_a_look_up_is_no_damage(nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk thread purges while others read: after any of their reads of a file."""
