@@ -78,9 +78,7 @@ class AsyncShell:
     ) -> None:
         """`on_damage`: an index that could not be read; called on the loop."""
         self._on_damage = on_damage
-        self._catch_up = CatchUp(
-            addresses, catch_up_bytes_per_second, self._read_range, lambda: self._replica.log_tail.pos
-        )
+        self._catch_up = CatchUp(addresses, catch_up_bytes_per_second, self._read_range)
         self._store = store
         self._addresses = addresses
         self._readable = readable

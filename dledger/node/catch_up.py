@@ -1,4 +1,4 @@
-"""What followers lack that is not in memory any more: read at a pace beside clients, and one range ahead.
+"""What followers lack that is not in memory any more: read at a pace, and one range ahead.
 
 While a range is being pushed, a reader thread reads the next one: else each would wait for its turn in a busy
 loop twice, once to be asked for and once to be sent.
@@ -10,11 +10,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from dledger.node.pacing import LiveRate, Pace, beside
+from dledger.node.pacing import Pace
 from dledger.store.api import Frames
-
-#: A loop that is busy with clients is late for each range by some milliseconds.
-_SLACK_S = 0.1
 
 #: Whole batches (first_index, last_index, max_bytes), or None if they cannot be read; never fails.
 Read = Callable[[int, int, int], asyncio.Future[Frames | None]]
@@ -43,16 +40,11 @@ class _Ahead(NamedTuple):
 class CatchUp:
     """The reads for all followers. Loop thread only."""
 
-    def __init__(
-        self, peers: Iterable[str], bytes_per_second: int, read: Read, log_end: Callable[[], int]
-    ) -> None:
-        """`log_end`: the position at which the log ends now."""
+    def __init__(self, peers: Iterable[str], bytes_per_second: int, read: Read) -> None:
         self._loop = asyncio.get_running_loop()
-        self._paces = {peer: Pace(bytes_per_second, _SLACK_S) for peer in peers}
+        self._paces = {peer: Pace(bytes_per_second) for peer in peers}
         self._ahead: dict[str, _Ahead] = {}
         self._read = read
-        self._log_end = log_end
-        self._live = LiveRate()
 
     def load(self, wanted: Wanted, deliver: Deliver) -> None:
         """Call `deliver` with the range, later. Each follower asks for one at a time."""
@@ -87,9 +79,7 @@ class CatchUp:
 
     def _deliver(self, wanted: Wanted, frames: Frames | None, deliver: Deliver) -> None:
         if frames is not None:
-            pace, now_s = self._paces[wanted.peer], self._loop.time()
-            live = self._live.seen(self._log_end(), now_s)
-            pace.took(len(frames.data), now_s, beside(live, pace.rate))
+            self._paces[wanted.peer].took(len(frames.data), self._loop.time())
             following = frames.last_index + 1
             if following <= wanted.last_index:
                 reading = self._read(following, wanted.last_index, wanted.max_bytes)

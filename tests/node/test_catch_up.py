@@ -13,8 +13,7 @@ from dledger.store.api import Frames
 class Reads:
     """Ranges of ten entries each, read when the test says so."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self) -> None:
         self.asked: list[int] = []
         self._futures: list[asyncio.Future[Frames | None]] = []
 
@@ -25,17 +24,16 @@ class Reads:
 
     def finish(self, number: int, *, lost: bool = False) -> None:
         first = self.asked[number]
-        self._futures[number].set_result(None if lost else Frames(first, first + 9, b"x" * self.size))
+        self._futures[number].set_result(None if lost else Frames(first, first + 9, b"x" * 100))
 
 
 class Follower:
     """Asks, and keeps what it is given."""
 
-    def __init__(self, bytes_per_second: int = 0, size: int = 100) -> None:
-        self.reads = Reads(size)
-        self.log_end = 0
+    def __init__(self, bytes_per_second: int = 0) -> None:
+        self.reads = Reads()
         self.got: list[int | None] = []
-        self._catch_up = CatchUp(["n2", "n3"], bytes_per_second, self.reads, lambda: self.log_end)
+        self._catch_up = CatchUp(["n2", "n3"], bytes_per_second, self.reads)
         self._given = asyncio.Event()
 
     def ask(self, first: int, last: int = 99, *, stream: int = 1, peer: str = "n2") -> None:
@@ -96,23 +94,6 @@ async def test_what_was_read_ahead_goes_with_its_stream() -> None:
     follower.lose_stream()
     follower.ask(10)
     assert follower.reads.asked == [0, 10, 10]
-
-
-async def test_rule_13_a_follower_waits_longer_for_its_next_range_while_clients_append(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    loop, now, waits = asyncio.get_running_loop(), 100.0, list[float]()
-    monkeypatch.setattr(loop, "time", lambda: now)
-    monkeypatch.setattr(loop, "call_later", lambda delay, *call: waits.append(delay))
-    follower = Follower(200_000_000, size=50_000_000)
-    for first in (0, 10):
-        now += 1.0
-        follower.log_end += 40_000_000
-        follower.ask(first)
-        follower.reads.finish(first // 10)
-        await follower.given()
-    follower.ask(20)
-    assert waits == [pytest.approx(50e6 / (40e6 + (12 << 20)) - 0.1)]
 
 
 async def test_what_could_not_be_read_ahead_is_read_when_it_is_asked_for() -> None:

@@ -12,7 +12,7 @@ from dledger.errors import Code, ConfigError, DLedgerError, StorageError
 from dledger.node.allocator import Allocator
 from dledger.node.config import duration_ms, parse_config
 from dledger.node.disk_worker import CheckpointJob, StoredReport
-from dledger.node.pacing import LiveRate, Pace, beside
+from dledger.node.pacing import Pace
 from dledger.node.shell import PurgeJob, ResetJob
 from dledger.node.wall_clock import JumpWatch
 from tests.node.test_disk_worker import WAIT_S, Rig, write_jobs
@@ -31,34 +31,6 @@ def test_rule_13_a_pace_holds_its_rate_and_saves_nothing_up() -> None:
     free = Pace(0)
     free.took(1 << 40, 0.0)
     assert free.wait_s(0.0) == 0
-
-
-def test_rule_13_a_pace_with_slack_makes_up_for_pieces_that_were_a_little_late() -> None:
-    pace = Pace(1000, slack_s=0.1)
-    pace.took(500, 10.0)
-    assert pace.wait_s(10.0) == pytest.approx(0.4)
-    pace.took(500, 10.45)
-    assert pace.wait_s(10.45) == pytest.approx(0.45), "50 ms late, and none of them lost"
-    pace.took(500, 99.0)
-    assert pace.wait_s(99.0) == pytest.approx(0.4), "an idle hour is no more than the slack"
-
-
-def test_rule_13_the_more_clients_append_the_less_a_catch_up_gets_and_always_more_than_they() -> None:
-    most, gain = 256e6, 12 << 20
-    rates = [beside(live, most) for live in (0, 10e6, 20e6, 40e6, 100e6, 1e9)]
-    assert rates == pytest.approx([most, 176e6, 96e6, 40e6 + gain, 100e6 + gain, most])
-    assert beside(40e6, 10e6) == 10e6, "what is configured is a limit"
-    assert beside(40e6, 0) == 0, "and 0 is none"
-
-
-def test_a_log_grows_as_fast_as_in_the_last_quarter_of_a_second() -> None:
-    rate = LiveRate()
-    assert rate.seen(5_000, 10.0) == 0
-    assert rate.seen(6_000, 10.1) == 0, "too short to say"
-    assert rate.seen(7_000, 10.5) == pytest.approx(4_000)
-    assert rate.seen(99_000, 10.6) == pytest.approx(4_000)
-    assert rate.seen(7_000, 11.0) == 0, "another log, or one that was cut"
-    assert rate.seen(7_000, 12.0) == 0
 
 
 def test_rule_12_a_jump_of_the_wall_clock_is_told_once() -> None:
