@@ -1,9 +1,9 @@
 """An archive of the classes that Spark uses: the JVM maps it instead of looking up 24,000 of them in 280
 jars, parsing and verifying them (application class data sharing, JEP 350).
 
-The JVM of a run that finds none writes one when it ends, after the command has; a later run takes it over
-when it is whole, and puts its checksum into its name: a JVM goes on without an archive that was not made for
-it, but dies of one that is damaged.
+The JVM of the second run writes one when it ends, after the command has: it is not worth its price where
+runs are not repeated. A later run takes it over when it is whole, and puts its checksum into its name: a JVM
+goes on without an archive that was not made for it, but dies of one that is damaged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 #: Set to OFF in the environment: no archive is used, and none made.
 VARIABLE = "DLEDGER_CLASS_ARCHIVE"
 OFF = "off"
-_SUFFIX, _UNFINISHED = ".jsa", ".unfinished"
+_SUFFIX, _UNFINISHED, _RUN_ONCE = ".jsa", ".unfinished", ".once"
 #: What was not written to for so long belongs to a process that was killed.
 _ABANDONED_S = 600
 #: Each takes about 190 MB; that of another Java or Spark than today's is seldom needed again.
@@ -44,8 +44,8 @@ class ClassArchive:
 def class_archive(
     java_version: str, class_path: Iterable[Path], environment: Mapping[str, str] = os.environ
 ) -> ClassArchive | None:
-    """The archive of this Java and these jars. None: it is switched off, there is no place for it, or another
-    process is writing it.
+    """The archive of this Java and these jars. None: it is switched off, this is the first run, there is no
+    place for it, or another process is writing it.
 
     `java_version`: all that `java -version` says.
     """
@@ -62,6 +62,10 @@ def class_archive(
                 return ClassArchive(made, made=True)
             made.unlink()
         if list(folder.glob(f"{name}.*{_UNFINISHED}")) or not os.access(folder, os.W_OK):
+            return None
+        first = folder / f"{name}{_RUN_ONCE}"
+        if not first.exists():
+            first.touch()
             return None
     except (OSError, RuntimeError):
         # Another process has just taken it over, the disk is in trouble, or the user has no home.

@@ -34,11 +34,15 @@ def check_runs(folders: Sequence[Path], report: Path) -> dict[Path, tuple[Verdic
     ConfigError: the checker itself failed.
     """
     command = [sys.executable, "-m", "chaos.checker.main", *map(str, folders), "--out", str(report)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    # A file and not a pipe: the checker's JVM may have things to put away after the checker has ended.
+    with tempfile.TemporaryFile("w+") as errors:
+        code = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=errors, check=False).returncode
+        errors.seek(0)
+        said = errors.read()
     try:
         runs = json.loads((report / "results.json").read_text())["runs"]
     except (OSError, ValueError):
-        raise ConfigError(f"the checker failed ({ended.returncode}): {ended.stderr[-2000:]}") from None
+        raise ConfigError(f"the checker failed ({code}): {said[-2000:]}") from None
     found = {run["run"]: (_VERDICTS[run["verdict"]], run["sentence"]) for run in runs}
     return {folder: found[_name_of(folder)] for folder in folders}
 

@@ -135,10 +135,13 @@ def _tell(result: Result) -> None:
 def _check(root: Path) -> int:
     """Run the checker in a process of its own; its exit code. What Java and Spark say goes into a file."""
     say("checking", "Spark replays the trace; this takes a while")
-    with (root / CHECK_LOG).open("wb") as log:
-        command = [sys.executable, "-m", "chaos.checker.main", str(root), "--out", str(root / "report")]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True, check=False)
-    for line in done.stdout.splitlines():
+    command = [sys.executable, "-m", "chaos.checker.main", str(root), "--out", str(root / "report")]
+    # Files and not pipes: the checker's JVM may have things to put away after the checker has ended.
+    with (root / CHECK_LOG).open("wb") as log, tempfile.TemporaryFile("w+") as output:
+        done = subprocess.run(command, stdout=output, stderr=log, check=False)
+        output.seek(0)
+        said = output.read()
+    for line in said.splitlines():
         what, _, text = line.partition(": ")
         say(*((what, text) if what == "report" else ("verdict", line)))
     if done.returncode not in _MEANINGS:

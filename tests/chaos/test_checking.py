@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -35,7 +35,7 @@ class Checker:
     def __init__(self, verdicts: dict[str, str]) -> None:
         self.verdicts = verdicts
 
-    def __call__(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    def __call__(self, command: list[str], *, stderr: IO[str], **_: Any) -> subprocess.CompletedProcess[str]:
         assert command[:3] == [sys.executable, "-m", "chaos.checker.main"]
         report = Path(command[command.index("--out") + 1])
         if self.verdicts:
@@ -44,7 +44,8 @@ class Checker:
                 {"run": run, "verdict": v, "sentence": f"{run} is {v}"} for run, v in self.verdicts.items()
             ]
             (report / "results.json").write_text(json.dumps({"runs": runs}))
-        return subprocess.CompletedProcess(command, 1, "", "no memory left")
+        stderr.write("no memory left")
+        return subprocess.CompletedProcess(command, 1)
 
 
 def folders(root: Path, *names: str) -> list[Path]:
