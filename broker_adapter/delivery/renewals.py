@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import structlog
@@ -105,12 +105,12 @@ class Renewals:
         for at in range(0, len(held), _MOST_CHANGES):
             part = held[at : at + _MOST_CHANGES]
             elements = [Change(key, offset, one.pop, invisible_ms, kind) for key, offset, one in part]
-            whose = {GroupTopic(key.group, key.topic) for key, _, _ in part}
+            whose = dict.fromkeys(GroupTopic(key.group, key.topic) for key, _, _ in part)
             request = Request(elements=elements, release=partial(self._wake, whose))
             done.append(self._committer.submit(request))
         return done
 
-    def _wake(self, whose: set[GroupTopic]) -> None:
+    def _wake(self, whose: Iterable[GroupTopic]) -> None:
         """They wait for another time now."""
         for who in whose:
             self._views.wake_one(who)

@@ -152,7 +152,7 @@ class DeliveryService:
 
     def arrived(self, arrivals: Sequence[tuple[str, int, int]]) -> None:
         """(topic, queue id, max offset) of queues that have grown."""
-        self._views.arrived({topic for topic, _, _ in arrivals})
+        self._views.arrived(dict.fromkeys(topic for topic, _, _ in arrivals))
 
     def wake_all(self) -> None:
         """Receives look again, and end if this broker takes no writes."""

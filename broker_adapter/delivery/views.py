@@ -6,6 +6,7 @@ On the event loop only. It begins empty with every leadership.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from broker_adapter.delivery.commands import QueueKey
@@ -46,7 +47,8 @@ class Views:
     def __init__(self) -> None:
         self._queues: dict[QueueKey, QueueView] = {}
         self._waiting: dict[GroupTopic, dict[asyncio.Future[None], None]] = {}
-        self._by_topic: dict[str, set[GroupTopic]] = {}
+        # Not sets: the order in which receives are woken is the same in every process.
+        self._by_topic: dict[str, dict[GroupTopic, None]] = {}
         self._turns: dict[GroupTopic, int] = {}
 
     def __len__(self) -> int:
@@ -77,7 +79,7 @@ class Views:
         """Something may have come when it is done. `leave` has to follow."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(who, {})[future] = None
-        self._by_topic.setdefault(who.topic, set()).add(who)
+        self._by_topic.setdefault(who.topic, {})[who] = None
         return future
 
     def leave(self, who: GroupTopic, future: asyncio.Future[None]) -> None:
@@ -86,11 +88,11 @@ class Views:
         if not waiting:
             del self._waiting[who]
             group_topics = self._by_topic[who.topic]
-            group_topics.discard(who)
+            group_topics.pop(who, None)
             if not group_topics:
                 del self._by_topic[who.topic]
 
-    def arrived(self, topics: set[str]) -> None:
+    def arrived(self, topics: Iterable[str]) -> None:
         """Queues of these topics have grown: one receive of each group looks, and wakes the next one if it
         leaves something."""
         for topic in topics:

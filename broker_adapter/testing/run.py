@@ -129,7 +129,7 @@ class _Run:
             consumer.catches_up = True
         self._result.writable_ms = self._until("a writable master", lambda: bool(sim.writable()))
         before: dict[Client, int] = {c: c.completed for c in (*self._producers, *self._once)}
-        self._until("progress", lambda: _all_go_on(before))
+        self._until("progress", lambda: _stop_those_that_went_on(before))
         writers: list[Client] = [*self._producers, *self._once, self._admin]
         for producer in writers:
             producer.is_stopped = True
@@ -264,9 +264,10 @@ def _report(sim: BrokerSimulation, error: Exception) -> str:
     )
 
 
-def _all_go_on(before: Mapping[Client, int]) -> bool:
-    """Each has completed more than before. Who has is stopped: some profiles have disks on which what a few
-    producers send is dispatched more slowly than they send it, and others wait for that."""
+def _stop_those_that_went_on(before: Mapping[Client, int]) -> bool:
+    """Whether that is all of them: each has completed more than before. It is stopped then, because some
+    profiles have disks on which what a few producers send is dispatched more slowly than they send it, and
+    others wait for that."""
     for client, completed in before.items():
         client.is_stopped = client.is_stopped or client.completed > completed
     return all(client.is_stopped for client in before)

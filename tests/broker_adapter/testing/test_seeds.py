@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from io import StringIO
+from pathlib import Path
 
 import pytest
 
 from broker_adapter.testing import run_seed
 from tests.broker_adapter.testing.test_planted_bugs import SHORTENED
 
+ROOT = Path(__file__).parents[3]
 SEEDS = 40  # 37: a consumer pulled while queues were made again from an image, and skipped messages
 CHUNK = 8
 
@@ -41,6 +45,23 @@ def test_same_seed_same_trace() -> None:
         assert run_seed(7, sink=trace).failure is None
     assert traces[0].getvalue() == traces[1].getvalue()
     assert "healing" in traces[0].getvalue()
+
+
+def test_the_trace_does_not_depend_on_hashes(tmp_path: Path) -> None:
+    """Receives that wait were woken in the order of a set once."""
+    traces = []
+    for hash_seed in ("0", "1", "4711"):
+        path = tmp_path / f"{hash_seed}.txt"
+        subprocess.run(
+            [sys.executable, "-m", "broker_adapter.testing", "--first", "19", "--trace", str(path)],
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        )
+        traces.append(path.read_text(encoding="utf-8"))
+    assert traces[0] == traces[1] == traces[2]
+    assert "healing" in traces[0]
 
 
 def test_nodes_that_make_their_queues_again_let_nobody_skip() -> None:
