@@ -222,13 +222,8 @@ def test_a_currterm_without_the_later_keys_is_read() -> None:
     assert read_hard_state(disk, ROOT / "currterm") == HardState(7, "n2", 4)
 
 
-@pytest.mark.parametrize("nth", range(4))
-def test_the_end_that_a_purge_leaves_is_found_while_it_is_looked_up(
-    nth: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is an entry before the purge, and the base after it."""
-    _, store = new_sim_store()
-    base = borders_of(filled(store))[3]
+def purge_after_reads(store: DiskLogStore, base: Base, nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before read `nth` of a data file from now on, counted from 0, the log is purged up to `base`."""
     read, reads = store._data.read, 0
 
     def purging(pos: int, size: int) -> bytes:
@@ -239,6 +234,16 @@ def test_the_end_that_a_purge_leaves_is_found_while_it_is_looked_up(
         return read(pos, size)
 
     monkeypatch.setattr(store._data, "read", purging)
+
+
+@pytest.mark.parametrize("nth", range(4))
+def test_the_end_that_a_purge_leaves_is_found_while_it_is_looked_up(
+    nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an entry before the purge, and the base after it."""
+    _, store = new_sim_store()
+    base = borders_of(filled(store))[3]
+    purge_after_reads(store, base, nth, monkeypatch)
     for _ in range(4):
         tail = store.tail_at(base.index)  # its position is before the padding of the file, or behind it
         assert (tail.index, tail.term, tail.chain_crc) == (base.index, base.term, base.chain_crc)
@@ -251,16 +256,7 @@ def test_a_purge_in_the_middle_of_a_look_up_is_no_damage(nth: int, monkeypatch: 
     _, store = new_sim_store()
     batches = filled(store)
     base = borders_of(batches)[3]
-    read, reads = store._data.read, 0
-
-    def purging(pos: int, size: int) -> bytes:
-        nonlocal reads
-        reads += 1
-        if reads == nth + 1:
-            store.purge_to(base)
-        return read(pos, size)
-
-    monkeypatch.setattr(store._data, "read", purging)
+    purge_after_reads(store, base, nth, monkeypatch)
     assert {*store.borders()} <= {*borders_of(batches)}
     with pytest.raises(ReadFailed):
         while True:  # the purge comes in the middle of one of these
