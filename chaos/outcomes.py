@@ -27,8 +27,8 @@ class Verdict(NamedTuple):
 READ_ONLY = frozenset({*READS, "max_off", "min_off", "fetch_off", "lookup", "route", "assign", "seek"})
 
 #: Operations that clients repeat by themselves until somebody answers for certain: what was refused in the
-#: end may have happened in an attempt before.
-REPEATED = frozenset({"commit_off", "admin"})
+#: end may have happened in an attempt before. Or later: how a transaction ends the broker asks until it knows.
+REPEATED = frozenset({"commit_off", "admin", "txn_commit", "txn_rollback"})
 
 #: Answers of the log to an append that was not stored and will not be.
 LOG_FAILS = frozenset(
