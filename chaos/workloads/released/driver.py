@@ -55,7 +55,7 @@ def keep_places() -> None:
     Message.fromProtobuf = with_place
 
 
-class Handover(MessageListener):
+class Handover(MessageListener):  # type: ignore[misc]
     """Hands over what a push consumer has received, and waits to be told what became of it."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Handover(MessageListener):
         return ConsumeResult.SUCCESS if message.is_done.result() else ConsumeResult.FAILURE
 
 
-class HeardPushConsumer(PushConsumer):
+class HeardPushConsumer(PushConsumer):  # type: ignore[misc]
     """Tells what the server answered to the first ack of a message; the client repeats it by itself."""
 
     def _ack(self, message: Message) -> None:
@@ -83,7 +83,7 @@ class HeardPushConsumer(PushConsumer):
             message.acked.set_result(None)
 
 
-class Checker(TransactionChecker):
+class Checker(TransactionChecker):  # type: ignore[misc]
     """Hands over the halves that the server asks about, and waits to be told how they end."""
 
     def __init__(self) -> None:

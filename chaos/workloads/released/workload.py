@@ -34,12 +34,15 @@ _AT_ONCE = 4
 _HELD_S = 40.0
 FOLDER = "clients"
 #: Of the brokers: clients that wait for messages do not wait long; what they do not acknowledge comes again,
-#: also from a push consumer that is no more, and transactions that nobody ends are asked about, during the run.
+#: also from a push consumer that is no more, and transactions that nobody ends are asked about.
 BROKER_SETTINGS = {
     "rocketmq_v2": {"min_polling_ms": 200, "max_polling_ms": 4_000, "min_invisible_ms": 1_000},
     "delivery": {
-        **{"invisible_ms": 2 * PUSH_HELD_MS + 2_000, "heard_ms": 10_000},
-        **{"check_first_ms": 2_000, "check_again_ms": 2_000, "max_checks": 10},
+        "invisible_ms": 2 * PUSH_HELD_MS + 2_000,
+        "heard_ms": 10_000,
+        "check_first_ms": 2_000,
+        "check_again_ms": 2_000,
+        "max_checks": 10,
     },
 }
 PUSH_GROUPS = (
