@@ -145,7 +145,8 @@ class Driver {
     if (messageGroup) message.messageGroup = messageGroup;
     if (dueMs) message.deliveryTimestamp = new Date(dueMs);
     const receipt = await this.client.send(message);
-    return { offset: receipt.offset, message_id: receipt.messageId, recall_handle: receipt.recallHandle };
+    const told = { offset: receipt.offset, message_id: receipt.messageId };
+    return dueMs ? { ...told, recall_handle: receipt.recallHandle } : told;
   }
 
   async recall({ topic, recall_handle: recallHandle }) {
@@ -218,8 +219,8 @@ class Driver {
   async close() {
     const { client } = this;
     this.client = null;
+    if (client) await client.shutdown(); // a push consumer is told meanwhile what became of what it had
     this.held.clear();
-    if (client) await client.shutdown();
     return {};
   }
 
