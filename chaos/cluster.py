@@ -199,6 +199,15 @@ class ChaosCluster:
             return None
         return Leadership(leader.node_id, leader.term)
 
+    async def held_messages(self) -> int | None:
+        """How many delayed and half messages the master has; None: there is none that says."""
+        seen = await self.statuses()
+        leading = [status for status in seen.values() if status.is_leader and status.owner.get("writable")]
+        if not leading:
+            return None
+        master = max(leading, key=lambda status: status.term)
+        return int(master.owner["delivery"]["held_messages"])
+
     async def see_what_is_whole(self) -> None:
         """Nodes that had lost everything have it back once they are done with rejoining: tell `copies`."""
         for node, status in (await self.statuses()).items():

@@ -27,8 +27,8 @@ class Verdict(NamedTuple):
 READ_ONLY = frozenset({*READS, "max_off", "min_off", "fetch_off", "lookup", "route", "assign", "seek"})
 
 #: Operations that clients repeat by themselves until somebody answers for certain: what was refused in the
-#: end may have happened in an attempt before.
-REPEATED = frozenset({"commit_off", "admin"})
+#: end may have happened in an attempt before. Or happens later: the broker asks how a transaction ends.
+REPEATED = frozenset({"commit_off", "admin", "txn_commit", "txn_rollback"})
 
 #: Answers of the log to an append that was not stored and will not be.
 LOG_FAILS = frozenset(
@@ -204,6 +204,8 @@ CLIENT_SEND_FAILS = frozenset(
 #: The same of what the client calls once: HA_NOT_AVAILABLE says that nothing was done. Not
 #: INVALID_RECEIPT_HANDLE: the broker repeats an ack by itself, and the first one may have counted.
 CLIENT_FAILS = frozenset({50002})
+#: The same of a recall, which the broker does not repeat either: there was nothing left to be taken back.
+CLIENT_RECALL_FAILS = frozenset({*CLIENT_FAILS, 40400})
 #: What the client raises about its own input, before it sends anything.
 CLIENT_REFUSALS = frozenset({"IllegalArgumentException"})
 
@@ -219,9 +221,14 @@ def judge(error: BaseException, f: str) -> Verdict:
     elif isinstance(error, BrokerError):
         code, certain = f"{error.status} {error.status.name}", error.status in BROKER_FAILS
     elif isinstance(error, ClientError):
-        certain_codes = CLIENT_SEND_FAILS if f in SENDS else CLIENT_FAILS
-        certain = error.code in certain_codes or error.kind in CLIENT_REFUSALS
+        certain = error.code in _client_fails(f) or error.kind in CLIENT_REFUSALS
         code = f"{error.code} {error.kind}"
     is_fail = f in READ_ONLY or (certain and f not in REPEATED)
     outcome = OpType.FAIL if is_fail else OpType.INFO
     return Verdict(outcome, code, f"{type(error).__name__}: {error}"[:_MAX_TEXT])
+
+
+def _client_fails(f: str) -> frozenset[int]:
+    if f in SENDS or f == "txn_begin":
+        return CLIENT_SEND_FAILS
+    return CLIENT_RECALL_FAILS if f == "recall" else CLIENT_FAILS

@@ -20,11 +20,16 @@ from chaos.quick_trace import SHARE, QuickReport, events_of, log_of, position_of
 #: Messages that one reading of the files looks at.
 WINDOW = 1 << 20
 
-#: Operations that send the message which they name.
-_SENDS = ("send", "append")
+#: Operations that send the message which they name, or what may become of it.
+_SENDS = ("send", "append", "txn_begin")
+#: Operations that name a message, and do not send it.
+_NOT_SENDING = ("txn_begin", "txn_rollback", "recall")
 
-# What is known of a message, instead of the position at which it was acknowledged.
-_NEVER_SENT, _IN_DOUBT, _FAILED, _STORED_SOMEWHERE = -1, -2, -3, -4
+# What is known of a message, instead of the position at which it was acknowledged. Half: in a transaction
+# that nobody has tried to commit.
+_NEVER_SENT, _IN_DOUBT, _FAILED, _STORED_SOMEWHERE, _HALF = -1, -2, -3, -4, -5
+#: Cluster time may run faster than ours by a thousandth: so many of our ns may be a ms of it.
+_LEAST_MS = 999_000
 
 
 def quick_check(run_directory: Path, window: int = WINDOW) -> QuickReport:
@@ -84,16 +89,20 @@ class _Sent:
         self._positions = array("q")  # by message: where it was acknowledged, or what else is known
         self._queues = array("l")
         self._digests = array("Q")
+        self._due = array("q")  # ns: not to be delivered before
         self._times_read = bytearray()
         self._tags = array("H")
         self._given = array("Q")  # by message: bits of the groups that were given it
         self._processed = array("Q")
         self._names: dict[str, int] = {}  # of logs and tags
-        self._open: dict[int, list[int]] = {}  # messages of operations under way
+        self._open: dict[int, list[int]] = {}  # messages of operations under way that send
+        self._recalls: dict[int, int] = {}  # messages of such operations under way
         self._last_of: dict[tuple[str, int], int] = {}  # by process and log: last acknowledged position
 
     def take(self, event: dict[str, Any], report: QuickReport) -> None:
-        if event["ev"] == "item" or (event["ev"] == "op" and event["type"] == "invoke" and "mid" in event):
+        if event["ev"] == "op" and event["f"] in _NOT_SENDING:
+            self._take_other(event)
+        elif event["ev"] == "item" or (event["type"] == "invoke" and "mid" in event):
             self._open.setdefault(event["op"], []).append(event["mid"])
             self._note_sent(event)
         elif event["ev"] == "op" and event["type"] != "invoke":
@@ -103,6 +112,17 @@ class _Sent:
             elif event["type"] == "fail":
                 for mid in mids:
                     self._set(mid, _FAILED)
+
+    def _take_other(self, event: dict[str, Any]) -> None:
+        if event["f"] == "txn_begin" and event["type"] == "invoke":
+            self._note_sent(event)
+            self._set(event["mid"], _HALF)
+        elif event["f"] == "recall" and event["type"] == "invoke":
+            self._recalls[event["op"]] = event["mid"]
+        elif event["f"] == "recall":
+            mid = self._recalls.pop(event["op"])
+            if event["type"] != "fail":
+                self._set(mid, _FAILED if event["type"] == "ok" else _IN_DOUBT)
 
     def _slot(self, mid: int) -> int | None:
         """None: not in this range."""
@@ -118,6 +138,7 @@ class _Sent:
             self._positions.append(_NEVER_SENT)
             self._queues.append(0)
             self._digests.append(0)
+            self._due.append(0)
             self._times_read.append(0)
             self._tags.append(0)
             self._given.append(0)
@@ -126,6 +147,8 @@ class _Sent:
         self._queues[slot] = self._name(log_of(event))
         self._tags[slot] = self._name(event.get("tag", ""))
         self._digests[slot] = int(event["digest"], 16)
+        if delay_ms := event.get("delay_ms", 0):
+            self._due[slot] = event["mono"] + delay_ms * _LEAST_MS
 
     def _note_acknowledged(self, event: dict[str, Any], mids: list[int], report: QuickReport) -> None:
         first = position_of(event)
@@ -157,7 +180,7 @@ class _Sent:
             if position in (_IN_DOUBT, _FAILED):
                 report.in_doubt += position == _IN_DOUBT
                 report.failed += position == _FAILED
-            elif position != _NEVER_SENT:
+            elif position not in (_NEVER_SENT, _HALF):
                 report.acknowledged += 1
 
     def found(self, event: dict[str, Any], report: QuickReport) -> None:
@@ -204,6 +227,11 @@ class _Sent:
             report.note("phantom", f"{where} is not what was sent")
         if self._positions[slot] == _FAILED:
             report.note("phantom", f"{where} had failed for certain")
+        if self._positions[slot] == _HALF:
+            report.note("phantom", f"{where} was never committed")
+        if event["mono"] < self._due[slot]:
+            ms = (self._due[slot] - event["mono"]) / 1e6
+            report.note("early", f"{where} was not due for {ms:.0f} ms")
         return True
 
     def report_lost(self, name: str, groups: Mapping[str, GroupFacts], report: QuickReport) -> None:

@@ -12,13 +12,16 @@ from orjson import loads
 #: Messages of one client are numbered from its number times this on.
 SHARE = 1 << 40
 _EXAMPLES = 10
+#: Counts of what may not be.
+BROKEN = ("lost", "duplicated", "reordered", "phantom", "returned", "early")
 
 
 @dataclass(slots=True)
 class QuickReport:
     """Counts, and the first few of each kind in words. `drained`: the final reading was complete, and all
     readers had come to the end. `consumed`, `redelivered`: by groups; what they were given again is no fault,
-    unless they had kept the queue meanwhile, or had acknowledged it: `returned`."""
+    unless they had kept the queue meanwhile, or had acknowledged it: `returned`. `early`: delivered before
+    the time that they were delayed to."""
 
     acknowledged: int = 0
     failed: int = 0
@@ -32,6 +35,7 @@ class QuickReport:
     reordered: int = 0
     phantom: int = 0
     returned: int = 0
+    early: int = 0
     drained: bool = False
     torn_lines: int = 0
     examples: list[str] = field(default_factory=list)
@@ -43,7 +47,7 @@ class QuickReport:
     @property
     def broken(self) -> int:
         """How often a promise was broken."""
-        return self.lost + self.duplicated + self.reordered + self.phantom + self.returned
+        return sum(getattr(self, kind) for kind in BROKEN)
 
     def note(self, kind: str, text: str) -> None:
         setattr(self, kind, getattr(self, kind) + 1)

@@ -206,7 +206,8 @@ class Run:
     def _workload(self, cluster: ChaosCluster, setting: Setting) -> Workload:
         if self._clients is not None:
             folder = self._directory / FOLDER
-            return ClientsWorkload(setting, cluster.namesrv, cluster.addresses, self._clients, folder)
+            about = (cluster.namesrv, cluster.addresses, self._clients, folder)
+            return ClientsWorkload(setting, *about, cluster.held_messages)
         if self._scenario.workload == "broker":
             return BrokerWorkload(setting, cluster.namesrv)
         return LogWorkload(setting, cluster.addresses, cluster.local.plan.group)

@@ -128,6 +128,15 @@ class Load(_Section):
     topics: Annotated[int, Field(ge=1, le=16)] = _USUAL.topics
     queues: Annotated[int, Field(ge=1, le=16)] = _USUAL.queues
     consumers: Annotated[int, Field(ge=0, le=16)] = _USUAL.consumers
+    delayed: Annotated[float, Field(ge=0, le=1)] = _USUAL.delayed
+    transactional: Annotated[float, Field(ge=0, le=1)] = _USUAL.transactional
+    push: bool = _USUAL.push
+
+    @model_validator(mode="after")
+    def _shares_are_of_one_whole(self) -> Load:
+        if self.delayed + self.transactional > 1:
+            raise ValueError("delayed and transactional are shares of all messages: together 1 at most")
+        return self
 
     def spec(self) -> LoadSpec:
         return LoadSpec(**self.model_dump())
@@ -149,6 +158,12 @@ class Scenario(_Section):
     load: Load = Load()
     settings: dict[str, Any] = Field(default_factory=dict)
     fault: tuple[FaultStep, ...] = ()
+
+    @model_validator(mode="after")
+    def _delays_end_by_clocks_that_are_right(self) -> Scenario:
+        if self.load.delayed and any(step.kind == "clock_jump" for step in self.fault):
+            raise ValueError("clock_jump and delayed: whose clock jumps holds what is due later for due")
+        return self
 
     @property
     def spoils(self) -> bool:

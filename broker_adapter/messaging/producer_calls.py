@@ -98,7 +98,8 @@ class ProducerCalls:
         try:
             message_id = await self._delivery.recall(topic, handle)
         except ReadFailed as error:
-            return calls.RecallMessageResponse(status=status_or_raise(error, Code.MESSAGE_NOT_FOUND))
+            # Not MESSAGE_NOT_FOUND, which some clients take for a success.
+            return calls.RecallMessageResponse(status=status_or_raise(error, Code.NOT_FOUND))
         return calls.RecallMessageResponse(status=ok(), message_id=message_id)
 
     async def _send_all(

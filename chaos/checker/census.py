@@ -28,6 +28,7 @@ _SUMS: tuple[tuple[str, dict[str, str]], ...] = (
             "stale_reads": "CASE WHEN f IN ('get', 'pull', 'drain') AND stale AND outcome = 'ok' THEN n END",
             "min_offs": "CASE WHEN f = 'min_off' AND outcome = 'ok' THEN n END",
             "delayed": "CASE WHEN f = 'send' THEN delayed END",
+            "holds": "CASE WHEN f = 'receive' THEN delayed END",
             "transactions": "CASE WHEN f IN ('txn_begin', 'txn_commit', 'txn_rollback') THEN named END",
         },
     ),

@@ -10,6 +10,7 @@ As long as the trace:
 
 ops      one operation: invoke and completion joined. inv, ret: ns; ret is NULL unless ok.
 sends    one message or entry that was sent: log, pos (queue offset, or index), lidx (index in the ledger).
+         What its sender took back has failed.
 reads    one operation that read a log or asked for its ends.
 dlv      one delivered message: log, pos, lidx, and the rank of pos among the known positions of the log
          (NULL if it has none). received: to a group that is given messages one by one. looked_up: what was
@@ -93,16 +94,21 @@ FROM events WHERE ev = 'op' GROUP BY run, op
 
 _SENDS = f"""
 SELECT o.run, o.op, CAST(0 AS BIGINT) AS i, o.proc, o.f, o.topic, o.q, o.ledger, {log_of("o")} AS log,
-  o.mid, o.digest, o.key, o.tag, o.inv, o.ret, o.outcome, o.node, o.term, {pos_of("o")} AS pos, o.lidx,
-  coalesce(o.retry_no, 0) AS retry_no, o.src, o.inc, o.seq
-FROM ops o WHERE o.f IN ('send', 'append', 'txn_commit') AND o.mid IS NOT NULL
+  o.mid, o.digest, o.key, o.tag, o.inv, o.ret, o.delay_ms,
+  CASE WHEN o.outcome = 'ok' AND c.outcome = 'ok' THEN 'fail'
+    WHEN o.outcome = 'ok' AND c.outcome = 'info' THEN 'info' ELSE o.outcome END AS outcome,
+  o.node, o.term, {pos_of("o")} AS pos, o.lidx, coalesce(o.retry_no, 0) AS retry_no, o.src, o.inc, o.seq
+FROM ops o
+LEFT JOIN (SELECT run, mid, max(outcome) AS outcome FROM ops WHERE f = 'recall' GROUP BY run, mid) c
+  ON c.run = o.run AND c.mid = o.mid
+WHERE o.f IN ('send', 'append', 'txn_commit') AND o.mid IS NOT NULL
 UNION ALL
 SELECT o.run, o.op, m.i, o.proc, o.f, coalesce(m.topic, o.topic), coalesce(m.q, o.q),
   coalesce(m.ledger, o.ledger),
   CASE WHEN coalesce(m.topic, o.topic) IS NOT NULL AND coalesce(m.q, o.q) IS NOT NULL
     THEN 'q:' || coalesce(m.topic, o.topic) || '/' || CAST(coalesce(m.q, o.q) AS STRING)
     ELSE 'ledger:' || coalesce(m.ledger, o.ledger) END,
-  m.mid, m.digest, m.key, m.tag, o.inv, o.ret, o.outcome, o.node, o.term,
+  m.mid, m.digest, m.key, m.tag, o.inv, o.ret, coalesce(m.delay_ms, o.delay_ms), o.outcome, o.node, o.term,
   CASE WHEN coalesce(m.topic, o.topic) IS NOT NULL THEN o.qoff + m.i ELSE o.lidx + m.i END, o.lidx + m.i,
   coalesce(m.retry_no, o.retry_no, 0), o.src, o.inc, o.seq
 FROM events m JOIN ops o ON o.run = m.run AND o.op = m.op WHERE m.ev = 'item'

@@ -177,7 +177,8 @@ def print_result(console: Console, result: Result) -> None:
         f"{report.in_doubt:,} in doubt; {len(result.faults)} faults, "
         f"{result.leader_changes} changes of leader, longest silence {result.longest_silence_ms:,} ms",
         f"  lost {report.lost}, duplicated {report.duplicated}, reordered {report.reordered}, "
-        f"phantom {report.phantom}, returned {report.returned}; {report.read:,} read in the end"
+        f"phantom {report.phantom}, returned {report.returned}, early {report.early}; "
+        f"{report.read:,} read in the end"
         + (f", {report.consumed:,} by groups ({report.redelivered:,} again)" if report.consumed else ""),
         *_during(result),
     ):

@@ -125,7 +125,11 @@ def _event(required: str, optional: str = "") -> Event:
 #: key. `route` asks a NameServer; its completion has the master's term. `receive`, `ack`, `change_invisible`:
 #: of a group that is given messages one by one, which hands out no queues: its members have no epoch, and an
 #: attempt above 0 means that the message was not acknowledged in time, or given back. `ack` says of which
-#: message; ok: the group is never given it again.
+#: message; ok: the group is never given it again. `delay_ms` of a receive: for so long nobody else is given
+#: what it brings, unless it is given back, or the member goes. `delay_ms` of a send: its message is to be
+#: delivered so long after the invoke, and stands where nobody knows yet. `recall` takes such a message back;
+#: ok: it is never delivered. `txn_begin` sends the half of a transaction, which is delivered if a
+#: `txn_commit` of the same `mid` counts, and never after a `txn_rollback`: there is one of the two, or none.
 SENDS = ("send", "append", "send_batch")
 READS = ("get", "pull", "drain")
 OPERATIONS = (
@@ -133,7 +137,7 @@ OPERATIONS = (
     *READS,
     *("max_off", "min_off", "commit_off", "fetch_off", "lookup", "route", "subscribe", "assign", "seek"),
     *("txn_begin", "txn_commit", "txn_rollback", "admin"),
-    *("receive", "ack", "change_invisible"),
+    *("receive", "ack", "change_invisible", "recall"),
 )
 #: Kinds of faults that end a process, perhaps in the middle of a line. After an error of its disk a node ends
 #: by itself.

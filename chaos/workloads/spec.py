@@ -19,7 +19,7 @@ from chaos.workloads.tally import Tally
 class LoadSpec:
     """`rate`: messages per second of all clients together, 0: as fast as they are answered, with `at_once`
     operations of each client under way (0: what keeps the servers of this workload busy). `max_batch`:
-    messages sent as one; how many is drawn."""
+    messages sent as one; how many is drawn. `delayed`, `transactional`: shares of all messages."""
 
     clients: int = 4
     at_once: int = 0
@@ -30,6 +30,9 @@ class LoadSpec:
     topics: int = 2  # brokers only, as all that follow
     queues: int = 3
     consumers: int = 2  # of each group
+    delayed: float = 0.0  # released clients only, as all that follow
+    transactional: float = 0.0
+    push: bool = False  # whether there are groups of push consumers, too
 
     def draw_size(self, rng: Random) -> int:
         """Messages of one operation: every other one is a single message."""

@@ -57,6 +57,9 @@ def fault(kind: str, target: str, at: float, lasts: float, every: float = 0) -> 
     return f'[[fault]]\nkind = "{kind}"\ntarget = "{target}"\nat = {at}\nlasts = {lasts}\nevery = {every}\n'
 
 
+#: What released clients send, and how they consume.
+KINDS = "[load]\nclients = 2\nrate = 100\ndelayed = 0.2\ntransactional = 0.2\npush = true\n"
+
 BUGS = (
     Bug(
         "acknowledge-before-quorum",
@@ -141,6 +144,34 @@ BUGS = (
         fault("kill", "leader", 1, 1, 3),
         workload="clients",
         seconds=10,
+    ),
+    Bug(
+        "deliver-delayed-at-once",
+        "broker_adapter/delivery/holder.py",
+        "self._put(hold._replace(due_ms=max(0, deliver_at_ms)), timeout_ms)\n",
+        "self._put(hold._replace(due_ms=0), timeout_ms)\n",
+        KINDS + fault("kill", "follower", 1, 1),
+        workload="clients",
+        seconds=4,
+    ),
+    Bug(
+        "deliver-rolled-back",
+        "broker_adapter/delivery/holder.py",
+        "        if ending in (Ending.MOVED, Ending.COMMITTED):\n",
+        "        if ending is not Ending.RECALLED:\n",
+        KINDS + fault("kill", "leader", 1, 1),
+        workload="clients",
+        seconds=4,
+    ),
+    Bug(
+        "give-to-two-at-a-time",
+        "broker_adapter/delivery/state.py",
+        "        until_ms = stamp_ms + pop.invisible_ms\n",
+        "        until_ms = stamp_ms + pop.invisible_ms // 80\n",
+        KINDS + fault("kill", "follower", 1, 1),
+        workload="clients",
+        seconds=8,
+        checks=("C12",),
     ),
 )
 

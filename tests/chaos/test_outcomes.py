@@ -75,6 +75,7 @@ def test_what_is_common_on_bad_days_is_told_apart() -> None:
 
 
 HA_NOT_AVAILABLE, INVALID_RECEIPT_HANDLE, MASTER_PERSISTENCE_TIMEOUT = 50002, 40013, 50401
+NOT_FOUND = 40400
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,11 @@ HA_NOT_AVAILABLE, INVALID_RECEIPT_HANDLE, MASTER_PERSISTENCE_TIMEOUT = 50002, 40
         ("send", "ProxyTimeoutException", MASTER_PERSISTENCE_TIMEOUT, OpType.INFO),
         ("send", "AioRpcError", 0, OpType.INFO),
         ("ack", "InternalErrorException", HA_NOT_AVAILABLE, OpType.FAIL),
+        ("txn_begin", "InternalErrorException", HA_NOT_AVAILABLE, OpType.INFO),
+        ("txn_commit", "InternalErrorException", HA_NOT_AVAILABLE, OpType.INFO),
+        ("recall", "InternalErrorException", HA_NOT_AVAILABLE, OpType.FAIL),
+        ("recall", "NotFoundException", NOT_FOUND, OpType.FAIL),
+        ("ack", "NotFoundException", NOT_FOUND, OpType.INFO),
         ("ack", "ProxyTimeoutException", MASTER_PERSISTENCE_TIMEOUT, OpType.INFO),
         # The broker repeats acks by itself: the first one may have counted.
         ("ack", "BadRequestException", INVALID_RECEIPT_HANDLE, OpType.INFO),

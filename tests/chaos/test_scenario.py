@@ -59,6 +59,27 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, words: str
         load_scenario(path)
 
 
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        ("delayed = 0.1\n[[fault]]\nkind = 'clock_jump'", "clock_jump and delayed"),
+        ("delayed = 0.6\ntransactional = 0.5", "together 1 at most"),
+    ],
+)
+def test_what_cannot_be_delayed_is_said(tmp_path: Path, load: str, words: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(f"name = 'x'\ntitle = 'x'\nworkload = 'clients'\n[load]\n{load}\n")
+    with pytest.raises(ConfigError, match=words):
+        load_scenario(path)
+
+
+def test_released_clients_send_and_consume_in_all_ways_under_faults() -> None:
+    for scenario in all_scenarios():
+        if scenario.workload == "clients":
+            load = scenario.load
+            assert load.delayed and load.transactional and load.push, scenario.name
+
+
 def test_a_scenario_that_does_not_exist_is_answered_with_those_that_do() -> None:
     with pytest.raises(ConfigError, match=r"'leader-kil'.*leader-kill"):
         find_scenario("leader-kil")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chaos.nemesis import Done
-from chaos.quick_trace import QuickReport
+from chaos.quick_trace import BROKEN, QuickReport
 from chaos.scenario import FaultStep, Occurrence, Scenario
 from chaos.trace.schema import OpType
 from chaos.verdict import Phases, Verdict, judge_run
@@ -45,7 +45,7 @@ def test_a_good_run() -> None:
     assert judge_run(SCENARIO, [fault()], load(), PHASES, good()) == (Verdict.VALID, [])
 
 
-@pytest.mark.parametrize("kind", ["lost", "duplicated", "reordered", "phantom", "returned"])
+@pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_promise_counts_whatever_else_went_wrong(kind: str) -> None:
     report = good()
     report.note(kind, "message 7")

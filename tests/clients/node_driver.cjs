@@ -152,11 +152,12 @@ const scenarios = {
     await producer.send({ topic, deliveryTimestamp: new Date(due), body: body('late') });
     const later = await producer.send({ topic, delay: 4000, body: body('never') });
     const recalled = await producer.recallMessage(topic, later.recallHandle);
+    const again = await refusalOf(() => producer.recallMessage(topic, later.recallHandle));
     const consumer = await s.simple('node-delay-g', topic);
     const found = await take(consumer, 1);
     const early = Date.now() < due;
     const then = [ ...await consumer.receive(32, INVISIBLE_MS), ...await consumer.receive(32, INVISIBLE_MS) ];
-    return { bodies: bodies(found), early, recalled: recalled.messageId, id: later.messageId, then: bodies(then) };
+    return { bodies: bodies(found), early, recalled: recalled.messageId, id: later.messageId, again, then: bodies(then) };
   },
 
   // Three topics: such a client waits for settings that may come before it listens.

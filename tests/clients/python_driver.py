@@ -139,6 +139,7 @@ def delay(s: Session) -> Any:
     producer.send(message("py-delay", b"late", delivery_timestamp=due))
     later = producer.send(message("py-delay", b"never", delivery_timestamp=due + 2))
     recalled = producer.recall_message("py-delay", later.recall_handle)
+    again = refusal_of(lambda: producer.recall_message("py-delay", later.recall_handle))
     consumer = s.simple("py-delay-g", "py-delay")
     found = take(consumer, 1)
     early = time.time() < due
@@ -147,6 +148,7 @@ def delay(s: Session) -> Any:
         "early": early,
         "recalled": recalled.message_id if hasattr(recalled, "message_id") else recalled,
         "id": later.message_id,
+        "again": again,
         "then": bodies(consumer.receive(32, INVISIBLE_S) + consumer.receive(32, INVISIBLE_S)),
     }
 

@@ -1,4 +1,4 @@
-"""What consumers are promised: C1-C11."""
+"""What consumers are promised: C1-C12."""
 
 from __future__ import annotations
 
@@ -115,6 +115,27 @@ JOIN ops r ON r.run = d.run AND r.op = d.op AND r.f = 'receive'
 JOIN (SELECT run, grp, mid, min(ret) AS acked, min_by(op, ret) AS op FROM ops
   WHERE f = 'ack' AND outcome = 'ok' GROUP BY run, grp, mid) a
   ON a.run = d.run AND a.grp = d.grp AND a.mid = d.mid
+"""
+
+#: What was received again, beside what may be the reason. `held`, in ns: how long after the receive that had
+#: brought it before.
+_AGAIN = """
+SELECT d.run, d.grp, d.consumer, d.consumer_before, d.mid, d.log, d.attempt, d.src, d.inc, d.seq,
+  r.delay_ms, d.mono + b.bound - r.inv AS held, t.mono AS failed, g.mono AS gone, a.inv AS doubted, d.mono
+FROM (
+  SELECT run, grp, consumer, mid, log, attempt, mono, src, inc, seq, lag(mono) OVER w AS before,
+    lag(consumer) OVER w AS consumer_before, lag(op) OVER w AS op_before
+  FROM dlv WHERE received WINDOW w AS (PARTITION BY run, grp, mid ORDER BY mono, seq)
+) d
+JOIN runs b ON b.run = d.run
+JOIN ops r ON r.run = d.run AND r.op = d.op_before AND r.delay_ms > 0
+LEFT JOIN done t ON t.run = d.run AND t.grp = d.grp AND t.mid = d.mid AND t.code = 'retry'
+  AND t.mono >= d.before AND t.mono <= d.mono
+LEFT JOIN (SELECT run, grp, consumer, min(mono) AS mono FROM member WHERE e IN ('leave', 'crash')
+  GROUP BY run, grp, consumer) g
+  ON g.run = d.run AND g.grp = d.grp AND g.consumer = d.consumer_before AND g.mono <= d.mono
+LEFT JOIN (SELECT run, grp, mid, min(inv) AS inv FROM ops WHERE f = 'ack' AND outcome <> 'ok'
+  GROUP BY run, grp, mid) a ON a.run = d.run AND a.grp = d.grp AND a.mid = d.mid AND a.inv <= d.mono
 """
 
 #: Deliveries (k 1) beside what was known to be committed before (k 0).
@@ -252,5 +273,19 @@ CHECKS: tuple[Check, ...] = (
         "receives acks_ok",
         "{grp}/{consumer} received message {mid} of {log} after operation {op} had acknowledged it",
         Part(_RETURNED, "acked < inv", "grp, consumer, mid, log, op, inv, acked, src, inc, seq"),
+    ),
+    hard(
+        "C12",
+        "a message that a member has is given to nobody else, unless its time is over",
+        "holds",
+        "{grp}/{consumer} received message {mid} of {log}, which {consumer_before} had, {held} ns after "
+        "that had asked for messages",
+        # Cluster time may run faster than ours by a thousandth.
+        Part(
+            _AGAIN,
+            "failed IS NULL AND gone IS NULL AND doubted IS NULL AND held < delay_ms * 999000",
+            "grp, consumer, consumer_before, mid, log, held, delay_ms, failed, gone, doubted, src, inc, seq",
+        ),
+        needs=WHOLE,
     ),
 )

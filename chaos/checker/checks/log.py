@@ -12,6 +12,7 @@ def linearizable(stale: bool) -> str:
     Every operation gets an interval [lo, hi] of half-steps: the append at position i is 2i + 1; a read that
     saw i is after it; one that saw the end e is before the append at e. The log is linearizable exactly if no
     operation y has hi(y) < lo(x) for an x that returned before y began: one sort, one running maximum.
+    What is delayed is stored at any time after its send began.
     Stamps that are equal count as concurrent, so what begins at a stamp is sorted before what returns at it.
     """
     reads = f"""
@@ -27,11 +28,12 @@ def linearizable(stale: bool) -> str:
       WHERE r.outcome = 'ok' AND r.f <> 'min_off' AND {"r.stale" if stale else "NOT r.stale"}
     """
     appends = """
-      SELECT run, log, inv, ret, op, src, inc, seq, false AS stale, 2 * pos + 1 AS lo, 2 * pos + 1 AS hi
+      SELECT run, log, inv, CASE WHEN delay_ms > 0 THEN NULL ELSE ret END AS ret, op, src, inc, seq,
+        false AS stale, 2 * pos + 1 AS lo, 2 * pos + 1 AS hi
       FROM sends WHERE outcome <> 'fail' AND log IS NOT NULL AND pos IS NOT NULL
       UNION ALL
-      SELECT s.run, s.log, s.inv, s.ret, s.op, s.src, s.inc, s.seq, false, 2 * p.pos_min + 1,
-        2 * p.pos_max + 1
+      SELECT s.run, s.log, s.inv, CASE WHEN s.delay_ms > 0 THEN NULL ELSE s.ret END, s.op, s.src, s.inc,
+        s.seq, false, 2 * p.pos_min + 1, 2 * p.pos_max + 1
       FROM sends s JOIN placed p ON p.run = s.run AND p.log = s.log AND p.mid = s.mid
       WHERE s.outcome <> 'fail' AND s.pos IS NULL AND p.pos_min IS NOT NULL
     """

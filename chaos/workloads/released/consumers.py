@@ -25,7 +25,7 @@ from chaos.workloads.spec import Setting
 from chaos.workloads.tally import Tally
 
 #: Of one receive, in messages and seconds.
-_MOST, _WAIT_S, _INVISIBLE_S = 16, 1, 4
+MOST, WAIT_S, _INVISIBLE_S = 16, 1, 4
 _PAUSE_S = 0.2
 #: How long a member lives, in seconds, and how many of them do not leave but crash.
 _LIFE_S = (4.0, 12.0)
@@ -37,14 +37,18 @@ _SOON_S = 1
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """`mode`: see the schema of traces. `tags`: only messages with one of these; none: all."""
+    """`mode`: see the schema of traces. `tags`: only messages with one of these; none: all. `is_push`: of
+    push consumers."""
 
     name: str
     mode: Literal["shared", "fifo"]
     tags: tuple[str, ...] = ()
+    is_push: bool = False
 
     def topics_of(self, topics: Topics) -> Sequence[str]:
-        return [topics.fifo] if self.mode == "fifo" else topics.normal
+        if self.mode == "shared":
+            return topics.normal
+        return [topics.lanes if self.is_push else topics.fifo]
 
 
 GROUPS = (
@@ -55,7 +59,8 @@ GROUPS = (
 
 
 class ReleasedGroup:
-    """One group. `new_client(name)`: a client that was not started."""
+    """One group. `new_client(name)`: a client that was not started. `new_member`: the class of its members,
+    if it is not Member."""
 
     def __init__(
         self,
@@ -63,11 +68,13 @@ class ReleasedGroup:
         setting: Setting,
         topics: Topics,
         new_client: Callable[[str], ClientProcess],
+        new_member: type[Member] | None = None,
     ) -> None:
         self.plan = plan
         self.topics = plan.topics_of(topics)
         self._setting = setting
         self._new_client = new_client
+        self._new_member = new_member or Member
 
     async def live(self, number: int, stop: asyncio.Event, drained: asyncio.Event) -> None:
         """Members one after the other; the one that is there at `stop` stays until `drained`."""
@@ -81,7 +88,8 @@ class ReleasedGroup:
             if client is None:
                 client = self._new_client(f"{place}-{life}")
                 await client.start()
-            member = Member(f"{place}.{life}", self, client, writer, numbers, self._setting.tally, rng, stop)
+            about = (client, writer, numbers, self._setting.tally, rng, stop)
+            member = self._new_member(f"{place}.{life}", self, *about)
             is_reusable = await self._one_life(member, rng, stop, drained)
             if not is_reusable:
                 client.kill()
@@ -158,6 +166,9 @@ class Received:
 class Member:
     """One life of one member. At `stop` it begins to acknowledge everything."""
 
+    #: For so long nobody else is given what it has received, unless it gives it back or goes.
+    _held_ms = _INVISIBLE_S * 1000
+
     def __init__(
         self,
         name: str,
@@ -189,7 +200,7 @@ class Member:
             self._writer.write(Ev.MEMBER, {"e": "join", **self._who, "topic": topic, **how})
         wanted = {"topics": list(self._group.topics), "filter": " || ".join(plan.tags) or "*"}
         try:
-            await self._client.ask("consumer", group=plan.name, wait_s=_WAIT_S, **wanted)
+            await self._start(group=plan.name, **wanted)
         except ClientError:
             self._left()
             return False
@@ -219,6 +230,12 @@ class Member:
             self._left()
         return True
 
+    async def _start(self, **wanted: Any) -> None:
+        await self._client.ask("consumer", wait_s=WAIT_S, **wanted)
+
+    async def _fetch(self) -> dict[str, Any]:
+        return await self._client.ask("receive", most=MOST, invisible_s=_INVISIBLE_S)
+
     def _left(self) -> None:
         self._writer.write(Ev.MEMBER, {"e": "leave", **self._who})
 
@@ -226,9 +243,9 @@ class Member:
         return Process(self._writer, self._numbers)
 
     async def _receive(self) -> list[Received]:
-        self._receiving.invoke("receive", **self._who)
+        self._receiving.invoke("receive", delay_ms=self._held_ms, **self._who)
         try:
-            answer = await self._client.ask("receive", most=_MOST, invisible_s=_INVISIBLE_S)
+            answer = await self._fetch()
         except ClientError as error:
             self._receiving.failed(error)
             await asyncio.sleep(_PAUSE_S)
@@ -250,6 +267,9 @@ class Member:
         """The message is processed, whatever becomes of the ack."""
         self._done(one, "ok")
         self._tally.took(self._writer.now(), 1)
+        await self._settle(one)
+
+    async def _settle(self, one: Received) -> None:
         await self._ask("ack", one)
 
     async def _leave_alone(self, one: Received) -> None:

@@ -5,8 +5,10 @@
 'use strict';
 
 const readline = require('node:readline');
-const { Producer, SimpleConsumer } = require('rocketmq-client-nodejs');
-const { SystemProperties } = require('rocketmq-client-nodejs/proto/apache/rocketmq/v2/definition_pb');
+const { Producer, PushConsumer, SimpleConsumer, ConsumeResult } = require('rocketmq-client-nodejs');
+const {
+  Code, SystemProperties, TransactionResolution, TransactionSource,
+} = require('rocketmq-client-nodejs/proto/apache/rocketmq/v2/definition_pb');
 
 const MAX_TEXT = 500;
 const silent = { debug() {}, info() {}, warn() {}, error() {}, close() {} };
@@ -19,17 +21,116 @@ SystemProperties.prototype.getReceiptHandle = function getReceiptHandle() {
   return handle;
 };
 
+// What is handed over, to whoever takes it.
+class Handover {
+  constructor() {
+    this.waiting = [];
+    this.arrived = () => {};
+  }
+
+  put(one) {
+    this.waiting.push(one);
+    this.arrived();
+  }
+
+  // Up to so many; none if none comes in time.
+  async some(most, waitS) {
+    if (!this.waiting.length) {
+      await new Promise(resolve => {
+        const timer = setTimeout(resolve, waitS * 1000);
+        this.arrived = () => { clearTimeout(timer); resolve(); };
+      });
+    }
+    return this.waiting.splice(0, most);
+  }
+}
+
+// A promise, and what settles it.
+function outcome() {
+  const made = {};
+  made.over = new Promise((resolve, reject) => Object.assign(made, { resolve, reject }));
+  made.over.catch(() => {}); // nobody need wait for it
+  return made;
+}
+
+// Tells what the server answered to the first ack of a message; the client repeats it by itself.
+class HeardPushConsumer extends PushConsumer {
+  constructor(options, acked) {
+    super(options);
+    this.acked = acked;
+  }
+
+  async ackMessageViaRpc(endpoints, request, timeout) {
+    const handle = request.getEntriesList()[0].getReceiptHandle();
+    const ack = this.acked.get(handle);
+    this.acked.delete(handle);
+    try {
+      const response = await super.ackMessageViaRpc(endpoints, request, timeout);
+      const status = response.getStatus().toObject();
+      if (status.code === Code.OK) ack?.resolve();
+      else ack?.reject(Object.assign(new Error(status.message), { code: status.code }));
+      return response;
+    } catch (error) {
+      ack?.reject(error);
+      throw error;
+    }
+  }
+}
+
+// Tells how the ends of halves went that the server has asked about; the client logs it only.
+class HeardProducer extends Producer {
+  constructor(options, ended) {
+    super(options);
+    this.ended = ended;
+  }
+
+  async endTransaction(endpoints, message, messageId, transactionId, resolution, source) {
+    const end = source === TransactionSource.SOURCE_SERVER_CHECK ? this.ended.get(message) : undefined;
+    try {
+      await super.endTransaction(endpoints, message, messageId, transactionId, resolution, source);
+      end?.resolve();
+    } catch (error) {
+      end?.reject(error);
+      throw error;
+    }
+  }
+}
+
 // The client of this process: one at a time, which may be closed and followed by another one.
 class Driver {
   constructor(endpoints) {
     this.common = { endpoints, namespace: '', logger: silent };
     this.client = null;
-    this.held = new Map(); // what was received, until it is done with
+    this.held = new Map(); // messages and transactions, until they are done with
     this.handles = 0;
+    this.handover = new Handover();
+    this.checked = new Handover();
   }
 
   async producer({ topics }) {
-    return this.start(new Producer({ ...this.common, topic: topics }));
+    const ended = new WeakMap();
+    const check = async message => {
+      const [ decided, end ] = [ outcome(), outcome() ];
+      ended.set(message, end);
+      this.checked.put({ message, decided, end });
+      return await decided.over ? TransactionResolution.COMMIT : TransactionResolution.ROLLBACK;
+    };
+    return this.start(new HeardProducer({ ...this.common, topic: topics, checker: { check } }, ended));
+  }
+
+  async push({ group, topics, filter }) {
+    const subscriptions = new Map(topics.map(topic => [ topic, filter ]));
+    const acked = new Map();
+    const handover = new Handover();
+    const consume = async message => {
+      const [ done, ack ] = [ outcome(), outcome() ];
+      acked.set(message.receiptHandle, ack);
+      handover.put({ message, done, ack });
+      return await done.over ? ConsumeResult.SUCCESS : ConsumeResult.FAILURE;
+    };
+    this.handover = handover;
+    const options = { ...this.common, consumerGroup: group, subscriptions, messageListener: { consume } };
+    return this.start(new HeardPushConsumer(options, acked));
   }
 
   async consumer({ group, topics, filter, wait_s: waitS }) {
@@ -38,11 +139,61 @@ class Driver {
     return this.start(new SimpleConsumer({ ...this.common, consumerGroup: group, subscriptions, awaitDuration }));
   }
 
-  async send({ topic, body, tag, key, message_group: messageGroup }) {
-    const message = { topic, tag, keys: [ key ], body: Buffer.from(body, 'base64') };
+  // due_ms: Unix time; without: it is not delayed.
+  async send({ message_group: messageGroup, due_ms: dueMs, ...about }) {
+    const message = messageOf(about);
     if (messageGroup) message.messageGroup = messageGroup;
+    if (dueMs) message.deliveryTimestamp = new Date(dueMs);
     const receipt = await this.client.send(message);
-    return { offset: receipt.offset, message_id: receipt.messageId };
+    const told = { offset: receipt.offset, message_id: receipt.messageId };
+    return dueMs ? { ...told, recall_handle: receipt.recallHandle } : told;
+  }
+
+  async recall({ topic, recall_handle: recallHandle }) {
+    await this.client.recallMessage(topic, recallHandle);
+    return {};
+  }
+
+  // A message in a transaction of its own.
+  async half(about) {
+    const transaction = this.client.beginTransaction();
+    await this.client.send(messageOf(about), transaction);
+    return { handle: this.hold(transaction) };
+  }
+
+  async end({ handle, commit }) {
+    const transaction = this.taken(handle);
+    await (commit ? transaction.commit() : transaction.rollback());
+    return {};
+  }
+
+  // Halves that the server has asked about.
+  async checks({ wait_s: waitS }) {
+    const asked = await this.checked.some(1, waitS);
+    const told = one => ({ handle: this.hold(one), body: one.message.body.toString('base64') });
+    return { messages: asked.map(told) };
+  }
+
+  // How such a half ends.
+  async decide({ handle, commit }) {
+    const { decided, end } = this.taken(handle);
+    decided.resolve(commit);
+    await end.over;
+    return {};
+  }
+
+  // What a push consumer has handed over.
+  async take({ most, wait_s: waitS }) {
+    const handed = await this.handover.some(most, waitS);
+    return { messages: handed.map(one => this.told(one.message, one)) };
+  }
+
+  // What became of that. If it is done: until the client was answered to its first ack.
+  async settle({ handle, is_done: isDone }) {
+    const { done, ack } = this.taken(handle);
+    done.resolve(isDone);
+    if (isDone) await ack.over;
+    return {};
   }
 
   async receive({ most, invisible_s: invisibleS }) {
@@ -68,8 +219,8 @@ class Driver {
   async close() {
     const { client } = this;
     this.client = null;
+    if (client) await client.shutdown(); // a push consumer is told meanwhile what became of what it had
     this.held.clear();
-    if (client) await client.shutdown();
     return {};
   }
 
@@ -85,13 +236,19 @@ class Driver {
     return message;
   }
 
-  told(message) {
+  hold(what) {
     const handle = this.handles++;
-    const [ q, qoff ] = places.get(message.receiptHandle);
+    this.held.set(handle, what);
+    return handle;
+  }
+
+  // `held`: what its handle stands for.
+  told(message, held = message) {
+    message.place ??= places.get(message.receiptHandle);
     places.delete(message.receiptHandle);
-    this.held.set(handle, message);
+    const [ q, qoff ] = message.place;
     return {
-      handle,
+      handle: this.hold(held),
       topic: message.topic,
       q,
       qoff,
@@ -101,6 +258,10 @@ class Driver {
       body: message.body.toString('base64'),
     };
   }
+}
+
+function messageOf({ topic, body, tag, key }) {
+  return { topic, tag, keys: [ key ], body: Buffer.from(body, 'base64') };
 }
 
 const errorOf = error => ({

@@ -17,20 +17,28 @@ import sys
 import threading
 from base64 import b64decode, b64encode
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
+from queue import Empty, SimpleQueue
 from typing import Any, TextIO
 
 from rocketmq import (
     ClientConfiguration,
+    ConsumeResult,
     Credentials,
     FilterExpression,
     Message,
+    MessageListener,
     Producer,
+    PushConsumer,
     SimpleConsumer,
+    TransactionChecker,
+    TransactionResolution,
 )
 
 _REQUEST_TIMEOUT_S = 3
+#: RocketMQ's status code.
+OK = 20000
 
 Fields = dict[str, Any]
 
@@ -47,6 +55,83 @@ def keep_places() -> None:
     Message.fromProtobuf = with_place
 
 
+class Handover(MessageListener):  # type: ignore[misc]
+    """Hands over what a push consumer has received, and waits to be told what became of it."""
+
+    def __init__(self) -> None:
+        self.messages: SimpleQueue[Message] = SimpleQueue()
+
+    def consume(self, message: Message) -> ConsumeResult:
+        # In a group that consumes in order the client tries again by itself, and counts that nowhere.
+        message.tries = getattr(message, "tries", 0) + 1
+        message.is_done, message.acked = Future(), Future()
+        self.messages.put(message)
+        return ConsumeResult.SUCCESS if message.is_done.result() else ConsumeResult.FAILURE
+
+
+class HeardPushConsumer(PushConsumer):  # type: ignore[misc]
+    """Tells what the server answered to the first ack of a message; the client repeats it by itself."""
+
+    def _ack(self, message: Message) -> None:
+        try:
+            super()._ack(message)
+        except Exception as error:
+            if not message.acked.done():
+                message.acked.set_exception(error)
+            raise
+        if not message.acked.done():
+            message.acked.set_result(None)
+
+
+class Checker(TransactionChecker):  # type: ignore[misc]
+    """Hands over the halves that the server asks about, and waits to be told how they end."""
+
+    def __init__(self) -> None:
+        self.messages: SimpleQueue[Message] = SimpleQueue()
+        self._checked = threading.local()
+
+    def check(self, message: Message) -> TransactionResolution:
+        message.is_commit, message.ended = Future(), Future()
+        self.messages.put(message)
+        is_commit = message.is_commit.result()
+        self._checked.message = message
+        return TransactionResolution.COMMIT if is_commit else TransactionResolution.ROLLBACK
+
+    def listen(self, client: Any) -> None:
+        """Have what the server answers to the end of a checked half told: the client logs it only. It ends
+        one in the thread that has checked it."""
+        plain = client.rpc_client.end_transaction_async
+
+        def end_transaction_async(*about: Any, **more: Any) -> Any:
+            answer = plain(*about, **more)
+            message, self._checked.message = getattr(self._checked, "message", None), None
+            if message is not None:
+                answer.add_done_callback(lambda answer: tell(answer, message.ended))
+            return answer
+
+        client.rpc_client.end_transaction_async = end_transaction_async
+
+
+def tell(answer: Any, ended: Future[None]) -> None:
+    try:
+        status = answer.result().status
+    except Exception as error:
+        ended.set_exception(error)
+        return
+    if status.code != OK:
+        ended.set_exception(EndRefused(status.message, status.code))
+    else:
+        ended.set_result(None)
+
+
+class EndRefused(Exception):
+    """As the client raises of ends that its user asked for."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 class Driver:
     """The client of this process: one at a time, which may be closed and followed by another one."""
 
@@ -55,11 +140,13 @@ class Driver:
             address, Credentials(), "", request_timeout=_REQUEST_TIMEOUT_S
         )
         self._client: Any = None
-        self._held: dict[int, Message] = {}  # what was received, until it is done with
+        self._held: dict[int, Any] = {}  # messages and transactions, until they are done with
         self._handles = count()
+        self._handover, self._checker = Handover(), Checker()
 
     def producer(self, topics: list[str]) -> Fields:
-        self._start(Producer(self._configuration, topics))
+        self._start(Producer(self._configuration, topics, checker=self._checker))
+        self._checker.listen(self._client)
         return {}
 
     def consumer(self, group: str, topics: list[str], filter: str, wait_s: int) -> Fields:
@@ -67,16 +154,64 @@ class Driver:
         self._start(SimpleConsumer(self._configuration, group, wanted, wait_s))
         return {}
 
-    def send(self, topic: str, body: str, tag: str, key: str, message_group: str = "") -> Fields:
-        message = Message()
-        message.topic, message.body, message.tag, message.keys = topic, b64decode(body), tag, key
+    def push(self, group: str, topics: list[str], filter: str) -> Fields:
+        wanted = {topic: FilterExpression(filter) for topic in topics}
+        self._handover = Handover()
+        self._start(HeardPushConsumer(self._configuration, group, self._handover, wanted))
+        return {}
+
+    def send(self, message_group: str = "", due_ms: int = 0, **about: str) -> Fields:
+        """`due_ms`: Unix time of whole seconds; 0: it is not delayed."""
+        message = message_of(**about)
         if message_group:
             message.message_group = message_group
+        if due_ms:
+            message.delivery_timestamp = due_ms // 1000
         receipt = self._client.send(message)
-        return {"offset": receipt.offset, "message_id": receipt.message_id}
+        told = {"offset": receipt.offset, "message_id": receipt.message_id}
+        return told | ({"recall_handle": receipt.recall_handle} if due_ms else {})
+
+    def recall(self, topic: str, recall_handle: str) -> Fields:
+        self._client.recall_message(topic, recall_handle)
+        return {}
+
+    def half(self, **about: str) -> Fields:
+        """A message in a transaction of its own."""
+        transaction = self._client.begin_transaction()
+        self._client.send(message_of(**about), transaction)
+        return {"handle": self._hold(transaction)}
+
+    def end(self, handle: int, commit: bool) -> Fields:
+        transaction = self._held.pop(handle)
+        (transaction.commit if commit else transaction.rollback)()
+        return {}
+
+    def checks(self, wait_s: float) -> Fields:
+        """Halves that the server has asked about."""
+        asked = some_of(self._checker.messages, 1, wait_s)
+        return {"messages": [{"handle": self._hold(one), "body": text_of(one)} for one in asked]}
+
+    def decide(self, handle: int, commit: bool) -> Fields:
+        """How such a half ends."""
+        message = self._held.pop(handle)
+        message.is_commit.set_result(commit)
+        message.ended.result()
+        return {}
 
     def receive(self, most: int, invisible_s: int) -> Fields:
         return {"messages": [self._told(one) for one in self._client.receive(most, invisible_s)]}
+
+    def take(self, most: int, wait_s: float) -> Fields:
+        """What a push consumer has handed over."""
+        return {"messages": [self._told(one) for one in some_of(self._handover.messages, most, wait_s)]}
+
+    def settle(self, handle: int, is_done: bool) -> Fields:
+        """What became of that. If it is done: until the client was answered to its first ack."""
+        message = self._held.pop(handle)
+        message.is_done.set_result(is_done)
+        if is_done:
+            message.acked.result()
+        return {}
 
     def ack(self, handle: int) -> Fields:
         self._client.ack(self._held.pop(handle))
@@ -87,7 +222,7 @@ class Driver:
         return {}
 
     def forget(self, handle: int) -> Fields:
-        """The message is left alone."""
+        """The message, or the transaction, is left alone."""
         del self._held[handle]
         return {}
 
@@ -103,20 +238,45 @@ class Driver:
         client.startup()
         self._client = client
 
-    def _told(self, message: Message) -> Fields:
+    def _hold(self, what: Any) -> int:
         handle = next(self._handles)
-        self._held[handle] = message
+        self._held[handle] = what
+        return handle
+
+    def _told(self, message: Message) -> Fields:
         queue_id, offset = message.place
         return {
-            "handle": handle,
+            "handle": self._hold(message),
             "topic": message.topic,
             "q": queue_id,
             "qoff": offset,
-            "attempt": message.delivery_attempt,
+            "attempt": message.delivery_attempt + getattr(message, "tries", 1) - 1,
             "tag": message.tag or "",
             "keys": " ".join(sorted(message.keys)),
-            "body": b64encode(message.body).decode(),
+            "body": text_of(message),
         }
+
+
+def message_of(topic: str, body: str, tag: str, key: str) -> Message:
+    message = Message()
+    message.topic, message.body, message.tag, message.keys = topic, b64decode(body), tag, key
+    return message
+
+
+def text_of(message: Message) -> str:
+    return b64encode(message.body).decode()
+
+
+def some_of(messages: SimpleQueue[Message], most: int, wait_s: float) -> list[Message]:
+    """Up to so many; none if none comes in time."""
+    found: list[Message] = []
+    try:
+        found.append(messages.get(timeout=wait_s))
+        while len(found) < most:
+            found.append(messages.get_nowait())
+    except Empty:
+        pass
+    return found
 
 
 class Answers:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 from random import Random
@@ -17,27 +18,43 @@ from chaos.workloads.auditor import Auditor
 from chaos.workloads.broker import FinalReader
 from chaos.workloads.groups import Place
 from chaos.workloads.pacing import Pace
-from chaos.workloads.released.consumers import GROUPS, ReleasedGroup
+from chaos.workloads.released.consumers import GROUPS, GroupPlan, ReleasedGroup
 from chaos.workloads.released.installed import Kind
 from chaos.workloads.released.process import ClientProcess
 from chaos.workloads.released.producers import ReleasedProducer
+from chaos.workloads.released.pushed import PUSH_HELD_MS, PushMember
 from chaos.workloads.released.topics import Topics
+from chaos.workloads.released.transactions import Transactions
 from chaos.workloads.spec import DrainTimeout, Setting
 
 _TIMEOUT_S = 5.0
 _PAUSE_S = 0.2
 _AT_ONCE = 4
+#: For delayed and half messages to end when nobody sends any more.
+_HELD_S = 40.0
 FOLDER = "clients"
-#: Of the brokers: clients that wait for messages do not wait long, and what they do not acknowledge comes
-#: again while the run lasts.
+#: Of the brokers: clients that wait for messages do not wait long; what they do not acknowledge comes again,
+#: also from a push consumer that is no more, and transactions that nobody ends are asked about.
 BROKER_SETTINGS = {
     "rocketmq_v2": {"min_polling_ms": 200, "max_polling_ms": 4_000, "min_invisible_ms": 1_000},
+    "delivery": {
+        "invisible_ms": 2 * PUSH_HELD_MS + 2_000,
+        "heard_ms": 10_000,
+        "check_first_ms": 2_000,
+        "check_again_ms": 2_000,
+        "max_checks": 10,
+    },
 }
+PUSH_GROUPS = (
+    GroupPlan("pushed", "shared", is_push=True),
+    GroupPlan("pushed-in-order", "fifo", is_push=True),
+)
 
 
 class ClientsWorkload:
     """Implements `Workload`. `namesrv`, `addresses`: of NameServer and nodes. `kinds`: the clients, which are
-    taken in turn. `folder`: for what they write."""
+    taken in turn. `folder`: for what they write. `held_messages`: how many delayed and half messages the
+    master has; None: there is none that says."""
 
     def __init__(
         self,
@@ -46,6 +63,7 @@ class ClientsWorkload:
         addresses: Sequence[str],
         kinds: Sequence[Kind],
         folder: Path,
+        held_messages: Callable[[], Awaitable[int | None]],
     ) -> None:
         self._setting = setting
         self._spec = setting.spec
@@ -53,10 +71,15 @@ class ClientsWorkload:
         self._all_addresses, self._each_address = ";".join(addresses), cycle(addresses)
         self._kinds = cycle(kinds)
         self._folder = folder
+        self._held_messages = held_messages
         self._clients: list[ClientProcess] = []
-        self._topics = Topics.of(self._spec.topics, self._spec.queues)
-        plans = GROUPS if self._spec.consumers else ()
-        self._groups = [ReleasedGroup(plan, setting, self._topics, self._new_client) for plan in plans]
+        self._topics = Topics.of(self._spec.topics, self._spec.queues, push=self._spec.push)
+        plans = (*GROUPS, *(PUSH_GROUPS if self._spec.push else ())) if self._spec.consumers else ()
+        self._groups = [
+            ReleasedGroup(plan, setting, self._topics, self._new_client, PushMember if plan.is_push else None)
+            for plan in plans
+        ]
+        self._transactions = Transactions(setting.tally)
         self._producers: list[ReleasedProducer] = []
 
     async def prepare(self) -> None:
@@ -71,20 +94,33 @@ class ClientsWorkload:
         for number in range(self._spec.clients):
             name, rng = f"p{number}", Random(self._setting.rng.random())
             client = self._new_client(name)
-            self._producers.append(ReleasedProducer(self._setting, client, name, rng, self._topics))
+            about = (client, name, rng, self._topics, self._transactions)
+            self._producers.append(ReleasedProducer(self._setting, *about))
         async with asyncio.TaskGroup() as tasks:
             for producer in self._producers:
                 tasks.create_task(producer.start())
 
     async def write(self, stop: asyncio.Event) -> None:
+        """And until no message is delayed or half any more: what is stored later nobody would read."""
         async with asyncio.TaskGroup() as tasks:
+            queues = self._topics.fifo_queues
+            tasks.create_task(Auditor(self._setting, self._routes, [self._topics.fifo], queues).run(stop))
+            asked = self._producers if self._spec.transactional else ()
+            answering = [tasks.create_task(producer.answer_checks()) for producer in asked]
+            sending = []
             for producer in self._producers:
                 rng = Random(self._setting.rng.random())
                 rate = self._spec.rate / self._spec.clients
                 pace = Pace(self._spec.at_once or _AT_ONCE, rate, rng, self._setting.tally)
-                tasks.create_task(pace.run(stop, producer.worker))
-            queues = self._topics.fifo_queues
-            tasks.create_task(Auditor(self._setting, self._routes, [self._topics.fifo], queues).run(stop))
+                sending.append(tasks.create_task(pace.run(stop, producer.worker)))
+            await asyncio.gather(*sending)
+            if self._spec.delayed or self._spec.transactional:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_HELD_S):
+                        while await self._held_messages() != 0:
+                            await asyncio.sleep(_PAUSE_S)
+            for task in answering:
+                task.cancel()
 
     async def read(self, stop: asyncio.Event, drained: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -28,9 +28,9 @@ class Receiver:
             self._emit(name, ev="meta", e="writer_begin", boot_id="b")
             self._emit(name, ev="member", e="join", **_who(name), topic="t", mode=mode)
 
-    def receive(self, name: str, *which: tuple[int, int]) -> None:
-        """(message by its place in the queue, attempt) of each."""
-        op = self._invoke(name, "receive", **_who(name))
+    def receive(self, name: str, *which: tuple[int, int], held_ms: int = 0) -> None:
+        """(message by its place in the queue, attempt) of each. `held_ms`: so long nobody else gets them."""
+        op = self._invoke(name, "receive", **_who(name), **({"delay_ms": held_ms} if held_ms else {}))
         for i, (place, attempt) in enumerate(which):
             about = {"i": i, "attempt": attempt, **_who(name)}
             self._emit(name, ev="dlv", op=op, **_message(self.messages[place], "digest", "qoff"), **about)
@@ -39,6 +39,16 @@ class Receiver:
     def ack(self, name: str, place: int, outcome: str = "ok") -> None:
         op = self._invoke(name, "ack", **_who(name), **_message(self.messages[place]))
         self._complete(name, op, "ack", outcome)
+
+    def fail(self, name: str, place: int) -> None:
+        about = _message(self.messages[place], "qoff")
+        self._emit(name, ev="done", code="retry", **_who(name), **about)
+
+    def crash(self, name: str) -> None:
+        self._emit(name, ev="member", e="crash", **_who(name))
+
+    def wait(self, ms: int) -> None:
+        self._now += ms * 1_000_000
 
     def end(self) -> None:
         for name in ("s0", "s1"):
@@ -79,6 +89,34 @@ def receive_well(trace: Trace, mode: str = "shared") -> None:
     group.receive("s0", (3, 1), (1, 1), (2, 1))
     for place in (1, 2, 3):
         group.ack("s0", place)
+    group.end()
+
+
+def receive_again_with_reason(trace: Trace) -> None:
+    """A member fails, is not sure of an ack, is too slow, and crashes: one message each."""
+    group = Receiver(trace, "shared")
+    group.receive("s0", (0, 0), (1, 0), (2, 0), (3, 0), held_ms=5)
+    group.fail("s0", 0)
+    group.ack("s0", 1, "info")
+    group.receive("s1", (0, 1), (1, 1))
+    group.wait(5)
+    group.receive("s1", (2, 1))
+    group.crash("s0")
+    group.receive("s1", (3, 1))
+    for place in range(4):
+        group.ack("s1", place)
+    group.end()
+
+
+@mutation("C12")
+def a_message_is_given_to_two_at_a_time(trace: Trace) -> None:
+    group = Receiver(trace, "shared")
+    group.receive("s0", (0, 0), (1, 0), held_ms=5)
+    group.fail("s0", 0)
+    group.ack("s0", 0)
+    group.wait(4)
+    group.receive("s1", (1, 1))
+    group.ack("s1", 1)
     group.end()
 
 

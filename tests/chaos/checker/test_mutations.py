@@ -13,12 +13,12 @@ from chaos.checker.synthetic import clean_trace
 from chaos.checker.tables import make_tables
 from chaos.scenario import TAKING
 from chaos.trace.schema import Ev
-from tests.chaos.checker import more_mutations, receive_mutations
+from tests.chaos.checker import kind_mutations, more_mutations, receive_mutations
 from tests.chaos.checker.conftest import CheckRuns
 from tests.chaos.checker.duck import DuckEngine
 from tests.chaos.checker.mutations import MUTATIONS, Mutation, lines
 
-assert more_mutations and receive_mutations
+assert kind_mutations and more_mutations and receive_mutations
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -35,10 +35,16 @@ def write_all(folder: Path) -> list[Path]:
         trace = clean_trace(f"clean_{broker}", broker=broker, seed=3)
         trace.write(folder / trace.run)
         found.append(folder / trace.run)
-    trace = clean_trace("clean_receives", seed=3)
-    receive_mutations.receive_well(trace)
-    trace.write(folder / trace.run)
-    return [*found, folder / trace.run]
+    for name, change in (
+        ("clean_receives", receive_mutations.receive_well),
+        ("clean_again", receive_mutations.receive_again_with_reason),
+        ("clean_kinds", kind_mutations.all_kinds_well),
+    ):
+        trace = clean_trace(name, seed=3)
+        change(trace)
+        trace.write(folder / trace.run)
+        found.append(folder / trace.run)
+    return found
 
 
 def fired(result: RunResult) -> set[str]:
@@ -93,6 +99,17 @@ def test_what_is_received_again_for_a_reason_is_no_fault(judged: dict[str, RunRe
     assert (result.verdict, result.reasons, fired(result)) == (Verdict.VALID, [], set())
     [c11] = [finding for finding in result.findings if finding.check.id == "C11"]
     assert c11.population == 3
+    again = judged["clean_again"]
+    assert (again.verdict, again.reasons, fired(again)) == (Verdict.VALID, [], set())
+    [c12] = [finding for finding in again.findings if finding.check.id == "C12"]
+    assert c12.population == 1
+
+
+def test_what_is_stored_later_than_it_was_acknowledged_is_no_fault(judged: dict[str, RunResult]) -> None:
+    result = judged["clean_kinds"]
+    assert (result.verdict, result.reasons, fired(result)) == (Verdict.VALID, [], set())
+    populations = {finding.check.id: finding.population for finding in result.findings}
+    assert (populations["B4"], populations["B5"]) == (1, 1)
 
 
 # Every part of every check, and the witnesses of each: minutes where other tests have the cores.

@@ -16,7 +16,9 @@ from broker_adapter.java_hash import java_hash
 from chaos.workloads.released.consumers import GROUPS, Member, ReleasedGroup
 from chaos.workloads.released.process import ClientDied, ClientError, ClientProcess
 from chaos.workloads.released.producers import ReleasedProducer
+from chaos.workloads.released.pushed import PushMember
 from chaos.workloads.released.topics import Topics
+from chaos.workloads.released.transactions import Transactions
 from chaos.workloads.spec import LoadSpec
 from tests.chaos.load_world import World
 
@@ -53,9 +55,9 @@ class MadeUpClient:
         if do == "send":
             self.sent.append(fields)
             return {"offset": len(self.sent), "message_id": "id"}
-        if do == "receive":
+        if do in ("receive", "take"):
             return {"messages": self._received()}
-        if do in ("ack", "forget"):
+        if do in ("ack", "forget", "settle"):
             self.held.remove(fields["handle"])
         return {}
 
@@ -94,7 +96,7 @@ async def test_a_producer_says_in_which_queue_a_message_has_to_be(world: World) 
     client = MadeUpClient()
     client.fails["send"] = unavailable
     made = cast("ClientProcess", client)
-    producer = ReleasedProducer(world.setting, made, "p0", Random(2), TOPICS)
+    producer = ReleasedProducer(world.setting, made, "p0", Random(2), TOPICS, no_transactions(world))
     await producer.start()
     step = producer.worker()
     worked = [await step() for _ in range(60)]
@@ -116,11 +118,15 @@ async def test_a_producer_says_in_which_queue_a_message_has_to_be(world: World) 
     assert {line["q"] for line in invoked.values() if line["topic"] == "fifo"} == {0, 1, 2}
 
 
-def member(world: World, client: MadeUpClient, stop: asyncio.Event) -> Member:
+def no_transactions(world: World) -> Transactions:
+    return Transactions(world.setting.tally)
+
+
+def member(world: World, client: MadeUpClient, stop: asyncio.Event, kind: type[Member] = Member) -> Member:
     group = ReleasedGroup(SHARED, world.setting, TOPICS, lambda name: cast("ClientProcess", client))
     writer, numbers = world.setting.client("shared-0")
     made = cast("ClientProcess", client)
-    return Member("shared-0.0", group, made, writer, numbers, world.setting.tally, Random(3), stop)
+    return kind("shared-0.0", group, made, writer, numbers, world.setting.tally, Random(3), stop)
 
 
 async def consume(one: Member, client: MadeUpClient) -> None:
@@ -218,6 +224,41 @@ async def test_a_member_that_cannot_join_leaves_and_its_process_is_not_used_agai
     one = member(world, client, asyncio.Event())
     assert not await one.join()
     assert [line["e"] for line in world.lines() if line["ev"] == "member"] == ["join", "join", "leave"]
+
+
+async def test_a_push_consumer_acknowledges_by_itself_and_goes_when_it_is_through(world: World) -> None:
+    client, stop = MadeUpClient(300), asyncio.Event()
+    client.fails["settle"] = lambda number: ClientError("AioRpcError", 0, "gone") if number == 1 else None
+    one = member(world, client, stop, PushMember)
+    assert await one.join()
+    over = asyncio.Event()
+    consuming = asyncio.create_task(one.consume(over))
+    while client.messages > 150:
+        await asyncio.sleep(0)
+    over.set()
+    await consuming
+    client.fails["close"] = lambda number: None
+    left = asyncio.create_task(one.leave())
+    assert await left
+    lines = world.lines()
+    assert client.asked["push"] == 1 and client.asked["consumer"] == client.asked["ack"] == 0
+    assert {line["delay_ms"] for line in lines if line.get("f") == "receive" and "delay_ms" in line} == {
+        3_000
+    }
+    given = [line["mid"] for line in lines if line["ev"] == "dlv"]
+    assert Counter(given) == Counter(line["mid"] for line in lines if line["ev"] == "done")
+    acks = [line for line in lines if line.get("f") == "ack"]
+    done = [line["mid"] for line in lines if line["ev"] == "done" and line["code"] == "ok"]
+    assert [line["mid"] for line in acks if line["type"] == "invoke"] == done
+    assert Counter(line["type"] for line in acks)["info"] == 1
+    assert "retry" in {line["code"] for line in lines if line["ev"] == "done"}
+    assert lines[-1]["e"] == "leave"
+
+
+def test_each_queue_of_the_topic_for_push_consumers_has_a_message_group_of_its_own() -> None:
+    topics = Topics.of(1, 4, push=True)
+    assert [topics.queue_of(topics.lane(queue)) for queue in range(4)] == [0, 1, 2, 3]
+    assert topics.names == ["normal-0", "fifo", "lanes"] and TOPICS.names == ["normal-0", "normal-1", "fifo"]
 
 
 def test_tags_are_those_of_the_producers() -> None:

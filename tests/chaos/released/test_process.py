@@ -86,6 +86,55 @@ async def test_a_consumer_tells_where_a_message_stands_and_holds_it(tmp_path: Pa
             await client.ask("ack", handle=other["handle"])
 
 
+async def speak_of_transactions_and_delays(client: ClientProcess) -> None:
+    await client.ask("producer", topics=["t"])
+    receipt = await client.ask("send", **sending(b"1"), due_ms=1_700_000_000_000)
+    assert await client.ask("recall", topic="t", recall_handle=receipt["recall_handle"]) == {}
+    with pytest.raises(ClientError, match="another"):
+        await client.ask("recall", topic="t", recall_handle="another")
+    handles = []
+    for body in (b"12", b"34"):
+        begun = await client.ask("half", **sending(body))
+        [asked] = (await client.ask("checks", wait_s=60))["messages"]
+        assert b64decode(asked["body"]) == body
+        handles.append((begun["handle"], asked["handle"]))
+    (committed, asked_first), (rolled_back, asked_then) = handles
+    assert await client.ask("end", handle=committed, commit=True) == {}
+    with pytest.raises(ClientError, match="no such transaction"):
+        await client.ask("end", handle=rolled_back, commit=False)
+    assert await client.ask("decide", handle=asked_first, commit=True) == {}
+    with pytest.raises(ClientError, match="rolled back before"):
+        await client.ask("decide", handle=asked_then, commit=False)
+    assert await client.ask("checks", wait_s=0) == {"messages": []}
+
+
+async def be_pushed_to(client: ClientProcess) -> None:
+    """The first message fails once, and of the second the ack."""
+    await client.ask("push", group="g", topics=["t"], filter="*")
+    attempts = []
+    for is_done in (False, True):
+        [one] = (await client.ask("take", most=5, wait_s=60))["messages"]
+        assert (one["topic"], one["q"], one["qoff"]) == ("t", 3, 70) and b64decode(one["body"]) == b"5 \xff"
+        attempts.append(one["attempt"])
+        assert await client.ask("settle", handle=one["handle"], is_done=is_done) == {}
+    assert attempts == [2, 3], "tries of the client count as well"
+    [other] = (await client.ask("take", most=5, wait_s=60))["messages"]
+    with pytest.raises(ClientError, match="no such handle") as refused:
+        await client.ask("settle", handle=other["handle"], is_done=True)
+    assert refused.value.code == 40002 and other["attempt"] == 2
+    assert await client.ask("take", most=5, wait_s=0) == {"messages": []}
+
+
+async def test_transactions_are_ended_by_whoever_is_asked(tmp_path: Path) -> None:
+    async with started(tmp_path) as client:
+        await speak_of_transactions_and_delays(client)
+
+
+async def test_a_push_consumer_hands_over_and_is_told_what_became_of_it(tmp_path: Path) -> None:
+    async with started(tmp_path) as client:
+        await be_pushed_to(client)
+
+
 async def test_a_client_that_dies_is_an_error_with_its_last_words(tmp_path: Path) -> None:
     async with started(tmp_path) as client:
         await client.ask("producer", topics=["t"])
@@ -123,6 +172,10 @@ async def test_a_client_in_node_speaks_the_same(tmp_path: Path) -> None:
         with pytest.raises(ClientError, match="not 1000"):
             await client.ask("change", handle=other["handle"], invisible_s=1)
         await client.ask("forget", handle=other["handle"])
+        await client.ask("close")
+        await speak_of_transactions_and_delays(client)
+        await client.ask("close")
+        await be_pushed_to(client)
     finally:
         client.kill()
         await client.wait()

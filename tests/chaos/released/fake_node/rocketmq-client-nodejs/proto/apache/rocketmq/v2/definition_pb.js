@@ -8,3 +8,7 @@ exports.SystemProperties = class SystemProperties {
   getQueueId() { return 3; }
   getQueueOffset() { return 70; }
 };
+
+exports.Code = { OK: 20000 };
+exports.TransactionResolution = { COMMIT: 1, ROLLBACK: 2 };
+exports.TransactionSource = { SOURCE_CLIENT: 1, SOURCE_SERVER_CHECK: 2 };
