@@ -1,22 +1,25 @@
 """What one client of RocketMQ 5 gets through in one process: 64 sends of 1 KiB at a time, one gRPC call for
 each, and receive with an ack for each message; next to a unary echo, and with where the CPU time went.
 
-The calls are what released clients send. The client's own code is not measured: it is a gRPC channel.
+The calls are what released clients send, and they come to where routes lead these: to all nodes in turn, or
+all to one, which may be the master or not. The client's own code is not measured: it is a gRPC channel.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable
-from itertools import count
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from itertools import count, cycle
 from typing import Any
 
 from google.protobuf.message import Message
 
-from benchmarks import brokers, yardsticks
+from benchmarks import brokers, ours, yardsticks
 from benchmarks.broker_produce import Cpu
 from benchmarks.common import BODY, BenchError, Load, Operation, Row, interleaved, rounds_for, scratch
 from broker_adapter.messaging.methods import METHODS, SERVICE_NAME
@@ -27,6 +30,10 @@ from dledger.rpc.channels import open_channel
 LEAST_RATE = 3000
 #: Messages a second that are there to be received.
 _MOST_RECEIVED = 6000
+#: Where calls come to.
+_MASTER, _SPREAD, _FOLLOWER = "all at the master", "in turn at all nodes", "all at one follower"
+_WAYS = 3
+_ECHO = "echo"
 #: What released clients ask for at most, unless told otherwise; so many acks of one consumer are under way at
 #: once, as its listeners' threads make them.
 _RECEIVE_BATCH = 32
@@ -40,6 +47,8 @@ _HEADERS = (
     ("x-mq-date-time", "20260101T000000Z"),
 )
 _TIMEOUT_S = 30.0
+#: The methods at one node, by name.
+Calls = dict[str, Any]
 _APPENDS = re.compile(r"^broker_delivery_appends_total (\S+)$", re.MULTILINE)
 
 
@@ -69,24 +78,20 @@ class Spent(Cpu):
 
 
 class Client:
-    def __init__(self, channel: Any) -> None:
-        self._call = {
-            name: (channel.unary_stream if method.streams_answers else channel.unary_unary)(
-                f"/{SERVICE_NAME}/{name}",
-                request_serializer=_serialized,
-                response_deserializer=method.answer.FromString,
-            )
-            for name, method in METHODS.items()
-        }
+    """`channels`: to the nodes that it uses in turn. A message is acknowledged where it came from."""
+
+    def __init__(self, channels: Sequence[Any]) -> None:
+        self._nodes = cycle([_calls_of(channel) for channel in channels])
         self._numbers = count()
         self._topic = pb.Resource(name=brokers.TOPIC)
         self._group = pb.Resource(name=_GROUP)
+        self._owner = secrets.token_hex(4)
 
     async def send(self) -> int:
         now = int(time.time())
         system = pb.SystemProperties(
             tag=brokers.TAG,
-            message_id=f"0100000000{next(self._numbers):024X}",
+            message_id=f"01{self._owner}{next(self._numbers):024X}",
             body_digest=pb.Digest(type=pb.CRC32, checksum="0"),
             body_encoding=pb.IDENTITY,
             message_type=pb.NORMAL,
@@ -94,7 +99,8 @@ class Client:
         )
         system.born_timestamp.seconds = now
         message = pb.Message(topic=self._topic, system_properties=system, body=BODY)
-        answer = await self._unary("SendMessage", calls.SendMessageRequest(messages=[message]))
+        request = calls.SendMessageRequest(messages=[message])
+        answer = await _answered(next(self._nodes), "SendMessage", request)
         return len(answer.entries)
 
     async def receive_and_ack(self) -> int:
@@ -107,22 +113,35 @@ class Client:
         )
         request.invisible_duration.seconds = 30
         request.long_polling_timeout.seconds = 5
-        call = self._call["ReceiveMessage"](request, metadata=_HEADERS, timeout=_TIMEOUT_S)
+        node = next(self._nodes)
+        call = node["ReceiveMessage"](request, metadata=_HEADERS, timeout=_TIMEOUT_S)
         found = [answer.message async for answer in call if answer.HasField("message")]
-        await asyncio.gather(*map(self._ack, found))
+        await asyncio.gather(*(self._ack(node, message) for message in found))
         return len(found)
 
-    async def _ack(self, message: pb.Message) -> None:
+    async def _ack(self, node: Calls, message: pb.Message) -> None:
         system = message.system_properties
         entry = calls.AckMessageEntry(message_id=system.message_id, receipt_handle=system.receipt_handle)
         request = calls.AckMessageRequest(group=self._group, topic=self._topic, entries=[entry])
-        await self._unary("AckMessage", request)
+        await _answered(node, "AckMessage", request)
 
-    async def _unary(self, method: str, request: Message) -> Any:
-        answer = await self._call[method](request, metadata=_HEADERS, timeout=_TIMEOUT_S)
-        if answer.status.code != pb.OK:
-            raise BenchError(f"{method} was answered with {answer.status.code} {answer.status.message}")
-        return answer
+
+def _calls_of(channel: Any) -> Calls:
+    return {
+        name: (channel.unary_stream if method.streams_answers else channel.unary_unary)(
+            f"/{SERVICE_NAME}/{name}",
+            request_serializer=_serialized,
+            response_deserializer=method.answer.FromString,
+        )
+        for name, method in METHODS.items()
+    }
+
+
+async def _answered(node: Calls, method: str, request: Message) -> Any:
+    answer = await node[method](request, metadata=_HEADERS, timeout=_TIMEOUT_S)
+    if answer.status.code != pb.OK:
+        raise BenchError(f"{method} was answered with {answer.status.code} {answer.status.message}")
+    return answer
 
 
 def _serialized(message: Message) -> bytes:
@@ -130,20 +149,22 @@ def _serialized(message: Message) -> bytes:
 
 
 async def send(seconds: float) -> list[Row]:
-    async def ready(client: Client) -> None:
+    async def ready(system: brokers.Brokers, client: Client) -> None:
         await client.send()
 
-    return [await _row("64 concurrent SendMessage of 1 KiB", "clients-send", seconds, ready, _sending)]
+    figure = f"{yardsticks.UNARY_IN_FLIGHT} concurrent SendMessage of 1 KiB"
+    return await _rows(figure, "clients-send", seconds, ready, _sending)
 
 
 async def receive(seconds: float) -> list[Row]:
-    async def ready(client: Client) -> None:
-        """More than is received meanwhile."""
-        for _ in range(int(_MOST_RECEIVED * seconds) // yardsticks.UNARY_IN_FLIGHT):
-            await asyncio.gather(*[client.send() for _ in range(yardsticks.UNARY_IN_FLIGHT)])
+    async def ready(system: brokers.Brokers, client: Client) -> None:
+        """More than is received meanwhile, with a tag and an id each as clients send them."""
+        for _ in range(int(_MOST_RECEIVED * _WAYS * seconds) // (ours.BATCH * brokers.QUEUES)):
+            await asyncio.gather(*[system.keyed_bulk() for _ in range(brokers.QUEUES)])
+        await asyncio.to_thread(system.wait_in_step)
 
     figure = f"{_CONSUMERS} receives of {_RECEIVE_BATCH}, each message acknowledged by itself"
-    return [await _row(figure, "clients-receive", seconds, ready, _receiving)]
+    return await _rows(figure, "clients-receive", seconds, ready, _receiving)
 
 
 def _sending(client: Client) -> tuple[Operation, int]:
@@ -154,30 +175,43 @@ def _receiving(client: Client) -> tuple[Operation, int]:
     return client.receive_and_ack, _CONSUMERS
 
 
-async def _row(
+async def _rows(
     figure: str,
     folder_name: str,
     seconds: float,
-    ready: Callable[[Client], Awaitable[None]],
+    ready: Callable[[brokers.Brokers, Client], Awaitable[None]],
     load_of: Callable[[Client], tuple[Operation, int]],
-) -> Row:
+) -> list[Row]:
+    """One for each way, in turns with each other and the echo."""
     with scratch(folder_name) as folder:
-        async with brokers.running(folder) as system, yardsticks.echo() as echo:
-            master = system.cluster.plan.node(system.master_id).address
-            async with open_channel(master) as channel:
-                client = Client(channel)
-                await ready(client)
-                operations = {
-                    "clients": load_of(client),
-                    "echo": (yardsticks.unary_echo(echo), yardsticks.UNARY_IN_FLIGHT),
-                }
-                cpu = {"clients": Spent(system), "echo": Spent(system)}
-                rounds = await interleaved(operations, seconds, rounds_for(seconds), cpu)
-    load, bare = Load.joined(rounds["clients"]), Load.joined(rounds["echo"])
-    used = {who: 1e6 * spent / load.entries for who, spent in cpu["clients"].used.items()}
+        async with (
+            brokers.running(folder) as system,
+            yardsticks.echo() as echo,
+            AsyncExitStack() as stack,
+        ):
+            channels = {
+                node.node_id: await stack.enter_async_context(open_channel(node.address))
+                for node in system.cluster.plan.nodes
+            }
+            master = channels[system.master_id]
+            follower = next(channel for channel in channels.values() if channel is not master)
+            ways = {_MASTER: [master], _SPREAD: list(channels.values()), _FOLLOWER: [follower]}
+            await ready(system, Client([master]))
+            operations = {way: load_of(Client(nodes)) for way, nodes in ways.items()}
+            operations[_ECHO] = (yardsticks.unary_echo(echo), yardsticks.UNARY_IN_FLIGHT)
+            spent = {name: Spent(system) for name in operations}
+            rounds = await interleaved(operations, seconds, rounds_for(seconds), spent)
+    loads = {name: Load.joined(one) for name, one in rounds.items()}
+    return [_row(f"{figure}, {way}", way, loads, spent, system.master_id) for way in ways]
+
+
+def _row(figure: str, way: str, loads: Mapping[str, Load], spent: Mapping[str, Spent], master_id: str) -> Row:
+    load, bare = loads[way], loads[_ECHO]
+    used = {who: 1e6 * seconds / load.entries for who, seconds in spent[way].used.items()}
+    busiest = max(seconds / load.seconds for seconds in spent[way].used.values())
     # While the echo has its turn, the nodes do what they always do: at a low rate that is much per message.
-    idle = max(spent / bare.seconds for who, spent in cpu["echo"].used.items() if who != "client")
-    per_append = load.entries / max(1.0, cpu["clients"].appends)
+    idle = max(seconds / bare.seconds for who, seconds in spent[_ECHO].used.items() if who != "client")
+    per_append = load.entries / max(1.0, spent[way].appends)
     parts = ", ".join(f"{who} {us:.0f}" for who, us in used.items())
     return Row(
         figure,
@@ -186,14 +220,16 @@ async def _row(
         load.rate >= LEAST_RATE,
         f"{load.rate / bare.rate:.2f} of the echo's {bare.rate:,.0f}/s; p50 {load.latency_ms(0.5):.1f} ms; "
         f"{per_append:.0f} messages an append; "
-        f"µs of CPU per message: {parts} (master {system.master_id}), {sum(used.values()):.0f} in all; "
+        f"µs of CPU per message: {parts} (master {master_id}), {sum(used.values()):.0f} in all, "
+        f"the busiest process {100 * busiest:.0f} % of a core; "
         f"a node without load uses {100 * idle:.0f} % of a core",
         {
             "rate": load.rate,
             "echo_rate": bare.rate,
             "cpu_us": used,
+            "busiest_share": busiest,
             "per_append": per_append,
             "idle_share": idle,
-            "master": system.master_id,
+            "master": master_id,
         },
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple, TypeVar
 
@@ -14,7 +14,7 @@ from broker_adapter.delivery.committer import Committer, Done, Request
 from broker_adapter.delivery.handles import id_digest
 from broker_adapter.delivery.sent_ids import Place
 from broker_adapter.delivery.state import DeliveryState
-from broker_adapter.errors import IllegalMessage, PutIndeterminate, Status
+from broker_adapter.errors import BrokerError, IllegalMessage, PutIndeterminate, Status
 from broker_adapter.host import NO_HOST, Host
 from broker_adapter.message_writer import MessageWriter, QueuedRecords
 from broker_adapter.properties import UNIQ_KEY
@@ -82,6 +82,35 @@ class Sender:
         request = self.request(digest, queued=[records])
         done = await settled(timeout_ms, request.done)
         return Sent(queue_id, done.offsets[0])
+
+    def begin(
+        self,
+        config: TopicConfig,
+        message: OutgoingMessage,
+        message_id: str,
+        queue_id: int,
+        born_host: str,
+        timeout_ms: int,
+        done: Callable[[Sent | BrokerError], None],
+    ) -> bool:
+        """As `send`, of a message that surely was not sent before. False: nothing was done."""
+        digest = id_digest(config.name, message_id) if message_id else b""
+        if digest:
+            if digest in self._sending:
+                return False
+            with self._state.lock:
+                if self._state.ids.find(digest) is not None:
+                    return False
+            message = with_id(message, message_id)
+        queue_id = self.queue_of(config, queue_id)
+        records = self._writer.records(config.name, queue_id, [message], born_host=host_of(born_host))
+        request = self.request(digest, queued=[records])
+
+        def told(outcome: Done | BrokerError) -> None:
+            done(outcome if isinstance(outcome, BrokerError) else Sent(queue_id, outcome.offsets[0]))
+
+        when_settled(timeout_ms, request.done, told)
+        return True
 
     async def outcome(self, digest: bytes, timeout_ms: int) -> First | Place | None:
         """What became of the message with this id; None: it was not sent before. While that is in doubt it is
@@ -157,6 +186,27 @@ async def settled(timeout_ms: int, done: asyncio.Future[T]) -> T:
         if not done.done():
             raise _unknown_after(timeout_ms)
     return done.result()
+
+
+def when_settled(timeout_ms: int, done: asyncio.Future[T], tell: Callable[[T | BrokerError], None]) -> None:
+    """As `settled`, without a coroutine that waits: `tell` is called, once, in a later turn of the loop."""
+
+    def over(_: object = None) -> None:
+        timer.cancel()
+        done.remove_done_callback(over)
+        if not done.done():
+            tell(_unknown_after(timeout_ms))
+            return
+        error = done.exception()
+        if error is None:
+            tell(done.result())
+        elif isinstance(error, BrokerError):
+            tell(error)
+        else:
+            raise error
+
+    timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, over)
+    done.add_done_callback(over)
 
 
 async def within(timeout_ms: int, done: Awaitable[T]) -> T:

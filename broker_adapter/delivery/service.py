@@ -19,17 +19,18 @@ from broker_adapter.delivery.api import (
     Sent,
 )
 from broker_adapter.delivery.commands import Ack, Change, Changed, QueueKey
-from broker_adapter.delivery.committer import ROUND_BYTES, Committer, Request
+from broker_adapter.delivery.committer import ROUND_BYTES, Committer, Done, Request
 from broker_adapter.delivery.dead_letters import DeadLetters
 from broker_adapter.delivery.handles import Receipt, parse_receipt, receipt_handle
 from broker_adapter.delivery.holder import Holder
 from broker_adapter.delivery.queue_state import Held
 from broker_adapter.delivery.receiver import Bounds, Receive, ReceiveLimits, Receiver
 from broker_adapter.delivery.renewals import Renewals
-from broker_adapter.delivery.sender import Sender, settled, within
+from broker_adapter.delivery.sender import Sender, settled, when_settled, within
 from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.delivery.views import GroupTopic, Views
 from broker_adapter.errors import (
+    BrokerError,
     IllegalMessage,
     PutIndeterminate,
     ReadFailed,
@@ -42,7 +43,7 @@ from broker_adapter.queue_reader import QueueReader
 from broker_adapter.settings import BrokerSettings
 from dledger import when_idle
 
-_PERM_READ = 4
+_PERM_WRITE, _PERM_READ = 2, 4
 _MAX_MESSAGES = 1_024
 _MAX_BYTES = 16 << 20
 
@@ -188,6 +189,25 @@ class DeliveryService:
             config, message, message_id, queue_id, born_host, self._timeout(timeout_ms)
         )
 
+    def begin_send(
+        self,
+        topic: str,
+        message: OutgoingMessage,
+        *,
+        message_id: str,
+        queue_id: int = -1,
+        born_host: str = "",
+        timeout_ms: int = 0,
+        done: Callable[[Sent | BrokerError], None],
+    ) -> bool:
+        self._writer.check_master()
+        config = self._metadata.topic(topic)
+        if config is None or not config.perm & _PERM_WRITE:
+            return False
+        return self._sender.begin(
+            config, message, message_id, queue_id, born_host, self._timeout(timeout_ms), done
+        )
+
     async def send_delayed(
         self,
         topic: str,
@@ -280,22 +300,36 @@ class DeliveryService:
         return await self._receiver.receive(call, deadline, partial(self._check_open, group, topic))
 
     async def ack(self, group: str, topic: str, handles: Sequence[str]) -> list[AckStatus]:
-        self._writer.check_master()
-        found = [AckStatus.INVALID_HANDLE] * len(handles)
-        places: list[int] = []
-        elements: list[Ack] = []
-        for place, handle in enumerate(handles):
-            key, receipt, held = self._held(group, topic, handle)
-            if held is not None:
-                places.append(place)
-                elements.append(Ack(key, receipt.offset, receipt.pop))
+        places, elements = self._acks(group, topic, handles)
         if not elements:
-            return found
+            return _ack_statuses(len(handles), [], [])
         done = await self._commit(Request(elements=elements, release=self._wake(group, topic)))
-        for place, outcome in zip(places, done, strict=True):
-            if outcome:
-                found[place] = AckStatus.OK
-        return found
+        return _ack_statuses(len(handles), places, done)
+
+    def begin_ack(
+        self,
+        group: str,
+        topic: str,
+        handles: Sequence[str],
+        *,
+        timeout_ms: int = 0,
+        done: Callable[[list[AckStatus] | BrokerError], None],
+    ) -> bool:
+        places, elements = self._acks(group, topic, handles)
+        if not elements:
+            return False
+        request = Request(elements=elements, release=self._wake(group, topic))
+        self._committer.submit(request)
+
+        def told(outcome: Done | BrokerError) -> None:
+            if isinstance(outcome, BrokerError):
+                done(outcome)
+            else:
+                done(_ack_statuses(len(handles), places, outcome.outcomes))
+
+        most = self._timeout(0)
+        when_settled(min(timeout_ms or most, most), request.done, told)
+        return True
 
     async def change_invisible(self, group: str, topic: str, handle: str, invisible_ms: int) -> str:
         self._writer.check_master()
@@ -372,6 +406,18 @@ class DeliveryService:
             return key, receipt, None
         return key, receipt, held
 
+    def _acks(self, group: str, topic: str, handles: Sequence[str]) -> tuple[list[int], list[Ack]]:
+        """Of the handles that are valid by what is known here: their places, and what acknowledges them."""
+        self._writer.check_master()
+        places: list[int] = []
+        elements: list[Ack] = []
+        for place, handle in enumerate(handles):
+            key, receipt, held = self._held(group, topic, handle)
+            if held is not None:
+                places.append(place)
+                elements.append(Ack(key, receipt.offset, receipt.pop))
+        return places, elements
+
     async def _commit(self, request: Request) -> list[Any]:
         self._committer.submit(request)
         return (await settled(self._timeout(0), request.done)).outcomes
@@ -382,6 +428,14 @@ class DeliveryService:
 
     def _timeout(self, timeout_ms: int) -> int:
         return timeout_ms or self._settings.send_timeout_ms
+
+
+def _ack_statuses(count: int, places: Sequence[int], outcomes: Sequence[object]) -> list[AckStatus]:
+    found = [AckStatus.INVALID_HANDLE] * count
+    for place, outcome in zip(places, outcomes, strict=True):
+        if outcome:
+            found[place] = AckStatus.OK
+    return found
 
 
 def _invalid() -> ReadFailed:

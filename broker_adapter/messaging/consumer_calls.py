@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from broker_adapter.delivery.api import AckStatus, Delivery, DeliveryApi
-from broker_adapter.errors import ReadFailed
+from broker_adapter.errors import BrokerError, ReadFailed
 from broker_adapter.messaging.context import CallContext
 from broker_adapter.messaging.filters import filter_of
 from broker_adapter.messaging.message_in import duration_ms
 from broker_adapter.messaging.message_out import delivered_message, timestamp
 from broker_adapter.messaging.names import group_of, topic_of
-from broker_adapter.messaging.rejected import Code, Rejected, ok
-from broker_adapter.messaging.results import joint, status_or_raise
+from broker_adapter.messaging.rejected import ELSEWHERE, Code, Rejected, ok, status_of
+from broker_adapter.messaging.results import Done, joint, status_or_raise
 from broker_adapter.messaging.settings import ClientServiceSettings
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
@@ -21,8 +21,8 @@ MAX_RECEIVED = 1_024
 _MAX_ACKS = 1_024
 _MAX_HANDLE_LENGTH = 4_096
 _MAX_ATTEMPT_ID_LENGTH = 255
-#: What is left of a deadline for the way back.
-_WAY_BACK_MS = 300
+#: What is left of a deadline for the way back; what of it even a late answer needs.
+_WAY_BACK_MS, _LATE_MS = 300, 50
 
 
 class ConsumerCalls:
@@ -56,19 +56,24 @@ class ConsumerCalls:
         self, request: calls.AckMessageRequest, context: CallContext
     ) -> calls.AckMessageResponse:
         group, topic = _names(request, context)
-        handles = [entry.receipt_handle for entry in request.entries]
-        if not 0 < len(handles) <= _MAX_ACKS:
-            raise Rejected(Code.BAD_REQUEST, f"{len(handles)} entries; 1 to {_MAX_ACKS} are allowed")
-        # What is too long for a handle is none, and looked at no further.
-        kept = [handle if len(handle) <= _MAX_HANDLE_LENGTH else "" for handle in handles]
-        results = await self._delivery.ack(group, topic, kept)
-        entries = [
-            calls.AckMessageResultEntry(
-                message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=_ack_status(result)
-            )
-            for entry, result in zip(request.entries, results, strict=True)
-        ]
-        return calls.AckMessageResponse(status=joint([entry.status for entry in entries]), entries=entries)
+        results = await self._delivery.ack(group, topic, _handles(request))
+        return _ack_response(request, results)
+
+    def begin_ack(self, request: calls.AckMessageRequest, context: CallContext, done: Done) -> bool:
+        """As `ack_message`. False, or any error: nothing was done."""
+        group, topic = _names(request, context)
+
+        def acknowledged(outcome: list[AckStatus] | BrokerError) -> None:
+            if isinstance(outcome, list):
+                done(_ack_response(request, outcome))
+            elif outcome.status in ELSEWHERE:
+                done(outcome)
+            else:
+                done(calls.AckMessageResponse(status=status_of(outcome)))
+
+        handles = _handles(request)
+        timeout_ms = 0 if context.timeout_s is None else max(1, int(context.timeout_s * 1000) - _LATE_MS)
+        return self._delivery.begin_ack(group, topic, handles, timeout_ms=timeout_ms, done=acknowledged)
 
     async def change_invisible_duration(
         self, request: calls.ChangeInvisibleDurationRequest, context: CallContext
@@ -157,3 +162,22 @@ def _ack_status(result: AckStatus) -> pb.Status:
     if result is AckStatus.OK:
         return ok()
     return pb.Status(code=Code.INVALID_RECEIPT_HANDLE, message="the handle is none, or over")
+
+
+def _handles(request: calls.AckMessageRequest) -> list[str]:
+    """Rejected (BAD_REQUEST)."""
+    handles = [entry.receipt_handle for entry in request.entries]
+    if not 0 < len(handles) <= _MAX_ACKS:
+        raise Rejected(Code.BAD_REQUEST, f"{len(handles)} entries; 1 to {_MAX_ACKS} are allowed")
+    # What is too long for a handle is none, and looked at no further.
+    return [handle if len(handle) <= _MAX_HANDLE_LENGTH else "" for handle in handles]
+
+
+def _ack_response(request: calls.AckMessageRequest, results: Sequence[AckStatus]) -> calls.AckMessageResponse:
+    entries = [
+        calls.AckMessageResultEntry(
+            message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=_ack_status(result)
+        )
+        for entry, result in zip(request.entries, results, strict=True)
+    ]
+    return calls.AckMessageResponse(status=joint([entry.status for entry in entries]), entries=entries)

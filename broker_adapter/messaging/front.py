@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -77,6 +77,8 @@ class MessagingService:
         self._max_calls = settings.max_calls
         self._receives = Places("calls that wait for messages", settings.max_waiting_receives)
         self._under_way: set[asyncio.Task[bytes]] = set()
+        self._begun: set[asyncio.Future[bytes]] = set()  # without a task
+        self._on_answer: asyncio.Future[None] | None = None
         self._waiting: set[asyncio.Task[bytes]] = set()
         self._open: set[asyncio.Event] = set()
         self._leaving = False
@@ -105,8 +107,14 @@ class MessagingService:
 
     async def drain(self, seconds: float) -> None:
         """So long for the calls that are under way now, but for those that wait for messages."""
-        if self._under_way:
-            await asyncio.wait(list(self._under_way), timeout=seconds)
+        tasks, begun = list(self._under_way), set(self._begun)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                if tasks:
+                    await asyncio.wait(tasks)
+                while begun & self._begun:
+                    self._on_answer = asyncio.get_running_loop().create_future()
+                    await self._on_answer
 
     def send_away(self) -> None:
         """The server takes no new calls: the conversations end, and receives as if there were no messages, so
@@ -123,6 +131,8 @@ class MessagingService:
         self.send_away()
         for task in self._under_way:
             task.cancel()
+        for answer in self._begun:
+            answer.cancel()
 
     # -- calls
 
@@ -132,6 +142,8 @@ class MessagingService:
                 call = self._admitted(method, request, context, listener)
                 if self._stopping:
                     raise stopping()
+                if (answer := self._begun_at_once(method, request, call)) is not None:
+                    return await answer
                 # A client that has gone does not take back what it asked for.
                 return await asyncio.shield(self._begin(method, request, call))
             except asyncio.CancelledError:
@@ -143,10 +155,28 @@ class MessagingService:
 
         return behaviour
 
-    def _begin(self, method: str, request: bytes, call: CallContext) -> asyncio.Task[bytes]:
+    def _begun_at_once(self, method: str, request: bytes, call: CallContext) -> asyncio.Future[bytes] | None:
+        """Its answer, if the call needs no task: none that would end with a client that has gone."""
+        self._check_room()
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        if not self._answering.begin(method, request, call, partial(self._answered, method, answer)):
+            return None
+        self._begun.add(answer)
+        return answer
+
+    def _answered(self, method: str, answer: asyncio.Future[bytes], outcome: bytes | Exception) -> None:
+        self._begun.discard(answer)
+        if self._on_answer is not None and not self._on_answer.done():
+            self._on_answer.set_result(None)
+        if not answer.done():
+            answer.set_result(refused(method, outcome) if isinstance(outcome, Exception) else outcome)
+
+    def _check_room(self) -> None:
         """Busy if too many calls are under way: all that are not answered, whoever still waits for them."""
-        if len(self._under_way) >= self._max_calls:
+        if len(self._under_way) + len(self._begun) >= self._max_calls:
             raise Busy(Status.TOO_MANY_CALLS, f"{self._max_calls} calls are under way")
+
+    def _begin(self, method: str, request: bytes, call: CallContext) -> asyncio.Task[bytes]:
         task = asyncio.create_task(self._answer(method, request, call))
         self._under_way.add(task)
         task.add_done_callback(self._ended)

@@ -14,6 +14,10 @@ TELEMETRY: Final = "Telemetry"
 QUERY_ROUTE: Final = "QueryRoute"
 RECEIVE_MESSAGE: Final = "ReceiveMessage"
 SEND_MESSAGE: Final = "SendMessage"
+ACK_MESSAGE: Final = "AckMessage"
+CHANGE_INVISIBLE_DURATION: Final = "ChangeInvisibleDuration"
+#: They end with an append, and come in great numbers.
+APPENDING: Final = frozenset({SEND_MESSAGE, ACK_MESSAGE, CHANGE_INVISIBLE_DURATION})
 
 
 class Method(NamedTuple):
@@ -34,7 +38,7 @@ METHODS: Final = {
     SEND_MESSAGE: Method(calls.SendMessageRequest, calls.SendMessageResponse),
     "QueryAssignment": Method(calls.QueryAssignmentRequest, calls.QueryAssignmentResponse),
     RECEIVE_MESSAGE: Method(calls.ReceiveMessageRequest, calls.ReceiveMessageResponse, True),
-    "AckMessage": Method(calls.AckMessageRequest, calls.AckMessageResponse),
+    ACK_MESSAGE: Method(calls.AckMessageRequest, calls.AckMessageResponse),
     "ForwardMessageToDeadLetterQueue": Method(
         calls.ForwardMessageToDeadLetterQueueRequest, calls.ForwardMessageToDeadLetterQueueResponse
     ),
@@ -46,7 +50,7 @@ METHODS: Final = {
     "NotifyClientTermination": Method(
         calls.NotifyClientTerminationRequest, calls.NotifyClientTerminationResponse
     ),
-    "ChangeInvisibleDuration": Method(
+    CHANGE_INVISIBLE_DURATION: Method(
         calls.ChangeInvisibleDurationRequest, calls.ChangeInvisibleDurationResponse
     ),
     "RecallMessage": Method(calls.RecallMessageRequest, calls.RecallMessageResponse),

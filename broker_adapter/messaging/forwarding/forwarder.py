@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
+from functools import partial
 
 from broker_adapter.errors import BrokerError, PutIndeterminate, Status, error_for
 from broker_adapter.messaging.clients import ClientStreams
@@ -18,7 +19,8 @@ from broker_adapter.messaging.forwarding.frames import MAX_PART_BYTES
 from broker_adapter.messaging.forwarding.link import LinkRefused, MasterLink
 from broker_adapter.messaging.forwarding.members import Members
 from broker_adapter.messaging.forwarding.repeats import is_repeatable
-from broker_adapter.messaging.handlers import Answering
+from broker_adapter.messaging.handlers import Answered, Answering
+from broker_adapter.messaging.methods import APPENDING
 from broker_adapter.messaging.rejected import Code, Rejected
 from broker_adapter.messaging.settings import ClientServiceSettings
 from dledger import RoleEvent, get_logger
@@ -34,6 +36,8 @@ _RECONNECT_S = 0.05
 _REFUSED_S = 1.0
 #: Nothing was done; or, of these, nothing that could be found out later.
 _SURELY_NOT = frozenset({Status.NOT_MASTER, Status.SHUTTING_DOWN, Status.NOT_CONNECTED, Status.NOT_CONFIRMED})
+
+Place = Answering | MasterLink
 
 
 class Figures:
@@ -73,6 +77,7 @@ class Forwarder:
         self._following: asyncio.Task[None] | None = None
         self._linked_to: str | None = None
         self._ended: set[asyncio.Task[None]] = set()
+        self._going_on: set[asyncio.Task[None]] = set()  # with calls that began without a task
         self._change: asyncio.Future[None] | None = None
         self._is_stopped = False
         clients.on_change = self._client_changed
@@ -98,7 +103,9 @@ class Forwarder:
     async def stop(self) -> None:
         self._is_stopped = True
         self._let_go()
-        await asyncio.gather(*self._ended, return_exceptions=True)
+        for task in self._going_on:
+            task.cancel()
+        await asyncio.gather(*self._ended, *self._going_on, return_exceptions=True)
 
     def _let_go(self) -> None:
         if self._following is not None:
@@ -136,12 +143,67 @@ class Forwarder:
     # -- Answering ----------------------------------------------------------------------------------------
 
     async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
+        return await self._until_answered(_Held(self, method, request, context))
+
+    def begin(self, method: str, request: bytes, context: CallContext, answered: Answered) -> bool:
+        """A call that waits for a master, or is sent again, takes a task from then on."""
+        place = self.place()
+        if place is None or method not in APPENDING or len(request) > MAX_PART_BYTES:
+            return False
         call = _Held(self, method, request, context)
+        told = partial(self._told, call, place, answered)
+        if isinstance(place, MasterLink):
+            return self._hand_on(place, call, told)
+        return place.begin(method, request, context, told)
+
+    def _hand_on(self, link: MasterLink, call: _Held, told: Answered) -> bool:
+        timer: asyncio.TimerHandle | None = None
+
+        def over(outcome: bytes | Exception) -> None:
+            if timer is not None:
+                timer.cancel()
+            told(outcome)
+
+        def too_late() -> None:
+            let_go()
+            told(call.too_late())
+
+        try:
+            let_go = link.hand_on(call.method, call.request, call.context(), over)
+        except BrokerError:
+            return False
+        if call.last_moment is not None:
+            timer = asyncio.get_running_loop().call_at(call.last_moment, too_late)
+        return True
+
+    def _told(self, call: _Held, place: Place, answered: Answered, outcome: bytes | Exception) -> None:
+        if isinstance(outcome, BrokerError):
+            task = asyncio.create_task(self._go_on(call, place, answered, outcome))
+            self._going_on.add(task)
+            task.add_done_callback(self._going_on.discard)
+            return
+        call.count(place, "answered")
+        answered(outcome)
+
+    async def _go_on(self, call: _Held, place: Place, answered: Answered, error: BrokerError) -> None:
+        """With a call that `place` has not answered."""
+        try:
+            call.failed(place, error)
+            answer = await self._until_answered(call)
+        except asyncio.CancelledError:
+            answered(error)  # this node stops
+            raise
+        except Exception as last:
+            answered(last)
+        else:
+            answered(answer)
+
+    async def _until_answered(self, call: _Held) -> bytes:
         while True:
             place = await call.place()
             try:
                 async with asyncio.timeout_at(call.last_moment):
-                    answer = await place.unary(method, request, call.context())
+                    answer = await place.unary(call.method, call.request, call.context())
             except TimeoutError:
                 call.failed(place, call.too_late())
             except BrokerError as error:
@@ -171,7 +233,7 @@ class Forwarder:
 
     # -- for calls under way ------------------------------------------------------------------------------
 
-    def place(self) -> Answering | None:
+    def place(self) -> Place | None:
         """Who answers now."""
         if self._is_writable():
             return self._local
@@ -199,8 +261,8 @@ class _Held:
             text = f"a request of {len(request)} bytes; nodes hand on up to {MAX_PART_BYTES}"
             raise Rejected(Code.PAYLOAD_TOO_LARGE, text)
         self._forwarder = forwarder
-        self._method = method
-        self._request = request
+        self.method = method
+        self.request = request
         self._context = context
         self._loop = loop = asyncio.get_running_loop()
         begin = loop.time()
@@ -213,7 +275,7 @@ class _Held:
         self._may_be_done = False
         self._not_before = 0.0
 
-    async def place(self) -> Answering:
+    async def place(self) -> Place:
         """BrokerError if there is nobody in time: what is known of the call by then."""
         forwarder, loop = self._forwarder, self._loop
         if self._error is None and (found := forwarder.place()) is not None:
@@ -236,12 +298,12 @@ class _Held:
             return self._context
         return self._context._replace(timeout_s=max(0.0, self._deadline - self._loop.time()))
 
-    def failed(self, place: Answering, error: BrokerError) -> None:
+    def failed(self, place: Place, error: BrokerError) -> None:
         """Raises, unless the call may be sent again."""
         is_unknown = error.status is Status.OUTCOME_UNKNOWN
         self._may_be_done |= is_unknown
         self._error = error
-        may_again = error.status in _SURELY_NOT or (is_unknown and is_repeatable(self._method, self._request))
+        may_again = error.status in _SURELY_NOT or (is_unknown and is_repeatable(self.method, self.request))
         if may_again and self._loop.time() < self._give_up:
             self._not_before = self._loop.time() + _AGAIN_S
             self.count(place, "sent again")
@@ -252,9 +314,9 @@ class _Held:
     def too_late(self) -> BrokerError:
         return PutIndeterminate(Status.OUTCOME_UNKNOWN, "the master has not answered in time")
 
-    def count(self, place: Answering, outcome: str) -> None:
+    def count(self, place: Place, outcome: str) -> None:
         if isinstance(place, MasterLink):
-            self._forwarder.figures.outcomes[self._method, outcome] += 1
+            self._forwarder.figures.outcomes[self.method, outcome] += 1
 
     def _last_word(self) -> BrokerError:
         """A refusal says nothing of an attempt before it whose outcome is not known."""

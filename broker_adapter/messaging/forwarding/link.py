@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -22,10 +23,13 @@ from broker_adapter.messaging.forwarding.frames import (
     context_to_pb,
     error_from_pb,
 )
+from broker_adapter.messaging.forwarding.gathering import Gathering
 from broker_adapter.messaging.forwarding.members import Members
+from broker_adapter.messaging.handlers import Answered
+from broker_adapter.messaging.methods import APPENDING
 from broker_adapter.messaging.v2 import service_pb2 as calls
 from broker_adapter.v1 import forward_pb2 as pb
-from dledger import get_logger, open_channel
+from dledger import get_logger, open_channel, when_idle
 
 _log = get_logger("forwarding")
 
@@ -70,8 +74,22 @@ class _Call:
         self.wake()
 
 
+class _Told(_Call):
+    """One that nobody waits for: `tell` is called when there is something of it."""
+
+    __slots__ = ("_tell",)
+
+    def __init__(self, size: int, tell: Callable[[_Call], None]) -> None:
+        super().__init__(size)
+        self._tell = tell
+
+    def wake(self) -> None:
+        self._tell(self)
+
+
 class MasterLink:
-    """Implements Answering, once it `is_writable`. One object for one stream: `run` serves it to its end.
+    """Answers as `Answering` does, once it `is_writable`. One object for one stream: `run` serves it to its
+    end.
 
     `on_change` is called whenever `is_writable` changes. Calls that were under way when the stream ends raise
     PutRefused (NOT_CONNECTED) if they have never left this node, PutIndeterminate otherwise.
@@ -98,6 +116,8 @@ class MasterLink:
         self._ids = count(1)
         self._calls: dict[int, _Call] = {}
         self._outbox = Outbox(pb.FromNode)
+        loop = asyncio.get_running_loop()
+        self._gathering = Gathering(self._outbox.put, later=loop.call_later, when_idle=when_idle)
         self._is_over = False
 
     def __len__(self) -> int:
@@ -107,18 +127,37 @@ class MasterLink:
     # -- Answering ----------------------------------------------------------------------------------------
 
     async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
-        call_id, call = self._begin(method, request, context)
+        call = _Call(len(request))
+        call_id = self._take_up(call, method, request, context)
         try:
             answer = await call.next()
         finally:
             self._end(call_id, call)
         if answer is None:
-            raise PutIndeterminate(Status.OUTCOME_UNKNOWN, f"{self.node_id} has answered nothing")
+            raise self._nothing()
         return answer
+
+    def hand_on(
+        self, method: str, request: bytes, context: CallContext, answered: Answered
+    ) -> Callable[[], None]:
+        """As `unary`, without a task: `answered` is called once, later. What this gives lets go of a call
+        that is not answered yet: then nobody is told."""
+
+        def told(call: _Call) -> None:
+            self._end(call_id, call)
+            answered(call.answers[0] if call.answers else call.error or self._nothing())
+
+        call = _Told(len(request), told)
+        call_id = self._take_up(call, method, request, context)
+        return partial(self._end, call_id, call)
+
+    def _nothing(self) -> BrokerError:
+        return PutIndeterminate(Status.OUTCOME_UNKNOWN, f"{self.node_id} has answered nothing")
 
     async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
         """An end before the last answer is none to the caller: what he has got is as good as before."""
-        call_id, call = self._begin(method, request, context)
+        call = _Call(len(request))
+        call_id = self._take_up(call, method, request, context)
         is_first = True
         try:
             while (answer := await call.next()) is not None:
@@ -132,13 +171,14 @@ class MasterLink:
         finally:
             self._end(call_id, call)
 
-    def _begin(self, method: str, request: bytes, context: CallContext) -> tuple[int, _Call]:
+    def _take_up(self, call: _Call, method: str, request: bytes, context: CallContext) -> int:
+        """The number of the call."""
         if self._is_over:
             raise PutRefused(Status.NOT_CONNECTED, f"the connection to {self.node_id} is broken")
         if len(self._calls) >= self._max_calls or self.bytes + len(request) > self._max_bytes:
             text = f"{len(self._calls)} calls with {self.bytes} bytes are on their way to the master"
             raise Busy(Status.TOO_MANY_CALLS, text)
-        call_id, call = next(self._ids), _Call(len(request))
+        call_id = next(self._ids)
         self._calls[call_id] = call
         self.bytes += call.size
 
@@ -147,8 +187,11 @@ class MasterLink:
                 call.is_sent = True
                 frame.calls.add(id=call_id, method=method, request=request, context=context_to_pb(context))
 
-        self._outbox.put(len(request), add)
-        return call_id, call
+        if method in APPENDING:
+            self._gathering.add(call_id, len(request), add)
+        else:
+            self._outbox.put(len(request), add)
+        return call_id
 
     def _end(self, call_id: int, call: _Call) -> None:
         self.bytes -= call.size
@@ -233,6 +276,7 @@ class MasterLink:
             call = self._calls.get(answer.id)
             if call is not None:
                 self._answered(answer, call)
+            self._gathering.answered(answer.id)
         for command in frame.commands:
             self._clients.tell(command.client_id, calls.TelemetryCommand.FromString(command.command))
         if frame.HasField("is_writable") and frame.is_writable != self.is_writable:
@@ -254,8 +298,9 @@ class MasterLink:
 
     def _over(self) -> None:
         self._is_over = True
+        self._gathering.stop()
         text = f"the connection to {self.node_id} is broken"
-        for call in self._calls.values():
+        for call in list(self._calls.values()):
             if call.is_complete:
                 continue
             if call.is_sent:

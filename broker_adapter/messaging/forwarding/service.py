@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -12,6 +13,7 @@ import grpc.aio
 
 from broker_adapter.errors import BrokerError, Busy, IllegalMessage, Status, error_for
 from broker_adapter.messaging.connected import ConnectedClients, RemoteClients
+from broker_adapter.messaging.context import CallContext
 from broker_adapter.messaging.forwarding.frames import (
     SERVICE,
     Outbox,
@@ -111,6 +113,7 @@ class _NodeStream:
         self.node_id = node_id
         self.clients = RemoteClients(self._tell)
         self.unary: set[asyncio.Task[None]] = set()
+        self._begun = 0  # calls without a task
         self._streams: dict[int, asyncio.Task[None]] = {}
         self._answering = answering
         self._is_writable = is_writable
@@ -168,19 +171,29 @@ class _NodeStream:
             self._refuse(call, IllegalMessage(Status.REQUEST_MALFORMED, f"no method {call.method[:64]!r}"))
         elif not self._is_writable():
             self._refuse(call, error_for(Status.NOT_MASTER, "this node is not the master"))
-        elif len(self.unary) + len(self._streams) >= self._max_calls:
+        elif len(self.unary) + len(self._streams) + self._begun >= self._max_calls:
             self._refuse(call, Busy(Status.TOO_MANY_CALLS, f"{self._max_calls} calls are under way"))
         elif method.streams_answers:
             task = self._streams[call.id] = asyncio.create_task(self._stream(call))
             task.add_done_callback(lambda _: self._streams.pop(call.id, None))
         else:
-            task = asyncio.create_task(self._unary(call))
+            context = context_from_pb(call.context)
+            if self._answering.begin(call.method, call.request, context, partial(self._told, call)):
+                self._begun += 1
+                return
+            task = asyncio.create_task(self._unary(call, context))
             self.unary.add(task)
             task.add_done_callback(self.unary.discard)
 
-    async def _unary(self, call: pb.ForwardedCall) -> None:
+    def _told(self, call: pb.ForwardedCall, outcome: bytes | Exception) -> None:
+        self._begun -= 1
+        if isinstance(outcome, Exception):
+            self._failed(call, outcome)
+        else:
+            self._answer(call, outcome, is_last=True)
+
+    async def _unary(self, call: pb.ForwardedCall, context: CallContext) -> None:
         try:
-            context = context_from_pb(call.context)
             answer = await self._answering.unary(call.method, call.request, context)
         except Exception as error:
             self._failed(call, error)

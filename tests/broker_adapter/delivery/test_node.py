@@ -19,7 +19,15 @@ from broker_adapter.delivery.api import (
     Resolution,
     Sent,
 )
-from broker_adapter.errors import Busy, IllegalMessage, PutRefused, ReadFailed, Status, TopicRefused
+from broker_adapter.errors import (
+    BrokerError,
+    Busy,
+    IllegalMessage,
+    PutRefused,
+    ReadFailed,
+    Status,
+    TopicRefused,
+)
 from broker_adapter.message import decode
 from broker_adapter.program import BrokerProgram
 from broker_adapter.properties import split_properties
@@ -52,6 +60,29 @@ async def test_what_was_sent_is_received_and_acknowledged_once(tmp_path: Path) -
             assert await delivery.ack("g", "t", [found[0].handle, "?"]) == [AckStatus.INVALID_HANDLE] * 2
         assert sorted(bodies) == sorted(b"m%d" % i for i in range(50))
         assert await delivery.receive("g", "t", client_id="c", wait_ms=1) == []
+
+
+async def test_sends_and_acks_without_tasks_end_as_those_with_one(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        delivery = (await cluster.master()).delivery
+        sent: asyncio.Future[Sent | BrokerError] = asyncio.Future()
+        # A topic that is not there yet has to be made: that takes a task.
+        assert not delivery.begin_send("t", message("x"), message_id="x", done=sent.set_result)
+        first = await delivery.send("t", message("first"), message_id="first")
+        assert not delivery.begin_send("t", message("first"), message_id="first", done=sent.set_result)
+        assert delivery.begin_send(
+            "t", message("m"), message_id="m", queue_id=first.queue_id, done=sent.set_result
+        )
+        assert await sent == Sent(first.queue_id, first.queue_offset + 1)
+        found = await delivery.receive("g", "t", client_id="c", invisible_ms=30_000, wait_ms=9999)
+        while len(found) < 2:
+            found += await delivery.receive("g", "t", client_id="c", invisible_ms=30_000, wait_ms=9999)
+        acked: asyncio.Future[list[AckStatus] | BrokerError] = asyncio.Future()
+        assert not delivery.begin_ack("g", "t", ["?"], done=acked.set_result)
+        handles = [found[0].handle, "?", found[1].handle]
+        assert delivery.begin_ack("g", "t", handles, done=acked.set_result)
+        assert await acked == [AckStatus.OK, AckStatus.INVALID_HANDLE, AckStatus.OK]
+        assert not delivery.begin_ack("g", "t", handles, done=acked.set_result)
 
 
 async def test_a_waiting_receive_is_woken_by_a_send_and_by_a_time_that_is_over(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from broker_adapter.delivery.handles import id_digest
 from broker_adapter.delivery.sender import Sender
 from broker_adapter.delivery.sent_ids import SentIds
 from broker_adapter.delivery.state import DeliveryState
-from broker_adapter.errors import Busy, PutIndeterminate, Status
+from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, Status
 from broker_adapter.message_writer import MessageWriter, QueuedRecords
 from broker_adapter.record_writer import RecordBatch
+from tests.node.local import until
 
 DOUBT = PutIndeterminate(Status.OUTCOME_UNKNOWN, "not known yet")
 MINUTE_MS = 60_000
@@ -113,3 +114,52 @@ async def test_a_refusal_of_the_first_one_is_theirs_too() -> None:
     for task in (first, again):
         with pytest.raises(Busy):
             await task
+
+
+class Told(list[Sent | BrokerError]):
+    """What became of messages that were begun without a task."""
+
+    def begin(self, desk: Desk, timeout_ms: int = MINUTE_MS) -> bool:
+        config, message = TopicConfig("t", write_queues=4), OutgoingMessage(b"x")
+        return desk.sender.begin(config, message, "id", 2, "", timeout_ms, self.append)
+
+
+async def test_what_is_begun_without_a_task_is_told_once() -> None:
+    desk, told = Desk(), Told()
+    assert told.begin(desk)
+    desk.requests[0].settle(Done([7], []))
+    assert told == []
+    await steps()
+    assert told == [Sent(2, 7)]
+
+
+async def test_an_id_that_is_known_is_not_begun_without_a_task() -> None:
+    desk, told = Desk(), Told()
+    assert told.begin(desk)
+    assert not told.begin(desk)
+    again = desk.send()
+    await steps()
+    desk.ids.put(id_digest("t", "id"), 2, 7, 0)
+    desk.requests[0].settle(Done([7], []))
+    desk.requests[0].release()
+    assert await again == Sent(2, 7, True)
+    assert not told.begin(desk)
+    assert told == [Sent(2, 7)] and len(desk.requests) == 1
+
+
+async def test_what_is_begun_without_a_task_is_unknown_after_its_time() -> None:
+    desk, told = Desk(), Told()
+    assert told.begin(desk, timeout_ms=1)
+    await until(lambda: bool(told))
+    assert [type(one) for one in told] == [PutIndeterminate]
+    desk.requests[0].settle(Done([7], []))
+    await steps()
+    assert len(told) == 1
+
+
+async def test_a_refusal_of_what_is_begun_without_a_task_is_told() -> None:
+    desk, told = Desk(), Told()
+    assert told.begin(desk)
+    desk.requests[0].fail(DOUBT)
+    await steps()
+    assert told == [DOUBT]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any, TypeVar
 
 from broker_adapter.api import GroupConfig, OutgoingMessage, TopicConfig
 from broker_adapter.delivery.api import (
@@ -35,6 +36,8 @@ from broker_adapter.host import NO_HOST, Host
 from broker_adapter.message import Message, decode, encode, patch_offsets
 from broker_adapter.properties import TAGS, UNIQ_KEY, join_properties, split_properties
 from broker_adapter.topic_names import DEAD_LETTER_PREFIX, check_topic_name
+
+T = TypeVar("T")
 
 RENEWED_MS = 60_000
 MAX_DELAY_MS = 86_400_000
@@ -77,6 +80,7 @@ class MemoryDelivery(DeliveryApi):
         self.orderly: set[str] = set()
         self.queues: dict[tuple[str, int], list[bytes]] = defaultdict(list)
         self.heard: list[str] = []
+        self.begun: list[asyncio.Task[None]] = []
         self.released: list[tuple[str, str]] = []
         self.receives: list[tuple[str, str, int, int]] = []  # group, topic, invisible_ms, wait_ms
         self.fail_with: BrokerError | None = None
@@ -130,6 +134,50 @@ class MemoryDelivery(DeliveryApi):
         sent = self._store(topic, message, message_id, queue_id, born_host)
         self._sent[topic, message_id] = sent
         return sent
+
+    def begin_send(
+        self,
+        topic: str,
+        message: OutgoingMessage,
+        *,
+        message_id: str,
+        queue_id: int = -1,
+        born_host: str = "",
+        timeout_ms: int = 0,
+        done: Callable[[Sent | BrokerError], None],
+    ) -> bool:
+        sent = self.send(
+            topic,
+            message,
+            message_id=message_id,
+            queue_id=queue_id,
+            born_host=born_host,
+            timeout_ms=timeout_ms,
+        )
+        return self._begin(sent, done)
+
+    def begin_ack(
+        self,
+        group: str,
+        topic: str,
+        handles: Sequence[str],
+        *,
+        timeout_ms: int = 0,
+        done: Callable[[list[AckStatus] | BrokerError], None],
+    ) -> bool:
+        return self._begin(self.ack(group, topic, handles), done)
+
+    def _begin(self, work: Coroutine[Any, Any, T], done: Callable[[T | BrokerError], None]) -> bool:
+        async def run() -> None:
+            outcome: T | BrokerError
+            try:
+                outcome = await work
+            except BrokerError as error:
+                outcome = error
+            done(outcome)
+
+        self.begun.append(asyncio.create_task(run()))
+        return True
 
     async def send_delayed(
         self,

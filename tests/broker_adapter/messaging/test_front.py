@@ -12,7 +12,8 @@ import pytest
 
 from broker_adapter.api import GroupConfig, TopicConfig
 from broker_adapter.messaging.context import CallContext
-from broker_adapter.messaging.methods import METHODS, SERVICE_NAME
+from broker_adapter.messaging.handlers import Answered
+from broker_adapter.messaging.methods import METHODS, QUERY_ROUTE, SERVICE_NAME
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
 from tests.broker_adapter.client.helpers import until
@@ -34,8 +35,11 @@ BEAT = calls.HeartbeatRequest(client_type=pb.ClientType.PRODUCER)
 class Recorder:
     """Answers every call once it may, and keeps who called."""
 
+    takes_tasks = False
+
     def __init__(self) -> None:
         self.contexts: list[CallContext] = []
+        self.begun: list[asyncio.Task[None]] = []
         self.may = asyncio.Event()
         self.may.set()
         self.ended = 0
@@ -48,6 +52,19 @@ class Recorder:
         answer: bytes = METHODS[method].answer(status=pb.Status(code=Code.OK)).SerializeToString()
         return answer
 
+    def begin(self, method: str, request: bytes, context: CallContext, answered: Answered) -> bool:
+        if self.takes_tasks or method == QUERY_ROUTE:
+            return False
+
+        async def run() -> None:
+            try:
+                answered(await self.unary(method, request, context))
+            except Exception as error:
+                answered(error)
+
+        self.begun.append(asyncio.create_task(run()))
+        return True
+
     async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
         self.contexts.append(context)
         try:
@@ -56,6 +73,12 @@ class Recorder:
             self.cancelled += 1
             raise
         yield METHODS[method].answer(status=pb.Status(code=Code.OK)).SerializeToString()
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "in tasks"], autouse=True)
+def takes_tasks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What holds for calls holds for both ways that they are taken."""
+    monkeypatch.setattr(Recorder, "takes_tasks", request.param)
 
 
 async def test_the_caller_is_known_by_metadata_and_deadline() -> None:

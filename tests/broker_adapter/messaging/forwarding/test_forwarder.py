@@ -18,6 +18,7 @@ from broker_adapter.messaging.forwarding.frames import METHOD, Outbox
 from broker_adapter.messaging.forwarding.members import Members
 from broker_adapter.messaging.forwarding.repeats import is_repeatable
 from broker_adapter.messaging.forwarding.service import ForwardService
+from broker_adapter.messaging.handlers import Answered
 from broker_adapter.messaging.settings import ClientServiceSettings
 from broker_adapter.messaging.v2 import service_pb2 as calls
 from broker_adapter.v1 import forward_pb2 as pb
@@ -40,9 +41,12 @@ def config(node_id: str, members: dict[str, str], **more: Any) -> NodeConfig:
 class Scripted:
     """Answers with what is next in `script`: bytes, or raises an error; then with "ok"."""
 
+    takes_tasks = False
+
     def __init__(self, *script: bytes | BrokerError) -> None:
         self.script = list(script)
         self.seen: list[tuple[str, CallContext]] = []
+        self.begun: list[asyncio.Task[None]] = []
         self.may = asyncio.Event()
         self.may.set()
         self.cancelled = 0
@@ -54,6 +58,19 @@ class Scripted:
         if isinstance(found, BrokerError):
             raise found
         return found
+
+    def begin(self, method: str, request: bytes, context: CallContext, answered: Answered) -> bool:
+        if self.takes_tasks:
+            return False
+
+        async def run() -> None:
+            try:
+                answered(await self.unary(method, request, context))
+            except BrokerError as error:
+                answered(error)
+
+        self.begun.append(asyncio.create_task(run()))
+        return True
 
     async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
         self.seen.append((method, context))
@@ -70,7 +87,9 @@ class Scripted:
 
 
 class Pair:
-    """n1 forwards to n2. `lead` says who leads."""
+    """n1 forwards to n2. `lead` says who leads. `takes_tasks`: calls do not begin without one."""
+
+    takes_tasks = False
 
     def __init__(self, remote: Scripted, settings: ClientServiceSettings) -> None:
         ports = free_ports(2)
@@ -87,6 +106,7 @@ class Pair:
             settings,
             lambda: self.is_local_master,
         )
+        self.begun = 0
         self.settings = settings
         self.service = self.make_service()
         self.server: Any = None
@@ -116,8 +136,30 @@ class Pair:
         self.is_remote_master = is_master
         self.service.announce()
 
-    def unary(self, method: str = "SendMessage", request: bytes = SEND, timeout_s: float = 5.0) -> Any:
-        return self.forwarder.unary(method, request, CONTEXT._replace(timeout_s=timeout_s))
+    async def unary(
+        self,
+        method: str = "SendMessage",
+        request: bytes = SEND,
+        timeout_s: float = 5.0,
+        context: CallContext = CONTEXT,
+    ) -> bytes:
+        context = context._replace(timeout_s=timeout_s)
+        answered: asyncio.Future[bytes | Exception] = asyncio.get_running_loop().create_future()
+        if self.takes_tasks or not self.forwarder.begin(method, request, context, answered.set_result):
+            return await self.forwarder.unary(method, request, context)
+        self.begun += 1
+        outcome = await answered
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "in tasks"], autouse=True)
+def takes_tasks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """What holds for calls holds for both ways that they are taken."""
+    for who in (Pair, Scripted):
+        monkeypatch.setattr(who, "takes_tasks", request.param)
+    return bool(request.param)
 
 
 @asynccontextmanager
@@ -151,6 +193,29 @@ async def test_who_called_travels_with_the_call() -> None:
         assert method == "SendMessage"
         assert context.timeout_s is not None and 0 < context.timeout_s <= 5
         assert context._replace(timeout_s=5.0) == CONTEXT
+
+
+async def test_calls_in_great_numbers_take_no_task_once_there_is_a_master(takes_tasks: bool) -> None:
+    async with pair() as p:
+        await until(lambda: p.forwarder.place() is not None)
+        for method, is_begun in (("SendMessage", 1), ("AckMessage", 1), ("Heartbeat", 0)):
+            before = p.begun
+            assert await p.unary(method) == b"ok"
+            assert p.begun - before == (0 if takes_tasks else is_begun)
+        p.lead(None)
+        assert not p.forwarder.begin("SendMessage", SEND, CONTEXT, lambda _: None)
+
+
+async def test_a_node_that_stops_gives_up_what_it_was_to_send_again() -> None:
+    async with pair(not_master()) as p:
+        await until(lambda: p.forwarder.place() is not None)
+        told: list[bytes | Exception] = []
+        assert p.forwarder.begin("SendMessage", SEND, CONTEXT._replace(timeout_s=600), told.append)
+        p.lead(None)
+        p.remote_master(False)
+        await until(lambda: p.forwarder.figures.outcomes["SendMessage", "sent again"] == 1)
+        await p.forwarder.stop()
+        assert [type(one) for one in told] == [type(not_master())]
 
 
 async def test_the_master_itself_is_not_asked_over_a_stream() -> None:
@@ -255,9 +320,9 @@ async def test_what_cannot_be_written_ends_its_stream_and_no_other() -> None:
     """Nobody waits for an answer to what never left."""
     async with pair(b"before", b"after") as p:
         assert await p.unary() == b"before"
-        unspeakable = CONTEXT._replace(client_id="\ud800", timeout_s=60.0)
+        unspeakable = CONTEXT._replace(client_id="\ud800")
         with pytest.raises(PutIndeterminate):
-            await asyncio.wait_for(p.forwarder.unary("SendMessage", NAMELESS, unspeakable), 30)
+            await asyncio.wait_for(p.unary("SendMessage", NAMELESS, 60.0, unspeakable), 30)
         assert await p.unary() == b"after"
 
 
