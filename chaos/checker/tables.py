@@ -30,7 +30,9 @@ milestones   events of nodes besides those that come with every batch.
 sent_logs    one log: acknowledged sends by outcome, term and time.
 read_logs    one log: how far it was read.
 histories    op_counts of other systems' histories, and of which model these are.
+odd_ops      operations whose lines are not one invoke and one completion at most.
 dump_ends    one node's files of one ledger.
+moved        messages of `placed` that stand at several positions.
 suspects     messages of `placed` that were never sent, had failed, or have several contents.
 doubts       acknowledged messages that are not in the files of all nodes, or not as the answer said.
 spells       one consumer with one queue that it was assigned, from its first message to its last.
@@ -48,7 +50,7 @@ from chaos.trace.schema import READS, Ev
 FEW_ROWS = frozenset(
     (
         *("line_counts", "writers", "op_counts", "runs", "milestones", "sent_logs", "read_logs", "histories"),
-        *("dump_ends", "suspects", "doubts", "spells", "holes", "fault", "member", "meta"),
+        *("dump_ends", "suspects", "moved", "odd_ops", "doubts", "spells", "holes", "fault", "member", "meta"),
     )
 )
 
@@ -75,7 +77,28 @@ _ONCE = (
     "node term code lidx qoff next_off max_off min_off end_claim src inc",
 )
 
+#: What is taken of the lines of an operation, whichever of them says it.
+_EITHER = ("retry_no", *(name for line in _ONCE for name in line.split()))
+
+#: Operations whose lines are not one invoke and one completion at most.
+_ODD_OPS = """
+SELECT op, run FROM events WHERE ev = 'op' GROUP BY op, run
+HAVING op IS NULL OR run IS NULL OR count(*) FILTER (WHERE type = 'invoke') <> 1 OR count(*) > 2
+  OR count(*) <> count(type)
+"""
+
+#: Joined, because strings to take the greatest of are sorted, twice, with all that stands beside them; only of
+#: odd operations that is done.
 _OPS = f"""
+SELECT i.run, i.op, CAST(1 AS BIGINT) AS invokes, CASE WHEN c.op IS NULL THEN 0 ELSE 1 END AS completions,
+  least(i.seq, c.seq) AS seq, i.mono AS inv, c.mono AS completed, CASE WHEN c.type = 'ok' THEN c.mono END AS ret,
+  coalesce(c.type, 'info') AS outcome, i.off AS off_asked, CASE WHEN c.type = 'ok' THEN c.off END AS off_answered,
+  {", ".join(f"greatest(i.{name}, c.{name}) AS {name}" for name in _EITHER)}
+FROM events i
+LEFT JOIN events c ON c.op = i.op AND c.run = i.run AND c.ev = 'op' AND c.type <> 'invoke'
+ANTI JOIN odd_ops x ON x.op = i.op AND x.run = i.run
+WHERE i.ev = 'op' AND i.type = 'invoke' AND i.op IS NOT NULL AND i.run IS NOT NULL
+UNION ALL
 SELECT run, op,
   count(*) FILTER (WHERE type = 'invoke') AS invokes,
   count(*) FILTER (WHERE type <> 'invoke') AS completions,
@@ -86,9 +109,11 @@ SELECT run, op,
   coalesce(max(type) FILTER (WHERE type <> 'invoke'), 'info') AS outcome,
   max(off) FILTER (WHERE type = 'invoke') AS off_asked,
   max(off) FILTER (WHERE type = 'ok') AS off_answered,
-  max(retry_no) AS retry_no,
-  {", ".join(f"max({name}) AS {name}" for line in _ONCE for name in line.split())}
-FROM events WHERE ev = 'op' GROUP BY run, op
+  {", ".join(f"max({name}) AS {name}" for name in _EITHER)}
+FROM (
+  SELECT e.* FROM events e
+  SEMI JOIN odd_ops x ON x.op IS NOT DISTINCT FROM e.op AND x.run IS NOT DISTINCT FROM e.run WHERE e.ev = 'op'
+) GROUP BY op, run
 """
 
 _SENDS = f"""
@@ -109,15 +134,15 @@ FROM events m JOIN ops o ON o.run = m.run AND o.op = m.op WHERE m.ev = 'item'
 """
 
 _SEEN = """
-SELECT run, log, pos, mid, digest, lidx, 1 AS acked, 0 AS reads, 0 AS dumps FROM sends
-WHERE outcome = 'ok' AND pos IS NOT NULL
+SELECT run, log, pos, mid, digest FROM sends WHERE outcome = 'ok' AND pos IS NOT NULL
 UNION ALL
-SELECT run, log, pos, mid, digest, lidx, 0, 1, 0 FROM dlv_lines WHERE pos IS NOT NULL
+SELECT run, log, pos, mid, digest FROM dlv_lines WHERE pos IS NOT NULL
 UNION ALL
-SELECT run, log, pos, mid, digest, lidx, 0, 0, 1 FROM dump
-WHERE mid IS NOT NULL AND sure AND pos IS NOT NULL
+SELECT run, log, pos, mid, digest FROM dump WHERE mid IS NOT NULL AND sure AND pos IS NOT NULL
 """
 
+#: `nodes`: a bit for each node whose files have it; `lidx_min`, `lidx_max`: in answers and files;
+#: `seen_min`, `seen_max`: contents where it was seen.
 _PLACED = """
 SELECT run, log, mid,
   sum(sent) AS sent, sum(oks) AS oks, sum(fails) AS fails, max(retries) AS retries,
@@ -125,24 +150,43 @@ SELECT run, log, mid,
   min(digest) AS digest_min, max(digest) AS digest_max,
   sum(acked) AS acked, sum(reads) AS reads, sum(dumps) AS dumps,
   min(pos) AS pos_min, max(pos) AS pos_max,
-  min(CASE WHEN reads > 0 THEN pos END) AS read_min, max(CASE WHEN reads > 0 THEN pos END) AS read_max
+  min(CASE WHEN reads > 0 THEN pos END) AS read_min, max(CASE WHEN reads > 0 THEN pos END) AS read_max,
+  bit_or(bit) AS nodes, min(lidx) AS lidx_min, max(lidx) AS lidx_max,
+  min(CASE WHEN pos IS NOT NULL THEN digest END) AS seen_min,
+  max(CASE WHEN pos IS NOT NULL THEN digest END) AS seen_max
 FROM (
-  SELECT run, log, mid, 1 AS sent, CASE WHEN outcome = 'ok' THEN 1 ELSE 0 END AS oks,
-    CASE WHEN outcome = 'fail' THEN 1 ELSE 0 END AS fails, retry_no AS retries, inv, ret,
-    digest AS sent_digest, digest, 0 AS acked, 0 AS reads, 0 AS dumps, CAST(NULL AS BIGINT) AS pos
-  FROM sends WHERE log IS NOT NULL
+  SELECT run, log, mid, CASE WHEN log IS NOT NULL THEN 1 ELSE 0 END AS sent,
+    CASE WHEN log IS NOT NULL AND outcome = 'ok' THEN 1 ELSE 0 END AS oks,
+    CASE WHEN log IS NOT NULL AND outcome = 'fail' THEN 1 ELSE 0 END AS fails, retry_no AS retries, inv, ret,
+    digest AS sent_digest, digest, CASE WHEN outcome = 'ok' AND pos IS NOT NULL THEN 1 ELSE 0 END AS acked,
+    0 AS reads, 0 AS dumps, CASE WHEN outcome = 'ok' THEN pos END AS pos,
+    CASE WHEN outcome = 'ok' THEN lidx END AS lidx, CAST(0 AS BIGINT) AS bit
+  FROM sends WHERE log IS NOT NULL OR (outcome = 'ok' AND pos IS NOT NULL)
   UNION ALL
   SELECT run, log, mid, 0, 0, 0, CAST(0 AS BIGINT), CAST(NULL AS BIGINT), CAST(NULL AS BIGINT),
-    CAST(NULL AS BIGINT), digest, acked, reads, dumps, pos
-  FROM seen
+    CAST(NULL AS BIGINT), digest, 0, 1, 0, pos, CAST(NULL AS BIGINT), CAST(0 AS BIGINT)
+  FROM dlv_lines WHERE pos IS NOT NULL
+  UNION ALL
+  SELECT d.run, d.log, d.mid, 0, 0, 0, CAST(0 AS BIGINT), CAST(NULL AS BIGINT), CAST(NULL AS BIGINT),
+    CAST(NULL AS BIGINT), d.digest, 0, 0, 1, d.pos, d.lidx, coalesce(e.bit, CAST(0 AS BIGINT))
+  FROM dump d LEFT JOIN dump_ends e ON e.run = d.run AND e.ledger = coalesce(d.ledger, '') AND e.node = d.node
+  WHERE d.mid IS NOT NULL AND d.sure AND d.pos IS NOT NULL
 ) GROUP BY run, log, mid
 """
 
+#: Most messages stand at one position, which is known by now.
 _KNOWN = """
 SELECT *, row_number() OVER w - 1 AS rank, lag(pos) OVER w AS before FROM (
-  SELECT run, log, pos, min(mid) AS mid_min, max(mid) AS mid_max, min(digest) AS digest_min,
-    max(digest) AS digest_max
-  FROM seen GROUP BY run, log, pos
+  SELECT run, log, pos, min(mid) AS mid_min, max(mid) AS mid_max, min(digest_min) AS digest_min,
+    max(digest_max) AS digest_max
+  FROM (
+    SELECT run, log, pos_min AS pos, mid, seen_min AS digest_min, seen_max AS digest_max FROM placed
+    WHERE pos_min = pos_max
+    UNION ALL
+    SELECT s.run, s.log, s.pos, s.mid, s.digest, s.digest FROM seen s
+    SEMI JOIN moved m ON m.mid IS NOT DISTINCT FROM s.mid AND m.log IS NOT DISTINCT FROM s.log
+      AND m.run IS NOT DISTINCT FROM s.run
+  ) GROUP BY run, log, pos
 ) WINDOW w AS (PARTITION BY run, log ORDER BY pos)
 """
 
@@ -285,27 +329,32 @@ SELECT d.run, d.op, d.i, d.grp, d.consumer, d.epoch, d.ledger, d.topic, d.q, d.l
   d.digest,
   d.attempt, d.filter, d.tag, d.src, d.inc, d.seq, d.mono, k.rank, coalesce(d.filter, g.filter) AS filtered,
   coalesce(g.mode IN ('shared', 'fifo'), false) AS received
-FROM dlv_lines d LEFT JOIN known k ON k.run = d.run AND k.log = d.log AND k.pos = d.pos
+FROM dlv_lines d LEFT JOIN known k ON k.pos = d.pos AND k.log = d.log AND k.run = d.run
 LEFT JOIN (SELECT run, grp, topic, max(filter) AS filter, max(mode) AS mode FROM member WHERE e = 'join'
   GROUP BY run, grp, topic) g
   ON g.run = d.run AND g.grp = d.grp AND g.topic = d.topic
 """
 
 #: Acknowledged messages with the nodes whose files have them, and the rows of these files that are as the
-#: answer said; only those of which something is amiss.
+#: answer said; only those of which something is amiss. Of most, what is known of their place says that
+#: nothing is.
 _DOUBTS = """
 SELECT * FROM (
-  SELECT s.run, s.op, s.i, s.mid, coalesce(s.ledger, '') AS ledger, s.log, s.lidx, s.pos, s.src, s.inc,
-    s.seq, r.n_dumps,
+  SELECT s.run, s.op, s.i, s.mid, s.ledger, s.log, s.lidx, s.pos, s.src, s.inc, s.seq, s.n_dumps,
     count(DISTINCT d.node) AS n, count(*) FILTER (WHERE d.log = s.log) AS there,
     count(*) FILTER (WHERE d.log = s.log AND d.lidx = s.lidx AND d.pos = s.pos) AS same
-  FROM sends s
-  JOIN (SELECT run, ledger, count(*) AS n_dumps FROM dump_ends GROUP BY run, ledger) r
-    ON r.run = s.run AND r.ledger = coalesce(s.ledger, '')
-  LEFT JOIN dump d ON d.run = s.run AND d.mid = s.mid
-  WHERE s.outcome = 'ok' AND s.lidx IS NOT NULL
-  GROUP BY s.run, s.op, s.i, s.mid, coalesce(s.ledger, ''), s.log, s.lidx, s.pos, s.src, s.inc, s.seq,
-    r.n_dumps
+  FROM (
+    SELECT s.run, s.op, s.i, s.mid, coalesce(s.ledger, '') AS ledger, s.log, s.lidx, s.pos, s.src, s.inc,
+      s.seq, r.n_dumps
+    FROM sends s
+    JOIN (SELECT run, ledger, count(*) AS n_dumps FROM dump_ends GROUP BY run, ledger) r
+      ON r.run = s.run AND r.ledger = coalesce(s.ledger, '')
+    LEFT JOIN placed p ON p.mid = s.mid AND p.log = s.log AND p.run = s.run
+    WHERE s.outcome = 'ok' AND s.lidx IS NOT NULL AND NOT coalesce(p.oks = 1 AND p.acked = 1
+      AND bit_count(p.nodes) = r.n_dumps AND p.pos_min = p.pos_max AND p.lidx_min = p.lidx_max, false)
+  ) s
+  LEFT JOIN dump d ON d.mid = s.mid AND d.run = s.run
+  GROUP BY s.run, s.op, s.i, s.mid, s.ledger, s.log, s.lidx, s.pos, s.src, s.inc, s.seq, s.n_dumps
 ) WHERE n < n_dumps OR (there > 0 AND same = 0)
 """
 
@@ -329,6 +378,16 @@ SELECT run, grp, log, pos, mid, min(mono) AS mono FROM (
 ) GROUP BY run, grp, log, pos, mid
 """
 
+#: `bit`: one for each node of a run, the same in all ledgers.
+_DUMP_ENDS = """
+SELECT *, CAST(1 AS BIGINT) << CAST((dense_rank() OVER (PARTITION BY run ORDER BY node) - 1) % 62 AS INT) AS bit
+FROM (
+  SELECT run, coalesce(ledger, '') AS ledger, node, min(lidx) AS low, max(lidx) AS high,
+    max(CASE WHEN sure THEN lidx END) AS sure_high, count(*) AS n
+  FROM dump GROUP BY run, coalesce(ledger, ''), node
+)
+"""
+
 _READS = f"""
 SELECT run, op, proc, f, {log_of()} AS log, inv, ret, outcome, node, term, from_off, next_off, max_off,
   min_off,
@@ -347,21 +406,23 @@ _ON_FACTS = (
 #: Facts, in steps; those of one step need only those of the steps before.
 _FACTS: tuple[dict[str, str], ...] = (
     {
-        "ops": _OPS,
+        "odd_ops": _ODD_OPS,
         "line_counts": _LINE_COUNTS,
         "runs": _RUNS,
         "milestones": _MILESTONES,
-        "dump_ends": """SELECT run, coalesce(ledger, '') AS ledger, node, min(lidx) AS low, max(lidx) AS high,
-          max(CASE WHEN sure THEN lidx END) AS sure_high, count(*) AS n FROM dump
-          GROUP BY run, coalesce(ledger, ''), node""",
+        "dump_ends": _DUMP_ENDS,
     },
+    {"ops": _OPS},
     {"sends": _SENDS, "op_counts": _OP_COUNTS},
-    {"placed": _PLACED, "known": _KNOWN, "sent_logs": _SENT_LOGS, "through": _THROUGH, "doubts": _DOUBTS},
+    {"placed": _PLACED, "sent_logs": _SENT_LOGS, "through": _THROUGH},
     {
-        "dlv": _DLV_RANKED,
+        "doubts": _DOUBTS,
+        "moved": "SELECT run, log, mid FROM placed WHERE pos_min < pos_max",
         "suspects": """SELECT run, log, mid, sent, oks, fails, sent_digest FROM placed
           WHERE sent = 0 OR (fails > 0 AND oks = 0) OR digest_min < digest_max""",
     },
+    {"known": _KNOWN},
+    {"dlv": _DLV_RANKED},
     {
         "spells": _SPELLS,
         "read_logs": """SELECT run, log, max(pos) AS top, count(*) AS n, count(grp) AS grouped FROM dlv
@@ -374,8 +435,9 @@ def make_tables(engine: Engine) -> None:
     """Make all tables out of `events`."""
     for name, sql in _VIEWS:
         engine.view(name, sql)
-    of_lines, of_ops, *others = _FACTS
+    of_lines, ops, of_ops, *others = _FACTS
     engine.facts(of_lines)
+    engine.facts(ops)
     for name, sql in _ON_FACTS:
         engine.view(name, sql)
     engine.facts(of_ops)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.checker.checks.sources import HISTORY
+from chaos.checker.checks.sources import DURABLE, HISTORY
 from chaos.checker.registry import DRAINED, WHOLE, Check, Part, hard, warning
 
 _LEADERS = """
@@ -108,12 +108,12 @@ CHECKS: tuple[Check, ...] = (
         "{node} was in term {term} after {before}",
         # What a node goes by is ahead of what is durable, for a moment, and may be lost with the process.
         Part(
-            HISTORY,
+            DURABLE,
             "e = 'term_vote' AND term < voted_before",
             "node, term, voted_before AS before, src, inc, seq",
         ),
         Part(
-            HISTORY,
+            DURABLE,
             "e IN ('leader', 'follower', 'candidate', 'commit') "
             "AND (term < coalesce(term_before, -1) OR term < coalesce(voted_before, -1))",
             "node, term, greatest(coalesce(term_before, -1), coalesce(voted_before, -1)) AS before, src, "
@@ -209,7 +209,7 @@ CHECKS: tuple[Check, ...] = (
         "recoveries",
         "{node} came back with end {ended} in term {term}; durable were {flushed} and term {voted_before}",
         Part(
-            HISTORY,
+            DURABLE,
             "e = 'recover' AND NOT coalesce(wiped, false) AND (ended < flushed OR term < voted_before)",
             "node, e, term, ended, wiped, flushed, voted_before, src, inc, seq",
         ),
