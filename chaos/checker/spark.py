@@ -207,7 +207,10 @@ def read_columns(session: SparkSession, intake: Intake) -> DataFrame:
 def as_events(rows: DataFrame) -> DataFrame:
     """Rows with the columns of the schema as those of the table `events`."""
     digest = fn.when(fn.col("digest").isNotNull(), fn.xxhash64("digest"))
+    # What strings are the least and the greatest is found by sorting them; of numbers, by hashing.
+    chain_key = fn.when(fn.col("chain").isNotNull(), fn.xxhash64("chain"))
     rows = rows.withColumn(FILE, fn.input_file_name()).withColumn("digest", digest)
+    rows = rows.withColumn("chain_key", chain_key)
     return rows.withColumnsRenamed(RENAMED)
 
 

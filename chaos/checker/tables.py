@@ -3,8 +3,8 @@
 All SQL here and in the checks keeps to what Spark and DuckDB both understand, is grouped by run,
   and never uses
 NOT IN (NULL), COUNT(DISTINCT) over large sets, or a window frame that ends UNBOUNDED FOLLOWING (quadratic in
-Spark). Facts are written once and have only the columns that checks read; digests are numbers, because what
-is grouped by numbers is hashed, and what has strings to take the least of is sorted.
+Spark). Facts are written once and have only the columns that checks read; digests are numbers, and chains have
+one (`chain_key`), because what has numbers to take the least of is hashed, and what has strings is sorted.
 
 As long as the trace:
 
@@ -32,6 +32,7 @@ read_logs    one log: how far it was read.
 histories    op_counts of other systems' histories, and of which model these are.
 odd_ops      operations whose lines are not one invoke and one completion at most.
 dump_ends    one node's files of one ledger.
+unclear      acknowledged messages of `placed` that may be in `doubts`.
 moved        messages of `placed` that stand at several positions.
 suspects     messages of `placed` that were never sent, had failed, or have several contents.
 doubts       acknowledged messages that are not in the files of all nodes, or not as the answer said.
@@ -50,7 +51,7 @@ from chaos.trace.schema import READS, Ev
 FEW_ROWS = frozenset(
     (
         *("line_counts", "writers", "op_counts", "runs", "milestones", "sent_logs", "read_logs", "histories"),
-        *("dump_ends", "suspects", "moved", "odd_ops", "doubts", "spells", "holes", "fault", "member", "meta"),
+        *("dump_ends", "suspects", "moved", "unclear", "odd_ops", "doubts", "spells", "holes", "fault", "member", "meta"),
     )
 )
 
@@ -201,7 +202,7 @@ WHERE d.ev = 'dlv'
 _VIEWS: tuple[tuple[str, str], ...] = (
     (
         "dump",
-        f"""SELECT run, node, lidx, eterm, ledger, mid, digest, chain, topic, q, qoff, {log_of()} AS log,
+        f"""SELECT run, node, lidx, eterm, ledger, mid, digest, chain, chain_key, topic, q, qoff, {log_of()} AS log,
         {pos_of()} AS pos, coalesce(internal, false) AS internal, coalesce(is_committed, true) AS sure, src,
         inc, seq FROM events WHERE ev = 'dump'""",
     ),
@@ -223,7 +224,7 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     (
         "nodes",
         """SELECT run, node, coalesce(ledger, '') AS ledger, inc, seq, mono,
-        ev, e, term, eterm, lidx, last, ended, committed, reput, target, barrier, vote, candidate, chain,
+        ev, e, term, eterm, lidx, last, ended, committed, reput, target, barrier, vote, candidate, chain, chain_key,
         op, mid, last_index, last_term, cand_last_index, cand_last_term, wiped, src
         FROM events WHERE ev IN ('raft', 'store', 'role')""",
     ),
@@ -335,9 +336,18 @@ LEFT JOIN (SELECT run, grp, topic, max(filter) AS filter, max(mode) AS mode FROM
   ON g.run = d.run AND g.grp = d.grp AND g.topic = d.topic
 """
 
+#: Acknowledged messages of `placed` that do not stand in the files of all nodes at the one place that the
+#: answer said.
+_UNCLEAR = """
+SELECT p.run, p.log, p.mid FROM placed p
+JOIN (SELECT run, max(n) AS n FROM (SELECT run, ledger, count(*) AS n FROM dump_ends GROUP BY run, ledger)
+  GROUP BY run) r ON r.run = p.run
+WHERE (p.oks > 0 OR p.acked > 0) AND NOT coalesce(p.oks = 1 AND p.acked = 1 AND bit_count(p.nodes) >= r.n
+  AND p.pos_min = p.pos_max AND p.lidx_min = p.lidx_max, false)
+"""
+
 #: Acknowledged messages with the nodes whose files have them, and the rows of these files that are as the
-#: answer said; only those of which something is amiss. Of most, what is known of their place says that
-#: nothing is.
+#: answer said; only those of which something is amiss.
 _DOUBTS = """
 SELECT * FROM (
   SELECT s.run, s.op, s.i, s.mid, s.ledger, s.log, s.lidx, s.pos, s.src, s.inc, s.seq, s.n_dumps,
@@ -349,9 +359,9 @@ SELECT * FROM (
     FROM sends s
     JOIN (SELECT run, ledger, count(*) AS n_dumps FROM dump_ends GROUP BY run, ledger) r
       ON r.run = s.run AND r.ledger = coalesce(s.ledger, '')
-    LEFT JOIN placed p ON p.mid = s.mid AND p.log = s.log AND p.run = s.run
-    WHERE s.outcome = 'ok' AND s.lidx IS NOT NULL AND NOT coalesce(p.oks = 1 AND p.acked = 1
-      AND bit_count(p.nodes) = r.n_dumps AND p.pos_min = p.pos_max AND p.lidx_min = p.lidx_max, false)
+    SEMI JOIN unclear u ON u.mid IS NOT DISTINCT FROM s.mid AND u.log IS NOT DISTINCT FROM s.log
+      AND u.run = s.run
+    WHERE s.outcome = 'ok' AND s.lidx IS NOT NULL
   ) s
   LEFT JOIN dump d ON d.mid = s.mid AND d.run = s.run
   GROUP BY s.run, s.op, s.i, s.mid, s.ledger, s.log, s.lidx, s.pos, s.src, s.inc, s.seq, s.n_dumps
@@ -416,12 +426,12 @@ _FACTS: tuple[dict[str, str], ...] = (
     {"sends": _SENDS, "op_counts": _OP_COUNTS},
     {"placed": _PLACED, "sent_logs": _SENT_LOGS, "through": _THROUGH},
     {
-        "doubts": _DOUBTS,
+        "unclear": _UNCLEAR,
         "moved": "SELECT run, log, mid FROM placed WHERE pos_min < pos_max",
         "suspects": """SELECT run, log, mid, sent, oks, fails, sent_digest FROM placed
           WHERE sent = 0 OR (fails > 0 AND oks = 0) OR digest_min < digest_max""",
     },
-    {"known": _KNOWN},
+    {"known": _KNOWN, "doubts": _DOUBTS},
     {"dlv": _DLV_RANKED},
     {
         "spells": _SPELLS,
