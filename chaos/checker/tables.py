@@ -18,12 +18,14 @@ seen     what clients and files show to stand somewhere: acknowledged sends, del
 placed   one message in one log: how often sent and with what outcome, where it was seen, by whom.
 known    one position of a log: which message, and its rank.
 through  one message that a group is through with, and when it was first.
+items    one message of a batch that was sent.
 dump, cq, done, nodes
          lines of these kinds. `ledger` of an event of a node is never NULL.
 
 Few rows, however long the trace:
 
 line_counts  one writer, incarnation and file: its lines by kind. writers: without the files.
+lookups      operations that looked something up by its key.
 op_counts    one kind of operation and outcome.
 runs         one run: what was planned, promised and done.
 milestones   events of nodes besides those that come with every batch.
@@ -51,7 +53,7 @@ from chaos.trace.schema import READS, Ev
 FEW_ROWS = frozenset(
     (
         *("line_counts", "writers", "op_counts", "runs", "milestones", "sent_logs", "read_logs", "histories"),
-        *("dump_ends", "suspects", "moved", "unclear", "odd_ops", "doubts", "spells", "holes", "fault", "member", "meta"),
+        *("dump_ends", "suspects", "moved", "unclear", "odd_ops", "lookups", "doubts", "spells", "holes", "fault", "member", "meta"),
     )
 )
 
@@ -119,7 +121,7 @@ FROM (
 
 _SENDS = f"""
 SELECT o.run, o.op, CAST(0 AS BIGINT) AS i, o.proc, o.f, o.topic, o.q, o.ledger, {log_of("o")} AS log,
-  o.mid, o.digest, o.key, o.tag, o.inv, o.ret, o.outcome, o.node, o.term, {pos_of("o")} AS pos, o.lidx,
+  o.mid, o.digest, o.key, o.tag, o.inv, o.ret, o.completed, o.outcome, o.node, o.term, {pos_of("o")} AS pos, o.lidx,
   coalesce(o.retry_no, 0) AS retry_no, o.src, o.inc, o.seq
 FROM ops o WHERE o.f IN ('send', 'append', 'txn_commit') AND o.mid IS NOT NULL
 UNION ALL
@@ -128,10 +130,10 @@ SELECT o.run, o.op, m.i, o.proc, o.f, coalesce(m.topic, o.topic), coalesce(m.q, 
   CASE WHEN coalesce(m.topic, o.topic) IS NOT NULL AND coalesce(m.q, o.q) IS NOT NULL
     THEN 'q:' || coalesce(m.topic, o.topic) || '/' || CAST(coalesce(m.q, o.q) AS STRING)
     ELSE 'ledger:' || coalesce(m.ledger, o.ledger) END,
-  m.mid, m.digest, m.key, m.tag, o.inv, o.ret, o.outcome, o.node, o.term,
+  m.mid, m.digest, m.key, m.tag, o.inv, o.ret, o.completed, o.outcome, o.node, o.term,
   CASE WHEN coalesce(m.topic, o.topic) IS NOT NULL THEN o.qoff + m.i ELSE o.lidx + m.i END, o.lidx + m.i,
   coalesce(m.retry_no, o.retry_no, 0), o.src, o.inc, o.seq
-FROM events m JOIN ops o ON o.run = m.run AND o.op = m.op WHERE m.ev = 'item'
+FROM items m JOIN ops o ON o.op = m.op AND o.run = m.run
 """
 
 _SEEN = """
@@ -195,7 +197,7 @@ _DLV = f"""
 SELECT d.run, d.op, d.i, d.grp, d.consumer, coalesce(d.epoch, 0) AS epoch, d.ledger, d.topic, d.q, d.lidx,
   {log_of("d")} AS log, {pos_of("d")} AS pos, d.mid, d.digest, coalesce(d.attempt, 0) AS attempt,
   d.filter, d.tag, d.src, d.inc, d.seq, d.mono
-FROM events d {{}} JOIN (SELECT run, op FROM ops WHERE f = 'lookup') l ON l.run = d.run AND l.op = d.op
+FROM events d {{}} JOIN lookups l ON l.op = d.op AND l.run = d.run
 WHERE d.ev = 'dlv'
 """
 
@@ -417,13 +419,15 @@ _ON_FACTS = (
 _FACTS: tuple[dict[str, str], ...] = (
     {
         "odd_ops": _ODD_OPS,
+        "items": """SELECT run, op, i, topic, q, ledger, mid, digest, key, tag, retry_no FROM events
+          WHERE ev = 'item'""",
         "line_counts": _LINE_COUNTS,
         "runs": _RUNS,
         "milestones": _MILESTONES,
         "dump_ends": _DUMP_ENDS,
     },
     {"ops": _OPS},
-    {"sends": _SENDS, "op_counts": _OP_COUNTS},
+    {"sends": _SENDS, "op_counts": _OP_COUNTS, "lookups": "SELECT run, op FROM ops WHERE f = 'lookup'"},
     {"placed": _PLACED, "sent_logs": _SENT_LOGS, "through": _THROUGH},
     {
         "unclear": _UNCLEAR,
@@ -448,9 +452,9 @@ def make_tables(engine: Engine) -> None:
     of_lines, ops, of_ops, *others = _FACTS
     engine.facts(of_lines)
     engine.facts(ops)
+    engine.facts(of_ops)
     for name, sql in _ON_FACTS:
         engine.view(name, sql)
-    engine.facts(of_ops)
     engine.view("histories", _HISTORIES)
     engine.view("seen", _SEEN)
     for facts in others:
