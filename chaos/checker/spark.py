@@ -76,7 +76,11 @@ _SETTINGS = {
     # One reader for many small files: a run has a file for each writer.
     "spark.sql.files.openCostInBytes": str(64 * 1024),
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.parquet.compression.codec": "lz4_raw",
+    # A task gets what fits into its share of memory, so that what is grouped and sorted need not spill;
+    # otherwise there are no more tasks than cores.
+    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+    "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m",
     # Without it rows are sorted by kind before they are written by kind.
     "spark.sql.maxConcurrentOutputFileWriters": "32",
     "spark.log.level": "ERROR",

@@ -1,10 +1,9 @@
 """The tables that the checks are written on, made of the lines of the traces.
 
-All SQL here and in the checks keeps to what Spark and DuckDB both understand, is grouped by run,
-  and never uses
+All SQL here and in the checks keeps to what Spark and DuckDB both understand, is grouped by run, and never uses
 NOT IN (NULL), COUNT(DISTINCT) over large sets, or a window frame that ends UNBOUNDED FOLLOWING (quadratic in
-Spark). Facts are written once and have only the columns that checks read; digests are numbers, and chains have
-one (`chain_key`), because what has numbers to take the least of is hashed, and what has strings is sorted.
+Spark). Facts are written once and have only the columns that checks read; digests are numbers, and chains
+have one (`chain_key`): what has numbers to take the least of is hashed, and what has strings is sorted.
 
 As long as the trace:
 
@@ -53,7 +52,20 @@ from chaos.trace.schema import READS, Ev
 FEW_ROWS = frozenset(
     (
         *("line_counts", "writers", "op_counts", "runs", "milestones", "sent_logs", "read_logs", "histories"),
-        *("dump_ends", "suspects", "moved", "unclear", "odd_ops", "lookups", "doubts", "spells", "holes", "fault", "member", "meta"),
+        *(
+            "dump_ends",
+            "suspects",
+            "moved",
+            "unclear",
+            "odd_ops",
+            "lookups",
+            "doubts",
+            "spells",
+            "holes",
+            "fault",
+            "member",
+            "meta",
+        ),
     )
 )
 
@@ -90,12 +102,13 @@ HAVING op IS NULL OR run IS NULL OR count(*) FILTER (WHERE type = 'invoke') <> 1
   OR count(*) <> count(type)
 """
 
-#: Joined, because strings to take the greatest of are sorted, twice, with all that stands beside them; only of
-#: odd operations that is done.
+#: Joined, because strings to take the greatest of are sorted, twice, with all that stands beside them; that
+#: is done of odd operations only.
 _OPS = f"""
 SELECT i.run, i.op, CAST(1 AS BIGINT) AS invokes, CASE WHEN c.op IS NULL THEN 0 ELSE 1 END AS completions,
-  least(i.seq, c.seq) AS seq, i.mono AS inv, c.mono AS completed, CASE WHEN c.type = 'ok' THEN c.mono END AS ret,
-  coalesce(c.type, 'info') AS outcome, i.off AS off_asked, CASE WHEN c.type = 'ok' THEN c.off END AS off_answered,
+  least(i.seq, c.seq) AS seq, i.mono AS inv, c.mono AS completed,
+  CASE WHEN c.type = 'ok' THEN c.mono END AS ret, coalesce(c.type, 'info') AS outcome, i.off AS off_asked,
+  CASE WHEN c.type = 'ok' THEN c.off END AS off_answered,
   {", ".join(f"greatest(i.{name}, c.{name}) AS {name}" for name in _EITHER)}
 FROM events i
 LEFT JOIN events c ON c.op = i.op AND c.run = i.run AND c.ev = 'op' AND c.type <> 'invoke'
@@ -115,14 +128,15 @@ SELECT run, op,
   {", ".join(f"max({name}) AS {name}" for name in _EITHER)}
 FROM (
   SELECT e.* FROM events e
-  SEMI JOIN odd_ops x ON x.op IS NOT DISTINCT FROM e.op AND x.run IS NOT DISTINCT FROM e.run WHERE e.ev = 'op'
+  SEMI JOIN odd_ops x ON x.op IS NOT DISTINCT FROM e.op AND x.run IS NOT DISTINCT FROM e.run
+  WHERE e.ev = 'op'
 ) GROUP BY op, run
 """
 
 _SENDS = f"""
 SELECT o.run, o.op, CAST(0 AS BIGINT) AS i, o.proc, o.f, o.topic, o.q, o.ledger, {log_of("o")} AS log,
-  o.mid, o.digest, o.key, o.tag, o.inv, o.ret, o.completed, o.outcome, o.node, o.term, {pos_of("o")} AS pos, o.lidx,
-  coalesce(o.retry_no, 0) AS retry_no, o.src, o.inc, o.seq
+  o.mid, o.digest, o.key, o.tag, o.inv, o.ret, o.completed, o.outcome, o.node, o.term,
+  {pos_of("o")} AS pos, o.lidx, coalesce(o.retry_no, 0) AS retry_no, o.src, o.inc, o.seq
 FROM ops o WHERE o.f IN ('send', 'append', 'txn_commit') AND o.mid IS NOT NULL
 UNION ALL
 SELECT o.run, o.op, m.i, o.proc, o.f, coalesce(m.topic, o.topic), coalesce(m.q, o.q),
@@ -160,8 +174,9 @@ SELECT run, log, mid,
 FROM (
   SELECT run, log, mid, CASE WHEN log IS NOT NULL THEN 1 ELSE 0 END AS sent,
     CASE WHEN log IS NOT NULL AND outcome = 'ok' THEN 1 ELSE 0 END AS oks,
-    CASE WHEN log IS NOT NULL AND outcome = 'fail' THEN 1 ELSE 0 END AS fails, retry_no AS retries, inv, ret,
-    digest AS sent_digest, digest, CASE WHEN outcome = 'ok' AND pos IS NOT NULL THEN 1 ELSE 0 END AS acked,
+    CASE WHEN log IS NOT NULL AND outcome = 'fail' THEN 1 ELSE 0 END AS fails, retry_no AS retries, inv,
+    ret, digest AS sent_digest, digest,
+    CASE WHEN outcome = 'ok' AND pos IS NOT NULL THEN 1 ELSE 0 END AS acked,
     0 AS reads, 0 AS dumps, CASE WHEN outcome = 'ok' THEN pos END AS pos,
     CASE WHEN outcome = 'ok' THEN lidx END AS lidx, CAST(0 AS BIGINT) AS bit
   FROM sends WHERE log IS NOT NULL OR (outcome = 'ok' AND pos IS NOT NULL)
@@ -172,7 +187,8 @@ FROM (
   UNION ALL
   SELECT d.run, d.log, d.mid, 0, 0, 0, CAST(0 AS BIGINT), CAST(NULL AS BIGINT), CAST(NULL AS BIGINT),
     CAST(NULL AS BIGINT), d.digest, 0, 0, 1, d.pos, d.lidx, coalesce(e.bit, CAST(0 AS BIGINT))
-  FROM dump d LEFT JOIN dump_ends e ON e.run = d.run AND e.ledger = coalesce(d.ledger, '') AND e.node = d.node
+  FROM dump d
+  LEFT JOIN dump_ends e ON e.run = d.run AND e.ledger = coalesce(d.ledger, '') AND e.node = d.node
   WHERE d.mid IS NOT NULL AND d.sure AND d.pos IS NOT NULL
 ) GROUP BY run, log, mid
 """
@@ -204,8 +220,9 @@ WHERE d.ev = 'dlv'
 _VIEWS: tuple[tuple[str, str], ...] = (
     (
         "dump",
-        f"""SELECT run, node, lidx, eterm, ledger, mid, digest, chain, chain_key, topic, q, qoff, {log_of()} AS log,
-        {pos_of()} AS pos, coalesce(internal, false) AS internal, coalesce(is_committed, true) AS sure, src,
+        f"""SELECT run, node, lidx, eterm, ledger, mid, digest, chain, chain_key, topic, q, qoff,
+        {log_of()} AS log, {pos_of()} AS pos, coalesce(internal, false) AS internal,
+        coalesce(is_committed, true) AS sure, src,
         inc, seq FROM events WHERE ev = 'dump'""",
     ),
     (
@@ -226,8 +243,8 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     (
         "nodes",
         """SELECT run, node, coalesce(ledger, '') AS ledger, inc, seq, mono,
-        ev, e, term, eterm, lidx, last, ended, committed, reput, target, barrier, vote, candidate, chain, chain_key,
-        op, mid, last_index, last_term, cand_last_index, cand_last_term, wiped, src
+        ev, e, term, eterm, lidx, last, ended, committed, reput, target, barrier, vote, candidate, chain,
+        chain_key, op, mid, last_index, last_term, cand_last_index, cand_last_term, wiped, src
         FROM events WHERE ev IN ('raft', 'store', 'role')""",
     ),
     (
@@ -392,7 +409,8 @@ SELECT run, grp, log, pos, mid, min(mono) AS mono FROM (
 
 #: `bit`: one for each node of a run, the same in all ledgers.
 _DUMP_ENDS = """
-SELECT *, CAST(1 AS BIGINT) << CAST((dense_rank() OVER (PARTITION BY run ORDER BY node) - 1) % 62 AS INT) AS bit
+SELECT *,
+  CAST(1 AS BIGINT) << CAST((dense_rank() OVER (PARTITION BY run ORDER BY node) - 1) % 62 AS INT) AS bit
 FROM (
   SELECT run, coalesce(ledger, '') AS ledger, node, min(lidx) AS low, max(lidx) AS high,
     max(CASE WHEN sure THEN lidx END) AS sure_high, count(*) AS n

@@ -36,9 +36,11 @@ _CHAINS = """
 SELECT run, ledger, lidx, eterm, min(chain_key) AS key_min, max(chain_key) AS key_max, min(chain) AS chain,
   max(chain) AS chain_other
 FROM (
-  SELECT run, ledger, last AS lidx, eterm, chain, chain_key FROM nodes WHERE e = 'append' AND chain IS NOT NULL
+  SELECT run, ledger, last AS lidx, eterm, chain, chain_key FROM nodes
+  WHERE e = 'append' AND chain IS NOT NULL
   UNION ALL
-  SELECT run, coalesce(ledger, ''), lidx, eterm, chain, chain_key FROM dump WHERE chain IS NOT NULL
+  SELECT run, coalesce(ledger, ''), lidx, eterm, chain, chain_key FROM dump
+  WHERE chain IS NOT NULL
 ) GROUP BY run, ledger, lidx, eterm
 """
 

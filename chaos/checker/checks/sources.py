@@ -67,7 +67,8 @@ FROM (
       sum(CASE WHEN e IN ('truncate', 'install') OR (wiped AND e = 'recover') THEN 1 ELSE 0 END) OVER v
         AS part
     FROM nodes
-    WHERE e IN ('flush', 'truncate', 'install', 'recover', 'term_vote', 'leader', 'follower', 'candidate', 'commit')
+    WHERE e IN ('flush', 'truncate', 'install', 'recover', 'term_vote', 'leader', 'follower', 'candidate',
+      'commit')
     WINDOW v AS (PARTITION BY run, node ORDER BY mono, seq ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
   )
 )
