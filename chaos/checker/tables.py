@@ -1,9 +1,11 @@
 """The tables that the checks are written on, made of the lines of the traces.
 
-All SQL here and in the checks keeps to what Spark and DuckDB both understand, is grouped by run, and never uses
-NOT IN (NULL), COUNT(DISTINCT) over large sets, or a window frame that ends UNBOUNDED FOLLOWING (quadratic in
-Spark). Facts are written once and have only the columns that checks read; digests are numbers, and chains
-have one (`chain_key`): what has numbers to take the least of is hashed, and what has strings is sorted.
+All SQL here and in the checks keeps to what Spark and DuckDB both understand, is grouped by run, and
+never uses NOT IN (NULL), COUNT(DISTINCT) over large sets, or a window frame that ends UNBOUNDED FOLLOWING
+(quadratic in Spark). Facts are written once and have only the columns that checks read; digests are
+numbers, and chains have one (`chain_key`): what has numbers to take the least of is hashed, what
+has strings is sorted.
+Few rows out of many are a fact of their own: what is joined with them need not be moved then.
 
 As long as the trace:
 
@@ -33,6 +35,7 @@ read_logs    one log: how far it was read.
 histories    op_counts of other systems' histories, and of which model these are.
 odd_ops      operations whose lines are not one invoke and one completion at most.
 dump_ends    one node's files of one ledger.
+unanswered   messages of `sends` that did not fail, and have no position.
 unclear      acknowledged messages of `placed` that may be in `doubts`.
 moved        messages of `placed` that stand at several positions.
 suspects     messages of `placed` that were never sent, had failed, or have several contents.
@@ -57,6 +60,7 @@ FEW_ROWS = frozenset(
             "suspects",
             "moved",
             "unclear",
+            "unanswered",
             "odd_ops",
             "lookups",
             "doubts",
@@ -446,7 +450,13 @@ _FACTS: tuple[dict[str, str], ...] = (
     },
     {"ops": _OPS},
     {"sends": _SENDS, "op_counts": _OP_COUNTS, "lookups": "SELECT run, op FROM ops WHERE f = 'lookup'"},
-    {"placed": _PLACED, "sent_logs": _SENT_LOGS, "through": _THROUGH},
+    {
+        "placed": _PLACED,
+        "sent_logs": _SENT_LOGS,
+        "through": _THROUGH,
+        "unanswered": """SELECT run, log, mid, inv, ret, op, src, inc, seq FROM sends
+          WHERE outcome <> 'fail' AND pos IS NULL""",
+    },
     {
         "unclear": _UNCLEAR,
         "moved": "SELECT run, log, mid FROM placed WHERE pos_min < pos_max",
