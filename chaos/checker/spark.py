@@ -21,7 +21,7 @@ from chaos.checker.class_archive import ClassArchive, class_archive
 from chaos.checker.engine import Answer, Cell, Row
 from chaos.checker.intake import Intake
 from chaos.checker.java import java_home, version_text
-from chaos.checker.tables import FEW_ROWS
+from chaos.checker.tables import FEW_ROWS, PICKED
 from chaos.trace.schema import FIELDS, Ev, Kind
 
 #: `group` is a word of SQL.
@@ -263,6 +263,10 @@ class SparkEngine:
             list(pool.map(self._fact, queries, queries.values()))
 
     def _fact(self, name: str, sql: str) -> None:
+        if self._one_task and name in PICKED:
+            # Nothing is moved anyway.
+            self.view(name, sql)
+            return
         path = str(self._work_dir / name)
         frame = self._session.sql(sql)
         frame.write.mode("overwrite").parquet(path)

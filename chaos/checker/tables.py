@@ -5,7 +5,6 @@ never uses NOT IN (NULL), COUNT(DISTINCT) over large sets, or a window frame tha
 (quadratic in Spark). Facts are written once and have only the columns that checks read; digests are
 numbers, and chains have one (`chain_key`): what has numbers to take the least of is hashed, what
 has strings is sorted.
-Few rows out of many are a fact of their own: what is joined with them need not be moved then.
 
 As long as the trace:
 
@@ -51,25 +50,14 @@ from __future__ import annotations
 from chaos.checker.engine import Engine
 from chaos.trace.schema import READS, Ev
 
+#: Few rows out of many, kept so that what is joined with them need not be moved.
+PICKED = frozenset(("items", "odd_ops", "lookups", "unanswered", "moved", "unclear"))
+
 #: Tables of few rows, however long the trace.
-FEW_ROWS = frozenset(
+FEW_ROWS = PICKED - {"items"} | frozenset(
     (
         *("line_counts", "writers", "op_counts", "runs", "milestones", "sent_logs", "read_logs", "histories"),
-        *(
-            "dump_ends",
-            "suspects",
-            "moved",
-            "unclear",
-            "unanswered",
-            "odd_ops",
-            "lookups",
-            "doubts",
-            "spells",
-            "holes",
-            "fault",
-            "member",
-            "meta",
-        ),
+        *("dump_ends", "suspects", "doubts", "spells", "holes", "fault", "member", "meta"),
     )
 )
 
