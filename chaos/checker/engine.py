@@ -26,7 +26,8 @@ class Engine(Protocol):
         """Name a query."""
 
     def facts(self, queries: Mapping[str, str]) -> None:
-        """Name queries, and keep their results, so that each is computed once. None needs another."""
+        """Name queries, and keep their results, if that is cheaper than to compute them again. None needs
+        another."""
 
     def rows(self, sql: str) -> list[Row]:
         """The rows of a query that gives few."""

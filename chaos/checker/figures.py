@@ -92,7 +92,7 @@ SELECT run, grp, cause, count(*) AS n FROM (
         consumer_before, lag(epoch) OVER w AS epoch_before
     FROM dlv WHERE grp IS NOT NULL WINDOW w AS (PARTITION BY run, grp, log, mid ORDER BY mono, seq)
   ) p
-  LEFT JOIN (SELECT run, mono FROM nodes WHERE e = 'leader') l
+  LEFT JOIN (SELECT run, mono FROM milestones WHERE e = 'leader') l
     ON l.run = p.run AND l.mono >= p.mono_before AND l.mono <= p.mono
   LEFT JOIN (SELECT run, grp, consumer, mono FROM member WHERE e IN ('leave', 'crash')) m
     ON m.run = p.run AND m.grp = p.grp AND m.consumer = p.consumer_before AND m.mono <= p.mono
@@ -104,12 +104,11 @@ SELECT run, grp, cause, count(*) AS n FROM (
 _SPANS = "SELECT run, min(inv) AS begun, max(completed) AS ended FROM ops GROUP BY run"
 #: The part of the run in which a time lies.
 _PART = f"CAST(floor((%s - b.begun) * {BINS} / (b.ended - b.begun + 1)) AS BIGINT)"
-_STEP = f"CAST(floor({STEPS_PER_DECADE} * log10(greatest(o.completed - o.inv, 1000) / 1000)) AS BIGINT)"
+_STEP = f"CAST(floor({STEPS_PER_DECADE} * log10(greatest(s.completed - s.inv, 1000) / 1000)) AS BIGINT)"
 _SPREAD = f"""
 SELECT run, outcome, part, step, count(*) AS n FROM (
-  SELECT s.run, o.outcome, {_PART % "o.completed"} AS part, {_STEP} AS step
-  FROM sends s JOIN ops o ON o.run = s.run AND o.op = s.op JOIN ({_SPANS}) b ON b.run = s.run
-  WHERE o.completed IS NOT NULL
+  SELECT s.run, s.said AS outcome, {_PART % "s.completed"} AS part, {_STEP} AS step
+  FROM sends s JOIN ({_SPANS}) b ON b.run = s.run WHERE s.completed IS NOT NULL
 ) GROUP BY run, outcome, part, step
 """
 _COMMITTED = f"""

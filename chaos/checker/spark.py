@@ -21,7 +21,7 @@ from chaos.checker.class_archive import ClassArchive, class_archive
 from chaos.checker.engine import Answer, Cell, Row
 from chaos.checker.intake import Intake
 from chaos.checker.java import java_home, version_text
-from chaos.checker.tables import FEW_ROWS
+from chaos.checker.tables import FEW_ROWS, PICKED
 from chaos.trace.schema import FIELDS, Ev, Kind
 
 #: `group` is a word of SQL.
@@ -76,7 +76,11 @@ _SETTINGS = {
     # One reader for many small files: a run has a file for each writer.
     "spark.sql.files.openCostInBytes": str(64 * 1024),
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.parquet.compression.codec": "lz4_raw",
+    # A task gets what fits into its share of memory, so that what is grouped and sorted need not spill;
+    # otherwise there are no more tasks than cores.
+    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+    "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m",
     # Without it rows are sorted by kind before they are written by kind.
     "spark.sql.maxConcurrentOutputFileWriters": "32",
     "spark.log.level": "ERROR",
@@ -207,7 +211,10 @@ def read_columns(session: SparkSession, intake: Intake) -> DataFrame:
 def as_events(rows: DataFrame) -> DataFrame:
     """Rows with the columns of the schema as those of the table `events`."""
     digest = fn.when(fn.col("digest").isNotNull(), fn.xxhash64("digest"))
+    # What strings are the least and the greatest is found by sorting them; of numbers, by hashing.
+    chain_key = fn.when(fn.col("chain").isNotNull(), fn.xxhash64("chain"))
     rows = rows.withColumn(FILE, fn.input_file_name()).withColumn("digest", digest)
+    rows = rows.withColumn("chain_key", chain_key)
     return rows.withColumnsRenamed(RENAMED)
 
 
@@ -256,6 +263,10 @@ class SparkEngine:
             list(pool.map(self._fact, queries, queries.values()))
 
     def _fact(self, name: str, sql: str) -> None:
+        if self._one_task and name in PICKED:
+            # Nothing is moved anyway.
+            self.view(name, sql)
+            return
         path = str(self._work_dir / name)
         frame = self._session.sql(sql)
         frame.write.mode("overwrite").parquet(path)

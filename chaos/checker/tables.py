@@ -1,16 +1,16 @@
 """The tables that the checks are written on, made of the lines of the traces.
 
-All SQL here and in the checks keeps to what Spark and DuckDB both understand, is grouped by run,
-  and never uses
-NOT IN (NULL), COUNT(DISTINCT) over large sets, or a window frame that ends UNBOUNDED FOLLOWING (quadratic in
-Spark). Facts are written once and have only the columns that checks read; digests are numbers, because what
-is grouped by numbers is hashed, and what has strings to take the least of is sorted.
+All SQL here and in the checks keeps to what Spark and DuckDB both understand, is grouped by run, and
+never uses NOT IN (NULL), COUNT(DISTINCT) over large sets, or a window frame that ends UNBOUNDED FOLLOWING
+(quadratic in Spark). Facts are written once and have only the columns that checks read; digests are
+numbers, and chains have one (`chain_key`): what has numbers to take the least of is hashed, what
+has strings is sorted.
 
 As long as the trace:
 
 ops      one operation: invoke and completion joined. inv, ret: ns; ret is NULL unless ok.
 sends    one message or entry that was sent: log, pos (queue offset, or index), lidx (index in the ledger).
-         What its sender took back has failed.
+         What its sender took back has failed; `said` is the outcome of the send itself.
 reads    one operation that read a log or asked for its ends.
 dlv      one delivered message: log, pos, lidx, and the rank of pos among the known positions of the log
          (NULL if it has none). received: to a group that is given messages one by one. looked_up: what was
@@ -19,19 +19,26 @@ seen     what clients and files show to stand somewhere: acknowledged sends, del
 placed   one message in one log: how often sent and with what outcome, where it was seen, by whom.
 known    one position of a log: which message, and its rank.
 through  one message that a group is through with, and when it was first.
+items    one message of a batch that was sent.
 dump, cq, done, nodes
          lines of these kinds. `ledger` of an event of a node is never NULL.
 
 Few rows, however long the trace:
 
 line_counts  one writer, incarnation and file: its lines by kind. writers: without the files.
+lookups      operations that looked something up by its key.
 op_counts    one kind of operation and outcome.
 runs         one run: what was planned, promised and done.
 milestones   events of nodes besides those that come with every batch.
 sent_logs    one log: acknowledged sends by outcome, term and time.
 read_logs    one log: how far it was read.
 histories    op_counts of other systems' histories, and of which model these are.
+odd_ops      operations whose lines are not one invoke and one completion at most.
 dump_ends    one node's files of one ledger.
+recalled     messages that somebody tried to take back, and with what outcome.
+unanswered   messages of `sends` that did not fail, and have no position.
+unclear      acknowledged messages of `placed` that may be in `doubts`.
+moved        messages of `placed` that stand at several positions.
 suspects     messages of `placed` that were never sent, had failed, or have several contents.
 doubts       acknowledged messages that are not in the files of all nodes, or not as the answer said.
 spells       one consumer with one queue that it was assigned, from its first message to its last.
@@ -45,8 +52,11 @@ from __future__ import annotations
 from chaos.checker.engine import Engine
 from chaos.trace.schema import READS, Ev
 
+#: Few rows out of many, kept so that what is joined with them need not be moved.
+PICKED = frozenset(("items", "odd_ops", "lookups", "recalled", "unanswered", "moved", "unclear"))
+
 #: Tables of few rows, however long the trace.
-FEW_ROWS = frozenset(
+FEW_ROWS = PICKED - {"items"} | frozenset(
     (
         *("line_counts", "writers", "op_counts", "runs", "milestones", "sent_logs", "read_logs", "histories"),
         *("dump_ends", "suspects", "doubts", "spells", "holes", "fault", "member", "meta"),
@@ -76,7 +86,29 @@ _ONCE = (
     "node term code lidx qoff next_off max_off min_off end_claim src inc",
 )
 
+#: What is taken of the lines of an operation, whichever of them says it.
+_EITHER = ("retry_no", *(name for line in _ONCE for name in line.split()))
+
+#: Operations whose lines are not one invoke and one completion at most.
+_ODD_OPS = """
+SELECT op, run FROM events WHERE ev = 'op' GROUP BY op, run
+HAVING op IS NULL OR run IS NULL OR count(*) FILTER (WHERE type = 'invoke') <> 1 OR count(*) > 2
+  OR count(*) <> count(type)
+"""
+
+#: Joined, because strings to take the greatest of are sorted, twice, with all that stands beside them; that
+#: is done of odd operations only.
 _OPS = f"""
+SELECT i.run, i.op, CAST(1 AS BIGINT) AS invokes, CASE WHEN c.op IS NULL THEN 0 ELSE 1 END AS completions,
+  least(i.seq, c.seq) AS seq, i.mono AS inv, c.mono AS completed,
+  CASE WHEN c.type = 'ok' THEN c.mono END AS ret, coalesce(c.type, 'info') AS outcome, i.off AS off_asked,
+  CASE WHEN c.type = 'ok' THEN c.off END AS off_answered,
+  {", ".join(f"greatest(i.{name}, c.{name}) AS {name}" for name in _EITHER)}
+FROM events i
+LEFT JOIN events c ON c.op = i.op AND c.run = i.run AND c.ev = 'op' AND c.type <> 'invoke'
+ANTI JOIN odd_ops x ON x.op = i.op AND x.run = i.run
+WHERE i.ev = 'op' AND i.type = 'invoke' AND i.op IS NOT NULL AND i.run IS NOT NULL
+UNION ALL
 SELECT run, op,
   count(*) FILTER (WHERE type = 'invoke') AS invokes,
   count(*) FILTER (WHERE type <> 'invoke') AS completions,
@@ -87,20 +119,22 @@ SELECT run, op,
   coalesce(max(type) FILTER (WHERE type <> 'invoke'), 'info') AS outcome,
   max(off) FILTER (WHERE type = 'invoke') AS off_asked,
   max(off) FILTER (WHERE type = 'ok') AS off_answered,
-  max(retry_no) AS retry_no,
-  {", ".join(f"max({name}) AS {name}" for line in _ONCE for name in line.split())}
-FROM events WHERE ev = 'op' GROUP BY run, op
+  {", ".join(f"max({name}) AS {name}" for name in _EITHER)}
+FROM (
+  SELECT e.* FROM events e
+  SEMI JOIN odd_ops x ON x.op IS NOT DISTINCT FROM e.op AND x.run IS NOT DISTINCT FROM e.run
+  WHERE e.ev = 'op'
+) GROUP BY op, run
 """
 
 _SENDS = f"""
 SELECT o.run, o.op, CAST(0 AS BIGINT) AS i, o.proc, o.f, o.topic, o.q, o.ledger, {log_of("o")} AS log,
-  o.mid, o.digest, o.key, o.tag, o.inv, o.ret, o.delay_ms,
+  o.mid, o.digest, o.key, o.tag, o.inv, o.ret, o.delay_ms, o.completed,
   CASE WHEN o.outcome = 'ok' AND c.outcome = 'ok' THEN 'fail'
     WHEN o.outcome = 'ok' AND c.outcome = 'info' THEN 'info' ELSE o.outcome END AS outcome,
-  o.node, o.term, {pos_of("o")} AS pos, o.lidx, coalesce(o.retry_no, 0) AS retry_no, o.src, o.inc, o.seq
-FROM ops o
-LEFT JOIN (SELECT run, mid, max(outcome) AS outcome FROM ops WHERE f = 'recall' GROUP BY run, mid) c
-  ON c.run = o.run AND c.mid = o.mid
+  o.outcome AS said, o.node, o.term, {pos_of("o")} AS pos, o.lidx, coalesce(o.retry_no, 0) AS retry_no,
+  o.src, o.inc, o.seq
+FROM ops o LEFT JOIN recalled c ON c.mid = o.mid AND c.run = o.run
 WHERE o.f IN ('send', 'append', 'txn_commit') AND o.mid IS NOT NULL
 UNION ALL
 SELECT o.run, o.op, m.i, o.proc, o.f, coalesce(m.topic, o.topic), coalesce(m.q, o.q),
@@ -108,22 +142,23 @@ SELECT o.run, o.op, m.i, o.proc, o.f, coalesce(m.topic, o.topic), coalesce(m.q, 
   CASE WHEN coalesce(m.topic, o.topic) IS NOT NULL AND coalesce(m.q, o.q) IS NOT NULL
     THEN 'q:' || coalesce(m.topic, o.topic) || '/' || CAST(coalesce(m.q, o.q) AS STRING)
     ELSE 'ledger:' || coalesce(m.ledger, o.ledger) END,
-  m.mid, m.digest, m.key, m.tag, o.inv, o.ret, coalesce(m.delay_ms, o.delay_ms), o.outcome, o.node, o.term,
+  m.mid, m.digest, m.key, m.tag, o.inv, o.ret, coalesce(m.delay_ms, o.delay_ms), o.completed, o.outcome,
+  o.outcome, o.node, o.term,
   CASE WHEN coalesce(m.topic, o.topic) IS NOT NULL THEN o.qoff + m.i ELSE o.lidx + m.i END, o.lidx + m.i,
   coalesce(m.retry_no, o.retry_no, 0), o.src, o.inc, o.seq
-FROM events m JOIN ops o ON o.run = m.run AND o.op = m.op WHERE m.ev = 'item'
+FROM items m JOIN ops o ON o.op = m.op AND o.run = m.run
 """
 
 _SEEN = """
-SELECT run, log, pos, mid, digest, lidx, 1 AS acked, 0 AS reads, 0 AS dumps FROM sends
-WHERE outcome = 'ok' AND pos IS NOT NULL
+SELECT run, log, pos, mid, digest FROM sends WHERE outcome = 'ok' AND pos IS NOT NULL
 UNION ALL
-SELECT run, log, pos, mid, digest, lidx, 0, 1, 0 FROM dlv_lines WHERE pos IS NOT NULL
+SELECT run, log, pos, mid, digest FROM dlv_lines WHERE pos IS NOT NULL
 UNION ALL
-SELECT run, log, pos, mid, digest, lidx, 0, 0, 1 FROM dump
-WHERE mid IS NOT NULL AND sure AND pos IS NOT NULL
+SELECT run, log, pos, mid, digest FROM dump WHERE mid IS NOT NULL AND sure AND pos IS NOT NULL
 """
 
+#: `nodes`: a bit for each node whose files have it; `lidx_min`, `lidx_max`: in answers and files;
+#: `seen_min`, `seen_max`: contents where it was seen.
 _PLACED = """
 SELECT run, log, mid,
   sum(sent) AS sent, sum(oks) AS oks, sum(fails) AS fails, max(retries) AS retries,
@@ -131,24 +166,45 @@ SELECT run, log, mid,
   min(digest) AS digest_min, max(digest) AS digest_max,
   sum(acked) AS acked, sum(reads) AS reads, sum(dumps) AS dumps,
   min(pos) AS pos_min, max(pos) AS pos_max,
-  min(CASE WHEN reads > 0 THEN pos END) AS read_min, max(CASE WHEN reads > 0 THEN pos END) AS read_max
+  min(CASE WHEN reads > 0 THEN pos END) AS read_min, max(CASE WHEN reads > 0 THEN pos END) AS read_max,
+  bit_or(bit) AS nodes, min(lidx) AS lidx_min, max(lidx) AS lidx_max,
+  min(CASE WHEN pos IS NOT NULL THEN digest END) AS seen_min,
+  max(CASE WHEN pos IS NOT NULL THEN digest END) AS seen_max
 FROM (
-  SELECT run, log, mid, 1 AS sent, CASE WHEN outcome = 'ok' THEN 1 ELSE 0 END AS oks,
-    CASE WHEN outcome = 'fail' THEN 1 ELSE 0 END AS fails, retry_no AS retries, inv, ret,
-    digest AS sent_digest, digest, 0 AS acked, 0 AS reads, 0 AS dumps, CAST(NULL AS BIGINT) AS pos
-  FROM sends WHERE log IS NOT NULL
+  SELECT run, log, mid, CASE WHEN log IS NOT NULL THEN 1 ELSE 0 END AS sent,
+    CASE WHEN log IS NOT NULL AND outcome = 'ok' THEN 1 ELSE 0 END AS oks,
+    CASE WHEN log IS NOT NULL AND outcome = 'fail' THEN 1 ELSE 0 END AS fails, retry_no AS retries, inv,
+    ret, digest AS sent_digest, digest,
+    CASE WHEN outcome = 'ok' AND pos IS NOT NULL THEN 1 ELSE 0 END AS acked,
+    0 AS reads, 0 AS dumps, CASE WHEN outcome = 'ok' THEN pos END AS pos,
+    CASE WHEN outcome = 'ok' THEN lidx END AS lidx, CAST(0 AS BIGINT) AS bit
+  FROM sends WHERE log IS NOT NULL OR (outcome = 'ok' AND pos IS NOT NULL)
   UNION ALL
   SELECT run, log, mid, 0, 0, 0, CAST(0 AS BIGINT), CAST(NULL AS BIGINT), CAST(NULL AS BIGINT),
-    CAST(NULL AS BIGINT), digest, acked, reads, dumps, pos
-  FROM seen
+    CAST(NULL AS BIGINT), digest, 0, 1, 0, pos, CAST(NULL AS BIGINT), CAST(0 AS BIGINT)
+  FROM dlv_lines WHERE pos IS NOT NULL
+  UNION ALL
+  SELECT d.run, d.log, d.mid, 0, 0, 0, CAST(0 AS BIGINT), CAST(NULL AS BIGINT), CAST(NULL AS BIGINT),
+    CAST(NULL AS BIGINT), d.digest, 0, 0, 1, d.pos, d.lidx, coalesce(e.bit, CAST(0 AS BIGINT))
+  FROM dump d
+  LEFT JOIN dump_ends e ON e.run = d.run AND e.ledger = coalesce(d.ledger, '') AND e.node = d.node
+  WHERE d.mid IS NOT NULL AND d.sure AND d.pos IS NOT NULL
 ) GROUP BY run, log, mid
 """
 
+#: Most messages stand at one position, which is known by now.
 _KNOWN = """
 SELECT *, row_number() OVER w - 1 AS rank, lag(pos) OVER w AS before FROM (
-  SELECT run, log, pos, min(mid) AS mid_min, max(mid) AS mid_max, min(digest) AS digest_min,
-    max(digest) AS digest_max
-  FROM seen GROUP BY run, log, pos
+  SELECT run, log, pos, min(mid) AS mid_min, max(mid) AS mid_max, min(digest_min) AS digest_min,
+    max(digest_max) AS digest_max
+  FROM (
+    SELECT run, log, pos_min AS pos, mid, seen_min AS digest_min, seen_max AS digest_max FROM placed
+    WHERE pos_min = pos_max
+    UNION ALL
+    SELECT s.run, s.log, s.pos, s.mid, s.digest, s.digest FROM seen s
+    SEMI JOIN moved m ON m.mid IS NOT DISTINCT FROM s.mid AND m.log IS NOT DISTINCT FROM s.log
+      AND m.run IS NOT DISTINCT FROM s.run
+  ) GROUP BY run, log, pos
 ) WINDOW w AS (PARTITION BY run, log ORDER BY pos)
 """
 
@@ -156,15 +212,16 @@ _DLV = f"""
 SELECT d.run, d.op, d.i, d.grp, d.consumer, coalesce(d.epoch, 0) AS epoch, d.ledger, d.topic, d.q, d.lidx,
   {log_of("d")} AS log, {pos_of("d")} AS pos, d.mid, d.digest, coalesce(d.attempt, 0) AS attempt,
   d.filter, d.tag, d.src, d.inc, d.seq, d.mono
-FROM events d {{}} JOIN (SELECT run, op FROM ops WHERE f = 'lookup') l ON l.run = d.run AND l.op = d.op
+FROM events d {{}} JOIN lookups l ON l.op = d.op AND l.run = d.run
 WHERE d.ev = 'dlv'
 """
 
 _VIEWS: tuple[tuple[str, str], ...] = (
     (
         "dump",
-        f"""SELECT run, node, lidx, eterm, ledger, mid, digest, chain, topic, q, qoff, {log_of()} AS log,
-        {pos_of()} AS pos, coalesce(internal, false) AS internal, coalesce(is_committed, true) AS sure, src,
+        f"""SELECT run, node, lidx, eterm, ledger, mid, digest, chain, chain_key, topic, q, qoff,
+        {log_of()} AS log, {pos_of()} AS pos, coalesce(internal, false) AS internal,
+        coalesce(is_committed, true) AS sure, src,
         inc, seq FROM events WHERE ev = 'dump'""",
     ),
     (
@@ -186,7 +243,7 @@ _VIEWS: tuple[tuple[str, str], ...] = (
         "nodes",
         """SELECT run, node, coalesce(ledger, '') AS ledger, inc, seq, mono,
         ev, e, term, eterm, lidx, last, ended, committed, reput, target, barrier, vote, candidate, chain,
-        op, mid, last_index, last_term, cand_last_index, cand_last_term, wiped, src
+        chain_key, op, mid, last_index, last_term, cand_last_index, cand_last_term, wiped, src
         FROM events WHERE ev IN ('raft', 'store', 'role')""",
     ),
     (
@@ -291,27 +348,41 @@ SELECT d.run, d.op, d.i, d.grp, d.consumer, d.epoch, d.ledger, d.topic, d.q, d.l
   d.digest,
   d.attempt, d.filter, d.tag, d.src, d.inc, d.seq, d.mono, k.rank, coalesce(d.filter, g.filter) AS filtered,
   coalesce(g.mode IN ('shared', 'fifo'), false) AS received
-FROM dlv_lines d LEFT JOIN known k ON k.run = d.run AND k.log = d.log AND k.pos = d.pos
+FROM dlv_lines d LEFT JOIN known k ON k.pos = d.pos AND k.log = d.log AND k.run = d.run
 LEFT JOIN (SELECT run, grp, topic, max(filter) AS filter, max(mode) AS mode FROM member WHERE e = 'join'
   GROUP BY run, grp, topic) g
   ON g.run = d.run AND g.grp = d.grp AND g.topic = d.topic
+"""
+
+#: Acknowledged messages of `placed` that do not stand in the files of all nodes at the one place that the
+#: answer said.
+_UNCLEAR = """
+SELECT p.run, p.log, p.mid FROM placed p
+JOIN (SELECT run, max(n) AS n FROM (SELECT run, ledger, count(*) AS n FROM dump_ends GROUP BY run, ledger)
+  GROUP BY run) r ON r.run = p.run
+WHERE (p.oks > 0 OR p.acked > 0) AND NOT coalesce(p.oks = 1 AND p.acked = 1 AND bit_count(p.nodes) >= r.n
+  AND p.pos_min = p.pos_max AND p.lidx_min = p.lidx_max, false)
 """
 
 #: Acknowledged messages with the nodes whose files have them, and the rows of these files that are as the
 #: answer said; only those of which something is amiss.
 _DOUBTS = """
 SELECT * FROM (
-  SELECT s.run, s.op, s.i, s.mid, coalesce(s.ledger, '') AS ledger, s.log, s.lidx, s.pos, s.src, s.inc,
-    s.seq, r.n_dumps,
+  SELECT s.run, s.op, s.i, s.mid, s.ledger, s.log, s.lidx, s.pos, s.src, s.inc, s.seq, s.n_dumps,
     count(DISTINCT d.node) AS n, count(*) FILTER (WHERE d.log = s.log) AS there,
     count(*) FILTER (WHERE d.log = s.log AND d.lidx = s.lidx AND d.pos = s.pos) AS same
-  FROM sends s
-  JOIN (SELECT run, ledger, count(*) AS n_dumps FROM dump_ends GROUP BY run, ledger) r
-    ON r.run = s.run AND r.ledger = coalesce(s.ledger, '')
-  LEFT JOIN dump d ON d.run = s.run AND d.mid = s.mid
-  WHERE s.outcome = 'ok' AND s.lidx IS NOT NULL
-  GROUP BY s.run, s.op, s.i, s.mid, coalesce(s.ledger, ''), s.log, s.lidx, s.pos, s.src, s.inc, s.seq,
-    r.n_dumps
+  FROM (
+    SELECT s.run, s.op, s.i, s.mid, coalesce(s.ledger, '') AS ledger, s.log, s.lidx, s.pos, s.src, s.inc,
+      s.seq, r.n_dumps
+    FROM sends s
+    JOIN (SELECT run, ledger, count(*) AS n_dumps FROM dump_ends GROUP BY run, ledger) r
+      ON r.run = s.run AND r.ledger = coalesce(s.ledger, '')
+    SEMI JOIN unclear u ON u.mid IS NOT DISTINCT FROM s.mid AND u.log IS NOT DISTINCT FROM s.log
+      AND u.run = s.run
+    WHERE s.outcome = 'ok' AND s.lidx IS NOT NULL
+  ) s
+  LEFT JOIN dump d ON d.mid = s.mid AND d.run = s.run
+  GROUP BY s.run, s.op, s.i, s.mid, s.ledger, s.log, s.lidx, s.pos, s.src, s.inc, s.seq, s.n_dumps
 ) WHERE n < n_dumps OR (there > 0 AND same = 0)
 """
 
@@ -335,6 +406,17 @@ SELECT run, grp, log, pos, mid, min(mono) AS mono FROM (
 ) GROUP BY run, grp, log, pos, mid
 """
 
+#: `bit`: one for each node of a run, the same in all ledgers.
+_DUMP_ENDS = """
+SELECT *,
+  CAST(1 AS BIGINT) << CAST((dense_rank() OVER (PARTITION BY run ORDER BY node) - 1) % 62 AS INT) AS bit
+FROM (
+  SELECT run, coalesce(ledger, '') AS ledger, node, min(lidx) AS low, max(lidx) AS high,
+    max(CASE WHEN sure THEN lidx END) AS sure_high, count(*) AS n
+  FROM dump GROUP BY run, coalesce(ledger, ''), node
+)
+"""
+
 _READS = f"""
 SELECT run, op, proc, f, {log_of()} AS log, inv, ret, outcome, node, term, from_off, next_off, max_off,
   min_off,
@@ -353,21 +435,36 @@ _ON_FACTS = (
 #: Facts, in steps; those of one step need only those of the steps before.
 _FACTS: tuple[dict[str, str], ...] = (
     {
-        "ops": _OPS,
+        "odd_ops": _ODD_OPS,
+        "items": """SELECT run, op, i, topic, q, ledger, mid, digest, key, tag, retry_no, delay_ms
+          FROM events WHERE ev = 'item'""",
         "line_counts": _LINE_COUNTS,
         "runs": _RUNS,
         "milestones": _MILESTONES,
-        "dump_ends": """SELECT run, coalesce(ledger, '') AS ledger, node, min(lidx) AS low, max(lidx) AS high,
-          max(CASE WHEN sure THEN lidx END) AS sure_high, count(*) AS n FROM dump
-          GROUP BY run, coalesce(ledger, ''), node""",
+        "dump_ends": _DUMP_ENDS,
     },
-    {"sends": _SENDS, "op_counts": _OP_COUNTS},
-    {"placed": _PLACED, "known": _KNOWN, "sent_logs": _SENT_LOGS, "through": _THROUGH, "doubts": _DOUBTS},
+    {"ops": _OPS},
     {
-        "dlv": _DLV_RANKED,
+        "recalled": "SELECT run, mid, max(outcome) AS outcome FROM ops WHERE f = 'recall' GROUP BY run, mid",
+        "op_counts": _OP_COUNTS,
+        "lookups": "SELECT run, op FROM ops WHERE f = 'lookup'",
+    },
+    {"sends": _SENDS},
+    {
+        "placed": _PLACED,
+        "sent_logs": _SENT_LOGS,
+        "through": _THROUGH,
+        "unanswered": """SELECT run, log, mid, inv, ret, delay_ms, op, src, inc, seq FROM sends
+          WHERE outcome <> 'fail' AND pos IS NULL""",
+    },
+    {
+        "unclear": _UNCLEAR,
+        "moved": "SELECT run, log, mid FROM placed WHERE pos_min < pos_max",
         "suspects": """SELECT run, log, mid, sent, oks, fails, sent_digest FROM placed
           WHERE sent = 0 OR (fails > 0 AND oks = 0) OR digest_min < digest_max""",
     },
+    {"known": _KNOWN, "doubts": _DOUBTS},
+    {"dlv": _DLV_RANKED},
     {
         "spells": _SPELLS,
         "read_logs": """SELECT run, log, max(pos) AS top, count(*) AS n, count(grp) AS grouped FROM dlv
@@ -380,11 +477,11 @@ def make_tables(engine: Engine) -> None:
     """Make all tables out of `events`."""
     for name, sql in _VIEWS:
         engine.view(name, sql)
-    of_lines, of_ops, *others = _FACTS
-    engine.facts(of_lines)
+    of_lines, ops, of_ops, sends, *others = _FACTS
+    for facts in (of_lines, ops, of_ops, sends):
+        engine.facts(facts)
     for name, sql in _ON_FACTS:
         engine.view(name, sql)
-    engine.facts(of_ops)
     engine.view("histories", _HISTORIES)
     engine.view("seen", _SEEN)
     for facts in others:

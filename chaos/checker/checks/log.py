@@ -34,8 +34,8 @@ def linearizable(stale: bool) -> str:
       UNION ALL
       SELECT s.run, s.log, s.inv, CASE WHEN s.delay_ms > 0 THEN NULL ELSE s.ret END, s.op, s.src, s.inc,
         s.seq, false, 2 * p.pos_min + 1, 2 * p.pos_max + 1
-      FROM sends s JOIN placed p ON p.run = s.run AND p.log = s.log AND p.mid = s.mid
-      WHERE s.outcome <> 'fail' AND s.pos IS NULL AND p.pos_min IS NOT NULL
+      FROM unanswered s JOIN placed p ON p.run = s.run AND p.log = s.log AND p.mid = s.mid
+      WHERE p.pos_min IS NOT NULL
     """
     begins, ends = ("NOT stale", "stale") if stale else ("true", "true")
     return f"""

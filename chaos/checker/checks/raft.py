@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.checker.checks.sources import HISTORY
+from chaos.checker.checks.sources import DURABLE, HISTORY
 from chaos.checker.registry import DRAINED, WHOLE, Check, Part, hard, warning
 
 _LEADERS = """
@@ -33,10 +33,14 @@ WHERE l.e = 'leader' GROUP BY l.run, l.node, l.term
 """
 
 _CHAINS = """
-SELECT run, ledger, lidx, eterm, min(chain) AS chain, max(chain) AS chain_other FROM (
-  SELECT run, ledger, last AS lidx, eterm, chain FROM nodes WHERE e = 'append' AND chain IS NOT NULL
+SELECT run, ledger, lidx, eterm, min(chain_key) AS key_min, max(chain_key) AS key_max, min(chain) AS chain,
+  max(chain) AS chain_other
+FROM (
+  SELECT run, ledger, last AS lidx, eterm, chain, chain_key FROM nodes
+  WHERE e = 'append' AND chain IS NOT NULL
   UNION ALL
-  SELECT run, coalesce(ledger, ''), lidx, eterm, chain FROM dump WHERE chain IS NOT NULL
+  SELECT run, coalesce(ledger, ''), lidx, eterm, chain, chain_key FROM dump
+  WHERE chain IS NOT NULL
 ) GROUP BY run, ledger, lidx, eterm
 """
 
@@ -53,13 +57,13 @@ FROM (
 
 #: What nodes and files say of an index that is committed.
 _COMMITTED = """
-SELECT run, ledger, lidx, min(eterm) AS eterm_min, max(eterm) AS eterm_max, min(chain) AS chain_min,
-  max(chain) AS chain_max
+SELECT run, ledger, lidx, min(eterm) AS eterm_min, max(eterm) AS eterm_max, min(chain_key) AS key_min,
+  max(chain_key) AS key_max, min(chain) AS chain_min, max(chain) AS chain_max
 FROM (
   SELECT run, ledger, CASE WHEN e = 'apply' THEN last ELSE lidx END AS lidx,
-    CASE WHEN e = 'commit' THEN eterm END AS eterm, chain FROM nodes WHERE e IN ('commit', 'apply')
+    CASE WHEN e = 'commit' THEN eterm END AS eterm, chain, chain_key FROM nodes WHERE e IN ('commit', 'apply')
   UNION ALL
-  SELECT run, coalesce(ledger, ''), lidx, eterm, chain FROM dump WHERE sure
+  SELECT run, coalesce(ledger, ''), lidx, eterm, chain, chain_key FROM dump WHERE sure
 ) GROUP BY run, ledger, lidx
 """
 
@@ -108,12 +112,12 @@ CHECKS: tuple[Check, ...] = (
         "{node} was in term {term} after {before}",
         # What a node goes by is ahead of what is durable, for a moment, and may be lost with the process.
         Part(
-            HISTORY,
+            DURABLE,
             "e = 'term_vote' AND term < voted_before",
             "node, term, voted_before AS before, src, inc, seq",
         ),
         Part(
-            HISTORY,
+            DURABLE,
             "e IN ('leader', 'follower', 'candidate', 'commit') "
             "AND (term < coalesce(term_before, -1) OR term < coalesce(voted_before, -1))",
             "node, term, greatest(coalesce(term_before, -1), coalesce(voted_before, -1)) AS before, src, "
@@ -136,7 +140,7 @@ CHECKS: tuple[Check, ...] = (
         "entries of the same index and term have the same history, on all nodes",
         "chains",
         "index {lidx} of term {eterm}: histories {chain} and {chain_other}",
-        Part(_CHAINS, "chain < chain_other", "ledger, lidx, eterm, chain, chain_other"),
+        Part(_CHAINS, "key_min < key_max", "ledger, lidx, eterm, chain, chain_other"),
     ),
     hard(
         "R7",
@@ -162,7 +166,7 @@ CHECKS: tuple[Check, ...] = (
         ),
         Part(
             _COMMITTED,
-            "chain_min < chain_max",
+            "key_min < key_max",
             "ledger, lidx, 'histories' AS what, chain_min AS one, chain_max AS other",
         ),
     ),
@@ -209,7 +213,7 @@ CHECKS: tuple[Check, ...] = (
         "recoveries",
         "{node} came back with end {ended} in term {term}; durable were {flushed} and term {voted_before}",
         Part(
-            HISTORY,
+            DURABLE,
             "e = 'recover' AND NOT coalesce(wiped, false) AND (ended < flushed OR term < voted_before)",
             "node, e, term, ended, wiped, flushed, voted_before, src, inc, seq",
         ),

@@ -26,44 +26,51 @@ LEFT JOIN runs r ON r.run = d.run
 WINDOW w AS (PARTITION BY d.run, d.log, d.grp, d.consumer, d.epoch, d.counts, d.op ORDER BY d.i)
 """
 
-#: Events of nodes, each with what its node had said before it. `voted_before`, what was durable: over all
-#: incarnations since the node was wiped; `flushed`: since entries were last removed; everything else: in the
-#: same incarnation. Numbers of incarnations do not tell their order: one that was wiped draws a new one.
-#: The window of the fewest keys comes first, so that the rows are brought to their places once.
+#: Events of nodes, each with what its node had said before it in the same incarnation.
 HISTORY = """
+SELECT *, max(CASE WHEN e = 'commit' THEN lidx END) OVER w AS commit_before,
+  max(CASE WHEN e = 'commit' THEN lidx WHEN e = 'recover' THEN committed END) OVER w AS committed_before,
+  max(CASE WHEN e = 'reput' THEN lidx END) OVER w AS reput_before,
+  max_by(CASE WHEN e = 'append' THEN last WHEN e = 'truncate' THEN lidx - 1
+      WHEN e = 'recover' THEN ended WHEN e = 'install' THEN lidx END,
+    CASE WHEN e IN ('append', 'truncate', 'recover', 'install') THEN seq END) OVER w AS end_before,
+  max_by(CASE WHEN e = 'apply' THEN last ELSE lidx END, CASE WHEN e IN ('apply', 'load', 'install')
+    THEN seq END) OVER w AS applied_before,
+  max_by(e, CASE WHEN e IN ('leader', 'follower', 'candidate', 'recover') THEN seq END) OVER w AS raft_role,
+  max_by(term, CASE WHEN e IN ('leader', 'follower', 'candidate', 'recover') THEN seq END)
+    OVER w AS raft_term,
+  max(CASE WHEN e = 'master_ready' THEN term END) OVER w AS ready_term,
+  max(CASE WHEN e IN ('elected', 'master_ready') THEN term END) OVER w AS broker_term,
+  max(CASE WHEN e = 'demoted' THEN term END) OVER w AS demoted_term
+FROM nodes WHERE e <> 'flush'
+WINDOW w AS (PARTITION BY run, node, inc ORDER BY mono, seq
+  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+"""
+
+#: Of the events of nodes those of terms and of what is durable. `voted_before`: over all incarnations since
+#: the node was wiped; `flushed`: since entries were last removed; `term_before`: in the same incarnation.
+#: Numbers of incarnations do not tell their order: one that was wiped draws a new one. The window of the
+#: fewest keys comes first, so that the rows are brought to their places once.
+DURABLE = """
 SELECT *, max(CASE WHEN e = 'flush' THEN lidx END) OVER (PARTITION BY run, node, part ORDER BY mono, seq
-    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS flushed
+    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS flushed,
+  max(CASE WHEN e IN ('leader', 'follower', 'candidate', 'commit') THEN term END) OVER (
+    PARTITION BY run, node, inc ORDER BY mono, seq
+    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS term_before
 FROM (
-  SELECT *, max(CASE WHEN e = 'commit' THEN lidx END) OVER w AS commit_before,
-    max(CASE WHEN e = 'commit' THEN lidx WHEN e = 'recover' THEN committed END) OVER w AS committed_before,
-    max(CASE WHEN e = 'reput' THEN lidx END) OVER w AS reput_before,
-    max_by(CASE WHEN e = 'append' THEN last WHEN e = 'truncate' THEN lidx - 1
-        WHEN e = 'recover' THEN ended WHEN e = 'install' THEN lidx END,
-      CASE WHEN e IN ('append', 'truncate', 'recover', 'install') THEN seq END) OVER w AS end_before,
-    max_by(CASE WHEN e = 'apply' THEN last ELSE lidx END, CASE WHEN e IN ('apply', 'load', 'install')
-      THEN seq END) OVER w AS applied_before,
-    max_by(e, CASE WHEN e IN ('leader', 'follower', 'candidate', 'recover') THEN seq END) OVER w AS raft_role,
-    max_by(term, CASE WHEN e IN ('leader', 'follower', 'candidate', 'recover') THEN seq END)
-      OVER w AS raft_term,
-    max(CASE WHEN e IN ('leader', 'follower', 'candidate', 'commit') THEN term END) OVER w AS term_before,
-    max(CASE WHEN e = 'master_ready' THEN term END) OVER w AS ready_term,
-    max(CASE WHEN e IN ('elected', 'master_ready') THEN term END) OVER w AS broker_term,
-    max(CASE WHEN e = 'demoted' THEN term END) OVER w AS demoted_term
+  SELECT *, max(CASE WHEN e = 'term_vote' THEN term END) OVER (
+    PARTITION BY run, node, life ORDER BY mono, seq
+    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS voted_before
   FROM (
-    SELECT *, max(CASE WHEN e = 'term_vote' THEN term END) OVER (
-      PARTITION BY run, node, life ORDER BY mono, seq
-      ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS voted_before
-    FROM (
-      SELECT run, node, inc, seq, mono, e, term, eterm, lidx, last, ended, committed, reput, target, barrier,
-        op, wiped, src,
-        sum(CASE WHEN wiped AND e = 'recover' THEN 1 ELSE 0 END) OVER v AS life,
-        sum(CASE WHEN e IN ('truncate', 'install') OR (wiped AND e = 'recover') THEN 1 ELSE 0 END) OVER v
-          AS part
-      FROM nodes
-      WINDOW v AS (PARTITION BY run, node ORDER BY mono, seq ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
-    )
-  ) WINDOW w AS (PARTITION BY run, node, inc ORDER BY mono, seq
-    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+    SELECT run, node, inc, seq, mono, e, term, lidx, ended, wiped, src,
+      sum(CASE WHEN wiped AND e = 'recover' THEN 1 ELSE 0 END) OVER v AS life,
+      sum(CASE WHEN e IN ('truncate', 'install') OR (wiped AND e = 'recover') THEN 1 ELSE 0 END) OVER v
+        AS part
+    FROM nodes
+    WHERE e IN ('flush', 'truncate', 'install', 'recover', 'term_vote', 'leader', 'follower', 'candidate',
+      'commit')
+    WINDOW v AS (PARTITION BY run, node ORDER BY mono, seq ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
+  )
 )
 """
 
@@ -91,7 +98,7 @@ FROM (
 UNITS = """
 SELECT d.run, d.node, d.log, d.qoff, d.lidx, d.mid, d.sure, g.low, c.lidx AS unit_lidx
 FROM dump d
-LEFT JOIN cq c ON c.run = d.run AND c.node = d.node AND c.log = d.log AND c.qoff = d.qoff
+LEFT JOIN cq c ON c.qoff = d.qoff AND c.node = d.node AND c.log = d.log AND c.run = d.run
 LEFT JOIN (SELECT run, node, log, min(qoff) AS low FROM cq GROUP BY run, node, log) g
   ON g.run = d.run AND g.node = d.node AND g.log = d.log
 WHERE d.qoff IS NOT NULL

@@ -28,6 +28,7 @@ class DuckEngine:
         self._connection.execute(
             f"""CREATE TABLE events AS SELECT {names}, "group" AS grp, filename AS file,
             CASE WHEN digest IS NOT NULL THEN CAST(hash(digest) >> 1 AS BIGINT) END AS digest,
+            CASE WHEN chain IS NOT NULL THEN CAST(hash(chain) >> 1 AS BIGINT) END AS chain_key,
             CASE WHEN ev IN ({kinds}) THEN ev ELSE 'unknown' END AS ev
             FROM read_json(?, columns = {{{columns}}}, format = 'newline_delimited', filename = true)""",
             [files],
