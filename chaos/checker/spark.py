@@ -44,11 +44,12 @@ _BYTES_A_PARTITION = 64 << 20
 #: The space for 24,000 classes is there from the beginning, not after seven collections.
 _JVM = "-XX:MetaspaceSize=256m"
 _QUICK_JVM = f"{_JVM} -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms768m -Xmn512m"
-#: What is compiled with care is what runs ten times as often as usual: of several hundred generated
-#: classes most run once.
+#: What is compiled with care is what runs ten times as often as usual, and less is inlined than usual: of
+#: several hundred generated classes most run once, and their methods are long.
 _LARGE_JVM = (
     f"{_JVM} -XX:+UseParallelGC -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
-    "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+    "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000 "
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:FreqInlineSize=150 -XX:InlineSmallCode=1000"
 )
 #: Jars that most classes are in. There are 280, and each is looked into until a class is found.
 _FIRST_JARS = (
