@@ -57,7 +57,8 @@ def test_the_exit_code_is_that_of_the_verdict(
     def check(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         assert command[1:] == ["-m", "chaos.checker.main", str(root), "--out", str(root / "report")]
         options["stderr"].write(b"noise\nno Java here\n")
-        return subprocess.CompletedProcess(command, checked, "Run r is so.\nreport: /r/index.html\n")
+        options["stdout"].write("Run r is so.\nreport: /r/index.html\n")
+        return subprocess.CompletedProcess(command, checked)
 
     root = tmp_path / "run"
     (tmp_path / "input").write_text("one\ntwo\n")
