@@ -10,6 +10,10 @@ Cell = int | str | bool | None
 Row = dict[str, Cell]
 
 
+class EngineFailed(Exception):
+    """What went wrong in an engine, as text: it has ended, and cannot be asked any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The rows of one of several queries, and how long it took."""

@@ -10,13 +10,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from chaos.checker.checks import CHECKS
-from chaos.checker.engine import Engine
+from chaos.checker.engine import Engine, EngineFailed
 from chaos.checker.figures import Figures, take_figures
 from chaos.checker.files import file_troubles
 from chaos.checker.follow import WATCHED, follow
@@ -147,6 +148,9 @@ def spark_loader(work_dir: Path, *, master: str | None, memory: str, growing: bo
     """What loads traces into Spark, which is started for the first of them and stopped in the end.
 
     `growing`: what is loaded next may be much more than the first.
+
+    Raises:
+        EngineFailed: something went wrong that is not the user's affair.
     """
     # Spark is an extra: whoever only wants the names of checks need not have it.
     try:
@@ -170,14 +174,24 @@ def spark_loader(work_dir: Path, *, master: str | None, memory: str, growing: bo
         click.echo(f"read {sum(file.bytes for file in intake.raw)} bytes of lines in {took:.1f} s", err=True)
         return engine
 
+    def stop(whole: bool) -> None:
+        for session in sessions:
+            end(session, whole=whole)
+
     try:
         yield load
-    except BaseException:
-        for session in sessions:
-            end(session, whole=False)
+    except (click.ClickException, IntakeError, ReaderError, NoJava):
+        stop(whole=False)
         raise
-    for session in sessions:
-        end(session, whole=True)
+    except Exception as error:
+        # Texts of Spark's errors are asked of its JVM, which is about to end.
+        said = "".join(traceback.format_exception(error))
+        stop(whole=False)
+        raise EngineFailed(said) from None
+    except BaseException:
+        stop(whole=False)
+        raise
+    stop(whole=True)
 
 
 def watch_runs(
@@ -215,14 +229,15 @@ def check_loaded(
         IntakeError: no line could be read.
     """
     started = time.monotonic()
-    make_tables(engine)
 
-    def progress(done: int, total: int) -> None:
+    def progress(what: str, done: int, total: int) -> None:
         # Who waits long wants to see that it goes on.
         if time.monotonic() - started > PROGRESS_AFTER_S:
-            click.echo(f"checks done: {done} of {total}", err=True)
+            click.echo(f"{what} done: {done} of {total}", err=True)
 
-    results = judge(engine, checks, troubles=file_troubles(engine, intake), on_progress=progress)
+    make_tables(engine, partial(progress, "steps of making tables"))
+    troubles = file_troubles(engine, intake)
+    results = judge(engine, checks, troubles=troubles, on_progress=partial(progress, "checks"))
     if not results:
         raise IntakeError("no line of the trace could be read")
     return results, take_figures(engine)
@@ -241,9 +256,9 @@ def main() -> None:
         code = EXIT_CRASH
     except (click.Abort, KeyboardInterrupt):
         code = 130
-    except Exception:
-        traceback.print_exc()
-        click.echo("the checker itself failed; this says nothing about the run", err=True)
+    except Exception as failed:
+        said = str(failed) if isinstance(failed, EngineFailed) else traceback.format_exc()
+        click.echo(f"{said}\nthe checker itself failed; this says nothing about the run", err=True)
         code = EXIT_CRASH
     sys.exit(code)
 

@@ -49,6 +49,8 @@ fault, member, meta
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from chaos.checker.engine import Engine
 from chaos.trace.schema import READS, Ev
 
@@ -473,16 +475,14 @@ _FACTS: tuple[dict[str, str], ...] = (
 )
 
 
-def make_tables(engine: Engine) -> None:
-    """Make all tables out of `events`."""
+def make_tables(engine: Engine, on_progress: Callable[[int, int], None] | None = None) -> None:
+    """Make all tables out of `events`. `on_progress`: (steps done, of so many)."""
     for name, sql in _VIEWS:
         engine.view(name, sql)
-    of_lines, ops, of_ops, sends, *others = _FACTS
-    for facts in (of_lines, ops, of_ops, sends):
+    for step, facts in enumerate(_FACTS, 1):
         engine.facts(facts)
-    for name, sql in _ON_FACTS:
-        engine.view(name, sql)
-    engine.view("histories", _HISTORIES)
-    engine.view("seen", _SEEN)
-    for facts in others:
-        engine.facts(facts)
+        if "sends" in facts:
+            for name, sql in (*_ON_FACTS, ("histories", _HISTORIES), ("seen", _SEEN)):
+                engine.view(name, sql)
+        if on_progress is not None:
+            on_progress(step, len(_FACTS))

@@ -15,12 +15,12 @@ from chaos.checker import main as command
 from chaos.checker.checks import CHECKS
 from chaos.checker.java import NoJava, java_home
 from chaos.checker.synthetic import clean_trace
-from tests.chaos.checker import more_mutations
+from tests.chaos.checker import kind_mutations, more_mutations, receive_mutations
 from tests.chaos.checker.duck_loader import duck_loader
 from tests.chaos.checker.mutations import MUTATIONS
 from tests.chaos.checker.test_readers import EXPECTED
 
-assert more_mutations
+assert kind_mutations and more_mutations and receive_mutations
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -64,6 +64,33 @@ def test_a_crash_of_the_checker_is_no_verdict(monkeypatch: pytest.MonkeyPatch, t
     with pytest.raises(SystemExit) as ended:
         command.main()
     assert ended.value.code == 255
+
+
+_FAILING = """
+import sys
+from pathlib import Path
+from chaos.checker import main
+from chaos.checker.engine import EngineFailed
+from chaos.checker.intake import take_in
+
+run, work = map(Path, sys.argv[1:])
+try:
+    with main.spark_loader(work, master=None, memory="1g", growing=False) as load:
+        load(take_in([run])).rows("SELECT raise_error('no such luck')")
+except EngineFailed as error:
+    print(error)
+"""
+
+
+def test_what_went_wrong_in_spark_is_told_though_its_jvm_has_ended(tmp_path: Path) -> None:
+    clean_trace("good").write(tmp_path / "good")
+    work = tmp_path / "work"
+    work.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", _FAILING, tmp_path / "good", work], capture_output=True, text=True, check=True
+    )
+    assert "no such luck" in done.stdout
+    assert "str() failed" not in done.stdout
 
 
 def test_a_choice_of_checks_alone_is_no_proof(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
