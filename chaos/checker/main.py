@@ -60,7 +60,7 @@ PROGRESS_AFTER_S = 20
     help="What is checked: traces of ours, Jepsen's histories, logs as Porcupine reads them.",
 )
 @click.option("--master", help="Where Spark runs. [default: what spark-submit says, else local[*]]")
-@click.option("--memory", default="2g", show_default=True, help="Heap of the driver, when it is local.")
+@click.option("--memory", help="Heap of the driver, when it is local. [default: 2g; 4g from 8 GiB on]")
 @click.option(
     "--checks", "names", help="Only these, with commas between; the trace itself is always checked."
 )
@@ -82,7 +82,7 @@ def command(
     out: Path | None,
     format_: str,
     master: str | None,
-    memory: str,
+    memory: str | None,
     names: str | None,
     work: Path | None,
     watch: bool,
@@ -144,7 +144,7 @@ def chosen(names: str | None) -> tuple[Check, ...]:
 
 
 @contextmanager
-def spark_loader(work_dir: Path, *, master: str | None, memory: str, growing: bool) -> Iterator[Load]:
+def spark_loader(work_dir: Path, *, master: str | None, memory: str | None, growing: bool) -> Iterator[Load]:
     """What loads traces into Spark, which is started for the first of them and stopped in the end.
 
     `growing`: what is loaded next may be much more than the first.
@@ -154,7 +154,7 @@ def spark_loader(work_dir: Path, *, master: str | None, memory: str, growing: bo
     """
     # Spark is an extra: whoever only wants the names of checks need not have it.
     try:
-        from chaos.checker.spark import SparkEngine, end, is_quick, start
+        from chaos.checker.spark import SparkEngine, end, heap_for, is_quick, start
     except ImportError as error:
         raise click.ClickException(f"Spark is missing ({error}): pip install 'dledger[checker]'") from error
 
@@ -163,7 +163,8 @@ def spark_loader(work_dir: Path, *, master: str | None, memory: str, growing: bo
     def load(intake: Intake) -> Engine:
         if not sessions:
             quick = is_quick(intake) and not growing
-            sessions.append(start(work_dir, master=master, memory=memory, quick=quick, archived=True))
+            heap = memory or heap_for(intake)
+            sessions.append(start(work_dir, master=master, memory=heap, quick=quick, archived=True))
         # Each load has tables of its own; those of the one before it are not needed any more.
         tables = work_dir / "tables"
         shutil.rmtree(tables, ignore_errors=True)

@@ -38,6 +38,8 @@ INTERPRETED_BYTES = 64 << 20
 #: Up to so many, a query is one task, which is planned once and moves no rows, because everything is in one
 #: place; other queries use the other cores. And the JVM uses its quick compiler only.
 ONE_TASK_BYTES = 256 << 20
+#: From so many on, the JVM gets a larger heap.
+LARGE_HEAP_BYTES = 8 << 30
 #: Lines take so many times the bytes of the same columns in Parquet files.
 _LINES_TO_COLUMNS = 20
 _BYTES_A_PARTITION = 64 << 20
@@ -157,6 +159,11 @@ def lines_bytes(intake: Intake) -> int:
 
 def is_quick(intake: Intake) -> bool:
     return lines_bytes(intake) <= ONE_TASK_BYTES
+
+
+def heap_for(intake: Intake) -> str:
+    """The heap that suffices: 100,000,000 events did not pass with the smaller one."""
+    return "4g" if lines_bytes(intake) >= LARGE_HEAP_BYTES else "2g"
 
 
 def tune(session: SparkSession, intake: Intake) -> None:

@@ -12,7 +12,7 @@ from tests.chaos.checker.duck import DuckEngine
 
 
 @contextmanager
-def duck_loader(work_dir: Path, *, master: str | None, memory: str, growing: bool) -> Iterator[Load]:
+def duck_loader(work_dir: Path, *, master: str | None, memory: str | None, growing: bool) -> Iterator[Load]:
     """In the place of `spark_loader`."""
 
     def load(intake: Intake) -> DuckEngine:
