@@ -66,7 +66,17 @@ _MEMORY_SECONDS = 30.0
     help="Memory over ten minutes, catch-up of 2 GiB, restart with 1 KiB messages with keys, traces of "
     "1,000,000 and 10,000,000 events.",
 )
-def main(names: tuple[str, ...], seconds: float, json_file: Path | None, long_run: bool) -> None:
+@click.option(
+    "--events",
+    "sizes",
+    type=click.IntRange(10_000),
+    multiple=True,
+    help="Have the checker's traces so many events; repeat for several, the smallest first. 100,000,000 take "
+    "two hours and 30 GB of disk.",
+)
+def main(
+    names: tuple[str, ...], seconds: float, json_file: Path | None, long_run: bool, sizes: tuple[int, ...]
+) -> None:
     """Measure a cluster of three nodes on this machine."""
     end_on_signals()
     rows: list[Row] = []
@@ -80,8 +90,8 @@ def main(names: tuple[str, ...], seconds: float, json_file: Path | None, long_ru
                 figure = partial(catchup.run, behind_bytes=catchup.LONG_BEHIND_BYTES)
             if name == "broker-restart" and long_run:
                 figure = partial(broker_restart.run, body=BODY, keyed=True)
-            if name == "checker" and long_run:
-                figure = partial(checker.run, sizes=checker.LONG_SIZES)
+            if name == "checker" and (long_run or sizes):
+                figure = partial(checker.run, sizes=sizes or checker.LONG_SIZES)
             if name == "memory":
                 length = memory.LONG_SECONDS if long_run else max(seconds, _MEMORY_SECONDS)
             rows += asyncio.run(figure(length))
