@@ -136,7 +136,7 @@ class MessagingHandlers:
 
         try:
             is_begun = begin(parse(method, request), context, done)
-        except Exception:
+        except (Rejected, BrokerError):
             return False  # `unary` finds the same wrong, and says so
         if is_begun:
             self._one_more()

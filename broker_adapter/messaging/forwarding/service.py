@@ -177,13 +177,21 @@ class _NodeStream:
             task = self._streams[call.id] = asyncio.create_task(self._stream(call))
             task.add_done_callback(lambda _: self._streams.pop(call.id, None))
         else:
+            self._begin_unary(call)
+
+    def _begin_unary(self, call: pb.ForwardedCall) -> None:
+        try:
             context = context_from_pb(call.context)
-            if self._answering.begin(call.method, call.request, context, partial(self._told, call)):
-                self._begun += 1
-                return
-            task = asyncio.create_task(self._unary(call, context))
-            self.unary.add(task)
-            task.add_done_callback(self.unary.discard)
+            is_begun = self._answering.begin(call.method, call.request, context, partial(self._told, call))
+        except Exception as error:
+            self._failed(call, error)  # it is this call's affair, not the stream's
+            return
+        if is_begun:
+            self._begun += 1
+            return
+        task = asyncio.create_task(self._unary(call, context))
+        self.unary.add(task)
+        task.add_done_callback(self.unary.discard)
 
     def _told(self, call: pb.ForwardedCall, outcome: bytes | Exception) -> None:
         self._begun -= 1

@@ -177,6 +177,17 @@ async def test_a_bug_is_an_answer() -> None:
         assert (await w.call("Heartbeat", BEAT)).status.code == Code.INTERNAL_SERVER_ERROR
 
 
+async def test_a_bug_where_a_send_begins_does_not_send_it_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> bool:
+        raise ZeroDivisionError
+
+    async with world() as w:
+        assert (await w.send(message(b"1"))).status.code == Code.OK
+        monkeypatch.setattr(w.delivery, "begin_send", broken)
+        assert (await w.send(message(b"2", message_id="2"))).status.code == Code.INTERNAL_SERVER_ERROR
+        assert sum(map(len, w.delivery.queues.values())) == 1
+
+
 async def test_calls_beyond_the_limit_are_refused_also_when_callers_have_gone() -> None:
     recorder = Recorder()
     recorder.may.clear()

@@ -19,6 +19,7 @@ from broker_adapter.messaging.forwarding.members import Members
 from broker_adapter.messaging.forwarding.repeats import is_repeatable
 from broker_adapter.messaging.forwarding.service import ForwardService
 from broker_adapter.messaging.handlers import Answered
+from broker_adapter.messaging.rejected import Code
 from broker_adapter.messaging.settings import ClientServiceSettings
 from broker_adapter.messaging.v2 import service_pb2 as calls
 from broker_adapter.v1 import forward_pb2 as pb
@@ -204,6 +205,23 @@ async def test_calls_in_great_numbers_take_no_task_once_there_is_a_master(takes_
             assert p.begun - before == (0 if takes_tasks else is_begun)
         p.lead(None)
         assert not p.forwarder.begin("SendMessage", SEND, CONTEXT, lambda _: None)
+
+
+async def test_a_call_whose_beginning_fails_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> bool:
+        raise ZeroDivisionError
+
+    async with pair() as p:
+        await until(lambda: p.forwarder.place() is not None)
+        p.remote.may.clear()
+        other = asyncio.create_task(p.unary())
+        await until(lambda: bool(p.remote.seen))
+        monkeypatch.setattr(p.remote, "begin", broken)
+        answer = calls.SendMessageResponse.FromString(await p.unary())
+        assert answer.status.code == Code.INTERNAL_SERVER_ERROR
+        p.remote.may.set()
+        assert await other == b"ok"
+        assert p.forwarder.figures.outcomes["SendMessage", "sent again"] == 0
 
 
 async def test_a_node_that_stops_gives_up_what_it_was_to_send_again() -> None:
