@@ -31,7 +31,8 @@ from __future__ import annotations
 import struct
 from enum import IntEnum
 from typing import NamedTuple
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from broker_adapter.errors import IllegalMessage, Status, StoredDataDamaged
 from broker_adapter.host import NO_HOST, Host

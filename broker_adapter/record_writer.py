@@ -9,7 +9,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from itertools import count, repeat
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from broker_adapter.api import OutgoingMessage
 from broker_adapter.errors import IllegalMessage, Status

@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, overload
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from broker_adapter.api import PullStatus, SendResult
 from broker_adapter.errors import IllegalMessage, Status

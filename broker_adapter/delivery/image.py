@@ -18,7 +18,8 @@
 from __future__ import annotations
 
 import struct
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from broker_adapter.delivery.commands import Ending, Hold, QueueKey
 from broker_adapter.delivery.held_messages import Ended, HeldMessage

@@ -14,7 +14,8 @@ import json
 import struct
 from types import MappingProxyType
 from typing import Any
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from broker_adapter.errors import BrokerError, Status, StoredDataDamaged
 from broker_adapter.metadata.commands import (

@@ -17,7 +17,8 @@ import json
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from broker_adapter.errors import Status, StoredDataDamaged
 from broker_adapter.index_layout import IndexHeader, IndexShape

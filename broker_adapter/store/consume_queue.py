@@ -13,7 +13,8 @@ from collections.abc import Callable
 from operator import lt
 from pathlib import Path
 from typing import NamedTuple
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from broker_adapter.consume_queue_unit import FILLER_SIZE, UNIT_SIZE, ConsumeQueueUnit, decode_units
 from broker_adapter.errors import ReadFailed, Status, StoredDataDamaged

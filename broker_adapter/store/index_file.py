@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
+from zlib_ng.zlib_ng import crc32
 
 from broker_adapter.index_layout import (
     HEADER_SIZE,

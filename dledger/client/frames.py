@@ -7,7 +7,8 @@ what a server sends independently of it.
 from __future__ import annotations
 
 import struct
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from dledger.client.values import Entry
 from dledger.errors import Code, StorageError

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from dledger.core.sessions import MAX_SESSIONS, Judgement, Result, SessionTable
 from dledger.core.values import Base, Tail

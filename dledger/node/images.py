@@ -10,7 +10,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from dledger.store.internal import ImageBegin, ImageChunk, ImageEnd, Internal, strip_stamp
 

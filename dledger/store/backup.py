@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from dledger.core.values import NO_BASE, Base, HardState, Tail
 from dledger.errors import Code, StorageError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from dledger.errors import Code, InvalidRequest, ReadFailed
 from dledger.store.batch import HEADER_SIZE, MAGIC_NORMAL

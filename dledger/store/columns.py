@@ -10,10 +10,10 @@ from __future__ import annotations
 from itertools import pairwise
 from struct import Struct
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
+from zlib_ng.zlib_ng import crc32
 
 Column = npt.NDArray[Any]
 

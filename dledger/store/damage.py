@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from dledger.core.values import Base, Tail
 from dledger.errors import StorageError

@@ -7,7 +7,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from dledger.core.values import FlushMode, HardState
 from dledger.errors import Code, ConfigError, StorageError

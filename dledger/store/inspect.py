@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Self, TypeVar
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from dledger.core.values import Base, HardState
 from dledger.errors import StorageError

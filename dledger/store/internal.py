@@ -9,7 +9,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from dledger.core.values import Base
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 CRC_KEY = "crc"
 

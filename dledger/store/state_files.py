@@ -9,7 +9,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from dledger.core.values import Base, HardState, Tail, TermRun
 from dledger.errors import Code, StorageError
