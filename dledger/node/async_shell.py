@@ -34,12 +34,14 @@ from dledger.node.catch_up import CatchUp, Wanted
 from dledger.node.disk_worker import CheckpointJob, DiskWorker, HardStateReport, Report, StoredReport
 from dledger.node.inbound import Inbound
 from dledger.node.logs import get_logger
+from dledger.node.metrics import Histogram
 from dledger.node.owned_append import Fill, prepare
 from dledger.node.peers import PeerLink
 from dledger.node.polling import when_idle
 from dledger.node.readable import ReadableLog
 from dledger.node.replica import Replica
 from dledger.node.shell import AppendOutcome, DiskJob, PurgeJob, ResetJob, RoleNotice, TruncateJob
+from dledger.node.yielding import Appends
 from dledger.rpc.ports import AppendToken
 from dledger.store.api import EntryDamaged, Frames, LogStore
 
@@ -75,10 +77,13 @@ class AsyncShell:
         on_fatal: Callable[[DLedgerError], None],
         on_damage: Callable[[int], None],
         catch_up_bytes_per_second: int,
+        append_latency: Histogram,
     ) -> None:
-        """`on_damage`: an index that could not be read; called on the loop."""
+        """`on_damage`: an index that could not be read; called on the loop. `append_latency`: what appends of
+        clients take."""
         self._on_damage = on_damage
-        self._catch_up = CatchUp(addresses, catch_up_bytes_per_second, self._read_range)
+        self._catch_up = CatchUp(addresses, catch_up_bytes_per_second, self._read_range, self._appends)
+        self._append_latency = append_latency
         self._store = store
         self._addresses = addresses
         self._readable = readable
@@ -371,6 +376,10 @@ class AsyncShell:
         """Clients need an address; the replica only knows ids."""
         if error.leader_id is not None:
             error.leader_address = self._addresses.get(error.leader_id)
+
+    def _appends(self) -> Appends:
+        latency = self._append_latency
+        return Appends(sum(latency.counts), latency.sum, self._store.tail.pos)
 
     def _read_range(self, first_index: int, last_index: int, max_bytes: int) -> asyncio.Future[Frames | None]:
         """Of what is on the disk, off the loop."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from dledger.node.pacing import Pace
+from dledger.node.yielding import Appends, YieldingPace
 from dledger.store.api import Frames
 
 #: Whole batches (first_index, last_index, max_bytes), or None if they cannot be read; never fails.
@@ -40,17 +41,23 @@ class _Ahead(NamedTuple):
 class CatchUp:
     """The reads for all followers. Loop thread only."""
 
-    def __init__(self, peers: Iterable[str], bytes_per_second: int, read: Read) -> None:
+    def __init__(
+        self, peers: Iterable[str], bytes_per_second: int, read: Read, appends: Callable[[], Appends]
+    ) -> None:
+        """`bytes_per_second`: to each follower, at most; 0: no limit. `appends`: of clients, so far."""
         self._loop = asyncio.get_running_loop()
         self._paces = {peer: Pace(bytes_per_second) for peer in peers}
         self._ahead: dict[str, _Ahead] = {}
         self._read = read
+        self._appends = appends
+        self._yielding = YieldingPace()
 
     def load(self, wanted: Wanted, deliver: Deliver) -> None:
         """Call `deliver` with the range, later. Each follower asks for one at a time."""
-        wait_s = self._paces[wanted.peer].wait_s(self._loop.time())
+        now = self._loop.time()
+        wait_s = max(self._paces[wanted.peer].wait_s(now), self._yielding.wait_s(now, self._appends()))
         if wait_s > 0:
-            self._loop.call_later(wait_s, self._load, wanted, deliver)
+            self._loop.call_later(wait_s, self.load, wanted, deliver)
         else:
             self._load(wanted, deliver)
 
@@ -79,7 +86,9 @@ class CatchUp:
 
     def _deliver(self, wanted: Wanted, frames: Frames | None, deliver: Deliver) -> None:
         if frames is not None:
-            self._paces[wanted.peer].took(len(frames.data), self._loop.time())
+            now = self._loop.time()
+            self._paces[wanted.peer].took(len(frames.data), now)
+            self._yielding.took(len(frames.data), now)
             following = frames.last_index + 1
             if following <= wanted.last_index:
                 reading = self._read(following, wanted.last_index, wanted.max_bytes)

@@ -10,6 +10,10 @@ class Pace:
         self._rate = bytes_per_second
         self._next_s = 0.0
 
+    def set_rate(self, bytes_per_second: int) -> None:
+        """From the next piece on."""
+        self._rate = bytes_per_second
+
     def wait_s(self, now_s: float) -> float:
         return max(0.0, self._next_s - now_s)
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from dledger.node.catch_up import CatchUp, Wanted
+from dledger.node.yielding import Appends
 from dledger.store.api import Frames
 
 
@@ -33,7 +34,8 @@ class Follower:
     def __init__(self, bytes_per_second: int = 0) -> None:
         self.reads = Reads()
         self.got: list[int | None] = []
-        self._catch_up = CatchUp(["n2", "n3"], bytes_per_second, self.reads)
+        self.appends = Appends(0, 0.0, 0)
+        self._catch_up = CatchUp(["n2", "n3"], bytes_per_second, self.reads, lambda: self.appends)
         self._given = asyncio.Event()
 
     def ask(self, first: int, last: int = 99, *, stream: int = 1, peer: str = "n2") -> None:
