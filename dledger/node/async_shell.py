@@ -41,7 +41,7 @@ from dledger.node.polling import when_idle
 from dledger.node.readable import ReadableLog
 from dledger.node.replica import Replica
 from dledger.node.shell import AppendOutcome, DiskJob, PurgeJob, ResetJob, RoleNotice, TruncateJob
-from dledger.node.yielding import Appends
+from dledger.node.yielding import NO_APPENDS, Appends
 from dledger.rpc.ports import AppendToken
 from dledger.store.api import EntryDamaged, Frames, LogStore
 
@@ -77,13 +77,13 @@ class AsyncShell:
         on_fatal: Callable[[DLedgerError], None],
         on_damage: Callable[[int], None],
         catch_up_bytes_per_second: int,
-        append_latency: Histogram,
+        yields_to: Histogram | None,
     ) -> None:
-        """`on_damage`: an index that could not be read; called on the loop. `append_latency`: what appends of
-        clients take."""
+        """`on_damage`: an index that could not be read; called on the loop. `yields_to`: what appends of
+        clients take, if followers are caught up at their leisure."""
         self._on_damage = on_damage
         self._catch_up = CatchUp(addresses, catch_up_bytes_per_second, self._read_range, self._appends)
-        self._append_latency = append_latency
+        self._yields_to = yields_to
         self._store = store
         self._addresses = addresses
         self._readable = readable
@@ -378,7 +378,9 @@ class AsyncShell:
             error.leader_address = self._addresses.get(error.leader_id)
 
     def _appends(self) -> Appends:
-        latency = self._append_latency
+        latency = self._yields_to
+        if latency is None:
+            return NO_APPENDS
         return Appends(sum(latency.counts), latency.sum, self._store.tail.pos)
 
     def _read_range(self, first_index: int, last_index: int, max_bytes: int) -> asyncio.Future[Frames | None]:

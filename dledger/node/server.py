@@ -264,7 +264,7 @@ class NodeServer(OwnerFace):
             on_fatal=self._on_fatal,
             on_damage=self._suspect,
             catch_up_bytes_per_second=limits.catch_up_bytes_per_second,
-            append_latency=self.metrics.append_latency,
+            yields_to=self.metrics.append_latency if limits.catch_up_yields else None,
         )
         if self._trace is not None and isinstance(shell, TracingShell):
             shell.trace_to(self._trace, config.node_id)

@@ -39,6 +39,9 @@ class Appends(NamedTuple):
     end_pos: int
 
 
+NO_APPENDS = Appends(0, 0.0, 0)
+
+
 class _Stretch(NamedTuple):
     """What was appended between two moments."""
 
@@ -61,7 +64,7 @@ class YieldingPace:
         self._rate: float | None = None
         self._calm_s: float | None = None
         self._since = 0.0
-        self._before = Appends(0, 0.0, 0)
+        self._before = NO_APPENDS
         self._pausing = False
         self._pause_at = 0.0
         self._took_at = float("-inf")

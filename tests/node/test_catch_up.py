@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from dledger.node.catch_up import CatchUp, Wanted
-from dledger.node.yielding import Appends
+from dledger.node.yielding import NO_APPENDS
 from dledger.store.api import Frames
 
 
@@ -34,7 +34,7 @@ class Follower:
     def __init__(self, bytes_per_second: int = 0) -> None:
         self.reads = Reads()
         self.got: list[int | None] = []
-        self.appends = Appends(0, 0.0, 0)
+        self.appends = NO_APPENDS
         self._catch_up = CatchUp(["n2", "n3"], bytes_per_second, self.reads, lambda: self.appends)
         self._given = asyncio.Event()
 
