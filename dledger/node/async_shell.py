@@ -80,7 +80,7 @@ class AsyncShell:
         yields_to: Histogram | None,
     ) -> None:
         """`on_damage`: an index that could not be read; called on the loop. `yields_to`: what appends of
-        clients take, if followers are caught up at their leisure."""
+        clients take, which catching up yields to; None: it does not."""
         self._on_damage = on_damage
         self._catch_up = CatchUp(addresses, catch_up_bytes_per_second, self._read_range, self._appends)
         self._yields_to = yields_to

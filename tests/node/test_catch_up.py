@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from dledger.node.catch_up import CatchUp, Wanted
-from dledger.node.yielding import NO_APPENDS
+from dledger.node.yielding import NO_APPENDS, Appends
 from dledger.store.api import Frames
 
 
@@ -16,10 +16,12 @@ class Reads:
 
     def __init__(self) -> None:
         self.asked: list[int] = []
+        self.begun = asyncio.Event()
         self._futures: list[asyncio.Future[Frames | None]] = []
 
     def __call__(self, first: int, last: int, max_bytes: int) -> asyncio.Future[Frames | None]:
         self.asked.append(first)
+        self.begun.set()
         self._futures.append(asyncio.get_running_loop().create_future())
         return self._futures[-1]
 
@@ -110,3 +112,14 @@ async def test_what_could_not_be_read_ahead_is_read_when_it_is_asked_for() -> No
     follower.reads.finish(2, lost=True)
     await follower.given()
     assert follower.got == [0, None]
+
+
+async def test_catching_up_begins_with_a_pause_if_clients_append() -> None:
+    follower = Follower()
+    follower.appends = Appends(1000, 4.0, 1_000_000)
+    follower.ask(0)
+    assert follower.reads.asked == []
+    await follower.reads.begun.wait()
+    follower.reads.finish(0)
+    await follower.given()
+    assert follower.got == [0]

@@ -88,6 +88,15 @@ def test_a_follower_comes_nearer_by_16_mib_a_second_whatever_appends_take() -> N
     assert leader.catch_up(30) >= 0.9 * (grows + 16 * MIB)
 
 
+def test_a_follower_without_which_nothing_commits_is_not_held_back() -> None:
+    """Appends wait for it, none is answered: what they would take says nothing any more."""
+    leader = Leader(lambda rate: 0.004 if not rate else 0.1)
+    assert leader.catch_up(10) < 60 * MIB
+    leader.per_second = 0
+    leader.catch_up(2)
+    assert leader.catch_up(10) == pytest.approx(200 * MIB, rel=0.01)
+
+
 def test_appends_of_those_who_hardly_append_may_take_ten_milliseconds_longer() -> None:
     patient = Leader(lambda rate: 0.002 if not rate else 0.011, per_second=50, body=1000)
     patient.catch_up(10)
