@@ -162,7 +162,7 @@ soak-chaos: $(RUNTIME) ## Random scenarios, one line each; keeps what failed (HO
 chaos-planted: $(DEV) clients-python ## Bugs planted in a copy of the product, each of which has to be found (about 7 minutes)
 	@$(BIN)/python -m tests.chaos.planted $(ARGS)
 
-bench: $(DEV) ## Throughput, latency, failover and catch-up of a local cluster (about 7 minutes)
+bench: $(DEV) ## Throughput, latency, failover and catch-up of a local cluster (more than 10 minutes; ARGS="--only batches" for one)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 bench-peers: $(PEERS) ## The same load on etcd and NATS JetStream, in turns with ours (about 4 minutes)
