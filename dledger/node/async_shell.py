@@ -37,7 +37,7 @@ from dledger.node.logs import get_logger
 from dledger.node.metrics import Histogram
 from dledger.node.owned_append import Fill, prepare
 from dledger.node.peers import PeerLink
-from dledger.node.polling import when_idle
+from dledger.node.polling import vigil_of, when_idle
 from dledger.node.readable import ReadableLog
 from dledger.node.replica import Replica
 from dledger.node.shell import AppendOutcome, DiskJob, PurgeJob, ResetJob, RoleNotice, TruncateJob
@@ -91,6 +91,7 @@ class AsyncShell:
         self._on_role = on_role
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
+        self._vigil = vigil_of(self._loop)
         self._flush_scheduled = False
         self._commit_at = 0.0  # when the committed index moved last
         self._commit_timer: asyncio.TimerHandle | None = None
@@ -182,6 +183,7 @@ class AsyncShell:
         self._want_flush()
 
     def _want_flush(self) -> None:
+        self._vigil.work()
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
@@ -200,6 +202,8 @@ class AsyncShell:
         return future
 
     def receive(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
+        if payload is not None:
+            self._vigil.work()
         self._step(self._replica.receive, peer, message, payload)
 
     def peer_answered(self, peer: str, message: Message) -> None:
@@ -301,6 +305,7 @@ class AsyncShell:
         self._catch_up.load(Wanted(peer, stream_id, first_index, last_index, max_bytes), deliver)
 
     def _push_loaded(self, peer: str, stream_id: int, first_index: int, frames: Frames | None) -> None:
+        self._vigil.work()
         self._step(self._replica.push_loaded, peer, stream_id, first_index, frames)
 
     def answer_append(self, token: object, outcome: AppendOutcome | DLedgerError) -> None:

@@ -199,6 +199,7 @@ class NodeConfig(_Section):
     http_tls: bool = True  # with [tls]; false: the status page stays in plain text
     allow_plaintext: bool = False  # beyond loopback
     preferred_leaders: tuple[Name, ...] = ()
+    keep_cpus_awake: bool = True  # while there is work in flight, if this process may ask for it
     tls: TlsConfig | None = None
     timing: TimingConfig = TimingConfig()
     limits: LimitsConfig = LimitsConfig()

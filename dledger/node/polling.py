@@ -1,5 +1,5 @@
-"""The event loop of a node: it asks the kernel for events less often than asyncio would, and says when it
-has nothing left to do."""
+"""The event loop of a node: it asks the kernel for events less often than asyncio would, says when it has
+nothing left to do, and keeps the CPUs awake while there is work in flight."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+from dledger.node.wakefulness import Vigil
 
 #: So many times in a row a loop that has work to do goes on without asking.
 _MAX_SKIPPED = 3
@@ -21,8 +23,9 @@ class SparingSelector(selectors.DefaultSelector):
     append takes a dozen rounds, half of them with work at hand; that question alone is a twentieth of the
     time. So it is put off, a few times at most, while there is work."""
 
-    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic, vigil: Vigil | None = None) -> None:
         super().__init__()
+        self._vigil = vigil or Vigil(None)
         self._skipped = 0
         self._monotonic_s = monotonic_s
         self._when_idle: list[Callable[[], object]] = []
@@ -48,6 +51,11 @@ class SparingSelector(selectors.DefaultSelector):
             self._skipped += 1
             return []
         self._skipped = 0
+        if self._vigil.is_kept and timeout != 0:
+            left_s = self._vigil.left_s()
+            if left_s > 0:  # the loop does not mind if it is woken too early
+                return super().select(left_s if timeout is None else min(timeout, left_s))
+            self._vigil.end()
         return super().select(timeout)
 
     def _has_no_patience(self) -> bool:
@@ -57,8 +65,9 @@ class SparingSelector(selectors.DefaultSelector):
 class NodeLoop(asyncio.SelectorEventLoop):
     """The loop of a node that is a process."""
 
-    def __init__(self) -> None:
-        self._sparing = SparingSelector()
+    def __init__(self, vigil: Vigil | None = None) -> None:
+        self.vigil = vigil or Vigil(None)
+        self._sparing = SparingSelector(vigil=self.vigil)
         super().__init__(self._sparing)
 
     def when_idle(self, callback: Callable[[], None]) -> None:
@@ -74,3 +83,8 @@ def when_idle(callback: Callable[[], None]) -> None:
         loop.when_idle(callback)
     else:
         loop.call_soon(callback)
+
+
+def vigil_of(loop: asyncio.AbstractEventLoop) -> Vigil:
+    """What is to be told of work. With a loop that is not a node's it has no effect."""
+    return loop.vigil if isinstance(loop, NodeLoop) else Vigil(None)

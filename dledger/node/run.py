@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+from functools import partial
 from typing import Any
 
 from dledger.errors import Code, ConfigError, DLedgerError
@@ -17,6 +18,7 @@ from dledger.node.program import Program, load_program
 from dledger.node.rejoin import prepare_rejoin
 from dledger.node.server import NodeServer
 from dledger.node.state_machine import StateMachine
+from dledger.node.wakefulness import DEVICE, CpuLatency, Vigil
 from dledger.store.disk import Disk
 
 EXIT_OK = 0
@@ -49,11 +51,26 @@ def run_node(
             raise ConfigError("a node has a program or a state machine, not both", code=Code.CONFIG_INVALID)
         server = NodeServer(config, state_machine, disk=disk) if program is None else program.make_node()
         gc.enable()  # it is off while a program's modules are imported
-        with asyncio.Runner(loop_factory=NodeLoop) as runner:
+        vigil = _vigil(config.keep_cpus_awake)
+        with asyncio.Runner(loop_factory=partial(NodeLoop, vigil)) as runner:
             return runner.run(_serve(server, program, rejoin))
     except DLedgerError as error:
         get_logger("node").error("cannot start", code=int(error.code), reason=str(error))
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+
+
+def _vigil(wanted: bool) -> Vigil:
+    if not wanted:
+        return Vigil(None)
+    try:
+        device = CpuLatency()
+    except OSError as error:
+        get_logger("node").info(
+            "CPUs sleep between two steps of an append: it could be quicker",
+            why=f"{DEVICE}: {error.strerror}",
+        )
+        return Vigil(None)
+    return Vigil(device.stay_awake)
 
 
 async def _serve(server: NodeServer, program: Program | None, rejoin: bool) -> int:
