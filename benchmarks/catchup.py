@@ -84,7 +84,9 @@ class _Late:
 
 
 async def run(seconds: float, behind_bytes: int = BEHIND_BYTES) -> list[Row]:
-    return [row for clients in _CLIENTS for row in await _under(clients, seconds, behind_bytes)]
+    rows = await _under(_CLIENTS[0], seconds, behind_bytes)
+    # Under a load that the disks hardly bear it comes nearer by a quarter of that only: it need not be far.
+    return rows + await _under(_CLIENTS[1], seconds, min(behind_bytes, BEHIND_BYTES))
 
 
 async def _under(clients: _Clients, seconds: float, behind_bytes: int) -> list[Row]:

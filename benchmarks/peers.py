@@ -26,6 +26,7 @@ from benchmarks.common import (
     show,
     write_json,
 )
+from dledger.node.wakefulness import DEVICE, CpuLatency
 
 PEERS = (peers_etcd, peers_nats)
 _OURS, _ETCD, _NATS = ours.NAME, peers_etcd.NAME, peers_nats.NAME
@@ -113,16 +114,41 @@ def _rows(comparison: Comparison, loads: dict[str, Load]) -> list[Row]:
     return rows
 
 
+def _cpu_latency() -> CpuLatency | None:
+    try:
+        return CpuLatency()
+    except OSError:
+        return None
+
+
 @click.command()
 @click.option("--only", "names", multiple=True, type=click.Choice([c.name for c in COMPARISONS]))
 @click.option("--seconds", default=20.0, show_default=True, help="For each system and load.")
+@click.option(
+    "--awake", is_flag=True, help="Keep the CPUs awake for all systems, as our nodes do for themselves."
+)
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the rows here as well.")
-def main(names: tuple[str, ...], seconds: float, json_file: Path | None) -> None:
-    """Compare with etcd and NATS JetStream from the packages of the distribution."""
+def main(names: tuple[str, ...], seconds: float, awake: bool, json_file: Path | None) -> None:
+    """Compare with etcd and NATS JetStream from the packages of the distribution.
+
+    Each system runs as it comes. Ours asks the kernel to keep the CPUs awake while it has work in flight
+    (`keep_cpus_awake`), where it may; --awake asks for that all the time, and so for the others as well.
+    """
     missing = [package for peer in PEERS if peer.missing() for package in peer.APT_PACKAGES]
     if missing:
         raise click.ClickException(f"a peer is not installed: apt-get install {' '.join(missing)}")
     end_on_signals()
+    title = "Three nodes of each and the client on this machine, in turns"
+    device = _cpu_latency()
+    if device is None and awake:
+        raise click.ClickException(f"--awake needs leave to write to {DEVICE}: run it as root")
+    if device is None:
+        title += "; CPUs sleep as they like"
+    elif awake:
+        device.stay_awake(True)
+        title += "; CPUs awake for all of them"
+    else:
+        title += "; CPUs awake while our nodes have work"
     try:
         rows = asyncio.run(compare(names, seconds))
     except KeyboardInterrupt:
@@ -130,7 +156,7 @@ def main(names: tuple[str, ...], seconds: float, json_file: Path | None) -> None
         raise SystemExit(130) from None
     except BenchError as error:
         raise click.ClickException(str(error)) from None
-    show("Three nodes of each and the client on this machine, in turns", rows)
+    show(title, rows)
     if json_file is not None:
         write_json(json_file, rows)
 

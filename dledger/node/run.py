@@ -66,7 +66,7 @@ def _vigil(wanted: bool) -> Vigil:
         device = CpuLatency()
     except OSError as error:
         get_logger("node").info(
-            "CPUs sleep between two steps of an append: it could be quicker",
+            "CPUs may sleep within an append, which takes longer then: see keep_cpus_awake",
             why=f"{DEVICE}: {error.strerror}",
         )
         return Vigil(None)
