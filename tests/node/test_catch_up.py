@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+from dledger.client import AsyncClient
 from dledger.node.catch_up import CatchUp, Wanted
 from dledger.node.yielding import NO_APPENDS, Appends
 from dledger.store.api import Frames
+from tests.node.local import GROUP, running_nodes
 
 
 class Reads:
@@ -123,3 +126,12 @@ async def test_catching_up_begins_with_a_pause_if_clients_append() -> None:
     follower.reads.finish(0)
     await follower.given()
     assert follower.got == [0]
+
+
+@pytest.mark.parametrize("yields", [True, False])
+async def test_the_configuration_says_whether_catching_up_yields(tmp_path: Path, yields: bool) -> None:
+    settings = {"limits": {"catch_up_yields": yields}}
+    async with running_nodes(tmp_path, settings=settings) as (node,):
+        async with AsyncClient([node.config.address], group=GROUP) as client:
+            await client.append(b"x")
+        assert (node._shell._appends() == NO_APPENDS) is not yields
