@@ -17,6 +17,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from dledger.node.logs import get_logger
+
+_log = get_logger("node")
+
 DEVICE = Path("/dev/cpu_dma_latency")
 
 #: Work has ended if nothing more came for so long: longer than a sync of a disk or an exchange with a peer.
@@ -80,6 +84,7 @@ class Vigil:
         try:
             self._ask(yes)
             self.is_kept = yes
-        except OSError:
+        except OSError as error:
+            _log.warning("CPUs may sleep within an append from now on: the kernel refused", why=str(error))
             self._ask = None
             self.is_kept = False

@@ -109,10 +109,12 @@ def test_a_node_keeps_the_cpus_awake_for_an_append_and_not_for_heartbeats(tmp_pa
             addresses = [server.config.address for server in servers]
             async with AsyncClient(addresses, group=GROUP) as client:
                 await client.append(b"first")
-                before = 0
+                before, looks = 0, 0
                 while before != len(asked):  # until nothing is asked for over several heartbeats
                     before, heartbeats = len(asked), loop.time() + 0.3
                     await until(lambda end=heartbeats: loop.time() > end)  # type: ignore[misc]
+                    looks += 1
+                    assert looks < 30, "something other than work keeps them awake"
                 assert not asked[-1]
                 await client.append(b"second")
                 await until(lambda: len(asked) >= before + 2 and not asked[-1])
