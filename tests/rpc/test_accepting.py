@@ -125,6 +125,19 @@ async def test_a_server_stops_while_calls_keep_coming() -> None:
     assert all(isinstance(end, grpc.aio.AioRpcError) for end in ends)
 
 
+async def test_a_call_that_is_there_already_is_taken_without_another_turn_of_the_loop() -> None:
+    loop = asyncio.get_running_loop()
+    there, later = accepting._Come(loop=loop), accepting._Come(loop=loop)
+    there.set_result("a call")
+    turns: list[int] = []
+    loop.call_soon(turns.append, 1)
+    done, _ = await asyncio.wait({there, later}, return_when=asyncio.FIRST_COMPLETED)
+    assert (done, turns) == ({there}, [])
+    loop.call_soon(later.set_result, "another")
+    done, _ = await asyncio.wait({later}, return_when=asyncio.FIRST_COMPLETED)
+    assert (done, turns) == ({later}, [1])
+
+
 async def test_a_version_that_was_not_tried_gets_the_plain_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc, "__version__", "1.999.0")
     plain, made = accepting.cygrpc.AioServer, []
