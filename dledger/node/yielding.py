@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from statistics import median
 from typing import NamedTuple
 
 from dledger.node.pacing import Pace
@@ -18,6 +20,8 @@ _LEAST_OF_GROWTH = 0.25
 _FIRST_BYTES_PER_S = 32 << 20
 _SLOWER = 0.92
 _FASTER = 1.06
+#: Before appends have taken too long for the first time.
+_FIRST_FASTER = 1.25
 #: The rate follows what appends take so often, and seldomer if there are hardly any.
 _PERIOD_S = 0.1
 _LONG_PERIOD_S = 1.0
@@ -27,6 +31,8 @@ _ENOUGH_APPENDS = 16
 _BETWEEN_PAUSES_S = 3.0
 _ARRIVAL_S = 0.05
 _LONGEST_PAUSE_S = 0.3
+#: A tenth of a second says as much of what else was going on: of so many pauses the median counts.
+_PAUSES = 3
 #: After so long without a range it is another catch-up.
 _OVER_AFTER_S = 0.5
 
@@ -62,7 +68,8 @@ class YieldingPace:
     def __init__(self) -> None:
         self._pace = Pace(0)
         self._rate: float | None = None
-        self._calm_s: float | None = None
+        self._calms_s: deque[float] = deque(maxlen=_PAUSES)  # what appends took in the last pauses
+        self._is_new = True  # the rate has not been too high yet
         self._since = 0.0
         self._before = NO_APPENDS
         self._pausing = False
@@ -79,7 +86,11 @@ class YieldingPace:
         if self._pausing:
             return self._pause(now_s, appends)
         found = self._stretch(now_s, appends)
-        if now_s - self._took_at > _OVER_AFTER_S or now_s >= self._pause_at:
+        is_another = now_s - self._took_at > _OVER_AFTER_S
+        if is_another or now_s >= self._pause_at:
+            if is_another:
+                self._calms_s.clear()
+                self._is_new = True
             if found.answered:
                 self._pausing = True
                 self._begin(now_s + _ARRIVAL_S, appends)
@@ -101,9 +112,13 @@ class YieldingPace:
         found = self._stretch(now_s, appends)
         if not _says_enough(found, _LONGEST_PAUSE_S):
             return _PERIOD_S / 4
-        self._calm_s = found.mean_s
         if found.mean_s is None:
+            self._calms_s.clear()
             self._set_rate(None)
+        else:
+            self._calms_s.append(found.mean_s)
+            if self._rate is None:
+                self._set_rate(_FIRST_BYTES_PER_S)
         self._pausing = False
         self._took_at = now_s
         self._pause_at = now_s + _BETWEEN_PAUSES_S
@@ -124,13 +139,18 @@ class YieldingPace:
         if found.mean_s is None:
             self._set_rate(None)
             return
-        calm_s = self._calm_s or 0.0  # not known before the next pause: no faster until then
+        calm_s = median(self._calms_s) if self._calms_s else 0.0  # no faster before the first pause
         longest = calm_s * _LONGEST
         if found.growth < _LIGHT_BYTES_PER_S:
             longest = max(longest, calm_s + _LIGHT_WAIT_S)
         least = found.growth * (1 + _LEAST_OF_GROWTH) + _LEAST_BYTES_PER_S
         rate = _FIRST_BYTES_PER_S if self._rate is None else self._rate
-        self._set_rate(max(least, rate * (_SLOWER if found.mean_s > longest else _FASTER)))
+        if found.mean_s > longest:
+            self._is_new = self._is_new and not self._calms_s
+            change = _SLOWER
+        else:
+            change = _FIRST_FASTER if self._is_new else _FASTER
+        self._set_rate(max(least, rate * change))
 
     def _set_rate(self, rate: float | None) -> None:
         self._rate = rate

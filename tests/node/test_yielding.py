@@ -47,6 +47,10 @@ class Leader:
     def appends(self) -> Appends:
         return Appends(int(self._answered), self._seconds, int(self._answered) * self._body)
 
+    def append(self, seconds: float) -> None:
+        """For clients alone."""
+        self._pass(seconds)
+
     def catch_up(self, seconds: float) -> float:
         """Bytes a second that the follower got."""
         until, before = self.now + seconds, len(self.ranges)
@@ -114,6 +118,26 @@ def test_what_appends_take_by_themselves_is_looked_at_again_every_three_seconds(
     leader.catch_up(10)
     assert leader.catch_up(30) == pytest.approx(104 * MIB, rel=0.2)
     assert leader.longest_gap() < 0.5
+
+
+def test_a_first_catch_up_is_at_its_rate_within_a_second() -> None:
+    leader = Leader(lambda rate: 0.004 * (1 + rate / (160 * MIB)))
+    leader.append(2.0)
+    leader.catch_up(1)
+    assert leader.catch_up(0.5) > 80 * MIB
+
+
+def test_one_pause_that_something_else_disturbed_does_not_change_the_rate() -> None:
+    disturbed: list[float] = [1.0]
+
+    def latency_s(rate: float) -> float:
+        return 0.004 * (1 + rate / (160 * MIB)) * (1.0 if rate else disturbed[0])
+
+    leader = Leader(latency_s)
+    leader.catch_up(12)
+    for factor in (0.6, 1.0, 1.0, 3.0, 1.0, 1.0):
+        disturbed[0] = factor
+        assert leader.catch_up(3.2) == pytest.approx(104 * MIB, rel=0.2)
 
 
 def test_clients_that_begin_during_a_catch_up_are_yielded_to() -> None:
