@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 #: Upper bounds in seconds: from a cached write to a stalled disk.
 _LATENCY_BUCKETS = (
@@ -35,6 +35,8 @@ class NodeMetrics:
         self.fsync_latency = Histogram()
         self._elections: Counter[str] = Counter()
         self._limits: Counter[str] = Counter()
+        #: Whether CPUs are kept awake while there is work; whoever has the event loop knows.
+        self.keeps_cpus_awake: Callable[[], bool] = lambda: False
 
     @property
     def elections_by_cause(self) -> Mapping[str, int]:

@@ -52,6 +52,7 @@ def run_node(
         server = NodeServer(config, state_machine, disk=disk) if program is None else program.make_node()
         gc.enable()  # it is off while a program's modules are imported
         vigil = _vigil(config.keep_cpus_awake)
+        server.metrics.keeps_cpus_awake = lambda: vigil.is_possible
         with asyncio.Runner(loop_factory=partial(NodeLoop, vigil)) as runner:
             return runner.run(_serve(server, program, rejoin))
     except DLedgerError as error:

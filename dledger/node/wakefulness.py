@@ -61,6 +61,11 @@ class Vigil:
         self._worked = False
         self._until_s = 0.0
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether there is whom to ask, and it has not refused yet."""
+        return self._ask is not None
+
     def work(self) -> None:
         """There is work, now."""
         self._worked = True

@@ -48,6 +48,8 @@ class NodeMetricsSource(Protocol):
     def fsync_latency(self) -> Histogram: ...
     @property
     def elections_by_cause(self) -> Mapping[str, int]: ...
+    @property
+    def keeps_cpus_awake(self) -> Callable[[], bool]: ...
 
 
 # name, help text, value. The order is the order of the output.
@@ -159,6 +161,11 @@ class _NodeCollector(Collector):
         yield _role(status)
         for name, text, value in _GAUGES:
             yield GaugeMetricFamily(name, text, value=float(value(status)))
+        yield GaugeMetricFamily(
+            "dledger_keeps_cpus_awake",
+            "1 if this node keeps CPUs awake while it has work; 0 if it may not, or is not to.",
+            value=float(self._metrics.keeps_cpus_awake()),
+        )
         yield from _followers(status)
         yield _counter(
             "dledger_elections",

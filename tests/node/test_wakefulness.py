@@ -9,13 +9,14 @@ import struct
 from functools import partial
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from dledger.client import AsyncClient
 from dledger.node.polling import NodeLoop, SparingSelector
 from dledger.node.wakefulness import DEVICE, LINGER_S, CpuLatency, Vigil
 from tests.node.local import GROUP, running_nodes, until
-from tests.process.cluster import ProcessCluster
+from tests.process.cluster import ProcessCluster, free_ports
 
 
 class Clock:
@@ -64,6 +65,7 @@ def test_a_kernel_that_refuses_is_not_asked_again(fails_at: bool) -> None:
         vigil.work()
         vigil.end()
     assert asked == ([True] if fails_at else [True, False]) and not vigil.is_kept
+    assert not vigil.is_possible
 
 
 def test_the_device_is_told_in_microseconds_and_released_by_what_the_kernel_assumes(tmp_path: Path) -> None:
@@ -135,8 +137,12 @@ def has_device_open(pid: int) -> bool:
 async def test_a_process_opens_the_device_if_its_configuration_wants_it_and_says_if_it_cannot(
     tmp_path: Path, wanted: bool
 ) -> None:
-    async with ProcessCluster(tmp_path, 1, settings={"keep_cpus_awake": wanted}) as cluster:
+    page = f"127.0.0.1:{free_ports(1)[0]}"
+    settings = {"keep_cpus_awake": wanted, "http_listen": page}
+    async with ProcessCluster(tmp_path, 1, settings=settings) as cluster, aiohttp.ClientSession() as session:
         await cluster.leader()
         is_open = has_device_open(cluster.processes["n1"].pid)
         was_refused = "CPUs may sleep" in cluster.log_of("n1")
         assert (is_open or was_refused) is wanted
+        async with session.get(f"http://{page}/metrics") as answer:
+            assert f"\ndledger_keeps_cpus_awake {float(is_open)}\n" in await answer.text()

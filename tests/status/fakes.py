@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from dledger.status.metrics import StatusExporter
@@ -30,6 +31,7 @@ class FakeNodeMetrics:
         default_factory=lambda: FakeHistogram(counts=(1, 0, 0, 0), sum=0.0005)
     )
     elections_by_cause: dict[str, int] = field(default_factory=lambda: {"timeout": 2, "won": 1})
+    keeps_cpus_awake: Callable[[], bool] = lambda: True
 
 
 def make_status(node_id: str = "n1", role: str = "LEADER", **changes: object) -> NodeStatus:

@@ -90,6 +90,13 @@ def test_counters(families: dict[str, Metric]) -> None:
     assert value_of(families["dledger_limits_hit"], limit="pending_bytes") == 12
 
 
+def test_whether_cpus_are_kept_awake_is_told(families: dict[str, Metric]) -> None:
+    assert value_of(families["dledger_keeps_cpus_awake"]) == 1
+    asleep = FakeNodeMetrics(keeps_cpus_awake=lambda: False)
+    found = families_of(StatusExporter(FakeSource().node_status, asleep).text())
+    assert value_of(found["dledger_keeps_cpus_awake"]) == 0
+
+
 def test_histograms_are_cumulative(families: dict[str, Metric]) -> None:
     family = families["dledger_append_latency_seconds"]
     assert family.type == "histogram"
