@@ -118,7 +118,7 @@ async def test_rule_9_nobody_makes_way_when_all_share_a_disk_that_is_slow_and_th
                 lambda seen: seen if len(seen) == 3 and len(terms(seen)) == 1 else None
             )
             cluster.spoil(*cluster.members, slow_ms=400)
-            await load.progress(500, within_s=180)
+            await load.progress(500, within_s=60)
             assert terms(await cluster.wait_for(lambda seen: seen)) == terms(before)
 
             cluster.spoil(*cluster.members, stuck=True)
@@ -135,7 +135,7 @@ async def test_rule_9_nobody_makes_way_when_all_share_a_disk_that_is_slow_and_th
             assert await bodies_at(cluster, leader, load, linearizable=False)
 
             cluster.spoil(*cluster.members)
-            await load.progress(500, within_s=180)
+            await load.progress(500, within_s=60)
             await cluster.wait_for(lambda seen: {s.health for s in seen.values()} == {"ok"})
             after = await cluster.wait_for(lambda seen: seen if len(seen) == 3 else None)
             assert terms(after) == terms(before), "leadership stayed where it was"
