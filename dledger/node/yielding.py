@@ -61,8 +61,9 @@ class YieldingPace:
     """The common pace of all followers that are far behind, from what appends take.
 
     Without appends there is no limit. With them the rate rises, ten times a second, while they take at most
-    `_LONGEST` times what they take in pauses, and falls while they take longer; but never below what the log
-    grows by and `_LEAST_BYTES_PER_S` more, so that a follower arrives under any load.
+    `_LONGEST` times what they take in pauses (the median of the last `_PAUSES`), and falls while they take
+    longer; but never below what the log grows by and `_LEAST_BYTES_PER_S` more, so that a follower arrives
+    under any load. A catch-up begins anew after `_OVER_AFTER_S` without a range.
     """
 
     def __init__(self) -> None:

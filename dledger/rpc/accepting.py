@@ -81,6 +81,7 @@ class AcceptingServer(cygrpc.AioServer):  # type: ignore[misc]
                 self._come.append(come)
         try:
             asking.send(None)
+            raise AssertionError("gRPC waits for more than one thing before a call has come")
         except StopIteration as end:
             come.set_result(end.value)
         except asyncio.CancelledError:
