@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 
 import pytest
@@ -13,6 +14,10 @@ DID_NOT_RUN = "DID NOT RUN"
 # A machine that is busy is no bug.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+# Simulated clusters make many objects that live on, and hardly any cycles: looking for some took a tenth
+# of their time.
+gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
