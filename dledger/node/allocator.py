@@ -1,7 +1,6 @@
 """Space ahead of need: a thread of its own prepares data files, so that no append waits for that.
 
-It is also the one that notices a full disk, and that there is space again; and it writes zeros ahead of small
-appends.
+It is also the one that notices a full disk, and that there is space again.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from time import monotonic
 from typing import Protocol
 
 from dledger.errors import DLedgerError, StorageError
-from dledger.node.filling import Filling
 from dledger.node.logs import get_logger
 
 _log = get_logger("disk")
@@ -28,7 +26,6 @@ class PreparableStore(Protocol):
     """As much of a LogStore as preparing needs."""
 
     def prepare(self, ahead_bytes: int, *, use_reserve: bool = False) -> bool: ...
-    def fill_ahead(self, ahead_bytes: int, at_most: int) -> int: ...
     def free_bytes(self) -> int: ...
 
 
@@ -44,17 +41,14 @@ class Allocator:
         most_bytes: int = 0,
         position: Callable[[], int] = lambda: 0,
         on_prepared: Callable[[], None] = lambda: None,
-        filling: Filling | None = None,
     ) -> None:
         """`position`: where the log ends; at most `most_bytes` are reserved because it moves fast. `on_fatal`
-        and `on_prepared` are called on the thread of the allocator: they must only hand over. Without
-        `filling` no zeros are written."""
+        and `on_prepared` are called on the thread of the allocator: they must only hand over."""
         self._store = store
         self._least_bytes = self.ahead_bytes = ahead_bytes
         self._most_bytes = most_bytes
         self._position = position
         self._on_prepared = on_prepared
-        self._filling = filling
         self._last_position: int | None = None
         self._last_look_s = 0.0
         self.use_reserve = False  # what is written now makes room
@@ -84,7 +78,7 @@ class Allocator:
         try:
             while not self._stopping:
                 self._prepare()
-                self._wanted.wait(self._fill())
+                self._wanted.wait(_LOOK_EVERY_S)
                 self._wanted.clear()
         except StorageError as error:
             self._on_fatal(error)
@@ -100,17 +94,6 @@ class Allocator:
             fading = self.ahead_bytes * max(0.0, 1 - passed_s / _MEMORY_S)
             self.ahead_bytes = int(max(self._least_bytes, min(self._most_bytes, max(rate, fading))))
         self._last_position, self._last_look_s = position, now_s
-
-    def _fill(self) -> float:
-        """Returns after how many seconds to go on."""
-        filling = self._filling
-        if filling is None:
-            return _LOOK_EVERY_S
-        filling.look(monotonic(), self._position())
-        ahead = filling.ahead_bytes
-        return (
-            filling.pause_s if ahead and self._store.fill_ahead(ahead, filling.chunk_bytes) else _LOOK_EVERY_S
-        )
 
     def _prepare(self) -> None:
         self.reckon(monotonic())

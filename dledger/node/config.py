@@ -86,7 +86,6 @@ class LimitsConfig(_Section):
     read_chunk_bytes: Annotated[int, Field(gt=0, le=MAX_PAYLOAD_BYTES)] = 512 << 10
     catch_up_bytes_per_second: NotNegative = 256 << 20  # to each follower that is far behind; 0: no limit
     catch_up_yields: bool = True  # while clients append, in favour of what their appends take
-    fill_ahead_bytes_per_second: NotNegative = 48 << 20  # a log that grows faster is not filled; 0: never
     repair_bytes_per_second: NotNegative = 64 << 20  # of damaged data files; 0: no limit
     disk_reserve_bytes: NotNegative | None = None  # kept free; a data file, its index and up to 64 MiB more
 

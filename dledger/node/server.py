@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from dledger.core.messages import Message
-from dledger.core.values import CoreConfig, FlushMode, Membership, Role
+from dledger.core.values import CoreConfig, Membership, Role
 from dledger.errors import ConfigError, DLedgerError
 from dledger.node.admin import NodeAdmin
 from dledger.node.admission import AppendLimits
@@ -22,7 +22,6 @@ from dledger.node.async_shell import AsyncShell, monotonic_ms
 from dledger.node.body_reader import BodyReader
 from dledger.node.config import NodeConfig, duration_ms
 from dledger.node.disk_worker import DiskWorker
-from dledger.node.filling import Filling
 from dledger.node.inbound import Inbound
 from dledger.node.log_state import Rebuilt, rebuild
 from dledger.node.logs import get_logger
@@ -76,12 +75,6 @@ def exit_process(error: DLedgerError) -> None:
 
 def _ahead_bytes(store: LogStore) -> int:
     return min(2 * store.data_file_size, _AHEAD_BYTES)
-
-
-def _filling(store: LogStore, most_bytes_per_second: int) -> Filling | None:
-    """What no sync of an append waits for needs no zeros ahead."""
-    is_synced = store.identity.flush_mode is FlushMode.SYNC_FLUSH
-    return Filling(most_bytes_per_second) if is_synced and most_bytes_per_second else None
 
 
 class _NobodyListens:
@@ -290,7 +283,6 @@ class NodeServer(OwnerFace):
             most_bytes=_AHEAD_BYTES,
             position=lambda: store.tail.pos,
             on_prepared=shell.room_was_made,
-            filling=_filling(store, limits.fill_ahead_bytes_per_second),
         )
         replica = Replica(
             self._replica_config(),

@@ -200,14 +200,6 @@ class LogStore(Protocol):
         StorageError: the disk is failing, the process has to stop.
         """
 
-    def fill_ahead(self, ahead_bytes: int, at_most: int) -> int:
-        """Write zeros where the log goes on, up to `ahead_bytes` after its tail, as far as that is reserved:
-        file systems make durable what is written over them with less work. Any thread, one at a time.
-
-        Returns the bytes written, at most about `at_most`; 0 if there is nothing to fill. What is read does
-        not change. StorageError: the disk is failing, the process has to stop.
-        """
-
     def append(self, batches: Sequence[Batch]) -> None:
         """Write batches that follow the tail and each other (asserted). Durable only after `sync`.
 

@@ -202,23 +202,14 @@ class DiskLogStore:
         return self._space.reserved_bytes(self._tail)
 
     def prepare(self, ahead_bytes: int, *, use_reserve: bool = False) -> bool:
-        with self._making_room("prepare"):
-            return self._space.prepare(ahead_bytes, lambda: self._tail, use_reserve=use_reserve)
-
-    def fill_ahead(self, ahead_bytes: int, at_most: int) -> int:
-        with self._making_room("fill ahead"):
-            return self._space.fill_ahead(ahead_bytes, at_most, lambda: self._tail)
-
-    @contextmanager
-    def _making_room(self, what: str) -> Iterator[None]:
         self._require_usable()
         try:
-            yield
+            return self._space.prepare(ahead_bytes, lambda: self._tail, use_reserve=use_reserve)
         except OSError as error:
             # It may have been an fsync: what the page cache holds is not to be believed any more.
             self._leave_marker()
-            self._failed = f"{what}: {error}"
-            raise StorageError(f"{what}: {error}") from error
+            self._failed = f"prepare: {error}"
+            raise StorageError(f"prepare: {error}") from error
 
     def _check(self) -> None:
         assert self._base.index <= self._durable.index <= self._tail.index

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock
 
 from dledger.errors import Code, StorageError
 from dledger.store.disk import LOST, PAGE, UNREADABLE, Buffer, Disk, read_around, write_all
@@ -14,8 +13,6 @@ from dledger.store.layout import file_name, start_of
 TEMPORARY = ".tmp"  # ends the name of a file that is to replace another one
 _ZERO_PROBE = 1 << 20  # bytes looked at in one go when searching for anything that is not zero
 _ZEROS = bytes(_ZERO_PROBE)
-#: Zeros ahead of appends are written so many bytes at a time: an append waits for no more.
-FILL_PIECE = 128 << 10
 
 
 class SyncError(OSError):
@@ -26,8 +23,7 @@ class FileSequence:
     """The files of one directory, consecutive, each of `file_size` bytes and named by its first position.
 
     Errors of the disk are OSError here. Only one thread may change anything; `read` may run meanwhile, and
-    what adds a file, or fills some ahead, may run beside writes and syncs, but not beside anything else that
-    adds or removes one.
+    what adds a file may run beside writes and syncs, but not beside anything else that adds or removes one.
     Files that were removed stay open until `close_removed`, which must be called while no read runs.
     """
 
@@ -43,9 +39,6 @@ class FileSequence:
         self._removed: list[int] = []
         self._unreadable: set[int] = set()  # positions of pages that reads found lost
         self._sparse: set[int] = set()  # files whose space could not be reserved
-        self._writing = Lock()  # zeros that are written ahead and what is appended never meet
-        self._written_end = 0  # after the last byte that was written here
-        self._filled_end = 0  # zeros were written up to there
 
     # -- the set of files
 
@@ -201,35 +194,8 @@ class FileSequence:
         self._dirty.add(start)
         if self._unreadable:
             self._give_up_page(start, pos - start, pos - start + size)
-        with self._writing:
-            self._written_end = max(self._written_end, pos + size)
-            written = write_all(self._disk, self._handles[start], buffers, pos - start)
+        written = write_all(self._disk, self._handles[start], buffers, pos - start)
         assert written == size, f"{written} bytes written, {size} announced"
-
-    def fill_piece(self, tail_pos: int, end_pos: int) -> int:
-        """Write zeros to the next piece of what is reserved and nobody has written to, of what lies between
-        `tail_pos` and `end_pos`. Returns its bytes: 0 if there is no more.
-
-        It reads as zeros before and afterwards; but to make durable what is written there takes no change of
-        the file system's own records any more. The zeros themselves are not made durable.
-        """
-        with self._writing:
-            begin = max(tail_pos, self._written_end, self._filled_end)
-            start = self.start_of(begin)
-            offset = begin - start + -(begin - start) % PAGE  # the page that is written to is left alone
-            if offset >= self.file_size:
-                start, offset = start + self.file_size, 0
-            until = end_pos - start + -(end_pos - start) % PAGE
-            size = min(until, self.reserved_end - start, self.file_size, offset + FILL_PIECE) - offset
-            handle = self._handles.get(start)
-            # What cannot be read is about to be written anew as a whole: stay away from that.
-            if handle is None or size <= 0 or self._unreadable:
-                return 0
-            write_all(self._disk, handle, [memoryview(_ZEROS)[:size]], offset)
-            self._filled_end = start + offset + size
-            with suppress(OSError):  # begin to write them out, so that syncs have less to wait for
-                self._disk.drop_cache(handle, offset, size)
-        return size
 
     def sync(self) -> None:
         """Make all that was written durable. StorageError if a file was removed under us."""
@@ -304,8 +270,6 @@ class FileSequence:
         The rest then reads as zeros: no old byte can pass for good. Each name is removed durably before the
         next, so that a crash leaves no gap between files.
         """
-        self._written_end = min(self._written_end, pos)
-        self._filled_end = min(self._filled_end, pos)
         keep_last = self.start_of(pos - 1) if pos else 0
         for start in reversed(self.starts):
             if start <= keep_last:
@@ -330,14 +294,12 @@ class FileSequence:
 
     def remove_all(self) -> None:
         """Remove, durably, all files."""
-        self._written_end = self._filled_end = 0
         for start in self.starts:
             self._remove(start)
         self._disk.sync_directory(self.directory)
 
     def _remove(self, start: int) -> None:
-        with self._writing:
-            self._removed.append(self._handles.pop(start))
+        self._removed.append(self._handles.pop(start))
         self._unreadable = {at for at in self._unreadable if self.start_of(at) != start}
         self._dirty.discard(start)
         self._sparse.discard(start)
@@ -374,9 +336,8 @@ class FileSequence:
         self._unreadable = {at for at in self._unreadable if self.start_of(at) != start}
         self._sparse.discard(start)
         self._dirty.discard(start)
-        with self._writing:  # the old handle may be closed, and its number given away
-            self._removed.append(self._handles[start])
-            self._handles[start] = handle
+        self._removed.append(self._handles[start])
+        self._handles[start] = handle
         self._disk.sync_directory(self.directory)
 
     def _temporary(self, start: int) -> Path:

@@ -175,9 +175,6 @@ class MemoryLogStore:
             self._prepared_end = end - end % size + size
         return True
 
-    def fill_ahead(self, ahead_bytes: int, at_most: int) -> int:
-        return 0
-
     # -- writing
 
     def append(self, batches: Sequence[Batch]) -> None:

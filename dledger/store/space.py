@@ -123,25 +123,6 @@ class Space:
                         return False
                     raise
 
-    def fill_ahead(self, ahead_bytes: int, at_most: int, tail_now: Callable[[], Tail]) -> int:
-        """See LogStore. OSError unless the disk is merely full."""
-        written = 0
-        while written < at_most:
-            with self.files_lock:
-                if self.is_closed:
-                    break
-                tail = tail_now()
-                try:
-                    piece = self._data.fill_piece(tail.pos, tail.pos + ahead_bytes)
-                except OSError as error:
-                    if error.errno in FULL:  # reserved or not: some file systems write everything elsewhere
-                        break
-                    raise
-            if not piece:
-                break
-            written += piece
-        return written
-
     # -- for state files
 
     def open(self) -> None:

@@ -81,9 +81,6 @@ class RoomyStore:
         self.asked.put((ahead_bytes, use_reserve))
         return self.room
 
-    def fill_ahead(self, ahead_bytes: int, at_most: int) -> int:
-        raise AssertionError("nobody asked for zeros")
-
     def free_bytes(self) -> int:
         return 0
 
