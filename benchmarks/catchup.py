@@ -8,7 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks import ours, yardsticks
-from benchmarks.common import BODY_SIZE, BenchError, Load, Operation, Row, closed_loops, say, scratch, warm
+from benchmarks.common import (
+    BODY_SIZE,
+    BenchError,
+    Load,
+    Operation,
+    Row,
+    closed_loops,
+    percentile,
+    say,
+    scratch,
+    warm,
+)
 from dledger.status.model import NodeStatus
 
 BEHIND_BYTES = 512 << 20
@@ -19,6 +30,7 @@ LEAST_SHARE = 0.7
 _SET_STREAM_MB_PER_S = 1_100.0
 _STREAM_SECONDS = 3.0
 _POLL_SECONDS = 0.05
+_LATE_SECONDS = 0.05
 #: Nearer than this to the leader's end it gets what is pushed to all, from memory.
 _NEAR_BYTES = 16 << 20
 _GIVE_UP_SECONDS = 300.0
@@ -31,6 +43,36 @@ class _Clients:
     name: str
     operation: Callable[[ours.Dledger], Operation]
     in_flight: int
+    share: float = 1.0  # of what they could do; 1: as fast as it goes
+
+
+class _Timed:
+    """An operation that tells how long it takes, and is done at most so many times a second."""
+
+    def __init__(self, operation: Operation) -> None:
+        self._operation = operation
+        self._latencies: list[float] = []
+        self._between = 0.0
+        self._next = 0.0
+
+    def limit(self, rate: float) -> None:
+        self._between = 1 / rate
+
+    async def __call__(self) -> int:
+        now = time.perf_counter()
+        # What could not be done in time is not made up for.
+        self._next = max(self._next + self._between, now - _LATE_SECONDS)
+        if self._next > now:
+            await asyncio.sleep(self._next - now)
+        began = time.perf_counter()
+        done = await self._operation()
+        self._latencies.append(time.perf_counter() - began)
+        return done
+
+    def told(self) -> str:
+        """What operations took since this was asked last."""
+        found, self._latencies = self._latencies, []
+        return f"{1000 * percentile(found, 0.5):.1f} (p99 {1000 * percentile(found, 0.99):.1f})"
 
 
 #: 70 % of what batches append at most are more than 100 MB/s where that was asked for: a follower that got no
@@ -38,6 +80,7 @@ class _Clients:
 _CLIENTS = (
     _Clients("64 concurrent appends", lambda system: system.append, ours.APPENDS_IN_FLIGHT),
     _Clients("batches of 256, 8 in flight", lambda system: system.bulk, ours.BATCHES_IN_FLIGHT),
+    _Clients("half of the appends it could take", lambda system: system.append, ours.APPENDS_IN_FLIGHT, 0.5),
 )
 
 
@@ -50,6 +93,7 @@ class _CatchUp:
     entries: int  # of clients, acknowledged meanwhile
     start_seconds: float  # from the start of its process to the first bytes
     cores: dict[str, float]  # that each process kept busy
+    took: str  # ms, what clients did
 
     @property
     def rate(self) -> float:
@@ -86,7 +130,8 @@ class _Late:
 async def run(seconds: float, behind_bytes: int = BEHIND_BYTES) -> list[Row]:
     rows = await _under(_CLIENTS[0], seconds, behind_bytes)
     # Under a load that the disks hardly bear it comes nearer by a quarter of that only: it need not be far.
-    return rows + await _under(_CLIENTS[1], seconds, min(behind_bytes, BEHIND_BYTES))
+    rows += await _under(_CLIENTS[1], seconds, min(behind_bytes, BEHIND_BYTES))
+    return rows + await _under(_CLIENTS[2], seconds, behind_bytes)
 
 
 async def _under(clients: _Clients, seconds: float, behind_bytes: int) -> list[Row]:
@@ -94,9 +139,14 @@ async def _under(clients: _Clients, seconds: float, behind_bytes: int) -> list[R
         async with yardsticks.echo() as channel:
             stream = await yardsticks.one_way(channel, _STREAM_SECONDS)
         async with ours.running(folder) as system:
-            operation, in_flight = clients.operation(system), clients.in_flight
+            operation, in_flight = _Timed(clients.operation(system)), clients.in_flight
             await warm(operation, in_flight)
+            if clients.share < 1:
+                most = await closed_loops(operation, in_flight, seconds)
+                operation.limit(most.rate * clients.share)
+            operation.told()
             before = await closed_loops(operation, in_flight, seconds)
+            took = operation.told()
             leader = (await system.client.leader()).node_id
             late = _Late(system, next(n for n in system.cluster.node_ids if n != leader))
             await late.wait(near=True)
@@ -107,11 +157,12 @@ async def _under(clients: _Clients, seconds: float, behind_bytes: int) -> list[R
             without = await closed_loops(operation, in_flight, seconds)
             found = await _catch_up(system, late, had, operation, in_flight)
             after = await closed_loops(operation, in_flight, seconds)
-    return [*_rows(clients.name, before, without, found, after, behind_bytes), _beside_stream(found, stream)]
+    rows = _rows(clients.name, before, without, found, after, behind_bytes, took)
+    return [*rows, _beside_stream(found, stream)]
 
 
 async def _catch_up(
-    system: ours.Dledger, late: _Late, had: int, operation: Operation, in_flight: int
+    system: ours.Dledger, late: _Late, had: int, operation: _Timed, in_flight: int
 ) -> _CatchUp:
     entries = 0
     going = True
@@ -128,14 +179,15 @@ async def _catch_up(
         await asyncio.to_thread(system.cluster.start_node, late.node)
         first = await late.wait(beyond=had)
         began, entries_then, cpu_then = time.perf_counter(), entries, _cpu_seconds(system)
+        operation.told()
         end = await late.wait(beyond=first, near=True)
         seconds = time.perf_counter() - began
         cores = {who: (used - cpu_then[who]) / seconds for who, used in _cpu_seconds(system).items()}
-        acknowledged = entries - entries_then
+        acknowledged, took = entries - entries_then, operation.told()
     finally:
         going = False
         await asyncio.gather(*loops)
-    return _CatchUp(seconds, end - first, acknowledged, began - started, cores)
+    return _CatchUp(seconds, end - first, acknowledged, began - started, cores, took)
 
 
 def _cpu_seconds(system: ours.Dledger) -> dict[str, float]:
@@ -156,7 +208,7 @@ def _beside_stream(found: _CatchUp, stream: float) -> Row:
 
 
 def _rows(
-    name: str, before: Load, without: Load, found: _CatchUp, after: Load, behind_bytes: int
+    name: str, before: Load, without: Load, found: _CatchUp, after: Load, behind_bytes: int, took: str
 ) -> list[Row]:
     rate = found.rate
     clients = found.entries / found.seconds
@@ -184,7 +236,8 @@ def _rows(
             f">= {100 * LEAST_SHARE:.0f} %",
             share >= LEAST_SHARE,
             f"entries/s: {before.rate:,.0f} before, {without.rate:,.0f} without the follower, {clients:,.0f} "
-            f"while it caught up, {after.rate:,.0f} afterwards",
+            f"while it caught up, {after.rate:,.0f} afterwards; p50 of what they did: {took} ms before, "
+            f"{found.took} ms while it caught up",
             {"share": share, "before": before.rate, "during": clients, "after": after.rate},
         ),
     ]
