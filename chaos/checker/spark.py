@@ -45,7 +45,10 @@ _LINES_TO_COLUMNS = 20
 _BYTES_A_PARTITION = 64 << 20
 #: The space for 24,000 classes is there from the beginning, not after seven collections.
 _JVM = "-XX:MetaspaceSize=256m"
-_QUICK_JVM = f"{_JVM} -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms768m -Xmn512m"
+#: With one compiler only, the space for what it makes is small: when it is full, nothing more is compiled.
+_QUICK_JVM = (
+    f"{_JVM} -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -Xms768m -Xmn512m"
+)
 #: What is compiled with care is what runs ten times as often as usual, and less is inlined than usual: of
 #: several hundred generated classes most run once, and their methods are long.
 _LARGE_JVM = (
@@ -78,6 +81,8 @@ _SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     # One reader for many small files: a run has a file for each writer.
     "spark.sql.files.openCostInBytes": str(64 * 1024),
+    # Otherwise to find the files is a task for each of them.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.compression.codec": "lz4_raw",
     # A task gets what fits into its share of memory, so that what is grouped and sorted need not spill;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +15,16 @@ from chaos.checker.intake import take_in
 from chaos.checker.judge import RunResult
 from chaos.checker.main import check_loaded
 from chaos.checker.registry import Check, Severity
+from tests.chaos.checker.runs import convert_histories, write_mutations
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: Checks that one can wait for when what is tested is something else.
 FEW = tuple(c for c in CHECKS if c.severity is Severity.VOID or c.id in {"L1", "L2", "L4", "L5", "L6b", "L7"})
+
+#: For tests that may be the first to wait for `by_spark`: minutes where other tests have the cores.
+WAITS_FOR_SPARK = pytest.mark.timeout(1800)
 
 CheckRuns = Callable[..., dict[str, RunResult]]
 
@@ -41,15 +45,33 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture
 def check_runs(spark: SparkSession, tmp_path: Path) -> CheckRuns:
     """Checks run directories with Spark; run -> what was found."""
-    from chaos.checker.spark import SparkEngine
-
     number = count()
 
     def check(*run_dirs: Path, checks: tuple[Check, ...] = FEW) -> dict[str, RunResult]:
-        intake = take_in(list(run_dirs))
-        engine = SparkEngine(spark, tmp_path / f"tables{next(number)}")
-        engine.load(intake)
-        results, _ = check_loaded(engine, intake, checks)
-        return {result.run: result for result in results}
+        return _check(spark, tmp_path / f"tables{next(number)}", run_dirs, checks)
 
     return check
+
+
+@pytest.fixture(scope="session")
+def by_spark(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunResult]:
+    """All checks on all planted defects and all histories in one go: each of some hundred queries takes
+    longer to plan than to run. Run -> what was found."""
+    folder = tmp_path_factory.mktemp("together")
+    run_dirs = [
+        *write_mutations(folder / "mutations"),
+        *convert_histories(folder / "histories").values(),
+    ]
+    return _check(spark, folder / "tables", run_dirs, CHECKS)
+
+
+def _check(
+    spark: SparkSession, tables: Path, run_dirs: Sequence[Path], checks: tuple[Check, ...]
+) -> dict[str, RunResult]:
+    from chaos.checker.spark import SparkEngine
+
+    intake = take_in(list(run_dirs))
+    engine = SparkEngine(spark, tables)
+    engine.load(intake)
+    results, _ = check_loaded(engine, intake, checks)
+    return {result.run: result for result in results}

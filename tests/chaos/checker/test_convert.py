@@ -8,13 +8,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from chaos.checker.checks import CHECKS
-from chaos.checker.synthetic import clean_trace
 from chaos.trace.parquet import ConversionError, convert
 from chaos.trace.schema import FIELDS, Ev
 from chaos.trace.writer import TraceWriter
-from tests.chaos.checker.conftest import CheckRuns
-from tests.chaos.checker.mutations import MUTATIONS
 
 
 def write_run(folder: Path, lines: int = 3) -> Path:
@@ -82,22 +78,3 @@ def test_a_run_is_converted_once_and_only_if_there_is_a_trace(tmp_path: Path) ->
     write_run(tmp_path)
     with pytest.raises(ConversionError, match="exists already"):
         convert(tmp_path)
-
-
-@pytest.mark.xdist_group("spark")
-def test_the_checker_finds_in_parquet_what_it_finds_in_lines(tmp_path: Path, check_runs: CheckRuns) -> None:
-    """The checker of record, on a correct run and on a node that votes twice."""
-    clean_trace("good").write(tmp_path / "good")
-    [votes_twice] = [m for m in MUTATIONS if m.name == "a_node_votes_twice"]
-    trace = clean_trace("bad", broker=votes_twice.broker)
-    votes_twice.change(trace)
-    trace.write(tmp_path / "bad")
-    wanted = tuple(check for check in CHECKS if check.id in {"W1", "W6", "L1", "L7", "R2"})
-    before = check_runs(tmp_path / "good", tmp_path / "bad", checks=wanted)
-    for name in ("good", "bad"):
-        convert(tmp_path / name, remove_raw=True)
-    after = check_runs(tmp_path / "good", tmp_path / "bad", checks=wanted)
-    for run, told in before.items():
-        violations = {f.check.id: (f.population, f.violations) for f in told.findings}
-        assert violations == {f.check.id: (f.population, f.violations) for f in after[run].findings}
-    assert [f.check.id for f in after["bad"].findings if f.violations] == ["R2"]

@@ -26,6 +26,8 @@ from tests.conftest import DID_NOT_RUN
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.process, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[3]
+#: For JVMs that live for seconds: they compile with the quick compiler only, and have one collector.
+SHORT_LIVED = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 MAIN = Path(chaos.checker.main.__file__)
 
 
@@ -42,6 +44,8 @@ def environment(work_dir: Path) -> dict[str, str]:
         **({"JAVA_HOME": str(home)} if home else {}),
         "SPARK_HOME": str(spark_home()),
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
+        "SPARK_LAUNCHER_OPTS": SHORT_LIVED,
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": str(ROOT),
     }
@@ -83,7 +87,7 @@ def test_spark_submit_on_a_standalone_cluster(tmp_path: Path) -> None:
     """The trace of one good and one bad run, by a driver of its own and an executor of the worker's."""
     (mutation,) = [m for m in MUTATIONS if m.name == "a_node_votes_twice"]
     for name in ("good", "bad"):
-        trace = clean_trace(name, rounds=20, seed=3)
+        trace = clean_trace(name, rounds=6, seed=3)
         if name == "bad":
             mutation.change(trace)
         trace.write(tmp_path / name)
@@ -103,6 +107,12 @@ def test_spark_submit_on_a_standalone_cluster(tmp_path: Path) -> None:
             spark_home() / "bin" / "spark-submit",
             *("--master", master[1], "--driver-memory", "1g"),
             *("--conf", "spark.executor.memory=1g", "--conf", "spark.driver.host=127.0.0.1"),
+            *(
+                "--driver-java-options",
+                SHORT_LIVED,
+                "--conf",
+                f"spark.executor.extraJavaOptions={SHORT_LIVED}",
+            ),
             *("--conf", "spark.sql.shuffle.partitions=4"),
             *(MAIN, tmp_path / "good", tmp_path / "bad", "--checks", "L1,L6b,R2"),
             *("--out", tmp_path / "report", "--work", tmp_path / "work"),
@@ -134,7 +144,7 @@ def test_the_java_of_pypi_runs_spark(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from chaos.checker.spark import start
-session = start(Path(sys.argv[1]), master="local[1]", memory="512m")
+session = start(Path(sys.argv[1]), master="local[1]", memory="1g", quick=True)
 session.sql("SELECT 40 AS n UNION ALL SELECT 2").write.parquet(sys.argv[1] + "/table")
 (row,) = session.read.parquet(sys.argv[1] + "/table").groupBy().sum("n").collect()
 print("java", session._jvm.java.lang.System.getProperty("java.home"), "sum", row[0])

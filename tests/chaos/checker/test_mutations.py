@@ -13,38 +13,12 @@ from chaos.checker.synthetic import clean_trace
 from chaos.checker.tables import make_tables
 from chaos.scenario import TAKING
 from chaos.trace.schema import Ev
-from tests.chaos.checker import kind_mutations, more_mutations, receive_mutations
-from tests.chaos.checker.conftest import CheckRuns
+from tests.chaos.checker.conftest import WAITS_FOR_SPARK
 from tests.chaos.checker.duck import DuckEngine
 from tests.chaos.checker.mutations import MUTATIONS, Mutation, lines
-
-assert kind_mutations and more_mutations and receive_mutations
+from tests.chaos.checker.runs import HISTORIES, write_mutations
 
 pytestmark = pytest.mark.xdist_group("spark")
-
-
-def write_all(folder: Path) -> list[Path]:
-    """A run directory for each mutation, named after it, and one clean one of each kind."""
-    found = []
-    for mutation in MUTATIONS:
-        trace = clean_trace(mutation.name, broker=mutation.broker, seed=3)
-        mutation.change(trace)
-        trace.write(folder / trace.run)
-        found.append(folder / trace.run)
-    for broker in (True, False):
-        trace = clean_trace(f"clean_{broker}", broker=broker, seed=3)
-        trace.write(folder / trace.run)
-        found.append(folder / trace.run)
-    for name, change in (
-        ("clean_receives", receive_mutations.receive_well),
-        ("clean_again", receive_mutations.receive_again_with_reason),
-        ("clean_kinds", kind_mutations.all_kinds_well),
-    ):
-        trace = clean_trace(name, seed=3)
-        change(trace)
-        trace.write(folder / trace.run)
-        found.append(folder / trace.run)
-    return found
 
 
 def fired(result: RunResult) -> set[str]:
@@ -54,7 +28,7 @@ def fired(result: RunResult) -> set[str]:
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunResult]:
     engine = DuckEngine()
-    engine.load(write_all(tmp_path_factory.mktemp("mutations")))
+    engine.load(write_mutations(tmp_path_factory.mktemp("mutations")))
     make_tables(engine)
     return {result.run: result for result in judge(engine, CHECKS)}
 
@@ -112,15 +86,15 @@ def test_what_is_stored_later_than_it_was_acknowledged_is_no_fault(judged: dict[
     assert (populations["B4"], populations["B5"]) == (1, 1)
 
 
-# Every part of every check, and the witnesses of each: minutes where other tests have the cores.
-@pytest.mark.timeout(1800)
+# Every part of every check, and the witnesses of each.
+@WAITS_FOR_SPARK
 def test_spark_finds_what_the_second_engine_finds(
-    judged: dict[str, RunResult], check_runs: CheckRuns, tmp_path: Path
+    judged: dict[str, RunResult], by_spark: dict[str, RunResult]
 ) -> None:
-    by_spark = check_runs(*write_all(tmp_path), checks=CHECKS)
-    assert set(by_spark) == set(judged)
-    for run, result in by_spark.items():
-        ours = [(f.check.id, f.verdict, f.population, f.violations) for f in result.findings]
-        theirs = [(f.check.id, f.verdict, f.population, f.violations) for f in judged[run].findings]
+    # The histories are judged together with them, and nothing else is.
+    assert len(by_spark) == len(judged) + len(list(HISTORIES.iterdir()))
+    for run, result in judged.items():
+        ours = [(f.check.id, f.verdict, f.population, f.violations) for f in by_spark[run].findings]
+        theirs = [(f.check.id, f.verdict, f.population, f.violations) for f in result.findings]
         assert ours == theirs, run
-        assert result.verdict is judged[run].verdict
+        assert by_spark[run].verdict is result.verdict

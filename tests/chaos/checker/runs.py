@@ -1,0 +1,50 @@
+"""Run directories that several tests look at: one for each planted defect, and clean ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from chaos.checker.readers.sources import Format, run_directories
+from chaos.checker.synthetic import Trace, clean_trace
+from tests.chaos.checker import kind_mutations, more_mutations, receive_mutations
+from tests.chaos.checker.mutations import MUTATIONS
+
+assert kind_mutations and more_mutations and receive_mutations
+
+HISTORIES = Path(__file__).parent / "histories"
+#: Shorter traces have no room for some defects.
+ROUNDS = 6
+
+
+def short_trace(run: str, *, broker: bool = True) -> Trace:
+    return clean_trace(run, broker=broker, seed=3, rounds=ROUNDS)
+
+
+def write_mutations(folder: Path) -> list[Path]:
+    """A run directory for each mutation, named after it, and one clean one of each kind."""
+    found = []
+    for mutation in MUTATIONS:
+        trace = short_trace(mutation.name, broker=mutation.broker)
+        mutation.change(trace)
+        trace.write(folder / trace.run)
+        found.append(folder / trace.run)
+    for broker in (True, False):
+        trace = short_trace(f"clean_{broker}", broker=broker)
+        trace.write(folder / trace.run)
+        found.append(folder / trace.run)
+    for name, change in (
+        ("clean_receives", receive_mutations.receive_well),
+        ("clean_again", receive_mutations.receive_again_with_reason),
+        ("clean_kinds", kind_mutations.all_kinds_well),
+    ):
+        trace = short_trace(name)
+        change(trace)
+        trace.write(folder / trace.run)
+        found.append(folder / trace.run)
+    return found
+
+
+def convert_histories(folder: Path) -> dict[str, Path]:
+    """File -> its run directory. Runs are numbered, as files of different kinds have the same name."""
+    names = sorted(path.name for path in HISTORIES.iterdir())
+    return dict(zip(names, run_directories([HISTORIES / n for n in names], Format.AUTO, folder), strict=True))
