@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from chaos.checker.engine import Engine
@@ -14,11 +15,16 @@ from chaos.trace.schema import CUTTING, SUFFIX
 _KILLS = ", ".join(f"'{kind}'" for kind in CUTTING)
 
 
-def file_troubles(engine: Engine, intake: Intake) -> dict[str, list[str]]:
-    """run -> what is wrong with its files, as far as no fault explains it.
+class FileTroubles(NamedTuple):
+    """What is wrong with the files of runs, by run, as far as no fault explains it."""
 
-    What cannot be given to a run is given to every run of the directory, or, if that has none, to all.
-    """
+    said: dict[str, list[str]]
+    #: Runs that may have lines twice: what was done once then seems to have been done again.
+    doubled: frozenset[str]
+
+
+def file_troubles(engine: Engine, intake: Intake) -> FileTroubles:
+    """What cannot be given to a run is given to every run of the directory, or, if that has none, to all."""
     runs_of: dict[Path, set[str]] = defaultdict(set)
     bad: list[tuple[Path, str]] = [
         (path, said) for path, all_said in intake.troubles.items() for said in all_said
@@ -53,18 +59,19 @@ def file_troubles(engine: Engine, intake: Intake) -> dict[str, list[str]]:
         explained = path in torn and count == 1 and any((run, member) in killed for run in runs_of[folder])
         if not explained:
             bad.append((folder, f"{path.name}: {count} lines could not be read"))
-    for folder, runs in runs_of.items():
-        if len(runs) > 1 and folder in set(folders.values()):
+    doubled = {run for folder in intake.copied for run in runs_of[folder]}
+    # Converted traces lie in folders of their own, and a run may have many.
+    for folder in set(folders.values()):
+        runs = runs_of[folder]
+        if len(runs) > 1:
             bad.append((folder, f"the directory holds several runs: {', '.join(sorted(runs))}"))
-        bad += [
-            (folder, f"run {run} is also in {other}")
-            for other, others in runs_of.items()
-            for run in sorted(runs & others)
-            if other != folder and folder in set(folders.values())
-        ]
+        for other, others in runs_of.items():
+            if other != folder:
+                doubled |= runs & others
+                bad += [(folder, f"run {run} is also in {other}") for run in sorted(runs & others)]
     everyone = set().union(*runs_of.values())
     found: dict[str, list[str]] = defaultdict(list)
     for folder, said in bad:
         for run in sorted(runs_of.get(folder) or everyone):
             found[run].append(said)
-    return dict(found)
+    return FileTroubles(dict(found), frozenset(doubled))

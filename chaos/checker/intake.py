@@ -43,6 +43,8 @@ class Intake:
     parquet_bytes: int
     #: What makes a run directory unfit, by directory: the verdict of its runs is at best "unknown".
     troubles: dict[Path, tuple[str, ...]]
+    #: Run directories with lines that another file has, too.
+    copied: frozenset[Path] = frozenset()
 
 
 def take_in(run_dirs: list[Path]) -> Intake:
@@ -71,14 +73,16 @@ def take_in(run_dirs: list[Path]) -> Intake:
                 f"{run_dir} holds no trace: neither {RAW_DIR}/*{SUFFIX} nor {PARQUET_DIR}/*.parquet"
             )
     seen: dict[str, RawFile] = {}
+    copied: set[Path] = set()
     for file in raw:
         if file.bytes == 0:
             troubles[file.run_dir].append(f"{file.path.name} is empty")
         elif (first := seen.setdefault(file.sha256, file)) is not file:
             for run_dir in {file.run_dir, first.run_dir}:
                 troubles[run_dir].append(f"{file.path} is a copy of {first.path}")
+                copied.add(run_dir)
     said_of = {path: tuple(said) for path, said in troubles.items()}
-    return Intake(tuple(raw), tuple(parquet), parquet_bytes, said_of)
+    return Intake(tuple(raw), tuple(parquet), parquet_bytes, said_of, frozenset(copied))
 
 
 def _look_at(run_dir: Path, path: Path) -> RawFile:

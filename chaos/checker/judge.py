@@ -3,7 +3,7 @@ this trace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -66,10 +66,12 @@ def judge(
     checks: Sequence[Check],
     *,
     troubles: Mapping[str, Sequence[str]] | None = None,
+    doubled: Container[str] = (),
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[RunResult]:
-    """Run the checks. `troubles`: what is wrong with the files of a run; it is then not valid. `on_progress`
-    is told how many checks are done, and how many there are."""
+    """Run the checks. `troubles`: what is wrong with the files of a run; it is then not valid. `doubled`:
+    runs that may have lines twice; they are not invalid either, whatever is found. `on_progress` is told how
+    many checks are done, and how many there are."""
     census = take_census(engine)
     results = {run: RunResult(run, census=counts) for run, counts in sorted(census.items())}
     found = find(engine, checks, census, on_progress)
@@ -85,7 +87,7 @@ def judge(
             result.findings.append(
                 Finding(
                     check,
-                    _verdict(check, population, violations, voided[run]),
+                    _verdict(check, population, violations, voided[run], run in doubled),
                     population,
                     violations,
                     found.witnesses.get((check.id, run), []) if population else [],
@@ -97,12 +99,12 @@ def judge(
     return list(results.values())
 
 
-def _verdict(check: Check, population: int, violations: int, voided: set[str]) -> Verdict:
+def _verdict(check: Check, population: int, violations: int, voided: set[str], doubled: bool) -> Verdict:
     if not population:
         return Verdict.ABSENT
     if not violations or check.severity is Severity.WARNING:
         return Verdict.VALID
-    if check.severity is Severity.VOID or voided & set(check.needs):
+    if doubled or check.severity is Severity.VOID or voided & set(check.needs):
         return Verdict.UNKNOWN
     return Verdict.INVALID
 

@@ -238,7 +238,13 @@ def check_loaded(
 
     make_tables(engine, partial(progress, "steps of making tables"))
     troubles = file_troubles(engine, intake)
-    results = judge(engine, checks, troubles=troubles, on_progress=partial(progress, "checks"))
+    results = judge(
+        engine,
+        checks,
+        troubles=troubles.said,
+        doubled=troubles.doubled,
+        on_progress=partial(progress, "checks"),
+    )
     if not results:
         raise IntakeError("no line of the trace could be read")
     return results, take_figures(engine)
