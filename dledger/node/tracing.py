@@ -47,6 +47,9 @@ class NodeTrace(Protocol):
         after lidx."""
 
 
+_VOTES_KEPT = 16
+
+
 class TracingShell(AsyncShell):
     """An AsyncShell that tells a trace of everything that passes it. `trace_to` before `start`."""
 
@@ -54,7 +57,8 @@ class TracingShell(AsyncShell):
         self._trace = trace
         self._node_id = node_id
         self._hard_states: dict[int, HardState] = {}  # submitted, not yet durable
-        self._vote_end = ("", -1, -1, -1)  # candidate, term; end of the log when the vote was given
+        #: (candidate, term) -> index and term of the end of the log when the vote was given.
+        self._vote_ends: dict[tuple[str, int], tuple[int, int]] = {}
         self._asked: dict[str, VoteRequest] = {}  # candidate -> what it asked for last
         self._told_commit = -1
         self._told_role: tuple[Role, int] | None = None
@@ -170,18 +174,19 @@ class TracingShell(AsyncShell):
             self._vote(state.term, self._node_id)
 
     def _note_end(self, state: HardState) -> None:
-        """By the time a vote is durable, and told, the log may have grown."""
-        given = (state.voted_for or "", state.term)
-        if given != self._vote_end[:2]:
-            log = self._replica.core.log
-            self._vote_end = (*given, log.end_index, log.end_term)
+        """By the time a vote is durable, and told, the log may have grown, and the term risen."""
+        given, log = (state.voted_for or "", state.term), self._replica.core.log
+        if given[0] and given not in self._vote_ends:
+            self._vote_ends[given] = (log.end_index, log.end_term)
+            if len(self._vote_ends) > _VOTES_KEPT:
+                del self._vote_ends[next(iter(self._vote_ends))]
 
     def _vote(self, term: int, candidate: str) -> None:
         fields: dict[str, Any] = {"term": term, "candidate": candidate}
-        if (candidate, term) == self._vote_end[:2]:
-            fields |= {"last_index": self._vote_end[2], "last_term": self._vote_end[3]}
+        if end := self._vote_ends.get((candidate, term)):
+            fields |= {"last_index": end[0], "last_term": end[1]}
             if candidate == self._node_id:
-                fields |= {"cand_last_index": self._vote_end[2], "cand_last_term": self._vote_end[3]}
+                fields |= {"cand_last_index": end[0], "cand_last_term": end[1]}
         asked = self._asked.get(candidate)
         if asked is not None and asked.term == term:
             fields |= {"cand_last_index": asked.ledger_end_index, "cand_last_term": asked.ledger_end_term}

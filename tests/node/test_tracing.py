@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dledger.client import AsyncClient
+from dledger.core.values import HardState
 from dledger.errors import NotLeader
 from dledger.node.async_shell import AsyncShell
 from dledger.node.config import parse_config
@@ -85,6 +86,26 @@ async def test_a_node_tells_of_its_election_and_of_each_append_in_order(tmp_path
         assert any(name == "store.flush" and fields["lidx"] >= ack["lidx"] for name, fields in before)
     ranges = [(append["lidx"], append["last"]) for append in trace.of("store.append")]
     assert [n for first, last in ranges for n in range(first, last + 1)] == [0, 1, 2, 3]
+
+
+async def test_a_vote_that_is_told_after_the_term_has_risen_is_told_with_both_logs(tmp_path: Path) -> None:
+    trace = Recorder()
+    node = make_node(tmp_path, trace)
+    await node.start()
+    try:
+        await until(lambda: node.node_status().is_leader)
+        shell, term = node._shell, node.node_status().term
+        assert isinstance(shell, TracingShell)
+        # As they pass it when the disk is slow: the vote, a higher term, and then what is durable of it.
+        shell._note_end(HardState(term + 1, "n1"))
+        shell._note_end(HardState(term + 2, None))
+        shell._note_end(HardState(term + 2, "n2"))
+        shell._vote(term + 1, "n1")
+    finally:
+        await node.stop()
+    (vote,) = (found for found in trace.of("raft.vote") if found["term"] == term + 1)
+    assert vote["candidate"] == "n1" and vote["last_index"] == vote["cand_last_index"]
+    assert vote["last_term"] == vote["cand_last_term"]
 
 
 async def test_a_restarted_node_tells_what_it_found(tmp_path: Path) -> None:
