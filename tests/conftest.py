@@ -20,6 +20,14 @@ settings.load_profile("patient")
 gc.set_threshold(50_000, 20, 20)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Groups keep clusters and JVMs from running beside each other. Where their marks have no effect, as with
+    pytest 9.2 and pytest-xdist 3.8, everything takes half as long again, and some of it times out."""
+    # pytest-xdist notes the group of a test there, and newer versions of pytest do not look there.
+    if config.getoption("dist", "no") == "loadgroup" and not hasattr(pytest.Item, "_nodeid"):
+        raise pytest.UsageError(f"groups of tests need pytest < 9.2, not {pytest.__version__}: run make test")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = [r for r in terminalreporter.getreports("skipped") if DID_NOT_RUN in str(r.longrepr)]
     if skipped:
