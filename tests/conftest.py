@@ -1,4 +1,5 @@
-"""For all tests: what a run says that left some out, and how hypothesis runs on a busy machine."""
+"""For all tests: what a run says that left some out, how hypothesis runs on a busy machine, and
+that groups of tests are kept together."""
 
 from __future__ import annotations
 

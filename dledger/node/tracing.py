@@ -27,6 +27,9 @@ from dledger.node.shell import (
 )
 from dledger.store.batch import Batch
 
+#: Of so many votes the ends of the logs are remembered: only the newest can still have to be told.
+_VOTES_KEPT = 16
+
 
 class NodeTrace(Protocol):
     """Called on the node's event loop, in the step that makes the change and before anybody outside can see
@@ -45,9 +48,6 @@ class NodeTrace(Protocol):
         (store, append): entries lidx to last, of one term, go to the disk. (store, flush): durable up to
         lidx. (store, truncate): entries from lidx on are to go. (store, install | purge): the log begins
         after lidx."""
-
-
-_VOTES_KEPT = 16
 
 
 class TracingShell(AsyncShell):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,11 +14,102 @@ from chaos.checker.checks import CHECKS
 from chaos.checker.intake import IntakeError, take_in
 from chaos.checker.judge import RunResult, Verdict, sentence
 from chaos.checker.registry import Severity
-from chaos.checker.synthetic import clean_trace
-from tests.chaos.checker.bad_traces import BAD, write_bad_traces
+from chaos.checker.synthetic import Line, Trace, clean_trace
+from chaos.trace.schema import INT_MAX, RAW_DIR
 from tests.chaos.checker.conftest import FEW, CheckRuns
 
 pytestmark = pytest.mark.xdist_group("spark")
+
+KILLED = "node-n1.0.jsonl"
+READER = "client-r0.0.jsonl"
+
+
+def tear(raw: Path) -> None:
+    text = (raw / READER).read_text()
+    (raw / READER).write_text(text[:-20])
+
+
+def tear_the_killed(raw: Path) -> None:
+    with (raw / KILLED).open("a") as file:
+        file.write('{"v":1,"run":"tear_the_ki')
+
+
+def empty(raw: Path) -> None:
+    (raw / "client-p7.0.jsonl").write_text("")
+
+
+def copy(raw: Path) -> None:
+    shutil.copy(raw / READER, raw / "client-r1.0.jsonl")
+
+
+def lose(raw: Path) -> None:
+    (raw / "client-p2.0.jsonl").unlink()
+
+
+def beyond_64_bits(raw: Path) -> None:
+    change(raw, 5, "mono", INT_MAX + 1)
+
+
+def fraction(raw: Path) -> None:
+    change(raw, 5, "mono", 1.5)
+
+
+def garbage(raw: Path) -> None:
+    with (raw / READER).open("ab") as file:
+        file.write(b"\xff\xfe\x00 not json\n")
+
+
+def unknown_kind(raw: Path) -> None:
+    change(raw, 5, "ev", "gossip")
+
+
+def no_run(raw: Path) -> None:
+    change(raw, 5, "run", None)
+
+
+def other_version(raw: Path) -> None:
+    for path in raw.iterdir():
+        path.write_text(path.read_text().replace('"v":1', '"v":2'))
+
+
+def two_runs(raw: Path) -> None:
+    change(raw, 5, "run", "somebody_else")
+
+
+def change(raw: Path, line: int, name: str, value: object) -> None:
+    lines = (raw / READER).read_text().splitlines()
+    lines[line] = json.dumps(json.loads(lines[line]) | {name: value})
+    (raw / READER).write_text("\n".join(lines) + "\n")
+
+
+def tear_in_the_middle(raw: Path) -> None:
+    lines = (raw / READER).read_text().splitlines(keepends=True)
+    lines[5] = lines[5][:40] + "\n"
+    (raw / READER).write_text("".join(lines))
+
+
+def foreign_file(raw: Path) -> None:
+    """A file of another run lies among ours."""
+    text = (raw / READER).read_text().replace('"run":"foreign_file"', '"run":"somebody"')
+    (raw / "client-q0.0.jsonl").write_text(text.replace('"src":"client:r0"', '"src":"client:q0"'))
+
+
+#: What is done to a trace, and what is said of it: one of the reasons, or a witness of a check, word by word.
+BAD: list[tuple[Callable[[Path], None], str]] = [
+    (tear, r"client-r0\.0\.jsonl: 1 lines could not be read"),
+    (tear_in_the_middle, r"client-r0\.0\.jsonl: 1 lines could not be read"),
+    (empty, r"client-p7\.0\.jsonl is empty"),
+    (copy, r"\S+/client-r1\.0\.jsonl is a copy of \S+/client-r0\.0\.jsonl"),
+    (lose, r"client:p2: expected, but wrote nothing"),
+    (beyond_64_bits, r"client-r0\.0\.jsonl: 1 lines could not be read"),
+    (fraction, r"client-r0\.0\.jsonl: 1 lines could not be read"),
+    (garbage, r"client-r0\.0\.jsonl: 1 lines could not be read"),
+    (unknown_kind, r"\S+client-r0\.0\.jsonl: 1 lines that are of an unknown kind or out of the ranges .*"),
+    (no_run, r"client-r0\.0\.jsonl: 1 lines name no run"),
+    (other_version, r"\S+client-r0\.0\.jsonl: \d+ lines that are of another schema version"),
+    (two_runs, r"client-r0\.0\.jsonl holds lines of several runs"),
+    (foreign_file, r"the directory holds several runs: foreign_file, somebody"),
+]
 
 
 def told(result: RunResult) -> list[str]:
@@ -29,12 +123,44 @@ def told(result: RunResult) -> list[str]:
     return [*result.reasons, *witnesses]
 
 
+def only_unknown_outcomes() -> Trace:
+    trace = clean_trace("only_unknown")
+    for line in trace.all_lines():
+        if line.get("f") == "send" and line.get("type") == "ok":
+            line["type"] = "info"
+    return trace
+
+
+def no_faults() -> Trace:
+    return clean_trace("no_faults", faults=0)
+
+
+def nothing_but_a_beginning() -> Trace:
+    lines: list[Line] = [line for line in clean_trace("nothing").all_lines() if line["ev"] == "meta"]
+    trace = Trace("nothing")
+    for line in lines:
+        trace.files.setdefault((str(line["src"]), int(line["inc"])), []).append(line)
+    trace.renumber()
+    return trace
+
+
 #: Who has every line twice seems to have been made master twice.
 TWICE_IS_TOO_OFTEN = tuple(check for check in CHECKS if check.id == "S6")
 
 
 def test_bad_traces_are_never_valid(check_runs: CheckRuns, tmp_path: Path) -> None:
-    found = check_runs(*write_bad_traces(tmp_path), checks=FEW + TWICE_IS_TOO_OFTEN)
+    folders = []
+    for spoil, _ in [*BAD, (tear_the_killed, "")]:
+        folder = tmp_path / spoil.__name__
+        clean_trace(spoil.__name__).write(folder)
+        spoil(folder / RAW_DIR)
+        folders.append(folder)
+    for empty_handed in (only_unknown_outcomes(), no_faults(), nothing_but_a_beginning()):
+        empty_handed.write(tmp_path / empty_handed.run)
+        folders.append(tmp_path / empty_handed.run)
+    for name in ("a", "b"):
+        clean_trace("twice").write(tmp_path / name)
+    found = check_runs(*folders, tmp_path / "a", tmp_path / "b", checks=FEW + TWICE_IS_TOO_OFTEN)
     fired = [f for f in found["twice"].findings if f.check in TWICE_IS_TOO_OFTEN and f.violations]
     assert fired and found["twice"].verdict is Verdict.UNKNOWN, "a copy of a run breaks no promise"
     assert any("is also in" in reason for reason in found["twice"].reasons)
