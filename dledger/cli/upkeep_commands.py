@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 
 from dledger.cli.client_options import client_options
-from dledger.cli.exits import Exit
+from dledger.cli.exits import Exit, error_line
 from dledger.cli.output import human_bytes
 from dledger.client import AsyncClient, TlsFiles
 from dledger.core.values import FlushMode
-from dledger.errors import ConfigError
+from dledger.errors import ConfigError, DLedgerError
 from dledger.node.config import duration_ms
 from dledger.store.api import Frames
 from dledger.store.backup import read_manifest, restore_directory, write_backup
@@ -68,7 +68,8 @@ def purge(
 def scrub(servers: list[str], group: str, tls: TlsFiles | None, node: str | None, rate: int | None) -> None:
     """Verify all that a node stores. What is damaged is repaired from the other nodes.
 
-    Exits with 1 if damage was found, repaired or not.
+    Exits with 1 if damage was found, repaired or not, or if a node could not be verified: the others are
+    verified all the same.
 
     \b
     Examples:
@@ -78,14 +79,19 @@ def scrub(servers: list[str], group: str, tls: TlsFiles | None, node: str | None
     if node is not None and node not in servers:
         raise click.UsageError(f"--node {node} is none of --servers")
 
-    async def run() -> int:
-        found = 0
+    async def run() -> bool:
+        """Whether all is well."""
+        well = True
         async with AsyncClient(servers, group=group, session=False, tls=tls) as client:
             for server in [node] if node is not None else servers:
-                found += await _scrub_one(client, server, rate or 0)
-        return found
+                try:
+                    well &= await _scrub_one(client, server, rate or 0) == 0
+                except DLedgerError as error:
+                    well = False
+                    click.echo(f"{server}: NOT verified: {error_line(error)}", err=True)
+        return well
 
-    if asyncio.run(run()):
+    if not asyncio.run(run()):
         raise click.exceptions.Exit(Exit.FAILED)
 
 

@@ -22,7 +22,7 @@ LINES = b"".join(b"%06d %s\n" % (n, b"x" * 500) for n in range(20_000))
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     with LocalCluster.create(tmp_path / "c", base_port=0, data_file_size=DATA_FILE_SIZE) as cluster:
         cluster.start()
-        cluster.wait_for_leader()
+        cluster.wait_for_all()
         yield cluster
 
 
@@ -75,6 +75,20 @@ def test_a_scrub_finds_damage_and_the_other_nodes_repair_it(
 
     cluster.wait_until(repaired, 20, "a repaired log")  # type: ignore[arg-type]
     assert "0 damaged ranges" in on_cluster("scrub").stdout
+
+
+def test_a_scrub_goes_on_with_the_other_nodes_when_one_is_down(
+    cluster: LocalCluster, on_cluster: Command
+) -> None:
+    on_cluster("append", "--quiet", stdin=LINES[:1_000])
+    down, *others = cluster.addresses
+    cluster.stop_node("n1")
+    scrubbed = on_cluster("scrub", code=1)
+    assert f"{down}: NOT verified: error 302 NETWORK_ERROR" in scrubbed.stderr
+    assert [line.partition(": verified up to ")[0] for line in scrubbed.stdout.splitlines()] == others
+    assert scrubbed.stdout.count(" 0 damaged ranges") == 2
+    assert "NOT verified" in on_cluster("scrub", "--node", down, code=1).stderr
+    on_cluster("scrub", "--node", others[0])
 
 
 def test_one_command_brings_a_lost_node_back(cluster: LocalCluster, on_cluster: Command) -> None:
