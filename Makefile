@@ -27,7 +27,7 @@ CLIENT_PROTO_FILES := $(wildcard proto/apache/rocketmq/v2/*.proto)
 CLIENT_STUBS := broker_adapter/messaging/v2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-clients clients clients-python clients-node lint format proto sim sim-broker chaos chaos-planted soak-chaos bench bench-peers soak soak-processes soak-broker clean
+.PHONY: help install demo test test-long test-clients clients clients-python clients-node lint format proto sim sim-broker chaos chaos-planted soak-chaos bench bench-peers soak soak-processes soak-broker clean
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,10 +86,13 @@ demo: $(CHECKER) ## A file through brokers, the master killed, paused, isolated,
 # Tests of a file that start server processes share one xdist group (see their marks), so at most one cluster
 # per worker runs at a time and a slow machine is not made slower. Lint does not stop the tests: whoever waits
 # for a run wants to know all of it; and pytest's closing line comes last.
-test: $(DEV) clients-python ## Lint, types and all tests (about 20 minutes; ARGS="-k name", TESTS=path, JOBS=2)
+test: $(DEV) clients-python ## Lint, types and tests (10 to 20 minutes; ARGS="-k name", TESTS=path, JOBS=2)
 	@lint=0; $(MAKE) --no-print-directory lint \
 	  || { lint=1; echo "lint: FAILED, see above; the tests run all the same"; }; \
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS) $(TESTS) && [ $$lint -eq 0 ]
+
+test-long: ## The same with more seeds, every byte, Spark on a cluster of its own, ... (15 to 30 minutes)
+	@$(MAKE) --no-print-directory test ARGS="--long $(ARGS)"
 
 # The released clients of RocketMQ 5, each in a place of its own: their generated modules and ours exclude
 # each other. An installation that fails says so and stops nothing: tests without their client are skipped,

@@ -1,5 +1,5 @@
-"""For all tests: what a run says that left some out, how hypothesis runs on a busy machine, and
-that groups of tests are kept together."""
+"""For all tests: what a run says that left some out, how hypothesis runs on a busy machine, that
+groups of tests are kept together, and which of them run only when somebody has the time."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from hypothesis import settings
 #: Is in the reason of every skip that leaves something unproven: no browser, no permission to mount, ...
 DID_NOT_RUN = "DID NOT RUN"
 
+#: Where to begin: every third byte, operation, ... of all; together, every one.
+THIRDS = (0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long))
+
 # A machine that is busy is no bug.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
@@ -19,6 +22,20 @@ settings.load_profile("patient")
 # Simulated clusters make many objects that live on, and hardly any cycles: looking for some took a tenth
 # of their time.
 gc.set_threshold(50_000, 20, 20)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="the tests marked long as well (make test-long)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """They are deselected and counted as such: to say that they were skipped would hide those that were."""
+    if config.getoption("--long"):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
 def pytest_configure(config: pytest.Config) -> None:

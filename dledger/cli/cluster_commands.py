@@ -64,7 +64,9 @@ def cluster() -> None:
     is_flag=True,
     help="Mutual TLS, in a new directory: makes a CA and certificates in DIR/tls.",
 )
-@click.option("--detach", is_flag=True, help="Return when a leader is there; the nodes go on running.")
+@click.option(
+    "--detach", is_flag=True, help="Return when a leader is there and all nodes answer; they go on running."
+)
 @click.option("--timeout", type=float, default=_LEADER_SECONDS, show_default=True, help="Seconds to wait.")
 def up(
     directory: Path,
@@ -99,6 +101,8 @@ def up(
     try:
         leader = local.wait_for_leader(timeout)
         click.echo(f"{leader.node_id} leads in term {leader.term}", err=True)
+        # Whoever uses the cluster next should not meet a node that still starts.
+        local.wait_for_answers(timeout)
         for kind in _kinds_of(local):
             ready = _wait_until_ready(local, kind, timeout)
             click.echo(f"{ready.node_id} is {kind.ready_name}", err=True)

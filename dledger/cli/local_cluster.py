@@ -342,6 +342,15 @@ class LocalCluster:
 
         return self.wait_until(found, seconds, "a leader that all nodes know")
 
+    def wait_for_answers(self, seconds: float = 30.0) -> Sequence[LocalNode]:
+        """All nodes, as soon as each that runs answers; or at the deadline, with those that do not."""
+        deadline = time.monotonic() + seconds
+        while True:
+            nodes = self.status()
+            if all(node.state != "silent" for node in nodes) or time.monotonic() > deadline:
+                return nodes
+            time.sleep(_POLL_SECONDS)
+
     def wait_until(
         self, found: Callable[[Sequence[LocalNode]], LocalNode | None], seconds: float, what: str
     ) -> LocalNode:

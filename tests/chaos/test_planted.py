@@ -25,7 +25,9 @@ def test_each_bug_can_be_planted_and_has_a_scenario(tmp_path: Path, bug: Bug) ->
 
 @pytest.mark.process
 @pytest.mark.xdist_group("chaos-planted")
-@pytest.mark.parametrize("name", ["acknowledge-before-quorum", "truncate-committed-suffix"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("acknowledge-before-quorum", marks=pytest.mark.long), "truncate-committed-suffix"]
+)
 def test_what_is_acknowledged_too_early_or_cut_is_found_to_be_lost(tmp_path: Path, name: str) -> None:
     found = hunt(BY_NAME[name], tmp_path, most=5)
     assert found.runs and "lost" in found.evidence, found

@@ -131,6 +131,10 @@ def test_a_node_that_cannot_start_says_why(command: Command, directory: Path) ->
 def test_pause_and_resume(command: Command, directory: Path) -> None:
     with LocalCluster.create(directory, nodes=1, base_port=0, data_file_size=DATA_FILE_SIZE) as cluster:
         cluster.start()
+        assert [node.state for node in cluster.wait_for_answers(0)] == ["silent"], (
+            "it has to load Python first"
+        )
+        assert [node.state for node in cluster.wait_for_answers()] == ["running"]
         cluster.wait_for_leader()
         where = ("--dir", str(directory))
         command("cluster", "kill", *where, "n1", "--signal", "STOP")

@@ -6,7 +6,9 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Protocol
 
 import pytest
@@ -104,11 +106,30 @@ def fill_up(folder: Path, leave: int = 0) -> None:
 
 
 def _mount(target: Path, capacity: int) -> None:
+    if why := _why_not_mounted(target, capacity):
+        pytest.skip(f"{DID_NOT_RUN}: {why}")
+
+
+def _why_not_mounted(target: Path, capacity: int) -> str:
+    """Mounts a tmpfs there; "", or why that could not be done."""
     command = ["mount", "-t", "tmpfs", "-o", f"size={capacity},mode=0700", "tmpfs", str(target)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
-        pytest.skip(f"{DID_NOT_RUN}: {error}")
+        return str(error)
     if done.returncode:
-        why = done.stderr.strip().partition("\n")[0].removeprefix(f"mount: {target}: ")
-        pytest.skip(f"{DID_NOT_RUN}: {why}")
+        return done.stderr.strip().partition("\n")[0].removeprefix(f"mount: {target}: ")
+    return ""
+
+
+@cache
+def _may_mount() -> bool:
+    with TemporaryDirectory() as folder:
+        if _why_not_mounted(Path(folder), 1 << 20):
+            return False
+        subprocess.run(["umount", "--lazy", folder], check=False)
+        return True
+
+
+#: The layer of files stands in for mounted ones: where these are tested, it has the time of long runs only.
+KINDS = ("mounted", pytest.param("quota", marks=pytest.mark.long if _may_mount() else ()))

@@ -12,7 +12,7 @@ from dledger.client import AsyncClient
 from dledger.errors import Code
 from dledger.status.model import NodeStatus
 from tests.process.cluster import GROUP, ProcessCluster
-from tests.process.small_disks import SmallDisks, small_disks
+from tests.process.small_disks import KINDS, SmallDisks, small_disks
 from tests.process.workload import Workload, others
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("process-full-disks")]
@@ -27,7 +27,7 @@ SETTINGS: dict[str, Any] = {
 Seen = dict[str, NodeStatus]
 
 
-@pytest.fixture(params=["mounted", "quota"])
+@pytest.fixture(params=KINDS)
 def disks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallDisks]:
     with small_disks(request.param, tmp_path, CAPACITY) as made:
         yield made

@@ -104,6 +104,7 @@ async def test_kills_in_the_middle_of_a_new_base(tmp_path: Path) -> None:
         await load.assert_kept()
 
 
+@pytest.mark.long
 async def test_random_kills_while_the_log_is_purged(tmp_path: Path) -> None:
     rng = Random(7)
     async with purging(tmp_path) as cluster:

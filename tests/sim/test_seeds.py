@@ -1,4 +1,4 @@
-"""Random runs: 500 seeds in the test suite; `make sim SEEDS=n` runs any number."""
+"""Random runs: 200 seeds in `make test`, 500 in `make test-long`; `make sim SEEDS=n` runs any number."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ from dledger.testing import RunOptions, run_seed
 from dledger.testing.profile import FAULTS
 
 SEEDS = 500
+SHORT = 200
 CHUNK = 10
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize(
+    "first",
+    [
+        *range(0, SHORT, CHUNK),
+        *(pytest.param(first, marks=pytest.mark.long) for first in range(SHORT, SEEDS, CHUNK)),
+    ],
+)
 def test_seeds(first: int) -> None:
     for seed in range(first, first + CHUNK):
         result = run_seed(seed)

