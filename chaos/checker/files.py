@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -31,6 +32,7 @@ def file_troubles(engine: Engine, intake: Intake) -> FileTroubles:
     ]
     torn = {file.path.resolve(): file for file in intake.raw if file.torn}
     folders = {file.path.resolve(): file.run_dir for file in intake.raw}
+    converted = {parquet.resolve(): parquet.parent for parquet in intake.parquet}
     killed = {
         (str(row["run"]), target)
         for row in engine.rows(f"SELECT run, targets FROM fault WHERE e = 'begin' AND f IN ({_KILLS})")
@@ -44,7 +46,7 @@ def file_troubles(engine: Engine, intake: Intake) -> FileTroubles:
         "GROUP BY file"
     ):
         path = Path(unquote(urlsplit(str(row["file"])).path)).resolve()
-        folder = folders.get(path, path.parent)
+        folder = _run_dir(path, folders, converted)
         runs = {str(run) for run in (row["run"], row["run_other"]) if run is not None}
         runs_of[folder] |= runs
         if len(runs) > 1 and path in folders:
@@ -54,16 +56,16 @@ def file_troubles(engine: Engine, intake: Intake) -> FileTroubles:
         if row["corrupt"]:
             unread.append((path, int(row["corrupt"]), folder.as_posix()))
     for path, count, _ in unread:
-        folder = folders.get(path, path.parent)
+        folder = _run_dir(path, folders, converted)
         member = path.name.removesuffix(SUFFIX).rpartition(".")[0].partition("-")[2]
         explained = path in torn and count == 1 and any((run, member) in killed for run in runs_of[folder])
         if not explained:
             bad.append((folder, f"{path.name}: {count} lines could not be read"))
     doubled = {run for folder in intake.copied for run in runs_of[folder]}
-    # Converted traces lie in folders of their own, and a run may have many.
-    for folder in set(folders.values()):
+    raw = set(folders.values())
+    for folder in raw | set(converted.values()):
         runs = runs_of[folder]
-        if len(runs) > 1:
+        if len(runs) > 1 and folder in raw:
             bad.append((folder, f"the directory holds several runs: {', '.join(sorted(runs))}"))
         for other, others in runs_of.items():
             if other != folder:
@@ -75,3 +77,9 @@ def file_troubles(engine: Engine, intake: Intake) -> FileTroubles:
         for run in sorted(runs_of.get(folder) or everyone):
             found[run].append(said)
     return FileTroubles(dict(found), frozenset(doubled))
+
+
+def _run_dir(path: Path, raw: Mapping[Path, Path], converted: Mapping[Path, Path]) -> Path:
+    """Of a file of `raw`, or one anywhere below a folder of `converted`; else where it lies."""
+    below = (converted[parent] for parent in path.parents if parent in converted)
+    return raw.get(path) or next(below, path.parent)

@@ -6,7 +6,8 @@ Here is found what an engine would pass over in silence: empty files, copies, li
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,7 @@ class Intake:
     parquet_bytes: int
     #: What makes a run directory unfit, by directory: the verdict of its runs is at best "unknown".
     troubles: dict[Path, tuple[str, ...]]
-    #: Run directories with lines that another file has, too.
+    #: Run directories with a file that is there twice.
     copied: frozenset[Path] = frozenset()
 
 
@@ -54,8 +55,7 @@ def take_in(run_dirs: list[Path]) -> Intake:
         IntakeError: a directory does not exist, or holds neither raw lines nor Parquet files.
     """
     raw: list[RawFile] = []
-    parquet: list[Path] = []
-    parquet_bytes = 0
+    parquet: dict[Path, dict[Path, int]] = {}
     troubles: dict[Path, list[str]] = defaultdict(list)
     if len({path.resolve() for path in run_dirs}) < len(run_dirs):
         raise IntakeError("the same run directory was named twice")
@@ -66,23 +66,41 @@ def take_in(run_dirs: list[Path]) -> Intake:
         if files:
             raw += [_look_at(run_dir, path) for path in files]
         elif columns := list((run_dir / PARQUET_DIR).rglob("*.parquet")):
-            parquet.append(run_dir / PARQUET_DIR)
-            parquet_bytes += sum(path.stat().st_size for path in columns)
+            parquet[run_dir] = {path: path.stat().st_size for path in sorted(columns)}
         else:
             raise IntakeError(
                 f"{run_dir} holds no trace: neither {RAW_DIR}/*{SUFFIX} nor {PARQUET_DIR}/*.parquet"
             )
-    seen: dict[str, RawFile] = {}
-    copied: set[Path] = set()
+    hashes: list[tuple[str, Path, Path]] = []
     for file in raw:
         if file.bytes == 0:
             troubles[file.run_dir].append(f"{file.path.name} is empty")
-        elif (first := seen.setdefault(file.sha256, file)) is not file:
-            for run_dir in {file.run_dir, first.run_dir}:
-                troubles[run_dir].append(f"{file.path} is a copy of {first.path}")
-                copied.add(run_dir)
+        else:
+            hashes.append((file.sha256, file.run_dir, file.path))
+    hashes += _hashes_of_equally_large(parquet)
+    seen: dict[str, tuple[Path, Path]] = {}
+    copied: set[Path] = set()
+    for sha256, run_dir, path in hashes:
+        first_dir, first = seen.setdefault(sha256, (run_dir, path))
+        if first is not path:
+            for concerned in {run_dir, first_dir}:
+                troubles[concerned].append(f"{path} is a copy of {first}")
+                copied.add(concerned)
     said_of = {path: tuple(said) for path, said in troubles.items()}
-    return Intake(tuple(raw), tuple(parquet), parquet_bytes, said_of, frozenset(copied))
+    folders = tuple(run_dir / PARQUET_DIR for run_dir in parquet)
+    parquet_bytes = sum(sum(sizes.values()) for sizes in parquet.values())
+    return Intake(tuple(raw), folders, parquet_bytes, said_of, frozenset(copied))
+
+
+def _hashes_of_equally_large(parquet: dict[Path, dict[Path, int]]) -> Iterator[tuple[str, Path, Path]]:
+    """Of Parquet files, by run directory and path, with their sizes: one with a size of its own is no copy,
+    and need not be read. SHA-256, run directory and path."""
+    times = Counter(size for sizes in parquet.values() for size in sizes.values())
+    for run_dir, sizes in parquet.items():
+        for path, size in sizes.items():
+            if times[size] > 1:
+                with path.open("rb") as file:
+                    yield hashlib.file_digest(file, "sha256").hexdigest(), run_dir, path
 
 
 def _look_at(run_dir: Path, path: Path) -> RawFile:

@@ -8,13 +8,15 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from chaos.checker.checks import CHECKS
-from chaos.checker.intake import IntakeError, take_in
+from chaos.checker.intake import PARQUET_DIR, IntakeError, take_in
 from chaos.checker.judge import RunResult, Verdict, sentence
 from chaos.checker.registry import Severity
 from chaos.checker.synthetic import Line, Trace, clean_trace
+from chaos.trace.parquet import convert
 from chaos.trace.schema import INT_MAX, RAW_DIR
 from tests.chaos.checker.conftest import FEW, CheckRuns
 
@@ -144,6 +146,16 @@ def nothing_but_a_beginning() -> Trace:
     return trace
 
 
+def converted_and_written_anew(run: str, tmp_path: Path) -> list[Path]:
+    """Two run directories with the same rows, in Parquet files of different bytes."""
+    first, second = tmp_path / run, tmp_path / f"{run}_anew"
+    clean_trace(run).write(first)
+    path = convert(first, remove_raw=True).path
+    (second / PARQUET_DIR).mkdir(parents=True)
+    duckdb.execute(f"COPY (FROM '{path}' ORDER BY mono) TO '{second / PARQUET_DIR / 'other.parquet'}'")
+    return [first, second]
+
+
 #: Who has every line twice seems to have been made master twice.
 TWICE_IS_TOO_OFTEN = tuple(check for check in CHECKS if check.id == "S6")
 
@@ -160,10 +172,12 @@ def test_bad_traces_are_never_valid(check_runs: CheckRuns, tmp_path: Path) -> No
         folders.append(tmp_path / empty_handed.run)
     for name in ("a", "b"):
         clean_trace("twice").write(tmp_path / name)
-    found = check_runs(*folders, tmp_path / "a", tmp_path / "b", checks=FEW + TWICE_IS_TOO_OFTEN)
-    fired = [f for f in found["twice"].findings if f.check in TWICE_IS_TOO_OFTEN and f.violations]
-    assert fired and found["twice"].verdict is Verdict.UNKNOWN, "a copy of a run breaks no promise"
-    assert any("is also in" in reason for reason in found["twice"].reasons)
+    folders += [tmp_path / "a", tmp_path / "b", *converted_and_written_anew("converted_twice", tmp_path)]
+    found = check_runs(*folders, checks=FEW + TWICE_IS_TOO_OFTEN)
+    for run in ("twice", "converted_twice"):
+        fired = [f for f in found[run].findings if f.check in TWICE_IS_TOO_OFTEN and f.violations]
+        assert fired and found[run].verdict is Verdict.UNKNOWN, "a copy of a run breaks no promise"
+        assert any("is also in" in reason for reason in found[run].reasons)
     for spoil, said in BAD:
         result = found[spoil.__name__]
         assert result.verdict is Verdict.UNKNOWN, (spoil.__name__, result.reasons)
@@ -177,6 +191,19 @@ def test_bad_traces_are_never_valid(check_runs: CheckRuns, tmp_path: Path) -> No
         assert any(re.fullmatch(said, text) for text in told(found[run])), (run, told(found[run]))
     # Half a line is what a kill may leave.
     assert found["tear_the_killed"].verdict is Verdict.VALID, found["tear_the_killed"].reasons
+
+
+def test_a_converted_file_that_was_copied_is_a_trouble_of_both_directories(tmp_path: Path) -> None:
+    clean_trace("r", rounds=2).write(tmp_path / "r")
+    clean_trace("other", rounds=3).write(tmp_path / "other")
+    for run in ("r", "other"):
+        convert(tmp_path / run, remove_raw=True)
+    shutil.copytree(tmp_path / "r", tmp_path / "copy")
+    dirs = [tmp_path / name for name in ("r", "other", "copy")]
+    intake = take_in(dirs)
+    assert intake.copied == {dirs[0], dirs[2]} == set(intake.troubles)
+    shutil.copy(dirs[1] / "parquet" / "events.parquet", dirs[1] / "parquet" / "again.parquet")
+    assert dirs[1] in take_in(dirs[:2]).copied
 
 
 def test_directories_without_a_trace_are_refused(tmp_path: Path) -> None:
