@@ -22,6 +22,8 @@ _STREAM_BYTES = 1 << 20
 _STREAM_MESSAGES = 1024
 #: An idle stream hears so often that it lives (ms).
 _STREAM_WAIT_MS = 5_000
+#: Who reads to the present end does not wait there for what is yet to come. (0: as long as a server allows.)
+_NO_WAIT_MS = 1
 #: The generation of offsets that are committed by no member.
 _NO_GENERATION = -1
 
@@ -227,7 +229,8 @@ class QueueReader:
             client: BrokerClient | None = None
             try:
                 client = await self._directory.master(name, self._queue.topic)
-                async with aclosing(self._stream(client)) as results:
+                wait_ms = _STREAM_WAIT_MS if follow else _NO_WAIT_MS
+                async with aclosing(self._stream(client, wait_ms)) as results:
                     async for result in results:
                         failures, served = 0, True
                         at = self._offset = result.next_offset
@@ -253,7 +256,7 @@ class QueueReader:
                 failures += 1
                 await asyncio.sleep(pause(failures))
 
-    async def _stream(self, client: BrokerClient) -> AsyncGenerator[PullResult, None]:
+    async def _stream(self, client: BrokerClient, wait_ms: int) -> AsyncGenerator[PullResult, None]:
         topic, _, queue_id = self._queue
         at = self._offset
         async with aclosing(
@@ -264,7 +267,7 @@ class QueueReader:
                 max_messages=_STREAM_MESSAGES,
                 max_bytes=_STREAM_BYTES,
                 tags=self._tags,
-                wait_ms=_STREAM_WAIT_MS,
+                wait_ms=wait_ms,
             )
         ) as results:
             async for result in results:

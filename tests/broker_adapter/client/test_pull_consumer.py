@@ -7,10 +7,11 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from broker_adapter.api import GroupConfig, OutgoingMessage, PullStatus, QueueOffset, TopicConfig
+from broker_adapter.api import GroupConfig, OutgoingMessage, PullResult, PullStatus, QueueOffset, TopicConfig
 from broker_adapter.client import (
     Admin,
     BlockingAdmin,
@@ -82,6 +83,25 @@ async def test_a_reader_reads_to_the_end_and_can_seek() -> None:
                 break
         assert got == [2_490, 2_491, 2_492, 2_493, 2_494, 7, 8, 9]
         assert reader.offset == 10
+
+
+async def test_who_reads_to_the_end_does_not_wait_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty queue took as long as an idle stream is silent: five seconds."""
+    async with world() as (brokers, consumer):
+        waits: list[int] = []
+        broker = brokers.cluster.brokers[0]
+        pull = broker.pull
+
+        async def noted(*arguments: Any, wait_ms: int = 0, **options: Any) -> PullResult:
+            waits.append(wait_ms)
+            return await pull(*arguments, wait_ms=wait_ms, **options)
+
+        monkeypatch.setattr(broker, "pull", noted)
+        assert [m async for m in consumer.reader("t", 0, 0).messages()] == []
+        store(brokers, 3)
+        assert [m.queue_offset async for m in consumer.reader("t", 0, 1).messages()] == [1, 2]
+        assert [m async for m in consumer.reader("t", 0, 3).messages()] == []
+        assert waits and max(waits) <= 1
 
 
 async def test_a_reader_follows_through_changes_of_the_master_without_gap_or_repeat() -> None:
