@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from dledger.cli.cluster_plan import (
     DEFAULT_BASE_PORT,
@@ -56,8 +56,12 @@ if TYPE_CHECKING:
 #: Smaller than a server's default: a laptop's disk should not be taken by a demo.
 LOCAL_DATA_FILE_SIZE = 64 << 20
 TLS_FOLDER = "tls"
-_POLL_SECONDS = 0.02
+#: Between two questions to the nodes: at first, each time longer by so much, and at most.
+_POLL_SECONDS, _LONGER, _POLL_AT_MOST_SECONDS = 0.02, 1.25, 0.15
 _ASK_SECONDS = 1.0
+
+
+T = TypeVar("T")
 
 
 class ClusterError(DLedgerError):
@@ -344,29 +348,43 @@ class LocalCluster:
 
     def wait_for_answers(self, seconds: float = 30.0) -> Sequence[LocalNode]:
         """All nodes, as soon as each that runs answers; or at the deadline, with those that do not."""
-        deadline = time.monotonic() + seconds
-        while True:
-            nodes = self.status()
-            if all(node.state != "silent" for node in nodes) or time.monotonic() > deadline:
-                return nodes
-            time.sleep(_POLL_SECONDS)
+
+        def answered(nodes: Sequence[LocalNode]) -> Sequence[LocalNode] | None:
+            return nodes if all(node.state != "silent" for node in nodes) else None
+
+        found, nodes = self._poll(answered, seconds)
+        return found or nodes
 
     def wait_until(
         self, found: Callable[[Sequence[LocalNode]], LocalNode | None], seconds: float, what: str
     ) -> LocalNode:
         """Ask all nodes again and again until `found` returns one of them."""
-        deadline = time.monotonic() + seconds
-        while True:
-            nodes = self.status()
-            if (node := found(nodes)) is not None:
-                return node
-            if all(node.state == "down" for node in nodes):
+
+        def found_or_hopeless(nodes: Sequence[LocalNode]) -> LocalNode | None:
+            if (node := found(nodes)) is None and all(node.state == "down" for node in nodes):
                 raise ClusterError(f"no {what.removeprefix('a ')}: no node runs. {describe_down(nodes)}")
-            if time.monotonic() > deadline:
-                raise ClusterError(f"no {what.removeprefix('a ')} after {seconds:g} s. {describe(nodes)}")
-            time.sleep(_POLL_SECONDS)
+            return node
+
+        node, nodes = self._poll(found_or_hopeless, seconds)
+        if node is None:
+            raise ClusterError(f"no {what.removeprefix('a ')} after {seconds:g} s. {describe(nodes)}")
+        return node
 
     # -- inside
+
+    def _poll(
+        self, found: Callable[[Sequence[LocalNode]], T | None], seconds: float
+    ) -> tuple[T | None, Sequence[LocalNode]]:
+        """Ask all nodes until `found` finds something (None: it did not in time); and what they said last."""
+        deadline = time.monotonic() + seconds
+        pause = _POLL_SECONDS
+        while True:
+            nodes = self.status()
+            result = found(nodes)
+            if result is not None or time.monotonic() > deadline:
+                return result, nodes
+            time.sleep(pause)
+            pause = min(pause * _LONGER, _POLL_AT_MOST_SECONDS)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:

@@ -28,7 +28,8 @@ from tests.process.faulty_node import Faults
 T = TypeVar("T")
 
 CLUSTER, GROUP = "test-cluster", "test-group"
-_LOOK_EVERY_S = 0.02
+#: Between two looks at the nodes, each of which costs them: at first, each time longer by so much, at most.
+_LOOK_AFTER_S, _LONGER, _LOOK_AFTER_AT_MOST_S = 0.02, 1.25, 0.15
 _REPO = Path(__file__).resolve().parents[2]
 
 
@@ -212,6 +213,7 @@ class ProcessCluster:
         """The first true result of `condition(statuses of the nodes that answer)`. A condition that looks
         for a node that does not answer just now is not met."""
         seen: dict[str, NodeStatus] = {}
+        pause_s = _LOOK_AFTER_S
         try:
             async with asyncio.timeout(within_s):
                 while True:
@@ -221,7 +223,8 @@ class ProcessCluster:
                     with suppress(KeyError):
                         if result := condition(seen):
                             return result
-                    await self._pause()
+                    await self._pause(pause_s)
+                    pause_s = min(pause_s * _LONGER, _LOOK_AFTER_AT_MOST_S)
         except TimeoutError:
             raise AssertionError(f"not reached within {within_s} s; last seen: {seen}") from None
 
@@ -255,11 +258,11 @@ class ProcessCluster:
 
         return (await self.wait_for(equal, within_s=within_s)).ledger_end_index
 
-    async def _pause(self) -> None:
+    async def _pause(self, seconds: float) -> None:
         running = {task for node, task in self._ends.items() if node not in self._expected_down}
         if not running:
             running = {asyncio.create_task(asyncio.Event().wait())}
-        done, _ = await asyncio.wait(running, timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(running, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         dead = [n for n, t in self._ends.items() if t in done and n not in self._expected_down]
         assert not dead, f"{dead[0]} ended by itself:\n{self.log_of(dead[0])[-2000:]}"
 

@@ -54,7 +54,7 @@ async def test_rule_9_an_fsync_of_the_leader_is_stuck_for_30_seconds(tmp_path: P
     async with ProcessCluster(tmp_path, settings=DEFAULTS, spoilable=True) as cluster:
         await cluster.settle()
         old = await cluster.leader()
-        async with Workload(cluster) as load:
+        async with Workload(cluster, pause_s=0.02) as load:
             await load.progress(200)
             before = await cluster.wait_for(lambda seen: seen.get(old))
             loop = asyncio.get_running_loop()
