@@ -139,3 +139,14 @@ Effect = (
     | TransferEnded
     | Fatal
 )
+
+
+def without_overtaken_state(effects: list[Effect]) -> list[Effect]:
+    """A higher term and the vote in it are one write, if nothing but announcements came between: a slow disk
+    has to do with one sync then, and nothing has left that depended on the first."""
+    for at in range(len(effects) - 1, -1, -1):
+        if isinstance(effects[at], PersistHardState):
+            return effects[:at] + effects[at + 1 :]
+        if not isinstance(effects[at], RoleChanged):
+            break
+    return effects

@@ -22,6 +22,7 @@ from dledger.core.effects import (
     RoleChanged,
     Send,
     TransferEnded,
+    without_overtaken_state,
 )
 from dledger.core.election import Candidacy, Shortcut, compare_logs
 from dledger.core.events import (
@@ -71,6 +72,12 @@ ROUNDS_PER_INCARNATION = 1 << 32
 LONG_AGO_MS = -(1 << 60)
 
 
+#: Terms without a leader that are usual, as when a vote is split; with each further one, time-outs double.
+_USUAL_TERMS = 3
+#: A disk on which a sync takes twice the longest time-out is as good as stuck (Timing.fsync_stall_ms).
+_MOST_DOUBLINGS = 3
+
+
 class RaftCore:
     """One node of a group. See `step`."""
 
@@ -102,6 +109,9 @@ class RaftCore:
         # Answers to a former life must not fit a round of this one.
         self.vote_round = hard_state.incarnation * ROUNDS_PER_INCARNATION
         self.candidacy: Candidacy | None = None
+        # The real one of this term: its votes are good until the term ends, whatever is asked meanwhile.
+        self.standing: Candidacy | None = None
+        self._terms_in_vain = 0  # that this node knows of since it last knew a leader
         self.shortcut: Shortcut | None = None
         self.leadership: Leadership | None = None
         self.following = Following(self)
@@ -276,6 +286,7 @@ class RaftCore:
                 f"{leader_id} and {self.leader_id} both claim to lead term {term}",
             )
             return False
+        self._terms_in_vain = 0
         if term > self.term:
             self.adopt_term(term, leader_id, "leader-seen")
         elif self.leader_id is None or self.role is not Role.FOLLOWER:
@@ -340,7 +351,7 @@ class RaftCore:
     def _vote_response(self, peer: str, response: VoteResponse) -> None:
         if self._higher_term(response.term):
             return
-        candidacy = self.candidacy
+        candidacy = self.standing if not response.pre_vote else self.candidacy
         if (
             candidacy is None
             or response.voter_id != peer
@@ -353,7 +364,7 @@ class RaftCore:
         candidacy.count(peer, response.result)
         if candidacy.won:
             self._won(candidacy)
-        elif candidacy.lost:
+        elif candidacy.lost and candidacy is self.candidacy:
             self._lost(candidacy)
 
     def _won(self, candidacy: Candidacy) -> None:
@@ -375,8 +386,14 @@ class RaftCore:
 
     def _round_ms(self) -> int:
         """How long a candidate waits for a round, and before the next."""
-        least = self.timing.election_min_ms
+        least = self.timing.election_min_ms * self._patience
         return self.random_ms(max(1, least // 8), max(2, least // 2))
+
+    @property
+    def _patience(self) -> int:
+        """How many times as long as usual to wait for an election. Where a term or a vote takes as long to
+        become durable as others wait, elections would be in each other's way for ever."""
+        return 1 << min(max(0, self._terms_in_vain - _USUAL_TERMS), _MOST_DOUBLINGS)
 
     def _ask_pre_vote(self, cause: str) -> None:
         """Would a majority elect me? Changes no term anywhere. A follower on the shortcut stays FOLLOWER."""
@@ -411,6 +428,7 @@ class RaftCore:
         new = replace(self.hard_state, term=term, voted_for=self.node_id)
         assert new.term > self.hard_state.term and not new.is_barred
         self.shortcut = None
+        self._terms_in_vain += 1
         self._leave_leadership(f"campaigning in term {new.term}")
         self._persist(new)
         self.log.verified_index = self.committed_index
@@ -420,6 +438,7 @@ class RaftCore:
         self.candidacy = Candidacy(
             self.membership, False, transfer, new.term, self.vote_round, cause, self.now_ms + self._round_ms()
         )
+        self.standing = self.candidacy
         self._ask()
 
     def _ask(self) -> None:
@@ -468,7 +487,7 @@ class RaftCore:
             self.leadership.tick()
         elif not self.may_campaign:
             self.shortcut = None
-            self.candidacy = None
+            self.candidacy = self.standing = None
         elif self.shortcut:
             self._tick_shortcut(self.shortcut)
         elif self.candidacy:
@@ -503,7 +522,7 @@ class RaftCore:
     def _reset_election_deadline(self) -> None:
         """By a new random time-out, which also holds while this leader is heard from."""
         low, high = self.timing.election_min_ms, self.timing.election_max_ms
-        self._election_timeout_ms = self.random_ms(low, high)
+        self._election_timeout_ms = self.random_ms(low, high) * self._patience
         self.election_deadline_ms = self.now_ms + self._election_timeout_ms
 
     # -- roles --------------------------------------------------------------------------------------------
@@ -515,6 +534,7 @@ class RaftCore:
         self._persist(replace(self.hard_state, term=term, voted_for=None))
         self.candidacy = None
         self.shortcut = None
+        self._terms_in_vain += leader_id is None
         self.log.verified_index = self.committed_index
         self.following.forget_stream()
         self._become_follower(leader_id, cause)
@@ -532,6 +552,7 @@ class RaftCore:
     def _become_leader(self) -> None:
         assert self.role is Role.CANDIDATE and self.leadership is None
         self.log.verified_index = self.log.end_index
+        self._terms_in_vain = 0
         self.leadership = Leadership(self)
         self._set_role(Role.LEADER, self.node_id, "won")
         self.leadership.begin()
@@ -546,6 +567,8 @@ class RaftCore:
         if role is not self.role:
             self.role = role
             self.role_epoch += 1
+        if role is not Role.CANDIDATE:
+            self.standing = None
         self.leader_id = leader_id
         self.stickiness_dropped = False
         if leader_id is None:
@@ -586,6 +609,7 @@ class RaftCore:
             assert old.voted_for in (None, hard_state.voted_for), "a vote is never changed within a term"
         if hard_state != old:
             self.hard_state = hard_state
+            self._effects = without_overtaken_state(self._effects)
             self.emit(PersistHardState(hard_state))
 
     # -- log ----------------------------------------------------------------------------------------------

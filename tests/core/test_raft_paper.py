@@ -71,7 +71,8 @@ def test_5_1_a_higher_term_in_any_message_is_adopted_and_makes_a_follower(kind: 
         return
     assert node.core.role is Role.FOLLOWER
     assert node.core.term == 9
-    assert node.persisted[0] == HardState(9, None, 1)
+    # A vote in the new term is written with it.
+    assert node.persisted[0] == HardState(9, "b" if kind == "VoteRequest" else None, 1)
     leads = isinstance(message, Heartbeat | Compare | Truncate | Append | Commit | Goodbye)
     assert node.core.leader_id == ("b" if leads else None)
 

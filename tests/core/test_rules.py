@@ -36,6 +36,7 @@ from dledger.core.messages import (
     Compare,
     Goodbye,
     Heartbeat,
+    HeartbeatResponse,
     PushResponse,
     TakeLeadership,
     TakeLeadershipResponse,
@@ -112,6 +113,19 @@ def test_rule_2_term_and_vote_are_persisted_before_what_depends_on_them(role: st
     persists = [i for i, e in enumerate(node.effects) if isinstance(e, PersistHardState)]
     assert persists and max(persists) < first_send
     assert node.persisted[-1] == node.core.hard_state
+
+
+def test_rule_2_a_higher_term_and_the_vote_in_it_are_one_write() -> None:
+    node = Node()
+    node.receive("b", vote_request(7))
+    assert [(state.term, state.voted_for) for state in node.persisted] == [(7, "b")]
+    assert [e.term for e in node.all_effects(RoleChanged)][-1] == 7
+    node.forget()
+    # Not so if an answer left in between: it depends on the first.
+    node.receive("c", vote_request(8, pre_vote=True))
+    node.receive("c", HeartbeatResponse(8, "c", 1, False))
+    node.receive("c", vote_request(8, candidate="c"))
+    assert [(state.term, state.voted_for) for state in node.persisted] == [(8, None), (8, "c")]
 
 
 # -- rule 3
@@ -335,6 +349,48 @@ def test_rule_5_the_first_real_round_is_in_the_next_term_and_the_dead_are_not_wa
     assert (real.pre_vote, real.term, node.now) == (False, 7, before)
     node.receive("b", VoteResponse(7, "b", VoteResult.ACCEPT, False, real.round))
     assert node.core.role is Role.LEADER
+
+
+def test_rule_5_a_vote_that_comes_after_its_round_is_good_as_long_as_its_term() -> None:
+    """Where terms and votes take long to become durable, all votes come late: nobody was ever elected."""
+    node = Node(term=6)
+    real = node.win_pre_vote()
+    node.pass_time(node.core.timing.election_max_ms)
+    asked = node.last_sent(VoteRequest)
+    assert asked.pre_vote and asked.round > real.round
+    node.receive("b", VoteResponse(7, "b", VoteResult.ACCEPT, False, real.round))
+    assert (node.core.role, node.core.term) == (Role.LEADER, 7)
+    # The answer to what was asked meanwhile changes nothing any more.
+    node.receive("c", VoteResponse(7, "c", VoteResult.ACCEPT, True, asked.round))
+    assert (node.core.role, node.core.term) == (Role.LEADER, 7)
+
+
+def test_rule_5_a_vote_of_a_term_that_is_over_elects_nobody() -> None:
+    node = Node(term=6)
+    first = node.win_pre_vote()
+    node.pass_time(node.core.timing.election_max_ms)
+    second = node.win_pre_vote()
+    assert (first.term, second.term) == (7, 8)
+    node.receive("b", VoteResponse(7, "b", VoteResult.ACCEPT, False, first.round))
+    node.receive("b", VoteResponse(8, "b", VoteResult.ACCEPT, False, first.round))
+    assert node.core.role is Role.CANDIDATE
+    node.receive("c", vote_request(9, 9, 9, candidate="c"))
+    node.receive("b", VoteResponse(8, "b", VoteResult.ACCEPT, False, second.round))
+    assert (node.core.role, node.core.term) == (Role.FOLLOWER, 9)
+
+
+def test_rule_5_terms_without_a_leader_make_everybody_wait_longer_until_there_is_one() -> None:
+    node = Node()
+
+    def timeout_after(term: int) -> int:
+        node.receive("b", vote_request(term))
+        return node.core.election_deadline_ms - node.now
+
+    least = node.core.timing.election_min_ms
+    assert [timeout_after(term) for term in range(1, 9)] == [least * n for n in (1, 1, 1, 2, 4, 8, 8, 8)]
+    node.receive("b", heartbeat(8, leader="b"))
+    assert node.core.election_deadline_ms - node.now == least
+    assert timeout_after(9) == least
 
 
 def following(random_ms: object = lowest) -> Node:

@@ -105,6 +105,23 @@ def test_all_nodes_on_one_slow_disk_do_not_flap(nodes: int) -> None:
     c.finish()
 
 
+@pytest.mark.parametrize("nodes", [3, 5])
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.5, 1.0, 2.0])
+def test_a_leader_is_elected_where_votes_take_long_to_become_durable(share: float, nodes: int) -> None:
+    """`share` of the least election time-out for each write. From 0.2 on there was no leader ever again: each
+    vote came after its round, which the candidate had given up for the next."""
+    timing = replace(QUIET.timing, fsync_stall_ms=4 * QUIET.timing.election_max_ms)
+    c = Cluster(nodes, fsync_min_ms=1, fsync_max_ms=1, timing=timing)
+    leader = c.begin()
+    for process in c.processes():
+        process.disk_factor = int(share * timing.election_min_ms)
+    c.pause(leader)
+    c.run_until(lambda: c.leader() not in (None, leader), limit_ms=LONG_MS)
+    c.heal()
+    c.must_store()
+    c.end()
+
+
 def test_follower_whose_fsync_hangs_disturbs_nobody() -> None:
     c = Busy()
     leader = c.begin()
