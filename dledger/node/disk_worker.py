@@ -29,6 +29,8 @@ HARMLESS = (Code.DISK_FULL, Code.DATA_DAMAGED)
 class WritableStore(Protocol):
     """The writing half of a LogStore."""
 
+    on_synced: Callable[[], None]
+
     def append(self, batches: Sequence[Batch]) -> None: ...
     def sync(self) -> int: ...
     def truncate_after(self, index: int) -> None: ...
@@ -94,6 +96,7 @@ class DiskWorker:
         self._sync_due: float | None = None  # ASYNC_FLUSH: when the unsynced writes are to be synced
         self._purge_to: Base | None = None  # of a purge that the full disk did not let happen yet
         self._busy_since: float | None = None
+        store.on_synced = self._synced_a_part
         self.checkpoint_waits = False  # one is queued: behind a stuck fsync others would pile up
         # A daemon: a process that ends never waits for a thread that is stuck in the kernel.
         self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
@@ -239,6 +242,11 @@ class DiskWorker:
             job.outcome.set_exception(error)
             if error.code not in HARMLESS:
                 raise
+
+    def _synced_a_part(self) -> None:
+        """A slow disk on which a job of several syncs takes long is not stuck."""
+        if self._busy_since is not None:
+            self._busy_since = monotonic()
 
     def _sync(self) -> None:
         started = monotonic()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from dledger.core.values import Base, HardState, Tail, TermRun
@@ -127,6 +127,9 @@ class LogStore(Protocol):
     `append`, `save_checkpoint`, `purge_to`, `note_damage` and `repair`; DATA_DAMAGED from `repair`,
     `note_damage` and `truncate_after`, which read before they write.
     """
+
+    #: Called, by whoever writes, when a part of something that is made durable in several steps is so.
+    on_synced: Callable[[], None]
 
     @property
     def identity(self) -> Identity: ...

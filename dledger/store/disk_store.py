@@ -72,6 +72,7 @@ class DiskLogStore:
         self._checkpoint_tail = checkpoint.tail if checkpoint is not None else None
         self._generation = 0
         self._failed: str | None = None
+        self.on_synced: Callable[[], None] = lambda: None
         self._closed = False
         self._reader = LogReader(data, index, self._base, self._tail.index, self._damages)
 
@@ -505,10 +506,12 @@ class DiskLogStore:
             self._write_checkpoint(self._base)
             if sessions is not None:
                 write_sessions(self._disk, self._paths.sessions, *sessions)
+                self.on_synced()
 
     def _write_checkpoint(self, base: Base) -> None:
         """The index records that it counts on are made durable before it."""
         self._index.sync()
+        self.on_synced()
         tail = self._durable
         runs = tuple(clip_runs(self._term_runs, base, tail))
         checkpoint = Checkpoint(tail, max(self._committed, base.index), base, runs)
@@ -566,6 +569,7 @@ class DiskLogStore:
     def _save(self, write: Callable[[], None]) -> None:
         """Write a small file, from the reserve if need be."""
         self._space.writing(write)
+        self.on_synced()
 
     @contextmanager
     def _changing_nothing_if_full(self, what: str) -> Iterator[None]:

@@ -6,7 +6,7 @@ Term and vote, checkpoint and sessions are durable as soon as they are saved, as
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 from dledger.core.values import NO_BASE, Base, HardState, Tail, TermRun
@@ -73,6 +73,7 @@ class MemoryLogStore:
         self.data_file_size = identity.data_file_size
         self.capacity = capacity  # bytes of the log; an append beyond is refused with DISK_FULL
         self.disk_reserve_bytes = disk_reserve_bytes
+        self.on_synced: Callable[[], None] = lambda: None
         self._prepared_end = 0  # position up to which `prepare` has promised room
         self._corrupt: set[int] = set()  # first indexes of batches that cannot be read
         self._damages: list[Damage] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from threading import Event
 
@@ -10,6 +10,7 @@ import pytest
 
 from dledger.core.values import EMPTY_TAIL, Base, FlushMode, HardState
 from dledger.errors import Code, DLedgerError, StorageError
+from dledger.node import disk_worker
 from dledger.node.disk_worker import CheckpointJob, DiskWorker, HardStateReport, Report, StoredReport
 from dledger.node.metrics import NodeMetrics
 from dledger.node.shell import HardStateJob, TruncateJob, WriteJob
@@ -22,9 +23,11 @@ class FakeStore:
     """Notes what is asked of it; `hold` keeps the first sync waiting; `fail` names what raises."""
 
     def __init__(self) -> None:
+        self.on_synced: Callable[[], None] = lambda: None
         self.done: list[str] = []
         self.hold: Event | None = None
         self.syncing = Event()
+        self.between: Callable[[], None] | None = None  # before and after a part of a checkpoint is durable
         self.fail = ""
         self.full = ""  # what finds no room, and changes nothing
 
@@ -59,6 +62,10 @@ class FakeStore:
 
     def save_checkpoint(self, committed_index: int, sessions: tuple[int, bytes] | None) -> None:
         self._do(f"checkpoint {committed_index}" + (" without sessions" if sessions is None else ""))
+        if self.between is not None:
+            self.between()
+            self.on_synced()
+            self.between()
 
 
 class Rig:
@@ -92,6 +99,26 @@ def write_jobs(count: int, generation: int = 0) -> list[WriteJob]:
         jobs.append(WriteJob(generation, [batch]))
         tail = batch.tail
     return jobs
+
+
+def test_rule_9_each_part_of_a_checkpoint_has_its_own_patience(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader made way for the stuck disk that it seemed to have: one as slow as everybody's."""
+    now = 100.0
+    busy: list[float] = []
+
+    def a_sync_takes_three_seconds() -> None:
+        nonlocal now
+        now += 3
+        busy.append(rig.worker.busy_seconds)
+
+    monkeypatch.setattr(disk_worker, "monotonic", lambda: now)
+    rig.store.between = a_sync_takes_three_seconds
+    rig.worker.start()
+    rig.worker.submit_checkpoint(CheckpointJob(5, None))
+    assert rig.worker.stop(WAIT_S)
+    assert busy == [3, 3]
 
 
 def test_writes_that_wait_share_one_sync(rig: Rig) -> None:

@@ -218,9 +218,7 @@ def test_rule_2_a_vote_leaves_only_after_it_is_durable() -> None:
         if sent.peer == "b":
             voter.replica.receive(voter.now, "a", sent.message)
     assert voter.shell.sent == []
-    assert len(voter.shell.jobs) == 2  # the term, then the vote
-    voter.one_job()
-    assert voter.shell.sent == []
+    assert len(voter.shell.jobs) == 1  # the term with the vote
     voter.one_job()
     [vote] = voter.shell.sent
     assert isinstance(vote.message, VoteResponse) and not vote.message.pre_vote

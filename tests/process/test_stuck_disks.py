@@ -23,9 +23,16 @@ ELECTION_MAX_MS = 2000
 DEFAULTS: dict[str, Any] = {}
 FAST: dict[str, Any] = {"timing": {"heartbeat_ms": 100, "election_min_ms": 500, "election_max_ms": 1000}}
 
-#: Long time-outs, so that a busy machine costs no leadership, and a short patience with disks.
+#: Long time-outs, so that a busy machine costs no leadership, and a short patience with disks: a checkpoint,
+#: which is several syncs, takes longer than that, and there are many.
 SHARED: dict[str, Any] = {
-    "timing": {"heartbeat_ms": 150, "election_min_ms": 2000, "election_max_ms": 4000, "fsync_stall_ms": 1000}
+    "timing": {
+        "heartbeat_ms": 150,
+        "election_min_ms": 2000,
+        "election_max_ms": 4000,
+        "fsync_stall_ms": 1000,
+        "checkpoint_ms": 500,
+    }
 }
 
 Seen = dict[str, NodeStatus]
