@@ -22,8 +22,6 @@ _STREAM_BYTES = 1 << 20
 _STREAM_MESSAGES = 1024
 #: An idle stream hears so often that it lives (ms).
 _STREAM_WAIT_MS = 5_000
-#: Who reads to the present end does not wait there for what is yet to come. (0: as long as a server allows.)
-_NO_WAIT_MS = 1
 #: The generation of offsets that are committed by no member.
 _NO_GENERATION = -1
 
@@ -229,8 +227,7 @@ class QueueReader:
             client: BrokerClient | None = None
             try:
                 client = await self._directory.master(name, self._queue.topic)
-                wait_ms = _STREAM_WAIT_MS if follow else _NO_WAIT_MS
-                async with aclosing(self._stream(client, wait_ms)) as results:
+                async with aclosing(self._results(client, follow)) as results:
                     async for result in results:
                         failures, served = 0, True
                         at = self._offset = result.next_offset
@@ -256,9 +253,23 @@ class QueueReader:
                 failures += 1
                 await asyncio.sleep(pause(failures))
 
-    async def _stream(self, client: BrokerClient, wait_ms: int) -> AsyncGenerator[PullResult, None]:
+    async def _results(self, client: BrokerClient, follow: bool) -> AsyncGenerator[PullResult, None]:
+        """What a broker has from the offset on. A stream says nothing for seconds where there is nothing yet:
+        who only reads to the present end first asks whether that is reached."""
         topic, _, queue_id = self._queue
         at = self._offset
+        if not follow:
+            found = await client.pull(
+                topic,
+                queue_id,
+                at,
+                max_messages=_STREAM_MESSAGES,
+                max_bytes=_STREAM_BYTES,
+                tags=self._tags,
+                timeout=self._consumer.timeout,
+            )
+            at = _inside(at, found).next_offset
+            yield found
         async with aclosing(
             client.pull_stream(
                 topic,
@@ -267,13 +278,11 @@ class QueueReader:
                 max_messages=_STREAM_MESSAGES,
                 max_bytes=_STREAM_BYTES,
                 tags=self._tags,
-                wait_ms=wait_ms,
+                wait_ms=_STREAM_WAIT_MS,
             )
         ) as results:
             async for result in results:
-                if result.status is PullStatus.OFFSET_ILLEGAL:
-                    raise _outside(at, result)
-                at = result.next_offset
+                at = _inside(at, result).next_offset
                 yield result
 
 
@@ -281,6 +290,12 @@ def _batch(result: PullResult) -> PullBatch:
     status, next_offset, min_offset, max_offset, records = result
     messages = [message_of(record) for record in records]
     return PullBatch(status, next_offset, min_offset, max_offset, messages)
+
+
+def _inside(offset: int, result: PullResult) -> PullResult:
+    if result.status is PullStatus.OFFSET_ILLEGAL:
+        raise _outside(offset, result)
+    return result
 
 
 def _outside(offset: int, result: PullResult) -> ReadFailed:
