@@ -70,8 +70,6 @@ from dledger.errors import Code
 ROLE_EPOCHS_PER_INCARNATION = 1 << 32
 ROUNDS_PER_INCARNATION = 1 << 32
 LONG_AGO_MS = -(1 << 60)
-
-
 #: Terms without a leader that are usual, as when a vote is split; with each further one, time-outs double.
 _USUAL_TERMS = 3
 #: A disk on which a sync takes twice the longest time-out is as good as stuck (Timing.fsync_stall_ms).

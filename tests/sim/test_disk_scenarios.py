@@ -106,7 +106,7 @@ def test_all_nodes_on_one_slow_disk_do_not_flap(nodes: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", [3, 5])
-@pytest.mark.parametrize("share", [0.1, 0.2, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.5, 1.0, 2.0, 3.0])
 def test_a_leader_is_elected_where_votes_take_long_to_become_durable(share: float, nodes: int) -> None:
     """`share` of the least election time-out for each write. From 0.2 on there was no leader ever again: each
     vote came after its round, which the candidate had given up for the next."""
