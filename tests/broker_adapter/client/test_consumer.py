@@ -6,20 +6,36 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from broker_adapter.api import OutgoingMessage, QueueOffset, TopicConfig
 from broker_adapter.client.consumer import Consumer
+from broker_adapter.client.listening import GroupListener
 from broker_adapter.client.routes import StaticRoutes
-from broker_adapter.client.values import Message
+from broker_adapter.client.values import Message, MessageQueue
 from broker_adapter.errors import TopicRefused
 from broker_adapter.properties import TAGS
 from tests.broker_adapter.client.helpers import routes_to, until
 from tests.broker_adapter.memory_broker import MemoryBrokers
 
 QUEUES = 6
+
+
+#: Of a member: what ("assigned" from an offset on, or "seen" at an offset), its name, queue, offset.
+Event = tuple[Literal["assigned", "seen"], str, int, int]
+
+
+class Assignments(GroupListener):
+    """Notes where a member begins with each queue."""
+
+    def __init__(self, member: str, histories: list[Event]) -> None:
+        self.member = member
+        self.histories = histories
+
+    def assigned(self, queue: MessageQueue, offset: int, generation: int) -> None:
+        self.histories.append(("assigned", self.member, queue.queue_id, offset))
 
 
 class World:
@@ -30,18 +46,23 @@ class World:
         self.cluster = brokers.cluster
         self.routes = routes
         self.seen: dict[int, list[int]] = defaultdict(list)  # queue -> offsets, as they came
-        self.histories: list[tuple[str, int, int]] = []  # member, queue, offset, as they came
+        self.histories: list[Event] = []  # as they came
         self.produced = 0
 
     def consumer(self, group: str = "g", topics: Any = "t", **options: Any) -> Consumer:
         name = options.get("member_id", "")
 
         async def handle(message: Message) -> None:
-            self.histories.append((name, message.queue_id, message.queue_offset))
+            self.histories.append(("seen", name, message.queue_id, message.queue_offset))
             self.seen[message.queue_id].append(message.queue_offset)
             await asyncio.sleep(0)
 
-        options = {"lease": 1.0, "commit_interval": 0.05, "handler": handle} | options
+        options = {
+            "lease": 1.0,
+            "commit_interval": 0.05,
+            "handler": handle,
+            "listener": Assignments(name, self.histories),
+        } | options
         return Consumer(self.routes, group, topics, **options)
 
     def produce(self, count: int, *, queue_id: int | None = None, tag: str = "") -> None:
@@ -64,19 +85,23 @@ class World:
         return all(self.offsets.get(("t", q), 0) == len(self.cluster.queues["t", q]) for q in range(QUEUES))
 
     def check_order(self) -> None:
-        """Nothing of a queue is left out, and each member gets it without a gap from where it began.
+        """Nothing of a queue is left out, and each member gets it without a gap from where it begins.
 
         Two members may have a queue at once for a moment: the old one goes on until it hears of the new one.
         """
         highest: dict[int, int] = defaultdict(lambda: -1)
-        last: dict[tuple[str, int], int] = {}
-        for member, queue, now in self.histories:
-            assert now <= highest[queue] + 1, f"{highest[queue] + 1} of {queue} was left out before {now}"
-            before = last.get((member, queue), -1)
-            again = now <= highest[queue]  # begins anew, at what the group had committed
-            assert now == before + 1 or again, f"{member} got {now} of {queue} after {before}"
-            highest[queue] = max(highest[queue], now)
-            last[member, queue] = now
+        following: dict[tuple[str, int], int] = {}
+        for event, member, queue, offset in self.histories:
+            if event == "assigned":
+                assert offset <= highest[queue] + 1, (
+                    f"{member} begins {queue} at {offset}, behind {highest[queue]}"
+                )
+                following[member, queue] = offset
+            else:
+                expected = following[member, queue]
+                assert offset == expected, f"{member} got {offset} of {queue} instead of {expected}"
+                following[member, queue] = offset + 1
+                highest[queue] = max(highest[queue], offset)
 
 
 @asynccontextmanager
@@ -208,6 +233,7 @@ async def test_three_members_share_the_queues_and_nothing_is_lost_when_they_come
         owned = [queue for m in members for queue in m.assignment]
         assert len(set(owned)) == QUEUES
         w.produce(120)
+        await until(w.all_committed)  # the others go on behind what they have never seen
         await third.close()
         await until(lambda: len(first.assignment) + len(second.assignment) == QUEUES)
         w.produce(120)
