@@ -13,7 +13,7 @@ import click
 
 from dledger.cli.exits import EXIT_CODES_HELP, Exit, exit_code_of, print_error
 from dledger.errors import DLedgerError
-from dledger.node.engine import choose_engine
+from dledger.node.libraries import configure_libraries
 
 # command -> module:attribute. Loaded when used: a server must not pay for what only the demo needs.
 _COMMANDS = {
@@ -120,5 +120,5 @@ def cli(debug: bool) -> None:
 
 
 def main(root: click.Command = cli) -> None:
-    choose_engine()
+    configure_libraries()
     root(prog_name="dledger")

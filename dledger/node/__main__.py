@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from dledger.errors import ConfigError
-from dledger.node.engine import choose_engine
+from dledger.node.libraries import configure_libraries
 
 
 def main() -> int:
@@ -14,8 +14,8 @@ def main() -> int:
     parser.add_argument("--config", required=True, metavar="FILE", help="configuration of the node (TOML)")
     parser.add_argument("--rejoin", action="store_true", help="the directory was lost: begin anew")
     arguments = parser.parse_args()
-    choose_engine()
-    # These import grpc, for which the choice has to be made before.
+    configure_libraries()
+    # These import grpc and numpy, for which the choice has to be made before.
     from dledger.node.config import load_config
     from dledger.node.run import EXIT_CONFIG, run_node
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from dledger.node.engine import choose_engine
+from dledger.node.libraries import configure_libraries
 from dledger.store.disk import Buffer
 from tests.node.faulty_disk import FaultyDisk
 
@@ -112,8 +112,8 @@ def main() -> int:
     parser.add_argument("--faults", required=True, type=Path)
     parser.add_argument("--rejoin", action="store_true")
     arguments = parser.parse_args()
-    choose_engine()
-    # These import grpc, for which the choice has to be made before.
+    configure_libraries()
+    # These import grpc and numpy, for which the choice has to be made before.
     from dledger.node.config import load_config
     from dledger.node.run import run_node
 
