@@ -16,8 +16,8 @@ DID_NOT_RUN = "DID NOT RUN"
 #: Where to begin: every third byte, operation, ... of all; together, every one.
 THIRDS = (0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long))
 
-# aiohttp reads this machine's certificates whenever a process imports it, for a tenth of a second, and hundreds
-# do. Tests that use TLS bring their own.
+# aiohttp reads the certificates of the machine whenever a process imports it, for a tenth of a second, and
+# hundreds do. Tests that use TLS bring their own.
 os.environ.setdefault("SSL_CERT_FILE", os.devnull)
 
 # A machine that is busy is no bug.
