@@ -11,17 +11,18 @@ from orjson import loads
 
 #: Messages of one client are numbered from its number times this on.
 SHARE = 1 << 40
-_EXAMPLES = 10
-#: Counts of what may not be.
+#: Of each kind.
+_EXAMPLES = 5
+#: Counts of what may not be, the worst first.
 BROKEN = ("lost", "duplicated", "reordered", "phantom", "returned", "early")
 
 
 @dataclass(slots=True)
 class QuickReport:
-    """Counts, and the first few of each kind in words. `drained`: the final reading was complete, and all
-    readers had come to the end. `consumed`, `redelivered`: by groups; what they were given again is no fault,
-    unless they had kept the queue meanwhile, or had acknowledged it: `returned`. `early`: delivered before
-    the time that they were delayed to."""
+    """Counts, and the first few of each kind in words, the worst kind first. `drained`: the final reading was
+    complete, and all readers had come to the end. `consumed`, `redelivered`: by groups; what they were given
+    again is no fault, unless they had kept the queue meanwhile, or had acknowledged it: `returned`. `early`:
+    delivered before the time that they were delayed to."""
 
     acknowledged: int = 0
     failed: int = 0
@@ -51,8 +52,9 @@ class QuickReport:
 
     def note(self, kind: str, text: str) -> None:
         setattr(self, kind, getattr(self, kind) + 1)
-        if len(self.examples) < _EXAMPLES:
+        if getattr(self, kind) <= _EXAMPLES:
             self.examples.append(f"{kind}: {text}")
+            self.examples.sort(key=lambda example: BROKEN.index(example.partition(":")[0]))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -121,6 +121,16 @@ def test_each_defect_is_found_and_nothing_else(
     assert report.is_good == (not expected)
 
 
+def test_many_defects_of_one_kind_do_not_hide_one_of_another(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.rows = [log_row(4, 20 + i) for i in range(30)] + run.rows[1:]
+    run.target = 49
+    report = run.check()
+    assert (report.lost, report.phantom) == (1, 30), report.examples
+    kinds = [example.split(":")[0] for example in report.examples]
+    assert kinds[0] == "lost" and kinds.count("phantom") == 5, "the worst comes first, and a few of each"
+
+
 def test_a_drain_that_did_not_end_is_not_good(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.ends = False

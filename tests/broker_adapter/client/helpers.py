@@ -33,7 +33,7 @@ async def brokers_and_producer(
         yield brokers, producer
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Let others run until `condition` holds."""
     async with asyncio.timeout(seconds):
         while not condition():
