@@ -20,16 +20,14 @@ from broker_adapter.testing.consumers import GroupLog, Member
 from broker_adapter.testing.pop_clients import POP_GROUPS, POPPED_TOPIC, OnceProducer, PopConsumer
 from broker_adapter.testing.simulation import BrokerNemesis, BrokerSimulation
 from broker_adapter.testing.truth import Stored
-from dledger.testing import Profile, Violation, check_end, draw_profile
+from dledger.testing import Profile, Violation, check_end, draw_profile, settle_ms
 
 TRACE_LINES = 60
-#: After healing, in election time-outs: the bound of a writable master, of progress for every client, of
-#: consumers at the ends of their queues, of equal logs and everything dispatched.
-SETTLE_TIMEOUTS = 40
 #: The faults of brokers, beside those of nodes.
 FAULTS = ("crash_in_derived_files",)
 _GROUPS = ("billing", "audit")
 _FILE_SIZE = 8192
+_SLOW_DISKS_MS = 30
 _LOOKED_UP = 50  # messages of a queue that are looked up by their keys, on each node
 
 
@@ -55,6 +53,12 @@ def broker_profile(seed: int) -> Profile:
     kept = drawn.retention.max_bytes
     retention = replace(drawn.retention, max_bytes=None if kept is None else kept * 2)
     faults = drawn.faults + (FAULTS if rng.random() < 0.5 else ())
+    if drawn.fsync_min_ms:
+        # Records are large, and a round trip takes two syncs: less would be less than producers send. With
+        # slower disks, what is received would be visible again before it could be acknowledged.
+        slow_ms = min(drawn.fsync_min_ms, _SLOW_DISKS_MS)
+        slow = replace(drawn, fsync_min_ms=slow_ms, fsync_max_ms=2 * slow_ms)
+        drawn = replace(slow, max_push_bytes=2000, max_inflight_bytes=20_000)
     return replace(
         drawn,
         data_file_size=_FILE_SIZE,
@@ -108,7 +112,7 @@ class _Run:
             for i in range(len(POP_GROUPS) + 1)
         ]
         self._admin = Administrator(sim, "admin", take("admin"), _GROUPS)
-        self._limit_ms = SETTLE_TIMEOUTS * profile.timing.election_max_ms
+        self._limit_ms = settle_ms(profile)
 
     def drive(self) -> None:
         sim = self._sim

@@ -76,9 +76,11 @@ class Repairer:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def suspect(self, index: int) -> None:
-        """A read of `index` failed: find out what is damaged there, and repair it."""
-        self._suspects.add(index)
-        self._woken.set()
+        """A read of `index` failed: find out what is damaged there, and repair it. What is known to be
+        damaged is on its way to be repaired, however often it is read."""
+        if not any(known.first_index <= index <= known.last_index for known in self._store.damages):
+            self._suspects.add(index)
+            self._woken.set()
 
     async def mend(self, index: int) -> bool:
         """Find out what is damaged around an entry, and repair all that is. Before `start` only."""
@@ -104,8 +106,8 @@ class Repairer:
                     pause = min(pause * 2, _PAUSE_MAX_S)
 
     async def _look(self) -> None:
-        while self._suspects:
-            index = self._suspects.pop()
+        suspects, self._suspects = self._suspects, set()
+        for index in suspects:
             known = self._store.damages
             try:
                 damage = await self._on_disk(lambda index=index: self._store.note_damage(index))  # type: ignore[misc]

@@ -9,7 +9,7 @@ a `durable_machine`, which has a file that outlives its process, and has to be r
 from dledger.store.disk import CrashKind
 from dledger.testing.durable import CheckedMachine, MachineFiles
 from dledger.testing.profile import QUIET, Profile, draw_profile
-from dledger.testing.run import RunOptions, RunResult, check_end, run_seed
+from dledger.testing.run import RunOptions, RunResult, check_end, run_seed, settle_ms
 from dledger.testing.simulator import Attempt, Simulation, StateMachine
 from dledger.testing.violation import Violation
 
@@ -28,4 +28,5 @@ __all__ = [
     "check_end",
     "draw_profile",
     "run_seed",
+    "settle_ms",
 ]

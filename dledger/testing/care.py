@@ -33,12 +33,13 @@ class Care:
         self._scrub_at = 0
 
     def suspect(self, index: int) -> None:
-        self._suspects.add(index)
+        if not any(d.first_index <= index <= d.last_index for d in self._process.store.damages):
+            self._suspects.add(index)
 
     def tick(self) -> None:
         process = self._process
-        self._suspects.update(process.replica.suspects)
-        process.replica.suspects.clear()
+        while process.replica.suspects:
+            self.suspect(process.replica.suspects.pop())
         now_ms, every_ms = process.sim.clock.now_ms, process.sim.profile.scrub_every_ms
         if every_ms and now_ms >= self._next_scrub_ms:
             self._next_scrub_ms = now_ms + every_ms

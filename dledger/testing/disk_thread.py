@@ -79,7 +79,7 @@ class DiskThread:
         group = [job]
         # Several queued writes may share one fdatasync, as a real shell's group commit does.
         while isinstance(job, WriteJob) and self._queue and isinstance(self._queue[0], WriteJob):
-            if self._rng.random() < 0.3:
+            if self._rng.random() < self._process.sim.profile.own_sync:
                 break
             group.append(self._queue.popleft())
         process = self._process

@@ -15,6 +15,10 @@ from dledger.node.retention import RetentionPolicy
 #: The bad days: each is drawn by itself, after all that is drawn for the others.
 BAD_DAYS = ("lose_disk", "clock_jump", "full_disk", "failing_disk", "flip_bits")
 
+#: In so many runs all disks are slow, and stay so: what each job takes at least.
+SLOW_DISKS = 0.1
+SLOW_DISKS_MS = (30, 75, 120)
+
 KEEP_ALL = RetentionPolicy()
 
 FAULTS = (
@@ -67,6 +71,7 @@ class Profile:
     # disk
     fsync_min_ms: int = 0
     fsync_max_ms: int = 3
+    own_sync: float = 0.3  # the chance that a write that waits does not share the sync of the one before it
     # nodes
     skew: float = 0.0  # clocks run at 1 +- skew
     tick_ms: int = 10
@@ -99,6 +104,7 @@ class Profile:
 
 #: What an entry takes in a push beside its body, about.
 _ENTRY_OVERHEAD = 70
+_SYNCS_OF_A_ROUND = 4
 QUIET = Profile(faults=(), plain_clients=0, session_clients=0, readers=0)
 
 
@@ -155,10 +161,11 @@ def draw_profile(rng: Random, nodes: int | None = None, on_disk: bool | None = N
 
 def _with_patience(profile: Profile) -> Profile:
     """Time-outs that everybody can live with: with all sessions at work, the queue in front of a batch has to
-    drain within them, or a client without a session never sees an answer, however healthy the cluster is."""
+    drain within them, or a client without a session never sees an answer, however healthy the cluster is.
+    For each round trip disks have a sync under way, that of the entries, and some of housekeeping."""
     entries = (profile.window * profile.session_clients + profile.plain_clients) * profile.max_batch
     round_trips = entries * (_ENTRY_OVERHEAD + profile.body_max_bytes) / profile.max_inflight_bytes
-    drain_ms = int(round_trips * (2 * profile.delay_max_ms + profile.fsync_max_ms))
+    drain_ms = int(round_trips * (2 * profile.delay_max_ms + _SYNCS_OF_A_ROUND * profile.fsync_max_ms))
     return replace(profile, request_timeout_ms=max(profile.request_timeout_ms, drain_ms))
 
 
@@ -170,7 +177,7 @@ def _with_bad_days(rng: Random, profile: Profile) -> Profile:
         check_ms=rng.choice((20, 100, 500)),
     )
     days = tuple(day for day in BAD_DAYS if rng.random() < 0.4)
-    return replace(
+    profile = replace(
         profile,
         retention=retention,
         faults=profile.faults + days,
@@ -179,3 +186,8 @@ def _with_bad_days(rng: Random, profile: Profile) -> Profile:
         scrub_every_ms=rng.choice((20, 100)) if "flip_bits" in days else 0,
         owned=rng.random() < 0.4,
     )
+    slow_ms = rng.choice(SLOW_DISKS_MS) if rng.random() < SLOW_DISKS else 0
+    if not slow_ms:
+        return profile
+    # Where each sync is that long, too many of them would be more than the disk can do.
+    return replace(profile, fsync_min_ms=slow_ms, fsync_max_ms=slow_ms + profile.fsync_max_ms, own_sync=0.05)

@@ -18,8 +18,10 @@ from dledger.testing.simulator import Simulation, StateMachine
 from dledger.testing.violation import Violation
 
 TRACE_LINES = 60
-#: After healing, in election time-outs: the bound of a leader, of progress for every client, of equal logs.
-SETTLE_TIMEOUTS = 40
+#: After healing, everything has so many election time-outs, or time-outs of clients, or syncs.
+_ELECTIONS = 40
+_REQUESTS = 5
+_SYNCS = 160
 
 
 @dataclass
@@ -76,6 +78,15 @@ def run_seed(seed: int, options: RunOptions = _DEFAULTS, *, sink: TextIO | None 
     return result
 
 
+def settle_ms(profile: Profile) -> int:
+    """After healing: the bound of a leader, of progress for every client, of equal logs."""
+    return max(
+        _ELECTIONS * profile.timing.election_max_ms,
+        _REQUESTS * profile.request_timeout_ms,
+        _SYNCS * profile.fsync_max_ms,
+    )
+
+
 def _drive(sim: Simulation, result: RunResult) -> None:
     profile = sim.profile
     writers: list[PlainClient | SessionClient] = [
@@ -96,7 +107,7 @@ def _drive(sim: Simulation, result: RunResult) -> None:
     sim.trace.add(sim.clock.now_ms, "--", "healing")
     healed_ms = sim.clock.now_ms
     sim.heal()
-    limit_ms = SETTLE_TIMEOUTS * profile.timing.election_max_ms
+    limit_ms = settle_ms(profile)
     everybody = [*writers, *readers, *([sim.owned] if profile.owned else [])]
     before = {each: each.completed for each in everybody}
     sim.run_until(lambda: all(c.completed > n for c, n in before.items()), limit_ms=limit_ms)

@@ -159,15 +159,18 @@ class SimDisk:
 
     def flip_durable(self, path: Path, offset: int, mask: int) -> Callable[[], bool] | None:
         """As `flip`, for a byte that is on the disk as it is in the cache. None if it is not, or not there;
-        else a function that tells whether the byte is still wrong."""
+        else a function that tells whether the byte is still wrong, or would be after a loss of power."""
         if not self.exists(path) or not self.is_durable(path, offset, 1) or offset >= len(self.content(path)):
             return None
         self.flip(path, offset, mask)
         wrong = self._file(path).cache[offset : offset + 1]
 
         def is_there() -> bool:
-            file = self._names.get(path)  # another one, perhaps: a repair copies what it does not replace
-            return file is not None and file.cache[offset : offset + 1] == wrong
+            # Other files, perhaps: a repair copies what it does not replace.
+            now, durable = self._names.get(path), self._durable_names.get(path)
+            return (now is not None and now.cache[offset : offset + 1] == wrong) or (
+                durable is not None and durable.durable[offset : offset + 1] == wrong
+            )
 
         return is_there
 

@@ -214,6 +214,19 @@ def stale_vote_answer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RaftCore, "_vote_response", vote_response)
 
 
+def late_votes_dropped(patch: pytest.MonkeyPatch) -> None:
+    """A vote that comes when the next pre-vote has begun is dropped, and nobody ever waits longer: with disks
+    that take as long as that, there is never a leader."""
+    original = RaftCore._vote_response
+
+    def vote_response(core: RaftCore, peer: str, response: Any) -> None:
+        if response.pre_vote or core.candidacy is core.standing:
+            original(core, peer, response)
+
+    patch.setattr(RaftCore, "_vote_response", vote_response)
+    patch.setattr(RaftCore, "_patience", 1)
+
+
 def sessions_not_undone(patch: pytest.MonkeyPatch) -> None:
     """The session table remembers batches that were truncated: a retry is answered, but nothing is stored."""
 

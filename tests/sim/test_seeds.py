@@ -28,10 +28,11 @@ def test_seeds(first: int) -> None:
         assert result.failure is None, result.failure
 
 
-@pytest.mark.parametrize("seed", [5006, 30008, 30053, 70035, 501299])
+@pytest.mark.parametrize("seed", [1344, 5006, 30008, 30053, 70035, 501299])
 def test_seeds_that_once_failed(seed: int) -> None:
-    """Damage that all others had purged; ends and headers that were damaged while a node was down; clients
-    less patient than the queue in front of them was long (in the simulator, not in the product)."""
+    """Damage that all others had purged; ends and headers that were damaged while a node was down; and of the
+    simulator's own making: clients less patient than the queue in front of them was long, a flipped bit that
+    was forgotten when it was mended in the page cache only."""
     result = run_seed(seed)
     assert result.failure is None, result.failure
 
