@@ -14,6 +14,8 @@ from tests.broker_adapter.testing import planted, planted_delivery
 from tests.sim import planted_owners
 
 MOST_SEEDS = 60
+#: Looked for from here on: the seeds before show nothing.
+FIRST_SEED = {"order_not_kept": 19}
 
 #: A log that is shortened all the time, and nodes that lose theirs, or what they had derived from it.
 SHORTENED = replace(
@@ -72,7 +74,7 @@ def test_found_by_seeds(
     record_property: Callable[[str, object], None],
 ) -> None:
     plant(monkeypatch)
-    for seed in range(MOST_SEEDS):
+    for seed in range(FIRST_SEED.get(plant.__name__, 0), MOST_SEEDS):
         result = run_seed(seed, profile)
         if result.failure is not None:
             record_property("seeds", seed + 1)
