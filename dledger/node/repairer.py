@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from typing import Protocol
 
 from dledger.errors import Code, DLedgerError, InvalidRequest, StorageError
@@ -85,27 +86,32 @@ class Repairer:
     async def mend(self, index: int) -> bool:
         """Find out what is damaged around an entry, and repair all that is. Before `start` only."""
         self._suspects.add(index)
-        await self._look()
-        return await self.repair_all()
+        is_known = await self._look()
+        return await self.repair_all() and is_known
 
     async def _run(self) -> None:
         pause = _PAUSE_MIN_S
         while True:
             self._woken.clear()
-            await self._look()
-            if not self._store.damages:
+            is_known = await self._look()
+            is_mended = await self.repair_all()
+            if is_known and is_mended:
                 pause = _PAUSE_MIN_S
-                await self._woken.wait()
-            elif await self.repair_all():
-                pause = _PAUSE_MIN_S
-            else:
-                try:
+                if not self._store.damages:
+                    await self._woken.wait()
+            elif is_known:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(random.uniform(pause / 2, pause)):
                         await self._woken.wait()
-                except TimeoutError:
-                    pause = min(pause * 2, _PAUSE_MAX_S)
+                        continue
+                pause = min(pause * 2, _PAUSE_MAX_S)
+            else:  # whoever reads there would wake this at once
+                await asyncio.sleep(random.uniform(pause / 2, pause))
+                pause = min(pause * 2, _PAUSE_MAX_S)
 
-    async def _look(self) -> None:
+    async def _look(self) -> bool:
+        """False: what is damaged at some suspect could not be found out now, as on a full disk."""
+        is_known = True
         suspects, self._suspects = self._suspects, set()
         for index in suspects:
             known = self._store.damages
@@ -113,6 +119,8 @@ class Repairer:
                 damage = await self._on_disk(lambda index=index: self._store.note_damage(index))  # type: ignore[misc]
             except StorageError as error:
                 _log.error("cannot look at damage", index=index, reason=str(error))
+                self._suspects.add(index)
+                is_known = False
                 continue
             if isinstance(damage, Damage) and damage not in known:
                 self.found += 1
@@ -124,6 +132,7 @@ class Repairer:
                     offset=damage.offset,
                     reason=damage.reason,
                 )
+        return is_known
 
     async def repair_all(self) -> bool:
         """Repair what is known to be damaged. False: some of it could not be repaired now."""

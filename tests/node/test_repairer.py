@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 
 from dledger.core.values import EMPTY_TAIL
+from dledger.errors import Code, StorageError
 from dledger.node.repairer import Repairer
 from dledger.rpc.peer_client import PeerUnreachable
 from dledger.rpc.ports import FetchedFrames
@@ -33,21 +34,36 @@ class Peer:
         return FetchedFrames(0, 0, bytes(BATCH.data))
 
 
+class Disk:
+    """The disk thread. Whenever it is asked for something, a read has just failed."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self.asked = 0
+        self.repairer: Repairer | None = None
+
+    def call(self, work: Callable[[], object]) -> Future[object]:
+        self.asked += 1
+        done: Future[object] = Future()
+        if self.is_full:
+            done.set_exception(StorageError("no room for the list of damages", code=Code.DISK_FULL))
+        else:
+            done.set_result(work())
+        assert self.repairer is not None
+        self.repairer.suspect(0)
+        return done
+
+
 @asynccontextmanager
-async def repairing(peer: Peer) -> AsyncIterator[tuple[MemoryLogStore, Repairer]]:
-    """A log whose only entry is damaged. Whenever its disk is asked for something, a read has just failed."""
+async def repairing(peer: Peer, disk: Disk) -> AsyncIterator[tuple[MemoryLogStore, Repairer]]:
+    """A log whose only entry is damaged, and read all the time."""
     store = MemoryLogStore(Identity("c", "g", "n0", data_file_size=4096))
     store.append([BATCH])
     store.sync()
     store.corrupt(0)
-
-    def call(work: Callable[[], object]) -> Future[object]:
-        done: Future[object] = Future()
-        done.set_result(work())
-        repairer.suspect(0)
-        return done
-
-    repairer = Repairer(store, {"peer": peer}, call, on_fatal=lambda _: None, bytes_per_second=0)
+    repairer = disk.repairer = Repairer(
+        store, {"peer": peer}, disk.call, on_fatal=lambda _: None, bytes_per_second=0
+    )
     repairer.start()
     repairer.suspect(0)
     try:
@@ -56,20 +72,46 @@ async def repairing(peer: Peer) -> AsyncIterator[tuple[MemoryLogStore, Repairer]
         await repairer.stop()
 
 
+async def read_often(repairer: Repairer) -> None:
+    for _ in range(1000):
+        repairer.suspect(0)
+        await asyncio.sleep(0)
+
+
 async def test_damage_that_is_read_all_the_time_is_repaired() -> None:
-    async with repairing(Peer(has_it=True)) as (store, repairer):
+    async with repairing(Peer(has_it=True), Disk()) as (store, repairer):
         await until(lambda: repairer.repaired == 1)
         assert store.damages == ()
 
 
 async def test_members_that_cannot_help_are_asked_seldom_however_often_the_damage_is_read() -> None:
     peer = Peer(has_it=False)
-    async with repairing(peer) as (store, repairer):
+    async with repairing(peer, Disk()) as (store, repairer):
         await until(lambda: peer.asked > 0)
-        for _ in range(1000):
-            repairer.suspect(0)
-            await asyncio.sleep(0)
+        await read_often(repairer)
         assert peer.asked < 100
         assert store.damages
         peer.has_it = True
         await until(lambda: not store.damages)
+
+
+async def test_what_cannot_be_noted_on_a_full_disk_is_tried_again_after_a_pause() -> None:
+    disk = Disk()
+    disk.is_full = True
+    async with repairing(Peer(has_it=True), disk) as (_, repairer):
+        await until(lambda: disk.asked > 0)
+        await read_often(repairer)
+        assert disk.asked < 100
+        disk.is_full = False
+        await until(lambda: repairer.repaired == 1)
+
+
+async def test_a_start_is_told_that_damage_could_not_be_noted() -> None:
+    disk = Disk()
+    disk.is_full = True
+    async with repairing(Peer(has_it=True), disk) as (_, repairer):
+        await repairer.stop()
+        assert not await repairer.mend(0)
+        disk.is_full = False
+        assert await repairer.mend(0)
+        assert repairer.repaired == 1
