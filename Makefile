@@ -86,7 +86,7 @@ demo: $(CHECKER) ## A file through brokers, the master killed, paused, isolated,
 # Tests of a file that start server processes share one xdist group (see their marks), so at most one cluster
 # per worker runs at a time and a slow machine is not made slower. Lint does not stop the tests: whoever waits
 # for a run wants to know all of it; and pytest's closing line comes last.
-test: $(DEV) clients-python ## Lint, types and tests (10 to 20 minutes; ARGS="-k name", TESTS=path, JOBS=2)
+test: $(DEV) clients-python ## Lint, types and tests (10 to 22 minutes; ARGS="-k name", TESTS=path, JOBS=2)
 	@lint=0; $(MAKE) --no-print-directory lint \
 	  || { lint=1; echo "lint: FAILED, see above; the tests run all the same"; }; \
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS) $(TESTS) && [ $$lint -eq 0 ]
