@@ -142,8 +142,9 @@ class Repairer:
         for peer in random.sample(sorted(self._sources), len(self._sources)):
             try:
                 work = self._work = self._store.begin_repair(damage)
-            except StorageError:
-                return True  # it is gone: purged, truncated, or part of a larger one by now
+            except StorageError as error:
+                # It is gone: purged, truncated, or part of a larger one by now. Else the disk has failed.
+                return error.code is Code.DATA_DAMAGED
             try:
                 await self._bring(work, self._sources[peer], damage)
             except (PeerUnreachable, InvalidRequest, StorageError) as error:

@@ -6,12 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from typing import NoReturn
+
+import pytest
 
 from dledger.core.values import EMPTY_TAIL
 from dledger.errors import Code, StorageError
 from dledger.node.repairer import Repairer
 from dledger.rpc.peer_client import PeerUnreachable
 from dledger.rpc.ports import FetchedFrames
+from dledger.store.api import Damage
 from dledger.store.batch import encode_batch
 from dledger.store.identity import Identity
 from dledger.store.memory_store import MemoryLogStore
@@ -115,3 +119,17 @@ async def test_a_start_is_told_that_damage_could_not_be_noted() -> None:
         disk.is_full = False
         assert await repairer.mend(0)
         assert repairer.repaired == 1
+
+
+async def test_a_store_that_has_failed_meanwhile_is_no_damage_that_has_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with repairing(Peer(has_it=False), Disk()) as (store, repairer):
+        await until(lambda: bool(store.damages))
+        await repairer.stop()
+
+        def failed(damage: Damage) -> NoReturn:
+            raise StorageError("the disk failed", code=Code.FSYNC_FAILED)
+
+        monkeypatch.setattr(store, "begin_repair", failed)
+        assert not await repairer.repair_all(), "to be tried again at once, it would keep the loop for ever"
