@@ -78,6 +78,7 @@ class PeerLink:
         self._keeper: asyncio.Task[None] | None = None
         self._stream: PushClient | None = None
         self._last_refusal = ""
+        self._closed = False
 
     @property
     def is_connected(self) -> bool:
@@ -93,6 +94,8 @@ class PeerLink:
     def renew(self, security: ChannelSecurity) -> None:
         """New certificates: connect anew. A push stream that works stays on its old connection till it ends;
         one that never came up may be waiting for what the old certificate cannot get."""
+        if self._closed:
+            return
         old, self._client = self._client, self._new_client(security)
         self._spawn(old.retire())
         self._client.connect()
@@ -102,7 +105,7 @@ class PeerLink:
     def ask(self, message: Question) -> None:
         """Send a question; the answer comes as an event, or never."""
         kind = type(message)
-        if self._calls[kind] < _MAX_CALLS[kind]:
+        if not self._closed and self._calls[kind] < _MAX_CALLS[kind]:
             self._calls[kind] += 1
             self._spawn(self._ask(message))
 
@@ -124,7 +127,8 @@ class PeerLink:
     def lead(self) -> None:
         """Keep a push stream open from now on. A new leadership gets a new stream."""
         self.follow()
-        self._keeper = self._spawn(self._keep_stream())
+        if not self._closed:
+            self._keeper = self._spawn(self._keep_stream())
 
     def follow(self) -> None:
         """End the push stream after what was put on it."""
@@ -139,6 +143,8 @@ class PeerLink:
             asyncio.get_running_loop().call_later(_DRAIN_S, keeper.cancel)
 
     async def close(self) -> None:
+        """Nothing is sent from now on: the core goes on while a node stops, until its disk has ended."""
+        self._closed = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -67,6 +67,11 @@ def make_server(
     )
 
 
+#: For tests that no election may disturb: a machine that stands still for two seconds costs no leadership. It
+#: takes three seconds more until there is a leader.
+PATIENT: dict[str, Any] = {"heartbeat_ms": 100, "election_min_ms": 3000, "election_max_ms": 4000}
+
+
 @asynccontextmanager
 async def running_nodes(
     folder: Path,
@@ -107,7 +112,7 @@ async def running_nodes(
             await server.stop()
 
 
-async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     """Look again after each turn of the event loop: what is waited for happens on the same loop."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s

@@ -18,7 +18,7 @@ from dledger.node.state_machine import AppliedEntry
 from dledger.rpc.log_client import LogClient
 from dledger.store.disk import Disk
 from tests.node.faulty_disk import FaultyDisk
-from tests.node.local import GROUP, leader_of, make_server, running_nodes, until
+from tests.node.local import GROUP, PATIENT, leader_of, make_server, running_nodes, until
 
 FILE = 64 << 10
 #: Retention that purges as soon as there is anything to purge.
@@ -305,7 +305,7 @@ async def test_rule_9_a_leader_with_a_stuck_disk_makes_way_and_comes_back(tmp_pa
 
 async def test_rule_9_nobody_makes_way_when_all_disks_are_stuck(tmp_path: Path) -> None:
     disks = {f"n{i}": FaultyDisk(tmp_path / f"n{i}") for i in (1, 2, 3)}
-    settings = {**SMALL, "timing": {"heartbeat_ms": 50, "election_min_ms": 300, "election_max_ms": 600}}
+    settings = {**SMALL, "timing": {**PATIENT, "fsync_stall_ms": 1000}}
     async with running_nodes(tmp_path, 3, settings, data_file_size=FILE, disks=disks) as servers:
         await fill(servers, 20)
         before = leader_of(servers).node_status()
@@ -316,7 +316,7 @@ async def test_rule_9_nobody_makes_way_when_all_disks_are_stuck(tmp_path: Path) 
             began = loop.time()
             async with client_of(servers) as client:
                 stuck = asyncio.ensure_future(client.append(b"while all disks are stuck", timeout=30))
-                await until(lambda: loop.time() - began > 4 * 1.2)
+                await until(lambda: loop.time() - began > 4.5)  # four times fsync_stall_ms, and more
                 after = leader_of(servers).node_status()
                 assert (after.node_id, after.term, after.is_leader) == (before.node_id, before.term, True)
                 assert "fdatasync has taken" in after.health

@@ -11,6 +11,7 @@ import pytest
 from dledger.client import AsyncClient
 from dledger.errors import Code
 from dledger.status.model import NodeStatus
+from tests.node.local import PATIENT
 from tests.process.cluster import GROUP, ProcessCluster
 from tests.process.small_disks import KINDS, SmallDisks, small_disks
 from tests.process.workload import Workload, others
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("process-full-disks")
 FILE = 128 << 10
 CAPACITY = 8 << 20
 SETTINGS: dict[str, Any] = {
-    "timing": {"heartbeat_ms": 100, "election_min_ms": 500, "election_max_ms": 1000},
+    "timing": PATIENT,  # leadership moves because a disk is full, or not at all
     "limits": {"max_batch_bytes": 32 << 10, "max_body_bytes": 16 << 10, "tail_cache_bytes": 64 << 10},
 }
 

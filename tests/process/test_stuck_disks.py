@@ -13,6 +13,7 @@ from dledger.client import AsyncClient
 from dledger.errors import Code, ReadFailed
 from dledger.rpc.log_client import LogClient
 from dledger.status.model import NodeStatus
+from tests.node.local import PATIENT
 from tests.process.cluster import GROUP, ProcessCluster
 from tests.process.workload import Workload, others
 
@@ -26,13 +27,7 @@ FAST: dict[str, Any] = {"timing": {"heartbeat_ms": 100, "election_min_ms": 500, 
 #: Long time-outs, so that a busy machine costs no leadership, and a short patience with disks: a checkpoint,
 #: which is several syncs, takes longer than that, and there are many.
 SHARED: dict[str, Any] = {
-    "timing": {
-        "heartbeat_ms": 150,
-        "election_min_ms": 2000,
-        "election_max_ms": 4000,
-        "fsync_stall_ms": 1000,
-        "checkpoint_ms": 500,
-    }
+    "timing": {**PATIENT, "fsync_stall_ms": 1000, "checkpoint_ms": 500},
 }
 
 Seen = dict[str, NodeStatus]

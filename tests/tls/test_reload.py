@@ -18,7 +18,7 @@ from dledger.errors import ConfigError, NotLeader
 from dledger.node.server import NodeServer
 from dledger.rpc import tls
 from dledger.rpc.tls import TlsKeeper
-from tests.node.local import until
+from tests.node.local import PATIENT, until
 from tests.process.cluster import free_ports
 
 from .world import NODES, TlsWorld, running, terms
@@ -56,10 +56,8 @@ async def test_an_old_certificate_expires_and_nobody_notices(
     short = 20.0
     expiry = time.time() + short
     old = {node: world.files(node, seconds=short) for node in NODES}
-    # A machine that stands still for a second is no reason to change the leader here.
-    patient = {"timing": {"election_min_ms": 5000, "election_max_ms": 9000}}
     http = {
-        node: {"http_listen": f"127.0.0.1:{port}", **patient}
+        node: {"http_listen": f"127.0.0.1:{port}", "timing": PATIENT}
         for node, port in zip(NODES, free_ports(3), strict=True)
     }
     made = [world.server(node, old[node], settings=http[node]) for node in NODES]
@@ -112,7 +110,9 @@ async def test_the_ca_changes_in_three_steps(world: TlsWorld, caplog: pytest.Log
         await until(lambda: caplog.text.count("TLS files reloaded") >= len(NODES))
         caplog.clear()
 
-    async with running(*(world.server(node, files[node]) for node in NODES)) as servers:
+    async with running(
+        *(world.server(node, files[node], settings={"timing": PATIENT}) for node in NODES)
+    ) as servers:
         before = terms(servers)
         for ca in own_ca.values():
             ca.write_bytes(world.authority.pem + new.pem)

@@ -127,7 +127,7 @@ class BrokerProcesses:
         await self.nodes.__aexit__()
         await self.name_servers.kill()
 
-    async def published(self, within_s: float = 30.0) -> None:
+    async def published(self, within_s: float = 60.0) -> None:
         """Until every NameServer shows all topics and a master."""
         names = [topic.name for topic in self.topics]
         for address in self.name_servers.addresses:
@@ -137,7 +137,7 @@ class BrokerProcesses:
 
     # -- states -------------------------------------------------------------------------------------------
 
-    async def master(self, *, other_than: str = "", within_s: float = 40.0) -> str:
+    async def master(self, *, other_than: str = "", within_s: float = 60.0) -> str:
         """The node whose broker takes messages as the leader of the highest term, followed by a majority."""
 
         def found(seen: Seen) -> str | None:
@@ -183,7 +183,7 @@ def step_of(status: NodeStatus) -> str:
     return str(status.owner.get("role_change", {}).get("step", ""))
 
 
-async def until_shown(routes: NameServerRoutes, topics: Sequence[str], within_s: float = 30.0) -> None:
+async def until_shown(routes: NameServerRoutes, topics: Sequence[str], within_s: float = 60.0) -> None:
     """Until the NameServer shows all these topics and a master of each."""
     missing = set(topics)
     async with asyncio.timeout(within_s), aclosing(routes.watch(topics)) as changes:

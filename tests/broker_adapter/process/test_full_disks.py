@@ -13,6 +13,7 @@ from dledger.node.server import EXIT_FATAL
 from tests.broker_adapter.process.checker import check
 from tests.broker_adapter.process.load import Load
 from tests.broker_adapter.process.processes import BrokerProcesses
+from tests.node.local import PATIENT
 from tests.process.small_disks import BALLAST, KINDS, SmallDisks, fill_up, mounted, small_disks
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("broker-full-disks")]
@@ -20,6 +21,7 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("broker-full-disks")]
 FILE = 256 << 10
 CAPACITY = 16 << 20
 SETTINGS: dict[str, Any] = {
+    "timing": PATIENT,  # leadership moves because a disk is full, or not at all
     "limits": {"max_batch_bytes": 192 << 10, "max_body_bytes": 128 << 10, "tail_cache_bytes": 256 << 10},
 }
 SPOILED = "tests.broker_adapter.process.programs:spoiled"
