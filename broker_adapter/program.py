@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from broker_adapter.api import BrokerInfo, BrokerRole
@@ -337,11 +338,11 @@ class BrokerProgram:
 
     async def _look_at_files(self) -> None:
         """Certificates and accounts of clients."""
+        looks = [self.ports.look] if self._guard is None else [self.ports.look, self._guard.look]
         while True:
             await asyncio.sleep(_FILES_LOOK_S)
-            await self._read(self.ports.look)
-            if self._guard is not None:
-                await self._read(self._guard.look)
+            for look in looks:
+                await self._carry_out(look, "certificates or accounts could not be looked at")
 
     def _writable_changed(self) -> None:
         self.forwarder.changed()
@@ -443,12 +444,23 @@ class BrokerProgram:
 
     async def _follow_purges(self) -> None:
         """ConsumeQueues and indexes begin where the log does."""
-        loop, begin = asyncio.get_running_loop(), -1
+        begin = -1
         while True:
-            if self.node.begin_pos != begin:
-                begin = self.node.begin_pos
-                await loop.run_in_executor(self._readers, self.dispatcher.purge_below, begin)
+            now = self.node.begin_pos
+            if now != begin:
+                purge = partial(self.dispatcher.purge_below, now)
+                if await self._carry_out(purge, "derived files could not be purged"):
+                    begin = now
             await asyncio.sleep(_PURGE_LOOK_S)
+
+    async def _carry_out(self, work: Callable[[], None], failure: str) -> bool:
+        """A piece of work that comes round again. Whatever happens to it, it is not the last time."""
+        try:
+            await self._read(work)
+        except Exception as error:
+            _log.error(failure, exc_info=error)
+            return False
+        return True
 
 
 class _DispatchTrace:

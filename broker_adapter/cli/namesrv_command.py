@@ -152,7 +152,7 @@ def _set(overrides: dict[str, Any], text: str) -> None:
         raise click.UsageError(f"--set {text!r}: expected KEY=VALUE")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         parsed = value  # text may go without TOML's quotes
     target = overrides.setdefault(section, {}) if dot else overrides
     target[name] = parsed

@@ -15,7 +15,7 @@ from broker_adapter.client.directory import REPEATABLE, Directory, pause
 from broker_adapter.client.listening import GroupListener
 from broker_adapter.client.queue_feed import QueueFeed
 from broker_adapter.client.values import MessageQueue
-from broker_adapter.errors import BrokerError, GroupRefused
+from broker_adapter.errors import BrokerError, GroupRefused, Status, TopicRefused
 from broker_adapter.rpc.broker_client import BrokerClient
 
 T = TypeVar("T")
@@ -80,7 +80,8 @@ class Member:
         self._rejoin.set()
 
     async def commit(self) -> None:
-        """Commit what was consumed. A stale generation is no error here: others own the queues by now.
+        """Commit what was consumed. A stale generation is no error here, as others own the queues by now, nor
+        is a topic that is gone: what is ours is asked for anew, and the rest is committed the next time.
 
         Raises the error of a broker that cannot be reached: it is committed the next time.
         """
@@ -96,7 +97,7 @@ class Member:
             self._listener.committing(told, generation)
             try:
                 await self._send_commit(generation, offsets, told)
-            except GroupRefused as error:
+            except (GroupRefused, TopicRefused) as error:
                 self._listener.committed(told, error)
                 _log.info("commit of group %s refused: %s", self._config.group, error)
                 self.rejoin()
@@ -152,10 +153,9 @@ class Member:
             with suppress(TimeoutError):
                 async with asyncio.timeout(heartbeat if not failures else pause(failures)):
                     await self._rejoin.wait()
-            self._rejoin.clear()
             try:
-                with suppress(*REPEATABLE):  # what was consumed counts before others may get the queues
-                    await self.commit()
+                await self._try_to_commit()  # what was consumed counts before others may get the queues
+                self._rejoin.clear()  # whoever has asked so far, be it that commit
                 heartbeat = await self._join_once()
                 failures = 0
             except BrokerError as error:
@@ -241,7 +241,9 @@ class Member:
                 lambda client: client.offset_by_time(queue.topic, queue.queue_id, start, timeout)
             )
         stats = await self._ask(lambda client: client.topic_stats(queue.topic, timeout))
-        [found] = [queue_stats for queue_stats in stats if queue_stats.queue_id == queue.queue_id]
+        found = next((of_queue for of_queue in stats if of_queue.queue_id == queue.queue_id), None)
+        if found is None:  # the topic was made anew in the meantime, with fewer queues
+            raise TopicRefused(Status.QUEUE_UNKNOWN, f"topic {queue.topic!r} has no queue {queue.queue_id}")
         return found.max_offset if start == "latest" else found.min_offset
 
     # -- committing
@@ -249,8 +251,16 @@ class Member:
     async def _commit_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(self._config.commit_interval)
-            with suppress(*REPEATABLE):  # the next time, then
-                await self.commit()
+            await self._try_to_commit()
+
+    async def _try_to_commit(self) -> None:
+        """If not now, the next time: whatever a broker answers, it ends neither commits nor membership."""
+        try:
+            await self.commit()
+        except REPEATABLE:
+            pass
+        except BrokerError as error:
+            _log.warning("commit of group %s: %s", self._config.group, error)
 
     async def _ask(self, ask: Callable[[BrokerClient], Awaitable[T]]) -> T:
         return await self._directory.on_master(

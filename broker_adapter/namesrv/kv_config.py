@@ -98,7 +98,7 @@ def _load(disk: Disk, path: Path) -> _Table:
     try:
         table = json.loads(content)[_TABLE]
         return {_text(name): {_text(k): _text(v) for k, v in keys.items()} for name, keys in table.items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise StoredDataDamaged(
             Status.NAMESRV_CONFIG_DAMAGED,
             f"{path} cannot be used ({type(error).__name__}: {error}): put it right or back from a copy, or "

@@ -165,7 +165,7 @@ def load_plan(directory: Path) -> ClusterPlan:
             f"{directory} holds no local cluster (no {PLAN_FILE}): make one with "
             f"`dledger cluster up --dir {directory}`"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from error
     try:
         if content["version"] != PLAN_VERSION:

@@ -67,9 +67,10 @@ def init(
       dledger init --config n1.toml
       dledger init --directory /var/lib/log --cluster-id orders --node-id n1
     """
+    from dledger.node.config_faults import read_toml
     from dledger.store.identity import Identity, first_incarnation, init_directory
 
-    values = _read_toml(path) if path is not None else {}
+    values = read_toml(path) if path is not None else {}
     if path is not None and directory is None and "directory" in values:
         # Relative to the file, as the server takes it.
         directory = path.parent / str(values["directory"])
@@ -221,7 +222,7 @@ def _set(overrides: dict[str, Any], text: str) -> None:
         raise click.UsageError(f"--set {text!r}: expected KEY=VALUE")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         parsed = value  # text may go without TOML's quotes
     *sections, name = key.split(".")
     target = overrides
@@ -237,10 +238,3 @@ def _member(text: str) -> tuple[str, str]:
     if not equals:
         raise click.UsageError(f"--member {text!r}: expected ID=HOST:PORT")
     return node_id, address
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from None

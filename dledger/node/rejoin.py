@@ -72,6 +72,9 @@ async def _ask_members(config: NodeConfig) -> NodeStatus:
                     continue
                 if (status.cluster_id, status.node_id) == (config.cluster_id, node):
                     return status
+                if said != (stranger := f"it is node {status.node_id!r} of cluster {status.cluster_id!r}"):
+                    said = stranger
+                    _log.warning("at a member's address is somebody else", peer=node, reason=said)
             await asyncio.sleep(_PAUSE_S)
     finally:
         for client in clients.values():

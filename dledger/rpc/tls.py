@@ -215,7 +215,7 @@ class ServerTls:
         self._generation = self._keeper.generation
         try:
             renew_context(self._http, self._keeper.files)
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ssl.SSLError, ConfigError) as error:
             # Changed once more since they were read; the next look takes that over.
             _log.error("the HTTP port keeps its old certificate: %s", error)
 

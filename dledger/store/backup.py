@@ -106,7 +106,7 @@ def read_manifest(backup_dir: Path | str, *, disk: Disk | None = None) -> Backup
         raise StorageError(f"{backup_dir} is no backup", code=Code.NOT_INITIALIZED) from None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error}") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise StorageError(f"{path} is damaged: {error}", code=Code.STATE_DAMAGED) from error
 
 

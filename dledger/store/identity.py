@@ -175,5 +175,5 @@ def _decode(path: Path, content: bytes) -> Identity:
                 code=Code.FOREIGN_DIRECTORY,
             )
         return Identity(**fields | {"flush_mode": FlushMode(fields["flush_mode"])})
-    except (ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigError) as error:
         raise StorageError(f"{path} is damaged: {error}", code=Code.STATE_DAMAGED) from error

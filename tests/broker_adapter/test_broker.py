@@ -10,6 +10,7 @@ import pytest
 from broker_adapter.api import GroupConfig, OutgoingMessage, PullStatus, QueueOffset, TopicConfig
 from broker_adapter.errors import BrokerError, NotMaster, Status
 from broker_adapter.message import decode
+from broker_adapter.store.dispatcher import Dispatcher
 from tests.broker_adapter.cluster import bodies, brokers, in_step, messages
 from tests.node.local import until
 
@@ -183,6 +184,24 @@ async def test_members_of_a_group_share_its_queues_and_a_stale_commit_is_refused
         reset = await broker.reset_offsets("readers", [QueueOffset("orders", 0, 1)])
         assert reset > generation
         assert (await broker.offsets("readers"))[1] == [QueueOffset("orders", 0, 1)]
+
+
+async def test_a_purge_of_derived_files_that_fails_is_not_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    purge = Dispatcher.purge_below
+    tried: list[int] = []
+
+    def fail_once(self: Dispatcher, physical_offset: int) -> None:
+        tried.append(physical_offset)
+        if len(tried) == 1:
+            raise OSError("a bad day")
+        purge(self, physical_offset)
+
+    monkeypatch.setattr(Dispatcher, "purge_below", fail_once)
+    async with brokers(tmp_path, 1):
+        await until(lambda: len(tried) == 2)
+    assert tried[0] == tried[1]
 
 
 async def test_raw_appends_are_refused_where_a_broker_is(tmp_path: Path) -> None:

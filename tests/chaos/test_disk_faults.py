@@ -194,7 +194,7 @@ async def test_faults_that_overlap_happen_both_and_one_that_cannot_is_written_do
     steps = [
         FaultStep(kind="slow_disk", target="all", at=0, lasts=2, slow_ms=5),
         FaultStep(kind="clock_jump", target="all", at=0, lasts=2),
-        FaultStep(kind="sync_error", target="follower", at=2.5, lasts=2),
+        FaultStep(kind="sync_error", target="follower", at=2.5, lasts=4),
         FaultStep(kind="bit_flip", target="follower", at=3.5, lasts=1),
     ]
     async with Load(cluster):

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 import dledger
 from dledger.cli.local_cluster import LocalCluster
 from dledger.cli.main import cli
+from tests.node.local import PATIENT
 
 #: Small enough to copy, large enough for the default limits.
 DATA_FILE_SIZE = 2 << 20
@@ -81,7 +82,9 @@ def command() -> Command:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three running nodes with a leader, shared by the tests of a module, which leave them running."""
     directory = tmp_path_factory.mktemp("cluster")
-    with LocalCluster.create(directory, nodes=3, base_port=0, data_file_size=DATA_FILE_SIZE) as cluster:
+    with LocalCluster.create(
+        directory, nodes=3, base_port=0, data_file_size=DATA_FILE_SIZE, settings={"timing": PATIENT}
+    ) as cluster:
         cluster.start()
         cluster.wait_for_all()
         yield cluster

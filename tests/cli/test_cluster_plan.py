@@ -78,6 +78,7 @@ def test_unknown_nodes_are_named_with_the_known() -> None:
     [
         (None, "cluster up --dir"),
         ("{", "not valid JSON"),
+        (100_000 * "[", "not valid JSON"),
         ("{}", "missing or wrong field"),
         (json.dumps({"version": 99}), "version 99"),
         (json.dumps({"version": 1, "nodes": [{}]}), "missing or wrong field 'node_id'"),

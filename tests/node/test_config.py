@@ -82,8 +82,9 @@ def test_files(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     with pytest.raises(ConfigError, match="cannot read"):
         load_config(path)
-    path.write_text("node_id = ")
-    with pytest.raises(ConfigError, match="is no TOML"):
-        load_config(path)
+    for text in ("node_id = ", "node_id = " + 5000 * "1", "node_id = " + 5000 * "["):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="is no TOML"):
+            load_config(path)
     path.write_text('directory = "data"\nnode_id = "a"\ncluster_id = "c"\n[members]\na = "localhost:1"\n')
     assert load_config(path).directory == tmp_path / "data"

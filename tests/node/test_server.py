@@ -85,7 +85,7 @@ async def test_health_and_reflection(tmp_path: Path) -> None:
 
 
 async def test_linearizable_reads_on_every_node(tmp_path: Path) -> None:
-    async with running_nodes(tmp_path, 3) as servers:
+    async with running_nodes(tmp_path, 3, {"timing": PATIENT}) as servers:
         await until(lambda: all(s.node_status().leader_id for s in servers))
         leader = leader_of(servers)
         clients = [LogClient(s.address, GROUP) for s in servers]

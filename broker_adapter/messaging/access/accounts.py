@@ -148,7 +148,7 @@ def read_accounts(path: Path) -> Accounts:
         content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of a number too long, or brackets too deep
         # What stands there may be part of a secret: the place has to do.
         raise ConfigError(
             f"{path} is no {'JSON' if path.suffix == '.json' else 'TOML'}{_place(error)}"

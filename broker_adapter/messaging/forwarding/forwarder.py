@@ -131,6 +131,10 @@ class Forwarder:
             except LinkRefused as error:
                 _log.error("the leader takes no calls of this node", leader=leader, reason=str(error))
                 pause = _REFUSED_S
+            except Exception as error:
+                # Whatever it is, it is not the last attempt: all calls of this node's clients go this way.
+                _log.error("the connection to the leader failed", leader=leader, exc_info=error)
+                pause = _REFUSED_S
             finally:
                 if self.link is link:
                     self.link = None

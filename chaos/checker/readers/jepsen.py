@@ -104,7 +104,7 @@ def _forms(source: Path) -> Iterator[tuple[int, Any]]:
                 yield from enumerate(_array_or_lines(file.read()), 1)
             else:
                 yield from ((n, json.loads(line)) for n, line in enumerate(file, 1) if line.strip())
-    except (EdnError, ValueError) as error:
+    except (EdnError, ValueError, RecursionError) as error:
         raise ReaderError(f"{source}: {error}") from error
 
 

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import pytest
 
-from broker_adapter.api import OutgoingMessage, QueueOffset, TopicConfig
+from broker_adapter.api import Assignment, OutgoingMessage, QueueOffset, QueueStats, TopicConfig
 from broker_adapter.client.consumer import Consumer
 from broker_adapter.client.listening import GroupListener
 from broker_adapter.client.routes import StaticRoutes
 from broker_adapter.client.values import Message, MessageQueue
-from broker_adapter.errors import TopicRefused
+from broker_adapter.errors import Status, TopicRefused
 from broker_adapter.properties import TAGS
 from tests.broker_adapter.client.helpers import routes_to, until
 from tests.broker_adapter.memory_broker import MemoryBrokers
@@ -109,6 +109,79 @@ async def world(size: int = 2) -> AsyncIterator[World]:
     async with MemoryBrokers(size) as brokers, routes_to(brokers) as routes:
         await brokers.cluster.brokers[0].put_topic(TopicConfig("t", QUEUES, QUEUES))
         yield World(brokers, routes)
+
+
+class RefusedCommits:
+    """A master that refuses commits, as it does between the deletion of a topic and the next generation."""
+
+    def __init__(self, w: World, monkeypatch: pytest.MonkeyPatch, most: float) -> None:
+        self.refused = 0
+        self.joins = 0
+        broker = w.cluster.brokers[0]
+        commit, join = broker.commit_offsets, broker.join
+
+        async def refuse(*arguments: Any) -> None:
+            if self.refused < most:
+                self.refused += 1
+                raise TopicRefused(Status.TOPIC_UNKNOWN, "there is no topic 'u'")
+            await commit(*arguments)
+
+        async def count(*arguments: Any) -> Assignment:
+            self.joins += 1
+            return await join(*arguments)
+
+        monkeypatch.setattr(broker, "commit_offsets", refuse)
+        monkeypatch.setattr(broker, "join", count)
+
+
+async def test_a_commit_that_is_refused_for_a_deleted_topic_is_not_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with world() as w:
+        commits = RefusedCommits(w, monkeypatch, most=3)
+        # No heartbeat commits within the test: only the regular commits do.
+        async with w.consumer(lease=600.0):
+            w.produce(60)
+            await until(w.all_committed)
+            assert commits.refused == 3
+
+
+async def test_a_member_whose_commits_are_refused_stays_in_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world() as w:
+        commits = RefusedCommits(w, monkeypatch, most=float("inf"))
+        async with w.consumer(lease=1.0, commit_interval=600.0) as consumer:
+            w.produce(60)
+            await until(lambda: commits.refused > 3)
+            before = commits.joins
+            await until(lambda: commits.joins > before + 3)
+            assert len(consumer.assignment) == QUEUES
+
+
+async def test_a_queue_that_is_gone_again_when_its_beginning_is_asked_for_is_asked_for_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with world() as w:
+        broker, asked = w.cluster.brokers[0], 0
+        stats = broker.topic_stats
+
+        async def without_the_first(topic: str) -> list[QueueStats]:
+            nonlocal asked
+            asked += 1
+            return (await stats(topic))[1 if asked < 3 else 0 :]
+
+        consumer = w.consumer(lease=600.0)
+        await consumer.start()
+        try:
+            w.produce(60)
+            await until(w.all_committed)
+            monkeypatch.setattr(broker, "topic_stats", without_the_first)
+            w.cluster.groups["g"].generation += 1
+            w.offsets.clear()  # so that it has to ask where to begin
+            w.produce(60)
+            await until(w.all_committed)
+            assert asked >= 3
+        finally:
+            await consumer.close()
 
 
 async def test_a_single_member_gets_every_message_in_the_order_of_its_queue() -> None:

@@ -94,7 +94,17 @@ def test_a_disk_that_fails_is_told_and_nothing_changes_in_memory(tmp_path: Path,
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"{}", b"\xff", b'{"configTable": 3}', b'{"configTable": {"a": {"b": 3}}}', b"null"],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b'{"configTable": 3}',
+        b'{"configTable": {"a": {"b": 3}}}',
+        b"null",
+        100_000 * b"[",
+    ],
 )
 def test_a_broken_file_is_an_error_that_says_what_to_do(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)

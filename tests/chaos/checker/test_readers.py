@@ -154,6 +154,13 @@ def test_what_is_not_certain_must_be_said(tmp_path: Path) -> None:
         run_directories([path.rename(tmp_path / "h.edn")], Format.AUTO, tmp_path / "out")
 
 
+def test_a_history_of_brackets_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "h.json"
+    path.write_text(100_000 * "[")
+    with pytest.raises(ReaderError, match="recursion"):
+        run_directories([path], Format.JEPSEN, tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

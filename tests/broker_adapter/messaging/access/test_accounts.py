@@ -101,6 +101,10 @@ def test_a_file_is_toml_or_json(tmp_path: Path, name: str, text: str) -> None:
     with pytest.raises(ConfigError, match="is no") as caught:
         read_accounts(path)
     assert SECRET not in str(caught.value)
+    for broken in ("a = ", "[1, "):
+        path.write_text(broken + 100_000 * "[")
+        with pytest.raises(ConfigError, match="is no"):
+            read_accounts(path)
     path.unlink()
     with pytest.raises(ConfigError, match="cannot read"):
         read_accounts(path)

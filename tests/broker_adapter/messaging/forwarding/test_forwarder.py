@@ -15,6 +15,7 @@ from broker_adapter.messaging.connected import ConnectedClients
 from broker_adapter.messaging.context import CallContext
 from broker_adapter.messaging.forwarding.forwarder import Forwarder
 from broker_adapter.messaging.forwarding.frames import METHOD, Outbox
+from broker_adapter.messaging.forwarding.link import MasterLink
 from broker_adapter.messaging.forwarding.members import Members
 from broker_adapter.messaging.forwarding.repeats import is_repeatable
 from broker_adapter.messaging.forwarding.service import ForwardService
@@ -332,6 +333,24 @@ async def test_calls_outlive_a_stream_that_breaks() -> None:
         p.remote.may.set()
         assert await waiting == b"ok"
         assert len(p.remote.seen) == 2
+
+
+async def test_a_link_that_fails_by_a_mistake_of_its_own_is_not_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serve, failures = MasterLink._serve, 0
+
+    async def fail_once(self: MasterLink, stream: Any) -> None:
+        nonlocal failures
+        failures += 1
+        if failures == 1:
+            raise RuntimeError("a mistake")
+        await serve(self, stream)
+
+    monkeypatch.setattr(MasterLink, "_serve", fail_once)
+    async with pair() as p:
+        assert await p.unary(timeout_s=30.0) == b"ok"
+        assert failures == 2
 
 
 async def test_what_cannot_be_written_ends_its_stream_and_no_other() -> None:
