@@ -47,10 +47,11 @@ class ReadPoints:
                 outcome = await self._one_round()
                 for waiter in served:
                     _settle(waiter, outcome)
-        except asyncio.CancelledError:
-            stopped = ReadFailed("the node is stopping", code=Code.READ_NOT_CONFIRMED)
-            for waiter in (*served, *self._next):
-                _settle(waiter, stopped)
+        except BaseException as error:
+            why = "the node is stopping" if isinstance(error, asyncio.CancelledError) else f"a bug: {error!r}"
+            left, self._next = (*served, *self._next), []
+            for waiter in left:
+                _settle(waiter, ReadFailed(why, code=Code.READ_NOT_CONFIRMED))
             raise
         finally:
             self._round = None

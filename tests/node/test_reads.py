@@ -98,6 +98,25 @@ class Leader:
         return await self.rounds[-1]
 
 
+async def test_a_bug_in_a_round_leaves_nobody_waiting() -> None:
+    """And those who ask next get a round of their own."""
+    leader = Leader()
+    points = ReadPoints(leader.confirm, 100, 60_000)
+    first = asyncio.create_task(points.get())
+    await leader.asked.wait()
+    later = asyncio.create_task(points.get())
+    await asyncio.wait([later], timeout=0)
+    leader.asked.clear()
+    leader.rounds[0].set_exception(ZeroDivisionError("a bug"))
+    for waiting in (first, later):
+        with pytest.raises(ReadFailed, match="a bug"):
+            await asyncio.wait_for(waiting, 30)
+    next_one = asyncio.create_task(points.get())
+    await leader.asked.wait()
+    leader.rounds[1].set_result(7)
+    assert await next_one == 7
+
+
 async def test_requests_never_join_the_round_that_is_under_way() -> None:
     leader = Leader()
     points = ReadPoints(leader.confirm, 100, 5000)

@@ -15,6 +15,7 @@ from tests.broker_adapter.process.checker import check
 from tests.broker_adapter.process.load import Load
 from tests.broker_adapter.process.processes import BrokerProcesses, Seen, is_writable, step_of
 from tests.broker_adapter.process.programs import held_up, never_master
+from tests.node.local import PATIENT
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("broker-role-change")]
 
@@ -35,7 +36,8 @@ async def send_many(brokers: BrokerProcesses) -> None:
 
 
 async def test_100_000_messages_that_are_not_dispatched_come_before_the_first_new_one(tmp_path: Path) -> None:
-    async with BrokerProcesses(tmp_path, program=SPOILED, data_file_size=16 << 20) as brokers:
+    log = {"timing": PATIENT}  # nobody repeats what is sent
+    async with BrokerProcesses(tmp_path, program=SPOILED, log=log, data_file_size=16 << 20) as brokers:
         nodes, folder = brokers.nodes, brokers.folder
         master = await brokers.master()
         slaves = brokers.slaves(master)
