@@ -202,6 +202,9 @@ class PeerLink:
             _log.debug("push stream ended", peer=self.peer, reason=str(error))
         except InvalidRequest as error:
             self._note_refusal(str(error))
+        except Exception as error:
+            # A mistake, here or of the peer: it costs this stream, and not the peer all that comes after it.
+            _log.error("push stream failed", peer=self.peer, exc_info=error)
         finally:
             if self._stream is stream:
                 self._stream = None

@@ -1,13 +1,19 @@
-"""The way to another member, at the end of a node's life."""
+"""The way to another member: after mistakes, and at the end of a node's life."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from dledger.client import AsyncClient
 from dledger.core.messages import Message, VoteRequest
 from dledger.node.peers import PeerLink
+from dledger.rpc import convert_peer, peer_client
 from dledger.rpc.envelope import Identity
+from tests.node.local import GROUP, PATIENT, running_nodes, until
 
 QUESTION = VoteRequest(2, "n1", 7, 1, pre_vote=False, transfer=False, round=1)
 
@@ -18,6 +24,35 @@ class NoEvents:
 
     def stream_up(self, peer: str, stream_id: int, incarnation: int) -> None: ...
     def stream_down(self, peer: str, stream_id: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(peer_client, "serialize_push"), (convert_peer, "push_response_from_pb")],
+    ids=["writing a push", "reading an answer"],
+)
+async def test_a_mistake_costs_a_push_stream_and_not_a_follower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
+) -> None:
+    work, mistakes = getattr(module, name), 0
+
+    def fail_sometimes(*arguments: Any) -> Any:
+        nonlocal mistakes
+        if mistakes:
+            mistakes -= 1
+            raise ZeroDivisionError("a mistake")
+        return work(*arguments)
+
+    monkeypatch.setattr(module, name, fail_sometimes)
+    async with running_nodes(tmp_path, 3, {"timing": PATIENT}) as servers:
+        await until(lambda: all(s.node_status().leader_id for s in servers))
+        async with AsyncClient([s.address for s in servers], group=GROUP) as client:
+            await client.append(b"before")
+            mistakes = 1  # two would cost the leader its leadership, which makes all streams anew
+            await client.append(b"with a mistake", timeout=60)
+            await until(lambda: not mistakes)
+            last = await client.append(b"after it", timeout=60)
+            await until(lambda: all(s.node_status().ledger_end_index >= last.index for s in servers))
 
 
 async def test_what_the_core_asks_for_after_a_link_was_closed_goes_nowhere_and_raises_nothing() -> None:
