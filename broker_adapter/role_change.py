@@ -10,6 +10,7 @@ call has ended. See docs/role-change.md.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -205,10 +206,21 @@ class RoleChangeHandler:
             await self._become_slave(self._newest, None)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Without the task nobody becomes master any more; what remains is that writes are refused."""
+        """Without the task nobody becomes master here any more: writes are refused, and leadership is for
+        somebody else, whenever this node gets it."""
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("the role change handler ended by an error of its own", exc_info=error)
             self._fence()
+            self._failed_at = math.inf
+            self._last_failure = f"{self._step.value}: {type(error).__name__}: {error}"
+            self._report_fitness()
+            self._give_leadership_away()
+
+    def _give_leadership_away(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+        self._limit = self._timers.call_later(self._limits.patience_s, self._give_leadership_away)
+        self._seek_successor()
 
     async def _lead(self, event: RoleEvent) -> None:
         if not self._is_slave:

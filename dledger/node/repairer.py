@@ -147,13 +147,15 @@ class Repairer:
                 return error.code is Code.DATA_DAMAGED
             try:
                 await self._bring(work, self._sources[peer], damage)
-            except (PeerUnreachable, InvalidRequest, StorageError) as error:
+            except Exception as error:
                 # Not on a cancellation: a piece may be under way then, and the next start cleans up.
                 await in_thread(work.abandon, "repair")
                 if isinstance(error, StorageError) and error.code not in HARMLESS:
                     self._on_fatal(error)
                     return False
-                _log.warning("no repair from this member", peer=peer, reason=str(error))
+                # A mistake costs this attempt, and not all repairs that are to come.
+                mistake = None if isinstance(error, PeerUnreachable | DLedgerError) else error
+                _log.warning("no repair from this member", peer=peer, reason=str(error), exc_info=mistake)
                 if isinstance(error, InvalidRequest) and error.code is Code.INDEX_LESS_THAN_LOCAL_BEGIN:
                     self.purged_upto = max(self.purged_upto, damage.last_index)
                 continue
@@ -229,8 +231,9 @@ class Scrubber:
         while True:
             try:
                 next_index, _, wrapped = await self.step(at, pace)
-            except DLedgerError as error:
-                _log.error("the scrub cannot go on for now", index=at, reason=str(error))
+            except Exception as error:  # a mistake, too, costs this round, and not all that are to come
+                mistake = None if isinstance(error, DLedgerError) else error
+                _log.error("the scrub cannot go on for now", index=at, reason=str(error), exc_info=mistake)
                 next_index, wrapped = at, True
             wait_s = self._pause_s if wrapped else pace.wait_s(loop.time())
             await asyncio.sleep(max(wait_s, 0.01))

@@ -107,6 +107,32 @@ async def test_waits_that_end_with_not_yet_are_begun_again_and_are_no_failure() 
         assert w.handler.status.failures == 0 and w.handler.is_fit
 
 
+async def test_a_handler_that_ends_by_a_mistake_of_its_own_gives_leadership_away_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a leader without a master would stay for good: its heartbeats are as good as ever."""
+    async with world() as w:
+
+        async def lead(event: Event) -> None:
+            raise ZeroDivisionError("a mistake")
+
+        monkeypatch.setattr(w.handler, "_lead", lead)
+        await w.lead()
+        await w.turns()
+        assert not w.handler.status.writable and not w.handler.is_fit
+        assert "a mistake" in w.handler.status.last_failure
+        assert w.node.reports[-1][1] is False and w.node.hand_overs == 1
+        await w.pass_time(60)
+        assert w.node.hand_overs > 10 and w.node.reports[-1][1] is False
+        await w.deliver(w.event(Role.FOLLOWER))
+        before = w.node.hand_overs
+        await w.pass_time(60)
+        assert w.node.hand_overs == before, "it does not lead"
+        await w.lead()
+        await w.pass_time(10)
+        assert w.node.hand_overs > before
+
+
 async def test_without_an_event_nothing_is_asked_of_the_adapter_but_to_refuse_writes() -> None:
     adapter = HandAdapter()
     adapter.writable = (1, 1)

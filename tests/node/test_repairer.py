@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import NoReturn
 
@@ -12,10 +12,10 @@ import pytest
 
 from dledger.core.values import EMPTY_TAIL
 from dledger.errors import Code, StorageError
-from dledger.node.repairer import Repairer
+from dledger.node.repairer import Repairer, Scrubber
 from dledger.rpc.peer_client import PeerUnreachable
 from dledger.rpc.ports import FetchedFrames
-from dledger.store.api import Damage
+from dledger.store.api import Damage, ScrubStep
 from dledger.store.batch import encode_batch
 from dledger.store.identity import Identity
 from dledger.store.memory_store import MemoryLogStore
@@ -30,9 +30,13 @@ class Peer:
     def __init__(self, *, has_it: bool) -> None:
         self.has_it = has_it
         self.asked = 0
+        self.mistakes = 0
 
     async def fetch(self, first_index: int, last_index: int, timeout_s: float) -> FetchedFrames:
         self.asked += 1
+        if self.mistakes:
+            self.mistakes -= 1
+            raise ZeroDivisionError("a mistake")
         if not self.has_it:
             raise PeerUnreachable("it is down")
         return FetchedFrames(0, 0, bytes(BATCH.data))
@@ -97,6 +101,35 @@ async def test_members_that_cannot_help_are_asked_seldom_however_often_the_damag
         assert store.damages
         peer.has_it = True
         await until(lambda: not store.damages)
+
+
+async def test_a_mistake_costs_an_attempt_and_not_all_repairs() -> None:
+    peer = Peer(has_it=True)
+    peer.mistakes = 3
+    async with repairing(peer, Disk()) as (store, repairer):
+        await until(lambda: repairer.repaired == 1)
+        assert store.damages == () and not peer.mistakes
+
+
+async def test_a_mistake_costs_a_scrub_a_round_and_not_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryLogStore(Identity("c", "g", "n0", data_file_size=4096))
+    store.append([BATCH])
+    store.sync()
+    scrub, rounds = store.scrub, 0
+
+    def fail_at_first(from_index: int, max_bytes: int) -> ScrubStep:
+        nonlocal rounds
+        rounds += 1
+        if rounds < 3:
+            raise ZeroDivisionError("a mistake")
+        return scrub(from_index, max_bytes)
+
+    monkeypatch.setattr(store, "scrub", fail_at_first)
+    with ThreadPoolExecutor(1) as readers:
+        scrubber = Scrubber(store, readers, lambda _: None, bytes_per_second=1 << 20, pause_s=0.0)
+        scrubber.start()
+        await until(lambda: scrubber.scrubbed_index == 0)
+        await scrubber.stop()
 
 
 async def test_what_cannot_be_noted_on_a_full_disk_is_tried_again_after_a_pause() -> None:
