@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from broker_adapter.client import Admin, Consumer, NameServerRoutes, Producer
+from broker_adapter.api import TopicConfig
+from broker_adapter.client import Admin, Consumer, Message, NameServerRoutes, Producer, StaticRoutes
 from tests.broker_adapter.cluster import BrokerCluster, bodies, brokers, in_step
 from tests.broker_adapter.namesrv.helpers import name_server
 from tests.node.local import until
@@ -77,4 +78,47 @@ async def test_a_group_gets_all_messages_in_order_while_masters_come_and_go(tmp_
             seen = reading.first_of(queue_id)
             assert list(seen) == sorted(seen), "in the order of the queue"
             assert tuple(seen[n] for n in range(len(seen))) == stored.pop()
+        await routes.close()
+
+
+async def test_a_topic_of_a_group_is_deleted_and_made_again_while_all_are_consumed(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1, settings={"default_queues": QUEUES}) as cluster:
+        program = await cluster.master()
+        routes = StaticRoutes([program.config.address])
+        seen: dict[str, set[bytes]] = {"orders": set(), "extra": set()}
+
+        async def handle(message: Message) -> None:
+            seen[message.topic].add(message.body)
+
+        async def produce(producer: Producer, topic: str, name: bytes) -> None:
+            sent = {b"%s %d" % (name, n) for n in range(20)}
+            for body in sorted(sent):
+                await producer.send(topic, body)
+            await until(lambda: sent <= seen[topic])
+
+        async def all_is_committed(admin: Admin) -> None:
+            ends = {("orders", s.queue_id): s.max_offset for s in await admin.topic_stats("orders")}
+
+            def committed() -> bool:
+                group = program.metadata.group("readers")
+                return group is not None and ends.items() <= group.offsets.items()
+
+            await until(committed)
+
+        async with Producer(routes, timeout=30) as producer, Admin(routes) as admin:
+            for topic in seen:
+                await admin.put_topic(TopicConfig(topic, QUEUES, QUEUES))
+            consumer = Consumer(
+                routes, "readers", list(seen), handler=handle, lease=3.0, commit_interval=0.02
+            )
+            async with consumer:
+                for life in range(3):
+                    for topic in seen:
+                        await produce(producer, topic, b"%d" % life)
+                    # Some of the commits are on their way meanwhile.
+                    await asyncio.gather(
+                        admin.delete_topic("extra"), produce(producer, "orders", b"%d, later" % life)
+                    )
+                    await all_is_committed(admin)
+                    await admin.put_topic(TopicConfig("extra", QUEUES, QUEUES))
         await routes.close()
