@@ -13,10 +13,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import structlog
+
 from broker_adapter.delivery.commands import DELIVERY_TOPIC, Element, Hold, Outcome, Pop, SentId
 from broker_adapter.delivery.records import SENT_OVERHEAD, SENT_SIZE, encode, encode_sent
 from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, Status
 from broker_adapter.message_writer import LateCommand, MessageWriter, QueuedRecords
+
+_log = structlog.get_logger(part="delivery")
 
 ROUND_BYTES = 256 << 10
 _ROUND_REQUESTS = 1024
@@ -224,10 +228,12 @@ class Committer:
         self._want_round()
 
     async def _run(self, requests: list[Request]) -> None:
-        one = _Round(requests, self._new_request_id)
-        # Known before the entries can be: they may be applied before the append returns.
-        self._under_way.update(one.by_id)
+        by_id: dict[bytes, list[Request]] = {}
         try:
+            one = _Round(requests, self._new_request_id)
+            by_id = one.by_id
+            # Known before the entries can be: they may be applied before the append returns.
+            self._under_way.update(by_id)
             firsts = await self._writer.put_together(
                 one.queued, DELIVERY_TOPIC, one.commands, timeout_ms=_ROUND_TIMEOUT_MS
             )
@@ -237,11 +243,17 @@ class Committer:
                 request.fail(error)
                 if not (request.elements or request.digest):
                     request.release()
-        except BrokerError as error:
-            for request_id in one.by_id:
+        except Exception as error:
+            if isinstance(error, BrokerError):
+                reason = error
+            else:  # a mistake: it costs this round, and not all that are to come
+                _log.error("an append of delivery failed", exc_info=error)
+                text = f"internal error: {type(error).__name__}"
+                reason = PutIndeterminate(Status.OUTCOME_UNKNOWN, text)
+            for request_id in by_id:
                 self._under_way.pop(request_id, None)
             for request in requests:
-                request.fail(error)
+                request.fail(reason)
                 request.release()
         else:
             self._committed(requests, firsts)

@@ -272,8 +272,12 @@ class Holder:
                 continue
             try:
                 self._meet(hold_id, message, now_ms)
-            except BrokerError as error:
-                _log.warning("a held message could not be ended", number=hold_id, reason=str(error))
+            except Exception as error:  # a mistake costs this message time, and not all that are held
+                mistake = None if isinstance(error, BrokerError) else error
+                reason = str(error)
+                _log.warning(
+                    "a held message could not be ended", number=hold_id, reason=reason, exc_info=mistake
+                )
                 heappush(self._due, (now_ms + _RETRY_MS, hold_id))
         self._arm()
 

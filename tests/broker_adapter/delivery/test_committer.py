@@ -97,6 +97,23 @@ async def test_what_comes_in_one_turn_shares_an_append() -> None:
     assert world.committer.rounds == 1
 
 
+@pytest.mark.parametrize("where", ["in the append", "in what is put together"])
+async def test_a_mistake_costs_a_round_and_not_all_that_are_to_come(where: str) -> None:
+    world = World()
+    if where == "in the append":
+        mistaken = world.committer.submit(ack(0))
+        (await world.writer.appends.get()).done.set_exception(ZeroDivisionError("a mistake"))
+    else:
+        mistaken = world.committer.submit(Request(elements=[Ack(KEY, 1 << 70, 7)]))
+    with pytest.raises(PutIndeterminate, match="internal error"):
+        await asyncio.wait_for(mistaken, 30)
+    asked = world.committer.submit(ack(1))
+    append = await asyncio.wait_for(world.writer.appends.get(), 30)
+    append.commit()
+    world.apply(append)
+    assert (await asyncio.wait_for(asked, 30)).outcomes == [True]
+
+
 async def test_what_comes_until_the_loop_is_idle_shares_an_append() -> None:
     idle: list[Callable[[], None]] = []
     world = World(idle.append)

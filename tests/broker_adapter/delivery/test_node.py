@@ -19,6 +19,8 @@ from broker_adapter.delivery.api import (
     Resolution,
     Sent,
 )
+from broker_adapter.delivery.held_messages import HeldMessage
+from broker_adapter.delivery.holder import Holder
 from broker_adapter.errors import (
     BrokerError,
     Busy,
@@ -152,6 +154,31 @@ async def test_delays_end_by_the_wall_clock_however_far_cluster_time_is_behind(
         at_ms = time.time_ns() // 1_000_000 + ahead_ms + 200
         await delivery.send_delayed("t", message("d"), message_id="d", deliver_at_ms=at_ms)
         assert bodies(await delivery.receive("g", "t", client_id="c", wait_ms=20_000)) == ["d"]
+
+
+async def test_a_mistake_with_one_delayed_message_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meet, mistakes = Holder._meet, 0
+
+    def fail_twice(self: Holder, hold_id: int, held: HeldMessage, now_ms: int) -> None:
+        nonlocal mistakes
+        if held.hold.body == b"poison" and mistakes < 2:
+            mistakes += 1
+            raise ZeroDivisionError("a mistake")
+        meet(self, hold_id, held, now_ms)
+
+    monkeypatch.setattr(Holder, "_meet", fail_twice)
+    async with brokers(tmp_path, 1) as cluster:
+        delivery = (await cluster.master()).delivery
+        now = time.time_ns() // 1_000_000
+        for text in ("poison", "d1", "d2"):
+            await delivery.send_delayed("t", message(text), message_id=text, deliver_at_ms=now + 100)
+        found: list[str] = []
+        while len(found) < 3:
+            found += bodies(await delivery.receive("g", "t", client_id="c", wait_ms=30_000))
+        assert sorted(found) == ["d1", "d2", "poison"] and mistakes == 2
+        assert found[-1] == "poison"
 
 
 async def test_what_was_given_too_often_goes_to_the_dead_letters(tmp_path: Path) -> None:
