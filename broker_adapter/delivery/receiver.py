@@ -160,10 +160,14 @@ class Receiver:
                 self._views.wake_one(call.who)  # for what was left
             if request is None and not any(self._worn_out(call, one) for one in found):
                 return []
-            await self._bury(call, found)
-            given = [] if request is None else await self._given(call, found, request)
-            if given or loop.time() >= deadline:
+            moves = self._bury(call, found)
+            if request is not None and (given := await self._given(call, found, request)):
                 return given
+            for error in await asyncio.shield(moves):
+                if error is not None:
+                    raise error
+            if loop.time() >= deadline:
+                return []
 
     def _plan(self, call: Receive) -> list[Plan]:
         """Queues that have something, until it may be enough."""
@@ -274,17 +278,18 @@ class Receiver:
             view.reserved -= {offset for offset, _ in (*one.again, *one.unwanted) if offset not in kept}
         self._views.wake_one(who)
 
-    async def _bury(self, call: Receive, found: Sequence[Found]) -> None:
-        """Move those that were given too often."""
+    def _bury(self, call: Receive, found: Sequence[Found]) -> asyncio.Future[list[BaseException | None]]:
+        """Begin to move those that were given too often. That goes on if the client goes, as places would
+        stay reserved otherwise. Ends with what came of each."""
+        moves = []
         for one in found:
             key = one.plan.key
-            moves = [
-                self._dead_letters.move(
-                    key, at, held, one.records[at], partial(self._views.queue(key).reserved.discard, at)
+            reserved = self._views.queue(key).reserved
+            for at, held in self._worn_out(call, one):
+                moves.append(
+                    self._dead_letters.move(key, at, held, one.records[at], partial(reserved.discard, at))
                 )
-                for at, held in self._worn_out(call, one)
-            ]
-            await asyncio.gather(*moves)
+        return asyncio.gather(*moves, return_exceptions=True)
 
     # -- giving -------------------------------------------------------------------------------------------
 

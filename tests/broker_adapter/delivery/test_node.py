@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from broker_adapter.api import GroupConfig, OutgoingMessage, QueueOffset
+from broker_adapter.api import GroupConfig, OutgoingMessage, QueueOffset, TopicConfig
 from broker_adapter.delivery.api import (
     AckStatus,
     Delayed,
@@ -34,6 +35,7 @@ from broker_adapter.message import decode
 from broker_adapter.program import BrokerProgram
 from broker_adapter.properties import split_properties
 from tests.broker_adapter.cluster import brokers, in_step
+from tests.node.local import until
 
 
 def message(text: str, **properties: str) -> OutgoingMessage:
@@ -198,6 +200,49 @@ async def test_what_was_given_too_often_goes_to_the_dead_letters(tmp_path: Path)
         assert properties["colour"] == "red"
         _, offsets = await program.broker.offsets("g")
         assert [one.offset for one in offsets if one.topic == "t"].count(1) == 1
+
+
+@pytest.mark.parametrize("way", ["is refused", "outlives its client"])
+async def test_a_move_to_the_dead_letters_that_ends_early_keeps_nothing_back(
+    tmp_path: Path, way: str
+) -> None:
+    """Of several queues: all that was to be moved is moved by then, or free to be moved later."""
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        delivery = program.delivery
+        letters = delivery._dead_letters
+        make, asked, may_go = letters._make_topic, asyncio.Event(), asyncio.Event()
+
+        async def refuse_or_wait(topic: str) -> None:
+            letters._make_topic = make
+            asked.set()
+            await may_go.wait()
+            raise Busy(Status.TOO_MANY_PROPOSALS, "try again")
+
+        await program.broker.put_group(GroupConfig("g", retry_max_times=0, consume_orderly=True))
+        await program.broker.put_topic(TopicConfig("t", 3, 3))
+        for queue_id in range(3):
+            await delivery.send("t", message(f"{queue_id}"), message_id=f"{queue_id}", queue_id=queue_id)
+        given: list[Delivery] = []
+        while len(given) < 3:
+            given += await delivery.receive("g", "t", client_id="c", invisible_ms=50, wait_ms=5000)
+        await until(lambda: program.node.cluster_time_ms() > max(one.invisible_until_ms for one in given))
+
+        letters._make_topic = refuse_or_wait
+        burying = asyncio.create_task(delivery.receive("g", "t", client_id="c", wait_ms=1))
+        await asked.wait()
+        if way == "outlives its client":
+            burying.cancel()
+        may_go.set()
+        await asyncio.gather(burying, return_exceptions=True)
+
+        found: list[str] = []
+        async with asyncio.timeout(60):
+            while len(found) < 3:
+                with suppress(Busy):
+                    assert await delivery.receive("g", "t", client_id="c", wait_ms=1) == []
+                found += bodies(await delivery.receive("other", "%DLQ%g", client_id="c", wait_ms=50))
+        assert sorted(found) == ["0", "1", "2"]
 
 
 def bodies(found: list[Delivery]) -> list[str]:
