@@ -38,6 +38,7 @@ _FLUSH_S = 0.5
 _WARM_UP_S = 30.0
 _HEAL_S = 60.0
 _AFTER_S = 1.5
+_AFTER_MOST_S = 15.0
 _DRAIN_S = 60.0
 _SICK_DRAIN_S = 10.0
 
@@ -191,6 +192,7 @@ class Run:
                 healed = writer.now()
                 writer.write(Ev.META, {"e": "healed"})
                 await asyncio.sleep(_AFTER_S)
+                await self._see_it_work(setting.tally, healed)
                 stop.set()
                 await load
                 over = writer.now()
@@ -245,6 +247,16 @@ class Run:
                 raise ConfigError(f"the load does not get going: {dict(tally.errors)}")
             await asyncio.sleep(0.02)
         return self._writers[0].now()
+
+    async def _see_it_work(self, tally: Tally, healed: int) -> None:
+        """With hardly any load the little that is to be acknowledged after the faults may take longer. If
+        nothing is, the verdict says so."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _AFTER_MOST_S
+        while tally.acknowledged_between(healed, self._writers[0].now()) < self._scenario.min_acknowledged:
+            if loop.time() > deadline:
+                return
+            await asyncio.sleep(0.02)
 
     async def _faults(self, nemesis: Nemesis) -> None:
         loop = asyncio.get_running_loop()
