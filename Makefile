@@ -115,7 +115,7 @@ clients-node:
 	  echo "WARNING: npm and node are not on PATH: tests with the Node.js client do NOT run"; \
 	elif ! test -d $(CLIENT_NODE); then \
 	  echo "installing rocketmq-client-nodejs into $(CLIENTS)/node"; \
-	  mkdir -p $(CLIENTS)/node && npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/node rocketmq-client-nodejs@1.0.8 \
+	  mkdir -p $(CLIENTS)/node && npm install --silent --no-audit --no-fund --fetch-retries=1 --fetch-timeout=60000 --prefix $(CLIENTS)/node rocketmq-client-nodejs@1.0.8 \
 	  || { rm -rf $(CLIENTS)/node; echo "WARNING: rocketmq-client-nodejs could not be installed: tests with it do NOT run"; }; \
 	fi
 

@@ -7,7 +7,7 @@ alone knows. What runs on the node tells the same trace of its own events: a bro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from dledger.core.messages import Message, VoteRequest, VoteResponse
 from dledger.core.values import HardState, Role, VoteResult
@@ -26,6 +26,8 @@ from dledger.node.shell import (
     WriteJob,
 )
 from dledger.store.batch import Batch
+
+T = TypeVar("T")
 
 #: Of so many votes the ends of the logs are remembered: only the newest can still have to be told.
 _VOTES_KEPT = 16
@@ -59,7 +61,8 @@ class TracingShell(AsyncShell):
         self._hard_states: dict[int, HardState] = {}  # submitted, not yet durable
         #: (candidate, term) -> index and term of the end of the log when the vote was given.
         self._vote_ends: dict[tuple[str, int], tuple[int, int]] = {}
-        self._asked: dict[str, VoteRequest] = {}  # candidate -> what it asked for last
+        #: By the time a vote is told its candidate may have asked for one in a later term.
+        self._asked: dict[tuple[str, int], VoteRequest] = {}  # (candidate, term) -> what it asked for
         self._told_commit = -1
         self._told_role: tuple[Role, int] | None = None
 
@@ -87,7 +90,7 @@ class TracingShell(AsyncShell):
 
     def receive(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
         if isinstance(message, VoteRequest) and not message.pre_vote:
-            self._asked[message.candidate_id] = message
+            _keep(self._asked, (message.candidate_id, message.term), message)
         super().receive(peer, message, payload)
 
     def append_batch(
@@ -177,9 +180,7 @@ class TracingShell(AsyncShell):
         """By the time a vote is durable, and told, the log may have grown, and the term risen."""
         given, log = (state.voted_for or "", state.term), self._replica.core.log
         if given[0] and given not in self._vote_ends:
-            self._vote_ends[given] = (log.end_index, log.end_term)
-            if len(self._vote_ends) > _VOTES_KEPT:
-                del self._vote_ends[next(iter(self._vote_ends))]
+            _keep(self._vote_ends, given, (log.end_index, log.end_term))
 
     def _vote(self, term: int, candidate: str) -> None:
         fields: dict[str, Any] = {"term": term, "candidate": candidate}
@@ -187,8 +188,7 @@ class TracingShell(AsyncShell):
             fields |= {"last_index": end[0], "last_term": end[1]}
             if candidate == self._node_id:
                 fields |= {"cand_last_index": end[0], "cand_last_term": end[1]}
-        asked = self._asked.get(candidate)
-        if asked is not None and asked.term == term:
+        if (asked := self._asked.get((candidate, term))) is not None:
             fields |= {"cand_last_index": asked.ledger_end_index, "cand_last_term": asked.ledger_end_term}
         self._trace.event("raft", "vote", fields)
 
@@ -208,6 +208,12 @@ class TracingShell(AsyncShell):
                     },
                 )
                 first = after or batch
+
+
+def _keep(newest: dict[tuple[str, int], T], vote: tuple[str, int], value: T) -> None:
+    newest[vote] = value
+    if len(newest) > _VOTES_KEPT:
+        del newest[next(iter(newest))]
 
 
 def _hex(chain_crc: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dledger.client import AsyncClient
+from dledger.core.messages import VoteRequest
 from dledger.core.values import HardState
 from dledger.errors import NotLeader
 from dledger.node.async_shell import AsyncShell
@@ -106,6 +107,28 @@ async def test_a_vote_that_is_told_after_the_term_has_risen_is_told_with_both_lo
     (vote,) = (found for found in trace.of("raft.vote") if found["term"] == term + 1)
     assert vote["candidate"] == "n1" and vote["last_index"] == vote["cand_last_index"]
     assert vote["last_term"] == vote["cand_last_term"]
+
+
+async def test_a_vote_that_is_told_after_its_candidate_asked_again_is_told_with_both_logs(
+    tmp_path: Path,
+) -> None:
+    trace = Recorder()
+    node = make_node(tmp_path, trace)
+    await node.start()
+    try:
+        await until(lambda: node.node_status().is_leader)
+        shell, term = node._shell, node.node_status().term
+        assert isinstance(shell, TracingShell)
+        # As they pass it when the disk is slow, and the candidate has given up before the vote is durable.
+        for later, end in ((1, 7), (2, 9)):
+            request = VoteRequest(term + later, "n2", end, term, pre_vote=False, transfer=False, round=later)
+            shell.receive("n2", request, None)
+        shell._note_end(HardState(term + 1, "n2"))
+        shell._vote(term + 1, "n2")
+    finally:
+        await node.stop()
+    (vote,) = (found for found in trace.of("raft.vote") if found["candidate"] == "n2")
+    assert (vote["cand_last_index"], vote["cand_last_term"]) == (7, term)
 
 
 async def test_a_restarted_node_tells_what_it_found(tmp_path: Path) -> None:
