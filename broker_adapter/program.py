@@ -135,6 +135,7 @@ class BrokerProgram:
         self._readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="pull")
         self._purging: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._complaints: dict[str, str] = {}  # of work that comes round again: what was logged last
         self._guard: Guard | None = None
         self._registrar: Registrar | None = None
         self._topics: Mapping[str, Any] = {}
@@ -458,8 +459,11 @@ class BrokerProgram:
         try:
             await self._read(work)
         except Exception as error:
-            _log.error(failure, exc_info=error)
+            if self._complaints.get(failure) != repr(error):  # once, not each time
+                self._complaints[failure] = repr(error)
+                _log.error(failure, exc_info=error)
             return False
+        self._complaints.pop(failure, None)
         return True
 
 

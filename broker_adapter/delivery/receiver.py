@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import structlog
+
 from broker_adapter.api import GroupConfig, PullResult
 from broker_adapter.delivery.api import Delivery, Filter
 from broker_adapter.delivery.commands import (
@@ -32,6 +34,8 @@ from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.delivery.views import GroupTopic, Views
 from broker_adapter.errors import BrokerError, ReadFailed, Status
 from broker_adapter.queue_reader import QueueReader
+
+_log = structlog.get_logger(part="delivery")
 
 T = TypeVar("T")
 
@@ -289,7 +293,9 @@ class Receiver:
                 moves.append(
                     self._dead_letters.move(key, at, held, one.records[at], partial(reserved.discard, at))
                 )
-        return asyncio.gather(*moves, return_exceptions=True)
+        ended = asyncio.gather(*moves, return_exceptions=True)
+        ended.add_done_callback(_tell_of_failures)  # who has got messages does not wait for it
+        return ended
 
     # -- giving -------------------------------------------------------------------------------------------
 
@@ -387,3 +393,11 @@ def delivery(key: QueueKey, record: bytes, offset: int, attempt: int, outcome: P
 def _set(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _tell_of_failures(moves: asyncio.Future[list[BaseException | None]]) -> None:
+    """They are tried again with the next receive."""
+    for error in () if moves.cancelled() else moves.result():
+        if error is not None:
+            mistake = None if isinstance(error, BrokerError) else error
+            _log.warning("a dead letter could not be moved", reason=str(error), exc_info=mistake)
