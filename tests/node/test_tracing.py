@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,21 +90,28 @@ async def test_a_node_tells_of_its_election_and_of_each_append_in_order(tmp_path
     assert [n for first, last in ranges for n in range(first, last + 1)] == [0, 1, 2, 3]
 
 
-async def test_a_vote_that_is_told_after_the_term_has_risen_is_told_with_both_logs(tmp_path: Path) -> None:
-    trace = Recorder()
-    node = make_node(tmp_path, trace)
+@asynccontextmanager
+async def leading(folder: Path, trace: Recorder) -> AsyncIterator[tuple[TracingShell, int]]:
+    """The shell of a node that leads alone, and its term."""
+    node = make_node(folder, trace)
     await node.start()
     try:
         await until(lambda: node.node_status().is_leader)
-        shell, term = node._shell, node.node_status().term
+        shell = node._shell
         assert isinstance(shell, TracingShell)
+        yield shell, node.node_status().term
+    finally:
+        await node.stop()
+
+
+async def test_a_vote_that_is_told_after_the_term_has_risen_is_told_with_both_logs(tmp_path: Path) -> None:
+    trace = Recorder()
+    async with leading(tmp_path, trace) as (shell, term):
         # As they pass it when the disk is slow: the vote, a higher term, and then what is durable of it.
         shell._note_end(HardState(term + 1, "n1"))
         shell._note_end(HardState(term + 2, None))
         shell._note_end(HardState(term + 2, "n2"))
         shell._vote(term + 1, "n1")
-    finally:
-        await node.stop()
     (vote,) = (found for found in trace.of("raft.vote") if found["term"] == term + 1)
     assert vote["candidate"] == "n1" and vote["last_index"] == vote["cand_last_index"]
     assert vote["last_term"] == vote["cand_last_term"]
@@ -113,20 +121,13 @@ async def test_a_vote_that_is_told_after_its_candidate_asked_again_is_told_with_
     tmp_path: Path,
 ) -> None:
     trace = Recorder()
-    node = make_node(tmp_path, trace)
-    await node.start()
-    try:
-        await until(lambda: node.node_status().is_leader)
-        shell, term = node._shell, node.node_status().term
-        assert isinstance(shell, TracingShell)
+    async with leading(tmp_path, trace) as (shell, term):
         # As they pass it when the disk is slow, and the candidate has given up before the vote is durable.
         for later, end in ((1, 7), (2, 9)):
             request = VoteRequest(term + later, "n2", end, term, pre_vote=False, transfer=False, round=later)
             shell.receive("n2", request, None)
         shell._note_end(HardState(term + 1, "n2"))
         shell._vote(term + 1, "n2")
-    finally:
-        await node.stop()
     (vote,) = (found for found in trace.of("raft.vote") if found["candidate"] == "n2")
     assert (vote["cand_last_index"], vote["cand_last_term"]) == (7, term)
 
