@@ -15,6 +15,7 @@ from typing import Protocol
 
 from dledger.core.values import Base, FlushMode, HardState
 from dledger.errors import Code, DLedgerError, StorageError
+from dledger.node.late_bytes import LateBytes
 from dledger.node.logs import get_logger
 from dledger.node.metrics import NodeMetrics
 from dledger.node.shell import DiskJob, HardStateJob, PurgeJob, ResetJob, TruncateJob, WriteJob
@@ -33,6 +34,7 @@ class WritableStore(Protocol):
 
     def append(self, batches: Sequence[Batch]) -> None: ...
     def sync(self) -> int: ...
+    def drop_cached(self, begin_pos: int, end_pos: int) -> None: ...
     def truncate_after(self, index: int) -> None: ...
     def reset_to(self, base: Base) -> None: ...
     def purge_to(self, base: Base) -> None: ...
@@ -96,6 +98,7 @@ class DiskWorker:
         self._sync_due: float | None = None  # ASYNC_FLUSH: when the unsynced writes are to be synced
         self._purge_to: Base | None = None  # of a purge that the full disk did not let happen yet
         self._busy_since: float | None = None
+        self._late = LateBytes()
         store.on_synced = self._synced_a_part
         self.checkpoint_waits = False  # one is queued: behind a stuck fsync others would pile up
         # A daemon: a process that ends never waits for a thread that is stuck in the kernel.
@@ -191,6 +194,10 @@ class DiskWorker:
             self._sync_due = monotonic() + self._flush_interval_s
         self._busy_since = None
         last = jobs[-1].batches[-1]
+        if jobs[-1].is_late:
+            dropped = self._late.stored(jobs[0].batches[0].pos, last.end_pos)
+            if dropped is not None:
+                self._store.drop_cached(*dropped)
         # Only a truncation starts a generation, and it separates runs: the last write speaks for all.
         self._deliver(StoredReport(jobs[-1].generation, last.last_index, last.term))
 

@@ -379,7 +379,7 @@ class Replica:
             case CommitAdvanced():
                 self._committed(effect.committed_index)
             case StoreEntries():
-                self._store_entries(effect.first_index, now_ms)
+                self._store_entries(effect, now_ms)
             case PushRange():
                 self._push_range(effect, now_ms)
             case TruncateLog(last_index, generation):
@@ -487,14 +487,15 @@ class Replica:
             self._execute(effect, now_ms)
         self._group_bytes = b""
 
-    def _hand_to_disk(self, batches: list[Batch]) -> None:
-        self.shell.submit(WriteJob(self.core.log.generation, batches))
+    def _hand_to_disk(self, batches: list[Batch], *, is_late: bool = False) -> None:
+        self.shell.submit(WriteJob(self.core.log.generation, batches, is_late))
         for batch in batches:
             self.cache.append(batch)
         self.log_tail = batches[-1].tail
 
-    def _store_entries(self, first_index: int, now_ms: int) -> None:
+    def _store_entries(self, effect: StoreEntries, now_ms: int) -> None:
         """Follower: the core has taken the entries from first_index on of the Append in hand."""
+        message, first_index = effect.message, effect.first_index
         fresh = [batch for batch in self._incoming if batch.first_index >= first_index]
         assert fresh and fresh[0].first_index == first_index, "logs part and meet at ends of batches only"
         known = len(self._incoming) - len(fresh)
@@ -507,7 +508,7 @@ class Replica:
             )
             self._effects.extend(self.core.take_effects())
             return
-        self._hand_to_disk(fresh)
+        self._hand_to_disk(fresh, is_late=message.last_index <= message.committed_index)
         self.admission.follow(fresh, now_ms)
 
     def _truncate(self, last_index: int, generation: int) -> None:

@@ -34,6 +34,7 @@ class WriteJob:
 
     generation: int
     batches: Sequence[Batch]
+    is_late: bool = False  # a majority had them before: this follower is behind
 
 
 @dataclass(slots=True)

@@ -217,6 +217,9 @@ class LogStore(Protocol):
         file was removed under the store, or its index could not be written.
         """
 
+    def drop_cached(self, begin_pos: int, end_pos: int) -> None:
+        """What is durable between these positions will hardly be read soon: it may leave the page cache."""
+
     def truncate_after(self, index: int) -> None:
         """Remove, durably, all after `index`, which ends a batch and is not below the base (asserted).
 

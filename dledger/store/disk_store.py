@@ -291,6 +291,13 @@ class DiskLogStore:
             self._index.write(pos, [part], size=len(part))
             pos += len(part)
 
+    def drop_cached(self, begin_pos: int, end_pos: int) -> None:
+        end_pos = min(end_pos, self._durable.pos)
+        while begin_pos < end_pos:
+            border = min(end_pos, self._data.start_of(begin_pos) + self.data_file_size)
+            self._data.drop_cache_of(begin_pos, border)
+            begin_pos = border
+
     def _check_directory(self) -> None:
         """A directory that was removed or moved, and perhaps made again, is not the one that is locked."""
         if not self._disk.is_at(self._lock_handle, self._paths.lock):

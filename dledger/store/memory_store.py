@@ -197,6 +197,9 @@ class MemoryLogStore:
         self._durable_index = self.end_index
         return self._durable_index
 
+    def drop_cached(self, begin_pos: int, end_pos: int) -> None:
+        pass  # there is no page cache
+
     def truncate_after(self, index: int) -> None:
         assert self._base.index <= index <= self.end_index, f"truncate after {index}, end {self.end_index}"
         if index == self.end_index:

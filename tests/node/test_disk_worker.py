@@ -10,7 +10,7 @@ import pytest
 
 from dledger.core.values import EMPTY_TAIL, Base, FlushMode, HardState
 from dledger.errors import Code, DLedgerError, StorageError
-from dledger.node import disk_worker
+from dledger.node import disk_worker, late_bytes
 from dledger.node.disk_worker import CheckpointJob, DiskWorker, HardStateReport, Report, StoredReport
 from dledger.node.metrics import NodeMetrics
 from dledger.node.shell import HardStateJob, TruncateJob, WriteJob
@@ -47,6 +47,9 @@ class FakeStore:
             assert self.hold.wait(WAIT_S)
         self._do("sync")
         return 0
+
+    def drop_cached(self, begin_pos: int, end_pos: int) -> None:
+        self._do(f"drop {begin_pos}..{end_pos}")
 
     def truncate_after(self, index: int) -> None:
         self._do(f"truncate {index}")
@@ -119,6 +122,21 @@ def test_rule_9_each_part_of_a_checkpoint_has_its_own_patience(
     rig.worker.submit_checkpoint(CheckpointJob(5, None))
     assert rig.worker.stop(WAIT_S)
     assert busy == [3, 3]
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_what_comes_late_leaves_the_page_cache_after_its_sync(
+    rig: Rig, is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_bytes, "KEPT_BYTES", 0)
+    monkeypatch.setattr(late_bytes, "STEP_BYTES", 1)
+    (job,) = write_jobs(1)
+    job.is_late = is_late
+    rig.worker.start()
+    rig.worker.submit(job)
+    assert rig.worker.stop(WAIT_S)
+    dropped = [f"drop 0..{job.batches[0].end_pos}"]
+    assert rig.store.done == ["append 0..0", "sync", *(dropped if is_late else [])]
 
 
 def test_writes_that_wait_share_one_sync(rig: Rig) -> None:

@@ -17,7 +17,7 @@ from dledger.core.messages import (
 )
 from dledger.core.values import Role
 from dledger.errors import Code, DLedgerError, Indeterminate, NotLeader, Overloaded
-from dledger.node.shell import AppendOutcome, HardStateJob, WriteJob
+from dledger.node.shell import AppendOutcome, DiskJob, HardStateJob, WriteJob
 from dledger.store.batch import HEADER_SIZE, MAGIC_NORMAL
 from dledger.store.internal import NoOp, Stamped, encode_internal
 from tests.node.replica_world import Host, World, pushes
@@ -330,6 +330,33 @@ def test_a_follower_far_behind_is_fed_from_the_store() -> None:
     world.carry()
     all_equal(world)
     assert world["c"].core.committed_index == leader.core.committed_index
+
+
+def test_a_follower_knows_what_it_gets_later_than_a_majority(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World("a", "b", "c")
+    leader = world.elect("a")
+    shell = world["c"].shell
+    jobs: list[DiskJob] = []
+    submit = shell.submit
+    monkeypatch.setattr(shell, "submit", lambda job: (jobs.append(job), submit(job)))
+    world.cut.add("c")
+    for i in range(3):
+        leader.append(i, b"entry %d" % i)
+        world.carry()
+    world.cut.clear()
+    world.connect(leader, "c")
+    world.carry()
+    leader.append(3, b"in time")
+    world.carry()
+    all_equal(world)
+    writes = [job for job in jobs if isinstance(job, WriteJob)]
+    late = {
+        entry: job.is_late
+        for job in writes
+        for b in job.batches
+        for entry in range(b.first_index, b.last_index + 1)
+    }
+    assert late == {1: True, 2: True, 3: True, 4: False}
 
 
 def test_a_read_that_failed_is_tried_again_after_a_heartbeat() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -17,6 +18,7 @@ from dledger.store.batch import encode_batch
 from dledger.store.disk import OsDisk
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import init_directory
+from dledger.store.layout import file_name
 from dledger.store.memory_store import MemoryLogStore
 from dledger.testing.sim_disk import CrashKind, SimDisk
 from tests.store.helpers import IDENTITY, ROOT, SIZE, join, make_batches, new_sim_store, read_all
@@ -269,6 +271,40 @@ def test_rule_9_after_a_failed_fsync_the_cache_is_dropped_before_anything_of_the
     store = DiskLogStore.open(root, disk=disk)
     assert len(disk.dropped) == len(list((root / "data").iterdir())) + len(list((root / "index").iterdir()))
     assert not (root / "fsync-failed").exists() and read_all(store) == join(batches)
+    store.close()
+
+
+def test_what_leaves_the_page_cache_is_durable_and_read_from_the_disk_again(tmp_path: Path) -> None:
+    class SpyDisk(OsDisk):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropped: list[tuple[str, int, int]] = []
+            self.names: dict[int, str] = {}
+
+        def open(self, path: Path, *, create: bool = False, write: bool = True) -> int:
+            handle = super().open(path, create=create, write=write)
+            self.names[handle] = path.name
+            return handle
+
+        def drop_cache(self, handle: int, offset: int = 0, size: int = 0) -> None:
+            self.dropped.append((self.names[handle], offset, size))
+            super().drop_cache(handle, offset, size)
+
+    file_size, page = 64 << 10, 4096
+    init_directory(tmp_path / "n0", replace(IDENTITY, data_file_size=file_size))
+    disk = SpyDisk()
+    store = DiskLogStore.open(tmp_path / "n0", disk=disk)
+    batches = make_batches(40, max_body=6000, size=file_size)
+    store.append(batches[:30])
+    store.sync()
+    store.append(batches[30:])
+    durable = batches[29].end_pos
+    assert durable > 2 * file_size and durable % page
+    store.drop_cached(100, store.tail.pos)
+    files = [file_name(start) for start in range(0, durable, file_size)]
+    sizes = [file_size] * (len(files) - 1) + [durable % file_size // page * page]
+    assert disk.dropped == [(name, 0, size) for name, size in zip(files, sizes, strict=True)]
+    assert read_all(store) == join(batches)
     store.close()
 
 
