@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from zlib_ng.zlib_ng import crc32
 
 from dledger.core.values import Tail
 from dledger.errors import Code, InvalidRequest, StorageError
-from dledger.store.columns import is_long, lay_out
+from dledger.store.columns import RECORD_SIZE, is_long, lay_out, may_be_many
 
 HEADER_SIZE = 48
 BLANK_SIZE = 8  # the least that every data file keeps free, for the blank that ends it
@@ -60,6 +60,7 @@ class Batch:
     chain_crc: int  # of the last entry
     data: bytes | memoryview  # exactly the encoded entries
     head: bytes | None  # body of the first entry if that is INTERNAL (b"" is the no-op), else None
+    records: bytes = field(default=b"", compare=False, repr=False)  # its index records, if they are at hand
 
     @property
     def size(self) -> int:
@@ -224,20 +225,61 @@ def parse_batches(data: bytes | memoryview, tail: Tail, *, data_file_size: int) 
     batches: list[Batch] = []
     offset, end = 0, len(data)
     while offset < end:
+        first = _first_header(data, offset, tail, data_file_size)
+        if offset == 0 or first.pos != tail.pos:  # entries of a data file follow each other without a gap
+            together = _parse_together(data, offset, tail, first, data_file_size)
+            if together:
+                batches += together
+                tail, offset = batches[-1].tail, offset + sum(batch.size for batch in together)
+                continue
         if not isinstance(data, bytes) and not is_long(data, offset):
             data = bytes(data)  # what is checked one by one is cut into small pieces
-        batch = parse_batch(data, offset, tail, data_file_size=data_file_size)
-        batches.append(batch)
-        tail = batch.tail
-        offset += batch.size
+        at, chain = _parse_entries(data, offset, tail, first)
+        batches.append(_batch(data, offset, at, tail, first, chain, data_file_size))
+        tail, offset = batches[-1].tail, at
+    return batches
+
+
+def _parse_together(
+    data: bytes | memoryview, offset: int, tail: Tail, first: Header, data_file_size: int
+) -> list[Batch]:
+    """The batches from `offset` on, as far as they are found good side by side; none if they are too few."""
+    columns = lay_out(data, offset, len(data) // HEADER_SIZE) if may_be_many(data, offset) else None
+    if columns is None:
+        return []
+    sound = columns.sound(first.index, first.pos, _pack_crc(tail.chain_crc), len(columns))
+    lasts = columns.batches(sound)
+    records = columns.index_records() if lasts else b""
+    batches: list[Batch] = []
+    number = 0
+    for last in lasts:
+        first = _first_header(data, offset, tail, data_file_size)
+        at, chain = columns.offset(last + 1), int.from_bytes(columns.chain_crc(last))
+        own = records[number * RECORD_SIZE : (last + 1) * RECORD_SIZE]
+        batches.append(_batch(data, offset, at, tail, first, chain, data_file_size, own))
+        tail, offset, number = batches[-1].tail, at, last + 1
     return batches
 
 
 def parse_batch(data: bytes | memoryview, offset: int, tail: Tail, *, data_file_size: int) -> Batch:
     """Verify the one batch that starts at `offset` of `data` and follows `tail`. Raises DamagedBatch."""
     first = _first_header(data, offset, tail, data_file_size)
-    first_pos = first.pos
     at, chain = _parse_entries(data, offset, tail, first)
+    return _batch(data, offset, at, tail, first, chain, data_file_size)
+
+
+def _batch(
+    data: bytes | memoryview,
+    offset: int,
+    at: int,
+    tail: Tail,
+    first: Header,
+    chain: int,
+    data_file_size: int,
+    records: bytes = b"",
+) -> Batch:
+    """The batch from `offset` to `at`, whose entries are good, if it may stand where it does."""
+    first_pos = first.pos
     index, end_pos = first.index + first.channel, at - offset + first_pos
     if place(tail.pos, at - offset, data_file_size) != first_pos:
         raise DamagedBatch(
@@ -247,7 +289,7 @@ def parse_batch(data: bytes | memoryview, offset: int, tail: Tail, *, data_file_
         raise DamagedBatch("the batch reaches over a file border", index=first.index, pos=first_pos)
     head = bytes(data[offset + HEADER_SIZE : offset + first.size]) if first.magic == MAGIC_INTERNAL else None
     whole = data if offset == 0 and at == len(data) else memoryview(data)[offset:at]
-    return Batch(first.index, index, first.term, first_pos, end_pos, chain, whole, head)
+    return Batch(first.index, index, first.term, first_pos, end_pos, chain, whole, head, records)
 
 
 def _parse_entries(data: bytes | memoryview, offset: int, tail: Tail, first: Header) -> tuple[int, int]:

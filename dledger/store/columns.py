@@ -18,6 +18,7 @@ from zlib_ng.zlib_ng import crc32
 Column = npt.NDArray[Any]
 
 _SIZE = 48  # of a header
+RECORD_SIZE = 32  # of an index record
 #: The header of an entry; see dledger.store.batch.
 _HEADER = np.dtype(
     [
@@ -37,6 +38,8 @@ _unpack_step = Struct(">ii24xi").unpack_from
 _unpack_size = Struct(">4xi").unpack_from
 #: Fewer entries are looked at sooner one by one: 256 take about as long.
 LEAST = 256
+#: Fewer sizes are.
+_LEAST_SIZES = 16
 
 
 class Columns:
@@ -89,9 +92,26 @@ class Columns:
         good[1:] &= found["magic"][1:] == 1
         return _leading(good)
 
+    def batches(self, count: int) -> list[int]:
+        """The number of the last entry of each batch, as far as the first `count` entries make up whole ones:
+        of one term, counting down to 0, and with only the first one internal, if any is."""
+        channel, term = self._headers["channel"][:count], self._headers["term"]
+        lasts = np.flatnonzero(channel == 0)
+        if not len(lasts):
+            return []
+        end = int(lasts[-1]) + 1
+        is_first = np.zeros(end, np.bool_)
+        is_first[0] = True
+        is_first[lasts[:-1] + 1] = True
+        good = channel[:end] == np.repeat(lasts, np.diff(lasts, prepend=-1)) - np.arange(end)
+        good[1:] &= is_first[1:] | (term[1:end] == term[: end - 1])
+        good &= is_first | (self._headers["magic"][:end] == 1)
+        found: list[int] = lasts[lasts < _leading(good)].tolist()
+        return found
+
     def index_records(self) -> bytes:
         """The index record of each."""
-        records = np.empty((len(self), 32), np.uint8)
+        records = np.empty((len(self), RECORD_SIZE), np.uint8)
         raw = self._raw
         records[:, :4] = raw[:, :4]  # magic
         records[:, 4:12] = raw[:, 24:32]  # pos
@@ -138,9 +158,15 @@ def is_long(data: bytes | memoryview, offset: int) -> bool:
     return len(data) - offset >= LEAST * _SIZE and _unpack_step(data, offset)[2] + 1 >= LEAST
 
 
+def may_be_many(data: bytes | memoryview, offset: int) -> bool:
+    """Whether what begins there are enough entries to be laid out, if they are as large as the first one."""
+    left = len(data) - offset
+    return left >= LEAST * _SIZE and left >= LEAST * _unpack_size(data, offset)[0]
+
+
 def _of_equal_size(data: bytes | memoryview, at: int, size: int, most: int) -> int:
     """How many entries of `size` bytes stand there one after the other: at least the first."""
-    if most < LEAST:
+    if most < _LEAST_SIZES:
         return 1
     last = at + (most - 1) * size
     if _unpack_size(data, at + size)[0] != size or _unpack_size(data, last)[0] != size:

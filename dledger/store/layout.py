@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dledger.store.batch import HEADER_SIZE, MAGIC_INTERNAL, MAGIC_NORMAL
-from dledger.store.columns import lay_out
+from dledger.store.columns import RECORD_SIZE, lay_out
 
 DATA = "data"
 INDEX = "index"
@@ -34,7 +34,7 @@ cut what it does not know, and it forgets the vote. A directory that it has writ
 DEFAULT_DATA_FILE_SIZE = 1 << 30
 MIN_DATA_FILE_SIZE = 1 << 10
 
-INDEX_RECORD_SIZE = 32
+INDEX_RECORD_SIZE = RECORD_SIZE
 _INDEX_RECORD = struct.Struct(">iqiqq")
 
 

@@ -76,11 +76,13 @@ class LogReader:
     def pending_records(self) -> tuple[int, bytes]:
         """The first index and all records that are not in the index files yet."""
         assert self._pending, "nothing to index"
-        return self._pending_firsts[0], b"".join([index_records(batch.data) for batch in self._pending])
+        return self._pending_firsts[0], b"".join([_records_of(batch) for batch in self._pending])
 
     def clear_pending(self) -> None:
         """All pending records are in the index files now."""
         with self._lock:
+            for batch in self._pending:
+                batch.records = b""  # whoever keeps the batch has no use for them
             self._pending_firsts.clear()
             self._pending.clear()
 
@@ -297,7 +299,7 @@ class LogReader:
             at = bisect_right(self._pending_firsts, index) - 1
             if at >= 0:
                 skip = (index - self._pending_firsts[at]) * INDEX_RECORD_SIZE
-                records = index_records(self._pending[at].data)
+                records = _records_of(self._pending[at])
                 return records[skip : skip + count * INDEX_RECORD_SIZE]
             if self._pending_firsts:
                 count = min(count, self._pending_firsts[0] - index)
@@ -411,6 +413,10 @@ class LogReader:
     def _index_damage(self, index: int, what: str) -> EntryDamaged:
         where = self._index.where(index * INDEX_RECORD_SIZE)
         return EntryDamaged(f"entry {index}, {where}: {what}", index)
+
+
+def _records_of(batch: Batch) -> bytes:
+    return batch.records or index_records(batch.data)
 
 
 def _internal_records(records: bytes) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from random import Random
 from zlib import crc32
 
@@ -22,8 +24,10 @@ from dledger.store.batch import (
     verify_run,
 )
 from dledger.store.columns import crc32_columns, lay_out
+from dledger.store.disk_store import DiskLogStore
+from dledger.store.identity import init_directory
 from dledger.store.layout import index_records
-from tests.store.helpers import dumb_entry, join
+from tests.store.helpers import IDENTITY, dumb_entry, join
 
 SIZE = 1 << 16
 NEVER = 1 << 30
@@ -105,6 +109,71 @@ def test_columns_and_single_entries_are_of_one_opinion(
             singly[2].whole_last_index,
             singly[2].whole_size,
         )
+
+
+ENTRY = st.tuples(
+    st.sampled_from([1, 1, 1, 2]), st.sampled_from([1, 1, 1, 2]), st.sampled_from([0, 0, 1, 2, 3])
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(entries=st.lists(ENTRY, min_size=2, max_size=9), size=st.integers(0, 3))
+def test_columns_and_single_entries_agree_on_what_is_a_batch(
+    entries: list[tuple[int, int, int]], size: int
+) -> None:
+    """Entries whose checksums are right, and whose magic, term and channel are anything."""
+    data, chain = b"", 0
+    for index, (magic, term, channel) in enumerate(entries):
+        entry, chain = dumb_entry(magic, index, term, len(data), channel, bytes(size), chain)
+        data += entry
+    found = []
+    for least in (NEVER, 2):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(columns, "LEAST", least)
+            found.append(parsed(data))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("flaw", ["magic", "term", "channel"])
+def test_what_is_no_batch_is_not_taken_for_one_side_by_side(always: pytest.MonkeyPatch, flaw: str) -> None:
+    flaws = {"magic": (2, 1, 1), "term": (1, 2, 1), "channel": (1, 1, 3)}
+    entries = [(1, 1, 0), (1, 1, 2), flaws[flaw], (1, 1, 0)]
+    data, chain = b"", 0
+    for index, (magic, term, channel) in enumerate(entries):
+        entry, chain = dumb_entry(magic, index, term, len(data), channel, b"body", chain)
+        data += entry
+    with pytest.raises(DamagedBatch, match=f"{flaw} " if flaw != "magic" else "internal|magic") as error:
+        parse_batches(data, EMPTY_TAIL, data_file_size=SIZE)
+    assert error.value.index == 2
+
+
+def test_batches_found_side_by_side_bring_their_index_records(always: pytest.MonkeyPatch) -> None:
+    batches = batches_of([[5] * 4, [7] * 3, [0], [9, 9]])
+    found = parse_batches(join(batches), EMPTY_TAIL, data_file_size=SIZE)
+    always.setattr(columns, "LEAST", NEVER)
+    assert [batch.records for batch in found] == [index_records(batch.data) for batch in batches]
+
+
+def test_index_records_are_not_kept_longer_than_they_are_needed(
+    always: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    init_directory(tmp_path / "n0", replace(IDENTITY, data_file_size=SIZE))
+    store = DiskLogStore.open(tmp_path / "n0")
+    found = parse_batches(join(batches_of([[5] * 4, [7] * 3])), EMPTY_TAIL, data_file_size=SIZE)
+    assert all(batch.records for batch in found)
+    store.append(found)
+    store.sync()
+    assert not any(batch.records for batch in found)
+    assert [store.entry(index).index for index in range(8)] == list(range(8))
+    store.close()
+
+
+def test_batches_on_both_sides_of_a_file_border_are_found_side_by_side(always: pytest.MonkeyPatch) -> None:
+    batches = batches_of([[9000] * 4, [5] * 4, [9000] * 4, [6] * 3])
+    assert batches[1].end_pos < SIZE == batches[2].pos  # there was no room for the third
+    found = parse_batches(join(batches), EMPTY_TAIL, data_file_size=SIZE)
+    assert [batch.tail for batch in found] == [batch.tail for batch in batches]
+    assert all(batch.records for batch in found)
 
 
 def parsed(data: bytes | memoryview) -> object:
