@@ -194,12 +194,12 @@ class DiskWorker:
             self._sync_due = monotonic() + self._flush_interval_s
         self._busy_since = None
         last = jobs[-1].batches[-1]
+        # Only a truncation starts a generation, and it separates runs: the last write speaks for all.
+        self._deliver(StoredReport(jobs[-1].generation, last.last_index, last.term))
         if jobs[-1].is_late:
             dropped = self._late.stored(jobs[0].batches[0].pos, last.end_pos)
             if dropped is not None:
                 self._store.drop_cached(*dropped)
-        # Only a truncation starts a generation, and it separates runs: the last write speaks for all.
-        self._deliver(StoredReport(jobs[-1].generation, last.last_index, last.term))
 
     def _do(self, job: TruncateJob | HardStateJob | CheckpointJob | ResetJob | PurgeJob | CallJob) -> None:
         self._busy_since = monotonic()  # whatever it is: what is queued behind it waits
