@@ -112,6 +112,7 @@ class BrokerProcesses:
             await self.name_servers.start()
             await self.nodes.start()
             await self.master(within_s=60)
+            await self.registered()
             routes = self.routes
             async with Admin(routes, timeout=30) as admin:
                 for topic in self.topics:
@@ -126,6 +127,15 @@ class BrokerProcesses:
     async def __aexit__(self, *_: object) -> None:
         await self.nodes.__aexit__()
         await self.name_servers.kill()
+
+    async def registered(self, within_s: float = 60.0) -> None:
+        """Until every NameServer knows a broker: a master may be one before all of them have heard of it."""
+        async with asyncio.timeout(within_s):
+            for address in self.name_servers.addresses:
+                routes = NameServerRoutes([address])
+                while not await routes.brokers():
+                    await asyncio.sleep(0.05)
+                await routes.close()
 
     async def published(self, within_s: float = 60.0) -> None:
         """Until every NameServer shows all topics and a master."""
