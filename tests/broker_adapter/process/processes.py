@@ -7,8 +7,11 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from operator import not_
 from pathlib import Path
 from typing import Any
+
+from tenacity import AsyncRetrying, retry_if_result, stop_after_delay, wait_fixed
 
 from broker_adapter.api import TopicConfig
 from broker_adapter.client import Admin, NameServerRoutes
@@ -130,12 +133,13 @@ class BrokerProcesses:
 
     async def registered(self, within_s: float = 60.0) -> None:
         """Until every NameServer knows a broker: a master may be one before all of them have heard of it."""
-        async with asyncio.timeout(within_s):
-            for address in self.name_servers.addresses:
-                routes = NameServerRoutes([address])
-                while not await routes.brokers():
-                    await asyncio.sleep(0.05)
-                await routes.close()
+        until_one = AsyncRetrying(
+            retry=retry_if_result(not_), wait=wait_fixed(0.05), stop=stop_after_delay(within_s)
+        )
+        for address in self.name_servers.addresses:
+            routes = NameServerRoutes([address])
+            await until_one(routes.brokers)
+            await routes.close()
 
     async def published(self, within_s: float = 60.0) -> None:
         """Until every NameServer shows all topics and a master."""
