@@ -272,7 +272,7 @@ class AsyncShell:
 
     # -- Shell: out of the replica ------------------------------------------------------------------------
 
-    def send(self, peer: str, message: Message, payload: bytes | None) -> None:
+    def send(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
         match message:  # what is frequent comes first
             case Append() | Commit() | Compare() | Truncate() | Goodbye() | InstallBase():
                 self._links[peer].push(message, payload)

@@ -20,7 +20,7 @@ class Held(NamedTuple):
     number: int  # of the hard state that has to be durable first
     peer: str
     message: Message
-    payload: bytes | None
+    payload: bytes | memoryview | None
 
 
 class HeldMessages:
@@ -33,7 +33,7 @@ class HeldMessages:
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(self, number: int, peer: str, message: Message, payload: bytes | None) -> None:
+    def add(self, number: int, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
         """`number` never falls."""
         self._count += 1
         if isinstance(message, PushMessage | PushResponse):

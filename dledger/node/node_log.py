@@ -116,7 +116,7 @@ class NodeLog:
                 self._readers,
                 lambda: self._store.read(first_index, last, max_bytes, whole_batches=True),
             )
-        return FetchedFrames(*frames)
+        return FetchedFrames(frames.first_index, frames.last_index, bytes(frames.data))
 
     @contextmanager
     def noting_damage(self) -> Iterator[None]:
@@ -142,7 +142,7 @@ class NodeLog:
         frames = self._store.read(first_index, last_index, max_bytes, whole_batches=False)
         entries = decode_entries(frames.data) if decode else []
         users = sum(entry.magic == MAGIC_NORMAL for entry in entries)
-        return Chunk(frames.last_index, frames.data, entries, users)
+        return Chunk(frames.last_index, bytes(frames.data), entries, users)
 
     async def _confirm(self) -> int:
         if self._leads():

@@ -109,7 +109,7 @@ class PeerLink:
             self._calls[kind] += 1
             self._spawn(self._ask(message))
 
-    def push(self, message: PushMessage, payload: bytes | None) -> None:
+    def push(self, message: PushMessage, payload: bytes | memoryview | None) -> None:
         """Put a message on the stream it names, or nowhere if that is gone."""
         stream = self._stream
         if stream is not None and stream.stream_id == message.stream_id:

@@ -405,7 +405,7 @@ class Replica:
                 self._effects.clear()
                 self.shell.fatal(StorageError(reason, code=code))
 
-    def _send(self, peer: str, message: Message, payload: bytes | None) -> None:
+    def _send(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
         """Rule 2: nothing leaves while a term or vote that it may depend on is not durable."""
         if isinstance(message, Compare):
             tail = self._tail_unless_damaged(message.index)
@@ -592,7 +592,9 @@ class Replica:
                 effect.peer, effect.stream_id, effect.first_index, last_index, effect.max_bytes
             )
 
-    def _push(self, peer: str, stream_id: int, first: int, last: int, data: bytes, now_ms: int) -> None:
+    def _push(
+        self, peer: str, stream_id: int, first: int, last: int, data: bytes | memoryview, now_ms: int
+    ) -> None:
         core = self.core
         prev_term = core.log.term_at(first - 1)
         runs = core.log.runs_between(first, last)

@@ -88,7 +88,7 @@ class RoleNotice:
 class Shell(Protocol):
     """Outputs of a replica."""
 
-    def send(self, peer: str, message: Message, payload: bytes | None) -> None:
+    def send(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
         """Send to a peer; lost or late is allowed. Push messages (COMPARE, TRUNCATE, APPEND with its
         payload of whole batches, COMMIT, GOODBYE) go on the push stream named by their stream_id, in order,
         or nowhere if that stream is gone; a PushResponse goes back on the stream that it answers."""

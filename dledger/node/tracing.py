@@ -83,7 +83,7 @@ class TracingShell(AsyncShell):
         self._trace.event("store", "recover", fields)
         super().start()
 
-    def send(self, peer: str, message: Message, payload: bytes | None) -> None:
+    def send(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
         if isinstance(message, VoteResponse) and message.result is VoteResult.ACCEPT and not message.pre_vote:
             self._vote(message.term, peer)
         super().send(peer, message, payload)

@@ -22,7 +22,7 @@ _APPEND_TAG = tag(pb.PushRequest, "append")
 _FRAMES_TAG = tag(pb.Append, "frames")
 
 
-def encode_append(message: Append, frames: bytes) -> bytes:
+def encode_append(message: Append, frames: bytes | memoryview) -> bytes:
     """What PushRequest(..., append=Append(..., frames=frames)) is serialised to; `frames` is copied once."""
     assert frames, "an Append travels with its frames"
     outer = pb.PushRequest(
@@ -43,10 +43,10 @@ class AppendEncoder:
     """Every follower that has all before it is sent the same: it is put together once."""
 
     def __init__(self) -> None:
-        self._last: tuple[Append, bytes] | None = None
+        self._last: tuple[Append, bytes | memoryview] | None = None
         self._wire = b""
 
-    def encode(self, message: Append, frames: bytes) -> bytes:
+    def encode(self, message: Append, frames: bytes | memoryview) -> bytes:
         """See `encode_append`. The last one is kept, until there is another."""
         last = self._last
         if last is None or last[1] is not frames or last[0] != message:

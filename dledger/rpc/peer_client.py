@@ -167,7 +167,7 @@ class PushClient:
         self._outbox: Outbox[pb.PushRequest | bytes] = Outbox()
         self._commit: pb.PushRequest | None = None  # the last COMMIT that was put
 
-    def put(self, message: PushMessage, payload: bytes | None) -> None:
+    def put(self, message: PushMessage, payload: bytes | memoryview | None) -> None:
         """Queue a message. How much may wait is bounded by the core, in bytes in flight; for COMMITs, which
         have no bytes, by keeping only the newest of those that follow each other."""
         if isinstance(message, Append):

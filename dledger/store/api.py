@@ -37,7 +37,7 @@ class Frames(NamedTuple):
 
     first_index: int
     last_index: int
-    data: bytes
+    data: bytes | memoryview
 
 
 class BatchHead(NamedTuple):

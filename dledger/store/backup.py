@@ -84,7 +84,7 @@ def _write_entries(disk: Disk, path: Path, frames: Iterable[Frames], tail: Tail,
     return tail
 
 
-def _batches(data: bytes, tail: Tail, file_size: int) -> Iterator[Batch]:
+def _batches(data: bytes | memoryview, tail: Tail, file_size: int) -> Iterator[Batch]:
     offset = 0
     while offset < len(data):
         batch = parse_batch(data, offset, tail, data_file_size=file_size)

@@ -362,7 +362,10 @@ class LogReader:
         end, length = (run.whole_last_index, run.whole_size) if whole else (run.last_index, run.size)
         if end < first_index:
             raise EntryDamaged(f"entry {first_index}, {self._data.where(record.pos)}: cut", first_index)
-        return Frames(first_index, end, data if length == len(data) else data[:length])
+        if length < len(data):
+            # Whole batches are pushed: a view, as cutting would copy a MiB. Others take bytes.
+            return Frames(first_index, end, memoryview(data)[:length] if whole else data[:length])
+        return Frames(first_index, end, data)
 
     def _verify(
         self, data: bytes, record: IndexRecord, previous_chain: int, last_index: int, whole: bool
@@ -391,7 +394,7 @@ class LogReader:
         """A body that did not pass the quick check. One that is damaged is told from one that never was, and
         from one of original DLedger's, by the index and by the chain."""
         index = self._index_at(pos)
-        body = self._read(index, index, 0, False).data[HEADER_SIZE:]
+        body = bytes(self._read(index, index, 0, False).data[HEADER_SIZE:])
         if len(body) != size or self._entry(index).magic == MAGIC_INTERNAL:
             raise no_entry_at(pos, size)
         return body
@@ -408,7 +411,9 @@ class LogReader:
     def _head(self, index: int) -> BatchHead:
         entry = self._entry(index)
         frames = self._read(index, index, 0, False)
-        return BatchHead(index, index + entry.channel, entry.term, entry.pos, frames.data[HEADER_SIZE:])
+        return BatchHead(
+            index, index + entry.channel, entry.term, entry.pos, bytes(frames.data[HEADER_SIZE:])
+        )
 
     def _index_damage(self, index: int, what: str) -> EntryDamaged:
         where = self._index.where(index * INDEX_RECORD_SIZE)

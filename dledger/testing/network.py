@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 RETRANSMIT_MS = 15  # how often a stream over a link that is cut tries again
 
-Carried = tuple[Message, bytes | None]
+Carried = tuple[Message, bytes | memoryview | None]
 
 
 class Network:
@@ -173,7 +173,7 @@ class PushStream:
         self._down = Lane(self, leader, follower)
         self._up = Lane(self, follower, leader)
 
-    def push(self, message: Message, payload: bytes | None) -> None:
+    def push(self, message: Message, payload: bytes | memoryview | None) -> None:
         """Leader to follower."""
         if not self.broken:
             self._down.send((message, payload))

@@ -225,10 +225,10 @@ class SimProcess:
 
     # -- the network calls these
 
-    def deliver(self, peer: str, message: Message, payload: bytes | None) -> None:
+    def deliver(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
         self.post(lambda: self.receive(peer, message, payload))
 
-    def receive(self, peer: str, message: Message, payload: bytes | None) -> None:
+    def receive(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
         """In a turn."""
         self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "<-", peer, message)
         self.replica.receive(self.now_ms(), peer, message, payload)
@@ -264,7 +264,7 @@ class SimProcess:
 
     # -- Shell
 
-    def send(self, peer: str, message: Message, payload: bytes | None) -> None:
+    def send(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
         if not self.alive:
             return
         self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "->", peer, message)
