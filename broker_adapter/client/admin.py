@@ -126,13 +126,16 @@ class Admin:
 
     async def _ask(self, ask: Callable[[BrokerClient], Awaitable[T]]) -> T:
         if not self._broker:
-            found = await self._directory.repeated(self._source.brokers, self._timeout, "brokers")
-            names = sorted(found)
-            if not names:
-                raise NotConnected("no broker is known")
-            if len(names) > 1:
-                raise IllegalMessage(
-                    Status.FIELD_OUT_OF_RANGE, f"there are several brokers ({', '.join(names)}): name one"
-                )
-            [self._broker] = names
+            self._broker = await self._directory.repeated(self._only_broker, self._timeout, "brokers")
         return await self._directory.on_master(self._broker, "", ask, self._timeout)
+
+    async def _only_broker(self) -> str:
+        """Its name. A NameServer that has just started knows none yet: it is asked again, as if silent."""
+        names = sorted(await self._source.brokers())
+        if not names:
+            raise NotConnected("no broker is known: none has registered, or all that had are gone")
+        if len(names) > 1:
+            raise IllegalMessage(
+                Status.FIELD_OUT_OF_RANGE, f"there are several brokers ({', '.join(names)}): name one"
+            )
+        return names[0]

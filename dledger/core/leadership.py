@@ -455,10 +455,11 @@ class Leadership:
         preferred = self.core.config.preferred_leaders
         return max(able, key=lambda p: (p.owner_is_fit, p.match_index, p.peer in preferred)).peer
 
-    def fittest_peer(self) -> str | None:
+    def fittest_peer(self, mine: OwnerFitness | None) -> str | None:
         """To whom the program that owns this node can leave leadership: the peer whose program has least to
-        work off, less than ours (if ours is fit at all). One that has said nothing is left out."""
-        mine = self.core.owner or OwnerFitness(0, True)
+        work off, less than ours (if ours is fit at all). One that has said nothing is left out. `mine`: what
+        ours says now, which the core hears of with a tick."""
+        mine = mine or OwnerFitness(0, True)
         able = [
             (p.owner.lag_bytes, -p.match_index, p.peer)
             for p in self.progress.values()

@@ -154,7 +154,7 @@ class OwnerFace:
 
         False: there is no such peer, or this node does not lead. DLedgerError: it was tried, and failed."""
         leadership = self._replica.core.leadership
-        to = leadership.fittest_peer() if leadership is not None else None
+        to = leadership.fittest_peer(self._replica.owner) if leadership is not None else None
         if to is None:
             return False
         await self._shell.transfer(to)

@@ -128,8 +128,9 @@ class OwnedNode:
         self._process.replica.owner = OwnerFitness(lag_bytes, fit)
 
     async def hand_over(self) -> bool:
-        leadership = self._process.replica.core.leadership
-        to = leadership.fittest_peer() if leadership is not None else None
+        replica = self._process.replica
+        leadership = replica.core.leadership
+        to = leadership.fittest_peer(replica.owner) if leadership is not None else None
         if to is None:
             return False
         await self.transfer(to)

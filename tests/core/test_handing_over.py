@@ -129,9 +129,8 @@ def owners_say(node: Node, **owners: OwnerFitness | None) -> None:
 
 
 def fittest(node: Node, own: OwnerFitness | None = None) -> str | None:
-    node.step(Fitness(may_lead=True, has_room=True, owner=own))
     assert node.core.leadership is not None
-    return node.core.leadership.fittest_peer()
+    return node.core.leadership.fittest_peer(own)
 
 
 def test_the_fittest_is_who_lags_least_and_less_than_we_do() -> None:

@@ -16,9 +16,9 @@ from tests.broker_adapter.memory_broker import MemoryBrokers
 
 
 class LateSource:
-    """Knows nothing, for so many questions, and says so with `error`."""
+    """Knows nothing, for so many questions, and says so with `error`; None: says there is no broker."""
 
-    def __init__(self, routes: StaticRoutes, error: BrokerError, times: int) -> None:
+    def __init__(self, routes: StaticRoutes, error: BrokerError | None, times: int) -> None:
         self.asked = 0
         self._routes = routes
         self._error = error
@@ -30,7 +30,7 @@ class LateSource:
 
     async def brokers(self) -> Mapping[str, Mapping[int, str]]:
         self._count()
-        return await self._routes.brokers()
+        return {} if self._error is None and self.asked <= self._times else await self._routes.brokers()
 
     async def watch(self, topics: Collection[str]) -> AsyncIterator[Route]:
         async for route in self._routes.watch(topics):
@@ -38,7 +38,7 @@ class LateSource:
 
     def _count(self) -> None:
         self.asked += 1
-        if self.asked <= self._times:
+        if self.asked <= self._times and self._error is not None:
             raise self._error
 
 
@@ -75,6 +75,17 @@ async def test_admin_asks_for_the_brokers_until_somebody_answers() -> None:
             await admin.put_topic(TopicConfig("t"))
         async with Admin(LateSource(routes, NOBODY, FOR_EVER), timeout=0.2) as admin:
             with pytest.raises(NotConnected, match="nobody answers"):
+                await admin.topics()
+
+
+async def test_admin_asks_until_a_nameserver_knows_a_broker() -> None:
+    async with MemoryBrokers() as brokers, routes_to(brokers) as routes:
+        source = LateSource(routes, None, 3)
+        async with Admin(source) as admin:
+            await admin.put_topic(TopicConfig("t"))
+        assert source.asked >= 4
+        async with Admin(LateSource(routes, None, FOR_EVER), timeout=0.2) as admin:
+            with pytest.raises(NotConnected, match="no broker is known"):
                 await admin.topics()
 
 
