@@ -78,7 +78,13 @@ class ReadService:
         sent = False
         while True:
             while at <= port.readable_index:
-                at, users = await self._send_chunk(request, context, at, left)
+                try:
+                    at, users = await self._send_chunk(request, context, at, left)
+                except ReadFailed:
+                    if sent or request.from_index >= 0 or at >= port.begin_index:
+                        raise
+                    at = port.begin_index  # what was the beginning is purged: it is elsewhere now
+                    continue
                 sent = True
                 if left:
                     left -= users

@@ -16,6 +16,7 @@ from dledger.errors import Code, DLedgerError, ReadFailed
 from dledger.node.server import NodeServer
 from dledger.node.state_machine import AppliedEntry
 from dledger.rpc.log_client import LogClient
+from dledger.rpc.ports import Chunk
 from dledger.store.disk import Disk
 from tests.node.faulty_disk import FaultyDisk
 from tests.node.local import GROUP, PATIENT, leader_of, make_server, running_nodes, until
@@ -107,6 +108,33 @@ async def test_a_session_outlives_the_purging_of_what_opened_it_and_a_restart(tm
         assert again.node_status().sessions >= 1
     finally:
         await again.stop()
+
+
+async def test_a_read_from_the_beginning_begins_where_a_purge_meanwhile_has_moved_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_nodes(tmp_path, 1, SMALL, data_file_size=FILE) as (node,):
+        indexes = await fill([node], 200)
+        client = LogClient(node.address, GROUP)
+        load = node.log.load
+        asked: list[int] = []
+
+        async def load_late(first_index: int, *others: Any, **named: Any) -> Chunk:
+            asked.append(first_index)
+            if len(asked) == 1:
+                await client.purge(indexes[100], 0, 5)
+                await until(lambda: node.log.begin_index > first_index)
+            return await load(first_index, *others, **named)
+
+        monkeypatch.setattr(node.log, "load", load_late)
+        bodies = await read_all(node)
+        begin = node.log.begin_index
+        assert asked[:2] == [0, begin] and begin > 0
+        assert len(bodies) == sum(index >= begin for index in indexes)
+        monkeypatch.setattr(node.log, "load", load)
+        with pytest.raises(ReadFailed, match="was purged"):
+            await read_all(node, 0)  # an index that somebody names is that or nothing
+        await client.close()
 
 
 async def test_an_operator_purges_by_index(tmp_path: Path) -> None:
