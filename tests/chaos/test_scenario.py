@@ -28,6 +28,12 @@ def test_each_scenario_is_named_as_its_file_and_has_a_plan(scenario: Scenario) -
     assert scenario.nodes >= 5 or not used & {"ring", "halves", "bridge"}, "with three nodes they are nothing"
 
 
+def test_the_middle_of_a_bridge_is_a_follower() -> None:
+    """Nothing is cut that is used where a leader sees both halves: the run would say nothing."""
+    middles = {step.target for scenario in all_scenarios() for step in scenario.fault if step.kind == "bridge"}
+    assert middles == {"follower"}
+
+
 def test_a_repeated_fault_is_planned_as_often_as_it_ends_in_time() -> None:
     step = FaultStep(kind="kill", at=1, lasts=2, every=4)
     scenario = Scenario(name="x", title="x", seconds=11, fault=(step, FaultStep(kind="stop", at=2, lasts=1)))
