@@ -175,7 +175,7 @@ class Holder:
 
     async def recall(self, topic: str, handle: str, timeout_ms: int) -> str:
         hold_id = parse_held(topic, handle)
-        message = None if hold_id is None else await self._held(hold_id, timeout_ms)
+        message = None if hold_id is None else await self._held(topic, hold_id, timeout_ms)
         if hold_id is None or message is None or message.hold.kind is not HoldKind.DELAYED:
             raise ReadFailed(Status.DELAYED_UNKNOWN, "there is no such delayed message any more")
         done = await within(timeout_ms, asyncio.shield(self._end(hold_id, message, Ending.RECALLED)))
@@ -187,7 +187,7 @@ class Holder:
         self, topic: str, transaction_id: str, resolution: Resolution, timeout_ms: int
     ) -> None:
         hold_id = parse_held(topic, transaction_id)
-        message = None if hold_id is None else await self._held(hold_id, timeout_ms)
+        message = None if hold_id is None else await self._held(topic, hold_id, timeout_ms)
         wanted = Ending.COMMITTED if resolution is Resolution.COMMIT else Ending.ROLLED_BACK
         if hold_id is None or message is None or message.hold.kind is not HoldKind.HALF:
             ending = None if hold_id is None else self._state.held.ending(hold_id)
@@ -201,12 +201,13 @@ class Holder:
         if not done.outcomes[0]:
             raise ReadFailed(Status.TRANSACTION_UNKNOWN, f"transaction {transaction_id[:64]!r} is over")
 
-    async def _held(self, hold_id: int, timeout_ms: int) -> HeldMessage | None:
-        """A message that nothing is under way for."""
+    async def _held(self, topic: str, hold_id: int, timeout_ms: int) -> HeldMessage | None:
+        """A message that nothing is under way for. Of this topic: a handle may be made up."""
         while (request := self._ending.get(hold_id)) is not None:
             await within(timeout_ms, asyncio.shield(request.done))
         with self._state.lock:
-            return self._state.held.all.get(hold_id)
+            message = self._state.held.all.get(hold_id)
+        return message if message is not None and message.hold.topic == topic else None
 
     def _end(self, hold_id: int, message: HeldMessage, ending: Ending) -> asyncio.Future[Done]:
         """In one append: its end, and the message in its queue if that is what the end means."""

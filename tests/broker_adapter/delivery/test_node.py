@@ -20,6 +20,8 @@ from broker_adapter.delivery.api import (
     Resolution,
     Sent,
 )
+from broker_adapter.delivery.commands import HoldKind
+from broker_adapter.delivery.handles import held_handle
 from broker_adapter.delivery.held_messages import HeldMessage
 from broker_adapter.delivery.holder import Holder
 from broker_adapter.errors import (
@@ -143,6 +145,25 @@ async def test_delays_and_halves_come_into_their_queues_once(tmp_path: Path) -> 
         properties = split_properties(decode(found.record).properties)
         assert properties["__transactionId__"] == half.transaction_id
         assert await delivery.receive("g", "t", client_id="c", wait_ms=1) == []
+
+
+async def test_nobody_ends_what_is_held_for_another_topic(tmp_path: Path) -> None:
+    """A handle is easily made up, and who may send to one topic may not to all."""
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        delivery = program.delivery
+        due_ms = program.node.cluster_time_ms() + 60_000
+        await delivery.send_delayed("t", message("d"), message_id="d", deliver_at_ms=due_ms)
+        half = await delivery.send_half("t", message("h"), message_id="h", client_id="p")
+        kinds = {one.hold.kind: hold_id for hold_id, one in program.delivery_state.held.all.items()}
+        with pytest.raises(ReadFailed):
+            await delivery.recall("u", held_handle("u", kinds[HoldKind.DELAYED]))
+        made_up = held_handle("u", kinds[HoldKind.HALF])
+        for resolution in Resolution:
+            with pytest.raises(ReadFailed):
+                await delivery.end_transaction("u", made_up, resolution)
+        assert len(program.delivery_state.held.all) == 2
+        await delivery.end_transaction("t", half.transaction_id, Resolution.COMMIT)
 
 
 async def test_delays_end_by_the_wall_clock_however_far_cluster_time_is_behind(
