@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -14,7 +14,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, PutRefused, Status
-from broker_adapter.messaging.clients import ClientInfo, ClientStreams
+from broker_adapter.messaging.clients import ClientStreams
 from broker_adapter.messaging.context import CallContext
 from broker_adapter.messaging.forwarding.frames import (
     METHOD,
@@ -32,9 +32,6 @@ from broker_adapter.v1 import forward_pb2 as pb
 from dledger import get_logger, open_channel, when_idle
 
 _log = get_logger("forwarding")
-
-#: Clients that one frame tells of.
-_MOST_CLIENTS = 1_000
 
 
 class LinkRefused(Exception):
@@ -205,19 +202,15 @@ class MasterLink:
     def tell_client(self, client_id: str) -> None:
         """It has come, said something else of itself, or gone."""
         if client_id in self._clients:
-            self._tell([(client_id, self._clients.info(client_id))])
+            (found,) = clients_to_pb([(client_id, self._clients.info(client_id))])
+            self._outbox.put(found.ByteSize(), lambda frame: frame.clients.append(found))
         else:
             self._outbox.put(len(client_id), lambda frame: frame.gone.append(client_id))
 
-    def _tell(self, clients: Iterable[tuple[str, ClientInfo]]) -> None:
-        found = clients_to_pb(clients)
-        size = sum(one.ByteSize() for one in found)
-        self._outbox.put(size, lambda frame: frame.clients.extend(found))
-
     def _tell_all(self) -> None:
-        known = [(client_id, self._clients.info(client_id)) for client_id in self._clients]
-        for at in range(0, len(known), _MOST_CLIENTS):
-            self._tell(known[at : at + _MOST_CLIENTS])
+        """One by one: each may name many topics, and a frame has its bound."""
+        for client_id in self._clients:
+            self.tell_client(client_id)
 
     # -- the stream ---------------------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ class Pair:
         self.members = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(ports, 1)}
         self.remote, self.local = remote, Scripted(b"local")
         self.is_local_master = self.is_remote_master = False
-        self.clients = ClientStreams(9)
+        self.clients = ClientStreams(200)
         self.connected = ConnectedClients(ClientStreams(9), lambda: 0.0)
         self.forwarder = Forwarder(
             "n1",
@@ -444,6 +444,28 @@ async def test_clients_of_a_node_are_known_to_the_master_as_long_as_it_is_connec
         await until(lambda: p.connected.tell_producer("t", "gone", command))  # told again
         p.clients.remove("a", stream)
         await until(lambda: not p.connected.tell_producer("t", "gone", command))
+
+
+class Deaf:
+    """A client's stream that nothing is told over."""
+
+    def tell(self, command: calls.TelemetryCommand) -> bool:
+        return False
+
+    def renew(self) -> None:
+        pass
+
+
+async def test_clients_of_many_topics_are_told_of_in_frames_that_pass() -> None:
+    async with pair() as p:
+        for i in range(200):
+            client_id = f"client-{i}"
+            topics = frozenset(f"{i}-{n}-".ljust(120, "x") for n in range(256))
+            p.clients.add(client_id, Deaf())
+            p.clients.describe(client_id, ClientInfo(1, "", topics))  # type: ignore[arg-type]
+        await p.restart()
+        assert await p.unary() == b"ok"
+        await until(lambda: [len(node.infos) for node in p.connected._nodes] == [200])
 
 
 @pytest.mark.parametrize(
