@@ -468,6 +468,20 @@ async def test_clients_of_many_topics_are_told_of_in_frames_that_pass() -> None:
         await until(lambda: [len(node.infos) for node in p.connected._nodes] == [200])
 
 
+async def test_a_client_that_comes_and_goes_at_once_is_not_taken_for_connected() -> None:
+    async with pair() as p:
+        assert await p.unary() == b"ok"
+        for client_id in ("a", "b"):
+            stream = Deaf()
+            p.clients.add(client_id, stream)
+            p.clients.remove(client_id, stream)
+        p.clients.add("a", Deaf())
+        p.clients.add("c", Deaf())
+        (node,) = p.connected._nodes
+        await until(lambda: "c" in node.infos)
+        assert set(node.infos) == {"a", "c"}
+
+
 @pytest.mark.parametrize(
     "change",
     [{"cluster_id": "other"}, {"node_id": "n2"}, {"node_id": "n9"}, {"remote_id": "n1"}, {"version": 9}],
