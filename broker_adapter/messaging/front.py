@@ -148,10 +148,10 @@ class MessagingService:
                 return await asyncio.shield(self._begin(method, request, call))
             except asyncio.CancelledError:
                 if self._stopping:
-                    return refusal(method, status_of(stopping()))
+                    return refusal(method, status_of(stopping()), request)
                 raise
             except Exception as error:
-                return refused(method, error)
+                return refused(method, error, request)
 
         return behaviour
 
@@ -159,17 +159,22 @@ class MessagingService:
         """Its answer, if the call needs no task: none that would end with a client that has gone."""
         self._check_room()
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        if not self._answering.begin(method, request, call, partial(self._answered, method, answer)):
+        answered = partial(self._answered, method, request, answer)
+        if not self._answering.begin(method, request, call, answered):
             return None
         self._begun.add(answer)
         return answer
 
-    def _answered(self, method: str, answer: asyncio.Future[bytes], outcome: bytes | Exception) -> None:
+    def _answered(
+        self, method: str, request: bytes, answer: asyncio.Future[bytes], outcome: bytes | Exception
+    ) -> None:
         self._begun.discard(answer)
         if self._on_answer is not None and not self._on_answer.done():
             self._on_answer.set_result(None)
         if not answer.done():
-            answer.set_result(refused(method, outcome) if isinstance(outcome, Exception) else outcome)
+            if isinstance(outcome, Exception):
+                outcome = refused(method, outcome, request)
+            answer.set_result(outcome)
 
     def _check_room(self) -> None:
         """Busy if too many calls are under way: all that are not answered, whoever still waits for them."""
@@ -203,13 +208,13 @@ class MessagingService:
                     with self._receives.taking():
                         first = await self._until_leaving(anext(answers))
                     if first is None:
-                        yield refusal(method, _NOTHING)
+                        yield refusal(method, _NOTHING, request)
                         return
                     yield first
                     async for answer in answers:
                         yield answer
             except Exception as error:
-                yield refused(method, error)
+                yield refused(method, error, request)
 
         return behaviour
 

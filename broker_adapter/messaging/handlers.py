@@ -120,7 +120,7 @@ class MessagingHandlers:
         try:
             answer = await self._unary[method](parse(method, request), context)
         except (Rejected, BrokerError) as error:
-            return refusal_or_raise(method, error)
+            return refusal_or_raise(method, error, request)
         finally:
             self._one_less()
         return answer.SerializeToString()
@@ -157,7 +157,7 @@ class MessagingHandlers:
                 async for answer in answers:
                     yield answer.SerializeToString()
         except (Rejected, BrokerError) as error:
-            yield refusal_or_raise(method, error)
+            yield refusal_or_raise(method, error, request)
 
 
 def parse(method: str, request: bytes) -> Message:
@@ -168,24 +168,24 @@ def parse(method: str, request: bytes) -> Message:
         raise Rejected(Code.BAD_REQUEST, "the bytes are no message of this protocol") from error
 
 
-def refusal_or_raise(method: str, error: Rejected | BrokerError) -> bytes:
+def refusal_or_raise(method: str, error: Rejected | BrokerError, request: bytes) -> bytes:
     """The answer that an error is; raises it if another node, or a later time, may give a better one."""
     if isinstance(error, BrokerError) and error.status in ELSEWHERE:
         raise error
-    return refusal(method, status_of(error))
+    return refusal(method, status_of(error), request)
 
 
-def refusal(method: str, status: pb.Status) -> bytes:
-    return METHODS[method].refusal(status)
+def refusal(method: str, status: pb.Status, request: bytes) -> bytes:
+    return METHODS[method].refusal(status, request)
 
 
-def refused(method: str, error: Exception) -> bytes:
+def refused(method: str, error: Exception, request: bytes) -> bytes:
     """An error as the answer of a call. Any that is not foreseen is a bug, met nobody knows where."""
     if isinstance(error, Rejected | BrokerError):
-        return refusal(method, status_of(error))
+        return refusal(method, status_of(error), request)
     _log.error("%s failed", method, exc_info=error)
     text = f"internal error: {type(error).__name__}"
-    return refusal(method, pb.Status(code=Code.INTERNAL_SERVER_ERROR, message=text))
+    return refusal(method, pb.Status(code=Code.INTERNAL_SERVER_ERROR, message=text), request)
 
 
 async def _sync_lite_subscription(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
@@ -25,9 +26,13 @@ class Method(NamedTuple):
     answer: Any  # its type; every one has a field `status`
     streams_answers: bool = False
 
-    def refusal(self, status: pb.Status) -> bytes:
+    def refusal(self, status: pb.Status, request: bytes) -> bytes:
         """An answer that says nothing but why there is none."""
         made: Message = self.answer(status=status)
+        if isinstance(made, calls.ChangeInvisibleDurationResponse):
+            # Clients take over whatever handle is in the answer: so it is the old one.
+            with suppress(DecodeError):
+                made.receipt_handle = calls.ChangeInvisibleDurationRequest.FromString(request).receipt_handle
         return made.SerializeToString()
 
 

@@ -228,7 +228,7 @@ class _NodeStream:
         if isinstance(error, BrokerError) and error.status in _TOLD:
             self._refuse(call, error)
         else:
-            self._answer(call, refused(call.method, error), is_last=True)
+            self._answer(call, refused(call.method, error, call.request), is_last=True)
 
     def _answer(self, call: pb.ForwardedCall, answer: bytes, *, is_last: bool) -> None:
         call_id = call.id

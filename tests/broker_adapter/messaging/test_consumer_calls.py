@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.errors import NotMaster, ReadFailed, Status
+from broker_adapter.errors import Busy, NotMaster, PutIndeterminate, ReadFailed, Status
 from broker_adapter.messaging.context import CallContext
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
@@ -202,6 +202,28 @@ async def test_a_handle_that_cannot_be_changed_is_in_the_answer() -> None:
     async with world() as w:
         answer = await w.call("ChangeInvisibleDuration", change("none", 60_000))
         assert (answer.status.code, answer.receipt_handle) == (Code.INVALID_RECEIPT_HANDLE, "none")
+
+
+@pytest.mark.parametrize(
+    ("error", "ms"),
+    [
+        (NotMaster("no"), 60_000),
+        (PutIndeterminate(Status.OUTCOME_UNKNOWN, "?"), 60_000),
+        (Busy(Status.TOO_MANY_PENDING_BYTES, "later"), 60_000),
+        (ZeroDivisionError(), 60_000),
+        (None, -1),
+    ],
+)
+async def test_a_handle_is_in_the_answer_whatever_was_wrong(error: Any, ms: int) -> None:
+    """Quirk: Python tries again with what it was answered, so without it the message would be lost to it."""
+    async with world() as w:
+        await fill(w, 1)
+        (got,) = await w.messages()
+        handle = got.system_properties.receipt_handle
+        w.delivery.fail_with = error
+        answer = await w.call("ChangeInvisibleDuration", change(handle, ms))
+        assert answer.status.code != Code.OK and answer.receipt_handle == handle
+        assert (await w.call("ChangeInvisibleDuration", change(handle, 60_000))).status.code == Code.OK
 
 
 async def test_a_message_that_is_given_back_does_not_come_at_once() -> None:

@@ -11,6 +11,7 @@ import grpc.aio
 import pytest
 
 from broker_adapter.api import GroupConfig, TopicConfig
+from broker_adapter.errors import NotMaster
 from broker_adapter.messaging.context import CallContext
 from broker_adapter.messaging.handlers import Answered
 from broker_adapter.messaging.methods import METHODS, QUERY_ROUTE, SERVICE_NAME
@@ -252,6 +253,32 @@ async def test_the_end_answers_what_is_under_way() -> None:
         await until(lambda: len(recorder.contexts) == 1)
         w.service.stop()
         assert (await call).status.code == Code.HA_NOT_AVAILABLE
+
+
+CHANGE = calls.ChangeInvisibleDurationRequest(group=resource("g"), topic=resource("t"), receipt_handle="h")
+
+
+async def test_a_handle_is_in_the_answer_of_a_node_without_a_master() -> None:
+    """Quirk: clients take over whatever handle they are answered."""
+
+    class Masterless(Recorder):
+        async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
+            raise NotMaster("nobody leads")
+
+    async with world(answering=Masterless()) as w:
+        answer = await w.call("ChangeInvisibleDuration", CHANGE)
+        assert (answer.status.code, answer.receipt_handle) == (Code.HA_NOT_AVAILABLE, "h")
+
+
+async def test_a_handle_is_in_the_answer_at_the_end() -> None:
+    recorder = Recorder()
+    recorder.may.clear()
+    async with world(answering=recorder) as w:
+        call = asyncio.ensure_future(w.call("ChangeInvisibleDuration", CHANGE))
+        await until(lambda: len(recorder.contexts) == 1)
+        w.service.stop()
+        answer = await call
+        assert (answer.status.code, answer.receipt_handle) == (Code.HA_NOT_AVAILABLE, "h")
 
 
 async def test_a_route_that_the_node_knows_needs_no_master() -> None:
