@@ -15,7 +15,8 @@ class Stream(Protocol):
     """The way to one client."""
 
     def tell(self, command: calls.TelemetryCommand) -> bool:
-        """Whether there was room for it: a client that does not read is not waited for."""
+        """Whether there was room for it, and the client may hear it: one that does not read is not waited
+        for."""
 
     def renew(self) -> None:
         """Tell the client its settings, if what they depend on has changed them."""

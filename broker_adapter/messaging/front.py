@@ -22,7 +22,7 @@ from broker_adapter.messaging.clients import ClientStreams
 from broker_adapter.messaging.context import NODE_JS, NODE_PORT, CallContext
 from broker_adapter.messaging.directory import Directory
 from broker_adapter.messaging.handlers import Answering, parse, refusal, refused
-from broker_adapter.messaging.methods import METHODS, QUERY_ROUTE, SERVICE_NAME, TELEMETRY
+from broker_adapter.messaging.methods import END_TRANSACTION, METHODS, QUERY_ROUTE, SERVICE_NAME, TELEMETRY
 from broker_adapter.messaging.rejected import Code, Rejected, status_of
 from broker_adapter.messaging.settings import ClientServiceSettings
 from broker_adapter.messaging.telemetry import Conversation
@@ -269,6 +269,7 @@ class MessagingService:
                 self._limits,
                 later=loop.call_later,
                 wake=wake.set,
+                may_hear=partial(self._may_hear, call.account),
             )
         except (Rejected, BrokerError) as error:
             await context.write(calls.TelemetryCommand(status=status_of(error)))
@@ -302,6 +303,17 @@ class MessagingService:
                 conversation.tell(calls.TelemetryCommand(status=status_of(error)))
             else:
                 conversation.heard(command)
+
+    def _may_hear(self, account: str, command: calls.TelemetryCommand) -> bool:
+        """Whoever is asked about a transaction sees its message: he must be one who may end it."""
+        if self._guard is None or command.WhichOneof("command") != "recover_orphaned_transaction_command":
+            return True
+        topic = command.recover_orphaned_transaction_command.message.topic
+        try:
+            self._guard.check(account, END_TRANSACTION, calls.EndTransactionRequest(topic=topic), "")
+        except Rejected:
+            return False
+        return True
 
 
 def metadata_of(context: Context) -> dict[str, str]:

@@ -16,6 +16,7 @@ QUERY_ROUTE: Final = "QueryRoute"
 RECEIVE_MESSAGE: Final = "ReceiveMessage"
 SEND_MESSAGE: Final = "SendMessage"
 ACK_MESSAGE: Final = "AckMessage"
+END_TRANSACTION: Final = "EndTransaction"
 CHANGE_INVISIBLE_DURATION: Final = "ChangeInvisibleDuration"
 #: They end with an append, and come in great numbers.
 APPENDING: Final = frozenset({SEND_MESSAGE, ACK_MESSAGE, CHANGE_INVISIBLE_DURATION})
@@ -51,7 +52,7 @@ METHODS: Final = {
     "UpdateOffset": Method(calls.UpdateOffsetRequest, calls.UpdateOffsetResponse),
     "GetOffset": Method(calls.GetOffsetRequest, calls.GetOffsetResponse),
     "QueryOffset": Method(calls.QueryOffsetRequest, calls.QueryOffsetResponse),
-    "EndTransaction": Method(calls.EndTransactionRequest, calls.EndTransactionResponse),
+    END_TRANSACTION: Method(calls.EndTransactionRequest, calls.EndTransactionResponse),
     "NotifyClientTermination": Method(
         calls.NotifyClientTerminationRequest, calls.NotifyClientTerminationResponse
     ),

@@ -43,8 +43,10 @@ class Conversation:
         *,
         later: Later,
         wake: Callable[[], None],
+        may_hear: Callable[[calls.TelemetryCommand], bool] = lambda _: True,
     ) -> None:
-        """Rejected (TOO_MANY_REQUESTS). `close` when it is over."""
+        """`may_hear`: whether the client may be told such a command. Rejected (TOO_MANY_REQUESTS). `close`
+        when it is over."""
         self.waiting: deque[calls.TelemetryCommand] = deque()
         self._context = context
         self._streams = streams
@@ -52,6 +54,7 @@ class Conversation:
         self._limits = limits
         self._later = later
         self._wake = wake
+        self._may_hear = may_hear
         self._is_open = True
         self._said: pb.Settings | None = None
         self._answer: calls.TelemetryCommand | None = None
@@ -63,7 +66,7 @@ class Conversation:
             self._streams.remove(self._context.client_id, self)
 
     def tell(self, command: calls.TelemetryCommand) -> bool:
-        if not self._is_open or len(self.waiting) >= _MAX_WAITING:
+        if not self._is_open or len(self.waiting) >= _MAX_WAITING or not self._may_hear(command):
             return False
         self.waiting.append(command)
         self._wake()

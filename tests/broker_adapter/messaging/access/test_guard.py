@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -168,6 +169,24 @@ async def test_telemetry_is_signed_and_its_settings_are_judged(tmp_path: Path) -
             await talk.write(calls.TelemetryCommand(settings=settings))
             assert (await talk.read()).status.code == code
             await talk.done_writing()
+
+
+async def test_a_transaction_is_asked_of_nobody_who_may_not_end_it(tmp_path: Path) -> None:
+    """Client ids are no secrets, and the message is in the question."""
+    half = message(b"secret", message_type=pb.MessageType.TRANSACTION)
+    settings = calls.TelemetryCommand(settings=pb.Settings(client_type=pb.ClientType.PRODUCER))
+    async with guarded(tmp_path) as (w, _):
+        w.delivery.check_after_ms = 50
+        asked: dict[asyncio.Task[Any], str] = {}
+        for key in ("writer", "nobody"):  # both as the same client; the newer stream would be preferred
+            talk = w.telemetry(by(key))
+            await talk.write(settings)
+            assert (await talk.read()).status.code == Code.OK
+            asked[asyncio.ensure_future(talk.read())] = key
+        await code_of(w, "SendMessage", calls.SendMessageRequest(messages=[half]), by("writer"))
+        done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        assert {asked[task] for task in done} == {"writer"}
+        assert (await done.pop()).recover_orphaned_transaction_command.message.body == b"secret"
 
 
 async def test_who_names_no_group_releases_none(tmp_path: Path) -> None:
