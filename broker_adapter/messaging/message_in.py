@@ -11,6 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from broker_adapter.api import OutgoingMessage
 from broker_adapter.messaging import message_properties as names
+from broker_adapter.messaging.message_out import MAX_MS
 from broker_adapter.messaging.rejected import Code, Rejected
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.properties import KEYS, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR, TAGS
@@ -64,11 +65,13 @@ def incoming(message: pb.Message, max_body_bytes: int) -> Incoming:
     elif kind == _PRIORITY:
         properties[names.PRIORITY] = str(system.priority)
     elif kind == _DELAY:
-        deliver_at_ms = max(1, timestamp_ms(system.delivery_timestamp))
+        at_ms = timestamp_ms(system.delivery_timestamp)
+        deliver_at_ms = max(1, _time(at_ms, Code.ILLEGAL_DELIVERY_TIME, "delivery timestamp"))
         properties[names.DELIVER_AT_MS] = str(deliver_at_ms)
     elif kind == _TRANSACTION:
         properties[names.TRANSACTION_PREPARED] = "true"
-        check_after_ms = max(0, duration_ms(system.orphaned_transaction_recovery_duration))
+        after_ms = duration_ms(system.orphaned_transaction_recovery_duration)
+        check_after_ms = _time(after_ms, Code.BAD_REQUEST, "orphaned transaction recovery duration")
         if check_after_ms:
             properties[names.CHECK_IMMUNITY_S] = str(-(-check_after_ms // 1000))
     if system.trace_context:
@@ -83,7 +86,7 @@ def incoming(message: pb.Message, max_body_bytes: int) -> Incoming:
         message.body,
         properties,
         sys_flag=COMPRESSED if system.body_encoding == _GZIP else 0,
-        born_timestamp=max(0, timestamp_ms(system.born_timestamp)),
+        born_timestamp=_time(timestamp_ms(system.born_timestamp), Code.BAD_REQUEST, "born timestamp"),
     )
     return Incoming(made, message_id, kind, system.message_group, deliver_at_ms, check_after_ms)
 
@@ -192,6 +195,13 @@ def _check_text(text: str, most: int, code: Code, what: str, *, needed: bool = F
         least = "1 to " if needed else "at most "
         raise Rejected(code, f"{what} {text[:64]!r}: {least}{most} characters, no 0x01 or 0x02")
     return text
+
+
+def _time(ms: int, code: Code, what: str) -> int:
+    """0 for what was before 1970, or is negative."""
+    if ms > MAX_MS:
+        raise Rejected(code, f"{what}: {ms} ms is after the year 9999")
+    return max(0, ms)
 
 
 def _has_separator(text: str) -> bool:

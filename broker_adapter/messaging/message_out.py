@@ -25,7 +25,7 @@ _MD5, _GZIP, _IDENTITY = pb.DigestType.MD5, pb.Encoding.GZIP, pb.Encoding.IDENTI
 _DELAYS = (names.DELIVER_AT_MS, "TIMER_DELAY_MS", "TIMER_DELAY_SEC", "DELAY", "__STARTDELIVERTIME")
 _MAX_INT = (1 << 31) - 1
 #: The end of the year 9999, where Timestamps end.
-_MAX_MS = 253_402_300_799_999
+MAX_MS = 253_402_300_799_999
 
 
 def stored_message(record: bytes, topic: pb.Resource) -> pb.Message:
@@ -111,7 +111,7 @@ def _kind_of(properties: Mapping[str, str]) -> pb.MessageType:
     return _NORMAL
 
 
-def _number(text: str | None, most: int = _MAX_MS) -> int | None:
+def _number(text: str | None, most: int = MAX_MS) -> int | None:
     """Properties of other producers may be anything; what is no number of its field is left out."""
     if text is None or not (text.isascii() and text.isdigit() and len(text) < 19):
         return None

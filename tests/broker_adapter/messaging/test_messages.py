@@ -20,6 +20,8 @@ from tests.broker_adapter.messaging.world import message, resource
 
 KINDS = pb.MessageType
 MAX_BODY = 1_000
+#: Protobuf's times end with the year 9999; the field has room for more.
+NO_TIME_S = 253_402_300_800
 
 
 def judged(given: pb.Message) -> Incoming:
@@ -195,6 +197,17 @@ def digest(kind: int, checksum: str) -> pb.Digest:
         (message(user_properties={"a": "x" * (16 << 10)}), Code.MESSAGE_PROPERTIES_TOO_LARGE),
         (message(tag="t" * (16 << 10), keys=["k"]), Code.MESSAGE_PROPERTIES_TOO_LARGE),
         (message(trace_context="x" * 1025), Code.ILLEGAL_MESSAGE_PROPERTY_KEY),
+        (message(born_timestamp={"seconds": NO_TIME_S}), Code.BAD_REQUEST),
+        (
+            message(
+                message_type=KINDS.TRANSACTION, orphaned_transaction_recovery_duration={"seconds": NO_TIME_S}
+            ),
+            Code.BAD_REQUEST,
+        ),
+        (
+            message(message_type=KINDS.DELAY, delivery_timestamp={"seconds": NO_TIME_S}),
+            Code.ILLEGAL_DELIVERY_TIME,
+        ),
         (message(body_digest=digest(pb.DigestType.MD5, "00")), Code.MESSAGE_CORRUPTED),
         (message(body_digest=digest(pb.DigestType.SHA1, "00")), Code.MESSAGE_CORRUPTED),
     ],
