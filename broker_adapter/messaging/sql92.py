@@ -148,8 +148,9 @@ class _Parser:
         if word == "AND":
             return _and(left, self.expression(binds, depth))
         if word == "NOT":
-            word = self._next().text
-            if word not in {"BETWEEN", "IN", *_TEXT}:
+            behind = self._next()
+            word = behind.text
+            if behind.kind != "word" or word not in {"BETWEEN", "IN", *_TEXT}:
                 raise self._wrong(token, "BETWEEN, IN, CONTAINS, STARTSWITH or ENDSWITH behind NOT")
             return _not(self._predicate(word, left, binds, depth))
         return self._predicate(word, left, binds, depth)
@@ -170,7 +171,8 @@ class _Parser:
         return _compared(left, self.expression(binds, depth), _COMPARE[word])
 
     def _is_null(self, left: Node) -> Node:
-        is_negated = self._tokens[self._at].text == "NOT"
+        token = self._tokens[self._at]
+        is_negated = token.kind == "word" and token.text == "NOT"
         self._at += is_negated
         self.expect("NULL", "NULL behind IS")
         return lambda properties: (left(properties) is None) != is_negated
