@@ -65,6 +65,10 @@ class QueueCalls:
         self, request: calls.QueryOffsetRequest, context: CallContext
     ) -> calls.QueryOffsetResponse:
         topic, queue_id = _queue(request.message_queue, context)
+        if request.query_offset_policy not in pb.QueryOffsetPolicy.values():
+            raise Rejected(
+                Code.BAD_REQUEST, f"query offset policy {request.query_offset_policy} is not known"
+            )
         if request.query_offset_policy == pb.QueryOffsetPolicy.TIMESTAMP:
             when_ms = timestamp_ms(request.timestamp)
             offset = await self._broker.offset_by_time(topic, queue_id, when_ms)

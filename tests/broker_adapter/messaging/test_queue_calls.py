@@ -97,6 +97,7 @@ async def test_offsets_of_a_queue() -> None:
         assert (await query(w, policy.END)).offset == 3
         assert (await query(w, policy.TIMESTAMP, w.cluster.now_ms + 1)).offset == 3
         assert (await query(w, policy.END, queue_id=9)).status.code == Code.BAD_REQUEST
+        assert (await query(w, 99)).status.code == Code.BAD_REQUEST
 
 
 async def test_an_offset_that_was_updated_is_found() -> None:
