@@ -324,6 +324,7 @@ class BrokerProgram:
             now_ms=self.node.cluster_time_ms,
             answering=self._make_forwarder,
             guard=self._guard,
+            node_has_tls=self.config.tls is not None,
         )
 
     def _make_forwarder(self, handlers: MessagingHandlers, streams: ClientStreams) -> Forwarder:

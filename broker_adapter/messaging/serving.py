@@ -68,12 +68,13 @@ def client_service(
     now_ms: Callable[[], int],
     answering: Callable[[MessagingHandlers, ClientStreams], Answering] | None = None,
     guard: Guard | None = None,
+    node_has_tls: bool = False,
     monotonic_s: Callable[[], float] = time.monotonic,
 ) -> ClientService:
     """`members`: host:port by node id. `answering`: makes who answers the calls of clients, if that are
-    not the handlers themselves; `guard`: who may call. ConfigError if `settings` name a node that is none of
-    the members."""
-    routes = routes_by_port(broker_name, members, settings)
+    not the handlers themselves; `guard`: who may call; `node_has_tls`: the node's own port. ConfigError if
+    `settings` name a node that is none of the members."""
+    routes = routes_by_port(broker_name, members, settings, node_has_tls=node_has_tls)
     streams = ClientStreams(settings.max_clients)
     connected = ConnectedClients(streams, monotonic_s)
     parts = Parts(delivery, broker, directory, routes, settings, max_body_bytes, now_ms, connected.sent)
@@ -91,7 +92,11 @@ def client_service(
 
 
 def routes_by_port(
-    broker_name: str, members: Mapping[str, str], settings: ClientServiceSettings
+    broker_name: str,
+    members: Mapping[str, str],
+    settings: ClientServiceSettings,
+    *,
+    node_has_tls: bool = False,
 ) -> dict[str, Routes]:
     """Where clients reach the nodes that have come to the node's own port, or to one of those for clients."""
     for key, advertised in (("advertise", settings.advertise), ("tls_advertise", settings.tls_advertise)):
@@ -103,7 +108,7 @@ def routes_by_port(
     plain = {**_at_port_of(settings.listen, members), **settings.advertise}
     tls = {**_at_port_of(settings.tls_listen, members), **settings.tls_advertise}
     return {
-        NODE_PORT: Routes(broker_name, members, settings.advertise),
+        NODE_PORT: Routes(broker_name, members, settings.advertise, has_tls=node_has_tls),
         PLAIN_PORT: Routes(broker_name, members, plain),
         TLS_PORT: Routes(broker_name, members, tls, has_tls=True),
     }

@@ -15,13 +15,33 @@ from broker_adapter.settings import parse_settings
 from dledger import ChannelSecurity, Code, ConfigError, parse_config
 from tests.broker_adapter.cluster import brokers
 from tests.broker_adapter.messaging.forwarding.node_calls import NodeCalls, client_of
-from tests.broker_adapter.messaging.world import resource
+from tests.broker_adapter.messaging.world import HEADERS, resource
 from tests.process.cluster import free_ports
 from tests.tls.world import TlsWorld
 
 
 def trusting(ca: Path) -> ChannelSecurity:
     return ChannelSecurity(grpc.ssl_channel_credentials(ca.read_bytes()))
+
+
+async def broker_names(client: NodeCalls) -> set[str]:
+    answer = await client.call("QueryRoute", calls.QueryRouteRequest(topic=resource("t")))
+    return {queue.broker.name for queue in answer.message_queues}
+
+
+async def test_the_nodes_own_port_with_tls_has_a_broker_for_each_node_for_python(tmp_path: Path) -> None:
+    """Quirk: over TLS Python looks for all addresses of one place, as one name, in the certificate."""
+    tls = TlsWorld(tmp_path)
+    section = tls.section(tls.files("n1"), client_auth="none")
+    python = {**HEADERS, "x-mq-language": "PYTHON"}
+    async with brokers(tmp_path, 1, tls_of={"n1": section}) as cluster:
+        own, security = cluster.members["n1"], trusting(tls.ca)
+        async with client_of(own, security=security) as client:
+            (shared,) = await broker_names(client)
+        async with client_of(own, python, security) as client:
+            assert await broker_names(client) == {f"{shared}-n1"}
+    async with brokers(tmp_path / "plain", 1) as cluster, client_of(cluster.members["n1"], python) as client:
+        assert await broker_names(client) == {shared}
 
 
 async def route_ports(client: NodeCalls) -> set[int]:
