@@ -15,7 +15,7 @@ from broker_adapter.messaging.clients import ClientInfo, ClientStreams
 from broker_adapter.messaging.context import NODE_JS, CallContext
 from broker_adapter.messaging.directory import Directory
 from broker_adapter.messaging.names import group_of, topic_of
-from broker_adapter.messaging.rejected import Rejected, ok, status_of
+from broker_adapter.messaging.rejected import Code, Rejected, ok, status_of
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
 
@@ -23,6 +23,8 @@ from broker_adapter.messaging.v2 import service_pb2 as calls
 _MAX_WAITING = 64
 #: Of one producer, that are remembered.
 _MAX_TOPICS = 256
+#: Of settings: they are kept as long as the stream, and told again.
+_MAX_SETTINGS_BYTES = 256 << 10
 #: Clients in Node.js may not listen yet when their first settings are answered.
 _AGAIN_AFTER_S = 1.0
 
@@ -77,12 +79,15 @@ class Conversation:
         if command.WhichOneof("command") != "settings":
             return
         try:
+            if (size := command.ByteSize()) > _MAX_SETTINGS_BYTES:
+                text = f"settings of {size} bytes; {_MAX_SETTINGS_BYTES} are allowed"
+                raise Rejected(Code.PAYLOAD_TOO_LARGE, text)
             answer = calls.TelemetryCommand(status=ok(), settings=self._settled(command.settings))
         except Rejected as error:
             self.tell(calls.TelemetryCommand(status=status_of(error)))
             return
-        self._said, self._answer = command.settings, answer
-        self.tell(answer)
+        self._said = command.settings
+        self._tell_settings(answer)
         if self._context.language == NODE_JS:
             self._later(_AGAIN_AFTER_S, self._repeat)
 
@@ -92,8 +97,16 @@ class Conversation:
             return
         answer = calls.TelemetryCommand(status=ok(), settings=self._settled(self._said))
         if answer != self._answer:
-            self._answer = answer
-            self.tell(answer)
+            self._tell_settings(answer)
+
+    def _tell_settings(self, answer: calls.TelemetryCommand) -> None:
+        """Instead of such as wait still: whoever does not read needs the newest ones only."""
+        others = [command for command in self.waiting if command is not self._answer]
+        if len(others) < len(self.waiting):
+            self.waiting.clear()
+            self.waiting.extend(others)
+        self._answer = answer
+        self.tell(answer)
 
     def _repeat(self) -> None:
         """The newest ones: they may have changed meanwhile."""

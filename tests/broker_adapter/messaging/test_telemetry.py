@@ -143,6 +143,18 @@ def test_a_client_that_does_not_read_is_not_waited_for() -> None:
     assert len(talk.told()) == 64
 
 
+def test_a_client_that_only_writes_is_not_remembered_without_a_bound() -> None:
+    talk = Talk(ClientStreams(9), language="NODE_JS")
+    talk.conversation.heard(producer(*(f"topic-{i}".ljust(120, "x") for i in range(9_999))))
+    assert [answer.status.code for answer in talk.told()] == [Code.PAYLOAD_TOO_LARGE]
+    for i in range(100):
+        talk.conversation.heard(producer(*(f"topic-{i}-{n}".ljust(120, "x") for n in range(256))))
+        for _, repeat in talk.timers:
+            repeat()
+    (newest,) = {id(answer): answer for answer in talk.told()}.values()
+    assert newest.settings.publishing.topics[0].name.startswith("topic-99-0x")
+
+
 def test_the_number_of_streams_is_bounded() -> None:
     streams = ClientStreams(2)
     first, _ = Talk(streams, "a"), Talk(streams, "a")
