@@ -115,7 +115,7 @@ class MasterLink:
         self._outbox = Outbox(pb.FromNode)
         loop = asyncio.get_running_loop()
         self._gathering = Gathering(self._outbox.put, later=loop.call_later, when_idle=when_idle)
-        self._is_over = False
+        self._is_open = self._is_over = False
 
     def __len__(self) -> int:
         """Calls under way."""
@@ -200,7 +200,9 @@ class MasterLink:
     # -- clients ------------------------------------------------------------------------------------------
 
     def tell_client(self, client_id: str) -> None:
-        """It has come, said something else of itself, or gone."""
+        """It has come, said something else of itself, or gone. A stream begins with all that there are."""
+        if not self._is_open:
+            return
         is_here = client_id in self._clients
         found = clients_to_pb([(client_id, self._clients.info(client_id))] if is_here else [])
 
@@ -215,6 +217,7 @@ class MasterLink:
 
     def _tell_all(self) -> None:
         """One by one: each may name many topics, and a frame has its bound."""
+        self._is_open = True
         for client_id in self._clients:
             self.tell_client(client_id)
 
@@ -296,7 +299,7 @@ class MasterLink:
         call.wake()
 
     def _over(self) -> None:
-        self._is_over = True
+        self._is_open, self._is_over = False, True
         self._gathering.stop()
         text = f"the connection to {self.node_id} is broken"
         for call in list(self._calls.values()):

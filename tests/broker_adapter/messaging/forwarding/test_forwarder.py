@@ -482,6 +482,22 @@ async def test_a_client_that_comes_and_goes_at_once_is_not_taken_for_connected()
         assert set(node.infos) == {"a", "c"}
 
 
+async def test_of_clients_nothing_is_kept_for_a_master_that_cannot_be_reached() -> None:
+    async with pair() as p:
+        await p.server.stop(None)
+        await until(lambda: p.forwarder.link is not None and not p.forwarder.link.is_writable)
+        link = p.forwarder.link
+        assert link is not None
+        for _ in range(100):
+            stream = Deaf()
+            p.clients.add("a", stream)
+            p.clients.remove("a", stream)
+        p.clients.add("b", Deaf())
+        assert link._outbox.bytes == 0
+        await p.restart()
+        await until(lambda: [set(node.infos) for node in p.connected._nodes] == [{"b"}])
+
+
 @pytest.mark.parametrize(
     "change",
     [{"cluster_id": "other"}, {"node_id": "n2"}, {"node_id": "n9"}, {"remote_id": "n1"}, {"version": 9}],
