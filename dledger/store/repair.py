@@ -263,8 +263,8 @@ def scrub_step(
         reader.guarded(lambda: _drop_cache(data, index, pos, first, max_bytes, durable()))
         frames = reader.read(first, end_index, max_bytes, whole_batches=False)
         reader.guarded(lambda: _check_records(index, frames))
-    except ReadFailed:  # purged or truncated meanwhile
-        return ScrubStep(first, 0, None)
+    except ReadFailed:  # purged or truncated meanwhile: no end of the round
+        return scrub_step(reader, data, index, tail, durable, first, max_bytes)
     except EntryDamaged as error:
         at = max(first, min(error.index, end_index))
         found = reader.guarded(lambda: locate(data, index, reader.base, tail(), at))

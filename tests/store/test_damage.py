@@ -10,6 +10,7 @@ import pytest
 
 from dledger.core.values import EMPTY_TAIL
 from dledger.errors import Code, DLedgerError, StorageError
+from dledger.store import repair
 from dledger.store.api import EntryDamaged, Frames, LogStore
 from dledger.store.batch import Batch, encode_batch
 from dledger.store.disk_store import DiskLogStore
@@ -149,6 +150,19 @@ def test_scrubbing_finds_what_nobody_reads(store: LogStore) -> None:
         step = store.scrub(index, 500)
         assert step.damage is None
         index = step.next_index
+
+
+def test_a_scrub_that_a_purge_overtakes_goes_on_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, store = new_sim_store()
+    filled(store)
+    base = store.borders()[0]
+
+    def drop_cache(*_: object) -> None:
+        store.purge_to(base)
+
+    monkeypatch.setattr(repair, "_drop_cache", drop_cache)
+    step = store.scrub(0, 300)
+    assert step.bytes_read > 0 and step.next_index > base.index + 1
 
 
 def test_purge_truncation_and_reset_take_damages_along(opened: tuple[LogStore, Reopen]) -> None:
