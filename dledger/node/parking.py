@@ -28,6 +28,7 @@ class Parking:
         self._max_appends = max_appends
         self._waiting: deque[ParkedAppend] = deque()
         self._bytes = 0
+        self._next_deadline_ms: float = float("inf")
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -39,6 +40,7 @@ class Parking:
             return False
         self._waiting.append(append)
         self._bytes += size
+        self._next_deadline_ms = min(self._next_deadline_ms, append.deadline_ms)
         return True
 
     def retry(
@@ -49,6 +51,7 @@ class Parking:
         while self._waiting:
             outcome = admit(self._waiting[0])
             if isinstance(outcome, RoomIsComing) and now_ms < self._waiting[0].deadline_ms:
+                answers += [(token, outcome) for token in self._leave_late(now_ms)]
                 break
             token = self._leave().token
             if outcome is not None:
@@ -60,7 +63,18 @@ class Parking:
         tokens = [append.token for append in self._waiting]
         self._waiting.clear()
         self._bytes = 0
+        self._next_deadline_ms = float("inf")
         return tokens
+
+    def _leave_late(self, now_ms: int) -> list[object]:
+        """Those behind the first whose time is up: the tokens."""
+        if now_ms < self._next_deadline_ms:
+            return []
+        late = [append for append in self._waiting if append.deadline_ms <= now_ms]
+        self._waiting = deque(append for append in self._waiting if append.deadline_ms > now_ms)
+        self._bytes -= sum(len(body) for append in late for body in append.bodies)
+        self._next_deadline_ms = min(append.deadline_ms for append in self._waiting)
+        return [append.token for append in late]
 
     def _leave(self) -> ParkedAppend:
         append = self._waiting.popleft()

@@ -82,6 +82,23 @@ def test_who_has_waited_long_enough_is_refused_definitely() -> None:
     assert "long" not in host.shell.appends
 
 
+def test_who_waits_behind_somebody_more_patient_is_refused_in_time() -> None:
+    host, room = waiting_host()
+    host.append("long", b"y", timeout_ms=10_000)
+    host.append("short", b"x", timeout_ms=100)
+    host.append("last", b"z", timeout_ms=10_000)
+    host.pass_time(110)
+    refused = host.shell.appends["short"]
+    assert isinstance(refused, Overloaded) and refused.code is Code.LEADER_PENDING_FULL
+    assert set(host.shell.appends) == {"short"}
+    room.open()
+    host.pass_time(20)
+    host.disk()
+    host.append("next", b"n")
+    host.disk()
+    assert [entry.body for entry in host.entries()][-3:] == [b"y", b"z", b"n"]
+
+
 def test_rule_9_who_waits_for_room_learns_that_the_disk_is_full() -> None:
     host, room = waiting_host()
     host.append("waits", b"x")
