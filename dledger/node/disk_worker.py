@@ -243,6 +243,8 @@ class DiskWorker:
         self._purge_to = None
 
     def _call(self, job: CallJob) -> None:
+        if not job.outcome.set_running_or_notify_cancel():
+            return  # whoever asked waits no longer, as when the node stops
         try:
             job.outcome.set_result(job.work())
         except StorageError as error:

@@ -169,6 +169,34 @@ def test_rule_13_a_checkpoint_that_waits_is_known_to_wait(rig: Rig) -> None:
     assert not rig.worker.checkpoint_waits and rig.store.done[-1] == "checkpoint 0 without sessions"
 
 
+def test_a_call_that_nobody_waits_for_any_more_is_left_out(rig: Rig) -> None:
+    """A node that stops in the middle of a repair ends in good order."""
+    given_up = rig.worker.call(lambda: rig.store.done.append("given up"))
+    wanted = rig.worker.call(lambda: rig.store.done.append("wanted"))
+    assert given_up.cancel()
+    rig.worker.start()
+    assert rig.worker.stop(WAIT_S)
+    assert rig.fatals.empty() and wanted.done()
+    assert rig.store.done == ["wanted"]
+
+
+def test_a_call_that_has_begun_comes_to_its_end(rig: Rig) -> None:
+    started, going_on = Event(), Event()
+
+    def work() -> None:
+        started.set()
+        assert going_on.wait(WAIT_S)
+        rig.store.done.append("called")
+
+    outcome = rig.worker.call(work)
+    rig.worker.start()
+    assert started.wait(WAIT_S)
+    assert not outcome.cancel()
+    going_on.set()
+    assert rig.worker.stop(WAIT_S)
+    assert rig.fatals.empty() and rig.store.done == ["called"]
+
+
 def test_jobs_keep_their_order(rig: Rig) -> None:
     one, two = write_jobs(2)
     rig.worker.submit(one)
