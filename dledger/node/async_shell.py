@@ -220,11 +220,12 @@ class AsyncShell:
         self._step(self._replica.leader_stream_lost, leader_id, stream_id)
 
     def checkpoint(self) -> None:
-        """Queue a checkpoint, if anything changed since the last one, and that one is not still waiting."""
+        """Queue a checkpoint, if anything changed since the last one, and that one is not still waiting; also
+        if a full disk has put something off."""
         if self._dead or self._worker.checkpoint_waits:
             return
         found = self._replica.checkpoint()
-        if found != self._last_checkpoint:
+        if found != self._last_checkpoint or self._worker.has_put_off:
             self._last_checkpoint = found
             self._worker.submit_checkpoint(CheckpointJob(*found))
 

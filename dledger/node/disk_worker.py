@@ -101,6 +101,7 @@ class DiskWorker:
         self._late = LateBytes()
         store.on_synced = self._synced_a_part
         self.checkpoint_waits = False  # one is queued: behind a stuck fsync others would pile up
+        self._checkpoint_is_due = False  # the last one found no room
         # A daemon: a process that ends never waits for a thread that is stuck in the kernel.
         self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
 
@@ -115,6 +116,11 @@ class DiskWorker:
         """When that began, on the monotonic clock. Writing counts, too: a stuck disk may not even take it."""
         since = self._busy_since
         return None if since is None else int(since * 1000)
+
+    @property
+    def has_put_off(self) -> bool:
+        """A purge or a checkpoint found no room: the next checkpoint is to try again. Any thread."""
+        return self._checkpoint_is_due or self._purge_to is not None
 
     def start(self) -> None:
         self._thread.start()
@@ -226,8 +232,10 @@ class DiskWorker:
 
     def _checkpoint(self, job: CheckpointJob) -> None:
         self.checkpoint_waits = False
+        self._checkpoint_is_due = True
         try:
             self._store.save_checkpoint(job.committed_index, job.sessions)
+            self._checkpoint_is_due = False
         except StorageError as error:
             if error.code is not Code.DISK_FULL:
                 raise
@@ -239,7 +247,7 @@ class DiskWorker:
         except StorageError as error:
             if error.code is not Code.DISK_FULL:
                 raise
-            return  # tried again with the next job; a checkpoint comes every few seconds
+            return  # tried again with the next job: until then a checkpoint comes every few seconds
         self._purge_to = None
 
     def _call(self, job: CallJob) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from dledger.client import AsyncClient
-from dledger.errors import Code, DLedgerError, ReadFailed
+from dledger.core.values import Base
+from dledger.errors import Code, DLedgerError, ReadFailed, StorageError
 from dledger.node.server import NodeServer
 from dledger.node.state_machine import AppliedEntry
 from dledger.rpc.log_client import LogClient
@@ -27,6 +28,8 @@ EAGER = {"retention": {"max_bytes": 2 * FILE, "hold_bytes": 0, "check_interval":
 SMALL: dict[str, Any] = {
     "limits": {"max_batch_bytes": 32 << 10, "max_body_bytes": 16 << 10, "tail_cache_bytes": 64 << 10}
 }
+
+QUICK: dict[str, Any] = {"heartbeat_ms": 50, "election_min_ms": 300, "election_max_ms": 600}
 
 
 class Counter:
@@ -146,6 +149,28 @@ async def test_an_operator_purges_by_index(tmp_path: Path) -> None:
         await until(lambda: 0 < node.node_status().ledger_begin_index <= indexes[100])
         assert node.node_status().newest_image > indexes[-1]
         await client.close()
+
+
+async def test_rule_9_a_purge_that_found_no_room_is_tried_again_though_nobody_appends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**SMALL, "timing": {**QUICK, "checkpoint_ms": 20}}
+    async with running_nodes(tmp_path, 1, settings, data_file_size=FILE) as (node,):
+        indexes = await fill([node], 200)
+        purge, refused = node.store.purge_to, [0]
+
+        def purge_on_a_full_disk(base: Base) -> None:
+            if refused[0] < 10:
+                refused[0] += 1
+                raise StorageError("no room for a purge", code=Code.DISK_FULL)
+            purge(base)
+
+        monkeypatch.setattr(node.store, "purge_to", purge_on_a_full_disk)
+        client = LogClient(node.address, GROUP)
+        await client.purge(indexes[100], 0, 5)
+        await client.close()
+        await until(lambda: node.store.base.index > 0, 10)
+        assert refused == [10]
 
 
 async def test_a_follower_far_behind_gets_a_base_and_serves_once_it_has_an_image(tmp_path: Path) -> None:
@@ -309,7 +334,7 @@ async def test_rule_9_a_full_follower_catches_up_when_there_is_room_again(tmp_pa
 
 async def test_rule_9_a_leader_with_a_stuck_disk_makes_way_and_comes_back(tmp_path: Path) -> None:
     disks: dict[str, Disk] = {f"n{i}": FaultyDisk(tmp_path / f"n{i}") for i in (1, 2, 3)}
-    settings = {**SMALL, "timing": {"heartbeat_ms": 50, "election_min_ms": 300, "election_max_ms": 600}}
+    settings = {**SMALL, "timing": QUICK}
     async with running_nodes(tmp_path, 3, settings, data_file_size=FILE, disks=disks) as servers:
         await fill(servers, 20)
         old = leader_of(servers)
