@@ -118,6 +118,8 @@ class Repairer:
             try:
                 damage = await self._on_disk(lambda index=index: self._store.note_damage(index))  # type: ignore[misc]
             except StorageError as error:
+                if error.code not in HARMLESS:
+                    self._on_fatal(error)
                 _log.error("cannot look at damage", index=index, reason=str(error))
                 self._suspects.add(index)
                 is_known = False

@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from dledger.core.values import EMPTY_TAIL
-from dledger.errors import Code, StorageError
+from dledger.errors import Code, DLedgerError, StorageError
 from dledger.node.repairer import Repairer, Scrubber
 from dledger.rpc.peer_client import PeerUnreachable
 from dledger.rpc.ports import FetchedFrames
@@ -152,6 +152,20 @@ async def test_a_start_is_told_that_damage_could_not_be_noted() -> None:
         disk.is_full = False
         assert await repairer.mend(0)
         assert repairer.repaired == 1
+
+
+async def test_rule_9_a_disk_that_fails_while_damage_is_looked_at_ends_the_node() -> None:
+    """At a start nobody else would notice: it would look at the damage for ever."""
+    store, fatals = MemoryLogStore(Identity("c", "g", "n0", data_file_size=4096)), list[DLedgerError]()
+
+    def fail(work: Callable[[], object]) -> Future[object]:
+        done: Future[object] = Future()
+        done.set_exception(StorageError("the fsync failed", code=Code.FSYNC_FAILED))
+        return done
+
+    repairer = Repairer(store, {}, fail, on_fatal=fatals.append, bytes_per_second=0)
+    assert not await repairer.mend(0)
+    assert [error.code for error in fatals] == [Code.FSYNC_FAILED]
 
 
 async def test_a_store_that_has_failed_meanwhile_is_no_damage_that_has_gone(
