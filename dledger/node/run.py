@@ -91,7 +91,7 @@ async def _serve(server: NodeServer, program: Program | None, rejoin: bool) -> i
     if not starting.done():
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-        return EXIT_OK
+        return _ended(server)
     await starting
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     # What start-up made stays: the collector need not look at it again and again.
@@ -102,6 +102,10 @@ async def _serve(server: NodeServer, program: Program | None, rejoin: bool) -> i
     if program is not None:
         await program.stop()
     await server.stop()
+    return _ended(server)
+
+
+def _ended(server: NodeServer) -> int:
     if not server.is_released:
         # A thread is stuck in the kernel. The interpreter would wait for it at its exit, for ever.
         sys.stderr.flush()

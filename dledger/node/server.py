@@ -119,7 +119,7 @@ class NodeServer(OwnerFace):
         self._wall_ms = wall_ms
         self._trace = trace
         self._rejoining = ""
-        self.is_released = False  # after `stop`: nothing is left that a stuck disk keeps
+        self.is_released = True  # nothing is left that a stuck disk keeps; not so between `start` and `stop`
         self.metrics = NodeMetrics()
         self._on_fatal = on_fatal
         self._readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="reader")
@@ -139,6 +139,7 @@ class NodeServer(OwnerFace):
         FOREIGN_DIRECTORY, DIRECTORY_LOCKED, damage); nothing is left behind then.
         """
         self._is_started = True
+        self.is_released = False
         loop = self._loop = asyncio.get_running_loop()
         try:
             self.config.refuse_plaintext()
@@ -146,7 +147,7 @@ class NodeServer(OwnerFace):
                 self._security = await loop.run_in_executor(self._readers, NodeSecurity, self.config)
             self.store = await loop.run_in_executor(self._readers, self._open_store)
         except BaseException:
-            self._readers.shutdown(wait=False)
+            await self._release(self._end_readers, _DISK_STOP_S)
             raise
         try:
             self._applier = Applier(self._machine, self.store, self._trace)
@@ -588,8 +589,7 @@ class NodeServer(OwnerFace):
         if not hasattr(self, "_grpc"):
             # It never got so far as to have parts.
             await self._applier.stop()
-            self._readers.shutdown(wait=False)
-            self.is_released = await finished(self._close_only, _DISK_STOP_S)
+            await self._release(self._close_only, _DISK_STOP_S)
             return
         if self._http is not None:
             await self._http.stop()
@@ -604,18 +604,27 @@ class NodeServer(OwnerFace):
         for part in (self._scrubber, self._repairer, self._applier):
             await part.stop()
         self._readers.shutdown(wait=False, cancel_futures=True)
-        self.is_released = await finished(self._close_store, 2 * _DISK_STOP_S)
+        await self._release(self._close_store, 2 * _DISK_STOP_S)
         if not self.is_released:
             self._shell.give_up()
+
+    async def _release(self, work: Callable[[], bool], within_s: float) -> None:
+        self.is_released = await finished(work, within_s)
+        if not self.is_released:
             _log.error("the disk does not answer: stopping without it")
+
+    def _end_readers(self) -> bool:
+        """The interpreter, too, would wait for one that is stuck, at its exit and for ever."""
+        self._readers.shutdown(cancel_futures=True)
+        return True
 
     def _close_only(self) -> bool:
         self.store.close()
-        return True
+        return self._end_readers()
 
     def _close_store(self) -> bool:
         """On a thread of its own, which may get stuck."""
         if not self._allocator.stop(_DISK_STOP_S) or not self._worker.stop(_DISK_STOP_S):
             return False
         self.store.close()
-        return True
+        return self._end_readers()

@@ -39,9 +39,10 @@ async def in_thread(work: Callable[[], T], name: str) -> T:
 
 
 async def finished(work: Callable[[], bool], within_s: float) -> bool:
-    """Whether `work` was done in time and says so itself."""
-    try:
-        async with asyncio.timeout(within_s):
-            return await in_thread(work, "release")
-    except TimeoutError:
-        return False
+    """Whether `work` was done in time and says so itself. Also in a task that was cancelled before."""
+    working = asyncio.ensure_future(in_thread(work, "release"))
+    await asyncio.wait([working], timeout=within_s)
+    if working.done():
+        return working.result()
+    working.cancel()
+    return False

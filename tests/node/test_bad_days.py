@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -396,6 +397,21 @@ async def test_rule_9_a_node_stops_without_its_stuck_disk(tmp_path: Path) -> Non
         assert not node.is_released
     finally:
         disk.release()
+
+
+async def test_rule_9_a_node_stops_without_a_read_that_does_not_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dledger.node.server._DISK_STOP_S", 0.2)
+    node = make_server(tmp_path, "n1", {"n1": "127.0.0.1:0"})
+    await node.start()
+    going_on = threading.Event()
+    node._readers.submit(going_on.wait)
+    try:
+        await node.stop()
+        assert not node.is_released, "the interpreter would wait for it"
+    finally:
+        going_on.set()
 
 
 class Unanswered:

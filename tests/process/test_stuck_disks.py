@@ -107,6 +107,22 @@ async def test_rule_9_a_stuck_leader_that_is_told_to_stop_ends_and_comes_back(tm
         await load.assert_kept()
 
 
+async def test_rule_9_a_start_on_a_stuck_disk_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    async with ProcessCluster(tmp_path, settings=FAST, spoilable=True) as cluster:
+        await cluster.settle()
+        (node, *_) = others(cluster, await cluster.leader())
+        await cluster.kill(node)
+        cluster.spoil(node, stuck=True)
+        await cluster.start([node])
+        held = cluster.folder / node / "lock"
+        await cluster.wait_for(lambda seen: held.read_text() == f"{cluster.processes[node].pid}\n")
+        assert await cluster.stop(node, within_s=20) == 1
+        assert "stopping without it" in cluster.log_of(node)
+        cluster.spoil(node)
+        await cluster.start([node])
+        await cluster.settle()
+
+
 async def test_rule_9_nobody_makes_way_when_all_share_a_disk_that_is_slow_and_then_stuck(
     tmp_path: Path,
 ) -> None:
