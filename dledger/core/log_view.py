@@ -21,6 +21,7 @@ class LogView:
         self.durable_index = end_index  # recovery ends with an fdatasync of all it accepted (rule 1)
         self.verified_index = base.index  # known to equal the current leader's log, in this term
         self.generation = 0  # grows with each truncation; completions of older writes are void
+        self._carried_out = 0  # of that generation the disk has reported something
         self._runs: list[TermRun] = list(runs)
         self._starts: list[int] = [run.first_index for run in runs]
         self._check()
@@ -33,6 +34,11 @@ class LogView:
     def end_term(self) -> int:
         """ledger_end_term: the stored term of the last entry, -1 when the log never held one."""
         return self._runs[-1].term if self.end_index > self.base.index else self.base.term
+
+    @property
+    def is_being_cut(self) -> bool:
+        """A truncation, or a reset, has not been carried out yet."""
+        return self._carried_out != self.generation
 
     @property
     def runs(self) -> tuple[TermRun, ...]:
@@ -125,6 +131,7 @@ class LogView:
         """A write has become durable. False if it is void: of an older generation, or gone."""
         if generation != self.generation or last_index > self.end_index:
             return False
+        self._carried_out = generation
         if last_index <= self.base.index or self.term_at(last_index) != term:
             return False
         if last_index > self.durable_index:

@@ -66,7 +66,7 @@ class Waiter:
     outcome: AppendOutcome
 
 
-_NO_ROOM = ReservedEnd(-1, -1)
+NO_ROOM = ReservedEnd(-1, -1)
 _OVERHEAD_OF_HEAD = HEADER_SIZE + len(encode_internal(Stamped(0, SessionBatch(0, 0, 0, 0))))
 
 _REFUSALS: dict[Judgement, tuple[type[DLedgerError], Code, str]] = {
@@ -101,7 +101,7 @@ class Admission:
         self.pending_bytes = 0  # of all waiters
         self.limits_hit: dict[str, int] = {}
         self.room: Callable[[], ReservedEnd] | None = None  # up to where the disk surely has room
-        self._known_room = _NO_ROOM  # what `room` said last: it shrinks only when the log does
+        self._known_room = NO_ROOM  # what `room` said last: it shrinks only when the log does
         self.is_full: Callable[[], bool] = lambda: False  # and there is none to be had
         self.want_room: Callable[[], None] = lambda: None  # somebody waits for `room` to grow
         self.others_are_full: Callable[[], bool] = lambda: False  # too many to commit anything
@@ -354,14 +354,14 @@ class Admission:
     def reset(self, tail: Tail, base: Base) -> None:
         """The log was replaced by an empty one that begins after `base`."""
         assert not self._waiters and not self._gathered
-        self._known_room = _NO_ROOM
+        self._known_room = NO_ROOM
         self.tail = tail
         self.state.reset(base)
 
     def truncate_after(self, tail: Tail) -> None:
         """The log ends at `tail` now. Only a follower truncates, and it has nobody waiting."""
         assert not self._waiters and not self._gathered
-        self._known_room = _NO_ROOM
+        self._known_room = NO_ROOM
         self.tail = tail
         self.state.truncate_after(tail.index)
 

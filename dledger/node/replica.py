@@ -49,7 +49,7 @@ from dledger.core.messages import Append, Compare, Message, Truncate
 from dledger.core.raft import RaftCore
 from dledger.core.values import Base, CoreConfig, OwnerFitness, Role, Tail
 from dledger.errors import Code, DLedgerError, NotLeader, Overloaded, StorageError, error_for
-from dledger.node.admission import Admission, AppendLimits, RoomIsComing
+from dledger.node.admission import NO_ROOM, Admission, AppendLimits, RoomIsComing
 from dledger.node.held import HeldMessages
 from dledger.node.log_state import Rebuilt
 from dledger.node.parking import ParkedAppend, Parking
@@ -111,7 +111,7 @@ class Replica:
         if rebuilt is not None:
             self.admission.state = rebuilt.state
         self.admission.tail = store.tail
-        self.admission.room = lambda: store.reserved_end
+        self.admission.room = lambda: NO_ROOM if self.core.log.is_being_cut else store.reserved_end
         self.admission.is_full = lambda: not store.has_room
         self.admission.others_are_full = self._others_are_full
         self.parking = Parking(config.limits.max_pending_bytes, config.limits.max_pending_appends)

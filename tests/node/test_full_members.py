@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dledger.core.messages import HeartbeatResponse
 from dledger.errors import Code, Overloaded
-from dledger.node.shell import AppendOutcome
+from dledger.node.shell import AppendOutcome, HardStateJob, TruncateJob
 from tests.node.replica_world import Host, World
 
 
@@ -50,3 +50,28 @@ def test_rule_9_a_retry_of_what_was_stored_is_answered_while_the_others_are_full
     assert isinstance(again, AppendOutcome) and again.duplicate
     refused = leader.append(3, b"more", session=(opened.index, 2))
     assert isinstance(refused, Overloaded) and refused.code is Code.DISK_FULL
+
+
+def test_rule_9_space_that_a_truncation_takes_along_is_not_counted_on_by_who_leads_later() -> None:
+    world = World("a", "b", "c")
+    old = world.elect("a")
+    world.cut.add("a")
+    old.append("lost", b"of a leader that nobody hears")
+    old.disk()
+    new = world.elect("b")
+    world.cut.clear()
+    world.connect(new, "a")
+    while not any(isinstance(job, TruncateJob) for job in old.shell.jobs):
+        world.carry(disk=False)
+        if old.shell.jobs and isinstance(old.shell.jobs[0], HardStateJob):
+            old.one_job()
+    world.carry(disk=False)
+    assert old.replica.log_tail == new.replica.log_tail, "pushed before the truncation is carried out"
+    old.store.prepare = lambda *_, **__: False  # type: ignore[method-assign]
+    world.carry()
+    world.elect("a")
+    assert old.core.committed_index == old.store.end_index
+    old.store.capacity = old.store.tail.pos
+    refused = old.append("more", bytes(100))
+    assert isinstance(refused, Overloaded) and refused.code is Code.DISK_FULL
+    assert not old.shell.jobs
