@@ -300,11 +300,15 @@ class FileSequence:
 
     def _remove(self, start: int) -> None:
         self._removed.append(self._handles.pop(start))
-        self._unreadable = {at for at in self._unreadable if self.start_of(at) != start}
+        self._forget_lost(start)
         self._dirty.discard(start)
         self._sparse.discard(start)
         self._disk.unlink(self.path_of(start))
         self._paths.pop(start, None)
+
+    def _forget_lost(self, start: int) -> None:
+        """In place, and by a copy: a reader may add to them meanwhile."""
+        self._unreadable -= {at for at in sorted(self._unreadable) if self.start_of(at) == start}
 
     def begin_copy(self, start: int) -> int:
         """A handle of a new, empty file that may take the place of the one that begins at `start`.
@@ -333,7 +337,7 @@ class FileSequence:
         """
         self._disk.rename(self._temporary(start), self.path_of(start))
         self._ranges.pop(start, None)
-        self._unreadable = {at for at in self._unreadable if self.start_of(at) != start}
+        self._forget_lost(start)
         self._sparse.discard(start)
         self._dirty.discard(start)
         self._removed.append(self._handles[start])

@@ -17,8 +17,9 @@ from dledger.store.api import EntryDamaged, Frames
 from dledger.store.batch import Batch
 from dledger.store.disk import Buffer, OsDisk
 from dledger.store.disk_store import DiskLogStore
+from dledger.store.files import FileSequence
 from dledger.store.identity import init_directory
-from dledger.testing.sim_disk import CrashKind
+from dledger.testing.sim_disk import CrashKind, SimDisk
 from tests.store.helpers import IDENTITY, ROOT, join, make_batches, read_all
 from tests.store.rotten_disk import RottenDisk
 
@@ -234,3 +235,23 @@ def test_the_scrub_leaves_pages_alone_that_are_being_written_to(tmp_path: Path) 
     store.scrub(0, 10_000)
     assert before <= set(disk.pages), "from the page of the durable end on nothing was dropped"
     store.close()
+
+
+def test_a_reader_may_find_a_page_lost_while_files_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimDisk()
+    disk.mkdir(ROOT)
+    files = FileSequence(disk, ROOT, PAGE)
+    for number in range(4):
+        files.ensure(number * PAGE)
+    lost, start_of = files._unreadable, files.start_of
+    lost |= {0, 2 * PAGE}
+
+    def while_somebody_reads(pos: int) -> int:
+        lost.add(3 * PAGE)
+        return start_of(pos)
+
+    monkeypatch.setattr(files, "start_of", while_somebody_reads)
+    files.remove_below(PAGE)
+    assert [files.is_unreadable_after(pos) for pos in (0, 3 * PAGE, 4 * PAGE)] == [True, True, False]
+    files.write(3 * PAGE, [b"anew"], size=4)
+    assert sorted(files._unreadable) == [2 * PAGE]
