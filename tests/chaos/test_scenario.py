@@ -30,7 +30,8 @@ def test_each_scenario_is_named_as_its_file_and_has_a_plan(scenario: Scenario) -
 
 def test_the_middle_of_a_bridge_is_a_follower() -> None:
     """Nothing is cut that is used where a leader sees both halves: the run would say nothing."""
-    middles = {step.target for scenario in all_scenarios() for step in scenario.fault if step.kind == "bridge"}
+    steps = [step for scenario in all_scenarios() for step in scenario.fault]
+    middles = {step.target for step in steps if step.kind == "bridge"}
     assert middles == {"follower"}
 
 
