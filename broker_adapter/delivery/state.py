@@ -227,7 +227,8 @@ class DeliveryState:
         if change.kind is ChangeKind.CHANGE:
             held = held._replace(pop=number, renews=False)
         elif change.kind is ChangeKind.RETURN:
-            held = held._replace(attempts=held.attempts - 1, renews=False)
+            # Nor does the call that did not get it hold it: repeated, it is given it as anybody is.
+            held = held._replace(attempts=held.attempts - 1, attempt_id="", renews=False)
         elif change.kind is ChangeKind.RELEASE:
             held = held._replace(renews=False)
         self._put(queue, change.offset, held)

@@ -153,7 +153,8 @@ class DeliveryModel:
                         stamp_ms + invisible_ms,
                         *held[2:],
                     ]
-                    changed[2] -= kind is ChangeKind.RETURN  # type: ignore[operator]
+                    if kind is ChangeKind.RETURN:
+                        changed[2], changed[4] = held[2] - 1, ""
                     changed[5] = held[5] and kind is ChangeKind.RENEW
                     self._pending[key, offset] = tuple(changed)  # type: ignore[assignment]
             case Hold():

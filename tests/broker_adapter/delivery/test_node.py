@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -323,21 +324,22 @@ async def test_what_a_filter_does_not_want_is_passed_over(tmp_path: Path) -> Non
         assert bodies(other) == ["a", "b", "c", "d"]
 
 
-async def test_what_reached_nobody_is_no_attempt(tmp_path: Path) -> None:
+@pytest.mark.parametrize("attempt_id", ["", "the same call once more"])
+async def test_what_reached_nobody_is_no_attempt(tmp_path: Path, attempt_id: str) -> None:
     """A client goes while its receive waits, or while what it gets is on its way into the log."""
     async with brokers(tmp_path, 1) as cluster:
         program = await cluster.master()
-        delivery = program.delivery
+        receive = partial(
+            program.delivery.receive, "g", "t", invisible_ms=60_000, wait_ms=20_000, attempt_id=attempt_id
+        )
         await send(program, "a")
         for _ in range(3):
-            task = asyncio.create_task(
-                delivery.receive("g", "t", client_id="gone", invisible_ms=60_000, wait_ms=20_000)
-            )
-            while not task.done() and delivery.figures().pending == 0:
+            task = asyncio.create_task(receive(client_id="gone"))
+            while not task.done() and program.delivery.figures().pending == 0:
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        (one,) = await delivery.receive("g", "t", client_id="c", invisible_ms=60_000, wait_ms=20_000)
+        (one,) = await receive(client_id="c")
         assert (bodies([one]), one.attempt) == (["a"], 1)
 
 
