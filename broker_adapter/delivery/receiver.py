@@ -114,17 +114,19 @@ class Receiver:
         while True:
             # Known as waiting before it looks: nothing can come unnoticed in between.
             woken = self._views.enter(call.who)
+            found: list[Delivery] = []
             is_over = True
             try:
                 found = await self._try(call, deadline, check)
-                is_over = bool(found) or loop.time() >= deadline
-                if is_over:
+                if found or loop.time() >= deadline:
                     return found
                 await self._wait(call, woken, deadline)
+                is_over = False
             finally:
                 self._views.leave(call.who, woken)
-                if is_over and woken.done():
-                    self._views.wake_one(call.who)  # what woke this one is for the next one
+                if is_over and (woken.done() or not found):
+                    # What woke this one, or the time that it alone may know of, is for the next one.
+                    self._views.wake_one(call.who)
 
     async def record(self, key: QueueKey, offset: int) -> bytes:
         """The message at an offset. ReadFailed (MESSAGE_NOT_FOUND)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -107,6 +108,45 @@ async def test_a_waiting_receive_is_woken_by_a_send_and_by_a_time_that_is_over(t
         waiting = asyncio.create_task(delivery.receive("g", "t", client_id="c", wait_ms=20_000))
         await delivery.send("t", message("second"), message_id="2")
         assert [decode(found.record).body for found in await waiting] == [b"second"]
+
+
+async def test_a_receive_that_is_woken_and_goes_wakes_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        delivery = (await cluster.master()).delivery
+        await delivery.send("t", message("first"), message_id="1")
+        await delivery.receive("g", "t", client_id="c", invisible_ms=60_000, wait_ms=20_000)
+        receive = partial(delivery.receive, "g", "t", client_id="c", wait_ms=50_000)
+        first, second = asyncio.create_task(receive()), asyncio.create_task(receive())
+        await until(lambda: delivery.figures().waiting_receives == 2)
+        arrived = delivery._views.arrived
+
+        def arrived_and_gone(topics: Iterable[str]) -> None:
+            arrived(topics)
+            first.cancel()
+
+        monkeypatch.setattr(delivery._views, "arrived", arrived_and_gone)
+        await delivery.send("t", message("second"), message_id="2")
+        async with asyncio.timeout(20):
+            assert bodies(await second) == ["second"]
+        assert first.cancelled()
+
+
+async def test_a_receive_that_ends_without_messages_leaves_times_to_the_next_one(tmp_path: Path) -> None:
+    """The first of them is woken by another time, and waits for it no longer than it may."""
+    async with brokers(tmp_path, 1) as cluster:
+        delivery = (await cluster.master()).delivery
+        await delivery.send("t", message("a"), message_id="a")
+        (one,) = await delivery.receive("g", "t", client_id="c", invisible_ms=60_000, wait_ms=20_000)
+        receive = partial(delivery.receive, "g", "t", client_id="c")
+        first = asyncio.create_task(receive(wait_ms=500))
+        second = asyncio.create_task(receive(wait_ms=50_000))
+        await until(lambda: delivery.figures().waiting_receives == 2)
+        await delivery.change_invisible("g", "t", one.handle, 4_000)
+        assert await first == []
+        async with asyncio.timeout(20):
+            assert bodies(await second) == ["a"]
 
 
 async def test_delays_and_halves_come_into_their_queues_once(tmp_path: Path) -> None:
