@@ -11,7 +11,13 @@ from broker_adapter.delivery.committer import Committer, Request
 from broker_adapter.delivery.queue_state import Held
 from broker_adapter.message import decode
 from broker_adapter.message_writer import MessageWriter
-from broker_adapter.properties import UNIQ_KEY, PropertiesText, split_properties, with_property
+from broker_adapter.properties import (
+    MAX_PROPERTIES_BYTES,
+    UNIQ_KEY,
+    PropertiesText,
+    split_properties,
+    with_property,
+)
 from broker_adapter.topic_names import DEAD_LETTER_PREFIX
 
 #: RocketMQ's names of what the message was before.
@@ -58,6 +64,10 @@ class DeadLetters:
 def _letter(topic: str, record: bytes) -> OutgoingMessage:
     message = decode(record, verify_body=False)
     message_id = split_properties(message.properties).get(UNIQ_KEY, message.offset_id)
-    properties = with_property(PropertiesText(message.properties), ORIGIN_TOPIC, topic)
-    properties = with_property(properties, ORIGIN_MESSAGE_ID, message_id)
+    properties = PropertiesText(message.properties)
+    for name, value in ((ORIGIN_TOPIC, topic), (ORIGIN_MESSAGE_ID, message_id)):
+        longer = with_property(properties, name, value)
+        # What no record can hold is left out: nobody would be rid of the message otherwise.
+        if len(longer.text.encode()) <= MAX_PROPERTIES_BYTES:
+            properties = longer
     return OutgoingMessage(message.body, properties, message.flag, message.sys_flag, message.born_timestamp)

@@ -37,7 +37,7 @@ from broker_adapter.errors import (
 )
 from broker_adapter.message import decode
 from broker_adapter.program import BrokerProgram
-from broker_adapter.properties import split_properties
+from broker_adapter.properties import MAX_PROPERTIES_BYTES, split_properties
 from tests.broker_adapter.cluster import brokers, in_step
 from tests.node.local import until
 
@@ -262,6 +262,23 @@ async def test_what_was_given_too_often_goes_to_the_dead_letters(tmp_path: Path)
         assert properties["colour"] == "red"
         _, offsets = await program.broker.offsets("g")
         assert [one.offset for one in offsets if one.topic == "t"].count(1) == 1
+
+
+async def test_a_dead_letter_without_room_says_less_of_where_it_comes_from(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        delivery = program.delivery
+        await program.broker.put_group(GroupConfig("g", retry_max_times=0, consume_orderly=True))
+        full = "x" * (MAX_PROPERTIES_BYTES - len("full12") - len("DLQ_ORIGIN_TOPIC1t2"))
+        await program.broker.send("t", [message("a", full=full), message("b")], queue_id=0)
+        await in_step(program)
+        receive = partial(delivery.receive, "g", "t", client_id="c", max_messages=1, wait_ms=20_000)
+        (one,) = await receive(invisible_ms=1)
+        await until(lambda: program.node.cluster_time_ms() > one.invisible_until_ms)
+        assert bodies(await receive(invisible_ms=60_000)) == ["b"]
+        (dead,) = await delivery.receive("other", "%DLQ%g", client_id="c", wait_ms=20_000)
+        properties = split_properties(decode(dead.record).properties)
+        assert properties == {"full": full, "DLQ_ORIGIN_TOPIC": "t"}
 
 
 @pytest.mark.parametrize("way", ["is refused", "outlives its client"])
