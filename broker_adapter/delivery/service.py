@@ -283,12 +283,11 @@ class DeliveryService:
             text = f"{len(self._views)} receives wait for messages; try again later"
             raise ReadFailed(Status.TOO_MANY_HELD_PULLS, text)
         self._renewals.heard_of(client_id)
-        offsets = known.offsets
         call = Receive(
             GroupTopic(group, topic),
             known.config,
             config.read_queues,
-            lambda queue_id: offsets.get((topic, queue_id), 0),
+            partial(self._first_offset, group, topic),
             client_id,
             wanted,
             min(max_messages, _MAX_MESSAGES),
@@ -386,6 +385,11 @@ class DeliveryService:
             text = f"topic {topic} gives no messages (perm {config.perm})"
             raise error_for(Status.TOPIC_NOT_READABLE, text)
         return config
+
+    def _first_offset(self, group: str, topic: str, queue_id: int) -> int:
+        """Where a queue that is new to the group begins now: while a receive waits, that may be reset."""
+        known = self._metadata.group(group)
+        return 0 if known is None else known.offsets.get((topic, queue_id), 0)
 
     def _check_open(self, group: str, topic: str) -> None:
         """Whether a receive that waits may go on: the topic may have been deleted meanwhile."""

@@ -414,6 +414,21 @@ async def test_resetting_a_group_gives_everything_again_and_ends_the_handles(tmp
         assert delivery.figures().pending == 0
 
 
+async def test_a_receive_that_waits_goes_by_a_reset_of_what_the_group_was_never_given(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        await program.broker.put_group(GroupConfig("g"))
+        await send(program, "a", "b")
+        await program.broker.reset_offsets("g", [QueueOffset("t", 0, 2)])
+        receive = partial(program.delivery.receive, "g", "t", client_id="c", invisible_ms=60_000)
+        waiting = asyncio.create_task(receive(wait_ms=20_000))
+        await until(lambda: program.delivery.figures().waiting_receives == 1)
+        await program.broker.reset_offsets("g", [QueueOffset("t", 0, 0)])
+        await send(program, "c")
+        found = await waiting
+        assert bodies(found + await receive()) == ["a", "b", "c"]
+
+
 async def test_limits_have_numbers(tmp_path: Path) -> None:
     limits = {"max_pending_per_queue": 2, "max_held_bytes": 200, "max_delay_ms": 1000}
     async with brokers(tmp_path, 1, {"delivery": limits}) as cluster:
