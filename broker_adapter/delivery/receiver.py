@@ -31,7 +31,7 @@ from broker_adapter.delivery.handles import receipt_handle
 from broker_adapter.delivery.queue_state import Held, QueueDelivery
 from broker_adapter.delivery.reading import Found, Plan, look
 from broker_adapter.delivery.state import DeliveryState
-from broker_adapter.delivery.views import GroupTopic, Views
+from broker_adapter.delivery.views import GroupTopic, QueueView, Views
 from broker_adapter.errors import BrokerError, ReadFailed, Status
 from broker_adapter.queue_reader import QueueReader
 
@@ -224,7 +224,7 @@ class Receiver:
     def _propose(self, call: Receive, found: Sequence[Found]) -> Request | None:
         """In the step in which the reads have ended."""
         elements: list[Element] = []
-        popped = []
+        popped: list[QueueView] = []
         for one in found:
             dead = {offset for offset, _ in self._worn_out(call, one)}
             again = tuple((offset, held.pop) for offset, held in one.again if offset not in dead)
@@ -237,7 +237,7 @@ class Receiver:
                 elements.append(self._pop(call, one, again))
                 view.cursor = one.end
                 view.under_way += 1
-                popped.append(one)
+                popped.append(view)
         if not elements:
             return None
         release = partial(self._release, call.who, list(found), popped, self._dead_of(call, found))
@@ -273,11 +273,11 @@ class Receiver:
         self,
         who: GroupTopic,
         found: list[Found],
-        popped: list[Found],
+        popped: list[QueueView],
         dead: dict[QueueKey, set[int]],
     ) -> None:
-        for one in popped:
-            self._views.queue(one.plan.key).under_way -= 1
+        for view in popped:  # of this leadership: a later one has others
+            view.under_way -= 1
         for one in found:
             kept = dead[one.plan.key]
             view = self._views.queue(one.plan.key)

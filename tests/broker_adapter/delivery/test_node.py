@@ -477,6 +477,34 @@ async def test_delivery_goes_on_under_another_master(tmp_path: Path) -> None:
         assert sorted(rest) == ["half", "late"]
 
 
+async def test_an_append_that_ends_with_the_leadership_does_not_count_in_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is begun in the step in which the leadership ends."""
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        delivery, begin = program.delivery, program.delivery._committer._begin
+        await program.broker.put_group(GroupConfig("g", consume_orderly=True))
+        await send(program, "a")
+        stopped: list[asyncio.Task[None]] = []
+
+        def begin_and_stop() -> None:
+            monkeypatch.undo()
+            program.writer.close()
+            stopped.append(asyncio.create_task(program.adapter._stop_services()))
+            begin()
+
+        monkeypatch.setattr(delivery._committer, "_begin", begin_and_stop)
+        term, role_epoch = program.adapter.term, program.adapter.role_epoch
+        with pytest.raises(PutRefused):
+            await delivery.receive("g", "t", client_id="c", invisible_ms=60_000)
+        await asyncio.gather(*stopped)
+        await program.adapter.change_to_master(term, role_epoch)
+        program.adapter.accept_writes(term, role_epoch)
+        found = await delivery.receive("g", "t", client_id="c", invisible_ms=60_000, wait_ms=5000)
+        assert bodies(found) == ["a"]
+
+
 async def test_a_receive_ends_when_its_topic_is_deleted_and_a_new_one_begins_anew(tmp_path: Path) -> None:
     async with brokers(tmp_path, 1) as cluster:
         program = await cluster.master()
