@@ -41,10 +41,11 @@ class Request:
     """Messages and elements that take effect together, or not at all.
 
     `digest` is that of the id of the first message. `done` is for who asked; `release` is called once, when
-    it is certain what became of the request, or when this broker is no master any more.
+    it is certain what became of the request, or when this broker is no master any more. `applied` is what
+    came of the elements, also if `done` has ended in doubt.
     """
 
-    __slots__ = ("_release", "digest", "done", "elements", "queued", "size")
+    __slots__ = ("_release", "applied", "digest", "done", "elements", "queued", "size")
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class Request:
         self.queued = queued
         self.elements = elements
         self.digest = digest
+        self.applied: Done | None = None
         self._release: Callable[[], None] | None = release
         self.done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         self.size = sum(sum(one.batch.sizes) for one in queued)
@@ -273,7 +275,8 @@ class Committer:
         for request in self._under_way.pop(request_id, ()):
             count = len(request.elements)
             if count:
-                request.settle(Done([], outcomes[at : at + count]))
+                request.applied = Done([], outcomes[at : at + count])
+                request.settle(request.applied)
                 at += count
                 request.release()
             elif request.digest:

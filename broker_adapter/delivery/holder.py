@@ -162,14 +162,15 @@ class Holder:
         if size > (most := self._writer.max_command_bytes):
             text = f"a delayed or half message of {size} bytes, more than the {most} of a command"
             raise IllegalMessage(Status.BODY_TOO_LARGE, text)
-        request = self._sender.request(hold.digest, elements=[hold])
-        request.done.add_done_callback(partial(self._taken, hold.due_ms))
+        taken = partial(self._taken, hold.due_ms)
+        request = self._sender.request(hold.digest, elements=[hold], released=taken)
         done = await within(timeout_ms, asyncio.shield(request.done))
         return _number_of(done), False
 
-    def _taken(self, due_ms: int, done: asyncio.Future[Done]) -> None:
-        if self._is_leading and not done.cancelled() and done.exception() is None:
-            self._watch(due_ms, _number_of(done.result()))
+    def _taken(self, due_ms: int, request: Request) -> None:
+        """Also if whoever sent it was told that it is in doubt."""
+        if self._is_leading and request.applied is not None:
+            self._watch(due_ms, _number_of(request.applied))
 
     # -- ending -------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
@@ -135,10 +135,19 @@ class Sender:
             return self._state.ids.find(digest)
 
     def request(
-        self, digest: bytes, *, queued: Sequence[QueuedRecords] = (), elements: Sequence[Element] = ()
+        self,
+        digest: bytes,
+        *,
+        queued: Sequence[QueuedRecords] = (),
+        elements: Sequence[Element] = (),
+        released: Callable[[Request], None] = lambda _: None,
     ) -> Request:
-        """Submitted, and known under its id as long as the state does not know it."""
-        release = partial(self._release, digest)
+        """Submitted, known under its id as long as the state does not know it. Then `released` is told."""
+
+        def release() -> None:
+            self._release(digest)
+            released(request)
+
         request = Request(queued=queued, elements=elements, digest=digest, release=release)
         self._committer.submit(request)
         if digest:

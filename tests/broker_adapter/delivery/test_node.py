@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,7 @@ from broker_adapter.errors import (
     BrokerError,
     Busy,
     IllegalMessage,
+    PutIndeterminate,
     PutRefused,
     ReadFailed,
     Status,
@@ -205,6 +207,31 @@ async def test_nobody_ends_what_is_held_for_another_topic(tmp_path: Path) -> Non
                 await delivery.end_transaction("u", made_up, resolution)
         assert len(program.delivery_state.held.all) == 2
         await delivery.end_transaction("t", half.transaction_id, Resolution.COMMIT)
+
+
+async def test_a_delayed_message_that_was_in_doubt_comes_when_it_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its append is committed after who asked was told that nobody knows."""
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        await program.broker.put_topic(TopicConfig("t"))
+        put, appends = program.writer.put_together, []
+
+        async def put_later(*what: Any, **more: Any) -> list[int]:
+            monkeypatch.undo()
+            appends.append(asyncio.create_task(put(*what, **more)))
+            raise PutIndeterminate(Status.OUTCOME_UNKNOWN, "not known yet")
+
+        monkeypatch.setattr(program.writer, "put_together", put_later)
+        at_ms = time.time_ns() // 1_000_000 + 200
+        send = partial(program.delivery.send_delayed, "t", message("d"), message_id="d", deliver_at_ms=at_ms)
+        with pytest.raises(PutIndeterminate):
+            await send()
+        assert (await send()).is_repeated
+        found = await program.delivery.receive("g", "t", client_id="c", wait_ms=20_000)
+        assert bodies(found) == ["d"]
+        await asyncio.gather(*appends)
 
 
 async def test_delays_end_by_the_wall_clock_however_far_cluster_time_is_behind(
