@@ -112,6 +112,10 @@ class Holder:
         born_host: str,
         timeout_ms: int,
     ) -> Half:
+        most = self._settings.max_delay_ms
+        if check_after_ms > most:
+            text = f"check_after_ms {check_after_ms} is more than {most}, the longest that is taken"
+            raise IllegalMessage(Status.DELAY_TOO_LONG, text)
         hold = self._hold(HoldKind.HALF, config, message, message_id, queue_id, born_host)
         due_ms = self._now_ms() + (check_after_ms or self._settings.check_first_ms)
         hold_id, is_repeated = await self._put(hold._replace(due_ms=due_ms, client_id=client_id), timeout_ms)
@@ -144,7 +148,9 @@ class Holder:
             text_of(message.properties),
             message.body,
         )
-        self._moved(0, hold)  # what could not be put into its queue later is refused now
+        # What could not be put into its queue later is refused now.
+        outgoing, host = self._moved(0, hold)
+        self._writer.records(hold.topic, hold.queue_id, [outgoing], born_host=host)
         return hold
 
     async def _put(self, hold: Hold, timeout_ms: int) -> tuple[int, bool]:

@@ -477,6 +477,37 @@ async def test_limits_have_numbers(tmp_path: Path) -> None:
         assert too_many.value.status is Status.TOO_MANY_HELD_MESSAGES
 
 
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        (message("h" * 2001), Status.BODY_TOO_LARGE),
+        # Room for itself, and none for the id of its transaction.
+        (message("h", full="x" * (MAX_PROPERTIES_BYTES - 40)), Status.PROPERTIES_TOO_LONG),
+        (message("h")._replace(born_timestamp=1 << 63), Status.FIELD_OUT_OF_RANGE),
+    ],
+)
+async def test_what_no_queue_could_take_later_is_refused_at_once(
+    tmp_path: Path, given: OutgoingMessage, status: Status
+) -> None:
+    async with brokers(tmp_path, 1, settings={"max_body_bytes": 2000}) as cluster:
+        delivery = (await cluster.master()).delivery
+        with pytest.raises(IllegalMessage) as refused:
+            await delivery.send_half("t", given, message_id="", client_id="p")
+        assert refused.value.status is status
+        assert delivery.figures().held_messages == 0
+
+
+@pytest.mark.parametrize("check_after_ms", [86_400_001, 1 << 63])
+async def test_a_half_is_asked_about_one_day(tmp_path: Path, check_after_ms: int) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        delivery = (await cluster.master()).delivery
+        send = partial(delivery.send_half, "t", message("h"), message_id="h", client_id="p")
+        with pytest.raises(IllegalMessage) as refused:
+            await send(check_after_ms=check_after_ms)
+        assert refused.value.status is Status.DELAY_TOO_LONG
+        assert not (await send(check_after_ms=86_400_000)).is_repeated
+
+
 async def test_delivery_goes_on_under_another_master(tmp_path: Path) -> None:
     """Handles, ids, delays and transactions of the old one are those of the new one."""
     async with brokers(tmp_path, 3) as cluster:
