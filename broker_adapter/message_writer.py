@@ -166,9 +166,16 @@ class MessageWriter:
         return (await self._append(batch.sizes, fill, expected, 0)).index
 
     def records(
-        self, topic: str, queue_id: int, messages: Sequence[OutgoingMessage], *, born_host: Host
+        self,
+        topic: str,
+        queue_id: int,
+        messages: Sequence[OutgoingMessage],
+        *,
+        born_host: Host,
+        is_moved: bool = False,
     ) -> QueuedRecords:
-        """The records of messages that are to be put into a queue. IllegalMessage."""
+        """The records of messages that are to be put into a queue. `is_moved`: they were taken in when
+        more may have been allowed than now. IllegalMessage."""
         if not messages:
             raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, "a batch has at least one message")
         batch = RecordBatch(
@@ -178,7 +185,7 @@ class MessageWriter:
             born_host=born_host,
             store_host=self._store_host,
             now_ms=self._node.cluster_time_ms(),
-            max_body_bytes=self._max_body_bytes,
+            max_body_bytes=self._max_command_bytes if is_moved else self._max_body_bytes,
         )
         return QueuedRecords(topic, queue_id, batch)
 

@@ -49,7 +49,7 @@ class DeadLetters:
             await self._make_topic(topic)
             message = decode(record, verify_body=False)
             records = self._writer.records(
-                topic, 0, [_letter(key.topic, record)], born_host=message.born_host
+                topic, 0, [_letter(key.topic, record)], born_host=message.born_host, is_moved=True
             )
             drop = Drop(key, offset, held.pop)
             request = Request(queued=[records], elements=[drop], release=release)

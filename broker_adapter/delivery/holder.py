@@ -221,9 +221,8 @@ class Holder:
         queued = []
         if ending in (Ending.MOVED, Ending.COMMITTED):
             outgoing, host = self._moved(hold_id, message.hold)
-            queued = [
-                self._writer.records(message.hold.topic, message.hold.queue_id, [outgoing], born_host=host)
-            ]
+            topic, queue_id = message.hold.topic, message.hold.queue_id
+            queued = [self._writer.records(topic, queue_id, [outgoing], born_host=host, is_moved=True)]
         request = Request(
             queued=queued, elements=[End(hold_id, ending)], release=partial(self._released, hold_id)
         )

@@ -508,6 +508,23 @@ async def test_a_half_is_asked_about_one_day(tmp_path: Path, check_after_ms: int
         assert not (await send(check_after_ms=86_400_000)).is_repeated
 
 
+async def test_what_was_taken_in_is_moved_when_less_is_allowed_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        delivery = program.delivery
+        await program.broker.put_group(GroupConfig("g", retry_max_times=0))
+        await send(program, "worn out")
+        at_ms = time.time_ns() // 1_000_000 + 200
+        await delivery.send_delayed("u", message("delayed"), message_id="d", deliver_at_ms=at_ms)
+        monkeypatch.setattr(program.writer, "_max_body_bytes", 3)
+        await delivery.receive("g", "t", client_id="c", invisible_ms=1, wait_ms=20_000)
+        assert await delivery.receive("g", "t", client_id="c", wait_ms=1000) == []
+        for topic, body in (("u", "delayed"), ("%DLQ%g", "worn out")):
+            assert bodies(await delivery.receive("h", topic, client_id="c", wait_ms=20_000)) == [body]
+
+
 async def test_delivery_goes_on_under_another_master(tmp_path: Path) -> None:
     """Handles, ids, delays and transactions of the old one are those of the new one."""
     async with brokers(tmp_path, 3) as cluster:
