@@ -346,8 +346,7 @@ class DeliveryService:
     async def dead_letter(self, group: str, topic: str, handle: str) -> None:
         self._writer.check_master()
         key, receipt, held = self._held(group, topic, handle)
-        view = self._views.queue(key)
-        if held is None or receipt.offset in view.reserved:
+        if held is None or receipt.offset in (view := self._views.queue(key)).reserved:
             raise _invalid()
         view.reserved.add(receipt.offset)
 

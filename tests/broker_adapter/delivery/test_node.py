@@ -525,6 +525,16 @@ async def test_what_was_taken_in_is_moved_when_less_is_allowed_now(
             assert bodies(await delivery.receive("h", topic, client_id="c", wait_ms=20_000)) == [body]
 
 
+async def test_nothing_is_remembered_of_handles_that_are_none(tmp_path: Path) -> None:
+    """Whoever makes up names of groups could fill the memory otherwise."""
+    async with brokers(tmp_path, 1) as cluster:
+        delivery = (await cluster.master()).delivery
+        with pytest.raises(ReadFailed) as refused:
+            await delivery.dead_letter("made up", "t", "?")
+        assert refused.value.status is Status.HANDLE_INVALID
+        assert delivery._views._queues == {}
+
+
 async def test_delivery_goes_on_under_another_master(tmp_path: Path) -> None:
     """Handles, ids, delays and transactions of the old one are those of the new one."""
     async with brokers(tmp_path, 3) as cluster:
