@@ -57,7 +57,10 @@ def text_of(properties: Mapping[str, str]) -> str:
 
 def with_property(properties: Mapping[str, str], name: str, value: str) -> PropertiesText:
     """One property more, behind the others. Name and value are the program's own, and not checked."""
-    return PropertiesText(f"{text_of(properties)}{name}{NAME_VALUE_SEPARATOR}{value}{PROPERTY_SEPARATOR}")
+    text = text_of(properties)
+    if text and not text.endswith(PROPERTY_SEPARATOR):  # some clients leave the last one out
+        text += PROPERTY_SEPARATOR
+    return PropertiesText(f"{text}{name}{NAME_VALUE_SEPARATOR}{value}{PROPERTY_SEPARATOR}")
 
 
 def join_properties(properties: Mapping[str, str]) -> str:

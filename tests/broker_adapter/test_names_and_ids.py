@@ -252,6 +252,13 @@ def test_offset_ids_of_many_are_those_of_each(host: Host, offsets: list[int], be
     assert ids[begin:end] == expected[begin:end]
 
 
+@pytest.mark.parametrize("text", ["TAGS\x01a", "TAGS\x01a\x02", ""])
+def test_one_property_more_changes_none_of_the_others(text: str) -> None:
+    """Whether or not a separator ends the text."""
+    more = with_property(PropertiesText(text), "UNIQ_KEY", "7")
+    assert split_properties(more.text) == {**split_properties(text), "UNIQ_KEY": "7"}
+
+
 def test_properties_as_text_are_a_mapping_and_go_on_as_the_text_they_are() -> None:
     given = PropertiesText("TAGS\x01a\x02none\x02x\x011")
     assert dict(given) == {"TAGS": "a", "x": "1"} and len(given) == 2 and given["x"] == "1"
