@@ -80,7 +80,8 @@ class Renewals:
         self._arm()
         now_ms = self._now_ms()
         silent_ms = now_ms - self._settings.heard_ms
-        self._heard = {client: at for client, at in self._heard.items() if at > silent_ms - 1}
+        if self._since_ms <= silent_ms:  # until then who is not known is taken for heard of
+            self._heard = {client: at for client, at in self._heard.items() if at > silent_ms - 1}
         due_ms = now_ms + self._settings.invisible_ms // 2
         oldest_ms = now_ms - self._settings.max_renewed_ms
         found: list[tuple[QueueKey, int, Held]] = []

@@ -106,3 +106,16 @@ async def test_what_a_client_held_that_went_is_visible_soon_and_not_renewed() ->
     world.renewals.renew()
     assert [world.until(at) for at in range(2)] == [10, 10]
     world.renewals.stop()
+
+
+async def test_a_client_that_went_is_not_taken_for_heard_of_by_a_new_master() -> None:
+    """What it held is visible so soon that it is left alone."""
+    world = World()
+    world.pop("c")
+    world.now_ms += 995
+    world.renewals.start()
+    world.renewals.let_go("c", "g")
+    world.now_ms += 1
+    world.renewals.renew()
+    assert world.until(0) == 1000
+    world.renewals.stop()
