@@ -61,6 +61,7 @@ class Holder:
         self._is_leading = False
         self._due: list[tuple[int, int]] = []  # a heap of (when, number), with some that are over
         self._ending: dict[int, Request] = {}
+        self._coming_bytes = 0  # of what is on its way into the state
         self._timer: asyncio.TimerHandle | None = None
 
     def on_orphan(self, ask: Callable[[OrphanedHalf], None]) -> None:
@@ -161,20 +162,22 @@ class Holder:
                 return (first.queue_offset if first.queue_id == -1 else -1), True
             if first is not None:
                 return _number_of(first.done), True
-        size = len(encode_command([hold]))
-        if self._state.held.bytes + size > self._settings.max_held_bytes:
+        size, kept = len(encode_command([hold])), HeldMessage(hold, hold.due_ms).size
+        if self._state.held.bytes + self._coming_bytes + kept > self._settings.max_held_bytes:
             text = f"{self._settings.max_held_bytes} bytes of delayed and half messages are kept already"
             raise Busy(Status.TOO_MANY_HELD_MESSAGES, text)
         if size > (most := self._writer.max_command_bytes):
             text = f"a delayed or half message of {size} bytes, more than the {most} of a command"
             raise IllegalMessage(Status.BODY_TOO_LARGE, text)
-        taken = partial(self._taken, hold.due_ms)
+        taken = partial(self._taken, hold.due_ms, kept)
         request = self._sender.request(hold.digest, elements=[hold], released=taken)
+        self._coming_bytes += kept
         done = await within(timeout_ms, asyncio.shield(request.done))
         return _number_of(done), False
 
-    def _taken(self, due_ms: int, request: Request) -> None:
+    def _taken(self, due_ms: int, kept: int, request: Request) -> None:
         """Also if whoever sent it was told that it is in doubt."""
+        self._coming_bytes -= kept
         if self._is_leading and request.applied is not None:
             self._watch(due_ms, _number_of(request.applied))
 

@@ -535,6 +535,22 @@ async def test_nothing_is_remembered_of_handles_that_are_none(tmp_path: Path) ->
         assert delivery._views._queues == {}
 
 
+async def test_what_is_on_its_way_counts_with_what_is_held(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1, settings={"delivery": {"max_held_bytes": 10_000}}) as cluster:
+        delivery = (await cluster.master()).delivery
+        await delivery.send("t", message("x"), message_id="x")
+        at_ms = time.time_ns() // 1_000_000 + 60_000
+        sends = [
+            delivery.send_delayed("t", message("d" * 1000), message_id=f"{i}", deliver_at_ms=at_ms)
+            for i in range(50)
+        ]
+        ends = await asyncio.gather(*sends, return_exceptions=True)
+        refused = [one.status for one in ends if isinstance(one, Busy)]
+        assert set(refused) == {Status.TOO_MANY_HELD_MESSAGES}
+        assert delivery.figures().held_messages == 50 - len(refused) > 0
+        assert delivery.figures().held_bytes <= 10_000
+
+
 async def test_delivery_goes_on_under_another_master(tmp_path: Path) -> None:
     """Handles, ids, delays and transactions of the old one are those of the new one."""
     async with brokers(tmp_path, 3) as cluster:
