@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from dledger.cli.exits import EXIT_CODES_HELP, Exit, exit_code_of, print_error
-from dledger.errors import DLedgerError
+from dledger.errors import Code, DLedgerError
 from dledger.node.libraries import configure_libraries
 
 # command -> module:attribute. Loaded when used: a server must not pay for what only the demo needs.
@@ -69,8 +69,13 @@ class RootGroup(click.Group):
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(Exit.INTERRUPTED)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # whoever read has seen enough, as `head` does: click ends without a word
+        except OSError as error:
+            if ctx.params.get("debug"):
+                raise
+            print_error(DLedgerError(str(error), code=Code.DISK_ERROR))
+            ctx.exit(Exit.FAILED)
         except Exception as error:
             if ctx.params.get("debug"):
                 raise

@@ -16,7 +16,7 @@ _EMPTY = "-"
 
 
 def is_terminal() -> bool:
-    return sys.stdout.isatty()
+    return sys.stdout is not None and sys.stdout.isatty()  # None: closed by whoever started it
 
 
 def print_json(value: Any) -> None:

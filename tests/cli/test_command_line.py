@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,6 +143,48 @@ def test_a_bug_is_one_line_too(command: Command, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("dledger.cli.inspect_command.inspect_directory", broken)
     result = command("inspect", str(tmp_path), code=1)
     assert result.stderr.startswith("error 500 INTERNAL_ERROR: KeyError: 'oops'; ")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("inspect", "."), ("inspect", ".", "--json"), ("--help",)], ids=" ".join
+)
+def test_whoever_reads_and_has_seen_enough_causes_no_error(
+    command: Command, arguments: tuple[str, ...]
+) -> None:
+    with command.spawn(*arguments) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+def test_output_that_cannot_be_written_is_one_line(command: Command) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            command.line("inspect", "."),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=command.process_environment,
+            check=False,
+        )
+    [first, *_] = done.stderr.decode().splitlines()
+    assert first == "error 414 DISK_ERROR: [Errno 28] No space left on device"
+    assert b"INTERNAL_ERROR" not in done.stderr
+    assert done.returncode != 0
+
+
+def test_a_closed_stdout_is_no_error(command: Command) -> None:
+    line = " ".join(["exec", *command.line("inspect", ".", "--entries"), ">&-"])
+    done = subprocess.run(
+        ["sh", "-c", line], stderr=subprocess.PIPE, env=command.process_environment, check=False
+    )
+    assert done.stderr == b""
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = command("cluster", "up", "--dir", str(tmp_path / "file" / "new"), code=1)
+    assert result.stderr.startswith("error 414 DISK_ERROR: [Errno 20] Not a directory: ")
 
 
 # -- init and server
