@@ -17,7 +17,7 @@ from broker_adapter.cli.broker_target import Target
 from broker_adapter.cli.local_broker import NAMESRV_VARIABLE
 from broker_adapter.client import Admin
 from dledger import parse_servers, tls_files
-from dledger.cli.client_options import SERVERS_VARIABLE, TLS_VARIABLES
+from dledger.cli.client_options import SERVERS_VARIABLE, TIMEOUT, TLS_VARIABLES
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     with_options = click.option(
         "--timeout",
-        type=click.FloatRange(0.01),
+        type=TIMEOUT,
         default=10.0,
         show_default=True,
         help="Seconds for a call, changes of the master included.",

@@ -13,6 +13,7 @@ import click
 
 from broker_adapter.errors import BrokerError, NameServerUnavailable, Status
 from dledger import ConfigError, DLedgerError, Exit, parse_servers, print_json, print_table, tls_files
+from dledger.cli.client_options import TIMEOUT
 
 if TYPE_CHECKING:
     from broker_adapter.namesrv.client import NameServerClient
@@ -183,7 +184,7 @@ def _asking(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*arguments, ask=ask, **options)
 
     with_options = click.option(
-        "--timeout", type=click.FloatRange(0.01), default=3.0, show_default=True, help="Seconds for a server."
+        "--timeout", type=TIMEOUT, default=3.0, show_default=True, help="Seconds for a server."
     )(with_client)
     for name, variable, text in reversed(_TLS_OPTIONS):
         with_options = click.option(

@@ -13,6 +13,7 @@ import click
 from broker_adapter.cli.broker_options import json_option, shown_time, target_options
 from broker_adapter.cli.broker_target import Target
 from dledger import AsyncClient, DLedgerError, Exit, NodeStatus, print_json, print_table
+from dledger.cli.client_options import Seconds
 from dledger.cli.output import human_bytes, is_terminal
 
 Answers = Mapping[str, NodeStatus | DLedgerError]
@@ -36,9 +37,7 @@ _NODE_SECONDS = 2.0
 @target_options
 @click.option("--log-group", default="default", show_default=True, help="Name of the log.")
 @click.option("--watch", is_flag=True, help="Look again and again until Ctrl-C.")
-@click.option(
-    "--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds, for --watch."
-)
+@click.option("--interval", type=Seconds(0.1), default=1.0, show_default=True, help="Seconds, for --watch.")
 @json_option
 def status(target: Target, log_group: str, watch: bool, interval: float, as_json: bool) -> None:
     """Show every broker: role, term, when it last changed, how far its dispatch is behind the log.

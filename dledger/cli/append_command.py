@@ -12,7 +12,7 @@ from typing import cast
 import click
 
 from dledger.cli.append_run import AppendRun, Tally
-from dledger.cli.client_options import client_options
+from dledger.cli.client_options import TIMEOUT, client_options
 from dledger.cli.exits import Exit, exit_code_of, print_error
 from dledger.cli.line_source import ByteSource, LineBatches
 from dledger.cli.output import human_bytes
@@ -56,7 +56,7 @@ _SESSION_ROOM = 512
 )
 @click.option("--no-session", is_flag=True, help="Without a session, a retry may store lines twice.")
 @click.option(
-    "--timeout", type=float, default=30.0, show_default=True, help="Seconds until a batch is given up."
+    "--timeout", type=TIMEOUT, default=30.0, show_default=True, help="Seconds until a batch is given up."
 )
 @click.option("--quiet", is_flag=True, help="No progress, no summary; errors are still shown.")
 def append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -20,6 +21,22 @@ _TLS_HELP = {
     "cert": "This client's certificate (PEM), where the nodes want one.",
     "key": "Its key (PEM).",
 }
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds that is one: "nan" and "inf" are floats too, and nothing can wait for them."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is no number of seconds", param, ctx)
+        return seconds
+
+
+#: Of options that say how long to wait.
+TIMEOUT = Seconds(0.01)
+#: The greatest number that travels, of an index and whatever else is counted.
+GREATEST = (1 << 63) - 1
 
 
 def parse_servers(_ctx: click.Context, _param: click.Parameter, value: str) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from dledger.cli.client_options import SERVERS_VARIABLE, TLS_VARIABLES
+from dledger.cli.client_options import SERVERS_VARIABLE, TIMEOUT, TLS_VARIABLES, Seconds
 from dledger.cli.cluster_kinds import ClusterKind
 from dledger.cli.cluster_plan import DEFAULT_BASE_PORT, MAX_NODES
 from dledger.cli.exits import Exit
@@ -67,7 +67,7 @@ def cluster() -> None:
 @click.option(
     "--detach", is_flag=True, help="Return when a leader is there and all nodes answer; they go on running."
 )
-@click.option("--timeout", type=float, default=_LEADER_SECONDS, show_default=True, help="Seconds to wait.")
+@click.option("--timeout", type=TIMEOUT, default=_LEADER_SECONDS, show_default=True, help="Seconds to wait.")
 def up(
     directory: Path,
     nodes: int | None,
@@ -202,7 +202,7 @@ def status(directory: Path, as_json: bool) -> None:
 
 @cluster.command()
 @_dir_option
-@click.option("--timeout", type=float, default=10.0, show_default=True, help="Seconds before SIGKILL.")
+@click.option("--timeout", type=Seconds(0), default=10.0, show_default=True, help="Seconds before SIGKILL.")
 def down(directory: Path, timeout: float) -> None:
     """Stop all nodes of a local cluster. Its log stays.
 
@@ -252,7 +252,7 @@ def kill(directory: Path, node: str, name: str) -> None:
 @cluster.command("restart-node")
 @_dir_option
 @click.argument("node")
-@click.option("--timeout", type=float, default=10.0, show_default=True, help="Seconds before SIGKILL.")
+@click.option("--timeout", type=Seconds(0), default=10.0, show_default=True, help="Seconds before SIGKILL.")
 @click.option("--rejoin", is_flag=True, help="Its directory was lost: it gets its log from the others.")
 def restart_node(directory: Path, node: str, timeout: float, rejoin: bool) -> None:
     """Stop NODE (n1, n2, ..., `leader`, or namesrv) if it runs, and start it.

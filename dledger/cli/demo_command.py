@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from dledger.cli.client_options import Seconds
 from dledger.cli.demo import Demo
 from dledger.cli.demo_input import default_input, read_lines
 from dledger.cli.demo_load import MIN_LINES
@@ -47,7 +48,7 @@ def demo_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--minutes",
-            type=click.FloatRange(0, min_open=True),
+            type=Seconds(0, min_open=True),
             help="Do it again and again, each time with a new cluster, for so long or until it fails.",
         ),
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from dledger.cli.client_options import GREATEST
 from dledger.cli.exits import Exit
 from dledger.cli.output import human_bytes, print_json, print_table
 from dledger.store.inspect import DirectoryReport, EntryReport, FileReport, inspect_directory, list_entries
@@ -24,9 +25,14 @@ _INTERNAL_MAGIC = 2
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--entries", is_flag=True, help="List the headers of the entries too.")
 @click.option(
-    "--from", "from_index", type=click.IntRange(0), default=0, show_default=True, help="First index."
+    "--from",
+    "from_index",
+    type=click.IntRange(0, GREATEST),
+    default=0,
+    show_default=True,
+    help="First index.",
 )
-@click.option("--count", type=click.IntRange(1), help="At most so many entries.  [default: all]")
+@click.option("--count", type=click.IntRange(1, GREATEST), help="At most so many entries.  [default: all]")
 @click.option("--json", "as_json", is_flag=True, help="One object with all facts.")
 def inspect(directory: Path, entries: bool, from_index: int, count: int | None, as_json: bool) -> None:
     """Check a node's DIRECTORY offline: identity, term and vote, and every checksum of its log.

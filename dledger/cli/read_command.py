@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import click
 
-from dledger.cli.client_options import client_options
+from dledger.cli.client_options import GREATEST, TIMEOUT, client_options
 from dledger.client import AsyncClient, Entry, TlsFiles
 from dledger.client.reader import ReadMode
 
@@ -19,14 +19,19 @@ from dledger.client.reader import ReadMode
 @click.command()
 @client_options
 @click.option(
-    "--from", "from_index", type=click.IntRange(0), help="First index.  [default: where the log begins]"
+    "--from",
+    "from_index",
+    type=click.IntRange(0, GREATEST),
+    help="First index.  [default: where the log begins]",
 )
-@click.option("--count", type=click.IntRange(1), help="At most so many entries.  [default: up to the end]")
+@click.option(
+    "--count", type=click.IntRange(1, GREATEST), help="At most so many entries.  [default: up to the end]"
+)
 @click.option("--follow", is_flag=True, help="Stay and print what is appended, until Ctrl-C.")
 @click.option("--local", is_flag=True, help="What the asked node knows to be committed; may be stale.")
 @click.option("--json", "as_json", is_flag=True, help="One object per line: index, term, pos, body.")
 @click.option(
-    "--timeout", type=float, default=10.0, show_default=True, help="Seconds to find a node that answers."
+    "--timeout", type=TIMEOUT, default=10.0, show_default=True, help="Seconds to find a node that answers."
 )
 def read(
     servers: list[str],

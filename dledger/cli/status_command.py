@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from dledger.cli.client_options import client_options
+from dledger.cli.client_options import TIMEOUT, Seconds, client_options
 from dledger.cli.exits import Exit
 from dledger.cli.output import is_terminal, print_json, print_table
 from dledger.client import AsyncClient, TlsFiles
@@ -26,11 +26,9 @@ _COLUMNS = ("node", "address", "role", "term", "leader", "begin", "end", "commit
 @click.command()
 @client_options
 @click.option("--watch", is_flag=True, help="Look again and again until Ctrl-C.")
-@click.option(
-    "--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds, for --watch."
-)
+@click.option("--interval", type=Seconds(0.1), default=1.0, show_default=True, help="Seconds, for --watch.")
 @click.option("--json", "as_json", is_flag=True, help="All facts; with --watch one object per line.")
-@click.option("--timeout", type=float, default=2.0, show_default=True, help="Seconds to wait for a node.")
+@click.option("--timeout", type=TIMEOUT, default=2.0, show_default=True, help="Seconds to wait for a node.")
 def status(
     servers: list[str],
     group: str,
@@ -133,7 +131,7 @@ def table_rows(answers: Answers) -> list[tuple[object, ...]]:
 @click.command()
 @client_options
 @click.option("--to", required=True, metavar="NODE", help="Id of the node that shall lead, e.g. n1.")
-@click.option("--timeout", type=float, default=10.0, show_default=True, help="Seconds.")
+@click.option("--timeout", type=TIMEOUT, default=10.0, show_default=True, help="Seconds.")
 def transfer(servers: list[str], group: str, tls: TlsFiles | None, to: str, timeout: float) -> None:
     """Hand leadership over to another node, without losing or refusing more than a moment's appends.
 

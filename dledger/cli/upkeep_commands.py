@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from dledger.cli.client_options import client_options
+from dledger.cli.client_options import GREATEST, TIMEOUT, client_options
 from dledger.cli.exits import Exit, error_line
 from dledger.cli.output import human_bytes
 from dledger.client import AsyncClient, TlsFiles
@@ -24,9 +24,11 @@ from dledger.store.identity import Identity
 
 @click.command()
 @client_options
-@click.option("--before", "before_index", type=click.IntRange(0), help="Entries below this index may go.")
+@click.option(
+    "--before", "before_index", type=click.IntRange(0, GREATEST), help="Entries below this index may go."
+)
 @click.option("--before-age", metavar="AGE", help="Entries older than this may go: 12h, 7d, ...")
-@click.option("--timeout", type=float, default=10.0, show_default=True, help="Seconds.")
+@click.option("--timeout", type=TIMEOUT, default=10.0, show_default=True, help="Seconds.")
 def purge(
     servers: list[str],
     group: str,
@@ -64,7 +66,9 @@ def purge(
 @click.command()
 @client_options
 @click.option("--node", help="host:port of one of the servers.  [default: all, one after the other]")
-@click.option("--rate", type=click.IntRange(1), help="Bytes a second.  [default: as fast as it goes]")
+@click.option(
+    "--rate", type=click.IntRange(1, GREATEST), help="Bytes a second.  [default: as fast as it goes]"
+)
 def scrub(servers: list[str], group: str, tls: TlsFiles | None, node: str | None, rate: int | None) -> None:
     """Verify all that a node stores. What is damaged is repaired from the other nodes.
 

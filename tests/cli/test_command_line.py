@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from dledger.cli.client_options import parse_servers
+from dledger.cli.client_options import GREATEST, parse_servers
 from dledger.cli.exits import Exit, error_line, exit_code_of
 from dledger.cli.main import cli
 from dledger.cli.output import human_bytes, print_table
@@ -38,6 +38,8 @@ def all_commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tup
             yield from all_commands(command, (*path, name))
 
 
+#: One more than the greatest index.
+BEYOND = str(GREATEST + 1)
 COMMANDS = list(all_commands(cli))
 
 
@@ -81,7 +83,24 @@ def test_version(command: Command) -> None:
         ("append", "--servers", ","),
         ("append", "--servers", "a:1", "--file", "/does/not/exist"),
         ("append", "--servers", "a:1", "--batch-bytes", "0"),
+        ("append", "--servers", "a:1", "--timeout", "0"),
         ("read", "--servers", "a:1", "--count", "0"),
+        ("read", "--servers", "a:1", "--count", BEYOND),
+        ("read", "--servers", "a:1", "--from", BEYOND),
+        ("read", "--servers", "a:1", "--timeout", "nan"),
+        ("status", "--servers", "a:1", "--timeout", "inf"),
+        ("status", "--servers", "a:1", "--timeout", "-1"),
+        ("status", "--servers", "a:1", "--watch", "--interval", "nan"),
+        ("purge", "--servers", "a:1", "--before", BEYOND),
+        ("purge", "--servers", "a:1", "--before", "1", "--timeout", "nan"),
+        ("scrub", "--servers", "a:1", "--rate", BEYOND),
+        ("inspect", ".", "--entries", "--from", BEYOND),
+        ("inspect", ".", "--entries", "--count", BEYOND),
+        ("transfer", "--servers", "a:1", "--to", "n1", "--timeout", "nan"),
+        ("cluster", "up", "--dir", "d", "--timeout", "-1"),
+        ("cluster", "down", "--dir", "d", "--timeout", "nan"),
+        ("cluster", "restart-node", "--dir", "d", "n1", "--timeout", "-1"),
+        ("demo", "--minutes", "nan"),
         ("transfer", "--servers", "a:1"),
         ("cluster", "up"),
         ("cluster", "kill", "--dir", "d", "n1", "--signal", "HUP"),

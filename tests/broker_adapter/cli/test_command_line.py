@@ -34,6 +34,8 @@ def test_every_command_has_help_with_an_example(command: BrokerCommand, path: tu
         (("topic", "list"), "where is the broker?"),
         (("topic", "list", *HERE, "--servers", "127.0.0.1:2"), "exclude each other"),
         (("topic", "list", "--namesrv", "nowhere"), "'nowhere' is not host:port"),
+        (("topic", "list", *HERE, "--timeout", "nan"), "no number of seconds"),
+        (("status", *HERE, "--watch", "--interval", "inf"), "no number of seconds"),
         (("topic", "create", "x", *HERE, "--queues", "0"), "0 is not in the range"),
         (("produce", "--topic", "x", *HERE, "--batch", "2", "--key-field", "1"), "leave out --key-field"),
         (("produce", "--topic", "x", *HERE, "--ordered"), "--ordered needs"),

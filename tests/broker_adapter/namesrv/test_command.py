@@ -172,6 +172,8 @@ def test_nobody_there_is_an_error_with_a_way_out() -> None:
 
 def test_wrong_options_are_usage_errors() -> None:
     assert "host:port" in namesrv("topics", "--servers", "nowhere", code=2).output
+    wrong = namesrv("topics", "--servers", "a:1", "--timeout", "nan", code=2)
+    assert "no number of seconds" in wrong.output
     assert "KEY=VALUE" in namesrv("run", "--set", "x", code=2).output
     assert "directory is missing" in namesrv("run", code=2).output
     assert (
