@@ -48,7 +48,8 @@ class Admin:
     Args:
         routes: what knows the brokers.
         broker: the broker name; "": the only one.
-        timeout: seconds until a call is given up. Calls are repeated through changes of the master.
+        timeout: seconds until a call is given up. Calls are repeated through changes of the master, and while
+            no broker is known.
         tls: PEM files for TLS, read again when they change; None: plain text.
 
     All calls raise the errors of `broker_adapter.errors`.

@@ -147,8 +147,9 @@ class AsyncClient:
         server: str | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[Entry, None]:
-        """Committed entries from `from_index` (-1: the first that is kept) on, `count` at most.
+        """Committed entries from `from_index` on, `count` at most.
 
+        -1 begins where the log begins when the first entry is sent, even if a purge moves it in between.
         "linearizable" sees every append acknowledged before the call; "local" what the server knows. `server`
         is an address; default: the leader, else any. `timeout`: seconds to find a server that can serve.
 
