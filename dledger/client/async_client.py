@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from types import TracebackType
@@ -50,7 +51,8 @@ class AsyncClient:
         on_attempt: called before each attempt to append, also of what is sent again, with the bodies of one
             call and the number of the attempt, from 1 on; it must not raise.
 
-    Raises ConfigError when the TLS files cannot be used.
+    Raises ConfigError when the TLS files cannot be used, ValueError for a time-out that is no finite number
+    above 0.
     """
 
     def __init__(
@@ -66,6 +68,9 @@ class AsyncClient:
         credentials: grpc.ChannelCredentials | None = None,
         on_attempt: AttemptHook | None = None,
     ) -> None:
+        for name, seconds in (("timeout", timeout), ("stall_timeout", stall_timeout)):
+            if not 0 < seconds < math.inf:
+                raise ValueError(f"{name} is a finite number of seconds above 0, not {seconds}")
         named = servers.split(",") if isinstance(servers, str) else servers
         self._directory = Directory(
             [s.strip() for s in named if s.strip()], group, _security(tls, credentials)

@@ -20,7 +20,7 @@ from dledger.client.values import AttemptHook
 from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest, NotLeader, Overloaded, Refused
 from dledger.rpc.channels import CONNECT_TIMEOUT_MS
 from dledger.rpc.log_client import AppendAnswer, AppendStream, LogClient, NetworkFailure
-from dledger.rpc.request_wire import SessionMark
+from dledger.rpc.request_wire import SessionMark, wire_ms
 
 #: How long a broken stream may take to hand over the answers that arrived before it broke, in seconds.
 _LAST_ANSWERS = 0.5
@@ -321,7 +321,7 @@ class Pipeline:
     # -- sending
 
     async def _send(self, stream: AppendStream) -> None:
-        timeout_ms = max(1, int(self._server_timeout * 1000))
+        timeout_ms = wire_ms(self._server_timeout)
         while self._stream_over is None:
             batch = self._next_batch()
             if batch is None:

@@ -18,7 +18,7 @@ from dledger.errors import Code, DLedgerError, error_for
 from dledger.rpc.channels import CallCount, ChannelSecurity, open_channel
 from dledger.rpc.convert_admin import backup_head_from_pb, node_status_from_pb, scrub_from_pb
 from dledger.rpc.ports import BackupHead, ScrubProgress
-from dledger.rpc.request_wire import SessionMark, encode_append_request, serialize_request
+from dledger.rpc.request_wire import SessionMark, encode_append_request, serialize_request, wire_ms
 from dledger.rpc.tls_failures import explain
 from dledger.status.model import NodeStatus
 from dledger.v1 import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc
@@ -209,9 +209,7 @@ class LogClient:
 
     async def open_session(self, timeout: float) -> int:
         """The id of a new session. Raises NetworkFailure (it may have been opened) and coded errors."""
-        request = log_pb2.AppendRequest(
-            group=self._group, open_session=True, timeout_ms=max(1, int(timeout * 1000))
-        )
+        request = log_pb2.AppendRequest(group=self._group, open_session=True, timeout_ms=wire_ms(timeout))
         answer = await self._ask(lambda: self._log.Append(request, timeout=timeout))
         if answer.HasField("status"):
             _raise_bad(answer.status)

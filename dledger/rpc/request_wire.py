@@ -14,6 +14,14 @@ from dledger.v1 import log_pb2 as pb
 _BODY_TAG = tag(pb.AppendRequest, "bodies")
 
 
+_GREATEST_MS = (1 << 32) - 1  # of a field uint32: 49 days, and a server waits for less
+
+
+def wire_ms(seconds: float) -> int:
+    """A time-out as it travels: at least one millisecond, at most what the field takes."""
+    return max(1, int(min(seconds * 1000, _GREATEST_MS)))
+
+
 class SessionMark(NamedTuple):
     """What makes a batch unique: it is stored once per (session_id, seq)."""
 

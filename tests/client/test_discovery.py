@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -89,6 +90,23 @@ async def test_leadership_is_handed_over_and_followed() -> None:
 async def test_servers_may_be_given_as_one_string() -> None:
     async with FakeCluster(3) as cluster, AsyncClient(" , ".join(cluster.addresses)) as client:
         assert list(await client.status()) == cluster.addresses
+
+
+@pytest.mark.parametrize("session", [True, False])
+async def test_a_timeout_of_a_year_is_one(session: bool) -> None:
+    year = 366 * 24 * 3600.0
+    async with cluster_and_client(1, session=session, timeout=year, stall_timeout=year) as (cluster, client):
+        async with asyncio.timeout(10):
+            await client.append(b"a")
+        assert cluster.log.bodies == [b"a"]
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["timeout", "stall_timeout"])
+def test_a_timeout_that_is_none_is_a_mistake(name: str, wrong: float) -> None:
+    options: dict[str, Any] = {name: wrong}
+    with pytest.raises(ValueError, match=name):
+        AsyncClient("127.0.0.1:1", **options)
 
 
 @pytest.mark.parametrize("kind", [AsyncClient, Client])
