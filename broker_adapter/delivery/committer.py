@@ -68,6 +68,8 @@ class Request:
                 self.size += len(element.body) + len(element.properties)
             elif isinstance(element, Pop):
                 self.size += 8 * len(element.fresh) + 16 * len(element.again)
+                # Others have texts that many of one command share; every call has an attempt of its own.
+                self.size += len(element.client_id.encode()) + len(element.attempt_id.encode())
 
     @property
     def is_hold(self) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from broker_adapter.api import OutgoingMessage
-from broker_adapter.delivery.commands import Ack, QueueKey
+from broker_adapter.delivery.commands import Ack, Pop, QueueKey
 from broker_adapter.delivery.committer import Committer, Request
-from broker_adapter.delivery.records import decode
+from broker_adapter.delivery.records import decode, encode
 from broker_adapter.errors import NotMaster, PutIndeterminate, Status, error_for
 from broker_adapter.host import NO_HOST
 from broker_adapter.message_writer import LateCommand, QueuedRecords
@@ -152,6 +152,15 @@ async def test_a_full_append_goes_however_busy_the_loop_is() -> None:
     assert world.writer.appends.empty()
     idle.pop()()
     assert (await world.writer.appends.get()).commands
+
+
+async def test_a_receive_is_not_held_for_smaller_than_it_is() -> None:
+    """Its client and its attempt have names of any length: an append may get too large to be taken."""
+    receive = Pop(KEY, "c" * 255, "\u00e4" * 255, 1, False, False, False, 0, 2, (0, 1), ((2, 3),))
+    alone, both = (len(encode([receive] * n)) for n in (1, 2))
+    other = receive._replace(client_id="d" * 255, attempt_id="\u00f6" * 255)
+    added = len(encode([receive, other])) - alone
+    assert both - alone < added <= Request(elements=[other]).size
 
 
 async def test_the_next_append_waits_until_the_one_before_is_committed_and_applied() -> None:
