@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from broker_adapter.errors import BrokerError, NameServerUnavailable, Status
-from dledger import ConfigError, DLedgerError, Exit, parse_servers, print_json, print_table, tls_files
+from dledger import Code, ConfigError, DLedgerError, Exit, parse_servers, print_json, print_table, tls_files
 from dledger.cli.client_options import TIMEOUT
 
 if TYPE_CHECKING:
@@ -57,6 +57,11 @@ class _Root(click.Group):
         except DLedgerError as error:
             click.echo(f"error {error}", err=True)
             ctx.exit(Exit.USAGE if isinstance(error, ConfigError) else Exit.FAILED)
+        except BrokenPipeError:
+            raise  # whoever read has seen enough, as `head` does: click ends without a word
+        except OSError as error:
+            click.echo(f"error {DLedgerError(str(error), code=Code.DISK_ERROR)}", err=True)
+            ctx.exit(Exit.FAILED)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(Exit.INTERRUPTED)

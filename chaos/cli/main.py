@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Any
 
 import click
 
@@ -14,8 +15,24 @@ from chaos.cli.run_command import run
 from chaos.cli.soak_command import soak
 from chaos.scenario import all_scenarios
 
+#: As where a run could not be carried out.
+_EXIT_FAILED = 3
 
-@click.group()
+
+class _Root(click.Group):
+    """A file or directory that cannot be used is one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # whoever read has seen enough, as `head` does: click ends without a word
+        except OSError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(_EXIT_FAILED)
+
+
+@click.group(cls=_Root, context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
     """Break a real cluster on purpose, under load, and see what it has promised and kept."""
 

@@ -139,6 +139,8 @@ def transfer(servers: list[str], group: str, tls: TlsFiles | None, to: str, time
     Example:
       dledger transfer --servers 127.0.0.1:20911,127.0.0.1:20912,127.0.0.1:20913 --to n2
     """
+    if not to:  # to the servers that means: to anyone
+        raise click.BadParameter("no node is named", param_hint="--to")
     term, leader_id = asyncio.run(_transfer(servers, group, tls, to, timeout))
     click.echo(f"{leader_id} leads in term {term}")
 

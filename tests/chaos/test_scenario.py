@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from chaos.cli.main import cli
 from chaos.scenario import (
     FOLDER,
     FaultStep,
@@ -122,3 +124,10 @@ def test_the_must_haves_are_there_by_name() -> None:
     named = set(re.findall(r"`([a-z0-9-]+)`", covering))
     assert named <= names and len(named) >= 25
     assert {"rmq-5663-growing-set", "rmq-6662-two-masters", "rmq-7017-isolated-master"} <= named
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    shown = CliRunner().invoke(cli, ["run", "bridge", "--dir", str(tmp_path / "file" / "new")])
+    assert shown.exit_code == 3
+    assert f"error: [Errno 20] Not a directory: '{tmp_path}/file/new'" in shown.output

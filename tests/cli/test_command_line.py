@@ -102,6 +102,7 @@ def test_version(command: Command) -> None:
         ("cluster", "restart-node", "--dir", "d", "n1", "--timeout", "-1"),
         ("demo", "--minutes", "nan"),
         ("transfer", "--servers", "a:1"),
+        ("transfer", "--servers", "a:1", "--to", ""),
         ("cluster", "up"),
         ("cluster", "kill", "--dir", "d", "n1", "--signal", "HUP"),
         ("init",),

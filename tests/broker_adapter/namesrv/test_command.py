@@ -115,6 +115,16 @@ def test_a_server_runs_answers_and_stops_in_good_order(tmp_path: Path, number: s
         assert "event=stopped" in server.log and "Traceback" not in server.log
 
 
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    command = [sys.executable, "-m", "broker_adapter.cli.namesrv_command", "status", "--servers", NOBODY]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, cwd=ROOT, check=False)
+    [first, *_] = done.stderr.decode().splitlines()
+    assert first == "error 414 DISK_ERROR: [Errno 28] No space left on device"
+    assert b"Traceback" not in done.stderr
+    assert done.returncode != 0
+
+
 @pytest.mark.process
 @pytest.mark.xdist_group("namesrv-process")
 def test_a_killed_server_keeps_its_settings(tmp_path: Path) -> None:
