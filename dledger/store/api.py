@@ -128,7 +128,8 @@ class LogStore(Protocol):
     `note_damage` and `truncate_after`, which read before they write.
     """
 
-    #: Called, by whoever writes, when a part of something that is made durable in several steps is so.
+    #: Called, by whoever writes, when a part of something that is made durable in several steps is so, or a
+    #: file of many has been removed.
     on_synced: Callable[[], None]
 
     @property

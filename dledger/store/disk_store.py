@@ -372,8 +372,9 @@ class DiskLogStore:
             self._committed = max(self._committed, base.index)
             damages = clip(self._damages, base, self._tail)
             self._reader.change(base, damages)
-            self._index.remove_below((base.index + 1) * INDEX_RECORD_SIZE)
-            self._data.remove_below(base.pos)
+            # Many large files take a file system seconds: slow, and not stuck.
+            self._index.remove_below((base.index + 1) * INDEX_RECORD_SIZE, self.on_synced)
+            self._data.remove_below(base.pos, self.on_synced)
             self._set_damages(damages)
             self._reader.release_removed()
         self._check()

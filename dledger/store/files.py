@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -283,11 +283,13 @@ class FileSequence:
             self.extend(keep_last)
             self.sync_file(keep_last)
 
-    def remove_below(self, pos: int) -> bool:
-        """Remove, durably, all files that end at or before `pos`. False if there is none."""
+    def remove_below(self, pos: int, on_removed: Callable[[], None] = lambda: None) -> bool:
+        """Remove, durably, all files that end at or before `pos`. False if there is none. `on_removed` is
+        called after each."""
         below = [start for start in self.starts if start + self.file_size <= pos]
         for start in below:
             self._remove(start)
+            on_removed()
         if below:
             self._disk.sync_directory(self.directory)
         return bool(below)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -179,6 +180,26 @@ def test_a_purge_removes_files_of_data_and_index() -> None:
             starts[path.parent.name].append(int(path.name))
     assert min(starts["data"]) == base.pos
     assert min(starts["index"]) == (base.index + 1) * 32 // 256 * 256
+
+
+def test_a_purge_of_many_files_tells_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a leader's disk that removes for seconds is not taken for one that is stuck."""
+    disk, store = new_sim_store()
+    filled(store)
+    told: list[int] = []
+    unlinked = 0
+    unlink = disk.unlink
+
+    def counting(path: Path) -> None:
+        nonlocal unlinked
+        unlink(path)
+        unlinked += 1
+
+    monkeypatch.setattr(disk, "unlink", counting)
+    store.on_synced = lambda: told.append(unlinked)
+    store.purge_to(store.borders()[-1])
+    assert unlinked > 3 and set(range(1, unlinked + 1)) <= set(told)
+    store.close()
 
 
 def test_a_read_that_a_purge_overtakes_names_the_new_begin() -> None:
