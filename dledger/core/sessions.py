@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from enum import Enum
+from itertools import starmap
 from typing import NamedTuple
 
 RESULTS_KEPT = 64  # per session; also the most batches a session may have uncommitted
@@ -62,6 +63,7 @@ class SessionTable:
         self._max_sessions = max_sessions
         self._sessions: dict[int, Session] = {}
         self._undo: deque[_Undo] = deque()
+        self._encoded: dict[int, tuple[Session, bytes]] = {}  # as it was encoded last: most do not change
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -119,11 +121,11 @@ class SessionTable:
         sessions = dict(self._sessions)
         for undo in reversed(self._undo):
             _revert(sessions, undo)
-        return _encode(sessions)
+        return self._encode(sessions)
 
     def encode_all(self) -> bytes:
         """The table to the end of the log, for a state image that begins there."""
-        return _encode(self._sessions)
+        return self._encode(self._sessions)
 
     def load(self, data: bytes) -> None:
         """Replace everything by an encoded table. ValueError if it is not one; nothing is changed then."""
@@ -146,14 +148,22 @@ class SessionTable:
         self._sessions = sessions
         self._undo.clear()
 
+    def _encode(self, sessions: dict[int, Session]) -> bytes:
+        known, self._encoded = self._encoded, {}
+        parts = [_COUNT.pack(len(sessions))]
+        for session_id in sorted(sessions):
+            session = sessions[session_id]
+            found = known.get(session_id)
+            if found is None or found[0] is not session:
+                found = session, _encoded(session_id, session)
+            self._encoded[session_id] = found
+            parts.append(found[1])
+        return b"".join(parts)
 
-def _encode(sessions: dict[int, Session]) -> bytes:
-    parts = [_COUNT.pack(len(sessions))]
-    for session_id in sorted(sessions):
-        session = sessions[session_id]
-        parts.append(_SESSION.pack(session_id, session.last_seq, session.last_index, len(session.results)))
-        parts += [_RESULT.pack(*result) for result in session.results]
-    return b"".join(parts)
+
+def _encoded(session_id: int, session: Session) -> bytes:
+    head = _SESSION.pack(session_id, session.last_seq, session.last_index, len(session.results))
+    return b"".join((head, *starmap(_RESULT.pack, session.results)))
 
 
 def _revert(sessions: dict[int, Session], undo: _Undo) -> None:

@@ -71,6 +71,8 @@ class LogState:
         self._begun = (-1, 0)  # index and position of the last begin mark that is committed
         self._deferred: list[Head] = []  # what comes after an installed base, until the image is committed
         self._image_end: int | None = None  # of the image in use, while that is not known to be committed
+        # By `encode_if_due` last: bytes, where the log ended, and its marks.
+        self._given: tuple[int, int, ImageSpan, Base] = (0, 0, self.image, self.purge)
 
     @property
     def newest_image(self) -> int:
@@ -253,6 +255,17 @@ class LogState:
                 self._apply(head)
             if isinstance(head.value, ImageEnd) and head.value.image_index == image.image_index:
                 self._image_end = head.last_index
+
+    def encode_if_due(self, committed_pos: int) -> bytes | None:
+        """As `encode_committed`, once the log has grown by as much as was given last, or there is a new image
+        or purge: a table may have many megabytes, and a start reads what lies behind it anyway."""
+        size, pos, *marks = self._given
+        if 0 <= committed_pos - pos < size and marks == [self.image, self.purge]:
+            return None
+        encoded = self.encode_committed()
+        if encoded is not None:
+            self._given = len(encoded), committed_pos, self.image, self.purge
+        return encoded
 
     def encode_committed(self) -> bytes | None:
         """For the checkpoint; None while there is nothing worth storing."""

@@ -331,11 +331,11 @@ class Replica:
         self._step(TransferRequest(self._remember(token), to), now_ms)
 
     def checkpoint(self) -> tuple[int, tuple[int, bytes] | None]:
-        """(committed_index, (index, session table)) for store.save_checkpoint."""
+        """(committed_index, (index, session table)) for store.save_checkpoint; mostly without the table."""
         committed = self.core.committed_index
         if committed > self.core.log.durable_index:
             return committed, None
-        blob = self.admission.state.encode_committed()
+        blob = self.admission.state.encode_if_due(self.committed_pos)
         return committed, None if blob is None else (committed, blob)
 
     def status(self) -> ReplicaStatus:

@@ -168,3 +168,24 @@ def test_what_is_stored_is_what_is_loaded() -> None:
 def test_state_of_another_layout_is_not_loaded() -> None:
     state = LogState(max_sessions=SESSIONS)
     assert not state._load(b"\0" * 200, 0) and not state._load(b"", 0)
+
+
+def test_a_table_is_given_again_when_the_log_has_grown_by_as_much_or_has_a_new_purge() -> None:
+    """A large one, written each time, would be most of what is written."""
+    state = LogState(max_sessions=SESSIONS)
+
+    def note(value: Internal, index: int) -> None:
+        state.note(encode_internal(Stamped(1000 + index, value)), index, index, 1, index * BYTES, 0)
+        state.committed(index)
+
+    note(SessionOpen(), 0)
+    first = state.encode_if_due(BYTES)
+    assert first == state.encode_committed() and first is not None
+    note(SessionBatch(0, 1, 1, 7), 1)
+    assert state.encode_if_due(BYTES + len(first) - 1) is None
+    second = state.encode_if_due(BYTES + len(first))
+    assert second == state.encode_committed() and second != first
+    assert state.encode_if_due(BYTES + len(first)) is None
+    note(Purge(Base(0, 1, BYTES, 0)), 2)
+    assert state.encode_if_due(BYTES + len(first)) == state.encode_committed()
+    assert state.encode_if_due(0) is not None, "the log was replaced by a shorter one"
