@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 from collections import deque
 from enum import Enum
-from itertools import starmap
 from typing import NamedTuple
 
 RESULTS_KEPT = 64  # per session; also the most batches a session may have uncommitted
@@ -163,7 +162,7 @@ class SessionTable:
 
 def _encoded(session_id: int, session: Session) -> bytes:
     head = _SESSION.pack(session_id, session.last_seq, session.last_index, len(session.results))
-    return b"".join((head, *starmap(_RESULT.pack, session.results)))
+    return b"".join((head, *[_RESULT.pack(*result) for result in session.results]))
 
 
 def _revert(sessions: dict[int, Session], undo: _Undo) -> None:

@@ -405,8 +405,14 @@ async def test_rule_9_a_node_stops_without_a_read_that_does_not_return(
     monkeypatch.setattr("dledger.node.server._DISK_STOP_S", 0.2)
     node = make_server(tmp_path, "n1", {"n1": "127.0.0.1:0"})
     await node.start()
-    going_on = threading.Event()
-    node._readers.submit(going_on.wait)
+    begun, going_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        begun.set()
+        going_on.wait()
+
+    node._readers.submit(hang)
+    await asyncio.to_thread(begun.wait)  # before that it would be cancelled
     try:
         await node.stop()
         assert not node.is_released, "the interpreter would wait for it"
