@@ -95,7 +95,7 @@ class Assignment(NamedTuple):
 
 
 #: What the messages of a topic may be.
-MESSAGE_TYPES = ("", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
+MESSAGE_TYPES = ("", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "PRIORITY")
 
 
 class TopicConfig(NamedTuple):

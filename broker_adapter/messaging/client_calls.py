@@ -74,7 +74,7 @@ class RouteCalls:
         if group is not None and not group.consume_enable:
             raise Rejected(Code.FORBIDDEN, f"group {group.name} may not consume (consume_enable is off)")
         assignments = self._routes_for(context).assignments(
-            request.topic, config, context.language, in_order=is_orderly(group)
+            request.topic, config, context, in_order=is_orderly(group)
         )
         return calls.QueryAssignmentResponse(status=ok(), assignments=assignments)
 
@@ -85,5 +85,5 @@ class RouteCalls:
     def _route(
         self, request: calls.QueryRouteRequest, config: TopicConfig, context: CallContext
     ) -> calls.QueryRouteResponse:
-        queues = self._routes_for(context).queues(request.topic, config, context.language)
+        queues = self._routes_for(context).queues(request.topic, config, context)
         return calls.QueryRouteResponse(status=ok(), message_queues=queues)

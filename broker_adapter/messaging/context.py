@@ -7,6 +7,8 @@ from typing import NamedTuple
 #: What a client in Node.js is called here: it calls itself HTTP.
 NODE_JS = "NODE_JS"
 PYTHON = "PYTHON"
+JAVA = "JAVA"
+GO = "GO"
 
 #: The node's own port, and those for clients alone.
 NODE_PORT, PLAIN_PORT, TLS_PORT = "", "plain", "tls"

@@ -12,11 +12,12 @@ Clients compare routes by their whole content: it depends on nothing but the con
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from ipaddress import ip_address
 
 from broker_adapter.api import TopicConfig
-from broker_adapter.messaging.context import NODE_JS, PYTHON
+from broker_adapter.messaging.context import GO, JAVA, NODE_JS, PYTHON, CallContext
 from broker_adapter.messaging.directory import message_type_of
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 
@@ -37,8 +38,10 @@ _MIXED = (pb.MessageType.NORMAL, pb.MessageType.FIFO, pb.MessageType.DELAY, pb.M
 #: Clients that take one address in one place, and with TLS.
 _ONE_ADDRESS = frozenset({NODE_JS})
 _ONE_NAME = frozenset({NODE_JS, PYTHON})
-#: Clients that are known to take a route with a type in it that came later; others may refuse all of it.
-_KNOW_PRIORITY = frozenset({PYTHON, NODE_JS})
+#: From which version on clients take a route with PRIORITY in it; all others may refuse the whole route.
+_KNOW_PRIORITY = {PYTHON: (0,), NODE_JS: (0,), GO: (0,), JAVA: (5, 2)}
+#: No version has parts of more digits; a header may be anything.
+_VERSION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}){0,2}(?![0-9])")
 
 
 def accepts(config: TopicConfig, kind: pb.MessageType) -> bool:
@@ -71,28 +74,28 @@ class Routes:
         self._shared = _broker(broker_name, addresses) if is_one_place else None
         self._apart = _ONE_NAME if has_tls else _ONE_ADDRESS
 
-    def queues(self, topic: pb.Resource, config: TopicConfig, language: str) -> list[pb.MessageQueue]:
-        """All queues of a topic, for clients of this language."""
-        brokers = self._brokers_for(language)
+    def queues(self, topic: pb.Resource, config: TopicConfig, client: CallContext) -> list[pb.MessageQueue]:
+        """All queues of a topic, for clients of this language and version."""
+        brokers = self._brokers_for(client.language)
         count = max(config.read_queues, config.write_queues)
         return [
-            self._queue(topic, config, queue_id, broker, language)
+            self._queue(topic, config, queue_id, broker, client)
             for queue_id in range(count)
             for broker in brokers
         ]
 
     def assignments(
-        self, topic: pb.Resource, config: TopicConfig, language: str, *, in_order: bool
+        self, topic: pb.Resource, config: TopicConfig, client: CallContext, *, in_order: bool
     ) -> list[pb.Assignment]:
         """What a push consumer is to receive from: each broker, or, `in_order`, each queue that it may read,
         once: the brokers are the same one."""
-        brokers = self._brokers_for(language)
+        brokers = self._brokers_for(client.language)
         if in_order:
             places = [(queue_id, brokers[queue_id % len(brokers)]) for queue_id in range(config.read_queues)]
         else:
             places = [(_ALL_QUEUES, broker) for broker in brokers]
         return [
-            pb.Assignment(message_queue=self._queue(topic, config, queue_id, broker, language))
+            pb.Assignment(message_queue=self._queue(topic, config, queue_id, broker, client))
             for queue_id, broker in places
         ]
 
@@ -100,14 +103,14 @@ class Routes:
         return self._each if language in self._apart or self._shared is None else [self._shared]
 
     def _queue(
-        self, topic: pb.Resource, config: TopicConfig, queue_id: int, broker: pb.Broker, language: str
+        self, topic: pb.Resource, config: TopicConfig, queue_id: int, broker: pb.Broker, client: CallContext
     ) -> pb.MessageQueue:
         return pb.MessageQueue(
             topic=topic,
             id=queue_id,
             permission=_permission(config, queue_id),
             broker=broker,
-            accept_message_types=_accepted(config, language),
+            accept_message_types=_accepted(config, client),
         )
 
 
@@ -121,11 +124,26 @@ def _permission(config: TopicConfig, queue_id: int) -> pb.Permission:
     return pb.Permission.WRITE if may_write else pb.Permission.NONE
 
 
-def _accepted(config: TopicConfig, language: str) -> list[pb.MessageType]:
+def _accepted(config: TopicConfig, client: CallContext) -> list[pb.MessageType]:
     wanted = _KINDS.get(message_type_of(config))
-    if wanted is not None:
-        return [wanted]
-    return [*_MIXED, pb.MessageType.PRIORITY] if language in _KNOW_PRIORITY else list(_MIXED)
+    if wanted is None:
+        return [*_MIXED, pb.MessageType.PRIORITY] if _knows_priority(client) else list(_MIXED)
+    if wanted == pb.MessageType.PRIORITY and not _knows_priority(client):
+        # A list has to have a type that the client knows: with this one it consumes, and what it sends is
+        # refused.
+        return [pb.MessageType.NORMAL]
+    return [wanted]
+
+
+def _knows_priority(client: CallContext) -> bool:
+    since = _KNOW_PRIORITY.get(client.language)
+    return since is not None and _version(client.client_version) >= since
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """Of "5.2.0", also with more behind it; (0,) if it is none. A snapshot counts as the release."""
+    found = _VERSION.match(text)
+    return (0,) if found is None else tuple(int(part) for part in found[0].split("."))
 
 
 def _broker(name: str, addresses: list[tuple[str, int]]) -> pb.Broker:

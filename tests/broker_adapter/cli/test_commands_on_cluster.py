@@ -32,6 +32,8 @@ def test_topics_are_created_changed_listed_and_deleted(on_broker: BrokerCommand)
     )
     assert "NameServer" not in created.stderr  # it knows the type, too
     assert ["plans", "3", "3", "r", "FIFO"] in table(on_broker("broker", "topic", "list").stdout)
+    on_broker("broker", "topic", "create", "urgent", "--type", "priority")
+    assert ["urgent", "4", "4", "rw", "PRIORITY"] in table(on_broker("broker", "topic", "list").stdout)
     refused = on_broker("broker", "produce", "--topic", "plans", stdin=b"x\n", code=1)
     assert "721 TOPIC_NOT_WRITABLE" in refused.stderr and "0 lines acknowledged, 1 failed" in refused.stderr
     on_broker("broker", "topic", "delete", "plans")

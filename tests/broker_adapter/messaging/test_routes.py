@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker_adapter.api import TopicConfig
+from broker_adapter.messaging.context import CallContext
 from broker_adapter.messaging.routes import Routes, accepts
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from tests.broker_adapter.messaging.world import MEMBERS, resource
@@ -17,6 +18,14 @@ def routes(members: dict[str, str] | None = None, advertised: dict[str, str] | N
     return Routes("broker-a", members or dict(MEMBERS), advertised or {})
 
 
+def client(language: str, version: str = "") -> CallContext:
+    return CallContext("c", language=language, client_version=version)
+
+
+def accepted(config: TopicConfig, language: str, version: str = "") -> list[pb.MessageType]:
+    return list(routes().queues(TOPIC, config, client(language, version))[0].accept_message_types)
+
+
 def places(queues: list[pb.MessageQueue]) -> list[tuple[str, int]]:
     return [(queue.broker.name, queue.id) for queue in queues]
 
@@ -27,7 +36,7 @@ def ports(broker: pb.Broker) -> list[int]:
 
 def test_most_clients_get_one_broker_with_the_addresses_of_all_nodes() -> None:
     """Quirk: a group of ordered messages is bound to a queue, so to whatever serves it."""
-    queues = routes().queues(TOPIC, CONFIG, "PYTHON")
+    queues = routes().queues(TOPIC, CONFIG, client("PYTHON"))
     assert places(queues) == [("broker-a", 0), ("broker-a", 1)]
     assert ports(queues[0].broker) == [10911, 10912, 10913]
     assert queues[0].broker.endpoints.scheme == pb.AddressScheme.IPv4
@@ -35,7 +44,7 @@ def test_most_clients_get_one_broker_with_the_addresses_of_all_nodes() -> None:
 
 def test_node_js_gets_a_broker_for_each_node_with_queues_in_turn() -> None:
     """Quirk: it takes one address for each place, and goes on to the next queue when a try has failed."""
-    queues = routes().queues(TOPIC, CONFIG, "NODE_JS")
+    queues = routes().queues(TOPIC, CONFIG, client("NODE_JS"))
     names = ["broker-a-n1", "broker-a-n2", "broker-a-n3"]
     assert places(queues) == [(name, queue) for queue in (0, 1) for name in names]
     assert [ports(queue.broker) for queue in queues[:3]] == [[10911], [10912], [10913]]
@@ -44,14 +53,14 @@ def test_node_js_gets_a_broker_for_each_node_with_queues_in_turn() -> None:
 def test_with_tls_python_gets_a_broker_for_each_node() -> None:
     """Quirk: it would look for the addresses of all nodes, as one name, in the certificate."""
     over_tls = Routes("broker-a", MEMBERS, {}, has_tls=True)
-    assert len(places(over_tls.queues(TOPIC, CONFIG, "PYTHON"))) == 6
-    assert len(places(over_tls.queues(TOPIC, CONFIG, "JAVA"))) == 2
+    assert len(places(over_tls.queues(TOPIC, CONFIG, client("PYTHON")))) == 6
+    assert len(places(over_tls.queues(TOPIC, CONFIG, client("JAVA")))) == 2
 
 
 @pytest.mark.parametrize("language", ["PYTHON", "NODE_JS", "JAVA", ""])
 def test_every_queue_is_usable(language: str) -> None:
     """Quirk: a broker's id other than 0, a missing queue 0 or type make queues useless."""
-    queues = routes().queues(TOPIC, CONFIG, language)
+    queues = routes().queues(TOPIC, CONFIG, client(language))
     assert {queue.broker.id for queue in queues} == {0}
     assert 0 in {queue.id for queue in queues}
     for queue in queues:
@@ -64,12 +73,16 @@ def test_routes_do_not_depend_on_who_is_asked_or_when() -> None:
     """Quirk: clients compare all of a route, and begin anew with what is not equal."""
     other = routes(dict(reversed(MEMBERS.items())))
     for language in ("JAVA", "NODE_JS"):
-        first = routes().queues(TOPIC, CONFIG, language)
-        assert other.queues(TOPIC, CONFIG, language) == first == routes().queues(TOPIC, CONFIG, language)
+        first = routes().queues(TOPIC, CONFIG, client(language))
+        assert (
+            other.queues(TOPIC, CONFIG, client(language))
+            == first
+            == routes().queues(TOPIC, CONFIG, client(language))
+        )
 
 
 def test_advertised_addresses_take_precedence() -> None:
-    queues = routes(None, {"n2": "10.0.0.2:80"}).queues(TOPIC, CONFIG, "JAVA")
+    queues = routes(None, {"n2": "10.0.0.2:80"}).queues(TOPIC, CONFIG, client("JAVA"))
     addresses = queues[0].broker.endpoints.addresses
     assert [(a.host, a.port) for a in addresses] == [
         ("127.0.0.1", 10911),
@@ -83,15 +96,15 @@ def test_advertised_addresses_take_precedence() -> None:
 )
 def test_names_and_mixed_addresses_stand_alone(members: dict[str, str]) -> None:
     """Quirk: several names in one place, or addresses of two kinds, are an error to clients."""
-    queues = routes(members).queues(TOPIC, CONFIG, "JAVA")
+    queues = routes(members).queues(TOPIC, CONFIG, client("JAVA"))
     assert all(len(queue.broker.endpoints.addresses) == 1 for queue in queues)
     assert {queue.broker.name for queue in queues} == {"broker-a-a", "broker-a-b"}
 
 
 def test_schemes() -> None:
-    names = routes({"a": "host-1:1"}).queues(TOPIC, CONFIG, "JAVA")[0].broker.endpoints
+    names = routes({"a": "host-1:1"}).queues(TOPIC, CONFIG, client("JAVA"))[0].broker.endpoints
     assert (names.scheme, names.addresses[0].host) == (pb.AddressScheme.DOMAIN_NAME, "host-1")
-    v6 = routes({"a": "[::1]:1"}).queues(TOPIC, CONFIG, "JAVA")[0].broker.endpoints
+    v6 = routes({"a": "[::1]:1"}).queues(TOPIC, CONFIG, client("JAVA"))[0].broker.endpoints
     assert (v6.scheme, v6.addresses[0].host) == (pb.AddressScheme.IPv6, "::1")
 
 
@@ -106,41 +119,57 @@ def test_schemes() -> None:
     ],
 )
 def test_permissions(config: TopicConfig, permissions: list[int]) -> None:
-    assert [queue.permission for queue in routes().queues(TOPIC, config, "JAVA")] == permissions
+    assert [queue.permission for queue in routes().queues(TOPIC, config, client("JAVA"))] == permissions
 
 
-def test_a_type_that_came_later_is_told_to_those_only_who_know_it() -> None:
-    assert pb.MessageType.PRIORITY in routes().queues(TOPIC, CONFIG, "PYTHON")[0].accept_message_types
-    assert pb.MessageType.PRIORITY not in routes().queues(TOPIC, CONFIG, "JAVA")[0].accept_message_types
-
-
-class FifoTopic(TopicConfig):
-    message_type = "FIFO"
-
-
-class MixedTopic(TopicConfig):
-    message_type = "MIXED"
+@pytest.mark.parametrize(
+    ("language", "version", "knows"),
+    [
+        ("PYTHON", "5.1.2", True),
+        ("NODE_JS", "", True),
+        ("GO", "5.1.4", True),
+        ("JAVA", "5.2.0", True),
+        ("JAVA", "5.2", True),
+        ("JAVA", "5.10.0-SNAPSHOT", True),
+        ("JAVA", "6.0.0", True),
+        ("JAVA", "5.1.0", False),
+        ("JAVA", "5.0.8", False),
+        ("JAVA", "", False),
+        ("JAVA", "newest", False),
+        ("JAVA", "9" * 255, False),
+        ("RUST", "5.2.0", False),
+        ("", "", False),
+    ],
+)
+def test_a_type_that_came_later_is_told_to_those_only_who_know_it(
+    language: str, version: str, knows: bool
+) -> None:
+    """Quirk: to Java before 5.2 a route with it is an error."""
+    priority, normal = pb.MessageType.PRIORITY, pb.MessageType.NORMAL
+    assert (priority in accepted(CONFIG, language, version)) == knows
+    only = CONFIG._replace(message_type="PRIORITY")
+    assert accepted(only, language, version) == [priority if knows else normal]
+    assert accepts(only, priority) and not accepts(only, normal)
 
 
 def test_the_type_of_a_topic_decides_what_it_accepts() -> None:
     kinds = pb.MessageType
-    accepted = routes().queues(TOPIC, FifoTopic("t"), "JAVA")[0].accept_message_types
-    assert list(accepted) == [kinds.FIFO]
-    assert accepts(FifoTopic("t"), kinds.FIFO) and not accepts(FifoTopic("t"), kinds.NORMAL)
-    for config in (TopicConfig("t"), MixedTopic("t")):
-        accepted = routes().queues(TOPIC, config, "JAVA")[0].accept_message_types
-        assert list(accepted) == [kinds.NORMAL, kinds.FIFO, kinds.DELAY, kinds.TRANSACTION]
+    fifo = TopicConfig("t", message_type="FIFO")
+    assert accepted(fifo, "JAVA") == [kinds.FIFO]
+    assert accepts(fifo, kinds.FIFO) and not accepts(fifo, kinds.NORMAL)
+    for config in (TopicConfig("t"), TopicConfig("t", message_type="MIXED")):
+        assert accepted(config, "JAVA") == [kinds.NORMAL, kinds.FIFO, kinds.DELAY, kinds.TRANSACTION]
         assert accepts(config, kinds.NORMAL) and accepts(config, kinds.PRIORITY)
 
 
 @pytest.mark.parametrize(("language", "brokers"), [("JAVA", 1), ("NODE_JS", 3)])
 def test_a_standard_group_receives_from_every_broker_at_once(language: str, brokers: int) -> None:
-    found = routes().assignments(TOPIC, CONFIG, language, in_order=False)
+    found = routes().assignments(TOPIC, CONFIG, client(language), in_order=False)
     assert [one.message_queue.id for one in found] == [-1] * brokers
     assert len({one.message_queue.broker.name for one in found}) == brokers
 
 
 @pytest.mark.parametrize("language", ["JAVA", "NODE_JS"])
 def test_an_ordered_group_receives_from_every_queue_once(language: str) -> None:
-    found = routes().assignments(TOPIC, TopicConfig("t", 4, 8), language, in_order=True)
+    found = routes().assignments(TOPIC, TopicConfig("t", 4, 8), client(language), in_order=True)
     assert [one.message_queue.id for one in found] == [0, 1, 2, 3]
