@@ -23,10 +23,7 @@ from dledger.core.messages import (
 )
 from dledger.errors import InvalidRequest
 from dledger.node.logs import get_logger
-from dledger.rpc.append_wire import AppendEncoder
-from dledger.rpc.channels import ChannelSecurity
-from dledger.rpc.envelope import Identity
-from dledger.rpc.peer_client import PeerClient, PeerTlsFailure, PeerUnreachable, PushClient, Question
+from dledger.rpc.peer_transport import PeerTlsFailure, PeerTransport, PeerUnreachable, PushStream, Question
 from dledger.rpc.ports import FetchedFrames
 
 _log = get_logger("peers")
@@ -54,29 +51,25 @@ class PeerLink:
     def __init__(
         self,
         peer: str,
-        address: str,
-        identity: Identity,
+        client: PeerTransport,
         events: PeerEvents,
         *,
         role_epoch: Callable[[], int],
         call_timeout_ms: int,
-        security: ChannelSecurity | None = None,
-        encoder: AppendEncoder | None = None,
+        uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """`role_epoch`: of this node, now. `encoder`: one for all members."""
-        self._encoder = encoder
+        """`role_epoch`: of this node, now. `uniform`: the random source of pauses."""
         self.peer = peer
-        self.address = address
-        self._identity = identity
-        self._client = self._new_client(security)
+        self._client = client
         self._events = events
+        self._uniform = uniform
         self._role_epoch = role_epoch
         self._stream_id = 0  # of the newest stream
         self._timeout_s = call_timeout_ms / 1000
         self._calls: dict[type, int] = dict.fromkeys(_MAX_CALLS, 0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeper: asyncio.Task[None] | None = None
-        self._stream: PushClient | None = None
+        self._stream: PushStream | None = None
         self._last_refusal = ""
         self._closed = False
 
@@ -85,18 +78,15 @@ class PeerLink:
         """While this node leads: the push stream is open."""
         return self._stream is not None and self._stream.is_up
 
-    def _new_client(self, security: ChannelSecurity | None) -> PeerClient:
-        return PeerClient(self.peer, self.address, self._identity, security, self._encoder)
-
     def connect(self) -> None:
         self._client.connect()
 
-    def renew(self, security: ChannelSecurity) -> None:
+    def renew(self, make: Callable[[], PeerTransport]) -> None:
         """New certificates: connect anew. A push stream that works stays on its old connection till it ends;
         one that never came up may be waiting for what the old certificate cannot get."""
         if self._closed:
             return
-        old, self._client = self._client, self._new_client(security)
+        old, self._client = self._client, make()
         self._spawn(old.retire())
         self._client.connect()
         if self._keeper is not None and not self.is_connected:
@@ -177,7 +167,7 @@ class PeerLink:
             if loop.time() - opened_at > _GOOD_LIFE_S:
                 pause = _BACKOFF_MIN_S
                 continue  # the next one opens as soon as the peer can be reached again
-            await asyncio.sleep(random.uniform(_BACKOFF_MIN_S, pause))
+            await asyncio.sleep(self._uniform(_BACKOFF_MIN_S, pause))
             pause = min(pause * 2, _BACKOFF_MAX_S)
 
     def _next_stream_id(self) -> int:
@@ -186,7 +176,7 @@ class PeerLink:
         self._stream_id = max(self._stream_id + 1, self._role_epoch())
         return self._stream_id
 
-    async def _run_stream(self, stream: PushClient) -> None:
+    async def _run_stream(self, stream: PushStream) -> None:
         self._stream = stream
 
         def on_up(incarnation: int) -> None:
@@ -215,7 +205,7 @@ class PeerLink:
     def _note_refusal(self, reason: str) -> None:
         if self._last_refusal != reason:  # once, not with every heartbeat
             self._last_refusal = reason
-            _log.warning("peer refuses to talk", peer=self.peer, address=self.address, reason=reason)
+            _log.warning("peer refuses to talk", peer=self.peer, address=self._client.address, reason=reason)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

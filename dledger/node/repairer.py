@@ -18,7 +18,7 @@ from dledger.node.disk_worker import HARMLESS
 from dledger.node.logs import get_logger
 from dledger.node.pacing import Pace
 from dledger.node.threads import in_thread
-from dledger.rpc.peer_client import PeerUnreachable
+from dledger.rpc.peer_transport import PeerUnreachable
 from dledger.rpc.ports import FetchedFrames
 from dledger.store.api import Damage, Frames, LogStore, RepairWork
 

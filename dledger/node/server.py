@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from dledger.core.messages import Message
 from dledger.core.values import CoreConfig, Membership, Role
@@ -42,6 +43,7 @@ from dledger.node.wall_clock import JumpWatch, wall_ms
 from dledger.rpc.append_wire import AppendEncoder
 from dledger.rpc.envelope import Identity
 from dledger.rpc.log_client import LogClient
+from dledger.rpc.peer_client import PeerClient
 from dledger.rpc.serving import GrpcService, NodeGrpc, check_services
 from dledger.status.http import start_http
 from dledger.status.model import NodeStatus
@@ -119,6 +121,7 @@ class NodeServer(OwnerFace):
         self._wall_ms = wall_ms
         self._trace = trace
         self._rejoining = ""
+        self._encoder = AppendEncoder()  # one for all members
         self.is_released = True  # nothing is left that a stuck disk keeps; not so between `start` and `stop`
         self.metrics = NodeMetrics()
         self._on_fatal = on_fatal
@@ -309,22 +312,23 @@ class NodeServer(OwnerFace):
         return Identity(config.cluster_id, config.group, config.node_id, tuple(config.members), incarnation)
 
     def _make_links(self, events: PeerEvents) -> dict[str, PeerLink]:
-        config, identity = self.config, self._peer_identity()
-        encoder = AppendEncoder()
+        config = self.config
         return {
             node_id: PeerLink(
                 node_id,
-                config.peer_address(node_id),
-                identity,
+                self._peer_client(node_id),
                 events,
                 role_epoch=lambda: self._replica.core.role_epoch,
                 call_timeout_ms=config.timing.election_min_ms,
-                security=self._security.channel(node_id) if self._security else None,
-                encoder=encoder,
             )
             for node_id in config.members
             if node_id != config.node_id
         }
+
+    def _peer_client(self, node_id: str) -> PeerClient:
+        security = self._security.channel(node_id) if self._security else None
+        address = self.config.peer_address(node_id)
+        return PeerClient(node_id, address, self._peer_identity(), security, self._encoder)
 
     def _build_log(self) -> None:
         limits, replica = self.config.limits, self._replica
@@ -534,7 +538,7 @@ class NodeServer(OwnerFace):
         assert self._security is not None
         if self._security.taken_over():
             for node_id, link in self._links.items():
-                link.renew(self._security.channel(node_id))
+                link.renew(partial(self._peer_client, node_id))
             for client in self._clients.values():
                 task = asyncio.create_task(client.retire())
                 self._retired.add(task)

@@ -42,6 +42,10 @@ class Outbox(Generic[T]):
         if self._under_way is None:
             self._go_on()
 
+    def replace_last(self, item: T) -> None:
+        """Put an item in the place of the last one, which still waits."""
+        self._waiting[-1] = item
+
     def finish(self) -> None:
         """Nothing more will be put: `run` returns once all is written."""
         self._finished = True

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc
@@ -12,45 +11,32 @@ import grpc.aio
 
 from dledger.core.messages import (
     Append,
-    Commit,
     Heartbeat,
-    HeartbeatResponse,
     PositionRequest,
-    PositionResponse,
     PushMessage,
     PushResponse,
     TakeLeadership,
-    TakeLeadershipResponse,
     VoteRequest,
-    VoteResponse,
 )
 from dledger.errors import InvalidRequest, error_for
 from dledger.rpc import convert_peer as convert
 from dledger.rpc.append_wire import AppendEncoder, serialize_push
 from dledger.rpc.channels import CallCount, ChannelSecurity, open_channel
 from dledger.rpc.envelope import Identity
-from dledger.rpc.outbox import Outbox
+from dledger.rpc.outbox import Writing
+from dledger.rpc.peer_transport import Answer, PeerTlsFailure, PeerUnreachable, Question
 from dledger.rpc.ports import FetchedFrames
+from dledger.rpc.push_stream import PushSender
 from dledger.rpc.tls_failures import explain
 from dledger.v1 import peer_pb2 as pb
 from dledger.v1 import peer_pb2_grpc
 
 _PUSH_METHOD = "/dledger.v1.PeerService/Push"
 
-Question = VoteRequest | Heartbeat | TakeLeadership | PositionRequest
-Answer = VoteResponse | HeartbeatResponse | TakeLeadershipResponse | PositionResponse
-
-
-class PeerUnreachable(Exception):
-    """No answer: no connection, a deadline, a broken stream. Says nothing of what the peer did."""
-
-
-class PeerTlsFailure(PeerUnreachable):
-    """No connection, because the two ends do not agree about TLS: no waiting helps, a person must."""
-
 
 class PeerClient:
-    """One channel to one member, used for everything that this node asks of it."""
+    """One channel to one member, used for everything that this node asks of it. Implements
+    dledger.rpc.peer_transport.PeerTransport."""
 
     def __init__(
         self,
@@ -63,7 +49,7 @@ class PeerClient:
         """`encoder`: one for all members."""
         self.peer = peer
         self._encoder = encoder or AppendEncoder()
-        self._address = address
+        self.address = address
         self._identity = identity
         self._security = security
         self._calls = CallCount()
@@ -83,7 +69,7 @@ class PeerClient:
             with self._calls:
                 return await self._ask(message, timeout_s)
         except grpc.aio.AioRpcError as error:
-            known = explain(self._address, error.details(), self._security)
+            known = explain(self.address, error.details(), self._security)
             if known is not None and self._security is not None:
                 raise PeerTlsFailure(known.message) from None
             raise PeerUnreachable(f"{self.peer}: {error.code().name}") from None
@@ -128,11 +114,12 @@ class PeerClient:
             finally:
                 call.cancel()
 
-    def open_push(self, stream_id: int) -> PushClient:
+    def open_push(self, stream_id: int) -> PushSender:
         # wait_for_ready: the stream opens in the moment in which the peer can be reached.
         call = self._push(wait_for_ready=True)
         envelope = self._identity.envelope(self.peer)
-        return PushClient(self.peer, stream_id, envelope, call, self._calls, self._encoder)
+        carrier = _GrpcPushCall(self.peer, stream_id, envelope, call, self._calls, self._encoder)
+        return PushSender(stream_id, carrier)
 
     async def close(self) -> None:
         await self._channel.close(0)
@@ -145,8 +132,10 @@ class PeerClient:
             await self.close()
 
 
-class PushClient:
-    """The leader's end of one push stream. Never opened again: a new stream is a new object."""
+class _GrpcPushCall:
+    """Implements dledger.rpc.push_stream.PushCall."""
+
+    broken = (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError)
 
     def __init__(
         self,
@@ -157,73 +146,57 @@ class PushClient:
         calls: CallCount,
         encoder: AppendEncoder,
     ) -> None:
-        self._encoder = encoder
-        self.peer = peer
-        self.stream_id = stream_id
-        self.is_up = False
+        self._peer = peer
+        self._stream_id = stream_id
         self._envelope = envelope
         self._call = call
         self._calls = calls
-        self._outbox: Outbox[pb.PushRequest | bytes] = Outbox()
-        self._commit: pb.PushRequest | None = None  # the last COMMIT that was put
+        self._encoder = encoder
+        self._is_counted = False
 
-    def put(self, message: PushMessage, payload: bytes | memoryview | None) -> None:
-        """Queue a message. How much may wait is bounded by the core, in bytes in flight; for COMMITs, which
-        have no bytes, by keeping only the newest of those that follow each other."""
+    def encode(self, message: PushMessage, payload: bytes | memoryview | None) -> pb.PushRequest | bytes:
         if isinstance(message, Append):
             assert payload is not None
-            self._outbox.put(self._encoder.encode(message, payload))
-        elif isinstance(message, Commit):
-            waiting = self._commit
-            if waiting is not None and self._outbox.last is waiting:
-                waiting.committed_index = message.committed_index
-                return
-            self._commit = convert.push_to_pb(message)
-            self._outbox.put(self._commit)
-        else:
-            self._outbox.put(convert.push_to_pb(message))
+            return self._encoder.encode(message, payload)
+        return convert.push_to_pb(message)
 
-    def finish(self) -> None:
-        """End the stream after what was put."""
-        self._outbox.finish()
-
-    async def run(self, on_up: Callable[[int], None], on_response: Callable[[PushResponse], None]) -> None:
-        """Serve the stream until it ends. PeerUnreachable, or InvalidRequest if the peer refuses it."""
-        with self._calls:
-            await self._run(on_up, on_response)
-
-    async def _run(self, on_up: Callable[[int], None], on_response: Callable[[PushResponse], None]) -> None:
+    async def open(self) -> int:
+        self._calls.begin()
+        self._is_counted = True
         try:
-            await self._shake_hands(on_up)
-            writer = asyncio.ensure_future(self._write_all())
-            try:
-                while (response := await self._call.read()) is not grpc.aio.EOF:
-                    on_response(convert.push_response_from_pb(response, self.peer))
-            finally:
-                writer.cancel()
-            code = await self._call.code()
-            if code is not grpc.StatusCode.OK:
-                raise PeerUnreachable(f"{self.peer}: {code.name}")
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError) as error:
-            raise PeerUnreachable(f"{self.peer}: {error}") from None
-        finally:
-            self._call.cancel()
-
-    async def _shake_hands(self, on_up: Callable[[int], None]) -> None:
-        await self._call.write(pb.PushRequest(envelope=self._envelope, stream_id=self.stream_id))
-        answer = await self._call.read()
+            await self._call.write(pb.PushRequest(envelope=self._envelope, stream_id=self._stream_id))
+            answer = await self._call.read()
+        except self.broken as error:
+            raise PeerUnreachable(f"{self._peer}: {error}") from None
         if answer is grpc.aio.EOF:
-            raise PeerUnreachable(f"{self.peer} ended the stream at once")
+            raise PeerUnreachable(f"{self._peer} ended the stream at once")
         if answer.refusal.code:
             raise _refused(answer.refusal)
-        self.is_up = True
-        on_up(answer.incarnation)
+        return int(answer.incarnation)
 
-    async def _write_all(self) -> None:
-        # The reading side learns of the same end, and reports it.
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
-            await self._outbox.run(self._call.write)
-            await self._call.done_writing()
+    def write(self, item: pb.PushRequest | bytes) -> Writing:
+        return self._call.write(item)  # type: ignore[no-any-return]
+
+    async def done_writing(self) -> None:
+        await self._call.done_writing()
+
+    async def read(self) -> PushResponse | None:
+        try:
+            response = await self._call.read()
+            if response is not grpc.aio.EOF:
+                return convert.push_response_from_pb(response, self._peer)
+            code = await self._call.code()
+        except self.broken as error:
+            raise PeerUnreachable(f"{self._peer}: {error}") from None
+        if code is not grpc.StatusCode.OK:
+            raise PeerUnreachable(f"{self._peer}: {code.name}")
+        return None
+
+    def cancel(self) -> None:
+        self._call.cancel()
+        if self._is_counted:
+            self._is_counted = False
+            self._calls.end()
 
 
 def _refused(refusal: pb.Refusal) -> InvalidRequest:

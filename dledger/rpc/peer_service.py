@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, TypeAlias
 
 import grpc.aio
 
 from dledger.core.messages import (
-    Goodbye,
     HeartbeatResponse,
     PositionResponse,
+    PushMessage,
     PushResponse,
     TakeLeadershipResponse,
     VoteResponse,
@@ -19,9 +18,9 @@ from dledger.errors import Code, DLedgerError, InvalidRequest
 from dledger.rpc import convert_peer as convert
 from dledger.rpc.envelope import refusal
 from dledger.rpc.handlers import malformed
-from dledger.rpc.outbox import Outbox
 from dledger.rpc.peer_names import PeerNames
 from dledger.rpc.ports import PeerPort
+from dledger.rpc.push_stream import PushReceiver
 from dledger.v1 import peer_pb2 as pb
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -125,50 +124,28 @@ class PeerService:
             return
         incarnation = self._port.identity.incarnation
         await context.write(pb.PushResponse(incarnation=incarnation, stream_id=hello.stream_id))
-        stream = _PushStream(peer, hello.stream_id)
-        await stream.serve(self._port, context)
+        carrier = _GrpcReceivedPushes(peer, hello.stream_id, context)
+        await PushReceiver(peer, hello.stream_id).serve(self._port, carrier)
 
 
-class _PushStream:
-    """One leader's push stream, from the follower's side."""
+class _GrpcReceivedPushes:
+    """Implements dledger.rpc.push_stream.ReceivedPushes."""
 
-    def __init__(self, peer: str, stream_id: int) -> None:
-        self.peer = peer
-        self.stream_id = stream_id
-        self._outbox: Outbox[pb.PushResponse] = Outbox()
-        self._replaced = False
-        self._said_goodbye = False
+    def __init__(self, peer: str, stream_id: int, context: _Context) -> None:
+        self._peer = peer
+        self._stream_id = stream_id
+        self._context = context
 
-    def respond(self, response: PushResponse) -> None:
-        self._outbox.put(convert.push_response_to_pb(response))
+    async def read(self) -> tuple[PushMessage, bytes | memoryview | None] | None:
+        request = await self._context.read()
+        if request is grpc.aio.EOF:
+            return None
+        if request is None:
+            raise malformed()
+        return convert.push_from_pb(request, self._peer)
 
-    def replace(self) -> None:
-        self._replaced = True
-        self._outbox.finish()
+    async def write(self, response: PushResponse) -> None:
+        await self._context.write(convert.push_response_to_pb(response))
 
-    async def serve(self, port: PeerPort, context: _Context) -> None:
-        writer = asyncio.ensure_future(self._outbox.run(context.write))
-        try:
-            port.push_opened(self)
-            await self._read_all(port, context)
-        except InvalidRequest as error:
-            # What is broken is the stream, not the node: say so and let the leader open a new one.
-            await context.write(pb.PushResponse(refusal=refusal(error), stream_id=self.stream_id))
-        finally:
-            writer.cancel()
-            if not self._replaced and not self._said_goodbye:
-                port.push_closed(self)
-
-    async def _read_all(self, port: PeerPort, context: _Context) -> None:
-        while not self._replaced:
-            request = await context.read()
-            if request is grpc.aio.EOF or self._replaced:
-                return
-            if request is None:
-                raise malformed()
-            message, payload = convert.push_from_pb(request, self.peer)
-            if message.stream_id != self.stream_id:
-                raise InvalidRequest(f"a message of stream {message.stream_id} on stream {self.stream_id}")
-            if isinstance(message, Goodbye):
-                self._said_goodbye = True
-            port.push_received(self, message, payload)
+    async def refuse(self, error: InvalidRequest) -> None:
+        await self._context.write(pb.PushResponse(refusal=refusal(error), stream_id=self._stream_id))

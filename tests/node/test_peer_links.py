@@ -60,7 +60,8 @@ async def test_what_the_core_asks_for_after_a_link_was_closed_goes_nowhere_and_r
     raised: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
     identity = Identity("c", "g", "n1", ("n1", "n2"), 1)
-    link = PeerLink("n2", "127.0.0.1:1", identity, NoEvents(), role_epoch=lambda: 1, call_timeout_ms=100)
+    client = peer_client.PeerClient("n2", "127.0.0.1:1", identity)
+    link = PeerLink("n2", client, NoEvents(), role_epoch=lambda: 1, call_timeout_ms=100)
     link.connect()
     await link.close()
     before = asyncio.all_tasks()

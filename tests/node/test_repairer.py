@@ -13,7 +13,7 @@ import pytest
 from dledger.core.values import EMPTY_TAIL
 from dledger.errors import Code, DLedgerError, StorageError
 from dledger.node.repairer import Repairer, Scrubber
-from dledger.rpc.peer_client import PeerUnreachable
+from dledger.rpc.peer_transport import PeerUnreachable
 from dledger.rpc.ports import FetchedFrames
 from dledger.store.api import Damage, ScrubStep
 from dledger.store.batch import encode_batch

@@ -1,0 +1,141 @@
+"""Both ends of a push stream, whatever carries it: gRPC between nodes, virtual time in the simulator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+from dledger.core.messages import Commit, Goodbye, PushMessage, PushResponse
+from dledger.errors import InvalidRequest
+from dledger.rpc.outbox import Outbox, Writing
+from dledger.rpc.ports import PeerPort
+
+Payload = bytes | memoryview | None
+
+
+class PushCall(Protocol):
+    """The leader's side of the call that carries one push stream."""
+
+    @property
+    def broken(self) -> tuple[type[Exception], ...]:
+        """What `write` and `done_writing` raise once it has ended, which `read` is told of, too."""
+
+    def encode(self, message: PushMessage, payload: Payload) -> Any:
+        """What `write` takes: a new object for each message but an APPEND."""
+
+    async def open(self) -> int:
+        """Shake hands: the incarnation of the peer. PeerUnreachable; InvalidRequest if the peer refuses."""
+
+    def write(self, item: Any) -> Writing: ...
+
+    async def done_writing(self) -> None: ...
+
+    async def read(self) -> PushResponse | None:
+        """None: the peer has ended the stream in order. PeerUnreachable if it broke."""
+
+    def cancel(self) -> None:
+        """Nobody reads or writes any more. Repeatable."""
+
+
+class PushSender:
+    """The leader's end. Never opened again: a new stream is a new object."""
+
+    def __init__(self, stream_id: int, call: PushCall) -> None:
+        self.stream_id = stream_id
+        self.is_up = False
+        self._call = call
+        self._outbox: Outbox[Any] = Outbox()
+        self._commit: object = None  # the last COMMIT that was put
+
+    def put(self, message: PushMessage, payload: Payload) -> None:
+        """Queue a message. How much may wait is bounded by the core, in bytes in flight; for COMMITs, which
+        have no bytes, by keeping only the newest of those that follow each other."""
+        item = self._call.encode(message, payload)
+        if isinstance(message, Commit):
+            waiting, self._commit = self._commit, item
+            if waiting is not None and self._outbox.last is waiting:
+                self._outbox.replace_last(item)
+                return
+        self._outbox.put(item)
+
+    def finish(self) -> None:
+        """End the stream after what was put."""
+        self._outbox.finish()
+
+    async def run(self, on_up: Callable[[int], None], on_response: Callable[[PushResponse], None]) -> None:
+        """Serve the stream until it ends. PeerUnreachable, or InvalidRequest if the peer refuses it."""
+        call = self._call
+        try:
+            incarnation = await call.open()
+            self.is_up = True
+            on_up(incarnation)
+            writer = asyncio.ensure_future(self._write_all())
+            try:
+                while (response := await call.read()) is not None:
+                    on_response(response)
+            finally:
+                writer.cancel()
+        finally:
+            call.cancel()
+
+    async def _write_all(self) -> None:
+        with suppress(*self._call.broken):
+            await self._outbox.run(self._call.write)
+            await self._call.done_writing()
+
+
+class ReceivedPushes(Protocol):
+    """The follower's side of the call that carries one push stream."""
+
+    async def read(self) -> tuple[PushMessage, Payload] | None:
+        """None: the leader has ended the stream. InvalidRequest if it sent no message of this protocol."""
+
+    async def write(self, response: PushResponse) -> None: ...
+
+    async def refuse(self, error: InvalidRequest) -> None:
+        """Say why the stream ends."""
+
+
+class PushReceiver:
+    """One leader's push stream, from the follower's side. Implements dledger.rpc.ports.PushPeer."""
+
+    def __init__(self, peer: str, stream_id: int) -> None:
+        self.peer = peer
+        self.stream_id = stream_id
+        self._outbox: Outbox[PushResponse] = Outbox()
+        self._replaced = False
+        self._said_goodbye = False
+
+    def respond(self, response: PushResponse) -> None:
+        self._outbox.put(response)
+
+    def replace(self) -> None:
+        self._replaced = True
+        self._outbox.finish()
+
+    async def serve(self, port: PeerPort, call: ReceivedPushes) -> None:
+        writer = asyncio.ensure_future(self._outbox.run(call.write))
+        try:
+            port.push_opened(self)
+            await self._read_all(port, call)
+        except InvalidRequest as error:
+            # What is broken is the stream, not the node: say so and let the leader open a new one.
+            await call.refuse(error)
+        finally:
+            writer.cancel()
+            if not self._replaced and not self._said_goodbye:
+                port.push_closed(self)
+
+    async def _read_all(self, port: PeerPort, call: ReceivedPushes) -> None:
+        while not self._replaced:
+            received = await call.read()
+            if received is None or self._replaced:
+                return
+            message, payload = received
+            if message.stream_id != self.stream_id:
+                raise InvalidRequest(f"a message of stream {message.stream_id} on stream {self.stream_id}")
+            if isinstance(message, Goodbye):
+                self._said_goodbye = True
+            port.push_received(self, message, payload)
