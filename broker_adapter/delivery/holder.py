@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from heapq import heapify, heappop, heappush
 
 import structlog
 
@@ -23,6 +22,7 @@ from broker_adapter.delivery.records import encode as encode_command
 from broker_adapter.delivery.sender import Sender, host_of, with_id, within
 from broker_adapter.delivery.sent_ids import Place
 from broker_adapter.delivery.state import DeliveryState
+from broker_adapter.delivery.timetable import Timetable
 from broker_adapter.errors import BrokerError, Busy, IllegalMessage, ReadFailed, Status
 from broker_adapter.host import NO_HOST, Host
 from broker_adapter.message import Message, encode
@@ -37,6 +37,8 @@ _log = structlog.get_logger(part="delivery")
 TRANSACTION_ID = "__transactionId__"
 #: What could not be moved is tried again after this.
 _RETRY_MS = 1_000
+#: In one step of the loop, so many are looked at, and so many met: a client decides how many are due at once.
+_LOOKED_AT, _MET = 2_000, 100
 
 
 class Holder:
@@ -59,8 +61,11 @@ class Holder:
         self._settings = settings
         self._ask: Callable[[OrphanedHalf], None] = lambda _: None
         self._is_leading = False
-        self._due: list[tuple[int, int]] = []  # a heap of (when, number), with some that are over
+        self._due = Timetable()
+        self._unlisted: list[int] = []  # numbers of messages that a new leadership has not looked at
         self._ending: dict[int, Request] = {}
+        self._not_before_ms = 0  # nothing is met before: there was no room for it
+        self._checking: set[int] = set()  # a check is on its way into the log
         self._coming_bytes = 0  # of what is on its way into the state
         self._timer: asyncio.TimerHandle | None = None
 
@@ -69,9 +74,9 @@ class Holder:
 
     def start(self) -> None:
         self._is_leading = True
+        self._not_before_ms = 0
         with self._state.lock:
-            self._due = [(one.due_ms, hold_id) for hold_id, one in self._state.held.all.items()]
-        heapify(self._due)
+            self._unlisted = list(self._state.held.all)
         self._arm()
 
     def stop(self) -> None:
@@ -80,7 +85,9 @@ class Holder:
             self._timer.cancel()
         self._timer = None
         self._due.clear()
+        self._unlisted.clear()
         self._ending.clear()
+        self._checking.clear()
 
     # -- taking in ----------------------------------------------------------------------------------------
 
@@ -255,41 +262,62 @@ class Holder:
     # -- time ---------------------------------------------------------------------------------------------
 
     def _watch(self, due_ms: int, hold_id: int) -> None:
-        heappush(self._due, (due_ms, hold_id))
-        if self._due[0] == (due_ms, hold_id):
+        self._due.put(hold_id, due_ms)
+        if self._due.first() == due_ms:
             self._arm()
 
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._due and self._is_leading:
-            delay = max(0, self._due[0][0] - self._now_ms()) / 1000
+        first_ms = self._now_ms() if self._unlisted else self._due.first()
+        if first_ms is not None and self._is_leading:
+            delay = max(0, max(first_ms, self._not_before_ms) - self._now_ms()) / 1000
             self._timer = asyncio.get_running_loop().call_later(delay, self._look)
 
     def _look(self) -> None:
-        """Whatever is due."""
+        """At some of what is due; the next step looks at the rest."""
         self._timer = None
-        now_ms = self._now_ms()
-        while self._due and self._due[0][0] <= now_ms:
-            _, hold_id = heappop(self._due)
+        self._list_some()
+        now_ms, met = self._now_ms(), 0
+        for _ in range(_LOOKED_AT):
+            hold_id = self._due.take_due(now_ms)
+            if hold_id is None:
+                break
             with self._state.lock:
                 message = self._state.held.all.get(hold_id)
-            if message is None or hold_id in self._ending:
+            if message is None or hold_id in self._ending or hold_id in self._checking:
                 continue  # it ends otherwise, or is watched again if it does not
             if message.due_ms > now_ms:
-                heappush(self._due, (message.due_ms, hold_id))
+                self._due.put(hold_id, message.due_ms)
                 continue
-            try:
-                self._meet(hold_id, message, now_ms)
-            except Exception as error:  # a mistake costs this message time, and not all that are held
-                mistake = None if isinstance(error, BrokerError) else error
-                reason = str(error)
-                _log.warning(
-                    "a held message could not be ended", number=hold_id, reason=reason, exc_info=mistake
-                )
-                heappush(self._due, (now_ms + _RETRY_MS, hold_id))
+            met += 1
+            if not self._try_to_meet(hold_id, message, now_ms) or met >= _MET:
+                break
         self._arm()
+
+    def _list_some(self) -> None:
+        numbers = self._unlisted[-_LOOKED_AT:]
+        del self._unlisted[-_LOOKED_AT:]
+        with self._state.lock:
+            found = [(number, self._state.held.all.get(number)) for number in numbers]
+        for number, message in found:
+            if message is not None and number not in self._ending:
+                self._due.put(number, message.due_ms)
+
+    def _try_to_meet(self, hold_id: int, message: HeldMessage, now_ms: int) -> bool:
+        """Whether the next one may be tried as well."""
+        try:
+            self._meet(hold_id, message, now_ms)
+        except Exception as error:  # a mistake costs this message time, and not all that are held
+            mistake = None if isinstance(error, BrokerError) else error
+            reason = str(error)
+            _log.warning("a held message could not be ended", number=hold_id, reason=reason, exc_info=mistake)
+            self._due.put(hold_id, now_ms + _RETRY_MS)
+            if isinstance(error, Busy):  # so it is for all the others
+                self._not_before_ms = now_ms + _RETRY_MS
+                return False
+        return True
 
     def _meet(self, hold_id: int, message: HeldMessage, now_ms: int) -> None:
         if message.hold.kind is HoldKind.DELAYED:
@@ -300,9 +328,11 @@ class Holder:
             next_ms = now_ms + self._settings.check_again_ms
             request = Request(elements=[Checked(hold_id, next_ms)], release=partial(self._checked, hold_id))
             self._committer.submit(request)
+            self._checking.add(hold_id)
             request.done.add_done_callback(partial(self._ask_for, hold_id, message))
 
     def _checked(self, hold_id: int) -> None:
+        self._checking.discard(hold_id)
         with self._state.lock:
             message = self._state.held.all.get(hold_id)
         if message is not None and self._is_leading:
