@@ -121,12 +121,16 @@ class Inbound:
     # -- PeerPort: push streams ---------------------------------------------------------------------------
 
     def push_opened(self, stream: PushPeer) -> None:
-        older = self._streams.get(stream.peer)
-        if older is not None and older.stream_id > stream.stream_id:
-            stream.replace()  # it was overtaken on its way here
-            return
-        if older is not None:
-            older.replace()
+        """A newer stream replaces an older one. Stream ids grow only within one incarnation of the peer, and
+        a rejoined node may have a lower incarnation. So a stream of another incarnation always takes over. If
+        it is a delayed stream of a former incarnation, the live leader sees its own stream end and opens a
+        new one; what a former incarnation pushes has an old term, and changes nothing."""
+        current = self._streams.get(stream.peer)
+        if current is not None:
+            if current.incarnation == stream.incarnation and current.stream_id > stream.stream_id:
+                stream.replace()  # it was overtaken on its way here
+                return
+            current.replace()
         self._streams[stream.peer] = stream
 
     def push_received(
@@ -134,7 +138,10 @@ class Inbound:
     ) -> None:
         self._events.receive(stream.peer, message, payload)
 
-    def push_closed(self, stream: PushPeer) -> None:
-        if self._streams.get(stream.peer) is stream:
-            del self._streams[stream.peer]
+    def push_ended(self, stream: PushPeer, *, said_goodbye: bool) -> None:
+        """The end of a stream that was replaced, or that said GOODBYE, is no sign that the leader died."""
+        if self._streams.get(stream.peer) is not stream:
+            return
+        del self._streams[stream.peer]
+        if not said_goodbye:
             self._events.leader_stream_lost(stream.peer, stream.stream_id)

@@ -125,7 +125,8 @@ class PeerService:
         incarnation = self._port.identity.incarnation
         await context.write(pb.PushResponse(incarnation=incarnation, stream_id=hello.stream_id))
         carrier = _GrpcReceivedPushes(peer, hello.stream_id, context)
-        await PushReceiver(peer, hello.stream_id).serve(self._port, carrier)
+        receiver = PushReceiver(peer, hello.stream_id, hello.envelope.incarnation)
+        await receiver.serve(self._port, carrier)
 
 
 class _GrpcReceivedPushes:

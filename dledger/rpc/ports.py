@@ -107,10 +107,14 @@ class PushPeer(Protocol):
     @property
     def stream_id(self) -> int: ...
 
+    @property
+    def incarnation(self) -> int:
+        """Of the peer, as its handshake gave it."""
+
     def respond(self, response: PushResponse) -> None: ...
 
     def replace(self) -> None:
-        """A newer stream from the same leader has come: this one ends, quietly."""
+        """End this stream at once: another stream of the same peer takes its place."""
 
 
 class PeerPort(Protocol):
@@ -131,8 +135,8 @@ class PeerPort(Protocol):
         self, stream: PushPeer, message: PushMessage, payload: bytes | memoryview | None
     ) -> None: ...
 
-    def push_closed(self, stream: PushPeer) -> None:
-        """The stream has ended without GOODBYE, and no newer one has replaced it."""
+    def push_ended(self, stream: PushPeer, *, said_goodbye: bool) -> None:
+        """The stream has ended. `said_goodbye`: its last message was a GOODBYE."""
 
 
 class ScrubProgress(NamedTuple):

@@ -101,10 +101,13 @@ class ReceivedPushes(Protocol):
 class PushReceiver:
     """One leader's push stream, from the follower's side. Implements dledger.rpc.ports.PushPeer."""
 
-    def __init__(self, peer: str, stream_id: int) -> None:
+    def __init__(self, peer: str, stream_id: int, incarnation: int) -> None:
+        """`incarnation`: of the peer."""
         self.peer = peer
         self.stream_id = stream_id
+        self.incarnation = incarnation
         self._outbox: Outbox[PushResponse] = Outbox()
+        self._reader: asyncio.Future[None] | None = None
         self._replaced = False
         self._said_goodbye = False
 
@@ -113,20 +116,24 @@ class PushReceiver:
 
     def replace(self) -> None:
         self._replaced = True
-        self._outbox.finish()
+        if self._reader is not None:
+            self._reader.cancel()  # the peer may send nothing more: do not wait for its next message
 
     async def serve(self, port: PeerPort, call: ReceivedPushes) -> None:
         writer = asyncio.ensure_future(self._outbox.run(call.write))
+        reader = self._reader = asyncio.ensure_future(self._read_all(port, call))
         try:
             port.push_opened(self)
-            await self._read_all(port, call)
+            await asyncio.wait((reader,))
+            if not self._replaced:
+                await reader
         except InvalidRequest as error:
             # What is broken is the stream, not the node: say so and let the leader open a new one.
             await call.refuse(error)
         finally:
+            reader.cancel()
             writer.cancel()
-            if not self._replaced and not self._said_goodbye:
-                port.push_closed(self)
+            port.push_ended(self, said_goodbye=self._said_goodbye)
 
     async def _read_all(self, port: PeerPort, call: ReceivedPushes) -> None:
         while not self._replaced:

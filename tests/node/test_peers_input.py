@@ -85,9 +85,10 @@ async def test_bytes_that_are_no_protobuf(follower: NodeServer, channel: grpc.ai
     assert follower.node_status().term == 0
 
 
-async def open_push(stub: Any, stream_id: int, sender: str = "n2") -> Any:
+async def open_push(stub: Any, stream_id: int, sender: str = "n2", incarnation: int = 1) -> Any:
     push = stub.Push()
-    await push.write(pb.PushRequest(envelope=envelope(local_id=sender), stream_id=stream_id))
+    hello = envelope(local_id=sender, incarnation=incarnation)
+    await push.write(pb.PushRequest(envelope=hello, stream_id=stream_id))
     hello = await push.read()
     assert hello.refusal.code == 0 and hello.incarnation == 1
     return push
@@ -141,3 +142,71 @@ async def test_a_newer_stream_replaces_the_older_one(follower: NodeServer, stub:
     overtaken = stub.Push()
     await overtaken.write(pb.PushRequest(envelope=envelope(), stream_id=9))
     assert (await overtaken.read()).incarnation == 1
+
+
+#: Of n2 before it lost its directory and after it rejoined: drawn at random, and lower by chance.
+BEFORE, AFTER = 9, 5
+
+
+def stream_ids(incarnation: int) -> int:
+    return incarnation << 32
+
+
+async def compare_on(push: Any, stream_id: int, term: int = 1) -> int:
+    """The number of the answer to a COMPARE that matches."""
+    compare = pb.Compare(index=-1, index_term=-1)
+    await push.write(pb.PushRequest(term=term, stream_id=stream_id, compare=compare))
+    answer = await push.read()
+    assert answer is not grpc.aio.EOF, "the stream was ended"
+    return int(answer.code)
+
+
+async def test_a_rejoined_leader_pushes_after_a_goodbye_of_its_former_incarnation(
+    follower: NodeServer, stub: Any
+) -> None:
+    old = stream_ids(BEFORE)
+    push = await open_push(stub, old, incarnation=BEFORE)
+    assert await compare_on(push, old) == Code.SUCCESS
+    await push.write(pb.PushRequest(term=1, stream_id=old, goodbye=pb.Goodbye(reason="handed over")))
+    await push.done_writing()
+    assert await push.read() is grpc.aio.EOF
+    new = stream_ids(AFTER)
+    push = await open_push(stub, new, incarnation=AFTER)
+    assert await compare_on(push, new, term=2) == Code.SUCCESS
+
+
+async def test_a_stream_that_said_goodbye_is_forgotten_when_it_ends(follower: NodeServer, stub: Any) -> None:
+    """Whatever its id: a lower one of the same incarnation gets through after it."""
+    push = await open_push(stub, 10)
+    assert await compare_on(push, 10) == Code.SUCCESS
+    await push.write(pb.PushRequest(term=1, stream_id=10, goodbye=pb.Goodbye(reason="handed over")))
+    await push.done_writing()
+    assert await push.read() is grpc.aio.EOF
+    push = await open_push(stub, 9)
+    assert await compare_on(push, 9, term=2) == Code.SUCCESS
+
+
+async def test_a_rejoined_leader_pushes_while_its_old_connection_is_half_open(
+    follower: NodeServer, stub: Any
+) -> None:
+    old, new = stream_ids(BEFORE), stream_ids(AFTER)
+    half_open = await open_push(stub, old, incarnation=BEFORE)
+    assert await compare_on(half_open, old) == Code.SUCCESS
+    push = await open_push(stub, new, incarnation=AFTER)
+    assert await compare_on(push, new, term=2) == Code.SUCCESS
+    assert await half_open.read() is grpc.aio.EOF, "nothing is left behind for a connection nobody uses"
+
+
+async def test_a_delayed_stream_of_a_former_incarnation_costs_the_live_leader_one_stream(
+    follower: NodeServer, stub: Any
+) -> None:
+    """The live leader learns of it without sending anything: it may be waiting for an answer."""
+    old, new = stream_ids(BEFORE), stream_ids(AFTER)
+    live = await open_push(stub, new, incarnation=AFTER)
+    assert await compare_on(live, new, term=2) == Code.SUCCESS
+    delayed = await open_push(stub, old, incarnation=BEFORE)
+    assert await live.read() is grpc.aio.EOF
+    again = await open_push(stub, new + 1, incarnation=AFTER)
+    assert await compare_on(again, new + 1, term=2) == Code.SUCCESS
+    assert await delayed.read() is grpc.aio.EOF
+    assert follower.node_status().leader_id == "n2"
