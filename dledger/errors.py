@@ -74,6 +74,7 @@ class Code(IntEnum):
     UNKNOWN_CLUSTER = 620
     UNSUPPORTED_VERSION = 621
     READ_NOT_CONFIRMED = 622
+    MEMBERS_DIFFER = 623
     # -- ours: a node's own directory and configuration
     CONFIG_INVALID = 630
     NOT_INITIALIZED = 631
@@ -200,6 +201,7 @@ _CLASS_OF_CODE: dict[Code, type[DLedgerError]] = {
     Code.DIRECTORY_LOCKED: StorageError,
     Code.FOREIGN_DIRECTORY: StorageError,
     Code.CONFIG_INVALID: ConfigError,
+    Code.MEMBERS_DIFFER: ConfigError,
     Code.PORT_IN_USE: ConfigError,
     Code.PLAINTEXT_REFUSED: ConfigError,
 }

@@ -48,7 +48,7 @@ from dledger.core.values import FlushMode
 from dledger.errors import Code, ConfigError, DLedgerError
 from dledger.status.encoding import node_status_from_json
 from dledger.status.model import NodeStatus
-from dledger.store.identity import Identity, first_incarnation, init_directory
+from dledger.store.identity import Identity, first_incarnation, init_directory, member_list
 
 if TYPE_CHECKING:
     from dledger.client import TlsFiles
@@ -151,13 +151,14 @@ class LocalCluster:
             names = [*(node.node_id for node in plan.nodes), *(c.name for c in plan.companions)]
             make_local(root / TLS_FOLDER, names)
         root.mkdir(parents=True, exist_ok=True)
+        members = member_list(node.node_id for node in plan.nodes)
         for node in plan.nodes:
             folder = root / node.node_id
             folder.mkdir()
             (folder / "node.toml").write_text(_node_config(plan, node, folder, settings or {}))
             init_directory(
                 folder / "store",
-                Identity(plan.cluster_id, group, node.node_id, data_file_size, flush_mode),
+                Identity(plan.cluster_id, group, node.node_id, data_file_size, flush_mode, members=members),
                 incarnation=first_incarnation(),
             )
         for companion, config in companions:

@@ -60,7 +60,8 @@ def init(
     Once per node, before its first start; a server refuses a directory without it. Never do this for a
     node that lost its directory, as it has forgotten how it voted: start that one with `server --rejoin`.
 
-    All nodes of a cluster need the same cluster id, group, data file size and flush mode.
+    All nodes of a cluster need the same cluster id, group, data file size, flush mode and ids of members.
+    Once a node has voted or stored an entry, its directory cannot be started with other members.
 
     \b
     Examples:
@@ -68,7 +69,7 @@ def init(
       dledger init --directory /var/lib/log --cluster-id orders --node-id n1
     """
     from dledger.node.config_faults import read_toml
-    from dledger.store.identity import Identity, first_incarnation, init_directory
+    from dledger.store.identity import Identity, first_incarnation, init_directory, member_list
 
     values = read_toml(path) if path is not None else {}
     if path is not None and directory is None and "directory" in values:
@@ -82,12 +83,14 @@ def init(
     assert directory is not None
     assert node_id is not None
     assert cluster_id is not None
+    members = values.get("members")  # without a file: the first start adopts those that it is given
     sizes = {} if data_file_size is None else {"data_file_size": data_file_size}
     identity = Identity(
         cluster_id=cluster_id,
         group=group or values.get("group", "default"),
         node_id=node_id,
         flush_mode=FlushMode(flush_mode.upper()),
+        members=member_list(members) if members else None,
         **sizes,
     )
     init_directory(directory, identity, incarnation=first_incarnation())

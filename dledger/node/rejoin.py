@@ -12,7 +12,13 @@ from dledger.node.security import NodeSecurity
 from dledger.rpc.log_client import LogClient
 from dledger.status.model import NodeStatus
 from dledger.store.disk import OsDisk
-from dledger.store.identity import Identity, first_incarnation, init_directory, load_identity
+from dledger.store.identity import (
+    Identity,
+    first_incarnation,
+    init_directory,
+    load_identity,
+    member_list,
+)
 from dledger.store.layout import NodePaths
 from dledger.store.state_files import read_hard_state
 
@@ -43,7 +49,12 @@ async def prepare_rejoin(config: NodeConfig) -> None:
         )
     model = await _ask_members(config)
     identity = Identity(
-        config.cluster_id, config.group, config.node_id, model.data_file_size, FlushMode(model.flush_mode)
+        config.cluster_id,
+        config.group,
+        config.node_id,
+        model.data_file_size,
+        FlushMode(model.flush_mode),
+        members=member_list(config.members),
     )
     init_directory(config.directory, identity, incarnation=first_incarnation(), rejoining=True)
     _log.info("an empty directory was made; the log comes from the other members", like=model.node_id)

@@ -52,6 +52,7 @@ from dledger.store.api import EntryDamaged, LogStore
 from dledger.store.batch import max_batch_size
 from dledger.store.disk import Disk
 from dledger.store.disk_store import DiskLogStore
+from dledger.store.identity import member_list
 
 _log = get_logger("node")
 
@@ -138,8 +139,8 @@ class NodeServer(OwnerFace):
     async def start(self) -> None:
         """Open the directory, serve, and take part in elections.
 
-        ConfigError (PORT_IN_USE, CONFIG_INVALID, PLAINTEXT_REFUSED) or StorageError (NOT_INITIALIZED,
-        FOREIGN_DIRECTORY, DIRECTORY_LOCKED, damage); nothing is left behind then.
+        ConfigError (PORT_IN_USE, CONFIG_INVALID, MEMBERS_DIFFER, PLAINTEXT_REFUSED) or StorageError
+        (NOT_INITIALIZED, FOREIGN_DIRECTORY, DIRECTORY_LOCKED, damage); nothing is left behind then.
         """
         self._is_started = True
         self.is_released = False
@@ -233,6 +234,7 @@ class NodeServer(OwnerFace):
             cluster_id=config.cluster_id,
             group=config.group,
             node_id=config.node_id,
+            members=member_list(config.members),
             disk_reserve_bytes=config.limits.disk_reserve_bytes,
         )
         for text in store.repairs:
@@ -307,9 +309,15 @@ class NodeServer(OwnerFace):
         self._build_services(inbound)
 
     def _peer_identity(self) -> Identity:
-        config = self.config
-        incarnation = self.store.hard_state.incarnation
-        return Identity(config.cluster_id, config.group, config.node_id, tuple(config.members), incarnation)
+        config, store = self.config, self.store
+        return Identity(
+            config.cluster_id,
+            config.group,
+            config.node_id,
+            tuple(config.members),
+            store.hard_state.incarnation,
+            store.identity.compares_members,
+        )
 
     def _make_links(self, events: PeerEvents) -> dict[str, PeerLink]:
         config = self.config

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 
 from dledger.errors import Code, InvalidRequest
 from dledger.v1 import peer_pb2 as pb
 
-PROTOCOL_VERSION = 1
+#: 2: whoever gets the message compares the lists of members. A version that does not, refuses 2.
+PROTOCOL_VERSION = 2
+#: Sent where nodes may still run a version that does not know 2.
+_WITHOUT_MEMBERS = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Identity:
     """What a node says of itself to its peers, and whom it expects to hear from."""
 
@@ -20,20 +24,27 @@ class Identity:
     node_id: str
     members: Collection[str]
     incarnation: int
+    #: False: senders of an older version, which do not say whom they count as members, are believed.
+    compares_members: bool = True
+
+    @cached_property
+    def member_list(self) -> list[str]:
+        return sorted(self.members)
 
     def envelope(self, remote_id: str) -> pb.Envelope:
         return pb.Envelope(
-            version=PROTOCOL_VERSION,
+            version=PROTOCOL_VERSION if self.compares_members else _WITHOUT_MEMBERS,
             cluster_id=self.cluster_id,
             group=self.group,
             local_id=self.node_id,
             remote_id=remote_id,
             incarnation=self.incarnation,
+            members=self.member_list,
         )
 
     def check(self, envelope: pb.Envelope) -> str:
         """The sender's node id. InvalidRequest says, with DLedger's number, why the message is not for us."""
-        if envelope.version != PROTOCOL_VERSION:
+        if envelope.version not in (_WITHOUT_MEMBERS, PROTOCOL_VERSION):
             raise InvalidRequest(
                 f"protocol version {envelope.version}; this node speaks {PROTOCOL_VERSION}",
                 code=Code.UNSUPPORTED_VERSION,
@@ -47,6 +58,7 @@ class Identity:
             raise InvalidRequest(
                 f"group {envelope.group!r}; this node serves {self.group!r}", code=Code.UNKNOWN_GROUP
             )
+        self._check_members(envelope)
         if envelope.local_id not in self.members or envelope.local_id == self.node_id:
             raise InvalidRequest(
                 f"sender {envelope.local_id!r} is no other member of {sorted(self.members)}",
@@ -58,6 +70,21 @@ class Identity:
                 code=Code.UNEXPECTED_MEMBER,
             )
         return envelope.local_id
+
+    def _check_members(self, envelope: pb.Envelope) -> None:
+        """Two lists of members can have majorities without a common node, and so two leaders."""
+        if list(envelope.members) == self.member_list or self.is_unlisted(envelope):
+            return
+        theirs = ", ".join(envelope.members) or "members that it does not name: its version is too old"
+        raise InvalidRequest(
+            f"{envelope.local_id} counts {theirs}; {self.node_id} counts {', '.join(self.member_list)}: "
+            "`members` must name the same ids on all nodes",
+            code=Code.MEMBERS_DIFFER,
+        )
+
+    def is_unlisted(self, envelope: pb.Envelope) -> bool:
+        """Whether the sender does not name its members, and need not."""
+        return not envelope.members and envelope.version == _WITHOUT_MEMBERS and not self.compares_members
 
 
 def refusal(error: InvalidRequest) -> pb.Refusal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -23,6 +24,8 @@ from dledger.rpc.ports import PeerPort
 from dledger.rpc.push_stream import PushReceiver
 from dledger.v1 import peer_pb2 as pb
 
+_log = logging.getLogger(__name__)
+
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -38,10 +41,15 @@ class PeerService:
     def __init__(self, port: PeerPort, names: PeerNames | None = None) -> None:
         self._port = port
         self._names = names
+        self._unlisted: set[str] = set()  # warned of already
 
     def _admit(self, envelope: pb.Envelope, context: _Context) -> str:
         """The sender's node id, once envelope and certificate agree. InvalidRequest says why they do not."""
-        peer = self._port.identity.check(envelope)
+        identity = self._port.identity
+        peer = identity.check(envelope)
+        if identity.is_unlisted(envelope) and peer not in self._unlisted:
+            self._unlisted.add(peer)
+            _log.warning("%s runs a version that does not compare lists of members: upgrade it", peer)
         if self._names is not None:
             self._names.check(peer, context.auth_context())
         return peer

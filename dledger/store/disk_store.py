@@ -7,14 +7,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dledger.core.values import Base, HardState, Tail, TermRun
-from dledger.errors import Code, ReadFailed, StorageError
+from dledger.errors import Code, DLedgerError, ReadFailed, StorageError
 from dledger.store.api import BatchHead, Damage, EntryDamaged, EntryHeader, Frames, ReservedEnd, ScrubStep
 from dledger.store.batch import Batch, encode_blank, place
 from dledger.store.bodies import Span
 from dledger.store.damage import KnownDamage, clip, locate, merge, write_damages
 from dledger.store.disk import Buffer, Disk, OsDisk
 from dledger.store.files import FileSequence, SyncError
-from dledger.store.identity import Identity, load_identity
+from dledger.store.identity import Identity, load_identity, settle_members
 from dledger.store.layout import INDEX_RECORD_SIZE, NodePaths, index_file_size, index_records
 from dledger.store.opening import Opening, finish_reset, leave_marker, take_lock
 from dledger.store.reading import LogReader
@@ -85,13 +85,14 @@ class DiskLogStore:
         cluster_id: str | None = None,
         group: str | None = None,
         node_id: str | None = None,
+        members: tuple[str, ...] | None = None,
         disk_reserve_bytes: int | None = None,
     ) -> DiskLogStore:
         """Lock the directory, check whose it is, recover the log: all that it holds is durable on return.
 
         `disk_reserve_bytes` stay free for what must go on when the disk is full; by default, room for another
         data file and its index. StorageError: NOT_INITIALIZED, FOREIGN_DIRECTORY, DIRECTORY_LOCKED,
-        STATE_DAMAGED, DATA_DAMAGED, DISK_FULL, or DISK_ERROR.
+        STATE_DAMAGED, DATA_DAMAGED, DISK_FULL, or DISK_ERROR; ConfigError: MEMBERS_DIFFER.
         """
         disk = disk or OsDisk()
         paths = NodePaths(Path(directory))
@@ -100,7 +101,7 @@ class DiskLogStore:
             disk_reserve_bytes = default_reserve(identity.data_file_size)
         while True:
             try:
-                return cls._open(disk, paths, identity, disk_reserve_bytes)
+                return cls._open(disk, paths, identity, members, disk_reserve_bytes)
             except OSError as error:
                 full = error.errno in FULL
                 if full and not isinstance(error, SyncError) and spend_reserve(disk, paths):
@@ -111,7 +112,14 @@ class DiskLogStore:
                 raise StorageError(f"cannot open {paths.root}: {error}", code=code) from error
 
     @classmethod
-    def _open(cls, disk: Disk, paths: NodePaths, identity: Identity, disk_reserve_bytes: int) -> DiskLogStore:
+    def _open(
+        cls,
+        disk: Disk,
+        paths: NodePaths,
+        identity: Identity,
+        members: tuple[str, ...] | None,
+        disk_reserve_bytes: int,
+    ) -> DiskLogStore:
         size = identity.data_file_size
         data = FileSequence(disk, paths.data, size)
         index = FileSequence(disk, paths.index_files, index_file_size(size))
@@ -120,12 +128,14 @@ class DiskLogStore:
         try:
             lock = take_lock(disk, paths)
             opening = Opening(disk, paths, data, index)
+            if members is not None:
+                identity = settle_members(disk, paths, identity, members, opening.hard_state)
             checkpoint, recovered = opening.run()
             space.open()
             disk.sync_directory(paths.root)
             if disk.exists(paths.marker):
                 disk.unlink(paths.marker)
-        except (OSError, StorageError):
+        except (OSError, DLedgerError):
             data.close()
             index.close()
             if lock != -1:

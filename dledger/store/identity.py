@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from dledger.store.layout import (
 )
 from dledger.store.state_files import write_hard_state
 
-FORMAT_VERSION = 1
+#: 2: made by a version that compares lists of members. 1 is read, too: see `Identity.compares_members`.
+FORMAT_VERSION = 2
+_READABLE = (1, FORMAT_VERSION)
 #: What grows with it by 2**32 must stay far below 2**63.
 MAX_FIRST_INCARNATION = 1 << 30
 
@@ -41,6 +44,15 @@ class Identity:
     data_file_size: int = DEFAULT_DATA_FILE_SIZE  # bytes
     flush_mode: FlushMode = FlushMode.SYNC_FLUSH
     format_version: int = FORMAT_VERSION
+    #: Ids of all members, sorted: majorities are counted among them. None: the first start adopts those of
+    #: its configuration.
+    members: tuple[str, ...] | None = None
+
+    @property
+    def compares_members(self) -> bool:
+        """Whether all nodes of the cluster can be expected to send their list of members: not so where the
+        directory was made by a version that did not, as other nodes may still run it."""
+        return self.format_version > 1
 
     def __post_init__(self) -> None:
         for name in ("cluster_id", "group", "node_id"):
@@ -52,6 +64,14 @@ class Identity:
         size = self.data_file_size
         if not isinstance(size, int) or not MIN_DATA_FILE_SIZE <= size < 1 << 31:
             raise ConfigError(f"data_file_size must be {MIN_DATA_FILE_SIZE}..{(1 << 31) - 1} bytes: {size!r}")
+        members = self.members
+        if members is not None and (self.node_id not in members or members != member_list(members)):
+            raise ConfigError(f"members must be sorted ids, {self.node_id!r} one of them: {members!r}")
+
+
+def member_list(node_ids: Iterable[str]) -> tuple[str, ...]:
+    """Ids of members as an identity holds them: two lists that differ are two different clusters."""
+    return tuple(sorted(set(node_ids)))
 
 
 def first_incarnation() -> int:
@@ -122,6 +142,29 @@ def load_identity(
     return identity
 
 
+def settle_members(
+    disk: Disk, paths: NodePaths, identity: Identity, members: tuple[str, ...], hard_state: HardState
+) -> Identity:
+    """The identity with the list of members that a start brings. Call it with the directory locked.
+
+    A list is adopted where there is none, or while the node has taken part in nothing: in term 0 it has
+    neither voted nor stored an entry, so no majority can have counted it. ConfigError MEMBERS_DIFFER if the
+    list is another than that of the directory: two lists have majorities without a common node.
+    """
+    if identity.members == members:
+        return identity
+    if identity.members is not None and hard_state.term > 0:
+        raise ConfigError(
+            f"{paths.root} belongs to a cluster of the members {', '.join(identity.members)}; the "
+            f"configuration names {', '.join(members)}. Members cannot be changed (addresses can): name the "
+            "first ones again, on all nodes alike",
+            code=Code.MEMBERS_DIFFER,
+        )
+    identity = replace(identity, members=members)
+    replace_file(disk, paths.identity, _encode(identity))
+    return identity
+
+
 def _make_directories(disk: Disk, path: Path) -> None:
     """The directory and its parents, each name durable, also if an earlier attempt had only created it."""
     missing = []
@@ -169,11 +212,13 @@ def _decode(path: Path, content: bytes) -> Identity:
         stored = int(fields.pop("crc"), 16)
         if stored != _crc(fields):
             raise ValueError("its crc does not match")
-        if fields["format_version"] != FORMAT_VERSION:
+        if fields["format_version"] not in _READABLE:
             raise StorageError(
-                f"{path} has format version {fields['format_version']}; this version reads {FORMAT_VERSION}",
+                f"{path} has format version {fields['format_version']}; this version reads {_READABLE}",
                 code=Code.FOREIGN_DIRECTORY,
             )
+        if (members := fields.get("members")) is not None:
+            fields["members"] = tuple(members)
         return Identity(**fields | {"flush_mode": FlushMode(fields["flush_mode"])})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigError) as error:
         raise StorageError(f"{path} is damaged: {error}", code=Code.STATE_DAMAGED) from error

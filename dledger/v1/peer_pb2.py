@@ -24,55 +24,55 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64ledger/v1/peer.proto\x12\ndledger.v1\"x\n\x08\x45nvelope\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\x10\n\x08local_id\x18\x04 \x01(\t\x12\x11\n\tremote_id\x18\x05 \x01(\t\x12\x13\n\x0bincarnation\x18\x06 \x01(\x03\"(\n\x07Refusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xa9\x01\n\x0bVoteRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x18\n\x10ledger_end_index\x18\x03 \x01(\x03\x12\x17\n\x0fledger_end_term\x18\x04 \x01(\x03\x12\x10\n\x08pre_vote\x18\x05 \x01(\x08\x12\x10\n\x08transfer\x18\x06 \x01(\x08\x12\r\n\x05round\x18\x07 \x01(\x03\"\x8d\x01\n\x0cVoteResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x13\n\x0bvote_result\x18\x03 \x01(\x05\x12\x10\n\x08pre_vote\x18\x04 \x01(\x08\x12\r\n\x05round\x18\x05 \x01(\x03\x12\x13\n\x0bincarnation\x18\x06 \x01(\x03\"p\n\x10HeartbeatRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x17\n\x0f\x63ommitted_index\x18\x04 \x01(\x03\"\xcc\x01\n\x11HeartbeatResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x0f\n\x07success\x18\x04 \x01(\x08\x12\x13\n\x0bincarnation\x18\x05 \x01(\x03\x12\x14\n\x0cnot_counting\x18\x06 \x01(\x08\x12\x0f\n\x07no_room\x18\x07 \x01(\x08\x12\'\n\x05owner\x18\x08 \x01(\x0b\x32\x18.dledger.v1.OwnerFitness\"0\n\x0cOwnerFitness\x12\x11\n\tlag_bytes\x18\x01 \x01(\x03\x12\r\n\x05unfit\x18\x02 \x01(\x08\"\xee\x02\n\x0bPushRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x11\n\tstream_id\x18\x03 \x01(\x03\x12\x17\n\x0f\x63ommitted_index\x18\x04 \x01(\x03\x12&\n\x07\x63ompare\x18\x05 \x01(\x0b\x32\x13.dledger.v1.CompareH\x00\x12(\n\x08truncate\x18\x06 \x01(\x0b\x32\x14.dledger.v1.TruncateH\x00\x12$\n\x06\x61ppend\x18\x07 \x01(\x0b\x32\x12.dledger.v1.AppendH\x00\x12$\n\x06\x63ommit\x18\x08 \x01(\x0b\x32\x12.dledger.v1.CommitH\x00\x12&\n\x07goodbye\x18\t \x01(\x0b\x32\x13.dledger.v1.GoodbyeH\x00\x12/\n\x0cinstall_base\x18\n \x01(\x0b\x32\x17.dledger.v1.InstallBaseH\x00\x42\x06\n\x04push\"?\n\x07\x43ompare\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x12\n\nindex_term\x18\x02 \x01(\x03\x12\x11\n\tchain_crc\x18\x03 \x01(\r\"-\n\x08Truncate\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x12\n\nindex_term\x18\x02 \x01(\x03\"h\n\x06\x41ppend\x12\x12\n\nprev_index\x18\x01 \x01(\x03\x12\x11\n\tprev_term\x18\x02 \x01(\x03\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\x03\x12\x12\n\nlast_index\x18\x04 \x01(\x03\x12\x0e\n\x06\x66rames\x18\x05 \x01(\x0c\"\x08\n\x06\x43ommit\"\x19\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\"J\n\x0bInstallBase\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0b\n\x03pos\x18\x03 \x01(\x03\x12\x11\n\tchain_crc\x18\x04 \x01(\r\"\xe3\x02\n\x0cPushResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0c\n\x04term\x18\x03 \x01(\x03\x12\x11\n\tstream_id\x18\x04 \x01(\x03\x12\x0c\n\x04\x63ode\x18\x05 \x01(\x05\x12\x0c\n\x04type\x18\x06 \x01(\x05\x12\r\n\x05index\x18\x07 \x01(\x03\x12\x1a\n\x12ledger_begin_index\x18\x08 \x01(\x03\x12\x18\n\x10ledger_end_index\x18\t \x01(\x03\x12\x15\n\rconflict_term\x18\n \x01(\x03\x12\x16\n\x0e\x63onflict_index\x18\x0b \x01(\x03\x12\x14\n\x0cnot_counting\x18\x0c \x01(\x08\x12\x17\n\x0f\x61waits_new_term\x18\r \x01(\x08\x12\x0f\n\x07no_room\x18\x0e \x01(\x08\x12\'\n\x05owner\x18\x0f \x01(\x0b\x32\x18.dledger.v1.OwnerFitness\"l\n\x15TakeLeadershipRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x1d\n\x15take_leadership_index\x18\x03 \x01(\x03\"Z\n\x16TakeLeadershipResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0c\n\x04\x63ode\x18\x03 \x01(\x05\"V\n\x0fPositionRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\"\x9b\x01\n\x10PositionResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x17\n\x0fledger_end_term\x18\x04 \x01(\x03\x12\x18\n\x10ledger_end_index\x18\x05 \x01(\x03\x12\x11\n\trejoining\x18\x06 \x01(\x08\"r\n\x0c\x46\x65tchRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x03\x12\x12\n\nlast_index\x18\x03 \x01(\x03\x12\x11\n\tmax_bytes\x18\x04 \x01(\x03\"n\n\rFetchResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x03\x12\x12\n\nlast_index\x18\x03 \x01(\x03\x12\x0e\n\x06\x66rames\x18\x04 \x01(\x0c\x32\xb1\x03\n\x0bPeerService\x12\x39\n\x04Vote\x12\x17.dledger.v1.VoteRequest\x1a\x18.dledger.v1.VoteResponse\x12H\n\tHeartbeat\x12\x1c.dledger.v1.HeartbeatRequest\x1a\x1d.dledger.v1.HeartbeatResponse\x12=\n\x04Push\x12\x17.dledger.v1.PushRequest\x1a\x18.dledger.v1.PushResponse(\x01\x30\x01\x12W\n\x0eTakeLeadership\x12!.dledger.v1.TakeLeadershipRequest\x1a\".dledger.v1.TakeLeadershipResponse\x12\x45\n\x08Position\x12\x1b.dledger.v1.PositionRequest\x1a\x1c.dledger.v1.PositionResponse\x12>\n\x05\x46\x65tch\x12\x18.dledger.v1.FetchRequest\x1a\x19.dledger.v1.FetchResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64ledger/v1/peer.proto\x12\ndledger.v1\"\x89\x01\n\x08\x45nvelope\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\x10\n\x08local_id\x18\x04 \x01(\t\x12\x11\n\tremote_id\x18\x05 \x01(\t\x12\x13\n\x0bincarnation\x18\x06 \x01(\x03\x12\x0f\n\x07members\x18\x07 \x03(\t\"(\n\x07Refusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xa9\x01\n\x0bVoteRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x18\n\x10ledger_end_index\x18\x03 \x01(\x03\x12\x17\n\x0fledger_end_term\x18\x04 \x01(\x03\x12\x10\n\x08pre_vote\x18\x05 \x01(\x08\x12\x10\n\x08transfer\x18\x06 \x01(\x08\x12\r\n\x05round\x18\x07 \x01(\x03\"\x8d\x01\n\x0cVoteResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x13\n\x0bvote_result\x18\x03 \x01(\x05\x12\x10\n\x08pre_vote\x18\x04 \x01(\x08\x12\r\n\x05round\x18\x05 \x01(\x03\x12\x13\n\x0bincarnation\x18\x06 \x01(\x03\"p\n\x10HeartbeatRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x17\n\x0f\x63ommitted_index\x18\x04 \x01(\x03\"\xcc\x01\n\x11HeartbeatResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x0f\n\x07success\x18\x04 \x01(\x08\x12\x13\n\x0bincarnation\x18\x05 \x01(\x03\x12\x14\n\x0cnot_counting\x18\x06 \x01(\x08\x12\x0f\n\x07no_room\x18\x07 \x01(\x08\x12\'\n\x05owner\x18\x08 \x01(\x0b\x32\x18.dledger.v1.OwnerFitness\"0\n\x0cOwnerFitness\x12\x11\n\tlag_bytes\x18\x01 \x01(\x03\x12\r\n\x05unfit\x18\x02 \x01(\x08\"\xee\x02\n\x0bPushRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x11\n\tstream_id\x18\x03 \x01(\x03\x12\x17\n\x0f\x63ommitted_index\x18\x04 \x01(\x03\x12&\n\x07\x63ompare\x18\x05 \x01(\x0b\x32\x13.dledger.v1.CompareH\x00\x12(\n\x08truncate\x18\x06 \x01(\x0b\x32\x14.dledger.v1.TruncateH\x00\x12$\n\x06\x61ppend\x18\x07 \x01(\x0b\x32\x12.dledger.v1.AppendH\x00\x12$\n\x06\x63ommit\x18\x08 \x01(\x0b\x32\x12.dledger.v1.CommitH\x00\x12&\n\x07goodbye\x18\t \x01(\x0b\x32\x13.dledger.v1.GoodbyeH\x00\x12/\n\x0cinstall_base\x18\n \x01(\x0b\x32\x17.dledger.v1.InstallBaseH\x00\x42\x06\n\x04push\"?\n\x07\x43ompare\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x12\n\nindex_term\x18\x02 \x01(\x03\x12\x11\n\tchain_crc\x18\x03 \x01(\r\"-\n\x08Truncate\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x12\n\nindex_term\x18\x02 \x01(\x03\"h\n\x06\x41ppend\x12\x12\n\nprev_index\x18\x01 \x01(\x03\x12\x11\n\tprev_term\x18\x02 \x01(\x03\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\x03\x12\x12\n\nlast_index\x18\x04 \x01(\x03\x12\x0e\n\x06\x66rames\x18\x05 \x01(\x0c\"\x08\n\x06\x43ommit\"\x19\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\"J\n\x0bInstallBase\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0b\n\x03pos\x18\x03 \x01(\x03\x12\x11\n\tchain_crc\x18\x04 \x01(\r\"\xe3\x02\n\x0cPushResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0c\n\x04term\x18\x03 \x01(\x03\x12\x11\n\tstream_id\x18\x04 \x01(\x03\x12\x0c\n\x04\x63ode\x18\x05 \x01(\x05\x12\x0c\n\x04type\x18\x06 \x01(\x05\x12\r\n\x05index\x18\x07 \x01(\x03\x12\x1a\n\x12ledger_begin_index\x18\x08 \x01(\x03\x12\x18\n\x10ledger_end_index\x18\t \x01(\x03\x12\x15\n\rconflict_term\x18\n \x01(\x03\x12\x16\n\x0e\x63onflict_index\x18\x0b \x01(\x03\x12\x14\n\x0cnot_counting\x18\x0c \x01(\x08\x12\x17\n\x0f\x61waits_new_term\x18\r \x01(\x08\x12\x0f\n\x07no_room\x18\x0e \x01(\x08\x12\'\n\x05owner\x18\x0f \x01(\x0b\x32\x18.dledger.v1.OwnerFitness\"l\n\x15TakeLeadershipRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x1d\n\x15take_leadership_index\x18\x03 \x01(\x03\"Z\n\x16TakeLeadershipResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0c\n\x04\x63ode\x18\x03 \x01(\x05\"V\n\x0fPositionRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\"\x9b\x01\n\x10PositionResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x17\n\x0fledger_end_term\x18\x04 \x01(\x03\x12\x18\n\x10ledger_end_index\x18\x05 \x01(\x03\x12\x11\n\trejoining\x18\x06 \x01(\x08\"r\n\x0c\x46\x65tchRequest\x12&\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x14.dledger.v1.Envelope\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x03\x12\x12\n\nlast_index\x18\x03 \x01(\x03\x12\x11\n\tmax_bytes\x18\x04 \x01(\x03\"n\n\rFetchResponse\x12$\n\x07refusal\x18\x01 \x01(\x0b\x32\x13.dledger.v1.Refusal\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\x03\x12\x12\n\nlast_index\x18\x03 \x01(\x03\x12\x0e\n\x06\x66rames\x18\x04 \x01(\x0c\x32\xb1\x03\n\x0bPeerService\x12\x39\n\x04Vote\x12\x17.dledger.v1.VoteRequest\x1a\x18.dledger.v1.VoteResponse\x12H\n\tHeartbeat\x12\x1c.dledger.v1.HeartbeatRequest\x1a\x1d.dledger.v1.HeartbeatResponse\x12=\n\x04Push\x12\x17.dledger.v1.PushRequest\x1a\x18.dledger.v1.PushResponse(\x01\x30\x01\x12W\n\x0eTakeLeadership\x12!.dledger.v1.TakeLeadershipRequest\x1a\".dledger.v1.TakeLeadershipResponse\x12\x45\n\x08Position\x12\x1b.dledger.v1.PositionRequest\x1a\x1c.dledger.v1.PositionResponse\x12>\n\x05\x46\x65tch\x12\x18.dledger.v1.FetchRequest\x1a\x19.dledger.v1.FetchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dledger.v1.peer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENVELOPE']._serialized_start=37
-  _globals['_ENVELOPE']._serialized_end=157
-  _globals['_REFUSAL']._serialized_start=159
-  _globals['_REFUSAL']._serialized_end=199
-  _globals['_VOTEREQUEST']._serialized_start=202
-  _globals['_VOTEREQUEST']._serialized_end=371
-  _globals['_VOTERESPONSE']._serialized_start=374
-  _globals['_VOTERESPONSE']._serialized_end=515
-  _globals['_HEARTBEATREQUEST']._serialized_start=517
-  _globals['_HEARTBEATREQUEST']._serialized_end=629
-  _globals['_HEARTBEATRESPONSE']._serialized_start=632
-  _globals['_HEARTBEATRESPONSE']._serialized_end=836
-  _globals['_OWNERFITNESS']._serialized_start=838
-  _globals['_OWNERFITNESS']._serialized_end=886
-  _globals['_PUSHREQUEST']._serialized_start=889
-  _globals['_PUSHREQUEST']._serialized_end=1255
-  _globals['_COMPARE']._serialized_start=1257
-  _globals['_COMPARE']._serialized_end=1320
-  _globals['_TRUNCATE']._serialized_start=1322
-  _globals['_TRUNCATE']._serialized_end=1367
-  _globals['_APPEND']._serialized_start=1369
-  _globals['_APPEND']._serialized_end=1473
-  _globals['_COMMIT']._serialized_start=1475
-  _globals['_COMMIT']._serialized_end=1483
-  _globals['_GOODBYE']._serialized_start=1485
-  _globals['_GOODBYE']._serialized_end=1510
-  _globals['_INSTALLBASE']._serialized_start=1512
-  _globals['_INSTALLBASE']._serialized_end=1586
-  _globals['_PUSHRESPONSE']._serialized_start=1589
-  _globals['_PUSHRESPONSE']._serialized_end=1944
-  _globals['_TAKELEADERSHIPREQUEST']._serialized_start=1946
-  _globals['_TAKELEADERSHIPREQUEST']._serialized_end=2054
-  _globals['_TAKELEADERSHIPRESPONSE']._serialized_start=2056
-  _globals['_TAKELEADERSHIPRESPONSE']._serialized_end=2146
-  _globals['_POSITIONREQUEST']._serialized_start=2148
-  _globals['_POSITIONREQUEST']._serialized_end=2234
-  _globals['_POSITIONRESPONSE']._serialized_start=2237
-  _globals['_POSITIONRESPONSE']._serialized_end=2392
-  _globals['_FETCHREQUEST']._serialized_start=2394
-  _globals['_FETCHREQUEST']._serialized_end=2508
-  _globals['_FETCHRESPONSE']._serialized_start=2510
-  _globals['_FETCHRESPONSE']._serialized_end=2620
-  _globals['_PEERSERVICE']._serialized_start=2623
-  _globals['_PEERSERVICE']._serialized_end=3056
+  _globals['_ENVELOPE']._serialized_start=38
+  _globals['_ENVELOPE']._serialized_end=175
+  _globals['_REFUSAL']._serialized_start=177
+  _globals['_REFUSAL']._serialized_end=217
+  _globals['_VOTEREQUEST']._serialized_start=220
+  _globals['_VOTEREQUEST']._serialized_end=389
+  _globals['_VOTERESPONSE']._serialized_start=392
+  _globals['_VOTERESPONSE']._serialized_end=533
+  _globals['_HEARTBEATREQUEST']._serialized_start=535
+  _globals['_HEARTBEATREQUEST']._serialized_end=647
+  _globals['_HEARTBEATRESPONSE']._serialized_start=650
+  _globals['_HEARTBEATRESPONSE']._serialized_end=854
+  _globals['_OWNERFITNESS']._serialized_start=856
+  _globals['_OWNERFITNESS']._serialized_end=904
+  _globals['_PUSHREQUEST']._serialized_start=907
+  _globals['_PUSHREQUEST']._serialized_end=1273
+  _globals['_COMPARE']._serialized_start=1275
+  _globals['_COMPARE']._serialized_end=1338
+  _globals['_TRUNCATE']._serialized_start=1340
+  _globals['_TRUNCATE']._serialized_end=1385
+  _globals['_APPEND']._serialized_start=1387
+  _globals['_APPEND']._serialized_end=1491
+  _globals['_COMMIT']._serialized_start=1493
+  _globals['_COMMIT']._serialized_end=1501
+  _globals['_GOODBYE']._serialized_start=1503
+  _globals['_GOODBYE']._serialized_end=1528
+  _globals['_INSTALLBASE']._serialized_start=1530
+  _globals['_INSTALLBASE']._serialized_end=1604
+  _globals['_PUSHRESPONSE']._serialized_start=1607
+  _globals['_PUSHRESPONSE']._serialized_end=1962
+  _globals['_TAKELEADERSHIPREQUEST']._serialized_start=1964
+  _globals['_TAKELEADERSHIPREQUEST']._serialized_end=2072
+  _globals['_TAKELEADERSHIPRESPONSE']._serialized_start=2074
+  _globals['_TAKELEADERSHIPRESPONSE']._serialized_end=2164
+  _globals['_POSITIONREQUEST']._serialized_start=2166
+  _globals['_POSITIONREQUEST']._serialized_end=2252
+  _globals['_POSITIONRESPONSE']._serialized_start=2255
+  _globals['_POSITIONRESPONSE']._serialized_end=2410
+  _globals['_FETCHREQUEST']._serialized_start=2412
+  _globals['_FETCHREQUEST']._serialized_end=2526
+  _globals['_FETCHRESPONSE']._serialized_start=2528
+  _globals['_FETCHRESPONSE']._serialized_end=2638
+  _globals['_PEERSERVICE']._serialized_start=2641
+  _globals['_PEERSERVICE']._serialized_end=3074
 # @@protoc_insertion_point(module_scope)

@@ -41,7 +41,14 @@ def stub(channel: grpc.aio.Channel) -> Any:
 
 
 def envelope(**fields: Any) -> pb.Envelope:
-    good = {"version": 1, "cluster_id": CLUSTER, "group": GROUP, "local_id": "n2", "remote_id": "n1"}
+    good = {
+        "version": 2,
+        "cluster_id": CLUSTER,
+        "group": GROUP,
+        "local_id": "n2",
+        "remote_id": "n1",
+        "members": ["n1", "n2", "n3"],
+    }
     return pb.Envelope(**{**good, **fields})
 
 
@@ -51,6 +58,10 @@ WRONG = [
     ({"group": "other"}, Code.UNKNOWN_GROUP),
     ({"local_id": "n9"}, Code.UNKNOWN_MEMBER),
     ({"remote_id": "n3"}, Code.UNEXPECTED_MEMBER),
+    ({"members": ["n1", "n2", "n3", "n4", "n5"]}, Code.MEMBERS_DIFFER),
+    ({"members": ["n1", "n2", "n3", "n4", "n5"], "local_id": "n5"}, Code.MEMBERS_DIFFER),
+    ({"members": []}, Code.MEMBERS_DIFFER),
+    ({"members": [], "version": 1}, Code.MEMBERS_DIFFER),
 ]
 
 
@@ -61,6 +72,10 @@ async def test_wrong_envelopes(follower: NodeServer, stub: Any, fields: dict[str
     assert (await stub.Heartbeat(pb.HeartbeatRequest(envelope=wrong, term=99))).refusal.code == code
     take = await stub.TakeLeadership(pb.TakeLeadershipRequest(envelope=wrong, term=99))
     assert take.refusal.code == code
+    position = await stub.Position(pb.PositionRequest(envelope=wrong, term=99))
+    assert position.refusal.code == code
+    fetch = stub.Fetch(pb.FetchRequest(envelope=wrong, max_bytes=1))
+    assert (await fetch.read()).refusal.code == code
     push = stub.Push()
     await push.write(pb.PushRequest(envelope=wrong, term=99, stream_id=1))
     assert (await push.read()).refusal.code == code

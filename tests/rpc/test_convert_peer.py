@@ -260,7 +260,8 @@ def test_any_push_is_a_message_or_a_numbered_error(
 @pytest.mark.parametrize(
     ("field", "value", "code"),
     [
-        ("version", 2, Code.UNSUPPORTED_VERSION),
+        ("version", 0, Code.UNSUPPORTED_VERSION),
+        ("version", 3, Code.UNSUPPORTED_VERSION),
         ("cluster_id", "other", Code.UNKNOWN_CLUSTER),
         ("group", "other", Code.UNKNOWN_GROUP),
         ("local_id", "stranger", Code.UNKNOWN_MEMBER),
@@ -276,6 +277,40 @@ def test_envelopes_not_meant_for_us_are_refused(field: str, value: object, code:
     with pytest.raises(InvalidRequest) as caught:
         receiver.check(envelope)
     assert caught.value.code is code
+
+
+LISTS = [("n1", "n2"), ("n1", "n2", "n3"), ("n1", "n2", "n4")]
+
+
+@pytest.mark.parametrize("compares", [True, False])
+@pytest.mark.parametrize("ours", LISTS)
+@pytest.mark.parametrize("theirs", LISTS)
+def test_another_list_of_members_is_refused_whoever_asks(
+    ours: tuple[str, ...], theirs: tuple[str, ...], compares: bool
+) -> None:
+    sender = Identity("c", "g", "n1", theirs[::-1], 1, compares_members=compares)
+    for receiver_compares in (True, False):
+        receiver = Identity("c", "g", "n2", ours, 1, compares_members=receiver_compares)
+        if ours == theirs:
+            assert receiver.check(sender.envelope("n2")) == "n1"
+            continue
+        with pytest.raises(InvalidRequest) as caught:
+            receiver.check(sender.envelope("n2"))
+        assert caught.value.code is Code.MEMBERS_DIFFER
+        assert ", ".join(ours) in str(caught.value) and ", ".join(sorted(theirs)) in str(caught.value)
+
+
+def test_a_sender_that_names_no_members_is_believed_by_nodes_that_an_older_version_made() -> None:
+    """Rolling upgrades: it still runs the older version, which refuses protocol version 2 by itself."""
+    older = pb.Envelope(version=1, cluster_id="c", group="g", local_id="n1", remote_id="n2", incarnation=1)
+    adopted = Identity("c", "g", "n2", ("n1", "n2"), 1, compares_members=False)
+    assert adopted.check(older) == "n1" and adopted.is_unlisted(older)
+    assert adopted.envelope("n1").version == 1
+    new = Identity("c", "g", "n2", ("n1", "n2"), 1)
+    assert new.envelope("n1").version == 2
+    with pytest.raises(InvalidRequest) as caught:
+        new.check(older)
+    assert caught.value.code is Code.MEMBERS_DIFFER
 
 
 def test_a_refusal_is_raised_with_its_number() -> None:

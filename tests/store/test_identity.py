@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
 from dledger.core.values import FlushMode, HardState
 from dledger.errors import Code, ConfigError, StorageError
 from dledger.store.disk_store import DiskLogStore
-from dledger.store.identity import Identity, init_directory, load_identity
+from dledger.store.identity import Identity, init_directory, load_identity, member_list
 from dledger.store.properties import format_properties, is_intact, parse_properties
 from tests.store.helpers import IDENTITY, make_batches
 
@@ -62,6 +64,60 @@ def test_rule_11_init_never_overwrites_a_vote(root: Path) -> None:
     with pytest.raises(StorageError) as error:
         init_directory(root, IDENTITY)
     assert error.value.code is Code.ALREADY_INITIALIZED
+
+
+THREE, FIVE = ("n0", "n1", "n2"), ("n0", "n1", "n2", "n3", "n4")
+
+
+def start(root: Path, members: tuple[str, ...], *, term: int = 0) -> None:
+    store = DiskLogStore.open(root, members=members)
+    assert store.identity.members == members
+    if term:
+        store.save_hard_state(HardState(term, None, 1))
+    store.close()
+
+
+def test_rule_11_members_are_those_of_the_first_start_that_took_part_in_anything(root: Path) -> None:
+    assert load_identity(root).members is None
+    start(root, THREE)
+    start(root, FIVE)  # a typo in the first configuration: nobody can have counted this node
+    start(root, THREE, term=1)
+    start(root, THREE)
+    with pytest.raises(ConfigError) as error:
+        DiskLogStore.open(root, members=FIVE)
+    assert error.value.code is Code.MEMBERS_DIFFER
+    assert "n0, n1, n2" in str(error.value) and "n3, n4" in str(error.value)
+    assert load_identity(root).members == THREE
+    start(root, THREE)  # what was refused holds no lock
+
+
+def test_rule_11_init_writes_the_members(tmp_path: Path) -> None:
+    init_directory(tmp_path, Identity("c", "g", "n1", members=member_list(["n2", "n1", "n0"])))
+    assert load_identity(tmp_path).members == THREE
+    start(tmp_path, THREE, term=3)
+    with pytest.raises(ConfigError):
+        DiskLogStore.open(tmp_path, members=FIVE)
+
+
+def test_rule_11_a_directory_of_an_older_version_adopts_the_members_of_its_next_start(tmp_path: Path) -> None:
+    init_directory(tmp_path, replace(IDENTITY, format_version=1))
+    fields = json.loads((tmp_path / "identity").read_text())
+    del fields["members"], fields["crc"]
+    fields["crc"] = f"{crc32(json.dumps(fields, sort_keys=True).encode()):08x}"
+    (tmp_path / "identity").write_text(json.dumps(fields))
+    store = DiskLogStore.open(tmp_path)
+    store.save_hard_state(HardState(7, "n1", 1))
+    store.close()
+    start(tmp_path, THREE)
+    assert not load_identity(tmp_path).compares_members
+    with pytest.raises(ConfigError):
+        DiskLogStore.open(tmp_path, members=FIVE)
+
+
+@pytest.mark.parametrize("members", [("n1", "n2"), ("n1", "n0"), ("n0", "n0")])
+def test_members_are_sorted_ids_with_that_of_the_node(members: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError):
+        Identity("c", "g", "n0", members=members)
 
 
 def test_the_directory_warns_users_of_the_original(root: Path) -> None:

@@ -1,0 +1,106 @@
+"""Ids of members decide what a majority is: two lists must never have two leaders (rule 11)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from dledger.errors import Code, ConfigError
+from dledger.node.server import NodeServer
+from tests.node.local import leader_of, make_server, until
+from tests.process.cluster import free_ports
+
+THREE, FOUR, FIVE = "n1, n2, n3", "n1, n2, n3, n4", "n1, n2, n3, n4, n5"
+
+
+class Log:
+    """What the nodes have logged since."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self._text = ""
+
+    def has(self, text: str) -> bool:
+        self._text += self._capsys.readouterr().out
+        return text in self._text
+
+
+def addresses(count: int) -> dict[str, str]:
+    return {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(free_ports(count), 1)}
+
+
+async def start_three(folder: Path, members: dict[str, str]) -> list[NodeServer]:
+    """All of them have taken part: each has voted, or stored an entry."""
+    servers = [make_server(folder, node, members) for node in members]
+    for server in servers:
+        await server.start()
+    await until(lambda: all(s.store.committed_checkpoint >= 0 or s.durable_index >= 0 for s in servers))
+    return servers
+
+
+async def refused_with(folder: Path, node: str, members: dict[str, str]) -> ConfigError:
+    server = make_server(folder, node, members)
+    with pytest.raises(ConfigError) as caught:
+        await server.start()
+    return caught.value
+
+
+async def test_rule_11_a_node_restarted_with_five_members_instead_of_three_is_refused(tmp_path: Path) -> None:
+    five = addresses(5)
+    three = {node: five[node] for node in ("n1", "n2", "n3")}
+    servers = await start_three(tmp_path, three)
+    try:
+        await servers[2].stop()
+        error = await refused_with(tmp_path, "n3", five)
+        assert error.code is Code.MEMBERS_DIFFER
+        assert THREE in error.message and FIVE in error.message
+        servers[2] = make_server(tmp_path, "n3", three | {"n3": f"127.0.0.1:{free_ports(1)[0]}"})
+        await servers[2].start()  # addresses may change
+    finally:
+        for server in servers:
+            await server.stop()
+
+
+async def test_rule_11_two_lists_of_members_never_elect_two_leaders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three to five, node by node: n4 and n5 are new, n3 is restarted with the longer list, n1 and n2 are
+    still to come. Without the comparison n3, n4 and n5 are a majority, and so are n1 and n2."""
+    five = addresses(5)
+    three = {node: five[node] for node in ("n1", "n2", "n3")}
+    servers = await start_three(tmp_path, three)
+    added = [make_server(tmp_path, node, five) for node in ("n4", "n5")]
+    log = Log(capsys)
+    try:
+        await servers[2].stop()
+        assert (await refused_with(tmp_path, "n3", five)).code is Code.MEMBERS_DIFFER
+        for server in added:
+            await server.start()
+        await until(lambda: log.has(f"n4 counts {FIVE}; n1 counts {THREE}: `members` must name the same ids"))
+        await until(lambda: log.has(f"n5 counts {FIVE}; n2 counts {THREE}"))
+        await until(lambda: leader_of(servers[:2]).node_status().is_leader)
+        assert not any(server.node_status().is_leader for server in added)
+        assert {server.node_status().term for server in added} == {0}
+    finally:
+        await asyncio.gather(*[server.stop() for server in (*servers, *added)])
+
+
+async def test_rule_11_a_node_with_another_list_gets_no_pushes_and_its_votes_do_not_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was made with that list, as if its directory was lost and `init` was run instead of --rejoin."""
+    four = addresses(4)
+    three = {node: four[node] for node in ("n1", "n2", "n3")}
+    stray = make_server(tmp_path, "n3", four)
+    alone = make_server(tmp_path, "n1", three)
+    try:
+        await stray.start()
+        await alone.start()
+        log = Log(capsys)
+        await until(lambda: log.has(f"n1 counts {THREE}; n3 counts {FOUR}"))
+        await until(lambda: log.has(f"n3 counts {FOUR}; n1 counts {THREE}"))
+        assert {server.node_status().term for server in (stray, alone)} == {0}
+    finally:
+        await asyncio.gather(stray.stop(), alone.stop())
