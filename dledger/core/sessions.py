@@ -62,6 +62,7 @@ class SessionTable:
         self._max_sessions = max_sessions
         self._sessions: dict[int, Session] = {}
         self._undo: deque[_Undo] = deque()
+        self._evicted: dict[int, int] = {}  # by the uncommitted tail -> the OPEN that needed the place
         self._encoded: dict[int, tuple[Session, bytes]] = {}  # as it was encoded last: most do not change
 
     def __len__(self) -> int:
@@ -70,7 +71,7 @@ class SessionTable:
     def judge(
         self, session_id: int, seq: int, count: int, crc: int, committed_index: int
     ) -> tuple[Judgement, Result | None]:
-        """What to do with batch `seq` of a session. The result comes with REPEAT only."""
+        """What to do with batch `seq` of a session. REPEAT and CONFLICT come with what is stored under it."""
         session = self._sessions.get(session_id)
         if session is None:
             return Judgement.EXPIRED, None
@@ -84,8 +85,14 @@ class SessionTable:
             return Judgement.FORGOTTEN, None
         result = session.results[-1 - age]
         if (result.count, result.crc) != (count, crc):
-            return Judgement.CONFLICT, None
+            return Judgement.CONFLICT, result
         return Judgement.REPEAT, result
+
+    def unknown_since(self, session_id: int) -> int:
+        """Of a session that is not known: the index whose commit makes that final, as no log can then hold
+        it any more. That of the OPEN in the uncommitted tail that evicted it; else its own, where the log
+        has no OPEN, or one whose session was evicted by what is committed."""
+        return self._evicted.get(session_id, session_id)
 
     def opened(self, session_id: int) -> None:
         """The OPEN entry at index session_id is in the log now."""
@@ -93,6 +100,7 @@ class SessionTable:
         if len(self._sessions) >= self._max_sessions:
             evicted_id = min(self._sessions, key=lambda key: self._sessions[key].last_index)
             evicted = self._sessions.pop(evicted_id)
+            self._evicted[evicted_id] = session_id
         self._undo.append(_Undo(session_id, session_id, None, evicted_id, evicted))
         self._sessions[session_id] = Session(0, session_id, ())
 
@@ -108,12 +116,14 @@ class SessionTable:
     def truncate_after(self, last_index: int) -> None:
         """Everything above last_index has left the log."""
         while self._undo and self._undo[-1].last_index > last_index:
-            _revert(self._sessions, self._undo.pop())
+            undo = self._undo.pop()
+            _revert(self._sessions, undo)
+            self._evicted.pop(undo.evicted_id, None)
 
     def committed(self, committed_index: int) -> None:
         """Nothing up to here can be undone any more."""
         while self._undo and self._undo[0].last_index <= committed_index:
-            self._undo.popleft()
+            self._evicted.pop(self._undo.popleft().evicted_id, None)
 
     def encode_committed(self) -> bytes:
         """The table as it is without the uncommitted tail."""
@@ -146,6 +156,7 @@ class SessionTable:
             raise ValueError(f"not a session table: {len(data) - at} bytes too many")
         self._sessions = sessions
         self._undo.clear()
+        self._evicted.clear()
 
     def _encode(self, sessions: dict[int, Session]) -> bytes:
         known, self._encoded = self._encoded, {}

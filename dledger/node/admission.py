@@ -60,13 +60,14 @@ class Waiter:
 
     token: object | None
     last_index: int
-    first_index: int  # of the batch
+    first_index: int  # of the batch; above the end of the log, if that stores nothing
     byte_size: int
     deadline_ms: int
-    outcome: AppendOutcome
+    outcome: AppendOutcome | DLedgerError
 
 
 NO_ROOM = ReservedEnd(-1, -1)
+_NEVER = 1 << 62  # the first index of a batch that is not stored
 _OVERHEAD_OF_HEAD = HEADER_SIZE + len(encode_internal(Stamped(0, SessionBatch(0, 0, 0, 0))))
 
 _REFUSALS: dict[Judgement, tuple[type[DLedgerError], Code, str]] = {
@@ -83,6 +84,10 @@ _REFUSALS: dict[Judgement, tuple[type[DLedgerError], Code, str]] = {
         "session {id} has as many uncommitted batches as a session may have; wait for answers",
     ),
 }
+
+
+class ExpiryUnconfirmed(SessionExpired):
+    """The session may have been opened behind the end of this log: only a leader can say that it was not."""
 
 
 class RoomIsComing(Overloaded):
@@ -108,7 +113,7 @@ class Admission:
         self.reserve_in_use = False  # the leader makes room by what is left of the disk: nobody else may
         self._gathered: list[Batch] = []
         self._waiters: deque[Waiter] = deque()  # by index
-        self._repeats: list[Waiter] = []  # retries that wait for their first try
+        self._repeats: list[Waiter] = []  # sessions' batches that wait for what is stored already
         self._next_deadline_ms: float = float("inf")
 
     @property
@@ -177,6 +182,7 @@ class Admission:
         return None
 
     def has_room_for_internal(self, value: Internal, term: int) -> bool:
+        """An image waits for room: it must not take what no-ops and purging need."""
         head = encode_internal(Stamped(0, value))
         return self.has_room_for(
             encode_batch(self.tail, term, [], data_file_size=self.data_file_size, head=head)
@@ -325,18 +331,40 @@ class Admission:
     ) -> AppendOutcome | DLedgerError | None:
         if judgement is Judgement.FORGOTTEN:
             return AppendOutcome(-1, count, -1, -1, duplicate=True)
-        if judgement is not Judgement.REPEAT:
-            cls, code, text = _REFUSALS[judgement]
+        if judgement is Judgement.REPEAT:
+            assert first_try is not None
+            first, last = first_try.first_index, first_try.last_index
+            outcome = AppendOutcome(first, count, first_try.term, first_try.pos, duplicate=True)
+            return self._answer_at(last, token, outcome, first, deadline_ms, committed_index)
+        cls, code, text = _REFUSALS[judgement]
+        error = cls(text.format(id=session_id, seq=seq), code=code)
+        if judgement is Judgement.CONFLICT:
+            assert first_try is not None
+            last = first_try.last_index
+        elif judgement is Judgement.EXPIRED:
+            last = self.sessions.unknown_since(session_id)
+            if last > self.tail.index:
+                return ExpiryUnconfirmed(error.message)
+        else:
             if judgement is Judgement.WINDOW_FULL:
                 self.count_limit("session_window")
-            return cls(text.format(id=session_id, seq=seq), code=code)
-        assert first_try is not None
-        outcome = AppendOutcome(first_try.first_index, count, first_try.term, first_try.pos, duplicate=True)
-        if first_try.last_index <= committed_index:
+            return error
+        return self._answer_at(last, token, error, _NEVER, deadline_ms, committed_index)
+
+    def _answer_at(
+        self,
+        last_index: int,
+        token: object,
+        outcome: AppendOutcome | DLedgerError,
+        first_index: int,
+        deadline_ms: int,
+        committed_index: int,
+    ) -> AppendOutcome | DLedgerError | None:
+        """What the log says at last_index ends a session, or is its result: the answer waits until no other
+        leader can have another entry there. What is committed stays so, whoever leads."""
+        if last_index <= committed_index:
             return outcome
-        self._repeats.append(
-            Waiter(token, first_try.last_index, first_try.first_index, 0, deadline_ms, outcome)
-        )
+        self._repeats.append(Waiter(token, last_index, first_index, 0, deadline_ms, outcome))
         self._next_deadline_ms = min(self._next_deadline_ms, deadline_ms)
         return None
 
@@ -365,9 +393,9 @@ class Admission:
         self.tail = tail
         self.state.truncate_after(tail.index)
 
-    def committed(self, committed_index: int) -> list[tuple[object, AppendOutcome]]:
+    def committed(self, committed_index: int) -> list[tuple[object, AppendOutcome | DLedgerError]]:
         """Who can be answered now. The log state has been told before."""
-        answers: list[tuple[object, AppendOutcome]] = []
+        answers: list[tuple[object, AppendOutcome | DLedgerError]] = []
         waiters = self._waiters
         while waiters and waiters[0].last_index <= committed_index:
             waiter = waiters.popleft()

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dledger.core.log_view import LogView
 from dledger.core.messages import Append, Compare, Message, PushResponse, PushType, Truncate
 from dledger.core.raft import RaftCore
 from dledger.core.values import Tail, TermRun
 from dledger.errors import Code
+from dledger.node.admission import Admission
 from dledger.store.api import LogStore
 from dledger.store.batch import Batch, DamagedBatch, parse_batches
 
 TailAt = Callable[[int], Tail]
+
+
+def lacks_room(core: RaftCore, admission: Admission, store: LogStore, incoming: Sequence[Batch]) -> bool:
+    """Would what is received have to go where there is no room? What was taken has to be stored."""
+    if not incoming or incoming[-1].last_index <= core.log.end_index:
+        return False
+    last = incoming[-1]
+    if admission.has_room_for(last) or store.has_room:
+        return False
+    # What was assigned before the leader knew may use the reserve: else what makes room again (an image, a
+    # purge), which comes behind it in the log, could never be stored.
+    return not store.could_take(last.end_pos, last.last_index)
 
 
 def chain_matches(log: LogView, tail_at: TailAt, message: Compare) -> bool | None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from dledger.core.effects import (
     AppendNoop,
@@ -49,11 +51,11 @@ from dledger.core.messages import Append, Compare, Message, Truncate
 from dledger.core.raft import RaftCore
 from dledger.core.values import Base, CoreConfig, OwnerFitness, Role, Tail
 from dledger.errors import Code, DLedgerError, NotLeader, Overloaded, StorageError, error_for
-from dledger.node.admission import NO_ROOM, Admission, AppendLimits, RoomIsComing
+from dledger.node.admission import NO_ROOM, Admission, AppendLimits, ExpiryUnconfirmed, RoomIsComing
 from dledger.node.held import HeldMessages
 from dledger.node.log_state import Rebuilt
 from dledger.node.parking import ParkedAppend, Parking
-from dledger.node.pushes import chain_matches, check_cut, parse_push, refusal
+from dledger.node.pushes import chain_matches, check_cut, lacks_room, parse_push, refusal
 from dledger.node.replica_status import ReplicaStatus, status_of
 from dledger.node.retainer import Retainer
 from dledger.node.retention import RetentionPolicy
@@ -122,7 +124,7 @@ class Replica:
         self._hard_states_submitted = 0
         self._hard_states_saved = 0
         self._held = HeldMessages()
-        self._requests: dict[int, object] = {}  # reads and transfers: request id -> token
+        self._requests: dict[int, Callable[[Any], None]] = {}  # reads and transfers: id -> who is answered
         self._next_request = 0
         self.suspects: list[int] = []  # could not be read: the shell is to look for damage there
         self._unread_probes: dict[str, Compare] = {}  # by peer: what they are to be told of is to be repaired
@@ -187,7 +189,7 @@ class Replica:
         except StorageError as error:
             self.shell.fatal(error)
             return
-        if self._lacks_room():
+        if lacks_room(self.core, self.admission, self.store, self._incoming):
             self.admission.count_limit("disk_reserve_bytes")
             self._send(peer, refusal(self.core, message, Code.DISK_FULL), None)
         else:
@@ -225,7 +227,17 @@ class Replica:
                 self.admission.want_room()
                 return
             self.admission.count_limit("max_pending_bytes")
-        self.shell.answer_append(token, answer)
+        self._answer_append(token, answer, now_ms)
+
+    def _answer_append(self, token: object, answer: AppendOutcome | DLedgerError, now_ms: int) -> None:
+        """An expiry that this log alone cannot tell is confirmed as a linearizable read is."""
+        if not isinstance(answer, ExpiryUnconfirmed):
+            self.shell.answer_append(token, answer)
+            return
+        error = answer
+        self._read_point(
+            lambda point: self.shell.answer_append(token, error if isinstance(point, int) else point), now_ms
+        )
 
     def _admit(
         self,
@@ -260,7 +272,7 @@ class Replica:
             return self._admit(it.token, it.bodies, it.session, it.open_session, it.deadline_ms, now_ms)
 
         for token, outcome in self.parking.retry(now_ms, admit):
-            self.shell.answer_append(token, outcome)
+            self._answer_append(token, outcome, now_ms)
         if len(self.parking):
             self.admission.want_room()
 
@@ -319,16 +331,19 @@ class Replica:
 
     def read_index(self, now_ms: int, token: object) -> None:
         """A linearizable read point, on the leader. Answered through shell.answer_read."""
+        self._read_point(partial(self.shell.answer_read, token), now_ms)
+
+    def _read_point(self, answer: Callable[[int | DLedgerError], None], now_ms: int) -> None:
         if len(self._requests) >= self.config.max_waiting_reads:
             self.admission.count_limit("max_waiting_reads")
             text = f"{self.config.max_waiting_reads} reads are waiting already; try again later"
-            self.shell.answer_read(token, Overloaded(text, code=Code.TOO_MANY_WAITING_READS))
+            answer(Overloaded(text, code=Code.TOO_MANY_WAITING_READS))
             return
-        self._step(ReadIndexRequest(self._remember(token)), now_ms)
+        self._step(ReadIndexRequest(self._remember(answer)), now_ms)
 
     def transfer(self, now_ms: int, token: object, to: str | None) -> None:
         """Hand leadership over; to=None: to the best peer. Answered through shell.answer_transfer."""
-        self._step(TransferRequest(self._remember(token), to), now_ms)
+        self._step(TransferRequest(self._remember(partial(self.shell.answer_transfer, token)), to), now_ms)
 
     def checkpoint(self) -> tuple[int, tuple[int, bytes] | None]:
         """(committed_index, (index, session table)) for store.save_checkpoint; mostly without the table."""
@@ -394,13 +409,13 @@ class Replica:
             case AppendNoop(term):
                 self._write_group([self.admission.noop(self.log_tail, term, now_ms, self.wall_ms())], now_ms)
             case ReadReady(request_id, read_index):
-                self.shell.answer_read(self._requests.pop(request_id), read_index)
+                self._requests.pop(request_id)(read_index)
             case ReadRefused(request_id, code):
                 error = self._not_leader() if code is Code.NOT_LEADER else error_for(code, "read refused")
-                self.shell.answer_read(self._requests.pop(request_id), error)
+                self._requests.pop(request_id)(error)
             case TransferEnded(request_id, code, message):
                 outcome = None if code is Code.SUCCESS else error_for(code, message)
-                self.shell.answer_transfer(self._requests.pop(request_id), outcome)
+                self._requests.pop(request_id)(outcome)
             case Fatal(code, reason):
                 self._effects.clear()
                 self.shell.fatal(StorageError(reason, code=code))
@@ -554,10 +569,6 @@ class Replica:
         assert self._leading
         return self.admission.append_internal(value, self.core.term, now_ms, self.wall_ms())
 
-    def has_room_for_internal(self, value: Internal) -> bool:
-        """An image waits for room: it must not take what no-ops and purging need."""
-        return self.admission.has_room_for_internal(value, self.core.term)
-
     def purge_before(self, index: int | None, age_ms: int, now_ms: int) -> int:
         """An operator lets entries go: those below an index, or older than an age. The index; NotLeader."""
         if not self._leading:
@@ -612,17 +623,6 @@ class Replica:
         self._send(peer, message, data)
         self._effects.extend(core.step(Pushed(peer, stream_id, first, last, len(data)), now_ms))
 
-    def _lacks_room(self) -> bool:
-        """Would what is received have to go where there is no room? What was taken has to be stored."""
-        if not self._incoming or self._incoming[-1].last_index <= self.core.log.end_index:
-            return False
-        last = self._incoming[-1]
-        if self.admission.has_room_for(last) or self.store.has_room:
-            return False
-        # What was assigned before the leader knew may use the reserve: else what makes room again (an image,
-        # a purge), which comes behind it in the log, could never be stored.
-        return not self.store.could_take(last.end_pos, last.last_index)
-
     # -- callers ------------------------------------------------------------------------------------------
 
     def why_no_append(self) -> DLedgerError | None:
@@ -644,7 +644,7 @@ class Replica:
         text = f"the leader is {leader}" if leader else "no leader is known at the moment; try again"
         return NotLeader(f"{self.core.node_id} does not lead: {text}", leader_id=leader)
 
-    def _remember(self, token: object) -> int:
+    def _remember(self, answer: Callable[[Any], None]) -> int:
         self._next_request += 1
-        self._requests[self._next_request] = token
+        self._requests[self._next_request] = answer
         return self._next_request

@@ -87,7 +87,7 @@ class Retainer:
             entry = self._writer.next_entry()
             if entry is None:
                 return
-            self.waits_for_room = not replica.has_room_for_internal(entry)
+            self.waits_for_room = not replica.admission.has_room_for_internal(entry, replica.core.term)
             if self.waits_for_room:
                 return
             self._writer.advance()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from dledger.errors import DLedgerError, InvalidRequest, Refused, SessionExpired
+from dledger.errors import Code, DLedgerError, InvalidRequest, Refused, SessionExpired
 from dledger.node.shell import AppendOutcome
 from dledger.store.batch import MAGIC_NORMAL, Batch, decode_entries
 from dledger.store.internal import SessionBatch, SessionOpen, decode_internal, strip_stamp
@@ -61,6 +61,7 @@ class Oracle:
         self._appends: dict[bytes, Append] = {}  # by body
         self._stored_at: dict[bytes, int] = {}  # committed bodies
         self._sessions: dict[int, _Session] = {}
+        self._living: dict[int, int] = {}  # sessions that the committed log has not evicted -> last entry
         self.acknowledged: list[Append] = []
         self.seen_index = -1  # the highest index that any client was shown, by an answer or a read
         self.session_opens = 0
@@ -81,6 +82,8 @@ class Oracle:
         """The node has answered a try; whether the client hears of it does not matter here."""
         if isinstance(answer, SessionExpired):
             self._check_expired(append)
+        elif isinstance(answer, DLedgerError) and answer.code is Code.SESSION_CONFLICT:
+            self._check_conflict(append)
         if isinstance(answer, DLedgerError):
             if isinstance(answer, Refused | InvalidRequest):
                 append.tries_open -= 1
@@ -120,10 +123,18 @@ class Oracle:
 
     def _check_expired(self, append: Append) -> None:
         assert append.session is not None
-        if append.session[0] in self._sessions and self.session_opens <= self._max_sessions:
+        if append.session[0] in self._living:
             raise Violation(
-                "sessions", f"session {append.session[0]} is said to have expired: none had to go"
+                "sessions",
+                f"session {append.session[0]} is said to have expired: no committed entry evicts it",
             )
+
+    def _check_conflict(self, append: Append) -> None:
+        """It ends the session of its client, like an expiry: so it is as final."""
+        assert append.session is not None
+        session_id, seq = append.session
+        if seq > self._sessions[session_id].last_seq or all(b in self._stored_at for b in append.bodies):
+            raise Violation("sessions", f"seq {seq} of session {session_id} is not stored with other bodies")
 
     def _check_forgotten(self, append: Append, answer: AppendOutcome) -> None:
         if append.session is None or not answer.duplicate:
@@ -160,8 +171,12 @@ class Oracle:
             match strip_stamp(decode_internal(batch.head))[1]:
                 case SessionOpen():
                     self._sessions[batch.first_index] = _Session()
+                    if len(self._living) == self._max_sessions:
+                        del self._living[min(self._living, key=lambda key: self._living[key])]
+                    self._living[batch.first_index] = batch.first_index
                 case SessionBatch(session_id, seq):
                     self._session_batch(session_id, seq, first_body)
+                    self._living[session_id] = batch.last_index
         for entry in decode_entries(batch.data):
             if entry.magic == MAGIC_NORMAL:
                 self._committed_body(entry.body, entry.index)

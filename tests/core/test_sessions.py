@@ -122,8 +122,26 @@ class SessionMachine(RuleBasedStateMachine):
         else:
             first_try = alive[session_id][seq - 1].result
             same = (first_try.count, first_try.crc) == (count, crc)
-            expected = (Judgement.REPEAT, first_try) if same else (Judgement.CONFLICT, None)
+            expected = (Judgement.REPEAT if same else Judgement.CONFLICT), first_try
         assert self.table.judge(session_id, seq, count, crc, self.committed) == expected
+
+    @rule(session_id=st.integers(0, 12))
+    def unknown_since(self, session_id: int) -> None:
+        if session_id in replay(self.log):
+            return
+        committed = [item for item in self.log if item.last_index <= self.committed]
+        expected = session_id
+        if session_id in replay(committed):
+            # The shortest log that has forgotten it: whoever commits its end has forgotten it for good.
+            ends = range(len(committed) + 1, len(self.log) + 1)
+            expected = next(
+                self.log[n - 1].last_index for n in ends if session_id not in replay(self.log[:n])
+            )
+        elif opened := [item for item in self.log if isinstance(item, Open) and item.index == session_id]:
+            evicting = range(self.log.index(opened[0]) + 1, len(self.log) + 1)
+            end = next(self.log[n - 1].last_index for n in evicting if session_id not in replay(self.log[:n]))
+            expected = end if end > self.committed else session_id
+        assert self.table.unknown_since(session_id) == expected
 
     @invariant()
     def what_is_stored_is_what_is_committed(self) -> None:

@@ -203,6 +203,19 @@ def test_an_unknown_or_evicted_session_is_indeterminate() -> None:
     assert host.append("kept", b"y", session=(sessions[0], 2)) is None
 
 
+def test_an_eviction_that_is_not_committed_ends_no_session() -> None:
+    host = host_with()
+    sessions = [open_session(host, ("open", i)) for i in range(3)]
+    assert host.append("evicts", open_session=True) is None
+    assert host.append("waits", b"x", session=(sessions[0], 1)) is None
+    assert host.append("in vain", b"x", session=(sessions[0], 1), timeout_ms=100) is None
+    host.pass_time(100)
+    assert code(host.shell.appends["in vain"]) is Code.WAIT_QUORUM_ACK_TIMEOUT
+    assert "waits" not in host.shell.appends
+    host.disk()
+    assert code(host.shell.appends["waits"]) is Code.SESSION_EXPIRED
+
+
 def test_a_session_may_have_so_many_batches_uncommitted() -> None:
     host = host_with(AppendLimits())
     session = open_session(host)

@@ -35,12 +35,12 @@ from dledger.core.read_index import ReadIndexQueue, WaitingRead
 from dledger.core.rejoining import Rejoining
 from dledger.core.sessions import SessionTable
 from dledger.core.values import HardState, Membership, Role, VoteResult
-from dledger.errors import Code, DLedgerError, NotLeader
-from dledger.node.admission import Admission
+from dledger.errors import Code, DLedgerError, NotLeader, SessionExpired
+from dledger.node.admission import Admission, ExpiryUnconfirmed
 from dledger.node.log_state import LogState
 from dledger.node.replica import Replica
 from dledger.node.retainer import Retainer
-from dledger.node.shell import DiskJob, TruncateJob
+from dledger.node.shell import AppendOutcome, DiskJob, TruncateJob
 from dledger.store.batch import Batch
 from dledger.store.internal import Internal, Purge
 from dledger.testing.process import SimProcess
@@ -233,6 +233,34 @@ def sessions_not_undone(patch: pytest.MonkeyPatch) -> None:
     def nothing(table: SessionTable, last_index: int) -> None: ...
 
     patch.setattr(SessionTable, "truncate_after", nothing)
+
+
+def expiry_answered_at_once(patch: pytest.MonkeyPatch) -> None:
+    """What the log says to its end is believed: a deposed leader ends a session that lives on."""
+    original = Admission.admit
+
+    def answer_at_once(
+        admission: Admission,
+        last_index: int,
+        token: object,
+        outcome: AppendOutcome | DLedgerError,
+        first_index: int,
+        deadline_ms: int,
+        committed_index: int,
+    ) -> AppendOutcome | DLedgerError | None:
+        if isinstance(outcome, DLedgerError):
+            return outcome
+        return original_answer_at(
+            admission, last_index, token, outcome, first_index, deadline_ms, committed_index
+        )
+
+    def admit(admission: Admission, *args: Any, **options: Any) -> AppendOutcome | DLedgerError | None:
+        answer = original(admission, *args, **options)
+        return SessionExpired(answer.message) if isinstance(answer, ExpiryUnconfirmed) else answer
+
+    original_answer_at = Admission._answer_at
+    patch.setattr(Admission, "_answer_at", answer_at_once)
+    patch.setattr(Admission, "admit", admit)
 
 
 def sessions_without_tail(patch: pytest.MonkeyPatch) -> None:

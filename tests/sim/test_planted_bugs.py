@@ -24,6 +24,7 @@ from tests.sim import (
     test_rejoin_scenarios,
     test_retention_scenarios,
     test_scenarios,
+    test_session_scenarios,
 )
 
 MOST_SEEDS = 300
@@ -161,6 +162,14 @@ def _images_truncated() -> None:
     test_log_state.test_image_in_a_nodes_own_log_gives_the_table_of_the_whole_log(0)
 
 
+def _evicted_in_the_tail() -> None:
+    test_session_scenarios.test_session_that_an_uncommitted_entry_evicts_lives_on()
+
+
+def _opened_behind_the_end() -> None:
+    test_session_scenarios.test_session_opened_behind_the_end_of_a_deposed_leader_is_not_said_to_be_unknown(0)
+
+
 BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
     (planted.blind_truncate, test_scenarios.test_delayed_truncate_of_the_current_leader),
     (planted.repeated_push_written_again, test_scenarios.test_repeated_and_overlapping_pushes),
@@ -174,6 +183,8 @@ BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
         planted.leader_again_in_its_own_term,
         test_scenarios.test_leader_that_restarts_campaigns_in_a_higher_term,
     ),
+    (planted.expiry_answered_at_once, _evicted_in_the_tail),
+    (planted.expiry_answered_at_once, _opened_behind_the_end),
     (
         planted.rejoined_by_old_answers,
         test_rejoin_scenarios.test_two_lost_votes_of_one_term_make_no_second_leader,
