@@ -101,6 +101,10 @@ class MessageWriter:
         self._stopping = False
 
     @property
+    def max_body_bytes(self) -> int:
+        return self._max_body_bytes
+
+    @property
     def max_command_bytes(self) -> int:
         return self._max_command_bytes
 

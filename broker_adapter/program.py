@@ -61,8 +61,11 @@ _DRAIN_S = 2.0
 _LAST_CALLS_S = 0.5
 #: Steps of role changes that the status shows.
 _HISTORY = 16
-#: What a record may have beside its body.
+#: What a record may have beside its body; the same of a command, which has no properties.
 _MAX_OVERHEAD = record_size(0, MAX_DERIVED_TOPIC_LENGTH, MAX_PROPERTIES_BYTES, version=Version.V2, v6_hosts=2)
+_COMMAND_OVERHEAD = record_size(0, MAX_DERIVED_TOPIC_LENGTH, 0, version=Version.V2, v6_hosts=2)
+#: What an append has beside a message: the headers of entries, the time, a command that tells of it.
+_APPEND_OVERHEAD = 4 << 10
 
 
 def broker(config: NodeConfig, settings: Mapping[str, Any]) -> BrokerProgram:
@@ -70,12 +73,17 @@ def broker(config: NodeConfig, settings: Mapping[str, Any]) -> BrokerProgram:
     return BrokerProgram(config, parse_settings(settings))
 
 
-def largest_body(limit: int) -> int:
-    """What the log's limit of a body leaves for that of a message. ConfigError: nothing."""
-    if limit <= _MAX_OVERHEAD:
-        text = f"limits.max_body_bytes {limit}: a broker needs {_MAX_OVERHEAD} more"
+def largest_body(max_body_bytes: int, max_batch_bytes: int) -> int:
+    """What the log's limits of a body and of a batch leave for that of a message. ConfigError: nothing."""
+    if max_body_bytes <= _MAX_OVERHEAD:
+        text = f"limits.max_body_bytes {max_body_bytes}: a broker needs {_MAX_OVERHEAD} more"
         raise ConfigError(text, code=Code.CONFIG_INVALID)
-    return limit - _MAX_OVERHEAD
+    if max_batch_bytes <= (beside := _MAX_OVERHEAD + _APPEND_OVERHEAD):
+        text = (
+            f"limits.max_batch_bytes {max_batch_bytes}: a broker needs {beside} more, and data files for it"
+        )
+        raise ConfigError(text, code=Code.CONFIG_INVALID)
+    return min(max_body_bytes, max_batch_bytes - _APPEND_OVERHEAD) - _MAX_OVERHEAD
 
 
 class DispatchedFiles:
@@ -153,7 +161,6 @@ class BrokerProgram:
     def make_node(self, **options: Any) -> NodeServer:
         """`options`: further ones of NodeServer, for tests."""
         config, settings = self.config, self.settings
-        largest = largest_body(config.limits.max_body_bytes)
         self.node = node = NodeServer(
             config,
             self.dispatcher,
@@ -161,14 +168,16 @@ class BrokerProgram:
             trace=None if self._trace is None else _DispatchTrace(self._trace),
             **options,
         )
+        max_record = config.limits.max_body_bytes
+        largest = min(settings.max_body_bytes, largest_body(max_record, node.max_batch_bytes))
         self.files = files = DispatchedFiles(node, self.dispatcher)
         self.writer = writer = MessageWriter(
             node,
             _store_host(config.address),
-            max_body_bytes=min(settings.max_body_bytes, largest),
-            max_command_bytes=largest,
+            max_body_bytes=largest,
+            max_command_bytes=max_record - _COMMAND_OVERHEAD,
             timeout_ms=settings.send_timeout_ms,
-            max_append_bytes=config.limits.max_batch_bytes,
+            max_append_bytes=node.max_batch_bytes,
             max_append_messages=config.limits.max_batch_entries,
             master=self.master_address,
             node_id=config.node_id,
@@ -214,7 +223,7 @@ class BrokerProgram:
         )
         self.service = BrokerService(self.broker)
         node.add_service(GrpcService(self.service.name, self.service.handler))
-        self._serve_clients(min(settings.max_body_bytes, largest))
+        self._serve_clients(largest)
         self.adapter = BrokerRoleAdapter(
             writer,
             files,

@@ -14,13 +14,13 @@ from broker_adapter.cli.broker_options import target_options
 from broker_adapter.cli.broker_target import Target
 from broker_adapter.cli.produce_run import ProduceRun, Tally
 from broker_adapter.client import Producer, SendReceipt
+from broker_adapter.message import MAX_BODY_BYTES
 from dledger import Exit
 from dledger.cli.append_command import open_source
 from dledger.cli.line_source import LineBatches
 from dledger.cli.output import human_bytes
 from dledger.cli.progress_line import ProgressLine
 
-_MAX_LINE_BYTES = 1 << 20
 _READ_BYTES = 256 << 10
 _READ_LINES = 4096
 
@@ -83,7 +83,7 @@ class MessageRule:
 @click.option(
     "--max-line-bytes",
     type=click.IntRange(1),
-    default=_MAX_LINE_BYTES,
+    default=MAX_BODY_BYTES,
     show_default=True,
     help="A longer line is an error.",
 )

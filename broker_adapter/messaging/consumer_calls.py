@@ -16,6 +16,7 @@ from broker_adapter.messaging.results import Done, joint, status_or_raise
 from broker_adapter.messaging.settings import ClientServiceSettings
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
+from broker_adapter.rpc.calls import LARGE_BYTES, Turns
 
 MAX_RECEIVED = 1_024
 _MAX_ACKS = 1_024
@@ -34,6 +35,7 @@ class ConsumerCalls:
         self._delivery = delivery
         self._settings = settings
         self._now_ms = now_ms
+        self._turns = Turns()
 
     async def receive_message(
         self, request: calls.ReceiveMessageRequest, context: CallContext
@@ -48,6 +50,8 @@ class ConsumerCalls:
             yield calls.ReceiveMessageResponse(status=nothing)
         now_ms = self._now_ms()
         for delivery in deliveries:
+            if len(delivery.record) >= LARGE_BYTES:
+                await self._turns.wait()
             message = delivered_message(delivery, request.message_queue.topic, now_ms)
             yield calls.ReceiveMessageResponse(message=message)
         yield calls.ReceiveMessageResponse(delivery_timestamp=timestamp(now_ms))

@@ -28,7 +28,7 @@ from broker_adapter.messaging.settings import ClientServiceSettings
 from broker_adapter.messaging.telemetry import Conversation
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
-from broker_adapter.rpc.calls import Places, peer_host, stopping
+from broker_adapter.rpc.calls import LARGE_BYTES, LargeRequests, Places, peer_host, stopping
 from dledger import get_logger
 from dledger import handlers as grpc_handlers
 
@@ -75,6 +75,7 @@ class MessagingService:
         self._limits = limits
         self._guard = guard
         self._max_calls = settings.max_calls
+        self._large = LargeRequests(settings.max_request_bytes)
         self._receives = Places("calls that wait for messages", settings.max_waiting_receives)
         self._under_way: set[asyncio.Task[bytes]] = set()
         self._begun: set[asyncio.Future[bytes]] = set()  # without a task
@@ -137,15 +138,21 @@ class MessagingService:
     # -- calls
 
     def _unary(self, method: str, listener: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        async def answer(request: bytes, context: Context) -> bytes:
+            call = self._admitted(method, request, context, listener)
+            if self._stopping:
+                raise stopping()
+            if (begun := self._begun_at_once(method, request, call)) is not None:
+                return await begun
+            # A client that has gone does not take back what it asked for.
+            return await asyncio.shield(self._begin(method, request, call))
+
         async def behaviour(request: bytes, context: Context) -> bytes:
             try:
-                call = self._admitted(method, request, context, listener)
-                if self._stopping:
-                    raise stopping()
-                if (answer := self._begun_at_once(method, request, call)) is not None:
-                    return await answer
-                # A client that has gone does not take back what it asked for.
-                return await asyncio.shield(self._begin(method, request, call))
+                if len(request) < LARGE_BYTES:
+                    return await answer(request, context)
+                async with self._large.taking(len(request)):
+                    return await answer(request, context)
             except asyncio.CancelledError:
                 if self._stopping:
                     return refusal(method, status_of(stopping()), request)

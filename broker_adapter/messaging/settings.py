@@ -50,6 +50,8 @@ class ClientServiceSettings(BaseModel):
     #: Calls under way, and of these such as wait for messages.
     max_calls: Positive = 4_096
     max_waiting_receives: Positive = 10_000
+    #: Of requests under way that are large.
+    max_request_bytes: Positive = 64 << 20
     #: Of calls that are on their way to the master: requests not answered, and answers not passed on.
     max_forwarded_bytes: Positive = 64 << 20
     #: How long a call without a deadline waits for a master.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -36,6 +37,45 @@ class Places:
             yield
         finally:
             self.taken -= 1
+
+
+#: What has so many bytes takes the event loop milliseconds: it is copied, summed and encoded there.
+LARGE_BYTES = 64 << 10
+
+
+class Turns:
+    """Work on something large, one piece in each turn of the event loop: a heartbeat waits for one of them
+    at most, however many have come together."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def wait(self) -> None:
+        """Until it is the caller's turn, in the order of the calls."""
+        async with self._lock:
+            await asyncio.sleep(0)
+
+
+class LargeRequests:
+    """Large requests under way: so many bytes of them, each begun in a turn of its own."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._turns = Turns()
+
+    @asynccontextmanager
+    async def taking(self, size: int) -> AsyncIterator[None]:
+        """Hold a place. Busy (TOO_MANY_PENDING_BYTES) if there is none; a single request has one always."""
+        if self._bytes and self._bytes + size > self._most_bytes:
+            text = f"requests of {self._bytes} bytes are under way; try again later"
+            raise Busy(Status.TOO_MANY_PENDING_BYTES, text)
+        self._bytes += size
+        try:
+            await self._turns.wait()
+            yield
+        finally:
+            self._bytes -= size
 
 
 def malformed() -> IllegalMessage:

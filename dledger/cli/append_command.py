@@ -20,8 +20,8 @@ from dledger.cli.progress_line import ProgressLine
 from dledger.client import AsyncClient, Limits, TlsFiles
 from dledger.errors import InvalidRequest
 
-# The servers' default limit is 1 MiB for a whole batch: room is left for the headers in it.
-_MAX_BATCH_BYTES = (1 << 20) - 1024
+# The servers' default limit of a batch leaves room for the headers in it.
+_MAX_BATCH_BYTES = 4 << 20
 _MAX_BATCH_ENTRIES = 4096
 # A batch in a session also holds the entry that marks it.
 _SESSION_ROOM = 512

@@ -20,12 +20,17 @@ from dledger.node.config_faults import read_toml, validate
 from dledger.node.retention import RetentionPolicy
 from dledger.rpc.channels import MAX_PAYLOAD_BYTES
 from dledger.rpc.ports import ServiceLimits
+from dledger.store.batch import max_batch_size
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
 Duration = Annotated[str, Field(pattern=r"^[1-9]\d*(ms|s|m|h|d)$")]
 Name = Annotated[str, Field(min_length=1, max_length=255)]
 Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]*):\d{1,5}$")]
+
+
+#: Of one entry: a message of 4 MiB, and what is stored with it.
+DEFAULT_BODY_BYTES = (4 << 20) + (64 << 10)
 
 
 class _Section(BaseModel):
@@ -68,8 +73,9 @@ class TimingConfig(_Section):
 class LimitsConfig(_Section):
     """Past each of these a request is refused with a numbered error, or waits its turn."""
 
-    max_body_bytes: Positive = 1 << 20
-    max_batch_bytes: Annotated[int, Field(gt=0, le=MAX_PAYLOAD_BYTES)] = 1 << 20
+    max_body_bytes: Positive = DEFAULT_BODY_BYTES
+    # None: MAX_PAYLOAD_BYTES, or what a data file of the directory holds if that is less.
+    max_batch_bytes: Annotated[int, Field(gt=0, le=MAX_PAYLOAD_BYTES)] | None = None
     max_batch_entries: Positive = 4096
     max_append_streams: Positive = 1024
     max_read_streams: Positive = 256
@@ -77,7 +83,7 @@ class LimitsConfig(_Section):
     max_unanswered_per_stream: Positive = 1024
     max_pending_bytes: Positive = 64 << 20
     max_pending_appends: Positive = 65_536
-    max_push_bytes: Annotated[int, Field(gt=0, le=MAX_PAYLOAD_BYTES)] = 1 << 20
+    max_push_bytes: Annotated[int, Field(gt=0, le=MAX_PAYLOAD_BYTES)] = 1 << 20  # a larger batch goes alone
     max_inflight_bytes: Positive = 16 << 20
     tail_cache_bytes: Positive = 64 << 20
     append_timeout_ms: Positive = 5000
@@ -89,16 +95,23 @@ class LimitsConfig(_Section):
     repair_bytes_per_second: NotNegative = 64 << 20  # of damaged data files; 0: no limit
     disk_reserve_bytes: NotNegative | None = None  # kept free; a data file, its index and up to 64 MiB more
 
-    @model_validator(mode="after")
-    def _consistent(self) -> LimitsConfig:
-        if self.max_batch_bytes > self.max_push_bytes:
-            raise ValueError("max_push_bytes must be at least max_batch_bytes: a batch travels in one push")
-        return self
+    def batch_bytes(self, data_file_size: int) -> int:
+        """The limit of a batch in a directory with such data files, each of which holds whole batches.
+        ConfigError if it was set to more than a file holds."""
+        largest = max_batch_size(data_file_size)
+        if self.max_batch_bytes is None:
+            return min(MAX_PAYLOAD_BYTES, largest)
+        if self.max_batch_bytes > largest:
+            raise ConfigError(
+                f"limits.max_batch_bytes is {self.max_batch_bytes}; "
+                f"data files of {data_file_size} bytes hold batches of at most {largest}"
+            )
+        return self.max_batch_bytes
 
-    def service(self) -> ServiceLimits:
+    def service(self, data_file_size: int) -> ServiceLimits:
         return ServiceLimits(
             max_body_bytes=self.max_body_bytes,
-            max_batch_bytes=self.max_batch_bytes,
+            max_batch_bytes=self.batch_bytes(data_file_size),
             max_batch_entries=self.max_batch_entries,
             max_append_streams=self.max_append_streams,
             max_read_streams=self.max_read_streams,

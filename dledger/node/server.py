@@ -14,7 +14,7 @@ from functools import partial
 
 from dledger.core.messages import Message
 from dledger.core.values import CoreConfig, Membership, Role
-from dledger.errors import ConfigError, DLedgerError
+from dledger.errors import DLedgerError, StorageError
 from dledger.node.admin import NodeAdmin
 from dledger.node.admission import AppendLimits
 from dledger.node.allocator import Allocator
@@ -49,10 +49,10 @@ from dledger.status.http import start_http
 from dledger.status.model import NodeStatus
 from dledger.status.web import HttpServer
 from dledger.store.api import EntryDamaged, LogStore
-from dledger.store.batch import max_batch_size
 from dledger.store.disk import Disk
 from dledger.store.disk_store import DiskLogStore
-from dledger.store.identity import member_list
+from dledger.store.identity import load_identity, member_list
+from dledger.store.layout import DEFAULT_DATA_FILE_SIZE
 
 _log = get_logger("node")
 
@@ -74,6 +74,15 @@ def exit_process(error: DLedgerError) -> None:
     with suppress(Exception):
         sys.stderr.flush()
     os._exit(EXIT_FATAL)
+
+
+def _batch_bytes(config: NodeConfig, disk: Disk | None) -> int:
+    """What an append may hold. Whatever is wrong with the directory, the start says."""
+    try:
+        size = load_identity(config.directory, disk=disk).data_file_size
+    except StorageError:
+        size = DEFAULT_DATA_FILE_SIZE
+    return config.limits.batch_bytes(size)
 
 
 def _ahead_bytes(store: LogStore) -> int:
@@ -123,6 +132,8 @@ class NodeServer(OwnerFace):
         self._trace = trace
         self._rejoining = ""
         self._encoder = AppendEncoder()  # one for all members
+        #: The limit of an append. Without a directory yet (it is lost), that of the largest data files.
+        self.max_batch_bytes = _batch_bytes(config, disk)
         self.is_released = True  # nothing is left that a stuck disk keeps; not so between `start` and `stop`
         self.metrics = NodeMetrics()
         self._on_fatal = on_fatal
@@ -242,12 +253,7 @@ class NodeServer(OwnerFace):
         for damage in store.damages:
             _log.error("known to be damaged", **damage._asdict())
         try:
-            largest = max_batch_size(store.data_file_size)
-            if config.limits.max_batch_bytes > largest:
-                raise ConfigError(
-                    f"limits.max_batch_bytes is {config.limits.max_batch_bytes}; "
-                    f"the data files of {config.directory} hold batches of at most {largest}"
-                )
+            self.max_batch_bytes = config.limits.batch_bytes(store.data_file_size)
             state = store.hard_state
             store.save_hard_state(replace(state, incarnation=state.incarnation + 1))
             store.prepare(_ahead_bytes(store))  # so that the first append need not be refused
@@ -342,7 +348,7 @@ class NodeServer(OwnerFace):
         limits, replica = self.config.limits, self._replica
         self.log = NodeLog(
             self.config.group,
-            limits.service(),
+            limits.service(self.store.data_file_size),
             self.store,
             self._shell,
             self._readable,
@@ -436,7 +442,7 @@ class NodeServer(OwnerFace):
         limits = self.config.limits
         return AppendLimits(
             max_body_bytes=limits.max_body_bytes,
-            max_batch_bytes=limits.max_batch_bytes,
+            max_batch_bytes=self.max_batch_bytes,
             max_batch_entries=limits.max_batch_entries,
             max_pending_bytes=limits.max_pending_bytes,
             max_pending_appends=limits.max_pending_appends,

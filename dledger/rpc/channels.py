@@ -18,10 +18,11 @@ from dledger.rpc.accepting import accepting_server
 
 Options: TypeAlias = list[tuple[str, str | int]]
 
-#: Greatest payload of one message: bodies of a batch, frames of a push or of a read (bytes).
-MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
+#: Greatest payload of one message: bodies of a batch, frames of a push or of a read (bytes). 4 MiB for users,
+#: and room for what is stored with them.
+MAX_PAYLOAD_BYTES = (4 << 20) + (128 << 10)
 #: Greatest gRPC message: the payload and room for the fields around it (bytes).
-MAX_MESSAGE_BYTES = MAX_PAYLOAD_BYTES + 256 * 1024
+MAX_MESSAGE_BYTES = MAX_PAYLOAD_BYTES + (128 << 10)
 
 #: A peer that came back is tried again this soon (milliseconds); gRPC's own defaults are 1 s to 120 s.
 RECONNECT_INITIAL_MS = 50

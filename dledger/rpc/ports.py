@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from dledger.core.messages import Message, PushMessage, PushResponse
 from dledger.core.values import Base
 from dledger.errors import DLedgerError
+from dledger.rpc.channels import MAX_PAYLOAD_BYTES
 from dledger.rpc.convert_log import AppendResult
 from dledger.rpc.envelope import Identity
 from dledger.status.model import DamagedRange, NodeStatus
@@ -18,8 +19,8 @@ from dledger.status.model import DamagedRange, NodeStatus
 class ServiceLimits:
     """What one node accepts from its clients. Past each: a numbered refusal."""
 
-    max_body_bytes: int = 1 << 20
-    max_batch_bytes: int = 1 << 20  # bodies and the 48-byte header of each
+    max_body_bytes: int = MAX_PAYLOAD_BYTES
+    max_batch_bytes: int = MAX_PAYLOAD_BYTES  # bodies and the 48-byte header of each
     max_batch_entries: int = 4096
     max_append_streams: int = 1024
     max_read_streams: int = 256

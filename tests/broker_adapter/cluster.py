@@ -119,6 +119,7 @@ async def brokers(
     settings: Mapping[str, Any] | None = None,
     *,
     tls_of: Mapping[str, Any] | None = None,
+    data_file_size: int = 4 << 20,
     **more: Any,
 ) -> AsyncIterator[BrokerCluster]:
     """A started cluster with a writable master. `tls_of`: the section [tls] of each node."""
@@ -126,7 +127,7 @@ async def brokers(
 
     cluster = BrokerCluster(folder, count, settings or {}, more, tls_of)
     for node_id in cluster.members:
-        init_directory(folder / node_id, Identity(CLUSTER, GROUP, node_id, data_file_size=4 << 20))
+        init_directory(folder / node_id, Identity(CLUSTER, GROUP, node_id, data_file_size=data_file_size))
     try:
         await cluster.start()
         await cluster.master()

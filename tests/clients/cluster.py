@@ -11,10 +11,8 @@ from typing import Any
 from broker_adapter.api import GroupConfig, TopicConfig
 from broker_adapter.cli.local_broker import BROKER_KIND, is_writable_master
 from broker_adapter.client import Admin, NameServerRoutes
-from broker_adapter.program import largest_body
 from dledger import Client, DLedgerError
 from dledger.cli.local_cluster import LocalCluster, LocalNode
-from dledger.node.config import LimitsConfig
 
 #: Small files are made quickly; clients that find nothing come back soon.
 BROKER: dict[str, Any] = {
@@ -24,8 +22,8 @@ BROKER: dict[str, Any] = {
     "rocketmq_v2": {"min_polling_ms": 500, "max_polling_ms": 4_000, "min_invisible_ms": 1_000},
     "delivery": {"check_first_ms": 1_000, "check_again_ms": 2_000},
 }
-#: The largest body, with the log's own limits.
-MAX_BODY = largest_body(LimitsConfig().max_body_bytes)
+#: The largest body, with default limits: RocketMQ's own.
+MAX_BODY = 4 << 20
 
 
 class ClientCluster:

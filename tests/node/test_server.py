@@ -51,10 +51,14 @@ async def test_a_locked_directory(tmp_path: Path) -> None:
 
 async def test_limits_that_the_data_files_cannot_keep(tmp_path: Path) -> None:
     members = {"n1": f"127.0.0.1:{free_ports(1)[0]}"}
-    limits = {"limits": {"max_batch_bytes": 4 << 20, "max_push_bytes": 4 << 20}}
-    server = make_server(tmp_path, "n1", members, limits)
     with pytest.raises(DLedgerError, match="max_batch_bytes"):
-        await server.start()
+        make_server(tmp_path, "n1", members, {"limits": {"max_batch_bytes": 4 << 20}})
+
+
+async def test_without_a_limit_of_their_own_small_data_files_bound_a_batch(tmp_path: Path) -> None:
+    """As directories have that were made when the default was less than it is now."""
+    async with running_nodes(tmp_path, 1, data_file_size=1 << 20) as (server,):
+        assert server.max_batch_bytes == server.log.limits.max_batch_bytes == (1 << 20) - 8
 
 
 async def test_each_start_is_a_new_incarnation_and_nothing_is_lost(tmp_path: Path) -> None:

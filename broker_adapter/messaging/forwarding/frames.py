@@ -18,7 +18,7 @@ METHOD: Final = f"/{SERVICE}/Forward"
 VERSION: Final = 1
 
 #: A request or answer that a frame has room for, whatever else is in it (bytes).
-MAX_PART_BYTES: Final = MAX_PAYLOAD_BYTES + (128 << 10)
+MAX_PART_BYTES: Final = MAX_PAYLOAD_BYTES
 #: A frame takes up what waits until it has so much; something greater goes alone.
 _FRAME_BYTES = 1 << 20
 #: What a call, an answer or a client takes beside its bytes, about.
