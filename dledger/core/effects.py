@@ -91,7 +91,10 @@ class RoleChanged:
     term: int
     role_epoch: int
     leader_id: str | None
-    cause: str  # start, timeout, stream-lost, transfer, higher-term, quorum-lost, leader-seen, won
+    # start, timeout, stream-lost, transfer, rejoined-peer, higher-term, quorum-lost, disk-stalled,
+    # commit-stalled, leader-seen, won
+    cause: str
+    detail: str = ""  # for the log, where the cause does not say it all
 
 
 @dataclass(slots=True)

@@ -59,6 +59,8 @@ class Leadership:
         self.core = core
         self.term = core.term
         self.noop_index: int | None = None
+        # Since the last commit, or since there is something to commit; of no meaning if there is nothing.
+        self.commit_waits_since_ms = core.now_ms
         self.progress = {p: Progress(p, core.now_ms) for p in core.membership.others(core.node_id)}
         self.round = 0
         self.next_heartbeat_ms = core.now_ms
@@ -116,6 +118,8 @@ class Leadership:
         runs = (TermRun(self.term, first),)
         log.append(runs, last)
         log.verified_index = last
+        if core.committed_index == first - 1 and self.noop_index is not None:
+            self.commit_waits_since_ms = core.now_ms
         if self.noop_index is None:
             assert first == last, "the first entry of a term is its no-op, alone"
             self.noop_index = first
@@ -203,6 +207,10 @@ class Leadership:
             p.match_index = -1  # of a former life, perhaps: it holds for nobody
         if not isinstance(response, PushResponse):
             self._note_room(p, response.has_room)
+            # Rule 14: what keeps this peer from storing more, and another leader would not change.
+            busy = not (response.stored_all and response.counts and response.has_room)
+            if busy or p.peer not in self.in_contact():
+                p.last_active_ms = self.core.now_ms
             if response.success and response.counts:
                 p.last_contact_ms = self.core.now_ms
                 p.acked_round = max(p.acked_round, response.round)
@@ -228,7 +236,7 @@ class Leadership:
             if response.index > log.end_index:
                 return  # nobody can hold more of our log than we do: not a answer to believe
             if response.type is PushType.APPEND:
-                if p.acknowledged(response.index, counts=response.counts):
+                if p.acknowledged(response.index, self.core.now_ms, counts=response.counts):
                     if response.index > self.core.committed_index:
                         self.advance_commit()
                     self._advance_handover()
@@ -261,6 +269,7 @@ class Leadership:
         if response.code is Code.DISK_FULL:
             # What it has no room for now it will have none for in a moment: do not send it over and over.
             self._note_room(p, False)
+            p.last_active_ms = self.core.now_ms
             probe = max(log.base.index, min(response.index, log.end_index))
             self._probe_later(p, probe, self.core.timing.election_min_ms)
             return
@@ -305,6 +314,8 @@ class Leadership:
         # Rule 4: only entries of our own term are committed by counting (Raft paper 5.4.2, Figure 8).
         if index > core.committed_index and log.term_at(index) == self.term:
             core.commit_to(index)
+            core.stall.committed_as_leader()
+            self.commit_waits_since_ms = core.now_ms
             if self.reads.before_noop and self.noop_is_committed:
                 for request_id in self.reads.before_noop:
                     self.reads.add(request_id, core.committed_index, self.round)
@@ -338,6 +349,12 @@ class Leadership:
             self._leave_to_the_best()
             core.step_down("disk-stalled")
             return
+        stall = core.stall.found_in(self)
+        if stall:
+            self._leave_to_the_best()
+            core.step_down("commit-stalled", stall)
+            core.stall.stepped_down(core.now_ms)
+            return
         if self._somebody_awaits_a_term():
             core.campaign("rejoined-peer", transfer=True)
             return
@@ -357,7 +374,7 @@ class Leadership:
 
     def _has_quorum(self) -> bool:
         """Check-quorum: has a majority answered within the least election time-out?"""
-        return is_majority(self.core.membership, {self.core.node_id, *self._in_contact()})
+        return is_majority(self.core.membership, {self.core.node_id, *self.in_contact()})
 
     def _others_disks_work(self) -> bool:
         """Rule 9: has a majority, without us, acknowledged data that was pushed well after our fsync began?
@@ -377,7 +394,8 @@ class Leadership:
         near = self.core.log.end_index - self.core.config.max_transfer_lag
         return any(p.awaits_new_term and p.stored_index >= near for p in self.progress.values())
 
-    def _in_contact(self) -> list[str]:
+    def in_contact(self) -> list[str]:
+        """Peers that have answered within the least election time-out."""
         oldest = self.core.now_ms - self.core.timing.election_min_ms
         return [peer for peer, p in self.progress.items() if p.last_contact_ms > oldest]
 
@@ -436,7 +454,7 @@ class Leadership:
         p = self.progress[target]
         if not p.counts or not p.has_room:
             return Code.ILLEGAL_MEMBER_STATE, f"{target} is rejoining, or its disk is full"
-        if p.state is not PushState.APPEND or target not in self._in_contact():
+        if p.state is not PushState.APPEND or target not in self.in_contact():
             return Code.FALL_BEHIND_TOO_MUCH, f"{target} is not connected, or has not been compared yet"
         lag = core.log.end_index - p.match_index
         if lag > core.config.max_transfer_lag:
@@ -444,7 +462,7 @@ class Leadership:
         return None
 
     def _best_peer(self) -> str | None:
-        contact = self._in_contact()
+        contact = self.in_contact()
         able = [
             p
             for p in self.progress.values()

@@ -62,6 +62,9 @@ class HeartbeatResponse:
     counts: bool = True  # False: a rejoining node; its answer is no part of any majority (rule 11)
     has_room: bool = True  # False: its disk is full; leadership is not handed to it (rule 9)
     owner: OwnerFitness | None = None  # None: nothing was said, perhaps by an older version
+    stored_all: bool = (
+        False  # all that was pushed to it is durable; False from an older version, too (rule 14)
+    )
 
 
 @dataclass(slots=True)

@@ -27,6 +27,7 @@ class Progress:
         "incarnation",
         "inflight",
         "inflight_bytes",
+        "last_active_ms",
         "last_contact_ms",
         "loading",
         "match_index",
@@ -62,6 +63,8 @@ class Progress:
         self.committed_sent = -1
         self.acked_round = -1  # highest heartbeat round it has answered
         self.last_contact_ms = now_ms
+        # When it last acknowledged something new, or something kept it from that, as a busy disk (rule 14).
+        self.last_active_ms = now_ms
 
     @property
     def owner_is_fit(self) -> bool:
@@ -118,13 +121,15 @@ class Progress:
         self.inflight.append((last_index, byte_size, now_ms))
         self.inflight_bytes += byte_size
 
-    def acknowledged(self, index: int, *, counts: bool = True) -> bool:
+    def acknowledged(self, index: int, now_ms: int, *, counts: bool = True) -> bool:
         """Durable and verified up to `index`. Returns whether that is news for a majority."""
         while self.inflight and self.inflight[0][0] <= index:
             _, byte_size, self.acked_pushed_ms = self.inflight.popleft()
             self.inflight_bytes -= byte_size
         assert self.inflight_bytes >= 0
-        self.stored_index = max(self.stored_index, index)
+        if index > self.stored_index:
+            self.stored_index = index
+            self.last_active_ms = now_ms
         if not counts or index <= self.match_index:
             return False
         self.match_index = index

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from dledger.core.commit_stall import CommitStall
 from dledger.core.effects import (
     CommitAdvanced,
     Effect,
@@ -112,6 +113,7 @@ class RaftCore:
         self._terms_in_vain = 0  # that this node knows of since it last knew a leader
         self.shortcut: Shortcut | None = None
         self.leadership: Leadership | None = None
+        self.stall = CommitStall(self.timing)
         self.following = Following(self)
         self.rejoining = Rejoining(self)
         self.may_lead = True  # not so while damaged, without room, or waiting for a state image
@@ -264,6 +266,7 @@ class RaftCore:
                     counts=not self.hard_state.is_barred,
                     has_room=self.has_room,
                     owner=self.owner,
+                    stored_all=self.log.durable_index == self.log.end_index,
                 ),
             )
             if accepted:
@@ -467,7 +470,7 @@ class RaftCore:
             code = Code.NOT_FOLLOWER
         elif self.log.end_index < message.take_leadership_index:
             code = Code.FALL_BEHIND_TOO_MUCH
-        elif not self.may_campaign:
+        elif not self.may_campaign or not self.stall.may_succeed(self.now_ms):
             code = Code.ILLEGAL_MEMBER_STATE
         self.send(peer, TakeLeadershipResponse(self.term, self.node_id, code))
         if code is Code.SUCCESS:
@@ -491,7 +494,7 @@ class RaftCore:
         elif self.candidacy:
             if self.now_ms >= self.candidacy.deadline_ms:
                 self._ask_pre_vote(self.candidacy.cause)
-        elif self.now_ms >= self.election_deadline_ms:
+        elif self.now_ms >= self.election_deadline_ms and self.stall.may_stand(self.now_ms):
             self._set_role(Role.CANDIDATE, None, "timeout")
             self._ask_pre_vote("timeout")
 
@@ -537,15 +540,15 @@ class RaftCore:
         self.following.forget_stream()
         self._become_follower(leader_id, cause)
 
-    def _become_follower(self, leader_id: str | None, cause: str) -> None:
+    def _become_follower(self, leader_id: str | None, cause: str, detail: str = "") -> None:
         self._leave_leadership("no longer leader")
         self._reset_election_deadline()
-        self._set_role(Role.FOLLOWER, leader_id, cause)
+        self._set_role(Role.FOLLOWER, leader_id, cause, detail)
 
-    def step_down(self, cause: str) -> None:
+    def step_down(self, cause: str, detail: str = "") -> None:
         """Give up leadership in the same term. It can be taken again only in a higher one."""
         assert self.role is Role.LEADER
-        self._become_follower(None, cause)
+        self._become_follower(None, cause, detail)
 
     def _become_leader(self) -> None:
         assert self.role is Role.CANDIDATE and self.leadership is None
@@ -561,7 +564,7 @@ class RaftCore:
             self.leadership = None
             self.log.verified_index = min(self.committed_index, self.log.end_index)
 
-    def _set_role(self, role: Role, leader_id: str | None, cause: str) -> None:
+    def _set_role(self, role: Role, leader_id: str | None, cause: str, detail: str = "") -> None:
         if role is not self.role:
             self.role = role
             self.role_epoch += 1
@@ -571,13 +574,13 @@ class RaftCore:
         self.stickiness_dropped = False
         if leader_id is None:
             self.last_leader_contact_ms = LONG_AGO_MS
-        self._announce(cause)
+        self._announce(cause, detail)
 
-    def _announce(self, cause: str) -> None:
+    def _announce(self, cause: str, detail: str = "") -> None:
         state = (self.role, self.term, self.leader_id)
         if state != self._announced:
             self._announced = state
-            self.emit(RoleChanged(self.role, self.term, self.role_epoch, self.leader_id, cause))
+            self.emit(RoleChanged(self.role, self.term, self.role_epoch, self.leader_id, cause, detail))
         if self.leader_id is not None:
             self._successor_known(self.leader_id)
 
@@ -624,4 +627,5 @@ class RaftCore:
         assert index <= self.log.end_index
         if index > self.committed_index:
             self.committed_index = index
+            self.stall.committed()
             self.emit(CommitAdvanced(index))

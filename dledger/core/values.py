@@ -128,6 +128,8 @@ class Timing:
     shortcut_retries: int = 3
     # Rule 9: a leader whose oldest fsync takes longer steps down, if the others' disks do work.
     fsync_stall_ms: int = 4000
+    # Rule 14: a leader that commits nothing for so long, while it has something to commit, steps down.
+    commit_stall_ms: int = 10_000
 
     def __post_init__(self) -> None:
         assert 0 < self.heartbeat_ms * 2 <= self.election_min_ms < self.election_max_ms

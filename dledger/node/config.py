@@ -50,6 +50,8 @@ class TimingConfig(_Section):
     flush_interval_ms: Positive = 500  # ASYNC_FLUSH only
     # A leader whose disk stalls for so long steps down, if those of the others work; two election_max_ms.
     fsync_stall_ms: Positive | None = None
+    # A leader that has something to commit and commits nothing for so long steps down; five election_max_ms.
+    commit_stall_ms: Positive | None = None
 
     @model_validator(mode="after")
     def _ordered(self) -> TimingConfig:
@@ -57,6 +59,8 @@ class TimingConfig(_Section):
             raise ValueError("election_min_ms must be at least two heartbeat_ms")
         if self.election_min_ms >= self.election_max_ms:
             raise ValueError("election_max_ms must be greater than election_min_ms")
+        if self.commit_stall_ms is not None and self.commit_stall_ms < self.election_max_ms:
+            raise ValueError("commit_stall_ms must be at least election_max_ms")
         return self
 
     def core(self) -> Timing:
@@ -67,6 +71,7 @@ class TimingConfig(_Section):
             transfer_timeout_ms=self.transfer_timeout_ms,
             preferred_check_ms=self.preferred_check_ms,
             fsync_stall_ms=self.fsync_stall_ms or 2 * self.election_max_ms,
+            commit_stall_ms=self.commit_stall_ms or 5 * self.election_max_ms,
         )
 
 

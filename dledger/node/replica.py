@@ -441,8 +441,8 @@ class Replica:
             if leadership is not None and leadership.awaits_probe(peer, message):
                 self._send(peer, message, None)
 
-    def _role_changed(self, effect: RoleChanged) -> None:
-        leads = effect.role is Role.LEADER
+    def _role_changed(self, new: RoleChanged) -> None:
+        leads = new.role is Role.LEADER
         if self._leading and not leads:
             refused = self._not_leader()
             self.retainer.stop()
@@ -454,7 +454,7 @@ class Replica:
         # The first entry of a leadership is its no-op, which is appended next, alone.
         barrier = self.log_tail.index + 1 if leads else -1
         self.shell.role_changed(
-            RoleNotice(effect.role, effect.term, effect.role_epoch, effect.leader_id, effect.cause, barrier)
+            RoleNotice(new.role, new.term, new.role_epoch, new.leader_id, new.cause, barrier, new.detail)
         )
 
     def _committed(self, committed_index: int) -> None:

@@ -501,6 +501,8 @@ class NodeServer(OwnerFace):
             cause=notice.cause,
             role_epoch=notice.role_epoch,
         )
+        if notice.detail:
+            _log.warning("no longer leader", cause=notice.cause, reason=notice.detail)
         self._role_events.announce(notice)
 
     def _disk_failed(self, error: DLedgerError) -> None:

@@ -83,6 +83,7 @@ class RoleNotice:
     leader_id: str | None
     cause: str
     barrier_index: int = -1  # LEADER: index of the no-op of this leadership, which is appended at once
+    detail: str = ""
 
 
 class Shell(Protocol):

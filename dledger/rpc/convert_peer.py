@@ -133,6 +133,7 @@ def heartbeat_response_to_pb(message: HeartbeatResponse, incarnation: int) -> pb
         not_counting=not message.counts,
         no_room=not message.has_room,
         owner=_owner_to_pb(message.owner),
+        stored_all=message.stored_all,
     )
 
 
@@ -147,6 +148,7 @@ def heartbeat_response_from_pb(response: pb.HeartbeatResponse, peer: str) -> Hea
         counts=not response.not_counting,
         has_room=not response.no_room,
         owner=_owner_from_pb(response.owner) if response.HasField("owner") else None,
+        stored_all=response.stored_all,
     )
 
 

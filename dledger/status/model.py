@@ -37,7 +37,7 @@ class ElectionEvent:
     term: int
     role: str
     leader_id: str
-    cause: str  # start, timeout, stream-lost, transfer, higher-term, quorum-lost, leader-seen, won
+    cause: str  # as in dledger.core.effects.RoleChanged
 
 
 @dataclass(frozen=True, slots=True)

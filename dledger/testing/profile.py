@@ -45,6 +45,7 @@ SIM_TIMING = Timing(
     election_max_ms=300,
     transfer_timeout_ms=300,
     preferred_check_ms=400,
+    commit_stall_ms=1500,
 )
 
 

@@ -79,7 +79,7 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., committed_index: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("refusal", "term", "round", "success", "incarnation", "not_counting", "no_room", "owner")
+    __slots__ = ("refusal", "term", "round", "success", "incarnation", "not_counting", "no_room", "owner", "stored_all")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,7 @@ class HeartbeatResponse(_message.Message):
     NOT_COUNTING_FIELD_NUMBER: _ClassVar[int]
     NO_ROOM_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    STORED_ALL_FIELD_NUMBER: _ClassVar[int]
     refusal: Refusal
     term: int
     round: int
@@ -96,7 +97,8 @@ class HeartbeatResponse(_message.Message):
     not_counting: bool
     no_room: bool
     owner: OwnerFitness
-    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., success: bool = ..., incarnation: _Optional[int] = ..., not_counting: bool = ..., no_room: bool = ..., owner: _Optional[_Union[OwnerFitness, _Mapping]] = ...) -> None: ...
+    stored_all: bool
+    def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., success: bool = ..., incarnation: _Optional[int] = ..., not_counting: bool = ..., no_room: bool = ..., owner: _Optional[_Union[OwnerFitness, _Mapping]] = ..., stored_all: bool = ...) -> None: ...
 
 class OwnerFitness(_message.Message):
     __slots__ = ("lag_bytes", "unfit")

@@ -34,7 +34,7 @@ def test_inflight_bytes_are_what_was_pushed_and_not_acknowledged() -> None:
             pushed.append((last, size))
         else:
             index = rng.randint(-1, p.next_index - 1)
-            assert p.acknowledged(index) == (index > acked)
+            assert p.acknowledged(index, 0) == (index > acked)
             acked = max(acked, index)
             pushed = [one for one in pushed if one[0] > index]
         assert p.inflight_bytes == sum(size for _, size in pushed)
@@ -44,7 +44,7 @@ def test_inflight_bytes_are_what_was_pushed_and_not_acknowledged() -> None:
 def test_a_new_stream_begins_with_a_probe_and_keeps_the_match_of_the_same_life() -> None:
     p = appending(4)
     p.pushed(9, 100, 0)
-    p.acknowledged(9)
+    p.acknowledged(9, 0)
     p.pushed(12, 100, 0)
     p.stream_up(2, 7)
     assert (p.state, p.match_index, p.inflight_bytes, p.loading) == (PushState.COMPARE, 9, 0, False)
@@ -52,7 +52,7 @@ def test_a_new_stream_begins_with_a_probe_and_keeps_the_match_of_the_same_life()
 
 def test_rule_11_a_new_incarnation_makes_the_leader_forget_what_was_acknowledged() -> None:
     p = appending(4)
-    p.acknowledged(4)
+    p.acknowledged(4, 0)
     p.stream_up(2, 8)
     assert p.match_index == -1
 

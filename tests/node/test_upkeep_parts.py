@@ -56,6 +56,16 @@ def test_durations() -> None:
             duration_ms(text)
 
 
+def test_stalls_are_bounded_in_election_timeouts_unless_configured() -> None:
+    content = {"directory": "/d", "node_id": "n1", "cluster_id": "c", "members": {"n1": "127.0.0.1:1"}}
+    timing = parse_config({**content, "timing": {"election_max_ms": 3000}}).timing.core()
+    assert (timing.fsync_stall_ms, timing.commit_stall_ms) == (6000, 15_000)
+    timing = parse_config({**content, "timing": {"commit_stall_ms": 60_000}}).timing.core()
+    assert (timing.fsync_stall_ms, timing.commit_stall_ms) == (4000, 60_000)
+    with pytest.raises(ConfigError, match="commit_stall_ms must be at least election_max_ms"):
+        parse_config({**content, "timing": {"commit_stall_ms": 1999}})
+
+
 def test_retention_and_scrub_are_configured_by_names() -> None:
     content = {"directory": "/d", "node_id": "n1", "cluster_id": "c", "members": {"n1": "127.0.0.1:1"}}
     config = parse_config({**content, "retention": {"max_age": "7d", "max_bytes": 5}})

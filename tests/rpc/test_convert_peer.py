@@ -144,6 +144,7 @@ def test_heartbeats_round_trip(message: Heartbeat) -> None:
         counts=st.booleans(),
         has_room=st.booleans(),
         owner=owners,
+        stored_all=st.booleans(),
     )
 )
 def test_heartbeat_responses_round_trip(message: HeartbeatResponse) -> None:

@@ -14,17 +14,20 @@ import pytest
 
 from dledger.store.disk import CrashKind
 from dledger.testing import Profile, RunOptions, Violation, run_seed
+from tests.core import test_commit_stall
 from tests.node import test_log_state, test_owner
 from tests.sim import (
     planted,
     planted_bad_days,
     planted_owners,
+    planted_stalls,
     test_damage_scenarios,
     test_disk_scenarios,
     test_rejoin_scenarios,
     test_retention_scenarios,
     test_scenarios,
     test_session_scenarios,
+    test_stall_scenarios,
 )
 
 MOST_SEEDS = 300
@@ -170,7 +173,30 @@ def _opened_behind_the_end() -> None:
     test_session_scenarios.test_session_opened_behind_the_end_of_a_deposed_leader_is_not_said_to_be_unknown(0)
 
 
+def _leader_whose_pushes_are_lost() -> None:
+    test_stall_scenarios.test_leader_whose_pushes_are_lost_while_its_heartbeats_pass_is_replaced(
+        3, "all pushes"
+    )
+
+
 BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
+    (planted_stalls.leader_that_commits_nothing_stays, _leader_whose_pushes_are_lost),
+    (
+        planted_stalls.busy_disks_blamed_on_the_leader,
+        test_stall_scenarios.test_all_nodes_on_one_disk_that_hangs_do_not_blame_their_leader,
+    ),
+    (
+        planted_stalls.stalled_leader_stands_again_at_once,
+        test_commit_stall.test_rule_14_a_stalled_leader_leaves_the_election_to_the_others_for_a_while_only,
+    ),
+    (
+        planted_stalls.stall_bound_never_grows,
+        test_stall_scenarios.test_stalled_leader_that_nobody_can_replace_gives_up_less_and_less_often,
+    ),
+    (
+        planted_stalls.leadership_handed_back_to_the_stalled,
+        test_stall_scenarios.test_preferred_leader_that_commits_nothing_is_not_tried_over_and_over,
+    ),
     (planted.blind_truncate, test_scenarios.test_delayed_truncate_of_the_current_leader),
     (planted.repeated_push_written_again, test_scenarios.test_repeated_and_overlapping_pushes),
     (planted.stale_push_answer, test_scenarios.test_answer_of_an_older_stream_is_not_counted),

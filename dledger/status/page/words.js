@@ -76,6 +76,8 @@ const SAW = {
   transfer: "was asked to take over the leadership",
   "higher-term": "learned of this term from another node",
   "quorum-lost": "could not reach a majority and stepped down",
+  "disk-stalled": "stepped down because its disk did not answer",
+  "commit-stalled": "stepped down because it committed nothing",
   "leader-seen": "recognised the leader",
   won: "won the election",
 };
