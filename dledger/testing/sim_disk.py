@@ -157,6 +157,16 @@ class SimDisk:
             return False
         return file.cache[offset : offset + size] == file.durable[offset : offset + size]
 
+    def is_content_durable(self, path: Path) -> bool:
+        """Is all of a file on the disk, whatever its name is there?"""
+        file = self._file(path)
+        return file.cache == file.durable
+
+    def durable_content(self, path: Path) -> bytes:
+        """What a loss of power would surely leave of a file; nothing if its name would be lost."""
+        file = self._durable_names.get(path)
+        return b"" if file is None else bytes(file.durable)
+
     def flip_durable(self, path: Path, offset: int, mask: int) -> Callable[[], bool] | None:
         """As `flip`, for a byte that is on the disk as it is in the cache. None if it is not, or not there;
         else a function that tells whether the byte is still wrong, or would be after a loss of power."""
@@ -182,6 +192,11 @@ class SimDisk:
         """Replace a file, durably, as a fault from outside would."""
         file = _File(bytearray(content), bytearray(content))
         self._names[path] = self._durable_names[path] = file
+
+    def lose(self, path: Path) -> None:
+        """Remove a file, durably, as a fault from outside would."""
+        del self._names[path]
+        self._durable_names.pop(path, None)
 
     def files(self) -> list[Path]:
         """The paths of all files, sorted."""

@@ -16,7 +16,8 @@ from dledger.store.identity import Identity, init_directory
 from dledger.store.layout import INDEX_RECORD_SIZE, NodePaths, file_name, index_file_size
 from dledger.store.memory_store import MemoryLogStore
 from dledger.testing.mirror import BatchLog
-from dledger.testing.sim_disk import CrashPoint, SimDisk
+from dledger.testing.sim_disk import CrashPoint
+from dledger.testing.write_order import OrderedDisk
 
 DIRECTORY = Path("/node")
 UNBOUNDED = 1 << 40
@@ -107,7 +108,7 @@ class DiskHost:
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._reserve = RESERVE_FILES * identity.data_file_size
-        self.disk = SimDisk()
+        self.disk = OrderedDisk(DIRECTORY, identity.data_file_size)
         init_directory(DIRECTORY, identity, disk=self.disk)
 
     def open(self) -> LogStore:
@@ -117,7 +118,7 @@ class DiskHost:
         self.disk.crash(kind, rng, reorder=rng.random() < 0.5)
 
     def replace_disk(self, incarnation: int) -> HardState:
-        self.disk = SimDisk()
+        self.disk = OrderedDisk(DIRECTORY, self._identity.data_file_size)
         init_directory(DIRECTORY, self._identity, disk=self.disk, incarnation=incarnation, rejoining=True)
         return HardState(0, None, incarnation, rejoining=True)
 

@@ -10,17 +10,19 @@ from dledger.core.messages import (
     Append,
     Commit,
     HeartbeatResponse,
+    InstallBase,
     PushResponse,
     PushType,
     TakeLeadership,
     VoteResponse,
 )
-from dledger.core.values import Role
+from dledger.core.values import Base, Role
 from dledger.errors import Code, DLedgerError, Indeterminate, NotLeader, Overloaded
+from dledger.node.admission import AppendLimits
 from dledger.node.shell import AppendOutcome, DiskJob, HardStateJob, WriteJob
 from dledger.store.batch import HEADER_SIZE, MAGIC_NORMAL
 from dledger.store.internal import NoOp, Stamped, encode_internal
-from tests.node.replica_world import Host, World, pushes
+from tests.node.replica_world import FILE_SIZE, Host, World, pushes
 
 
 def outcome(host: Host, token: object) -> AppendOutcome:
@@ -420,6 +422,62 @@ def test_a_follower_with_another_tail_is_cut_and_brought_level() -> None:
     assert refusal(old, "lost").code is Code.TERM_CHANGED
     assert isinstance(refusal(old, "lost"), Indeterminate)
     assert [e.body for e in new.entries() if e.magic == MAGIC_NORMAL] == [b"kept", b"won"]
+
+
+def test_a_push_after_a_truncation_carries_the_entries_of_the_new_log() -> None:
+    """The same range was pushed before the truncation, in one message, with other bytes: pushed again, these
+    would be refused by the follower for ever."""
+    world = World("a", "b", "c", limits=AppendLimits(group_bytes=1))
+    deposed = world.elect("a")
+    world.cut = {"a"}
+    for i in range(3):
+        deposed.append(i, b"lost")
+    stream = world.connect(deposed, "b")
+    term = deposed.core.term
+    for answer in (
+        PushResponse(term, "b", stream, Code.INCONSISTENT_STATE, PushType.COMPARE, 3, 0, 0, -1, 1),
+        PushResponse(term, "b", stream, Code.SUCCESS, PushType.COMPARE, 0, 0, 0),
+    ):
+        deposed.shell.sent.clear()
+        deposed.replica.receive(deposed.now, "b", answer)
+    assert [(m.first_index, m.last_index) for m in pushes(deposed)] == [(1, 3)]
+    deposed.disk()
+    leader = world.elect("b", streams=False)
+    world.cut = {"c"}
+    world.connect(leader, "a")
+    world.carry()
+    leader.append("kept", b"kept")
+    world.carry()
+    assert outcome(leader, "kept").index == 2 and deposed.core.log.end_index == 2
+    leader.replica.transfer(leader.now, "t", "a")
+    world.carry()
+    assert deposed.core.role is Role.LEADER and deposed.core.log.end_index == 3
+    world.cut = set()
+    for peer in ("c", "b"):
+        world.connect(deposed, peer)
+        world.carry()
+    all_equal(world)
+    assert world["c"].replica.admission.limits_hit == {}
+    assert [entry.body for entry in world["c"].entries() if entry.magic == MAGIC_NORMAL] == [b"kept"]
+
+
+def test_a_base_that_is_held_replaces_nothing() -> None:
+    """INSTALL_BASE, which comes late or again: what follows the base may have been acknowledged."""
+    world = World("a", "b", "c")
+    leader = world.elect("a")
+    for i in range(4):
+        leader.append(i, b"kept")
+        world.carry()
+    follower = world["b"]
+    before, tail = follower.entries(), follower.store.tail_at(2)
+    base = Base(tail.index, tail.term, FILE_SIZE, tail.chain_crc)
+    message = InstallBase(leader.core.term, "a", world.streams["b"], -1, base)
+    follower.replica.receive(follower.now, "a", message)
+    assert follower.shell.jobs == []
+    leader.append("more", b"more")
+    world.carry()
+    assert follower.entries()[: len(before)] == before and len(follower.entries()) == len(before) + 1
+    all_equal(world)
 
 
 def test_a_probe_inside_a_batch_that_is_not_written_yet_is_answered_from_memory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -91,6 +92,15 @@ class TailCacheMachine(RuleBasedStateMachine):
         assert self.cache.tail_at(index) == expected
 
     @invariant()
+    def gives_all_that_it_keeps(self) -> None:
+        """With each step, so that bytes joined before a truncation would be met behind it."""
+        if not self.kept:
+            return
+        whole = b"".join(bytes(b.data) for b in self.kept)
+        first, last = self.kept[0].first_index, self.kept[-1].last_index
+        assert self.cache.read(first, last, 1 << 20) == (last, whole)
+
+    @invariant()
     def keeps_what_it_should(self) -> None:
         assert self.cache.byte_size == sum(b.size for b in self.kept)
         assert self.cache.first_index == (self.kept[0].first_index if self.kept else None)
@@ -109,3 +119,30 @@ def test_followers_share_the_joined_bytes() -> None:
     one, other = cache.read(0, 2, 1000), cache.read(0, 2, 1000)
     assert one is not None and other is not None
     assert one[1] is other[1]
+
+
+@pytest.mark.parametrize("how", ["truncated", "replaced"])
+def test_joined_bytes_do_not_outlive_their_batches(how: str) -> None:
+    cache = TailCache(1 << 20)
+    old = _batches(1, 3)
+    for batch in old:
+        cache.append(batch)
+    assert cache.read(1, 2, 1000) == (2, bytes(old[1].data) + bytes(old[2].data))
+    if how == "truncated":
+        cache.truncate_after(0)
+        new = [old[0], *_batches(2, 2, old[0].tail)]
+    else:
+        cache.clear()
+        new = _batches(2, 3)
+        cache.append(new[0])
+    for batch in new[1:]:
+        cache.append(batch)
+    assert cache.read(1, 2, 1000) == (2, bytes(new[1].data) + bytes(new[2].data))
+
+
+def _batches(term: int, count: int, tail: Tail = EMPTY_TAIL) -> list[Batch]:
+    batches = []
+    for _ in range(count):
+        batches.append(encode_batch(tail, term, [b"x"], data_file_size=FILE_SIZE))
+        tail = batches[-1].tail
+    return batches

@@ -7,6 +7,7 @@ without a message that is out of place, and are found by the named scenario that
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,11 +15,13 @@ import pytest
 
 from dledger.store.disk import CrashKind
 from dledger.testing import Profile, RunOptions, Violation, run_seed
-from tests.core import test_commit_stall
-from tests.node import test_log_state, test_owner
+from tests.core import test_commit_stall, test_installed_base
+from tests.node import test_disk_reports, test_log_state, test_owner, test_replica
+from tests.rpc import test_peer_service
 from tests.sim import (
     planted,
     planted_bad_days,
+    planted_disk,
     planted_owners,
     planted_stalls,
     test_damage_scenarios,
@@ -136,6 +139,7 @@ BY_SEEDS: list[tuple[planted.Plant, Profile | None]] = [
     (planted_bad_days.floor_forgotten, ROTTEN),
     (planted_bad_days.damage_never_repaired, None),
     (planted_bad_days.full_disk_told_after_the_push, None),
+    (planted_disk.index_before_the_entries, POWER),
     (planted_owners.epoch_not_compared, OWNED),
     (planted_owners.filled_before_it_was_judged, None),
     (planted_owners.room_judged_after_the_fill, None),
@@ -177,6 +181,20 @@ def _leader_whose_pushes_are_lost() -> None:
     test_stall_scenarios.test_leader_whose_pushes_are_lost_while_its_heartbeats_pass_is_replaced(
         3, "all pushes"
     )
+
+
+def _held_base() -> None:
+    test_installed_base.test_a_log_that_holds_the_base_keeps_what_follows_it(1)
+
+
+def _reset_within_the_log() -> None:
+    test_disk_reports.test_rule_1_what_is_reported_outlives_a_power_loss(
+        test_disk_reports.reset_within_the_log
+    )
+
+
+def _fetch_of_a_client() -> None:
+    asyncio.run(test_peer_service.test_every_call_needs_the_certificate_of_its_sender("Fetch", ["app"]))
 
 
 BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
@@ -232,6 +250,13 @@ BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
     (planted_bad_days.purge_forgotten_over_a_restart, _purge_put_off),
     (planted_bad_days.images_for_ever, _large_image),
     (planted_bad_days.image_outlives_its_truncation, _images_truncated),
+    (
+        planted_disk.joined_bytes_outlive_a_truncation,
+        test_replica.test_a_push_after_a_truncation_carries_the_entries_of_the_new_log,
+    ),
+    (planted_disk.base_installed_over_what_is_held, _held_base),
+    (planted_disk.reset_reported_before_it_is_done, _reset_within_the_log),
+    (planted_disk.fetch_without_certificate_check, _fetch_of_a_client),
     (
         planted_owners.leadership_begins_at_the_last_stamp,
         test_owner.test_stamps_are_those_of_the_log_and_do_not_fall_with_a_new_leader,

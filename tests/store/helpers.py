@@ -12,6 +12,7 @@ from dledger.store.batch import Batch, encode_batch
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import Identity, init_directory
 from dledger.testing.sim_disk import SimDisk
+from dledger.testing.write_order import OrderedDisk
 
 ROOT = Path("/node")
 SIZE = 1024  # bytes per data file
@@ -42,7 +43,7 @@ def make_batches(
 
 def new_sim_store(identity: Identity = IDENTITY) -> tuple[SimDisk, DiskLogStore]:
     """A fresh node directory on a simulated disk, open."""
-    disk = SimDisk()
+    disk = OrderedDisk(ROOT, identity.data_file_size)
     init_directory(ROOT, identity, disk=disk)
     return disk, DiskLogStore.open(ROOT, disk=disk)
 

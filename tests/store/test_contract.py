@@ -16,7 +16,8 @@ from dledger.store.disk import Disk
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import init_directory
 from dledger.store.memory_store import MemoryLogStore
-from dledger.testing.sim_disk import CrashKind, SimDisk
+from dledger.testing.sim_disk import CrashKind
+from dledger.testing.write_order import OrderedDisk
 from tests.store.helpers import IDENTITY, SIZE, join, make_batches, read_all
 
 Reopen = Callable[[LogStore], LogStore]
@@ -33,7 +34,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[LogStore, Re
             return store.crash(CrashKind.POWER, Random(0))
 
         return MemoryLogStore(IDENTITY), restart
-    disk: Disk | None = SimDisk() if request.param == "sim" else None
+    disk: Disk | None = OrderedDisk(Path("/n0"), SIZE) if request.param == "sim" else None
     root = tmp_path / "n0"
     if request.param == "sim":
         root = Path("/n0")

@@ -13,7 +13,8 @@ from dledger.store.batch import Batch
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import init_directory, load_identity
 from dledger.testing.sim_disk import CrashKind, CrashPoint, SimDisk, SimulatedCrash
-from tests.store.helpers import IDENTITY, ROOT, join, make_batches, read_all
+from dledger.testing.write_order import OrderedDisk
+from tests.store.helpers import IDENTITY, ROOT, SIZE, join, make_batches, read_all
 
 
 @dataclass
@@ -81,7 +82,7 @@ def workload(disk: SimDisk, witness: Witness) -> None:
 
 
 def operations() -> list[str]:
-    disk = SimDisk()
+    disk = OrderedDisk(ROOT, SIZE)
     workload(disk, Witness())
     return disk.operations
 
@@ -90,7 +91,7 @@ OPERATIONS = operations()
 
 
 def crashed_at(number: int, point: CrashPoint) -> tuple[SimDisk, Witness]:
-    disk, witness = SimDisk(), Witness()
+    disk, witness = OrderedDisk(ROOT, SIZE), Witness()
     disk.schedule_crash(number, point)
     with pytest.raises(SimulatedCrash):
         workload(disk, witness)
@@ -169,7 +170,7 @@ def test_a_crash_during_recovery_changes_nothing() -> None:
 def test_a_crash_during_init_leaves_a_directory_that_init_takes_again() -> None:
     operation = 1
     while True:
-        disk = SimDisk()
+        disk = OrderedDisk(ROOT, SIZE)
         disk.schedule_crash(operation, CrashPoint.AFTER)
         try:
             init_directory(ROOT, IDENTITY, disk=disk)

@@ -29,7 +29,7 @@ def written_log(count: int = 8, *, seed: int = 3, checkpoint: bool = True) -> tu
         store.append([batch])
         store.sync()
     if not checkpoint and disk.exists(ROOT / "checkpoint"):
-        disk.unlink(ROOT / "checkpoint")
+        disk.lose(ROOT / "checkpoint")
     disk.crash(CrashKind.PROCESS, Random(0))
     return disk, batches
 
@@ -198,8 +198,8 @@ def test_a_truncated_entry_never_comes_back() -> None:
     store.append([batches[4]])
     store.sync()
     for path in [p for p in disk.files() if p.parent == INDEX]:
-        disk.unlink(path)
-    disk.unlink(ROOT / "checkpoint")
+        disk.lose(path)
+    disk.lose(ROOT / "checkpoint")
     disk.crash(CrashKind.PROCESS, Random(0))
     assert read_all(DiskLogStore.open(ROOT, disk=disk)) == join(batches[:5])
 
@@ -209,7 +209,7 @@ def test_index_and_checkpoint_are_rebuilt_from_the_log(name: str) -> None:
     disk, batches = written_log(20)
     if name in ("index", "both"):
         for path in [p for p in disk.files() if p.parent == INDEX]:
-            disk.unlink(path)
+            disk.lose(path)
     if name in ("checkpoint", "both"):
         disk.set_content(ROOT / "checkpoint", b"endIndex=5\nnonsense=1\n")
     store = DiskLogStore.open(ROOT, disk=disk)
@@ -292,7 +292,7 @@ def test_a_log_that_ends_below_its_checkpoint_is_damaged() -> None:
     content = disk.content(DATA / file_name(0))
     disk.set_content(DATA / file_name(0), bytes(len(content)))
     for path in [p for p in disk.files() if p.parent == DATA][1:]:
-        disk.unlink(path)
+        disk.lose(path)
     store = DiskLogStore.open(ROOT, disk=disk)
     assert any(f"checkpoint covers index {batches[-1].last_index}" in repair for repair in store.repairs)
     check_lost_end(store, [], batches[-1])

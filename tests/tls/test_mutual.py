@@ -16,7 +16,7 @@ import pytest
 
 from dledger.cli.certificates import Authority
 from dledger.client import TlsFiles
-from dledger.core.messages import Heartbeat, PushResponse, VoteRequest
+from dledger.core.messages import Heartbeat, PositionRequest, PushResponse, TakeLeadership, VoteRequest
 from dledger.errors import Code, DLedgerError, InvalidRequest, NotLeader
 from dledger.node.server import NodeServer
 from dledger.rpc.channels import ChannelSecurity
@@ -136,6 +136,8 @@ async def test_only_a_nodes_own_certificate_speaks_for_it(
         for message in (
             VoteRequest(99, claimed, 10**6, 99, False, True, 1),
             Heartbeat(99, claimed, 1, -1),
+            TakeLeadership(99, claimed, 10**6),
+            PositionRequest(99, claimed, 1),
         ):
             with pytest.raises(InvalidRequest, match="to speak as node 'n1' it must name n1") as caught:
                 await poser.ask(message, 5.0)
@@ -143,11 +145,16 @@ async def test_only_a_nodes_own_certificate_speaks_for_it(
         with pytest.raises(InvalidRequest, match="it must name n1") as caught:
             await poser.open_push(10**15).run(no_stream, no_response)
         assert caught.value.code is Code.CERTIFICATE_REFUSED
+        with pytest.raises(InvalidRequest, match="it must name n1") as caught:
+            [frames async for frames in poser.fetch(0, 0, 1 << 20, 5.0)]
+        assert caught.value.code is Code.CERTIFICATE_REFUSED
         await poser.close()
         assert terms(servers) == before
         # The same message with the certificate of the node is listened to.
         rightful = PeerClient("n2", target.address, identity, unchecked(world.files("n1"), "n2"))
         assert await rightful.ask(Heartbeat(0, claimed, 1, -1), 5.0)
+        await until(lambda: target.node_status().committed_index >= 0)
+        assert [frames.first_index async for frames in rightful.fetch(0, 0, 1 << 20, 5.0)] == [0]
         await rightful.close()
 
 
