@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from broker_adapter.role_status import HandlerStatus, RoleChangeMetrics
+from broker_adapter.store.dispatching import SetAside
 from dledger import Histogram
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class BrokerStatus:
             "index_pending": figures.index_pending,
             "index_items": figures.index_items,
             "foreign_records": figures.foreign_records,
+            "set_aside": figures.set_aside._asdict(),
             "topics": len(program.metadata.topics),
             "groups": len(program.metadata.groups()),
             "held_pulls": len(program.broker.held),
@@ -59,6 +61,7 @@ class BrokerStatus:
         """What the status page shows, which knows nothing of brokers: see showOwner in its view.js."""
         program = self._program
         adapter, status = program.adapter, program.handler.status
+        figures = program.dispatcher.figures()
         behind = program.files.dispatch_behind_bytes
         servers = program.registrations().values()
         registered = sum(server.registered for server in servers)
@@ -77,6 +80,7 @@ class BrokerStatus:
             ("Last switch", {"unix_ms": status.last_switch_unix_ms}),
             ("Elected to writable", f"{took} ms" if took >= 0 else ""),
             ("RocketMQ clients", f"{clients} here" if clients else ""),
+            ("Set aside", _set_aside(figures.set_aside)),
             ("Dispatch lag", {"bytes": behind, "level": "warn" if behind > _MUCH_BEHIND else "ok"}),
             (
                 "NameServers",
@@ -128,6 +132,11 @@ class BrokerStatus:
         counters = (
             ("broker_foreign_records", "Entries of the log that are no messages.", figures.foreign_records),
             (
+                "broker_set_aside",
+                "Committed entries that could not be applied.",
+                figures.set_aside.number,
+            ),
+            (
                 "broker_delivery_refused_fresh",
                 "Times that nothing fresh was given, as too much is pending.",
                 delivery.refused_fresh,
@@ -143,6 +152,14 @@ class BrokerStatus:
         yield from _client_metrics(program)
         yield _elected_to_writable(changes.elected_to_writable)
         yield from _role_change(program.handler.status, changes)
+
+
+def _set_aside(found: SetAside) -> Any:
+    """Empty, and so not shown, without any."""
+    if not found.number:
+        return ""
+    text = f"{found.number} entries, the last one {found.last_index}: {found.last_reason}"
+    return {"text": text, "level": "bad"}
 
 
 def _client_metrics(program: BrokerProgram) -> Iterable[Metric]:

@@ -42,6 +42,8 @@ class ConsumeQueueUnit(NamedTuple):
 
 
 FILLER_SIZE = 0x7FFFFFFF
+#: So many offsets in a row may be without a message. A message that is further away is not believed.
+MAX_FILLERS = 65_536
 #: What the units before the first one of a queue are that does not begin at queue offset 0.
 FILLER = ConsumeQueueUnit(0, FILLER_SIZE, 0)
 

@@ -3,7 +3,7 @@ queue offsets that are taken in the step in which the log takes the messages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from broker_adapter import put_gathering
@@ -22,7 +22,7 @@ from broker_adapter.message import ENTRY_HEADER_SIZE, record_size
 from broker_adapter.message_id import OffsetIds
 from broker_adapter.put_gathering import Fill, Put, PutGathering
 from broker_adapter.record_writer import RecordBatch
-from broker_adapter.topic_queue_table import TopicQueueTable
+from broker_adapter.topic_queue_table import Arrival, TopicQueueTable
 from dledger import (
     AppendOutcome,
     Assigned,
@@ -133,6 +133,16 @@ class MessageWriter:
         if self._expected is None:
             raise self._not_master()
         return self._expected
+
+    def arrived(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
+        """Queues that have grown beyond what this master gave them: pass them to `skip_to` on the loop. From
+        any thread."""
+        return [] if self._expected is None else self.table.behind(arrivals)
+
+    def skip_to(self, arrivals: Iterable[Arrival]) -> None:
+        """The next messages of these queues come behind what they have: an offset is never used twice."""
+        for topic, queue_id, end in arrivals:
+            self.table.raise_to(topic, queue_id, end)
 
     async def put(
         self,

@@ -433,6 +433,8 @@ class BrokerProgram:
 
     def _on_arrival(self, arrivals: Arrivals) -> None:
         """On the machine's thread. Waking the loop is dear; who begins to wait from now on looks himself."""
+        if beyond := self.writer.arrived(arrivals):
+            self._call_soon(self.writer.skip_to, beyond)
         if len(self.broker.held):
             self._call_soon(self.broker.held.arrived, arrivals)
         if self.delivery.is_awaited:

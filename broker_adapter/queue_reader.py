@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from broker_adapter.api import PullResult, PullStatus
-from broker_adapter.consume_queue_unit import ConsumeQueueUnit
+from broker_adapter.consume_queue_unit import FILLER_SIZE, ConsumeQueueUnit
 from broker_adapter.errors import ReadFailed, Status, StoredDataDamaged
 from broker_adapter.index_layout import index_keys
 from broker_adapter.java_hash import tag_code
@@ -142,6 +142,8 @@ class QueueReader:
         """-1 for a message that was purged: queues follow the log with a delay."""
         try:
             (unit,) = self._files.units(topic, queue_id, offset, 1)
+            if unit.size == FILLER_SIZE:  # that of the message after it
+                return store_timestamp_of(self.message_at(unit.physical_offset))
             return store_timestamp_of(self._records([(offset, unit)])[0])
         except ReadFailed as error:
             if error.status is not Status.OFFSET_BELOW_MINIMUM:
@@ -191,16 +193,18 @@ def store_timestamp_of(record: bytes) -> int:
 def _choose(
     units: Sequence[ConsumeQueueUnit], offset: int, max_messages: int, max_bytes: int, tags: frozenset[str]
 ) -> tuple[list[tuple[int, ConsumeQueueUnit]], int]:
-    """The units to read, at least one if any has such a tag, and the offset behind the last one looked at."""
-    if not tags:
-        sums = list(accumulate([unit.size for unit in units]))
+    """The units to read, at least one if any has such a tag, and the offset behind the last one looked at.
+    Fillers are passed over."""
+    sizes = [unit.size for unit in units]
+    if not tags and max(sizes, default=0) < FILLER_SIZE:
+        sums = list(accumulate(sizes))
         count = min(max(1, bisect_right(sums, max_bytes)), max_messages, len(units))
         return list(zip(range(offset, offset + count), units, strict=False)), offset + count
     codes = {tag_code(tag) for tag in tags}
     chosen: list[tuple[int, ConsumeQueueUnit]] = []
     size = 0
     for unit in units:
-        if unit.tag_code in codes:
+        if unit.size != FILLER_SIZE and (not tags or unit.tag_code in codes):
             if chosen and (size + unit.size > max_bytes or len(chosen) == max_messages):
                 break
             chosen.append((offset, unit))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from itertools import count, repeat
+from operator import or_
 
 from zlib_ng.zlib_ng import crc32
 
@@ -17,7 +19,7 @@ from broker_adapter.errors import IllegalMessage, Status
 from broker_adapter.host import Host
 from broker_adapter.message import ENTRY_HEADER_SIZE, Version
 from broker_adapter.properties import encode_properties, text_of
-from broker_adapter.sys_flag import BORN_HOST_V6, HOST_BITS, STORE_HOST_V6
+from broker_adapter.sys_flag import BORN_HOST_V6, HOST_BITS, STORE_HOST_V6, TRANSACTION_MASK
 from broker_adapter.topic_names import MAX_TOPIC_LENGTH
 
 #: Up to born_timestamp.
@@ -65,6 +67,7 @@ class RecordBatch:
             and max(flags) in _I4
             and min(sys_flags) in _I4
             and max(sys_flags) in _I4
+            and not reduce(or_, sys_flags) & TRANSACTION_MASK
             and min(borns) in _I8
             and max(borns) in _I8
         )
@@ -133,6 +136,10 @@ class RecordBatch:
                 return _illegal(number, Status.BODY_TOO_LARGE, text)
             if flag not in _I4 or sys_flag not in _I4 or born not in _I8:
                 text = "flag, sys_flag or born_timestamp does not fit into its field"
+                return _illegal(number, Status.FIELD_OUT_OF_RANGE, text)
+            if sys_flag & TRANSACTION_MASK:
+                # A message with a place in a queue is no half message and none that was rolled back.
+                text = f"sys_flag {sys_flag:#x}: the bits of transactions are not for clients"
                 return _illegal(number, Status.FIELD_OUT_OF_RANGE, text)
         raise AssertionError("no message of the batch is wrong")
 

@@ -4,7 +4,9 @@ ConsumeQueues, which by then hold all that any master before it had committed.""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+Arrival = tuple[str, int, int]
 
 
 class TopicQueueTable:
@@ -21,6 +23,15 @@ class TopicQueueTable:
         first = self._next.get(queue, 0)
         self._next[queue] = first + count
         return first
+
+    def raise_to(self, topic: str, queue_id: int, offset: int) -> None:
+        """The ConsumeQueue ends there: entries that this master did not write have taken offsets."""
+        queue = (topic, queue_id)
+        self._next[queue] = max(self._next.get(queue, 0), offset)
+
+    def behind(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
+        """Those of (topic, queue id, end of the ConsumeQueue) that are beyond the table. From any thread."""
+        return [one for one in arrivals if one[2] > self._next.get((one[0], one[1]), 0)]
 
     def next_offset(self, topic: str, queue_id: int) -> int:
         return self._next.get((topic, queue_id), 0)

@@ -55,7 +55,13 @@ if TYPE_CHECKING:
     from dledger.node.role_events import RoleEvent
     from dledger.node.server import NodeServer
     from dledger.node.shell import AppendOutcome
-    from dledger.node.state_machine import Applied, AppliedEntry, DurableStateMachine, StateMachine
+    from dledger.node.state_machine import (
+        Applied,
+        AppliedEntry,
+        DurableStateMachine,
+        ImageRefused,
+        StateMachine,
+    )
     from dledger.node.tracing import NodeTrace
     from dledger.rpc import handlers
     from dledger.rpc.channels import MAX_PAYLOAD_BYTES, ChannelSecurity, open_channel
@@ -104,6 +110,7 @@ __all__ = [
     "GrpcService",
     "Histogram",
     "HttpServer",
+    "ImageRefused",
     "Indeterminate",
     "InvalidRequest",
     "Limits",
@@ -168,6 +175,7 @@ _MODULE_OF = {
     "ClientTls": "dledger.rpc.tls",
     "Disk": "dledger.store.disk",
     "DurableStateMachine": "dledger.node.state_machine",
+    "ImageRefused": "dledger.node.state_machine",
     "EntryRun": "dledger.node.entry_run",
     "Exit": "dledger.cli.exits",
     "GrpcHost": "dledger.rpc.host",

@@ -18,6 +18,7 @@ from broker_adapter.properties import (
     split_properties,
     with_property,
 )
+from broker_adapter.sys_flag import TRANSACTION_MASK
 from broker_adapter.topic_names import DEAD_LETTER_PREFIX
 
 #: RocketMQ's names of what the message was before.
@@ -70,4 +71,5 @@ def _letter(topic: str, record: bytes) -> OutgoingMessage:
         # What no record can hold is left out: nobody would be rid of the message otherwise.
         if len(longer.text.encode()) <= MAX_PROPERTIES_BYTES:
             properties = longer
-    return OutgoingMessage(message.body, properties, message.flag, message.sys_flag, message.born_timestamp)
+    sys_flag = message.sys_flag & ~TRANSACTION_MASK  # logs of earlier versions may have such bits
+    return OutgoingMessage(message.body, properties, message.flag, sys_flag, message.born_timestamp)

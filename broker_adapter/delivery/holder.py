@@ -257,7 +257,8 @@ class Holder:
             if hold.born_host
             else NO_HOST
         )
-        return OutgoingMessage(hold.body, properties, hold.flag, hold.sys_flag, hold.born_ms), host
+        sys_flag = hold.sys_flag & ~TRANSACTION_MASK
+        return OutgoingMessage(hold.body, properties, hold.flag, sys_flag, hold.born_ms), host
 
     # -- time ---------------------------------------------------------------------------------------------
 

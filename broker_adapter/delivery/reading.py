@@ -90,16 +90,19 @@ class _Look:
                         break  # a queue that this broker has still to make again
                     offsets = offsets[len(gone) :]
                     continue
-                if not result.records:
+                if result.next_offset <= offsets[0]:
                     break
-                for offset, record in zip(offsets, result.records, strict=False):
-                    held = (offset, by_offset[offset])
-                    if self._matches(record):
+                records = {_queue_offset(one, _QUEUE_OFFSET_AT)[0]: one for one in result.records}
+                for offset in offsets:
+                    if offset >= result.next_offset:
+                        break
+                    held, record = (offset, by_offset[offset]), records.get(offset)
+                    if record is not None and self._matches(record):
                         self._take(found, offset, record)
                         found.again.append(held)
                     else:
                         found.unwanted.append(held)
-                offsets = offsets[len(result.records) :]
+                offsets = [offset for offset in offsets if offset >= result.next_offset]
 
     def _look_ahead(self, plan: Plan, found: Found) -> None:
         key, limit, left = plan.key, plan.begin + _MOST_SCANNED, min(plan.most_fresh, self._most)

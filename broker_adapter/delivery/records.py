@@ -68,6 +68,11 @@ _CHECKED = struct.Struct(">qq")
 _PAIR = struct.Struct(">qq")
 _SIZE = struct.Struct(">I")
 _RENEWS, _ORDERLY, _REPEATS = 1, 2, 4
+#: One Pop moves a cursor by no more: a receive looks at far fewer messages.
+_MOST_SPANNED = 1 << 20
+_DIGEST_SIZES, _HOST_SIZES = (0, 16), (0, 8, 20)
+#: Of a time in milliseconds, so that the sum of two fits into its field.
+_MOST_MS = 1 << 62
 
 _POP_KIND, _ACK_KIND, _DROP_KIND, _CHANGE_KIND, _SENT_KIND, _HOLD_KIND, _END_KIND, _CHECKED_KIND = range(1, 9)
 _KINDS = range(1, 9)
@@ -196,6 +201,7 @@ def _decode_element(kind: int, data: bytes, texts: Sequence[str]) -> Element:
         return _decode_pop(data, texts)
     if kind == _CHANGE_KIND:
         group, topic, queue_id, offset, pop, invisible_ms, how = _CHANGE.unpack(data)
+        _check_ms(invisible_ms)
         return Change(
             QueueKey(texts[group], texts[topic], queue_id), offset, pop, invisible_ms, ChangeKind(how)
         )
@@ -207,7 +213,9 @@ def _decode_element(kind: int, data: bytes, texts: Sequence[str]) -> Element:
         hold_id, ending = _END.unpack(data)
         return End(hold_id, Ending(ending))
     if kind == _CHECKED_KIND:
-        return Checked(*_CHECKED.unpack(data))
+        hold_id, next_ms = _CHECKED.unpack(data)
+        _check_ms(next_ms)
+        return Checked(hold_id, next_ms)
     return Unknown(kind)
 
 
@@ -215,8 +223,9 @@ def _decode_pop(data: bytes, texts: Sequence[str]) -> Pop:
     group, topic, queue_id, client, attempt, invisible_ms, flags, begin, end, count = _POP.unpack_from(data)
     at = _POP.size + 8 * count
     fresh = struct.unpack_from(f">{count}q", data, _POP.size)
-    if not 0 <= begin <= end or any(not begin <= offset < end for offset in fresh):
+    if not 0 <= begin <= end <= begin + _MOST_SPANNED or any(not begin <= offset < end for offset in fresh):
         raise ValueError(f"fresh offsets outside of {begin} and {end}")
+    _check_ms(invisible_ms)
     return Pop(
         QueueKey(texts[group], texts[topic], queue_id),
         texts[client],
@@ -239,6 +248,9 @@ def _decode_hold(data: bytes, texts: Sequence[str]) -> Hold:
     at += 1 + len(digest)
     born_host = _slice(data, at + 1, data[at])
     at += 1 + len(born_host)
+    if len(digest) not in _DIGEST_SIZES or len(born_host) not in _HOST_SIZES:
+        raise ValueError(f"a digest of {len(digest)} bytes, a host of {len(born_host)}")
+    _check_ms(due_ms)
     (size,) = _SIZE.unpack_from(data, at)
     at += _SIZE.size
     properties = _slice(data, at, size).decode()
@@ -257,6 +269,11 @@ def _decode_hold(data: bytes, texts: Sequence[str]) -> Hold:
         properties,
         data[at + size :],
     )
+
+
+def _check_ms(time_ms: int) -> None:
+    if not 0 <= time_ms < _MOST_MS:
+        raise ValueError(f"{time_ms} ms")
 
 
 def _framed(kind: int, payload: bytes) -> bytes:

@@ -36,11 +36,13 @@ from broker_adapter.delivery.held_messages import HeldMessage, HeldMessages
 from broker_adapter.delivery.queue_state import Held, QueueDelivery
 from broker_adapter.delivery.records import NO_REQUEST, decode
 from broker_adapter.delivery.sent_ids import SentIds
-from broker_adapter.errors import StoredDataDamaged
+from broker_adapter.errors import Status, StoredDataDamaged
 from broker_adapter.metadata.commands import Command, DeleteGroup, DeleteTopic, ResetOffsets
 
 #: A pop's or a held message's number is the index of its command and the place in it.
 _PLACE_BITS = 16
+#: No command was stored later: the times that are made of it fit into their fields.
+MAX_STAMP_MS = 1 << 62
 
 Place = tuple[QueueDelivery, int]
 
@@ -112,6 +114,8 @@ class DeliveryState:
         if index <= self.applied_index:
             return
         try:
+            if not 0 <= stamp_ms < MAX_STAMP_MS:
+                raise StoredDataDamaged(Status.RECORD_FIELD, f"stored at {stamp_ms} ms")
             command = decode(body)
         except StoredDataDamaged:
             self.damaged += 1

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 
 from zlib_ng.zlib_ng import crc32
 
-from broker_adapter.errors import Status, StoredDataDamaged
+from broker_adapter.errors import BrokerError, Status, StoredDataDamaged
 from broker_adapter.index_layout import IndexHeader, IndexShape
 from broker_adapter.store.consume_queue import QueueState
 from broker_adapter.store.consume_queues import QueuePosition
 from broker_adapter.store.files import Files, read_file, replace_file
 from broker_adapter.store.index_file import IndexState
+from broker_adapter.topic_names import check_topic_name
 from dledger import Applied
 
 FILE_NAME = "derived_checkpoint"
@@ -46,6 +47,7 @@ class Checkpoint(NamedTuple):
     queues: list[QueueState]
     index_files: list[IndexState]
     metadata: bytes
+    misplaced: list[int]
 
 
 class Image(NamedTuple):
@@ -53,11 +55,13 @@ class Image(NamedTuple):
 
     queues: list[QueuePosition]
     metadata: bytes
+    misplaced: list[int]
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    applied, units_per_file, shape, queues, index_files, metadata = checkpoint
+    applied, units_per_file, shape, queues, index_files, metadata, misplaced = checkpoint
     table = {
+        **_misplaced_to_json(misplaced),
         "applied": applied,
         "units_per_file": units_per_file,
         "index_shape": shape,
@@ -77,23 +81,49 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
         ]
         shape = IndexShape(*table["index_shape"])
         return Checkpoint(
-            Applied(*table["applied"]), table["units_per_file"], shape, queues, index_files, metadata
+            Applied(*table["applied"]),
+            table["units_per_file"],
+            shape,
+            queues,
+            index_files,
+            metadata,
+            _misplaced_from_json(table),
         )
     except (TypeError, ValueError, KeyError) as error:
         raise _damaged(f"the table is none of a checkpoint: {error}") from None
 
 
 def encode_image(image: Image) -> bytes:
-    return _framed(_IMAGE, {"queues": image.queues}, image.metadata)
+    table = {"queues": image.queues, **_misplaced_to_json(image.misplaced)}
+    return _framed(_IMAGE, table, image.metadata)
 
 
 def decode_image(data: bytes) -> Image:
     """StoredDataDamaged (IMAGE_DAMAGED) unless an image of this version was stored."""
     table, metadata = _unframed(_IMAGE, data)
     try:
-        return Image([QueuePosition(*position) for position in table["queues"]], metadata)
-    except (TypeError, ValueError, KeyError) as error:
+        queues = [_position(*position) for position in table["queues"]]
+        return Image(queues, metadata, _misplaced_from_json(table))
+    except (TypeError, ValueError, KeyError, BrokerError) as error:
         raise _damaged(f"the table is none of an image: {error}") from None
+
+
+def _misplaced_to_json(indexes: list[int]) -> dict[str, list[int]]:
+    """Nothing without any, as hardly ever there is one: the bytes are those of earlier versions then."""
+    return {"misplaced": indexes} if indexes else {}
+
+
+def _misplaced_from_json(table: dict[str, Any]) -> list[int]:
+    """TypeError, ValueError."""
+    return [int(index) for index in table.get("misplaced", [])]
+
+
+def _position(topic: str, queue_id: int, next_offset: int, floor: int) -> QueuePosition:
+    """Of a queue that can be: topics become names of directories. BrokerError, TypeError, ValueError."""
+    check_topic_name(topic)
+    if not (0 <= queue_id < 1 << 31 and 0 <= floor <= next_offset < 1 << 63):
+        raise ValueError(f"queue {queue_id} of {topic} from {floor} to {next_offset}")
+    return QueuePosition(topic, int(queue_id), int(next_offset), int(floor))
 
 
 def write_checkpoint(files: Files, root: Path, checkpoint: Checkpoint) -> None:
@@ -136,7 +166,7 @@ def _unframed(magic: bytes, data: bytes) -> tuple[Any, bytes]:
         raise _damaged("the crc does not match")
     try:
         return json.loads(data[begin : begin + text_size]), data[begin + text_size :]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(f"the table is not JSON: {error}") from None
 
 

@@ -107,6 +107,7 @@ class Checkpointer:
                 queues.states,
                 index.states,
                 begun.metadata,
+                queues.misplaced,
             ),
         )
         self._queues.remove(queues.doomed)

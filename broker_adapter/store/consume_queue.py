@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from itertools import pairwise
 from operator import lt
 from pathlib import Path
 from typing import NamedTuple
@@ -141,6 +142,11 @@ class ConsumeQueue:
         assert not self._crcs, f"{self} has files"
         self.min_offset = self.max_offset = offset
 
+    def begin_again(self, offset: int) -> None:
+        """Let the queue, whose files were removed, begin here."""
+        self._crcs.clear()
+        self.begin_at(offset)
+
     def raise_floor(self) -> list[Path]:
         """Let nothing be readable of what there is. Returns the files that are not needed any more."""
         self.floor = self.max_offset
@@ -244,5 +250,12 @@ class ConsumeQueue:
 def _are_in_order(units: list[ConsumeQueueUnit]) -> bool:
     """Whether all can be units of messages that follow each other in the log. Every pull comes by here."""
     offsets, sizes, _ = zip(*units, strict=True)
-    rising = all(map(lt, offsets, offsets[1:]))
-    return rising and offsets[0] >= 0 and min(sizes) > 0 and max(sizes) < FILLER_SIZE
+    if offsets[0] < 0 or min(sizes) <= 0:
+        return False
+    if max(sizes) < FILLER_SIZE:
+        return all(map(lt, offsets, offsets[1:]))
+    # A filler is where the message after it is (`dispatching`).
+    return all(
+        one[0] < after[0] or (one[0] == after[0] and one.size == FILLER_SIZE)
+        for one, after in pairwise(units)
+    )

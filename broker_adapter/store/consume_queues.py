@@ -6,6 +6,7 @@ One thread changes it, any thread may read.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,8 @@ _log = structlog.get_logger(part="reput")
 
 DIRECTORY = "consumequeue"
 _FILE_NAME = re.compile(r"[0-9]{20}\Z")
+#: So many messages without a place are remembered, the newest ones.
+_MOST_MISPLACED = 4096
 _QUEUE_NAME = re.compile(r"(0|[1-9][0-9]{0,9})\Z")
 
 
@@ -37,6 +40,7 @@ class QueuesSnapshot(NamedTuple):
     """The queues at one point of the log; `doomed` may go once a checkpoint without them is durable."""
 
     states: list[QueueState]
+    misplaced: list[int]
     changes: Changes
     doomed: list[Path]
 
@@ -57,6 +61,9 @@ class ConsumeQueues:
         self._open_files = OpenFiles(files, root, limit=max_open_files)
         self._topics: dict[str, dict[int, ConsumeQueue]] = {}
         self._doomed: list[Path] = []
+        #: Indexes of committed messages without a place in their queue. Part of the state, the same on every
+        #: node: a replay cannot tell by itself that such a message is not the one that its queue begins with.
+        self.misplaced: deque[int] = deque(maxlen=_MOST_MISPLACED)
 
     # -- for readers ------------------------------------------------------------------------------------
 
@@ -90,6 +97,13 @@ class ConsumeQueues:
             queues[queue_id] = ConsumeQueue(topic, queue_id, directory, self._open_files, self.units_per_file)
         return queues[queue_id]
 
+    def begin_again(self, queue: ConsumeQueue, offset: int) -> None:
+        """Nothing of a queue can be read any more; the next message gets this offset. Its files go at once:
+        for use while there is no checkpoint."""
+        for path in queue.paths():
+            self._open_files.discard(path)
+        queue.begin_again(offset)
+
     def delete_topic(self, topic: str) -> None:
         """Nothing of a topic can be read any more. Its offsets go on where they are: none is used twice."""
         for queue in self.of_topic(topic):
@@ -108,8 +122,9 @@ class ConsumeQueues:
         """Sorted, so that equal states are equal bytes."""
         return sorted(QueuePosition(q.topic, q.queue_id, q.max_offset, q.floor) for q in self.all())
 
-    def begin_at(self, positions: Iterable[QueuePosition]) -> None:
+    def begin_at(self, positions: Iterable[QueuePosition], misplaced: Iterable[int] = ()) -> None:
         """Empty queues, after `wipe`."""
+        self.misplaced.extend(misplaced)
         for topic, queue_id, next_offset, floor in positions:
             queue = self.obtain(topic, queue_id)
             queue.begin_at(next_offset)
@@ -118,7 +133,10 @@ class ConsumeQueues:
     def snapshot(self) -> QueuesSnapshot:
         doomed, self._doomed = self._doomed, []
         return QueuesSnapshot(
-            [queue.state() for queue in self.all()], self._open_files.take_changes(), doomed
+            [queue.state() for queue in self.all()],
+            list(self.misplaced),
+            self._open_files.take_changes(),
+            doomed,
         )
 
     def remove(self, paths: Iterable[Path]) -> None:
@@ -126,8 +144,9 @@ class ConsumeQueues:
         for path in paths:
             self._open_files.remove(path)
 
-    def restore(self, states: Iterable[QueueState]) -> None:
+    def restore(self, states: Iterable[QueueState], misplaced: Iterable[int] = ()) -> None:
         """Become what a checkpoint says. Disagreement or OSError if the files are not like that."""
+        self.misplaced.extend(misplaced)
         for state in states:
             self.obtain(state.topic, state.queue_id).restore(state)
         kept = {path for queue in self.all() for path in queue.paths()}
@@ -139,6 +158,7 @@ class ConsumeQueues:
         self._open_files.take_changes()
         self._topics.clear()
         self._doomed.clear()
+        self.misplaced.clear()
 
     def wipe(self) -> None:
         """Forget everything and remove all files. Others than a ConsumeQueue has are left where they are."""

@@ -17,17 +17,18 @@ from typing import NamedTuple, Protocol
 import structlog
 
 from broker_adapter.consume_queue_unit import UNITS_PER_FILE
+from broker_adapter.errors import StoredDataDamaged
 from broker_adapter.index_layout import IndexShape
 from broker_adapter.store.applied import NOTHING
 from broker_adapter.store.checkpoint import Image, decode_image, encode_image, read_checkpoint
 from broker_adapter.store.checkpointer import Checkpointer
 from broker_adapter.store.consume_queue import Disagreement
 from broker_adapter.store.consume_queues import ConsumeQueues
-from broker_adapter.store.dispatching import Dispatching
+from broker_adapter.store.dispatching import Dispatching, SetAside
 from broker_adapter.store.files import Files, OsFiles, make_directories
 from broker_adapter.store.index_files import IndexFiles
 from broker_adapter.store.stage import Stage, ThreadStage
-from dledger import Applied, AppliedEntry
+from dledger import Applied, AppliedEntry, ImageRefused
 
 _log = structlog.get_logger(part="reput")
 
@@ -40,7 +41,7 @@ class Metadata(Protocol):
     """Topics, groups and offsets: `broker_adapter.metadata`."""
 
     def apply(self, index: int, body: bytes) -> None:
-        """Take the command that a record of the metadata topic holds. Never raises."""
+        """Take the command that a record of the metadata topic holds. An exception sets the entry aside."""
 
     def save(self) -> bytes: ...
 
@@ -72,6 +73,7 @@ class DispatchFigures(NamedTuple):
     index_pending: int
     index_items: int
     foreign_records: int
+    set_aside: SetAside = SetAside()
 
 
 class Dispatcher:
@@ -135,6 +137,7 @@ class Dispatcher:
             self._index_stage.pending,
             self.index.items,
             self._dispatching.foreign_records,
+            self._dispatching.set_aside,
         )
 
     def purge_below(self, physical_offset: int) -> None:
@@ -166,7 +169,7 @@ class Dispatcher:
                 shapes = (self._options.units_per_file, self._options.index_shape)
                 if (checkpoint.units_per_file, checkpoint.index_shape) != shapes:
                     raise Disagreement(f"files of another shape: {checkpoint.units_per_file} units a file")
-                self.queues.restore(checkpoint.queues)
+                self.queues.restore(checkpoint.queues, checkpoint.misplaced)
                 self.index.restore(checkpoint.index_files)
                 self._metadata.load(checkpoint.metadata)
             except Exception as error:
@@ -181,17 +184,20 @@ class Dispatcher:
             return checkpoint.applied
 
     def load(self, chunks: Iterable[bytes]) -> None:
-        """Begin again, from a state image or from nothing. StoredDataDamaged (IMAGE_DAMAGED)."""
+        """Begin again, from a state image or from nothing. ImageRefused; another image has to follow."""
         data = b"".join(chunks)
-        image = decode_image(data) if data else Image([], b"")
         with self._lock:
+            self._applied = None
+            try:
+                image = decode_image(data) if data else Image([], b"", [])
+                self._metadata.load(image.metadata)
+            except StoredDataDamaged as error:
+                raise ImageRefused(str(error)) from error
             make_directories(self._files, self._root)
             self._checkpointer.discard()
             self.queues.wipe()
             self.index.wipe()
-            self._dispatching.begin(image.queues)
-            self._metadata.load(image.metadata)
-            self._applied = None
+            self._dispatching.begin(image.queues, image.misplaced)
             self._dispatched = NOTHING
 
     def replay(self, entries: Sequence[AppliedEntry]) -> None:
@@ -202,7 +208,7 @@ class Dispatcher:
                 self._dispatched = self._dispatching.reached
 
     def apply(self, entries: Sequence[AppliedEntry]) -> None:
-        """Dispatch committed entries. StoredDataDamaged (QUEUE_ORDER) if a queue has a gap: that is a bug."""
+        """Dispatch committed entries. What fails is the disk, never what the entries hold."""
         if not entries:
             return
         with self._lock:
@@ -219,7 +225,9 @@ class Dispatcher:
     def save(self) -> Iterable[bytes]:
         with self._lock:
             self._dispatching.end_replay()
-            return [encode_image(Image(self.queues.positions(), self._metadata.save()))]
+            queues = self.queues
+            image = Image(queues.positions(), self._metadata.save(), list(queues.misplaced))
+            return [encode_image(image)]
 
     def close(self) -> None:
         """Make a last checkpoint, if the log is durable so far, and let go of all files."""

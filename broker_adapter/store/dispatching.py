@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from struct import Struct
+from typing import NamedTuple
 
 import structlog
 
-from broker_adapter.errors import Status, StoredDataDamaged
+from broker_adapter.consume_queue_unit import FILLER_SIZE, MAX_FILLERS
+from broker_adapter.errors import StoredDataDamaged
 from broker_adapter.message import ENTRY_HEADER_SIZE
 from broker_adapter.store.applied import NOTHING, reached_by
 from broker_adapter.store.consume_queue import ConsumeQueue
@@ -27,9 +29,17 @@ _pack_unit = Struct(">qiq").pack
 #: Of the header of an entry: magic, size, index, term, position.
 _unpack_entry = Struct(">iiqqq").unpack_from
 _NORMAL_ENTRY = 1  # any other magic is the log's own business
-#: Of entries that are no records, so many are logged one by one, and then each time that there are ten times
-#: as many.
+#: Of entries that are no records, and of those set aside, so many are logged one by one, and then each
+#: time that there are ten times as many.
 _LOGGED_EACH = 10
+
+
+class SetAside(NamedTuple):
+    """Committed entries that could not be applied since the start of this node."""
+
+    number: int = 0
+    last_index: int = -1
+    last_reason: str = ""
 
 
 class _Units:
@@ -65,16 +75,17 @@ class Dispatching:
         self._awaited: dict[ConsumeQueue, int] | None = None
         self._refilled: set[ConsumeQueue] = set()
         self.foreign_records = 0
+        self.set_aside = SetAside()
         self.reached = NOTHING  # by the last batch
         # Of the batch under way, or of one that has failed:
         self._gathered: dict[ConsumeQueue, _Units] = {}
         self._arrived: dict[ConsumeQueue, None] = {}
         self._keyed: list[KeyedMessage] = []
 
-    def begin(self, positions: Sequence[QueuePosition]) -> None:
+    def begin(self, positions: Sequence[QueuePosition], misplaced: Sequence[int] = ()) -> None:
         """Queues are empty and go on from here; a replay may follow, until `end_replay`."""
         self._routes.forget()
-        self._queues.begin_at(positions)
+        self._queues.begin_at(positions, misplaced)
         self._refilled.clear()
         self._awaited = {queue: queue.max_offset for queue in self._queues.all()}
 
@@ -83,19 +94,23 @@ class Dispatching:
         self._take(entries, is_replay=True)
 
     def end_replay(self) -> None:
-        """StoredDataDamaged (QUEUE_ORDER) if units are missing that the image counts."""
+        """Every queue ends where the image says, as on all other nodes. What of it the replay could not make
+        again cannot be read on this node."""
         if self._awaited is None:
             return
         for queue in self._queues.all():
             end = self._awaited.get(queue, 0)
             if queue.max_offset != end:
-                raise _out_of_order(f"{queue} ends at {queue.max_offset} after a replay, not at {end}")
+                problem = f"{queue} ends at {queue.max_offset} after a replay, not at {end}"
+                self._note_set_aside(self.reached.index, problem)
+                self._queues.begin_again(queue, end)
         self._awaited = None
 
     def apply(self, entries: Sequence[AppliedEntry]) -> list[ConsumeQueue]:
         """The queues that got messages, all of which can be read now.
 
-        StoredDataDamaged (QUEUE_ORDER) if a message is not the next one of its queue.
+        No entry fails, whatever its bytes: what cannot be applied is set aside, which depends on nothing but
+        the log and so is the same on all nodes (`set_aside`).
         """
         return self._take(entries, is_replay=False)
 
@@ -160,26 +175,39 @@ class Dispatching:
         except StoredDataDamaged as error:
             self._note_foreign(entry, error)
             return
-        if route.is_metadata:
+        if route.is_metadata or route.is_delivery:
             if not is_replay:
-                # What it does to queues it does to all messages before it, and to none after it.
-                self._flush()
-                self._command(entry.index, body_of(entry))
-            return
-        if route.is_delivery:
-            if not is_replay:
-                self._delivery(entry.index, stamp, body_of(entry))
+                self._take_command(entry, route, stamp)
             return
         physical_offset = entry.pos + ENTRY_HEADER_SIZE
         part = sys_flag & TRANSACTION_MASK
-        if part != TRANSACTION_PREPARED and part != TRANSACTION_ROLLBACK:
+        is_elsewhere = part in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK)
+        if not is_elsewhere and not (is_replay and entry.index in self._queues.misplaced):
             queue = route.queues.get(queue_id) or self._obtain(route, queue_id)
             units = self._units_of(queue)
-            if queue_offset == queue.max_offset + units.count or self._refills(queue, queue_offset, units):
+            if queue_offset == queue.max_offset + units.count or self._makes_room(
+                entry.index, queue, queue_offset, physical_offset
+            ):
                 units.parts.append(_pack_unit(physical_offset, size, route.tag_code))
                 units.count += 1
         if route.is_keyed and part != TRANSACTION_ROLLBACK:
             self._keyed.append((route.topic, route.unique_key, route.keys, physical_offset, stamp))
+
+    def _take_command(self, entry: AppliedEntry, route: Route, stamp: int) -> None:
+        try:
+            body = body_of(entry)
+            if route.is_metadata:
+                # What it does to queues it does to all messages before it, and to none after it.
+                self._flush()
+                self._command(entry.index, body)
+            else:
+                self._delivery(entry.index, stamp, body)
+        except (OSError, MemoryError):
+            raise  # of this node, not of the entry: it may succeed another time
+        except Exception as error:
+            # States are judged before they are changed, so this is a mistake of the program; the same one on
+            # every node, as commands depend on nothing but the log.
+            self._note_set_aside(entry.index, f"{type(error).__name__}: {error}", error)
 
     def _flush(self) -> None:
         for queue, units in self._gathered.items():
@@ -198,25 +226,38 @@ class Dispatching:
         queue = route.queues[queue_id] = self._queues.obtain(route.topic, queue_id)
         return queue
 
-    def _refills(self, queue: ConsumeQueue, queue_offset: int, units: _Units) -> bool:
-        """Whether the first message of a queue in a replay is this one; False: it was deleted.
+    def _makes_room(self, index: int, queue: ConsumeQueue, queue_offset: int, physical_offset: int) -> bool:
+        """Whether a message with another offset than the next one has its place now.
 
-        StoredDataDamaged (QUEUE_ORDER) if neither can be.
+        The first message of a queue in a replay is where it begins. Offsets that were left out are filled up:
+        a log may have given them to messages that are in no queue. An offset that was given before, or one
+        that is far away, has no place, and the message is set aside.
         """
-        if self._awaited and queue in self._awaited and queue not in self._refilled and not units.count:
+        units = self._units_of(queue)
+        if self._awaited is not None and queue not in self._refilled and not units.count:
             if queue_offset < queue.floor:
-                return False
-            if queue_offset < queue.max_offset:
+                return False  # it was deleted
+            if queue_offset < self._awaited.get(queue, 0):
                 queue.begin_at(queue_offset)
                 self._refilled.add(queue)
                 return True
         expected = queue.max_offset + units.count
-        raise _out_of_order(f"{queue}: a message with offset {queue_offset}, the next one is {expected}")
+        gap = queue_offset - expected
+        problem = f"{queue}: a message with offset {queue_offset}, the next one is {expected}"
+        if not 0 < gap <= MAX_FILLERS:
+            if self._awaited is None:
+                self._queues.misplaced.append(index)
+            self._note_set_aside(index, problem)
+            return False
+        self._note_set_aside(index, f"{problem}: {gap} offsets without a message")
+        units.parts.append(_pack_unit(physical_offset, FILLER_SIZE, 0) * gap)
+        units.count += gap
+        return True
 
     def _note_foreign(self, entry: AppliedEntry, error: StoredDataDamaged) -> None:
         self.foreign_records += 1
         number = self.foreign_records
-        if number <= _LOGGED_EACH or str(number).strip("0") == "1":
+        if _is_logged(number):
             _log.warning(
                 "an entry that is no message is passed over",
                 index=entry.index,
@@ -224,6 +265,18 @@ class Dispatching:
                 reason=str(error),
             )
 
+    def _note_set_aside(self, index: int, reason: str, error: Exception | None = None) -> None:
+        number = self.set_aside.number + 1
+        self.set_aside = SetAside(number, index, reason)
+        if _is_logged(number):
+            _log.error(
+                "a committed entry cannot be applied and is set aside",
+                index=index,
+                number=number,
+                reason=reason,
+                exc_info=error,
+            )
 
-def _out_of_order(problem: str) -> StoredDataDamaged:
-    return StoredDataDamaged(Status.QUEUE_ORDER, problem)
+
+def _is_logged(number: int) -> bool:
+    return number <= _LOGGED_EACH or str(number).strip("0") == "1"

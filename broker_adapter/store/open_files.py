@@ -89,6 +89,11 @@ class OpenFiles:
         if self._files.exists(path):
             self._files.unlink(path)
 
+    def discard(self, path: Path) -> None:
+        """Remove a file whose changes need not be synced. On the writer's thread."""
+        self._changes.files.discard(path)
+        self.remove(path)
+
     def take_changes(self) -> Changes:
         """On the writer's thread."""
         changes, self._changes = self._changes, Changes()

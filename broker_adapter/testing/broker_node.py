@@ -252,6 +252,8 @@ class SimBroker:
         self.dispatcher.queues.delete_topic(topic)
 
     def _on_arrival(self, arrivals: Arrivals) -> None:
+        if beyond := self.writer.arrived(arrivals):
+            self.loop.call_soon_threadsafe(self.writer.skip_to, beyond)
         self.loop.call_soon_threadsafe(self.broker.held.arrived, arrivals)
         self.loop.call_soon_threadsafe(self.delivery.arrived, arrivals)
 

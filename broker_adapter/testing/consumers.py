@@ -98,13 +98,14 @@ class Member(Client):
         truth, consumed = self.sim.truth, self._group.consumed.setdefault(queue, set())
         match result.status:
             case PullStatus.FOUND:
-                bodies = truth.pulled(node_id, queue, offset, result.records)
-                if result.next_offset != offset + len(bodies):
-                    raise Violation("seen", f"{node_id}: {len(bodies)} of {queue} {offset}: {result}")
+                bodies = truth.pulled(node_id, queue, offset, result.next_offset, result.records)
                 consumed.update(range(offset, result.next_offset))
                 self._next[queue] = result.next_offset
                 self.completed += 1
                 self.sim.counts["messages consumed"] += len(bodies)
+            case PullStatus.NO_MATCHED_MESSAGE:  # offsets that no message has
+                truth.pulled(node_id, queue, offset, result.next_offset, [])
+                self._next[queue] = result.next_offset
             case PullStatus.OFFSET_ILLEGAL if result.next_offset > offset:
                 first = truth.queue(queue).messages[result.next_offset - 1]
                 if first.physical_offset >= begin_pos:

@@ -24,6 +24,7 @@ from broker_adapter.delivery.commands import (
     Sent,
 )
 from broker_adapter.delivery.state import DeliveryState
+from broker_adapter.errors import StoredDataDamaged
 from broker_adapter.metadata.commands import Command, DeleteGroup, DeleteTopic, ResetOffsets
 from dledger.testing import Violation
 
@@ -78,8 +79,12 @@ class DeliveryModel:
     def put(self, index: int, stamp_ms: int, body: bytes, groups: object, topics: object) -> None:
         """The next command; `groups` and `topics` are those that there are."""
         self._known = (groups, topics)
-        command = records.decode(body)
-        assert command is not None
+        try:
+            command = records.decode(body)
+        except StoredDataDamaged:
+            command = None
+        if command is None:
+            return
         for place, element in enumerate(command.elements):
             self._take(element, (index << 16) + place, stamp_ms)
         self._note(index)

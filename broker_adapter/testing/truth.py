@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker_adapter.api import QueueOffset, SendResult
+from broker_adapter.consume_queue_unit import FILLER_SIZE, MAX_FILLERS
 from broker_adapter.delivery.commands import DELIVERY_TOPIC
+from broker_adapter.errors import StoredDataDamaged
 from broker_adapter.java_hash import tag_code
 from broker_adapter.message import Message, decode
 from broker_adapter.metadata import records
@@ -19,6 +21,7 @@ from broker_adapter.metadata.commands import METADATA_TOPIC, DeleteGroup, ResetO
 from broker_adapter.metadata.records import Unknown
 from broker_adapter.properties import split_properties
 from broker_adapter.store.consume_queue import ConsumeQueue
+from broker_adapter.sys_flag import TRANSACTION_MASK
 from broker_adapter.testing.delivery_model import look_at_delivery
 from broker_adapter.testing.delivery_truth import DeliveryTruth
 from broker_adapter.testing.group_model import GroupModel, look_at
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 Queue = tuple[str, int]
 #: The property of a message that tells the tries of a producer apart.
 TRY = "try"
+#: What the bodies of messages begin with that no broker has written.
+POISON = b"poison "
 
 
 class Stored(NamedTuple):
@@ -62,7 +67,10 @@ class QueueModel:
 
     def first_after(self, physical_offset: int) -> int:
         """The first message at this place of the log or behind it."""
-        return bisect_left(self.messages, physical_offset, key=lambda one: one.physical_offset)
+        first = bisect_left(self.messages, physical_offset, key=lambda one: one.physical_offset)
+        while self.messages[first : first + 1] and self.messages[first].size == FILLER_SIZE:
+            first += 1  # it has the place of the message behind it
+        return first
 
 
 class LogTruth:
@@ -76,6 +84,7 @@ class LogTruth:
         self.refused: set[tuple[bytes, str]] = set()  # (body, try)
         self.commits_acknowledged = 0
         self._seen_commit: dict[str, int] = {}  # by group: index at which an acknowledged commit was there
+        self._holes: set[tuple[str, int, int]] = set()  # offsets that messages in no queue have taken
         self._tries: set[tuple[bytes, str]] = set()
         self._last_stamp = -1
 
@@ -87,7 +96,10 @@ class LogTruth:
     def committed(self, index: int, entry: AppliedEntry | None) -> None:
         if entry is None:
             return
-        message = decode(entry.body)
+        try:
+            message = decode(entry.body)
+        except StoredDataDamaged:
+            return  # no message, and nobody's
         if message.physical_offset != entry.pos + 48:
             raise Violation("places", f"entry {index} at {entry.pos} says {message.physical_offset}")
         if message.store_timestamp < self._last_stamp:
@@ -102,8 +114,12 @@ class LogTruth:
             self.delivery.message(message)
 
     def _command(self, index: int, message: Message) -> None:
-        _, command = records.decode(message.body)
-        assert not isinstance(command, Unknown)
+        try:
+            _, command = records.decode(message.body)
+        except StoredDataDamaged:
+            return
+        if isinstance(command, Unknown):
+            return
         groups, _ = self.groups.names
         cut = self.groups.put(index, command)
         match command:
@@ -119,14 +135,24 @@ class LogTruth:
                 queue.cuts.append((index, len(queue.messages)))
 
     def _message(self, entry: AppliedEntry, message: Message) -> None:
-        queue = self.queues.setdefault((message.topic, message.queue_id), QueueModel())
-        if message.queue_offset != len(queue.messages):
+        if message.sys_flag & TRANSACTION_MASK:  # in no queue, whatever offset it took
+            self._holes.add((message.topic, message.queue_id, message.queue_offset))
+            return
+        name = message.topic, message.queue_id
+        queue = self.queues.setdefault(name, QueueModel())
+        properties = split_properties(message.properties)
+        missing = message.queue_offset - len(queue.messages)
+        if not 0 <= missing <= MAX_FILLERS and message.body.startswith(POISON):
+            return  # it has no place
+        left_out = range(len(queue.messages), message.queue_offset)
+        if missing < 0 or any((*name, offset) not in self._holes for offset in left_out):
             raise Violation(
                 "queue offsets dense",
                 f"{message.queue_offset} at entry {entry.index}, where {len(queue.messages)} was next in"
                 f" {message.topic}-{message.queue_id}",
             )
-        properties = split_properties(message.properties)
+        filler = Stored(entry.index, entry.term, entry.pos + 48, FILLER_SIZE, 0, b"", "", "")
+        queue.messages += [filler] * missing
         self._tries.add((message.body, properties.get(TRY, "")))
         queue.messages.append(
             Stored(
@@ -209,10 +235,16 @@ class LogTruth:
         for at, body in enumerate(bodies, result.queue_offset):
             self.acknowledged[queue, at] = body
 
-    def pulled(self, node_id: str, queue: Queue, offset: int, records_: Sequence[bytes]) -> list[bytes]:
-        """A consumer got these from `offset` on. Returns their bodies."""
+    def pulled(
+        self, node_id: str, queue: Queue, offset: int, next_offset: int, records_: Sequence[bytes]
+    ) -> list[bytes]:
+        """A consumer got these, and nothing else, between two offsets. Returns their bodies."""
         bodies = []
-        for at, record in enumerate(records_, offset):
+        there = self.queue(queue).messages[offset:next_offset]
+        places = [at for at, one in enumerate(there, offset) if one.size != FILLER_SIZE]
+        if len(places) != len(records_):
+            raise Violation("seen", f"{node_id}: {len(records_)} of {queue} {offset} to {next_offset}")
+        for at, record in zip(places, records_, strict=True):
             message = decode(record)
             stored = self.queue(queue).messages[at : at + 1]
             if not stored or stored[0].physical_offset != message.physical_offset:

@@ -104,14 +104,17 @@ class SessionTable:
         self._undo.append(_Undo(session_id, session_id, None, evicted_id, evicted))
         self._sessions[session_id] = Session(0, session_id, ())
 
-    def appended(self, session_id: int, seq: int, result: Result) -> None:
-        """Batch `seq` of a session is in the log now. It was judged NEW by the leader that wrote it."""
+    def appended(self, session_id: int, seq: int, result: Result) -> bool:
+        """Batch `seq` of a session is in the log now. It was judged NEW by the leader that wrote it; False,
+        and nothing is changed, if it cannot have been."""
         before = self._sessions.get(session_id)
-        assert before is not None and seq == before.last_seq + 1, (session_id, seq, before)
+        if before is None or seq != before.last_seq + 1:
+            return False
         self._undo.append(_Undo(result.last_index, session_id, before, -1, None))
         kept = before.results
         results = (*(kept if len(kept) < RESULTS_KEPT else kept[1:]), result)
         self._sessions[session_id] = Session(seq, result.last_index, results)
+        return True
 
     def truncate_after(self, last_index: int) -> None:
         """Everything above last_index has left the log."""

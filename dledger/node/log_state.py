@@ -12,7 +12,8 @@ from typing import NamedTuple
 from dledger.core.cluster_clock import ClusterClock
 from dledger.core.sessions import Result, SessionTable
 from dledger.core.values import NO_BASE, Base
-from dledger.node.images import ImageCollector, find_image
+from dledger.node.images import Image, ImageCollector, find_image
+from dledger.node.logs import get_logger
 from dledger.store.api import LogStore
 from dledger.store.batch import HEADER_SIZE
 from dledger.store.internal import (
@@ -26,6 +27,8 @@ from dledger.store.internal import (
     decode_internal,
     strip_stamp,
 )
+
+_log = get_logger("log")
 
 _LAYOUT = b"LST2"
 #: The layout; the newest image, and where it begins and ends; the last begin mark; the last stamp; the newest
@@ -66,6 +69,7 @@ class LogState:
         self.clock = ClusterClock()
         self.image = NO_IMAGE  # the newest complete, committed one
         self.purge = NO_BASE  # where the newest committed PURGE lets the log begin
+        self.set_aside = 0  # entries that no leader can have written so, since the start of this node
         self.needs_image = False  # the log begins at a base that was installed: nothing is served yet
         self._marks: deque[Head] = deque()  # begins and ends of images, purges: those not committed yet
         self._begun = (-1, 0)  # index and position of the last begin mark that is committed
@@ -138,12 +142,11 @@ class LogState:
                     value.image_index, begins.get(value.image_index, 0), end_pos
                 )
         image = collector.newest
-        if image is None:
+        if image is None or not self._load_sessions(image):
             self.needs_image = True
             return store.base.index
         self.image = spans[image.image_index]
         self._begun = (image.image_index, self.image.begin_pos)
-        self.sessions.load(image.sessions)
         return image.image_index
 
     def reset(self, base: Base) -> None:
@@ -195,7 +198,8 @@ class LogState:
             result = Result(
                 head.first_index + 1, value.count, value.crc, head.term, head.first_body_pos, head.last_index
             )
-            self.sessions.appended(value.session_id, value.seq, result)
+            if not self.sessions.appended(value.session_id, value.seq, result):
+                self._set_aside(head.first_index, f"{value} is not the next batch of its session")
         elif isinstance(value, SessionOpen):
             self.sessions.opened(head.first_index)
 
@@ -217,6 +221,9 @@ class LogState:
         done: list[Internal] = []
         while self._marks and self._marks[0].last_index <= committed_index:
             head = self._marks.popleft()
+            if isinstance(head.value, Purge) and not self._is_possible(head.value.base, head.first_index):
+                self._set_aside(head.first_index, f"{head.value} of what may not be purged")
+                continue
             self._mark_committed(head)
             if not isinstance(head.value, ImageBegin):
                 done.append(head.value)
@@ -239,6 +246,22 @@ class LogState:
             case _:
                 pass
 
+    def _is_possible(self, base: Base, index: int) -> bool:
+        """Whether the PURGE at this index can be carried out. One that is over may say anything."""
+        return -1 <= base.index < index and min(base.pos, base.term) >= 0
+
+    def _set_aside(self, index: int, reason: str) -> None:
+        self.set_aside += 1
+        _log.error("an entry of the log's own is set aside", index=index, reason=reason)
+
+    def _load_sessions(self, image: Image) -> bool:
+        try:
+            self.sessions.load(image.sessions)
+        except ValueError as error:
+            self._set_aside(image.image_index, f"the image that begins here: {error}")
+            return False
+        return True
+
     def _try_image(self) -> None:
         """An image that was awaited may be complete: begin from it, then repeat what came after its mark.
 
@@ -246,9 +269,8 @@ class LogState:
         nobody knows what is committed, and if all had to wait for that, none would ever lead.
         """
         image = find_image((head.first_index, head.value) for head in self._deferred)
-        if image is None:
+        if image is None or not self._load_sessions(image):
             return
-        self.sessions.load(image.sessions)
         self.needs_image = False
         for head in self._deferred:
             if head.first_index > image.image_index:

@@ -556,7 +556,7 @@ class Replica:
         if base is None or base.index > log.durable_index:
             return
         self._purge_to = None
-        if base.index > log.base.index:
+        if base.index > log.base.index and self.retainer.is_border(base):
             self._effects.extend(self.core.step(Purged(base), now_ms))
             self.shell.submit(PurgeJob(base))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dledger.core.values import Base
 from dledger.errors import ReadFailed
 from dledger.node.images import CHUNK_BYTES, ImageWriter
+from dledger.node.logs import get_logger
 from dledger.node.retention import Border, RetentionPolicy, held_back, wanted_base
 from dledger.store.api import EntryDamaged
 from dledger.store.internal import ImageBegin, ImageEnd, Internal, Purge, decode_internal, strip_stamp
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dledger.node.replica import Replica
+
+_log = get_logger("log")
 
 _CHUNK_OVERHEAD = 128  # of the entry that carries a chunk: more than its header, stamp and tag
 _PENDING_BYTES = 1 << 20  # chunks wait while so much of the log is uncommitted: appends of users go first
@@ -80,6 +83,15 @@ class Retainer:
             self._next_check_ms = 0
         elif isinstance(mark, Purge):
             self._purge_pending = False
+
+    def is_border(self, base: Base) -> bool:
+        """Whether the log can begin behind `base`, which a committed PURGE names. It is believed if damage
+        around there leaves nothing to prove it by."""
+        store = self._replica.store
+        if base.pos % store.data_file_size == 0 and (base in store.borders() or store.damages):
+            return True
+        _log.error("a PURGE entry is set aside: the log cannot begin there", base=base)
+        return False
 
     def _write_image(self, now_ms: int) -> None:
         replica = self._replica

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from dledger.errors import Code, StorageError
 from dledger.node.entry_run import EntryRun
-from dledger.node.images import find_image
-from dledger.node.state_machine import Applied, DurableStateMachine, StateMachine
+from dledger.node.images import Image, ImageCollector
+from dledger.node.logs import get_logger
+from dledger.node.state_machine import Applied, DurableStateMachine, ImageRefused, StateMachine
 from dledger.node.state_plan import Apply, Load, Loaded, Replay
-from dledger.store.api import EntryDamaged, LogStore
+from dledger.store.api import BatchHead, EntryDamaged, LogStore
 from dledger.store.batch import Batch
-from dledger.store.internal import decode_internal
+from dledger.store.internal import decode_internal, strip_stamp
 
 READ_BYTES = 1 << 20
+
+_log = get_logger("state")
 
 
 class Recovered(NamedTuple):
@@ -34,6 +37,8 @@ class StateFeeder:
         self._store = store
         self._read_bytes = read_bytes
         self._batch_end = -1  # last entry of the batch within which the recovered state ends
+        self._refused: set[int] = set()  # images that the machine cannot load
+        self._without_image = (-1, -1)  # (newest image, index of the base) of a log that has no other
         self._is_open = False  # asked to recover, and no call has failed since
 
     @property
@@ -96,15 +101,35 @@ class StateFeeder:
             with self._calling():
                 self.machine.load(())
             return Loaded(-1, -1, 0)
-        heads = self._store.iter_heads(piece.newest_image)
-        image = find_image(
-            (b.first_index, decode_internal(b.head)) for b in heads if b.last_index <= piece.readable_index
-        )
-        if image is None:
-            return None
+        for image in self._images(piece):
+            try:
+                with self._calling():
+                    self.machine.load(_pieces(image.state))
+            except ImageRefused as error:
+                self._refused.add(image.image_index)
+                _log.error("a state image is set aside", index=image.image_index, reason=str(error))
+                continue
+            return Loaded(image.image_index - 1, base.index, len(image.state))
+        if not self._refused or base.index >= 0:
+            return None  # a newer one has to come
         with self._calling():
-            self.machine.load(_pieces(image.state))
-        return Loaded(image.image_index - 1, base.index, len(image.state))
+            self.machine.load(())
+        return Loaded(-1, -1, 0)
+
+    def _images(self, piece: Load) -> Iterator[Image]:
+        """Complete images that the machine has not refused, the newest first: whichever it takes, the entries
+        after it lead to the same state."""
+        begin, found = self._store.base.index + 1, (piece.newest_image, self._store.base.index)
+        for first in (piece.newest_image, begin):
+            if found == self._without_image:
+                return  # all were tried
+            known = _complete_images(self._store.iter_heads(first), piece.readable_index)
+            for image in reversed(known):
+                if image.image_index not in self._refused:
+                    yield image
+            if not self._refused:
+                return
+        self._without_image = found
 
     def replay(self, piece: Replay) -> int:
         """How far it came. Errors as LogStore.read."""
@@ -141,7 +166,11 @@ class StateFeeder:
     @contextmanager
     def _calling(self) -> Iterator[None]:
         was_open, self._is_open = self._is_open, False
-        yield
+        try:
+            yield
+        except ImageRefused:
+            self._is_open = was_open
+            raise
         self._is_open = was_open
 
     def _read(self, first_index: int, last_index: int) -> tuple[EntryRun, int]:
@@ -151,6 +180,19 @@ class StateFeeder:
             last_index = min(last_index, self._batch_end)
         frames = self._store.read(first_index, last_index, self._read_bytes, whole_batches=not within)
         return EntryRun([frames.data]), frames.last_index
+
+
+def _complete_images(heads: Iterable[BatchHead], readable_index: int) -> list[Image]:
+    """In the order of the log."""
+    collector = ImageCollector()
+    found: list[Image] = []
+    for batch in heads:
+        if batch.last_index > readable_index:
+            break
+        collector.see(batch.first_index, strip_stamp(decode_internal(batch.head))[1])
+        if collector.newest is not None and (not found or found[-1] is not collector.newest):
+            found.append(collector.newest)
+    return found
 
 
 def _pieces(state: bytes, size: int = 1 << 20) -> Sequence[bytes]:

@@ -34,18 +34,27 @@ class Applied(NamedTuple):
     end_pos: int  # entry.pos + 48 + len(entry.body)
 
 
+class ImageRefused(Exception):
+    """Out of `StateMachine.load`: these are not the bytes that `save` gives. The node logs it, tries the
+    images before this one, and waits for a newer one if there is none."""
+
+
 class StateMachine(Protocol):
-    """An exception out of any of these ends the node: its state would be nobody's."""
+    """An exception out of any of these ends the node, except `ImageRefused`: its state would be nobody's."""
 
     def apply(self, entries: Sequence[AppliedEntry]) -> None:
         """Consecutive entries of users; indexes in between belong to the log itself. Whole batches, except
-        that the first may be the rest of one that `recover` had ended in. A node gives an `EntryRun`."""
+        that the first may be the rest of one that `recover` had ended in. A node gives an `EntryRun`.
+
+        Not to raise for what an entry holds, whatever that is: the entry is committed, and is applied again
+        on every node at every start."""
 
     def save(self) -> Iterable[bytes]:
         """The whole state, as all entries applied so far made it, in pieces of any size."""
 
     def load(self, chunks: Iterable[bytes]) -> None:
-        """Forget everything and take over what `save` gave, in other pieces. Nothing: the empty state."""
+        """Forget everything and take over what `save` gave, in other pieces. Nothing: the empty state.
+        ImageRefused."""
 
 
 @runtime_checkable

@@ -27,6 +27,8 @@ _IMAGE_CHUNK = struct.Struct(">2sQI")
 _IMAGE_END = struct.Struct(">2sQII")
 _PURGE = struct.Struct(">2sqqqI")
 _STAMP = struct.Struct(">2sq")
+#: The year 10889: what is made of a stamp fits into its field.
+MAX_STAMP_MS = 1 << 48
 _U8_MAX = (1 << 64) - 1
 _U4_MAX = (1 << 32) - 1
 
@@ -140,7 +142,10 @@ def decode_internal(body: bytes) -> Internal:
         return SessionOpen()
     if tag == TAG_STAMP and size >= _STAMP.size:
         inner = decode_internal(body[_STAMP.size :])
-        return Unknown(body) if isinstance(inner, Stamped) else Stamped(_STAMP.unpack_from(body)[1], inner)
+        stamp_ms = _STAMP.unpack_from(body)[1]
+        if isinstance(inner, Stamped) or not 0 <= stamp_ms <= MAX_STAMP_MS:
+            return Unknown(body)
+        return Stamped(stamp_ms, inner)
     if body == TAG_IMAGE_BEGIN:
         return ImageBegin()
     if tag == TAG_IMAGE_CHUNK and size >= _IMAGE_CHUNK.size:

@@ -12,6 +12,7 @@ from broker_adapter.host import Host
 from broker_adapter.message import Message, encode
 from broker_adapter.properties import join_properties
 from broker_adapter.record_writer import RecordBatch
+from broker_adapter.sys_flag import TRANSACTION_MASK
 
 V4, V6 = Host(bytes((10, 0, 0, 1)), 10911), Host(bytes(range(16)), 65535)
 NAMES = st.text("abcXYZ_", min_size=1, max_size=5)
@@ -21,7 +22,7 @@ messages = st.builds(
     body=st.binary(max_size=64),
     properties=st.dictionaries(NAMES, NAMES, max_size=3),
     flag=st.integers(-(1 << 31), (1 << 31) - 1),
-    sys_flag=st.integers(0, 0xFFF),
+    sys_flag=st.integers(0, 0xFFF).map(lambda bits: bits & ~TRANSACTION_MASK),
     born_timestamp=st.integers(0, 1 << 42),
 )
 
@@ -81,6 +82,10 @@ def test_records_are_those_of_encode(
         (OutgoingMessage(b"", {"a": "b" * 32_767}), Status.PROPERTIES_TOO_LONG),
         (OutgoingMessage(b"", flag=1 << 31), Status.FIELD_OUT_OF_RANGE),
         (OutgoingMessage(b"", sys_flag=1 << 31), Status.FIELD_OUT_OF_RANGE),
+        (OutgoingMessage(b"", sys_flag=0x4), Status.FIELD_OUT_OF_RANGE),
+        (OutgoingMessage(b"", sys_flag=0x8), Status.FIELD_OUT_OF_RANGE),
+        (OutgoingMessage(b"", sys_flag=0xC), Status.FIELD_OUT_OF_RANGE),
+        (OutgoingMessage(b"", sys_flag=-1), Status.FIELD_OUT_OF_RANGE),
         (OutgoingMessage(b"", born_timestamp=1 << 63), Status.FIELD_OUT_OF_RANGE),
     ],
 )

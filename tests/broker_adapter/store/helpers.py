@@ -160,14 +160,16 @@ class InlineStage:
 class Node:
     """A Dispatcher on a disk, with what a node gives it."""
 
-    def __init__(self, disk: SimDisk, options: StoreOptions = SMALL) -> None:
+    def __init__(
+        self, disk: SimDisk, options: StoreOptions = SMALL, metadata: Commands | None = None
+    ) -> None:
         self.disk = disk
         if not disk.exists(ROOT):
             disk.mkdir(ROOT)
             disk.sync_directory(ROOT.parent)
         self.durable = 1 << 60
         self.arrivals: list[Arrivals] = []
-        self.metadata = Commands()
+        self.metadata = metadata or Commands()
         self.now = 0.0
         self.dispatcher = Dispatcher(
             ROOT,

@@ -146,7 +146,7 @@ def image_without_floors(patch: pytest.MonkeyPatch) -> None:
     def save(self: Dispatcher) -> Iterable[bytes]:
         self._dispatching.end_replay()
         positions = [position._replace(floor=0) for position in self.queues.positions()]
-        return [encode_image(Image(positions, self._metadata.save()))]
+        return [encode_image(Image(positions, self._metadata.save(), []))]
 
     patch.setattr(Dispatcher, "save", save)
 

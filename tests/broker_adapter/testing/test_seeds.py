@@ -38,6 +38,7 @@ def test_much_of_what_can_happen_does_happen() -> None:
     expected = ["masterships", "messages acknowledged", "messages consumed", "commits acknowledged"]
     expected += ["offsets reset", "topics deleted", "states recovered", "states loaded", "purges committed"]
     expected += ["state pieces replayed", "crashes: process", "crashes: power", "graceful stops"]
+    expected += [f"poison: {kind}" for kind in ("garbage", "metadata", "delivery", "hole", "far", "before")]
     expected += ["sends: NOT_MASTER", "sends: OUTCOME_UNKNOWN", "commits: GENERATION_STALE", "offsets read"]
     assert not [name for name in expected if not counts[name]], counts
 
