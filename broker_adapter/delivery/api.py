@@ -50,11 +50,21 @@ class Delivery(NamedTuple):
     invisible_until_ms: int
 
 
+#: Steps that one look at a queue, or one pull, may take: some tenths of a second of a reader thread.
+MAX_FILTER_STEPS = 400_000
+
+
 class Filter(NamedTuple):
-    """`tags`: only messages with one of these, empty: all. `matches`: and only those it says yes to."""
+    """`tags`: only messages with one of these, empty: all. `matches`: and only those it says yes to, which
+    takes up to `steps` for each KiB of a message."""
 
     tags: frozenset[str] = frozenset()
     matches: Matcher | None = None
+    steps: int = 1
+
+    def work(self, record: bytes) -> int:
+        """Steps that looking at a record may take."""
+        return 0 if self.matches is None else self.steps * (1 + (len(record) >> 10))
 
 
 class Resolution(StrEnum):

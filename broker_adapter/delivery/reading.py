@@ -7,7 +7,7 @@ from itertools import groupby
 from struct import Struct
 
 from broker_adapter.api import PullStatus
-from broker_adapter.delivery.api import Filter
+from broker_adapter.delivery.api import MAX_FILTER_STEPS, Filter
 from broker_adapter.delivery.commands import QueueKey
 from broker_adapter.delivery.queue_state import Held
 from broker_adapter.message import decode
@@ -45,22 +45,28 @@ class Found:
 def look(reader: QueueReader, plans: list[Plan], wanted: Filter, most: int, max_bytes: int) -> list[Found]:
     """Up to `most` messages and about so many bytes, at least one if there is one. Blocks."""
     found = []
+    steps_left = MAX_FILTER_STEPS
     for plan in plans:
-        one = _Look(reader, wanted, most, max_bytes).look(plan)
+        looking = _Look(reader, wanted, most, max_bytes, steps_left)
+        one = looking.look(plan)
         most -= len(one.records)
         max_bytes -= sum(map(len, one.records.values()))
+        steps_left = looking.steps_left
         found.append(one)
-        if most <= 0 or max_bytes <= 0:
+        if most <= 0 or max_bytes <= 0 or steps_left <= 0:
             break
     return found
 
 
 class _Look:
-    def __init__(self, reader: QueueReader, wanted: Filter, most: int, max_bytes: int) -> None:
+    def __init__(
+        self, reader: QueueReader, wanted: Filter, most: int, max_bytes: int, steps_left: int
+    ) -> None:
         self._reader = reader
         self._wanted = wanted
         self._most = most
         self._max_bytes = max_bytes
+        self.steps_left = steps_left  # of evaluating the filter
 
     def look(self, plan: Plan) -> Found:
         found = Found(plan, plan.begin)
@@ -74,7 +80,7 @@ class _Look:
         by_offset = dict(plan.again)
         for _, run in groupby(enumerate(sorted(by_offset)), lambda one: one[1] - one[0]):
             offsets = [offset for _, offset in run]
-            while offsets and self._most > 0 and self._max_bytes > 0:
+            while offsets and self._most > 0 and self._max_bytes > 0 and self.steps_left > 0:
                 result = self._reader.read(
                     plan.key.topic,
                     plan.key.queue_id,
@@ -92,9 +98,10 @@ class _Look:
                     continue
                 if result.next_offset <= offsets[0]:
                     break
+                looked_at = 0
                 records = {_queue_offset(one, _QUEUE_OFFSET_AT)[0]: one for one in result.records}
                 for offset in offsets:
-                    if offset >= result.next_offset:
+                    if offset >= result.next_offset or self.steps_left <= 0:
                         break
                     held, record = (offset, by_offset[offset]), records.get(offset)
                     if record is not None and self._matches(record):
@@ -102,11 +109,12 @@ class _Look:
                         found.again.append(held)
                     else:
                         found.unwanted.append(held)
-                offsets = [offset for offset in offsets if offset >= result.next_offset]
+                    looked_at += 1
+                offsets = offsets[looked_at:]
 
     def _look_ahead(self, plan: Plan, found: Found) -> None:
         key, limit, left = plan.key, plan.begin + _MOST_SCANNED, min(plan.most_fresh, self._most)
-        while left > 0 and self._max_bytes > 0 and found.end < limit:
+        while left > 0 and self._max_bytes > 0 and self.steps_left > 0 and found.end < limit:
             result = self._reader.read(
                 key.topic,
                 key.queue_id,
@@ -119,8 +127,11 @@ class _Look:
                 break  # its end; or behind it, on a broker whose queues are not all there
             found.end = result.next_offset
             for record in result.records:
+                offset = _queue_offset(record, _QUEUE_OFFSET_AT)[0]
+                if self.steps_left <= 0:
+                    found.end = offset  # the next look goes on here
+                    break
                 if self._matches(record):
-                    offset = _queue_offset(record, _QUEUE_OFFSET_AT)[0]
                     self._take(found, offset, record)
                     found.fresh.append(offset)
                     left -= 1
@@ -131,8 +142,9 @@ class _Look:
         self._max_bytes -= len(record)
 
     def _matches(self, record: bytes) -> bool:
-        tags, matches = self._wanted
+        tags, matches, _ = self._wanted
         if not tags and matches is None:
             return True
+        self.steps_left -= self._wanted.work(record)
         properties = split_properties(decode(record, verify_body=False).properties)
         return (not tags or properties.get(TAGS, "") in tags) and (matches is None or matches(properties))

@@ -43,7 +43,8 @@ def _tags(text: str) -> Filter:
 @lru_cache(_KEPT)
 def _sql(text: str) -> Filter:
     try:
-        return Filter(matches=compile_sql(text))
+        matches, steps = compile_sql(text)
+        return Filter(matches=matches, steps=steps)
     except SqlError as error:
         raise _illegal(str(error)) from error
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from broker_adapter.api import BrokerApi, PullResult, PullStatus, QueueOffset
-from broker_adapter.delivery.api import Filter
+from broker_adapter.delivery.api import MAX_FILTER_STEPS, Filter
 from broker_adapter.errors import IllegalMessage, Status
 from broker_adapter.message import decode
 from broker_adapter.messaging.context import CallContext
@@ -52,14 +53,17 @@ class QueueCalls:
         if result.status is PullStatus.OFFSET_ILLEGAL:
             text = f"offset {request.offset}; the queue has {result.min_offset} to {result.max_offset}"
             yield calls.PullMessageResponse(status=pb.Status(code=Code.ILLEGAL_OFFSET, message=text))
+            yield calls.PullMessageResponse(next_offset=result.next_offset)
         else:
-            records = _matching(result, wanted)
+            records, next_offset = result.records, result.next_offset
+            if wanted.matches is not None:  # what a client's expression costs is never the event loop's
+                records, next_offset = await asyncio.to_thread(_matching, result, wanted)
             nothing = pb.Status(code=Code.MESSAGE_NOT_FOUND, message="no message within the time to wait")
             yield calls.PullMessageResponse(status=ok() if records else nothing)
             for record in records:
                 message = stored_message(record, request.message_queue.topic)
                 yield calls.PullMessageResponse(message=message)
-        yield calls.PullMessageResponse(next_offset=result.next_offset)
+            yield calls.PullMessageResponse(next_offset=next_offset)
 
     async def query_offset(
         self, request: calls.QueryOffsetRequest, context: CallContext
@@ -126,8 +130,16 @@ def _no_queue(topic: str, queue_id: int) -> Rejected:
     return Rejected(Code.BAD_REQUEST, f"topic {topic} has no queue {queue_id}")
 
 
-def _matching(result: PullResult, wanted: Filter) -> Sequence[bytes]:
-    matches = wanted.matches
-    if matches is None:
-        return result.records
-    return [record for record in result.records if matches(split_properties(decode(record).properties))]
+def _matching(result: PullResult, wanted: Filter) -> tuple[Sequence[bytes], int]:
+    """Those of the records that match, up to the offset where the next pull goes on. On another thread."""
+    assert wanted.matches is not None
+    found: list[bytes] = []
+    steps_left = MAX_FILTER_STEPS
+    for record in result.records:
+        message = decode(record)
+        if steps_left <= 0:
+            return found, message.queue_offset
+        steps_left -= wanted.work(record)
+        if wanted.matches(split_properties(message.properties)):
+            found.append(record)
+    return found, result.next_offset

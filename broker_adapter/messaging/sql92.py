@@ -9,6 +9,9 @@ not. A quote in a string is doubled.
 Properties are text. Beside a number they are read as one, beside TRUE and FALSE as one of these; what cannot
 be read so, and what is not there, makes a comparison UNKNOWN. AND, OR and NOT know three values, and a
 message matches if the whole is TRUE (SQL92, 8.12).
+
+Comparisons do not chain: `a = b = c` is none, `(a = b) = c` is. So every word of an expression is looked at
+once at most for a message, and the length of the text bounds what that costs.
 """
 
 from __future__ import annotations
@@ -33,14 +36,22 @@ class SqlError(ValueError):
     """The expression is none, or larger than allowed; the message says where and why."""
 
 
-def compile_sql(text: str) -> Callable[[Properties], bool]:
-    """Whether a message with these properties matches. SqlError."""
+class Compiled(NamedTuple):
+    """`matches`: whether a message with these properties does. `steps`: what that costs at most, in words."""
+
+    matches: Callable[[Properties], bool]
+    steps: int
+
+
+def compile_sql(text: str) -> Compiled:
+    """SqlError."""
     if len(text) > MAX_LENGTH:
         raise SqlError(f"an expression of {len(text)} characters; at most {MAX_LENGTH} are allowed")
-    parser = _Parser(_tokens(text))
+    tokens = _tokens(text)
+    parser = _Parser(tokens)
     node = parser.expression(0, 0)
     parser.expect("end", "the end of the expression")
-    return lambda properties: _truth(node(properties)) is True
+    return Compiled(lambda properties: _truth(node(properties)) is True, len(tokens))
 
 
 # -- words
@@ -114,8 +125,12 @@ class _Parser:
         if depth > MAX_DEPTH:
             raise SqlError(f"more than {MAX_DEPTH} expressions within each other")
         left = self._prefix(depth + 1)
+        is_comparison = False
         while (binds := self._power()) > power:
+            if is_comparison and binds == _COMPARISON:
+                raise self._wrong(self._next(), "AND, OR or the end, as comparisons do not chain")
             left = self._infix(left, binds, depth + 1)
+            is_comparison = binds == _COMPARISON
         return left
 
     def expect(self, text: str, what: str) -> None:
@@ -161,7 +176,7 @@ class _Parser:
                 low = self.expression(_COMPARISON, depth)
                 self.expect("AND", "AND of BETWEEN")
                 high = self.expression(binds, depth)
-                return _and(_compared(left, low, operator.ge), _compared(left, high, operator.le))
+                return _between(left, low, high)
             case "IN":
                 return _one_of(left, self._list())
             case "IS":
@@ -219,6 +234,7 @@ class _Parser:
 # -- values
 
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?\Z", re.ASCII)
+_LONGEST_TRUTH = len("false")
 _MAX_DIGITS = 64  # of one number: longer ones would take their time
 
 
@@ -233,7 +249,7 @@ def _read_as(text: str, model: Value) -> Value:
     if isinstance(model, str):
         return text
     if isinstance(model, bool):
-        return {"true": True, "false": False}.get(text.lower())
+        return _truth(text)
     return _number(text) if len(text) <= _MAX_DIGITS and _NUMBER.match(text) else None
 
 
@@ -260,6 +276,21 @@ def _compared(left: Node, right: Node, compare: Callable[[Any, Any], bool]) -> N
     return evaluate
 
 
+def _between(node: Node, low: Node, high: Node) -> Node:
+    def evaluate(properties: Properties) -> Value:
+        value = node(properties)
+        if value is None:
+            return None
+        least, most = low(properties), high(properties)
+        above = None if least is None else _apply(operator.ge, value, least)
+        below = None if most is None else _apply(operator.le, value, most)
+        if above is False or below is False:
+            return False
+        return None if above is None or below is None else True
+
+    return evaluate
+
+
 def _text_compared(left: Node, right: Node, compare: Callable[[str, str], bool]) -> Node:
     def evaluate(properties: Properties) -> Value:
         a, b = left(properties), right(properties)
@@ -282,7 +313,7 @@ def _one_of(left: Node, values: list[Value]) -> Node:
 def _truth(value: Value) -> bool | None:
     """What stands where a condition is expected: a property of this text, or a condition."""
     if isinstance(value, str):
-        return {"true": True, "false": False}.get(value.lower())
+        return {"true": True, "false": False}.get(value.lower()) if len(value) <= _LONGEST_TRUTH else None
     return value if isinstance(value, bool) else None
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from broker_adapter.api import OutgoingMessage
+from broker_adapter.delivery.api import MAX_FILTER_STEPS, Filter
+from broker_adapter.messaging import queue_calls
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
 from tests.broker_adapter.messaging.world import World, resource, world
@@ -53,6 +57,37 @@ async def test_filters_pass_over_what_does_not_match() -> None:
             answers = await pull(w, filter_expression=wanted)
             assert [a.message.body for a in answers if a.HasField("message")] == [b"1"]
             assert answers[-1].next_offset == 3
+
+
+async def test_a_filter_is_never_evaluated_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client decides what its expression costs; one on the loop froze the node."""
+    threads = set()
+
+    def matches(properties: Mapping[str, str]) -> bool:
+        threads.add(threading.current_thread())
+        return True
+
+    monkeypatch.setattr(queue_calls, "filter_of", lambda _: Filter(matches=matches))
+    async with world() as w:
+        await fill(w)
+        assert len(await pull(w)) == 5
+    assert threads and threading.current_thread() not in threads
+
+
+async def test_a_pull_ends_where_its_steps_end_and_the_next_one_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    costly = Filter(matches=lambda properties: properties["n"] == "2", steps=MAX_FILTER_STEPS)
+    monkeypatch.setattr(queue_calls, "filter_of", lambda _: costly)
+    async with world() as w:
+        await fill(w)
+        found, offset = [], 0
+        for expected in (1, 2, 3):
+            answers = await pull(w, offset)
+            found += [a.message.body for a in answers if a.HasField("message")]
+            offset = answers[-1].next_offset
+            assert offset == expected
+        assert found == [b"2"]
 
 
 async def test_an_offset_outside_of_the_queue_says_where_it_is() -> None:

@@ -1,0 +1,33 @@
+"""What a client's filter costs is shared among its receives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from broker_adapter.delivery.api import MAX_FILTER_STEPS, Filter
+from broker_adapter.message import decode
+from tests.broker_adapter.cluster import brokers, in_step, messages
+
+
+async def test_a_costly_filter_is_looked_at_in_pieces(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        for body in "abcdef":
+            await program.broker.send("t", messages(body), queue_id=0)
+        await in_step(program)
+        seen: list[Mapping[str, str]] = []
+
+        def matches(properties: Mapping[str, str]) -> bool:
+            seen.append(properties)
+            return True
+
+        wanted = Filter(matches=matches, steps=MAX_FILTER_STEPS // 2)
+        receive = partial(program.delivery.receive, "g", "t", client_id="c", max_messages=9, wanted=wanted)
+        found: list[str] = []
+        for _ in range(3):
+            got = await receive(invisible_ms=60_000)
+            assert 0 < len(got) <= 2, "two messages use the steps of one look up"
+            found += [decode(one.record).body.decode() for one in got]
+        assert sorted(found) == list("abcdef") and len(seen) == 6
