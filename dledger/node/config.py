@@ -18,7 +18,7 @@ from dledger.core.values import Timing
 from dledger.errors import Code, ConfigError
 from dledger.node.config_faults import read_toml, validate
 from dledger.node.retention import RetentionPolicy
-from dledger.rpc.channels import MAX_PAYLOAD_BYTES
+from dledger.rpc.channels import MAX_CONNECTIONS, MAX_PAYLOAD_BYTES
 from dledger.rpc.ports import ServiceLimits
 from dledger.store.batch import max_batch_size
 
@@ -86,6 +86,8 @@ class LimitsConfig(_Section):
     max_read_streams: Positive = 256
     max_waiting_reads: Positive = 4096
     max_unanswered_per_stream: Positive = 1024
+    max_calls: Positive = 16_384  # of clients, under way at once
+    max_connections: Annotated[int, Field(ge=16)] = MAX_CONNECTIONS  # of clients and members
     max_pending_bytes: Positive = 64 << 20
     max_pending_appends: Positive = 65_536
     max_push_bytes: Annotated[int, Field(gt=0, le=MAX_PAYLOAD_BYTES)] = 1 << 20  # a larger batch goes alone
@@ -121,6 +123,8 @@ class LimitsConfig(_Section):
             max_append_streams=self.max_append_streams,
             max_read_streams=self.max_read_streams,
             max_unanswered_per_stream=self.max_unanswered_per_stream,
+            max_calls=self.max_calls,
+            max_connections=self.max_connections,
             append_timeout_ms=self.append_timeout_ms,
             max_append_timeout_ms=self.max_append_timeout_ms,
             read_chunk_bytes=self.read_chunk_bytes,

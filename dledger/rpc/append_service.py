@@ -7,12 +7,14 @@ not a task.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from time import perf_counter
 from typing import Any, TypeAlias
 
 import grpc.aio
 
 from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest, Overloaded
+from dledger.rpc.call_limit import FirstMessages
 from dledger.rpc.convert_log import AppendResult, append_response
 from dledger.rpc.handlers import malformed
 from dledger.rpc.outbox import Outbox
@@ -31,6 +33,7 @@ class AppendService:
         self._port = port
         self._streams: set[_AppendStream] = set()
         self._calls: set[_Call] = set()
+        self._first_messages = FirstMessages(port.limit_hit)
 
     @property
     def open_streams(self) -> int:
@@ -60,7 +63,7 @@ class AppendService:
         limits = self._port.limits
         if len(self._streams) >= limits.max_append_streams:
             self._port.limit_hit("max_append_streams")
-            await _refuse_stream(context, limits)
+            await self._refuse_stream(context, limits)
             return
         stream = _AppendStream(self._port)
         self._streams.add(stream)
@@ -73,13 +76,15 @@ class AppendService:
             stream.closed = True
             writer.cancel()
 
-
-async def _refuse_stream(context: _Context, limits: ServiceLimits) -> None:
-    """The first request is answered, so that the client sees a number; the stream's end answers the rest."""
-    request = await context.read()
-    error = Overloaded(f"{limits.max_append_streams} append streams are open", code=Code.TOO_MANY_CONNECTIONS)
-    request_id = request.request_id if isinstance(request, pb.AppendRequest) else 0
-    await context.write(append_response(request_id, error))
+    async def _refuse_stream(self, context: _Context, limits: ServiceLimits) -> None:
+        """The first request is answered, so that the client sees a number; the stream's end answers the rest.
+        If none comes in time, the number comes without one."""
+        most, request_id = limits.max_append_streams, 0
+        with suppress(Overloaded):
+            request = await self._first_messages.read(context)
+            request_id = request.request_id if isinstance(request, pb.AppendRequest) else 0
+        error = Overloaded(f"{most} append streams are open", code=Code.TOO_MANY_CONNECTIONS)
+        await context.write(append_response(request_id, error))
 
 
 def submit(port: LogPort, token: _Call | _Pending, request: pb.AppendRequest) -> None:

@@ -40,6 +40,17 @@ KEEPALIVE_TIMEOUT_MS = 2_000
 PING_TIMEOUT_MS = 4_000
 SERVER_PING_TIMEOUT_MS = 10_000
 
+#: Calls under way on one connection. Further ones wait in the client until one of these has ended.
+MAX_CALLS_PER_CONNECTION = 8_192
+#: Connections of one server, unless told otherwise. Further ones are closed as soon as they are accepted.
+MAX_CONNECTIONS = 10_000
+#: A connection that is no HTTP/2 connection by then (TLS included) is closed; gRPC's own default is 120 s.
+HANDSHAKE_TIMEOUT_MS = 10_000
+#: A stream that has to begin with a message, and has not by then, is answered with a number and ended.
+FIRST_MESSAGE_TIMEOUT_S = 10.0
+#: So many streams may be waited for at once: of members, and of clients that are going to be refused.
+MAX_FIRST_MESSAGES = 64
+
 #: Whoever was handed a channel a moment ago may be about to use it.
 _SURELY_IDLE_S = 5.0
 
@@ -69,7 +80,7 @@ def channel_options() -> Options:
     ]
 
 
-def server_options() -> Options:
+def server_options(max_connections: int = MAX_CONNECTIONS) -> Options:
     """Options of every server that this project starts."""
     return [
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -82,6 +93,9 @@ def server_options() -> Options:
         ("grpc.keepalive_time_ms", 5 * KEEPALIVE_TIME_MS),
         ("grpc.keepalive_timeout_ms", 5 * KEEPALIVE_TIMEOUT_MS),
         ("grpc.http2.ping_timeout_ms", SERVER_PING_TIMEOUT_MS),
+        ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
     ]
 
 
@@ -136,6 +150,6 @@ class CallCount:
                 return
 
 
-def new_server() -> grpc.aio.Server:
+def new_server(max_connections: int = MAX_CONNECTIONS) -> grpc.aio.Server:
     """A server with this project's options; the caller adds servicers and ports."""
-    return accepting_server(server_options())
+    return accepting_server(server_options(max_connections))

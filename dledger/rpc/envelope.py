@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
-from dledger.errors import Code, InvalidRequest
+from dledger.errors import Code, DLedgerError, InvalidRequest
 from dledger.v1 import peer_pb2 as pb
 
 #: 2: whoever gets the message compares the lists of members. A version that does not, refuses 2.
@@ -87,5 +87,5 @@ class Identity:
         return not envelope.members and envelope.version == _WITHOUT_MEMBERS and not self.compares_members
 
 
-def refusal(error: InvalidRequest) -> pb.Refusal:
+def refusal(error: DLedgerError) -> pb.Refusal:
     return pb.Refusal(code=int(error.code), message=error.message)

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 import grpc
 import grpc.aio
 
-from dledger.errors import Code, DLedgerError, error_for
+from dledger.errors import Code, DLedgerError, Overloaded, error_for
+from dledger.rpc.call_limit import TOO_MANY_CALLS
 from dledger.rpc.channels import CallCount, ChannelSecurity, open_channel
 from dledger.rpc.convert_admin import backup_head_from_pb, node_status_from_pb, scrub_from_pb
 from dledger.rpc.ports import BackupHead, ScrubProgress
@@ -78,7 +79,11 @@ def _raise_bad(status: Any) -> None:
         raise error
 
 
-def _failure(address: str, error: grpc.aio.AioRpcError, security: ChannelSecurity | None) -> NetworkFailure:
+def _failure(address: str, error: grpc.aio.AioRpcError, security: ChannelSecurity | None) -> DLedgerError:
+    details = error.details() or ""
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and details.startswith(TOO_MANY_CALLS):
+        # Nothing looked at the call: with that number this is an answer, and a definite one.
+        return Overloaded(f"{address}: {details}", code=Code.TOO_MANY_CONNECTIONS)
     if (known := explain(address, error.details(), security)) is not None:
         return TlsFailure(f"{address}: {known.message}", code=known.code)
     return NetworkFailure(f"{address}: {error.code().name}: {error.details()}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -15,8 +16,9 @@ from dledger.core.messages import (
     TakeLeadershipResponse,
     VoteResponse,
 )
-from dledger.errors import Code, DLedgerError, InvalidRequest
+from dledger.errors import Code, DLedgerError, InvalidRequest, Overloaded
 from dledger.rpc import convert_peer as convert
+from dledger.rpc.call_limit import FirstMessages
 from dledger.rpc.envelope import refusal
 from dledger.rpc.handlers import malformed
 from dledger.rpc.peer_names import PeerNames
@@ -38,9 +40,15 @@ def _as_refusal(error: DLedgerError | TimeoutError) -> pb.Refusal:
 class PeerService:
     """Votes, heartbeats, pushes and hand-overs of leadership, as a server."""
 
-    def __init__(self, port: PeerPort, names: PeerNames | None = None) -> None:
+    def __init__(
+        self,
+        port: PeerPort,
+        names: PeerNames | None = None,
+        limit_hit: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._port = port
         self._names = names
+        self._first_messages = FirstMessages(limit_hit)
         self._unlisted: set[str] = set()  # warned of already
 
     def _admit(self, envelope: pb.Envelope, context: _Context) -> str:
@@ -121,13 +129,13 @@ class PeerService:
 
     async def push(self, _: object, context: _Context) -> None:
         try:
-            hello = await context.read()
+            hello = await self._first_messages.read(context)
             if not isinstance(hello, pb.PushRequest):
                 raise malformed()
             peer = self._admit(hello.envelope, context)
             if hello.stream_id < 0:
                 raise InvalidRequest(f"stream_id {hello.stream_id}")
-        except InvalidRequest as error:
+        except (InvalidRequest, Overloaded) as error:
             await context.write(pb.PushResponse(refusal=refusal(error)))
             return
         incarnation = self._port.identity.incarnation

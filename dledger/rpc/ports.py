@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from dledger.core.messages import Message, PushMessage, PushResponse
 from dledger.core.values import Base
 from dledger.errors import DLedgerError
-from dledger.rpc.channels import MAX_PAYLOAD_BYTES
+from dledger.rpc.channels import MAX_CONNECTIONS, MAX_PAYLOAD_BYTES
 from dledger.rpc.convert_log import AppendResult
 from dledger.rpc.envelope import Identity
 from dledger.status.model import DamagedRange, NodeStatus
@@ -25,6 +25,8 @@ class ServiceLimits:
     max_append_streams: int = 1024
     max_read_streams: int = 256
     max_unanswered_per_stream: int = 1024
+    max_calls: int = 16_384  # of clients, of all methods together
+    max_connections: int = MAX_CONNECTIONS  # of clients and members
     append_timeout_ms: int = 5_000  # when the client names none
     max_append_timeout_ms: int = 60_000
     read_chunk_bytes: int = 512 << 10

@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from dledger.errors import ConfigError
 from dledger.rpc.admin_service import AdminService
 from dledger.rpc.append_service import AppendService
 from dledger.rpc.append_wire import parse_push
+from dledger.rpc.call_limit import CallLimit, HandlerList
 from dledger.rpc.channels import new_server
 from dledger.rpc.handlers import both_stream, server_stream, service, unary
 from dledger.rpc.host import bind
@@ -66,13 +67,15 @@ class NodeGrpc:
         self._serving = False
         self._others = tuple(others)
         self._credentials = credentials  # None: plain text
-        self._peers = PeerService(peers, peer_names)
+        self._peers = PeerService(peers, peer_names, log.limit_hit)
+        self._limits = log.limits
+        self._calls = CallLimit(self._limits.max_calls, lambda: log.limit_hit("max_calls"))
         self._admin = AdminService(admin, admin_names)
         self._health = health.aio.HealthServicer()
 
     async def start(self, listen: str) -> None:
         """Bind and serve. ConfigError PORT_IN_USE names the address if it cannot be had."""
-        self._server = new_server()
+        self._server = new_server(self._limits.max_connections)
         self._add_services()
         self.address = await bind(self._server, listen, self._credentials)
         await self._server.start()
@@ -114,8 +117,12 @@ class NodeGrpc:
             "Scrub": server_stream(self._admin.scrub, admin_pb2.ScrubRequest),
             "Backup": server_stream(self._admin.backup, admin_pb2.BackupRequest),
         }
-        handlers = (service(LOG_SERVICE, log), service(PEER_SERVICE, peer), service(ADMIN_SERVICE, admin))
-        self._server.add_generic_rpc_handlers((*handlers, *(other.handler for other in self._others)))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        of_clients = HandlerList()
+        of_clients.add_generic_rpc_handlers((service(LOG_SERVICE, log), service(ADMIN_SERVICE, admin)))
+        of_clients.add_generic_rpc_handlers([other.handler for other in self._others])
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, of_clients)
         names = (*_SERVICES, *self._other_names(), health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        described = reflection.aio.ReflectionServicer(names)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(described, of_clients)
+        limited = [self._calls.over(handler) for handler in of_clients.handlers]
+        self._server.add_generic_rpc_handlers((service(PEER_SERVICE, peer), *limited))
