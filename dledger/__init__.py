@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         StateMachine,
     )
     from dledger.node.tracing import NodeTrace
+    from dledger.node.watchdog import LoopWatchdog
     from dledger.rpc import handlers
     from dledger.rpc.channels import MAX_PAYLOAD_BYTES, ChannelSecurity, open_channel
     from dledger.rpc.host import GrpcHost, GrpcMethod
@@ -115,6 +116,7 @@ __all__ = [
     "InvalidRequest",
     "Limits",
     "LoopThread",
+    "LoopWatchdog",
     "MemberAddress",
     "NetworkFailure",
     "NodeConfig",
@@ -222,6 +224,7 @@ _MODULE_OF = {
     "tls_files": "dledger.cli.client_options",
     "validate": "dledger.node.config_faults",
     "when_idle": "dledger.node.polling",
+    "LoopWatchdog": "dledger.node.watchdog",
 }
 #: Names that are modules themselves.
 _MODULES = {"handlers": "dledger.rpc.handlers"}

@@ -16,7 +16,8 @@ NODE_PORT, PLAIN_PORT, TLS_PORT = "", "plain", "tls"
 
 class CallContext(NamedTuple):
     """Of one call. `remote` is host:port, "" if the caller has no IP address; `timeout_s` what is left of its
-    deadline, None without one; `account` who it has proved to be; `listener` the port it came to."""
+    deadline, None without one; `account` who it has proved to be; `listener` the port it came to.
+    `is_repeated`: a master was asked before and has not answered, maybe because the call ended it."""
 
     client_id: str
     namespace: str = ""
@@ -26,3 +27,4 @@ class CallContext(NamedTuple):
     account: str = ""
     timeout_s: float | None = None
     listener: str = NODE_PORT
+    is_repeated: bool = False

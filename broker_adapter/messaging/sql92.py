@@ -23,6 +23,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 MAX_LENGTH = 4_096
 MAX_DEPTH = 64
+#: An expression is compiled in one step of the event loop.
+MAX_WORDS = 1_024
 #: A message is looked at by nested calls, one for each.
 MAX_OPERATORS = 256
 
@@ -88,6 +90,8 @@ def _tokens(text: str) -> list[_Token]:
         if kind == "name" and value.upper() in _WORDS:
             kind, value = "word", value.upper()
         found.append(_Token(kind, value, start))
+        if len(found) > MAX_WORDS:
+            raise SqlError(f"more than {MAX_WORDS} words")
         at = match.end()
     return [*found, _Token("end", "", end)]
 

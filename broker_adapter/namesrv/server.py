@@ -23,6 +23,7 @@ from dledger import (
     DLedgerError,
     GrpcHost,
     HttpServer,
+    LoopWatchdog,
     OsDisk,
     ServerTls,
     StorageError,
@@ -40,6 +41,8 @@ EXIT_CONFIG = 2
 _LOCK_NAME = "lock"
 _GRACE_S = 0.5
 _TLS_LOOK_S = 1.0
+#: A process whose event loop has not turned for so long ends.
+_LOOP_STALL_S = 20.0
 
 
 def monotonic_ms() -> int:
@@ -187,11 +190,15 @@ async def _serve(process: NameServerProcess) -> int:
         if not asked.done():
             asked.set_result(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
         loop.add_signal_handler(number, ask, number)
+    watchdog = LoopWatchdog(_LOOP_STALL_S)
+    watchdog.watch(loop, numbers)
     await process.start()
     _log.info("stopping", signal=(await asked).name)
     await process.stop()
+    watchdog.stop()
     return EXIT_OK
 
 

@@ -67,7 +67,7 @@ class ForwardedCall(_message.Message):
     def __init__(self, id: _Optional[int] = ..., method: _Optional[str] = ..., request: _Optional[bytes] = ..., context: _Optional[_Union[CallerContext, _Mapping]] = ...) -> None: ...
 
 class CallerContext(_message.Message):
-    __slots__ = ("client_id", "namespace", "language", "client_version", "remote", "account", "listener", "timeout_ms")
+    __slots__ = ("client_id", "namespace", "language", "client_version", "remote", "account", "listener", "timeout_ms", "is_repeated")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     LANGUAGE_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class CallerContext(_message.Message):
     ACCOUNT_FIELD_NUMBER: _ClassVar[int]
     LISTENER_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    IS_REPEATED_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     namespace: str
     language: str
@@ -84,7 +85,8 @@ class CallerContext(_message.Message):
     account: str
     listener: str
     timeout_ms: int
-    def __init__(self, client_id: _Optional[str] = ..., namespace: _Optional[str] = ..., language: _Optional[str] = ..., client_version: _Optional[str] = ..., remote: _Optional[str] = ..., account: _Optional[str] = ..., listener: _Optional[str] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    is_repeated: bool
+    def __init__(self, client_id: _Optional[str] = ..., namespace: _Optional[str] = ..., language: _Optional[str] = ..., client_version: _Optional[str] = ..., remote: _Optional[str] = ..., account: _Optional[str] = ..., listener: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., is_repeated: bool = ...) -> None: ...
 
 class ForwardedAnswer(_message.Message):
     __slots__ = ("id", "answer", "is_last", "code", "message")

@@ -52,6 +52,8 @@ class TimingConfig(_Section):
     fsync_stall_ms: Positive | None = None
     # A leader that has something to commit and commits nothing for so long steps down; five election_max_ms.
     commit_stall_ms: Positive | None = None
+    # A process whose event loop has not turned for so long ends, with exit code 70; 0: never.
+    loop_stall_ms: NotNegative = 20_000
 
     @model_validator(mode="after")
     def _ordered(self) -> TimingConfig:

@@ -19,6 +19,7 @@ from dledger.node.rejoin import prepare_rejoin
 from dledger.node.server import NodeServer
 from dledger.node.state_machine import StateMachine
 from dledger.node.wakefulness import DEVICE, CpuLatency, Vigil
+from dledger.node.watchdog import LoopWatchdog
 from dledger.store.disk import Disk
 
 EXIT_OK = 0
@@ -82,8 +83,12 @@ async def _serve(server: NodeServer, program: Program | None, rejoin: bool) -> i
         if not asked.done():
             asked.set_result(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
         loop.add_signal_handler(number, ask, number)
+    # A start may occupy the loop for long, if the log is: only signals are watched for.
+    watchdog = LoopWatchdog(0)
+    watchdog.watch(loop, numbers)
     starting = asyncio.ensure_future(_start(server, program, rejoin))
     # A start may wait for other members, and somebody may not want to wait with it.
     waited: list[asyncio.Future[Any]] = [starting, asked]
@@ -93,6 +98,9 @@ async def _serve(server: NodeServer, program: Program | None, rejoin: bool) -> i
         await asyncio.gather(starting, return_exceptions=True)
         return _ended(server)
     await starting
+    watchdog.stop()
+    watchdog = LoopWatchdog(server.config.timing.loop_stall_ms / 1000)
+    watchdog.watch(loop, numbers)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     # What start-up made stays: the collector need not look at it again and again.
     gc.collect()
@@ -102,6 +110,7 @@ async def _serve(server: NodeServer, program: Program | None, rejoin: bool) -> i
     if program is not None:
         await program.stop()
     await server.stop()
+    watchdog.stop()
     return _ended(server)
 
 

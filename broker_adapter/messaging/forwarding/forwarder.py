@@ -1,7 +1,8 @@
 """Who answers a call: this node if it is the master, else the master. Nobody yet: the call waits.
 
 What surely did not happen is sent again, to whoever is master then; what may have happened only if it may
-happen twice (`repeats`). A call waits up to its deadline less what an answer needs.
+happen twice (`repeats`), and then once, marked: the call may be what ended the master that was asked. A call
+waits up to its deadline less what an answer needs.
 """
 
 from __future__ import annotations
@@ -276,7 +277,7 @@ class _Held:
         #: An answer that comes later is of no use.
         self.last_moment = None if self._deadline is None else self._deadline - _LATE_S
         self._error: BrokerError | None = None
-        self._may_be_done = False
+        self._unknown = 0  # attempts of which nobody knows what became of them
         self._not_before = 0.0
 
     async def place(self) -> Place:
@@ -298,21 +299,23 @@ class _Held:
 
     def context(self) -> CallContext:
         """With what is left of the deadline."""
+        context = self._context._replace(is_repeated=self._unknown > 0)
         if self._deadline is None:
-            return self._context
-        return self._context._replace(timeout_s=max(0.0, self._deadline - self._loop.time()))
+            return context
+        return context._replace(timeout_s=max(0.0, self._deadline - self._loop.time()))
 
     def failed(self, place: Place, error: BrokerError) -> None:
         """Raises, unless the call may be sent again."""
         is_unknown = error.status is Status.OUTCOME_UNKNOWN
-        self._may_be_done |= is_unknown
+        self._unknown += is_unknown
         self._error = error
-        may_again = error.status in _SURELY_NOT or (is_unknown and is_repeatable(self.method, self.request))
+        once_more = is_unknown and self._unknown == 1 and is_repeatable(self.method, self.request)
+        may_again = error.status in _SURELY_NOT or once_more
         if may_again and self._loop.time() < self._give_up:
             self._not_before = self._loop.time() + _AGAIN_S
             self.count(place, "sent again")
             return
-        self.count(place, "unknown" if self._may_be_done else "refused")
+        self.count(place, "unknown" if self._unknown else "refused")
         raise self._last_word()
 
     def too_late(self) -> BrokerError:
@@ -327,6 +330,6 @@ class _Held:
         error = self._error
         if error is None:
             return error_for(Status.NOT_MASTER, "there is no master yet, or it cannot be reached")
-        if self._may_be_done and error.status in _SURELY_NOT:
+        if self._unknown and error.status in _SURELY_NOT:
             return PutIndeterminate(Status.OUTCOME_UNKNOWN, f"it may be done; then: {error.message}")
         return error

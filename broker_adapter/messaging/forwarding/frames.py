@@ -78,6 +78,7 @@ def context_to_pb(context: CallContext) -> pb.CallerContext:
         remote=context.remote,
         account=context.account,
         listener=context.listener,
+        is_repeated=context.is_repeated,
     )
     if context.timeout_s is not None:
         found.timeout_ms = max(0, int(context.timeout_s * 1000))
@@ -94,6 +95,7 @@ def context_from_pb(found: pb.CallerContext) -> CallContext:
         account=found.account,
         timeout_s=found.timeout_ms / 1000 if found.HasField("timeout_ms") else None,
         listener=found.listener,
+        is_repeated=found.is_repeated,
     )
 
 

@@ -120,6 +120,7 @@ class _NodeStream:
         self._max_calls = max_calls
         self._outbox = Outbox(pb.FromMaster)
         self._ending = asyncio.Event()
+        self._tells_again_s = 0.0
 
     def announce(self, is_writable: bool) -> None:
         def add(frame: pb.FromMaster) -> None:
@@ -167,6 +168,8 @@ class _NodeStream:
 
     def _begin(self, call: pb.ForwardedCall) -> None:
         method = METHODS.get(call.method)
+        if call.context.is_repeated:
+            self._tell_of_repeated(call)
         if method is None:
             self._refuse(call, IllegalMessage(Status.REQUEST_MALFORMED, f"no method {call.method[:64]!r}"))
         elif not self._is_writable():
@@ -178,6 +181,18 @@ class _NodeStream:
             task.add_done_callback(lambda _: self._streams.pop(call.id, None))
         else:
             self._begin_unary(call)
+
+    def _tell_of_repeated(self, call: pb.ForwardedCall) -> None:
+        """If this node ends now, too, its log names the call. A failover repeats many: one line a second."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._tells_again_s:
+            self._tells_again_s = now_s + 1
+            _log.warning(
+                "a call that another master has not answered is tried once more, here",
+                method=call.method[:64],
+                client=call.context.client_id[:256],
+                node=self.node_id,
+            )
 
     def _begin_unary(self, call: pb.ForwardedCall) -> None:
         try:

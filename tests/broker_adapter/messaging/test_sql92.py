@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.messaging.sql92 import MAX_DEPTH, MAX_LENGTH, MAX_OPERATORS, SqlError, compile_sql
+from broker_adapter.messaging.sql92 import (
+    MAX_DEPTH,
+    MAX_LENGTH,
+    MAX_OPERATORS,
+    MAX_WORDS,
+    SqlError,
+    compile_sql,
+)
 
 
 def matches(text: str, /, **properties: str) -> bool:
@@ -142,6 +149,7 @@ def test_the_error_says_where() -> None:
         "(" * (MAX_DEPTH + 1) + "a" + ")" * (MAX_DEPTH + 1),
         "NOT " * (MAX_DEPTH + 1) + "a",
         "a" + " OR a" * (MAX_OPERATORS + 1),
+        "a in (" + "1," * (MAX_WORDS // 2) + "1)",
     ],
 )
 def test_limits(text: str) -> None:

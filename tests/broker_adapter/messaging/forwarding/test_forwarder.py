@@ -297,6 +297,14 @@ async def test_what_may_be_done_is_sent_again_only_if_that_changes_nothing(
                 await p.unary(method, request_)
 
 
+async def test_what_may_have_ended_a_master_is_tried_once_more_and_marked() -> None:
+    """A request that froze its master was repeated at the next one, until no quorum was left."""
+    async with pair(unknown(), unknown(), b"done") as p:
+        with pytest.raises(PutIndeterminate):
+            await p.unary("AckMessage", b"")
+        assert [context.is_repeated for _, context in p.remote.seen] == [False, True]
+
+
 async def test_a_refusal_says_nothing_of_an_earlier_attempt() -> None:
     async with pair(unknown(), *[not_master()] * 99) as p:
         with pytest.raises(PutIndeterminate, match="may be done"):
