@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, Final
 
 import grpc
@@ -41,31 +40,30 @@ class CallLimit:
         """A method of grpc.aio, as a coroutine function or as an async generator function."""
 
         async def answer(request: Any, context: Any) -> Any:
-            await self._check(context)
-            with self._counted():
+            if self.under_way >= self._most:
+                await self._refuse(context)
+            self.under_way += 1
+            try:
                 return await behavior(request, context)
+            finally:
+                self.under_way -= 1
 
         async def stream(request: Any, context: Any) -> AsyncGenerator[Any, None]:
-            await self._check(context)
-            with self._counted():
+            if self.under_way >= self._most:
+                await self._refuse(context)
+            self.under_way += 1
+            try:
                 async for item in behavior(request, context):
                     yield item
+            finally:
+                self.under_way -= 1
 
         return stream if inspect.isasyncgenfunction(behavior) else answer
 
-    async def _check(self, context: Any) -> None:
-        if self.under_way >= self._most:
-            self._on_hit()
-            text = f"{TOO_MANY_CALLS}: {self._most} calls are under way at this node"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        self.under_way += 1
-        try:
-            yield
-        finally:
-            self.under_way -= 1
+    async def _refuse(self, context: Any) -> None:
+        self._on_hit()
+        text = f"{TOO_MANY_CALLS}: {self._most} calls are under way at this node"
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
 
 
 class FirstMessages:
