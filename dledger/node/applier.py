@@ -29,8 +29,8 @@ _CLOSE_S = 5.0
 class Applier:
     """Implements dledger.node.async_shell.StateKeeper. All methods on the loop.
 
-    `recover` first, before anything is made of the store's committed index; then `wire`, `start`, and `stop`
-    in any case.
+    `recover` first, before anything is made of the store's committed index; then `wire`, `start` once the
+    log's images are known, and `stop` in any case.
     """
 
     def __init__(self, machine: StateMachine | None, store: LogStore, trace: NodeTrace | None = None) -> None:
@@ -41,6 +41,7 @@ class Applier:
         self._woken = asyncio.Event()
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
+        self._is_stopped = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
 
     async def recover(self) -> None:
@@ -85,6 +86,8 @@ class Applier:
         return self._readable.index if self._feeder is None else self._plan.applied
 
     def start(self) -> None:
+        if self._is_stopped:
+            return
         if self._needs_image():
             self._plan.forget()  # what is damaged around here was purged by others, as if it was here, too
         if self._feeder is not None:
@@ -121,6 +124,7 @@ class Applier:
                 self._waiting.remove(waiter)
 
     async def stop(self) -> None:
+        self._is_stopped = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

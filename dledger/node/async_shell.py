@@ -39,6 +39,7 @@ from dledger.node.owned_append import Fill, prepare
 from dledger.node.peers import PeerLink
 from dledger.node.polling import vigil_of, when_idle
 from dledger.node.readable import ReadableLog
+from dledger.node.rebuilding import RebuildJob, Rebuilt
 from dledger.node.replica import Replica
 from dledger.node.shell import AppendOutcome, DiskJob, PurgeJob, ResetJob, RoleNotice, TruncateJob
 from dledger.node.yielding import NO_APPENDS, Appends
@@ -59,6 +60,7 @@ def monotonic_ms() -> int:
 class StateKeeper(Protocol):
     """Whoever applies the log to a state machine; see dledger.node.applier."""
 
+    def start(self) -> None: ...
     def save(self, image_index: int) -> None: ...
     def committed(self) -> None: ...
 
@@ -97,6 +99,7 @@ class AsyncShell:
         self._commit_timer: asyncio.TimerHandle | None = None
         self._leading_epoch: int | None = None
         self._last_checkpoint: tuple[int, tuple[int, bytes] | None] | None = None
+        self._is_stopping = False
         self._dead = False
 
     def wire(
@@ -300,6 +303,32 @@ class AsyncShell:
     def save_state(self, image_index: int) -> None:
         self._loop.call_soon(self._keeper.save, image_index)
 
+    def rebuild(self, job: RebuildJob) -> None:
+        max_sessions = self._replica.config.limits.max_sessions
+        reading = self._loop.run_in_executor(
+            self._readers, job.run, self._store, max_sessions, monotonic_ms()
+        )
+        reading.add_done_callback(partial(self._log_read, job))
+
+    def _log_read(self, job: RebuildJob, reading: asyncio.Future[Rebuilt | EntryDamaged | None]) -> None:
+        if self._dead or self._is_stopping or reading.cancelled():
+            return
+        error = reading.exception()
+        if isinstance(error, Exception):
+            self._broken(error)
+            return
+        outcome = reading.result()
+        if isinstance(outcome, EntryDamaged):
+            _log.error("damaged: what sessions are rebuilt from waits for a repair", reason=str(outcome))
+        self._step(self._replica.log_read, job.number, outcome)
+
+    def rebuilt(self) -> None:
+        _log.info("sessions are rebuilt", ledger_end_index=self._replica.log_tail.index)
+        self._loop.call_soon(self._keeper.start)
+
+    def purged_elsewhere(self, last_index: int) -> None:
+        self._step(self._replica.purged_elsewhere, last_index)
+
     def load_push(self, peer: str, stream_id: int, first_index: int, last_index: int, max_bytes: int) -> None:
         """A follower that needs more than the cache holds is catching up: others come first."""
         deliver = partial(self._push_loaded, peer, stream_id, first_index)
@@ -371,6 +400,10 @@ class AsyncShell:
     def fatal(self, error: DLedgerError) -> None:
         self.give_up()
         self._on_fatal(error)
+
+    def stop(self) -> None:
+        """The store is going to be closed, perhaps while the log is read for a rebuild."""
+        self._is_stopping = True
 
     def give_up(self) -> None:
         """The replica is not run any more. Any thread."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Protocol
 
 from dledger.core.messages import (
@@ -30,7 +30,14 @@ _MAX_WAITING = 64
 _MAX_FETCHES = 2
 _MAX_FETCH_BYTES = 1 << 20
 
-Fetch = Callable[[int, int, int], Awaitable[FetchedFrames]]
+
+class Fetch(Protocol):
+    """Reads whole batches of this node's log; see NodeLog."""
+
+    def __call__(
+        self, first_index: int, last_index: int, max_bytes: int, *, uncommitted: bool
+    ) -> Awaitable[FetchedFrames]: ...
+
 
 _Key = tuple[str, str, int, bool]
 
@@ -60,7 +67,6 @@ class Inbound:
     """Implements dledger.rpc.ports.PeerPort."""
 
     def __init__(self, identity: Identity, events: InboundEvents, fetch: Fetch) -> None:
-        """`fetch` reads committed whole batches of this node's log."""
         self._identity = identity
         self._events = events
         self._fetch = fetch
@@ -108,13 +114,16 @@ class Inbound:
         if stream is not None and stream.stream_id == response.stream_id:
             stream.respond(response)
 
-    async def fetch(self, first_index: int, last_index: int, max_bytes: int) -> FetchedFrames:
+    async def fetch(
+        self, first_index: int, last_index: int, max_bytes: int, *, uncommitted: bool
+    ) -> FetchedFrames:
         """Repairs of others are slow and rare: a few at a time are enough."""
         if self._fetching >= _MAX_FETCHES:
             raise Overloaded(f"{_MAX_FETCHES} members fetch entries already")
         self._fetching += 1
         try:
-            return await self._fetch(first_index, last_index, min(max(max_bytes, 1), _MAX_FETCH_BYTES))
+            size = min(max(max_bytes, 1), _MAX_FETCH_BYTES)
+            return await self._fetch(first_index, last_index, size, uncommitted=uncommitted)
         finally:
             self._fetching -= 1
 

@@ -1,6 +1,8 @@
 """What a replica derives from the internal entries of its log: sessions, cluster time, images, purges.
 
-All of it covers the log to its end, the uncommitted tail included, and is undone when that is truncated.
+All of it covers the log to its end, the uncommitted tail included, and is undone when that is truncated. At a
+start the log has to be read for it, which takes time, and waits for the repair of damage: see
+dledger.node.rebuilding.
 """
 
 from __future__ import annotations
@@ -63,8 +65,10 @@ class Head(NamedTuple):
 
 
 class LogState:
-    def __init__(self, *, max_sessions: int) -> None:
+    def __init__(self, *, max_sessions: int, is_rebuilding: bool = False) -> None:
+        """`is_rebuilding`: another one is made of what the log has already; this one notes what is added."""
         self._max_sessions = max_sessions
+        self.is_rebuilding = is_rebuilding
         self.sessions = SessionTable(max_sessions=max_sessions)
         self.clock = ClusterClock()
         self.image = NO_IMAGE  # the newest complete, committed one
@@ -73,7 +77,8 @@ class LogState:
         self.needs_image = False  # the log begins at a base that was installed: nothing is served yet
         self._marks: deque[Head] = deque()  # begins and ends of images, purges: those not committed yet
         self._begun = (-1, 0)  # index and position of the last begin mark that is committed
-        self._deferred: list[Head] = []  # what comes after an installed base, until the image is committed
+        # What comes after an installed base, until the image is committed; or what was added meanwhile.
+        self._deferred: deque[Head] = deque()
         self._image_end: int | None = None  # of the image in use, while that is not known to be committed
         # By `encode_if_due` last: bytes, where the log ended, and its marks.
         self._given: tuple[int, int, ImageSpan, Base] = (0, 0, self.image, self.purge)
@@ -85,32 +90,51 @@ class LogState:
 
     # -- at start -----------------------------------------------------------------------------------------
 
-    def rebuild(self, store: LogStore, committed_index: int, now_ms: int) -> list[Internal]:
-        """From the stored state, or the newest image, and what the log holds after it. Returns the committed
-        marks found on the way, to be carried out again: a crash may have come between."""
+    def rebuild(self, store: LogStore, upto: int, now_ms: int) -> list[Internal]:
+        """From the stored state, or the newest image, and what the log holds after it, up to the end of a
+        batch. Returns what a crash may have kept from being carried out. EntryDamaged, ReadFailed."""
         covered = store.base.index
         stored = store.load_sessions()
-        in_log = stored is not None and store.base.index <= stored[0] <= store.end_index
+        in_log = stored is not None and store.base.index <= stored[0] <= upto
         if stored is not None and in_log and self._load(stored[1], now_ms):
             covered = stored[0]
         elif store.base.index >= 0:
-            covered = self._load_newest_image(store, committed_index)
+            covered = self._load_newest_image(store, store.committed_checkpoint)
+        self.read_on(store, covered, upto, now_ms)
         # A purge may have been put off, by a full disk or by the crash: what is covered is not read again.
-        put_off: list[Internal] = [Purge(self.purge)] if self.purge.index > store.base.index else []
-        for batch in store.iter_heads(covered + 1):
-            self.note(batch.head, batch.first_index, batch.last_index, batch.term, batch.pos, now_ms)
-        return put_off + self.committed(committed_index)
+        return [Purge(self.purge)] if self.purge.index > store.base.index else []
 
-    def rebuild_behind(
-        self, index: int, store: LogStore, committed_index: int, now_ms: int
-    ) -> list[Internal]:
+    def rebuild_behind(self, index: int, store: LogStore, upto: int, now_ms: int) -> None:
         """When some of what `rebuild` reads is damaged, and all who could repair it have purged it: begin
         behind it, as if it was purged here, too. An image is awaited; behind a purge there always is one."""
         self.reset(store.base)
         self.needs_image = True
-        for batch in store.iter_heads(index + 1):
+        self.read_on(store, index, upto, now_ms)
+
+    def read_on(self, store: LogStore, covered: int, upto: int, now_ms: int) -> None:
+        """Note what the log holds behind `covered`, up to the end of a batch. EntryDamaged, ReadFailed."""
+        for batch in store.iter_heads(covered + 1):
+            if batch.first_index > upto:
+                break
             self.note(batch.head, batch.first_index, batch.last_index, batch.term, batch.pos, now_ms)
-        return self.committed(committed_index)
+
+    def add_noted(self, noted: LogState, upto: int, now_ms: int) -> None:
+        """What a state that was rebuilding has noted behind `upto`, where this one ends."""
+        for head in noted._deferred:
+            if head.first_index > upto:
+                self._note_head(head)
+        if noted.clock.last_stamp_ms is not None:
+            self.clock.learn(noted.clock.last_stamp_ms, now_ms)
+
+    @property
+    def noted_count(self) -> int:
+        return len(self._deferred)
+
+    def forget_noted(self, upto: int) -> None:
+        """While rebuilding: what is noted up to there is going to be read."""
+        assert self.is_rebuilding
+        while self._deferred and self._deferred[0].last_index <= upto:
+            self._deferred.popleft()
 
     def _load(self, stored: bytes, now_ms: int) -> bool:
         """False, with nothing changed, if it is of another layout."""
@@ -154,6 +178,7 @@ class LogState:
         self.sessions = SessionTable(max_sessions=self._max_sessions)
         self.image = NO_IMAGE
         self._begun = (-1, 0)
+        self.is_rebuilding = False  # there is nothing left to be read
         self.needs_image = base.index >= 0
         self._marks.clear()
         self._deferred.clear()
@@ -179,7 +204,13 @@ class LogState:
         if type(value) is Stamped:
             self.clock.learn(value.stamp_ms, now_ms)
             value = value.inner
-        noted = Head(value, first_index, last_index, term, pos, pos + HEADER_SIZE + size)
+        self._note_head(Head(value, first_index, last_index, term, pos, pos + HEADER_SIZE + size))
+
+    def _note_head(self, noted: Head) -> None:
+        if self.is_rebuilding:
+            self._deferred.append(noted)
+            return
+        value = noted.value
         # Nearly all are of sessions.
         if type(value) is not SessionBatch and isinstance(value, ImageBegin | ImageEnd | Purge):
             self._marks.append(noted)
@@ -216,7 +247,9 @@ class LogState:
             self._try_image()
 
     def committed(self, committed_index: int) -> list[Internal]:
-        """Purges and image ends that are committed now, in order."""
+        """Purges and image ends that are committed now, in order. While rebuilding that is not known."""
+        if self.is_rebuilding:
+            return []
         self.sessions.committed(committed_index)
         done: list[Internal] = []
         while self._marks and self._marks[0].last_index <= committed_index:
@@ -291,25 +324,8 @@ class LogState:
 
     def encode_committed(self) -> bytes | None:
         """For the checkpoint; None while there is nothing worth storing."""
-        if self.needs_image or self._image_end is not None:
+        if self.is_rebuilding or self.needs_image or self._image_end is not None:
             return None
         stamp_ms = -1 if self.clock.last_stamp_ms is None else self.clock.last_stamp_ms
         stored = _STORED.pack(_LAYOUT, *self.image, *self._begun, stamp_ms, *self.purge)
         return stored + self.sessions.encode_committed()
-
-
-class Rebuilt(NamedTuple):
-    """What a start made of the log: its state, and the committed marks to be carried out again."""
-
-    state: LogState
-    marks: list[Internal]
-
-
-def rebuild(store: LogStore, max_sessions: int, now_ms: int, begin_behind: int = -1) -> Rebuilt:
-    """EntryDamaged if an entry that is needed for it cannot be read. `begin_behind`: an entry; what is
-    damaged up to there was purged by others."""
-    state = LogState(max_sessions=max_sessions)
-    committed_index = max(store.base.index, store.committed_checkpoint)
-    if begin_behind < 0:
-        return Rebuilt(state, state.rebuild(store, committed_index, now_ms))
-    return Rebuilt(state, state.rebuild_behind(begin_behind, store, committed_index, now_ms))

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from dledger.errors import Code, InvalidRequest, NotLeader, ReadFailed
 from dledger.node.async_shell import AsyncShell
+from dledger.node.fetching import read_for_repair
 from dledger.node.metrics import NodeMetrics
 from dledger.node.read_points import ReadPoints
 from dledger.node.readable import ReadableLog
@@ -105,16 +106,19 @@ class NodeLog:
                 self._readers, self._load, first_index, last_index, max_bytes, decode
             )
 
-    async def fetch(self, first_index: int, last_index: int, max_bytes: int) -> FetchedFrames:
-        """Committed whole batches, for another node's repair or for a backup."""
-        last = min(last_index, self._readable.index)
-        if first_index > last:
-            raise ReadFailed(f"entry {first_index} is not committed here")
+    async def fetch(
+        self, first_index: int, last_index: int, max_bytes: int, *, uncommitted: bool = False
+    ) -> FetchedFrames:
+        """Whole batches, committed; `uncommitted`, for another member's repair only: durable ones, which may
+        yet be taken back, and which that member has to prove to be those that it had."""
+        if not uncommitted:
+            last_index = min(last_index, self._readable.index)
+            if first_index > last_index:
+                raise ReadFailed(f"entry {first_index} is not committed here")
         loop = asyncio.get_running_loop()
         with self.noting_damage():
             frames = await loop.run_in_executor(
-                self._readers,
-                lambda: self._store.read(first_index, last, max_bytes, whole_batches=True),
+                self._readers, read_for_repair, self._store, first_index, last_index, max_bytes
             )
         return FetchedFrames(frames.first_index, frames.last_index, bytes(frames.data))
 

@@ -106,7 +106,7 @@ class PeerLink:
             stream.put(message, payload)
 
     async def fetch(self, first_index: int, last_index: int, timeout_s: float) -> FetchedFrames:
-        """Committed entries of the peer from first_index on, and no more than are good to hold in memory.
+        """Durable entries of the peer from first_index on, and no more than are good to hold in memory.
         PeerUnreachable, InvalidRequest if it cannot give them."""
         frames = self._client.fetch(first_index, last_index, _FETCH_BYTES, timeout_s)
         async with aclosing(frames) as parts:

@@ -28,6 +28,7 @@ _FETCH_TIMEOUT_S = 30.0
 _PIECE_BYTES = 1 << 20
 _PAUSE_MIN_S = 0.2
 _PAUSE_MAX_S = 30.0
+_PAUSE_URGENT_S = 1.0  # the longest while others wait for this node: it may not lead before
 
 
 class Source(Protocol):
@@ -47,11 +48,16 @@ class Repairer:
         call: Callable[[Callable[[], object]], Future[object]],
         *,
         on_fatal: Callable[[DLedgerError], None],
+        on_purged: Callable[[int], None],
+        is_urgent: Callable[[], bool],
         bytes_per_second: int,
     ) -> None:
-        """bytes_per_second 0: as fast as it goes."""
+        """bytes_per_second 0: as fast as it goes. `on_purged` gets the last entry of a damage here that
+        another member has purged. `is_urgent`: the cluster has no leader, or cannot do without this node."""
         self._store = store
         self._on_fatal = on_fatal
+        self._on_purged = on_purged
+        self._is_urgent = is_urgent
         self._pace = Pace(bytes_per_second)
         self._work: RepairWork | None = None  # under way
         self._sources = sources
@@ -61,7 +67,6 @@ class Repairer:
         self._task: asyncio.Task[None] | None = None
         self.found = 0
         self.repaired = 0
-        self.purged_upto = -1  # the last entry that is damaged here and was purged by another member
 
     @property
     def repairing_index(self) -> int:
@@ -83,19 +88,13 @@ class Repairer:
             self._suspects.add(index)
             self._woken.set()
 
-    async def mend(self, index: int) -> bool:
-        """Find out what is damaged around an entry, and repair all that is. Before `start` only."""
-        self._suspects.add(index)
-        is_known = await self._look()
-        return await self.repair_all() and is_known
-
     async def _run(self) -> None:
         pause = _PAUSE_MIN_S
         while True:
             self._woken.clear()
             is_known = await self._look()
-            is_mended = await self.repair_all()
-            if is_known and is_mended:
+            is_repaired = await self.repair_all()
+            if is_known and is_repaired:
                 pause = _PAUSE_MIN_S
                 if not self._store.damages:
                     await self._woken.wait()
@@ -104,10 +103,13 @@ class Repairer:
                     async with asyncio.timeout(random.uniform(pause / 2, pause)):
                         await self._woken.wait()
                         continue
-                pause = min(pause * 2, _PAUSE_MAX_S)
+                pause = self._longer(pause)
             else:  # whoever reads there would wake this at once
                 await asyncio.sleep(random.uniform(pause / 2, pause))
-                pause = min(pause * 2, _PAUSE_MAX_S)
+                pause = self._longer(pause)
+
+    def _longer(self, pause: float) -> float:
+        return min(pause * 2, _PAUSE_URGENT_S if self._is_urgent() else _PAUSE_MAX_S)
 
     async def _look(self) -> bool:
         """False: what is damaged at some suspect could not be found out now, as on a full disk."""
@@ -141,14 +143,21 @@ class Repairer:
         return all([await self._repair(damage) for damage in self._store.damages])
 
     async def _repair(self, damage: Damage) -> bool:
-        for peer in random.sample(sorted(self._sources), len(self._sources)):
+        peers = random.sample(sorted(self._sources), len(self._sources))
+        for first in range(len(peers)):
             try:
                 work = self._work = self._store.begin_repair(damage)
             except StorageError as error:
                 # It is gone: purged, truncated, or part of a larger one by now. Else the disk has failed.
                 return error.code is Code.DATA_DAMAGED
             try:
-                await self._bring(work, self._sources[peer], damage)
+                if not await self._bring(work, peers[first:] + peers[:first], damage):
+                    has_some = work.next_index > damage.first_index
+                    await in_thread(work.abandon, "repair")
+                    if not has_some:
+                        return False
+                    continue  # some of it came from a member whose log goes on differently, perhaps
+                await self._put_in_place(work)
             except Exception as error:
                 # Not on a cancellation: a piece may be under way then, and the next start cleans up.
                 await in_thread(work.abandon, "repair")
@@ -156,30 +165,46 @@ class Repairer:
                     self._on_fatal(error)
                     return False
                 # A mistake costs this attempt, and not all repairs that are to come.
-                mistake = None if isinstance(error, PeerUnreachable | DLedgerError) else error
-                _log.warning("no repair from this member", peer=peer, reason=str(error), exc_info=mistake)
-                if isinstance(error, InvalidRequest) and error.code is Code.INDEX_LESS_THAN_LOCAL_BEGIN:
-                    self.purged_upto = max(self.purged_upto, damage.last_index)
+                mistake = None if isinstance(error, DLedgerError) else error
+                _log.warning("no repair", first=damage.first_index, reason=str(error), exc_info=mistake)
                 continue
             finally:
                 self._work = None
             self.repaired += 1
-            _log.info("repaired", first=damage.first_index, last=damage.last_index, peer=peer)
+            _log.info("repaired", first=damage.first_index, last=damage.last_index)
             return True
         return False
 
-    async def _bring(self, work: RepairWork, source: Source, damage: Damage) -> None:
+    async def _bring(self, work: RepairWork, peers: list[str], damage: Damage) -> bool:
+        """All of the range, from these members in turn: what one has lost another one may have. False: they
+        have not all of it. What does not follow, or does not end as it must, is an error of `feed`."""
+        for peer in peers + peers[:-1]:  # round once: the last one may have what the first one needed
+            try:
+                while not work.is_fed:
+                    frames = await self._fetch(peer, work.next_index, damage.last_index)
+                    before = work.next_index
+                    await in_thread(lambda frames=frames: work.feed(frames), "repair")  # type: ignore[misc]
+                    if work.next_index == before:
+                        raise InvalidRequest("it sent nothing")
+                    await self._breathe(len(frames.data))
+                return True
+            except StorageError:
+                raise
+            except Exception as error:
+                mistake = None if isinstance(error, PeerUnreachable | DLedgerError) else error
+                _log.warning("no repair from this member", peer=peer, reason=str(error), exc_info=mistake)
+                if isinstance(error, InvalidRequest) and error.code is Code.INDEX_LESS_THAN_LOCAL_BEGIN:
+                    self._on_purged(damage.last_index)
+        return False
+
+    async def _fetch(self, peer: str, first_index: int, last_index: int) -> Frames:
+        part = await self._sources[peer].fetch(first_index, last_index, _FETCH_TIMEOUT_S)
+        if part.first_index != first_index:
+            raise InvalidRequest("it sent other entries than were asked for")
+        return Frames(*part)
+
+    async def _put_in_place(self, work: RepairWork) -> None:
         """In pieces, so that neither memory nor the disk thread is taken up by the size of a data file."""
-        while not work.is_fed:
-            first = work.next_index
-            part = await source.fetch(first, damage.last_index, _FETCH_TIMEOUT_S)
-            if part.first_index != first:
-                raise InvalidRequest("it sent other entries than were asked for")
-            frames = Frames(*part)
-            await in_thread(lambda frames=frames: work.feed(frames), "repair")  # type: ignore[misc]
-            if work.next_index == first:
-                raise InvalidRequest("it sent nothing")
-            await self._breathe(len(frames.data))
         while await in_thread(lambda: work.copy(_PIECE_BYTES), "repair"):
             await self._breathe(_PIECE_BYTES)
         while await self._on_disk(lambda: work.index_some(_PIECE_BYTES)):

@@ -53,9 +53,10 @@ from dledger.core.values import Base, CoreConfig, OwnerFitness, Role, Tail
 from dledger.errors import Code, DLedgerError, NotLeader, Overloaded, StorageError, error_for
 from dledger.node.admission import NO_ROOM, Admission, AppendLimits, ExpiryUnconfirmed, RoomIsComing
 from dledger.node.held import HeldMessages
-from dledger.node.log_state import Rebuilt
+from dledger.node.log_state import LogState
 from dledger.node.parking import ParkedAppend, Parking
 from dledger.node.pushes import chain_matches, check_cut, lacks_room, parse_push, refusal
+from dledger.node.rebuilding import Rebuilding, Rebuilt
 from dledger.node.replica_status import ReplicaStatus, status_of
 from dledger.node.retainer import Retainer
 from dledger.node.retention import RetentionPolicy
@@ -95,10 +96,8 @@ class Replica:
         *,
         random_ms: Callable[[int, int], int],
         wall_ms: Callable[[], int],
-        rebuilt: Rebuilt | None = None,
     ) -> None:
-        """`wall_ms`: this node's wall clock, ms since the Unix epoch; cluster time is drawn towards it.
-        `rebuilt`: what `rebuild` made of the store, if that was done before; reading it takes time."""
+        """`wall_ms`: this node's wall clock, ms since the Unix epoch; cluster time is drawn towards it."""
         self.config = config
         self.store = store
         self.shell = shell
@@ -109,15 +108,14 @@ class Replica:
         self.committed_pos = store.base.pos
         self.wall_ms = wall_ms
         self.admission = Admission(config.limits, store.data_file_size)
-        self._marks = None if rebuilt is None else rebuilt.marks  # to be carried out at the start
-        if rebuilt is not None:
-            self.admission.state = rebuilt.state
+        self.admission.state = LogState(max_sessions=config.limits.max_sessions, is_rebuilding=True)
         self.admission.tail = store.tail
         self.admission.room = lambda: NO_ROOM if self.core.log.is_being_cut else store.reserved_end
         self.admission.is_full = lambda: not store.has_room
         self.admission.others_are_full = self._others_are_full
         self.parking = Parking(config.limits.max_pending_bytes, config.limits.max_pending_appends)
         self.retainer = Retainer(self, config.retention)
+        self.rebuilding = Rebuilding(self)
         self._purge_to: Base | None = None  # of a committed PURGE that is still to be carried out
         self._effects: deque[Effect] = deque()
         self._incoming: list[Batch] = []  # batches of the Append that is being received
@@ -136,19 +134,17 @@ class Replica:
 
     def start(self, now_ms: int) -> None:
         """Once, before anything else."""
-        marks, self._marks = self._marks, None
-        if marks is None:
-            marks = self.admission.state.rebuild(self.store, self.core.committed_index, now_ms)
         self._note_committed_pos()
-        self._carry_out(marks)
         self._judge_fitness(now_ms)
         self._effects.extend(self.core.start(now_ms))
         self._settle(now_ms)
+        self.rebuilding.start(now_ms)
 
     # -- from the outside world ---------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> None:
         """Time has passed: call about every 20 ms."""
+        self.rebuilding.tick(now_ms)
         self._judge_fitness(now_ms)
         self._purge(now_ms)
         self._repeat_probes()
@@ -320,6 +316,15 @@ class Replica:
             self._push(peer, stream_id, frames.first_index, frames.last_index, frames.data, now_ms)
             self._settle(now_ms)
 
+    def log_read(self, now_ms: int, number: int, outcome: Rebuilt | EntryDamaged | None) -> None:
+        """What shell.rebuild asked for."""
+        self.rebuilding.read(now_ms, number, outcome)
+        self._judge_fitness(now_ms)
+
+    def purged_elsewhere(self, now_ms: int, last_index: int) -> None:
+        """Damaged entries up to this one have been purged by another member: nobody can repair them."""
+        self.rebuilding.purged_elsewhere(last_index)
+
     def stream_up(self, now_ms: int, peer: str, stream_id: int, incarnation: int) -> None:
         self._step(StreamUp(peer, stream_id, incarnation), now_ms)
 
@@ -443,6 +448,7 @@ class Replica:
 
     def _role_changed(self, new: RoleChanged) -> None:
         leads = new.role is Role.LEADER
+        assert not leads or self.rebuilding.is_done, "a leader that does not know its sessions"
         if self._leading and not leads:
             refused = self._not_leader()
             self.retainer.stop()
@@ -460,7 +466,7 @@ class Replica:
     def _committed(self, committed_index: int) -> None:
         self._commit_moved = True
         self._note_committed_pos()
-        self._carry_out(self.admission.state.committed(committed_index))
+        self.carry_out(self.admission.state.committed(committed_index))
         for token, outcome in self.admission.committed(committed_index):
             self.shell.answer_append(token, outcome)
         self.shell.committed(committed_index)
@@ -533,6 +539,7 @@ class Replica:
         self.cache.truncate_after(last_index)
         self.log_tail = tail
         self.admission.truncate_after(tail)
+        self.rebuilding.truncated(last_index)
         self.shell.submit(TruncateJob(generation, last_index, tail.term))
 
     def _reset(self, base: Base, generation: int) -> None:
@@ -540,10 +547,11 @@ class Replica:
         self.cache.clear()
         self.log_tail = Tail(base.index, base.term, base.pos, base.chain_crc)
         self.committed_pos = max(self.committed_pos, base.pos)
+        self.rebuilding.reset()
         self.admission.reset(self.log_tail, base)
         self.shell.submit(ResetJob(generation, base))
 
-    def _carry_out(self, marks: Sequence[Internal]) -> None:
+    def carry_out(self, marks: Sequence[Internal]) -> None:
         """Committed marks: images that are complete, purges. Repeating one changes nothing."""
         for mark in marks:
             if isinstance(mark, Purge):
@@ -564,27 +572,17 @@ class Replica:
         """What shell.save_state(image_index) asked for."""
         self.retainer.provide(image_index, state)
 
-    def append_internal(self, value: Internal, now_ms: int) -> int:
-        """Leader: an entry of the log's own. Returns its index."""
-        assert self._leading
-        return self.admission.append_internal(value, self.core.term, now_ms, self.wall_ms())
-
     def purge_before(self, index: int | None, age_ms: int, now_ms: int) -> int:
         """An operator lets entries go: those below an index, or older than an age. The index; NotLeader."""
         if not self._leading:
             raise self._not_leader()
         return self.retainer.ask(index, age_ms, now_ms)
 
-    def follower_ends(self) -> list[tuple[int, int]]:
-        """Leader: (index, position) up to which each follower has stored the log."""
-        leadership = self.core.leadership
-        ends = [p.stored_index for p in leadership.progress.values()] if leadership else []
-        return [(index, self.pos_after(index)) for index in ends]
-
     def _judge_fitness(self, now_ms: int) -> None:
         """Rules 9 to 11: who may not lead, says so in time."""
         self._judged_pos = self.log_tail.pos
-        may_lead = not self.store.damages and not self.admission.state.needs_image
+        state = self.admission.state
+        may_lead = not (self.store.damages or state.needs_image or state.is_rebuilding)
         has_room = self.store.has_room
         owner, core = self.owner, self.core
         if (may_lead, has_room, owner) != (core.may_lead, core.has_room, core.owner):

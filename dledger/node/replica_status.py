@@ -48,6 +48,7 @@ class ReplicaStatus:
     cluster_time_ms: int
     clock_offset_ms: int
     rejoining: str  # what it waits for; empty: it is a full member
+    rebuilding: str  # what the rebuild of the sessions waits for; empty: it is done
     followers: tuple[FollowerView, ...]
     limits_hit: dict[str, int]
 
@@ -89,6 +90,7 @@ def status_of(replica: Replica) -> ReplicaStatus:
         newest_image=admission.state.newest_image,
         cluster_time_ms=clock.read(core.now_ms, wall_ms),
         clock_offset_ms=clock.offset_ms(core.now_ms, wall_ms),
+        rebuilding=replica.rebuilding.text(),
         rejoining=rejoining_text(core.hard_state, core.rejoining.missing, core.log.end_index),
     )
 

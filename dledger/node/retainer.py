@@ -103,7 +103,7 @@ class Retainer:
             if self.waits_for_room:
                 return
             self._writer.advance()
-            replica.append_internal(entry, now_ms)
+            self._append(entry, now_ms)
 
     def _check(self, now_ms: int) -> None:
         replica = self._replica
@@ -117,7 +117,7 @@ class Retainer:
             self.policy, borders, store.base.pos, end_pos, time_ms, self.asked_before, store.free_bytes()
         )
         if wanted is not None:
-            wanted = held_back(borders, wanted, replica.follower_ends(), end_pos, self.policy.hold_bytes)
+            wanted = held_back(borders, wanted, self.follower_ends(), end_pos, self.policy.hold_bytes)
         if wanted is None:
             return
         image = replica.admission.state.image
@@ -126,7 +126,7 @@ class Retainer:
         # The borders are those of our own disk, on which a purge may have been put off.
         if below and below[-1].index > replica.admission.state.purge.index:
             self._purge_pending = True
-            replica.append_internal(Purge(below[-1]), now_ms)
+            self._append(Purge(below[-1]), now_ms)
         # An image larger than max_bytes would else call for the next one, for ever, on an idle cluster, too.
         has_grown = end_pos - image.begin_pos >= 2 * image.byte_size
         if wanted.index >= newest and (has_grown or wanted.index < self.asked_before):
@@ -136,10 +136,21 @@ class Retainer:
         replica = self._replica
         # The table to the end of the log, which is committed when the begin mark is.
         sessions = replica.admission.sessions.encode_all()
-        index = replica.append_internal(ImageBegin(), now_ms)
+        index = self._append(ImageBegin(), now_ms)
         room = max(1, replica.config.limits.max_batch_bytes - _CHUNK_OVERHEAD)
         self._writer = ImageWriter(index, sessions, min(CHUNK_BYTES, room))
         replica.shell.save_state(index)
+
+    def _append(self, value: Internal, now_ms: int) -> int:
+        """An entry of the log's own. Returns its index."""
+        replica = self._replica
+        return replica.admission.append_internal(value, replica.core.term, now_ms, replica.wall_ms())
+
+    def follower_ends(self) -> list[tuple[int, int]]:
+        """(index, position) up to which each follower has stored the log."""
+        leadership = self._replica.core.leadership
+        ends = [p.stored_index for p in leadership.progress.values()] if leadership else []
+        return [(index, self._replica.pos_after(index)) for index in ends]
 
     def _borders(self) -> list[Border]:
         store = self._replica.store

@@ -7,12 +7,11 @@ import os
 import random
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from dledger.core.messages import Message
 from dledger.core.values import CoreConfig, Membership, Role
 from dledger.errors import DLedgerError, StorageError
 from dledger.node.admin import NodeAdmin
@@ -24,7 +23,6 @@ from dledger.node.body_reader import BodyReader
 from dledger.node.config import NodeConfig, duration_ms
 from dledger.node.disk_worker import DiskWorker
 from dledger.node.inbound import Inbound
-from dledger.node.log_state import Rebuilt, rebuild
 from dledger.node.logs import get_logger
 from dledger.node.metrics import NodeMetrics
 from dledger.node.node_log import NodeLog
@@ -48,7 +46,7 @@ from dledger.rpc.serving import GrpcService, NodeGrpc, check_services
 from dledger.status.http import start_http
 from dledger.status.model import NodeStatus
 from dledger.status.web import HttpServer
-from dledger.store.api import EntryDamaged, LogStore
+from dledger.store.api import LogStore
 from dledger.store.disk import Disk
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import load_identity, member_list
@@ -62,7 +60,6 @@ EXIT_FATAL = 74
 _READER_THREADS = 2
 #: So much space is prepared ahead of the end of the log, but no more than two data files.
 _AHEAD_BYTES = 64 << 20
-_REPAIR_PAUSE_S = 1.0
 _TLS_LOOK_MS = 1000
 _GRACE_S = 0.2
 _DISK_STOP_S = 5.0
@@ -87,14 +84,6 @@ def _batch_bytes(config: NodeConfig, disk: Disk | None) -> int:
 
 def _ahead_bytes(store: LogStore) -> int:
     return min(2 * store.data_file_size, _AHEAD_BYTES)
-
-
-class _NobodyListens:
-    """Before a node runs nothing but repair uses its links."""
-
-    def peer_answered(self, peer: str, message: Message) -> None: ...
-    def stream_up(self, peer: str, stream_id: int, incarnation: int) -> None: ...
-    def stream_down(self, peer: str, stream_id: int) -> None: ...
 
 
 class NodeServer(OwnerFace):
@@ -150,6 +139,9 @@ class NodeServer(OwnerFace):
     async def start(self) -> None:
         """Open the directory, serve, and take part in elections.
 
+        What is derived from the log is rebuilt afterwards: until then the node votes, stores what it is sent
+        and gives entries, and does not lead.
+
         ConfigError (PORT_IN_USE, CONFIG_INVALID, MEMBERS_DIFFER, PLAINTEXT_REFUSED) or StorageError
         (NOT_INITIALIZED, FOREIGN_DIRECTORY, DIRECTORY_LOCKED, damage); nothing is left behind then.
         """
@@ -167,11 +159,10 @@ class NodeServer(OwnerFace):
         try:
             self._applier = Applier(self._machine, self.store, self._trace)
             await self._applier.recover()
-            self._build(await self._rebuild())
+            self._build()
             self._worker.start()
             self._allocator.start()
             self._shell.start()
-            self._applier.start()
             self._repairer.start()
             self._scrubber.start()
             await self._grpc.start(self.config.listen_address)
@@ -262,7 +253,7 @@ class NodeServer(OwnerFace):
             raise
         return store
 
-    def _build(self, rebuilt: Rebuilt) -> None:
+    def _build(self) -> None:
         config, store = self.config, self.store
         limits = config.limits
         committed = max(store.base.index, store.committed_checkpoint)
@@ -302,7 +293,6 @@ class NodeServer(OwnerFace):
             shell,
             random_ms=random.randint,
             wall_ms=self._wall_ms,
-            rebuilt=rebuilt,
         )
         replica.admission.want_room = self._allocator.look
         self._replica, self._shell, self._readable = replica, shell, readable
@@ -366,12 +356,12 @@ class NodeServer(OwnerFace):
 
     def _build_care(self) -> None:
         """What looks after the log beside serving it: state, repair, scrub."""
-        store, state, config = self.store, self._replica.admission.state, self.config
+        store, admission, config = self.store, self._replica.admission, self.config
         self._applier.wire(
             self._readable,
             cached=self._replica.cache.batches,
-            newest_image=lambda: state.newest_image,
-            needs_image=lambda: state.needs_image,
+            newest_image=lambda: admission.state.newest_image,
+            needs_image=lambda: admission.state.needs_image,
             saved=self._shell.state_saved,
             on_damage=self._suspect,
             on_fatal=self._shell.fatal,
@@ -381,6 +371,8 @@ class NodeServer(OwnerFace):
             self._links,
             self._worker.call,
             on_fatal=self._disk_failed,
+            on_purged=self._shell.purged_elsewhere,
+            is_urgent=lambda: self._replica.core.leader_id is None or not self._replica.rebuilding.is_done,
             bytes_per_second=config.limits.repair_bytes_per_second,
         )
         self._scrubber = Scrubber(
@@ -446,46 +438,6 @@ class NodeServer(OwnerFace):
             max_batch_entries=limits.max_batch_entries,
             max_pending_bytes=limits.max_pending_bytes,
             max_pending_appends=limits.max_pending_appends,
-        )
-
-    async def _rebuild(self) -> Rebuilt:
-        """Sessions and what else the log says of itself. Damage in what that is read from has to be repaired
-        first; the rest can wait."""
-        try:
-            return await self._try_rebuild()
-        except EntryDamaged as error:
-            _log.error(
-                "entries that the start needs are damaged: waiting for another member's", index=error.index
-            )
-            damaged = error.index
-        links = self._make_links(_NobodyListens())
-
-        def at_once(work: Callable[[], object]) -> Future[object]:
-            return self._readers.submit(work)
-
-        try:
-            repairer = Repairer(self.store, links, at_once, on_fatal=self._on_fatal, bytes_per_second=0)
-            begin_behind = -1
-            while True:
-                # True also if it was an index record only, of which there may be many.
-                is_mended = await repairer.mend(damaged)
-                if repairer.purged_upto > begin_behind:
-                    begin_behind = repairer.purged_upto
-                    _log.error("others have purged what is damaged: a state image is awaited instead")
-                try:
-                    return await self._try_rebuild(begin_behind)
-                except EntryDamaged as error:
-                    damaged = error.index
-                await asyncio.sleep(0 if is_mended else _REPAIR_PAUSE_S)
-        finally:
-            for link in links.values():
-                await link.close()
-
-    async def _try_rebuild(self, begin_behind: int = -1) -> Rebuilt:
-        loop = asyncio.get_running_loop()
-        sessions = self._append_limits().max_sessions
-        return await loop.run_in_executor(
-            self._readers, rebuild, self.store, sessions, monotonic_ms(), begin_behind
         )
 
     # -- running ------------------------------------------------------------------------------------------
@@ -621,6 +573,7 @@ class NodeServer(OwnerFace):
         for task in self._retired:
             task.cancel()
         await asyncio.gather(*self._retired, return_exceptions=True)
+        self._shell.stop()
         for part in (self._scrubber, self._repairer, self._applier):
             await part.stop()
         self._readers.shutdown(wait=False, cancel_futures=True)

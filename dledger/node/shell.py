@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dledger.core.messages import Message
 from dledger.core.values import Base, HardState, Role
 from dledger.errors import DLedgerError
 from dledger.store.batch import Batch
+
+if TYPE_CHECKING:
+    from dledger.node.rebuilding import RebuildJob
 
 
 @dataclass(slots=True)
@@ -102,6 +105,12 @@ class Shell(Protocol):
 
     def load_push(self, peer: str, stream_id: int, first_index: int, last_index: int, max_bytes: int) -> None:
         """Read whole batches from the store off the loop, then `replica.push_loaded(...)`."""
+
+    def rebuild(self, job: RebuildJob) -> None:
+        """Run the job off the loop, then `replica.log_read(job.number, outcome)`."""
+
+    def rebuilt(self) -> None:
+        """Sessions and images are known from now on, as far as the log tells of them."""
 
     def save_state(self, image_index: int) -> None:
         """Let the state machine save its state as of image_index (all entries before it applied, none after),

@@ -132,6 +132,7 @@ class StatusView:
             sessions=found.sessions,
             damaged=tuple(damaged_range(damage) for damage in store.damages),
             rejoining=found.rejoining,
+            rebuilding=found.rebuilding,
             needs_image=found.needs_image,
             no_room=not self._replica.core.has_room,
             reserved_bytes=store.reserved_bytes,
@@ -214,13 +215,18 @@ class StatusView:
             first = damages[0]
             at = self._repairer.repairing_index
             progress = f"; the repair has come to {at}" if at >= 0 else ""
-            return f"damaged: entries {first.first_index}..{first.last_index} cannot be read{progress}"
+            waiting = f"; {text}" if (text := self._replica.rebuilding.text()) else ""
+            return (
+                f"damaged: entries {first.first_index}..{first.last_index} cannot be read{progress}{waiting}"
+            )
         if not self._replica.core.has_room:
             return "the disk is full"
         if self._replica.core.role is not Role.LEADER and self._leader is None:
             return "no leader"
         if rejoining := self._replica.status().rejoining:
             return f"rejoining: {rejoining}"
+        if rebuilding := self._replica.rebuilding.text():
+            return rebuilding
         if self._replica.admission.state.needs_image:
             return "was too far behind: waits for a state image"
         return "ok"

@@ -95,12 +95,14 @@ class PeerClient:
     async def fetch(
         self, first_index: int, last_index: int, max_bytes: int, timeout_s: float
     ) -> AsyncGenerator[FetchedFrames, None]:
-        """Committed entries of the peer, to repair ours. PeerUnreachable, InvalidRequest if it has none."""
+        """Durable entries of the peer, to repair ours, if they prove to be the same ones: they need not be
+        committed. PeerUnreachable, InvalidRequest if it has none."""
         request = pb.FetchRequest(
             envelope=self._identity.envelope(self.peer),
             first_index=first_index,
             last_index=last_index,
             max_bytes=max_bytes,
+            uncommitted=True,
         )
         with self._calls:
             call = self._stub.Fetch(request, timeout=timeout_s)

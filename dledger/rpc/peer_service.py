@@ -117,7 +117,9 @@ class PeerService:
                 raise InvalidRequest(f"a range {request.first_index}..{request.last_index}")
             at = request.first_index
             while at <= request.last_index:
-                frames = await self._port.fetch(at, request.last_index, request.max_bytes)
+                frames = await self._port.fetch(
+                    at, request.last_index, request.max_bytes, uncommitted=request.uncommitted
+                )
                 await context.write(
                     pb.FetchResponse(
                         first_index=frames.first_index, last_index=frames.last_index, frames=frames.data

@@ -129,8 +129,11 @@ class PeerPort(Protocol):
     async def ask(self, peer: str, message: Message) -> Message:
         """Hand over a question and wait for its answer. TimeoutError, DLedgerError."""
 
-    async def fetch(self, first_index: int, last_index: int, max_bytes: int) -> FetchedFrames:
-        """Committed whole batches from first_index on, at least one. ReadFailed, StorageError, Overloaded."""
+    async def fetch(
+        self, first_index: int, last_index: int, max_bytes: int, *, uncommitted: bool
+    ) -> FetchedFrames:
+        """Whole batches from first_index on, at least one: committed, or `uncommitted` durable ones, which
+        may yet be taken back. ReadFailed, StorageError, Overloaded."""
 
     def push_opened(self, stream: PushPeer) -> None: ...
 

@@ -109,6 +109,11 @@ _GAUGES: tuple[tuple[str, str, Callable[[NodeStatus], float]], ...] = (
         "1 while the node does not count: it lost its log, or its end.",
         lambda s: bool(s.rejoining),
     ),
+    (
+        "dledger_rebuilding",
+        "1 while the node rebuilds its sessions from the log, and may not lead.",
+        lambda s: bool(s.rebuilding),
+    ),
     ("dledger_needs_image", "1 while the node waits for a state image.", lambda s: s.needs_image),
     ("dledger_disk_full", "1 while there is no room beyond the reserve.", lambda s: s.no_room),
     ("dledger_reserved_bytes", "Bytes that can be appended for sure.", lambda s: s.reserved_bytes),

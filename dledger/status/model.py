@@ -108,6 +108,7 @@ class NodeStatus:
     writing_image: bool = False
     tls: str = "off"
     owner: dict[str, Any] = field(default_factory=dict)  # what the program that owns the node says of itself
+    rebuilding: str = ""  # what the rebuild of the sessions waits for after a start
 
     @property
     def is_leader(self) -> bool:

@@ -10,12 +10,13 @@ from pathlib import Path
 from dledger.core.values import Tail
 from dledger.errors import Code, ReadFailed, StorageError
 from dledger.store.api import Damage, EntryDamaged, Frames, ScrubStep
-from dledger.store.batch import HEADER_SIZE, encode_blank, parse_batch
+from dledger.store.batch import HEADER_SIZE, Batch, encode_blank, parse_batch
 from dledger.store.damage import KnownDamage, header_at, locate
 from dledger.store.disk import PAGE, Buffer, Disk, write_all
 from dledger.store.files import FileSequence
 from dledger.store.layout import INDEX_RECORD_SIZE, index_records
 from dledger.store.reading import LogReader
+from dledger.store.scan import LogScanner
 from dledger.store.space import FULL, full_error
 
 _CHUNK = 1 << 20
@@ -98,14 +99,28 @@ class Repair:
                     f"follows the damage proves {after}",
                     code=Code.DATA_DAMAGED,
                 )
-            with self._writing():
-                self._roll(self._fed.pos, batch.pos)
-                self._put(batch.pos, batch.data)
-                self._keep_records(index_records(batch.data))
-            self._fed = batch.tail
+            self._take(batch)
+        self._take_own()
         if self.is_fed and self._ends_its_file(after):
             with self._writing():
                 self._roll(after.pos, self._data.start_of(after.pos) + self._data.file_size)
+
+    def _take(self, batch: Batch) -> None:
+        with self._writing():
+            self._roll(self._fed.pos, batch.pos)
+            self._put(batch.pos, batch.data)
+            self._keep_records(index_records(batch.data))
+        self._fed = batch.tail
+
+    def _take_own(self) -> None:
+        """A lost header takes good batches behind it along: with what has come before them, they can be told
+        from bad ones again. The member that had the lost one need not have these."""
+        if self._fed == self.known.before:
+            return
+        after = self.known.after
+        scanner = LogScanner(self._data, self._fed)
+        for batch in self._reader.guarded(lambda: list(_until(scanner, after))):
+            self._take(batch)
 
     def copy(self, max_bytes: int) -> bool:
         """See RepairWork."""
@@ -238,6 +253,16 @@ class Repair:
                 write_all(self._disk, copy.handle, [chunk], copy.at)
             copy.at = until
             copy.is_synced = False
+
+
+def _until(scanner: LogScanner, after: Tail) -> Iterator[Batch]:
+    """Good batches of a damaged range, as far as they follow each other and may end it as it must end."""
+    for batch in scanner.batches():
+        if batch.last_index > after.index or (batch.last_index == after.index and batch.tail != after):
+            return
+        yield batch
+        if batch.last_index == after.index:
+            return
 
 
 def scrub_step(

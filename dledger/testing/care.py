@@ -10,8 +10,9 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from dledger.errors import DLedgerError
-from dledger.store.api import Damage, EntryDamaged, Frames, LogStore
+from dledger.errors import Code, ReadFailed, StorageError
+from dledger.node.fetching import read_for_repair
+from dledger.store.api import Damage, EntryDamaged, Frames
 from dledger.testing.disk_thread import CallJob
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Care:
         self._is_busy = False
         self._next_scrub_ms = 0
         self._scrub_at = 0
+        self._brought = Frames(-1, -1, b"")  # what other members have given of the damage that is repaired
 
     def suspect(self, index: int) -> None:
         if not any(d.first_index <= index <= d.last_index for d in self._process.store.damages):
@@ -78,9 +80,13 @@ class Care:
         self._is_busy = False
 
     def _repair(self, damage: Damage) -> None:
-        """Ask some other member; without an answer, another one after a while."""
+        """Ask some other member for what is still missing; then the same or another one, after a while."""
         process, sim = self._process, self._process.sim
         peer = self._rng.choice([n for n in sim.profile.node_ids if n != process.node_id])
+        if self._brought.first_index != damage.first_index or self._rng.random() < 0.3:
+            # Another damage; or a member whose log goes on differently may have begun this one.
+            self._brought = Frames(damage.first_index, damage.first_index - 1, b"")
+        first = self._brought.last_index + 1
         self._is_busy = True
         answered = False
 
@@ -88,15 +94,19 @@ class Care:
             if not answered:
                 self._done()
 
-        def fetched(frames: Frames | None) -> None:
+        def fetched(frames: Frames | None, purged: bool) -> None:
             nonlocal answered
             if answered or sim.network.is_cut(peer, process.node_id):
                 return
             answered = True
+            if purged:
+                process.replica.purged_elsewhere(process.now_ms(), damage.last_index)
             if frames is None:
                 self._done()
-            else:
-                self._on_disk(lambda: self._put(frames))
+                return
+            brought = self._brought
+            self._brought = Frames(brought.first_index, frames.last_index, bytes(brought.data) + frames.data)
+            self._on_disk(self._put)
 
         def asked() -> None:
             source = sim.nodes[peer].process
@@ -106,34 +116,37 @@ class Care:
             source.post(lambda: answer(source))
 
         def answer(source: SimProcess) -> None:
-            committed = source.replica.core.committed_index
-            frames = fetch(source.store, damage, committed, source.care.suspect)
-            process.after(sim.network.delay_ms(), lambda: fetched(frames))
+            frames = source.care.give(first, damage.last_index)
+            purged = source.store.begin_index > first
+            process.after(sim.network.delay_ms(), lambda: fetched(frames, purged))
 
         sim.clock.after(sim.network.delay_ms(), asked)
         process.after(PAUSE_MS + self._rng.randint(0, PAUSE_MS), give_up)
 
-    def _put(self, frames: Frames) -> None:
-        process = self._process
-        process.store.repair(frames)
-        process.sim.counts["damages repaired"] += 1
-        process.sim.trace.add(process.sim.clock.now_ms, process.node_id, f"repaired {frames.first_index}")
+    def give(self, first_index: int, last_index: int) -> Frames | None:
+        """Entries for another member's repair, as far as this one has them."""
+        store, parts, at = self._process.store, [], first_index
+        try:
+            while at <= last_index:
+                frames = read_for_repair(store, at, last_index, 1 << 20)
+                parts.append(frames.data)
+                at = frames.last_index + 1
+        except EntryDamaged as error:
+            self.suspect(error.index)
+        except ReadFailed:
+            pass  # purged here, not yet written, or another entry begins there
+        return Frames(first_index, at - 1, b"".join(parts)) if parts else None
 
-
-def fetch(store: LogStore, damage: Damage, committed: int, suspect: object = None) -> Frames | None:
-    """The range from another member's log, as far as that is committed; None if it has not all of it."""
-    first, parts = damage.first_index, []
-    try:
-        while first <= damage.last_index:
-            if committed < damage.last_index:
-                return None
-            frames = store.read(first, damage.last_index, 1 << 20, whole_batches=True)
-            parts.append(frames.data)
-            first = frames.last_index + 1
-    except EntryDamaged as error:
-        if callable(suspect):
-            suspect(error.index)
-        return None
-    except (DLedgerError, AssertionError):
-        return None  # purged here, not yet written, or another entry begins there
-    return Frames(damage.first_index, first - 1, b"".join(parts))
+    def _put(self) -> None:
+        process, brought = self._process, self._brought
+        sim = process.sim
+        try:
+            process.store.repair(brought)
+        except StorageError as error:
+            if error.code is not Code.DATA_DAMAGED:
+                raise
+            sim.counts["repairs refused"] += 1
+            sim.trace.add(sim.clock.now_ms, process.node_id, f"no repair of {brought.first_index}: {error}")
+            return
+        sim.counts["damages repaired"] += 1
+        sim.trace.add(sim.clock.now_ms, process.node_id, f"repaired {brought.first_index}")

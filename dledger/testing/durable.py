@@ -158,6 +158,8 @@ class StateThread:
         store = self._process.store
         committed = max(store.base.index, store.committed_checkpoint)
         self._readable = ReadableLog(committed, store.end_index, _MAX_WAITERS)
+
+    def rebuilt(self) -> None:
         if self._needs_image():
             self._plan.forget()
         self._wake()
@@ -198,6 +200,8 @@ class StateThread:
         if self._is_busy or self._readable is None:
             return
         state = self._process.replica.admission.state
+        if state.is_rebuilding:
+            return
         piece = self._plan.next(
             self._process.store.base.index,
             self._readable.index,

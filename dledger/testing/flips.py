@@ -5,29 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from dledger.core.sessions import MAX_SESSIONS
-from dledger.node.log_state import rebuild
-from dledger.store.api import EntryDamaged, LogStore
-from dledger.testing.care import fetch
-from dledger.testing.violation import Violation
+from dledger.store.batch import Batch
 
 if TYPE_CHECKING:
-    from dledger.testing.simulator import SimNode, Simulation
+    from dledger.testing.simulator import Simulation
+
+
+class Flip(NamedTuple):
+    first_index: int  # of the batch
+    at_end: bool  # it might become the last batch of its node, and then the end of the log is lost with it
+    is_there: Callable[[], bool]
 
 
 @dataclass(slots=True)
 class Flips:
-    """All flips of a run. Only a minority of the nodes has any, or has lost its log, at the same time."""
+    """All flips of a run. Of every batch, only a minority of the nodes has a flip, or has lost its log, at
+    the same time; different batches may have theirs on different nodes."""
 
     sim: Simulation
-    #: By node: where, and whether it is still there.
-    _live: dict[str, list[tuple[int, Callable[[], bool]]]] = field(default_factory=dict)
+    _live: dict[str, list[Flip]] = field(default_factory=dict)  # by node
 
     def on(self, node_id: str) -> bool:
         """Are there bytes on this node's disk that nobody has repaired or overwritten?"""
-        found = [(at, is_there) for at, is_there in self._live.get(node_id, ()) if is_there()]
+        found = [flip for flip in self._live.get(node_id, ()) if flip.is_there()]
         self._live[node_id] = found
         return bool(found)
 
@@ -35,60 +37,45 @@ class Flips:
     def nodes(self) -> set[str]:
         return {node_id for node_id in list(self._live) if self.on(node_id)}
 
+    def put(self, node_id: str, batch: Batch, is_there: Callable[[], bool], *, at_end: bool = True) -> None:
+        self._live.setdefault(node_id, []).append(Flip(batch.first_index, at_end, is_there))
+
     def flip(self, node_id: str, rng: Random) -> bool:
         """Some durable byte of this node. False, with nothing done, if that might be one copy too many."""
         sim = self.sim
-        impaired = self.nodes | sim.invariants.lost_nodes | {node_id}
         mirror = sim.invariants.mirrors[node_id]
         # What is not committed may have to give way to other entries, and then nobody has it to repair it by.
         last = min(mirror.durable_index, sim.invariants.committed.end_index)
         durable = [b for b in mirror.written.batches if b.last_index <= last]
-        if len(impaired) > (sim.profile.nodes - 1) // 2 or not durable:
+        if not durable:
             return False
         batch = durable[-1] if rng.random() < 0.2 else rng.choice(durable)
+        at_end = batch in durable[-2:]
+        if len(self._impaired(node_id, batch, at_end=at_end)) > (sim.profile.nodes - 1) // 2:
+            return False
         if not sim.invariants.committed.covers(batch):
             return False
-        if any(at == batch.first_index for at, _ in self._live.get(node_id, ())):
+        if any(flip.first_index == batch.first_index for flip in self._live.get(node_id, ())):
             return False  # with an entry and its index record both gone, nothing tells that it ever was there
         is_there = sim.nodes[node_id].host.flip(batch, rng, is_down=sim.nodes[node_id].process is None)
         if is_there is None:
             return False
-        self._live.setdefault(node_id, []).append((batch.first_index, is_there))
+        self.put(node_id, batch, is_there, at_end=at_end)
         sim.counts["bits flipped"] += 1
+        if len(self.nodes) > (sim.profile.nodes - 1) // 2:
+            sim.counts["bits flipped on a majority"] += 1
         where = f"a bit flips in {batch.first_index}..{batch.last_index}"
         sim.trace.add(sim.clock.now_ms, node_id, where)
         return True
 
-    def repair_before_start(self, node: SimNode, store: LogStore) -> int | None:
-        """What a start has to read is repaired first, as the real node does. What others have purged nobody
-        can repair: the index of the last such entry, -1 if there is none. None: not now."""
-        begin_behind = -1
-        for _ in range(100):
-            try:
-                rebuild(store, MAX_SESSIONS, 0, begin_behind)
-                return begin_behind
-            except EntryDamaged as error:
-                if not self.on(node.node_id):
-                    raise
-                damage = store.note_damage(error.index)
-            if damage is None:
-                continue  # only an index record, which is there again
-            self.sim.counts["damages found at a start"] += 1
-            peers = [
-                p
-                for p in self.sim.processes()
-                if not self.sim.network.is_cut(p.node_id, node.node_id) and not p.is_paused
-            ]
-            found = (fetch(p.store, damage, p.replica.core.committed_index) for p in peers)
-            frames = next((frames for frames in found if frames is not None), None)
-            if frames is not None:
-                store.repair(frames)
-            elif any(p.store.base.index >= damage.first_index for p in peers):
-                self.sim.counts["starts behind damage that others have purged"] += 1
-                begin_behind = damage.last_index
-            else:
-                return None
-        raise Violation("damage", f"{node.node_id} cannot start: {store.damages}")
+    def _impaired(self, node_id: str, batch: Batch, *, at_end: bool) -> set[str]:
+        """Nodes that may have no copy of the batch, or no vote, once it is damaged on this one too."""
+        impaired = self.sim.invariants.lost_nodes | {node_id}
+        for other in self.nodes:
+            flips = self._live[other]
+            if at_end or any(flip.at_end or flip.first_index == batch.first_index for flip in flips):
+                impaired.add(other)
+        return impaired
 
     def check_all_repaired(self) -> bool:
         """After everything is healed: read all that is stored. What is found is noted, and False."""

@@ -19,8 +19,8 @@ from dledger.core.messages import (
 )
 from dledger.core.values import Role
 from dledger.errors import DLedgerError
-from dledger.node.log_state import rebuild
 from dledger.node.owned_append import Fill, prepare
+from dledger.node.rebuilding import RebuildJob, Rebuilt
 from dledger.node.shell import AppendOutcome, DiskJob, RoleNotice
 from dledger.store.api import EntryDamaged, Frames, LogStore
 from dledger.testing.care import Care
@@ -44,10 +44,7 @@ class SimProcess:
     All that happens to the replica happens in a turn (`post`), and the invariants are checked after each.
     """
 
-    def __init__(
-        self, sim: Simulation, node_id: str, store: LogStore, rng: Random, begin_behind: int = -1
-    ) -> None:
-        """`begin_behind`: an entry; what is damaged up to there was purged by others."""
+    def __init__(self, sim: Simulation, node_id: str, store: LogStore, rng: Random) -> None:
         self.sim = sim
         self.node_id = node_id
         self.store = store
@@ -83,10 +80,7 @@ class SimProcess:
         sim.invariants.hard_state_saved(node_id, state)
         if self.state is not None:
             self.state.recover()
-        rebuilt = None
-        if begin_behind >= 0:
-            rebuilt = rebuild(store, sim.profile.max_sessions, self.now_ms(), begin_behind)
-        self.replica = sim.new_replica(self, store, rebuilt)
+        self.replica = sim.new_replica(self, store)
 
     def start(self) -> None:
         """Let the replica begin, once the node knows of this process: its disk may fail at once."""
@@ -305,6 +299,28 @@ class SimProcess:
             self.after(0, lambda: state.save(image_index))
             return
         self.after(0, lambda: self.replica.state_saved(self.now_ms(), image_index, ()))
+
+    def rebuild(self, job: RebuildJob) -> None:
+        """A reader thread takes its time, and the node goes on meanwhile."""
+        max_sessions = self.sim.profile.max_sessions
+        if job.behind >= 0:
+            self.sim.counts["rebuilds behind damage that others have purged"] += 1
+
+        def read() -> None:
+            outcome = job.run(self.store, max_sessions, self.now_ms())
+            self.after(self._rng.choice((0, 0, 5, 60)), lambda: self._log_read(job, outcome))
+
+        self.after(self._rng.choice((0, 0, 1, 5, 60)), read)
+
+    def _log_read(self, job: RebuildJob, outcome: Rebuilt | EntryDamaged | None) -> None:
+        if isinstance(outcome, EntryDamaged):
+            self.sim.counts["damages found by a rebuild"] += 1
+        self.replica.log_read(self.now_ms(), job.number, outcome)
+
+    def rebuilt(self) -> None:
+        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "sessions are rebuilt")
+        if self.state is not None:
+            self.after(0, self.state.rebuilt)
 
     def load_push(self, peer: str, stream_id: int, first_index: int, last_index: int, max_bytes: int) -> None:
         if not self.alive:

@@ -22,7 +22,6 @@ from typing import Protocol, TextIO
 from dledger.core.values import CoreConfig, HardState, Membership, Role
 from dledger.errors import Code, DLedgerError, StorageError
 from dledger.node.admission import AppendLimits
-from dledger.node.log_state import Rebuilt
 from dledger.node.replica import Replica, ReplicaConfig
 from dledger.node.shell import AppendOutcome, RoleNotice
 from dledger.node.state_machine import AppliedEntry
@@ -45,7 +44,6 @@ from dledger.testing.stores import DiskHost, MemoryHost, StoreHost, batch_ends
 from dledger.testing.trace import Trace
 from dledger.testing.violation import Violation
 
-RETRY_MS = 50  # a start that waits for a repair tries again
 MAX_LIVES = 1000  # a node that dies in every start would otherwise be restarted for ever
 
 
@@ -206,7 +204,7 @@ class Simulation:
         return max(leaders, key=lambda p: p.replica.core.term).node_id if leaders else None
 
     def is_settled(self) -> bool:
-        """One leader that all follow, and all logs equal, committed and durable to their end."""
+        """One leader that all follow, all logs equal, committed and durable to their end, and all rebuilt."""
         processes = self.processes()
         if len(processes) < self.profile.nodes:
             return False
@@ -223,6 +221,7 @@ class Simulation:
                 and not core.hard_state.is_barred
                 for core in cores
             )
+            and all(p.replica.rebuilding.is_done for p in processes)
             and all(p.state is None or p.state.applied == first.committed_index for p in processes)
         )
 
@@ -257,14 +256,8 @@ class Simulation:
             written = self.invariants.mirrors[node_id].written
             ends = batch_ends(store, written, is_damaged=flipped)
             self.invariants.recovered(node_id, ends, store.hard_state, store.base, is_damaged=flipped)
-            begin_behind = self.flips.repair_before_start(node, store)
-            if begin_behind is None:
-                node.host.crash(CrashKind.PROCESS, node.rng)
-                node.lives -= 1
-                self.clock.after(RETRY_MS, lambda: self.boot_if_down(node_id))
-                return
             rng = self.seeds.take(f"{node_id}.{node.lives}")
-            process = SimProcess(self, node_id, store, rng, begin_behind)
+            process = SimProcess(self, node_id, store, rng)
         except SimulatedCrash:
             self._crashed_within(node)
             return
@@ -502,7 +495,7 @@ class Simulation:
 
     # -- the processes call these
 
-    def new_replica(self, process: SimProcess, store: LogStore, rebuilt: Rebuilt | None) -> Replica:
+    def new_replica(self, process: SimProcess, store: LogStore) -> Replica:
         profile = self.profile
         core = CoreConfig(
             process.node_id,
@@ -523,9 +516,7 @@ class Simulation:
         )
         config = ReplicaConfig(core, limits, profile.retention, cache_bytes=profile.cache_bytes)
         rng = self.seeds.take(f"{process.node_id} core")
-        return self._replica_type(
-            config, store, process, random_ms=rng.randint, wall_ms=process.wall_ms, rebuilt=rebuilt
-        )
+        return self._replica_type(config, store, process, random_ms=rng.randint, wall_ms=process.wall_ms)
 
     def new_state_machine(self) -> StateMachine | None:
         return self._state_machine() if self._state_machine is not None else None

@@ -267,16 +267,18 @@ class PositionResponse(_message.Message):
     def __init__(self, refusal: _Optional[_Union[Refusal, _Mapping]] = ..., term: _Optional[int] = ..., round: _Optional[int] = ..., ledger_end_term: _Optional[int] = ..., ledger_end_index: _Optional[int] = ..., rejoining: bool = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("envelope", "first_index", "last_index", "max_bytes")
+    __slots__ = ("envelope", "first_index", "last_index", "max_bytes", "uncommitted")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     LAST_INDEX_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNCOMMITTED_FIELD_NUMBER: _ClassVar[int]
     envelope: Envelope
     first_index: int
     last_index: int
     max_bytes: int
-    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., first_index: _Optional[int] = ..., last_index: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+    uncommitted: bool
+    def __init__(self, envelope: _Optional[_Union[Envelope, _Mapping]] = ..., first_index: _Optional[int] = ..., last_index: _Optional[int] = ..., max_bytes: _Optional[int] = ..., uncommitted: bool = ...) -> None: ...
 
 class FetchResponse(_message.Message):
     __slots__ = ("refusal", "first_index", "last_index", "frames")

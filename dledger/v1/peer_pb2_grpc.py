@@ -103,7 +103,7 @@ class PeerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """Committed entries, to repair what is damaged elsewhere: whole batches, byte for byte.
+        """Entries, to repair what is damaged elsewhere: whole batches, byte for byte.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -9,6 +9,7 @@ from dledger.core.messages import Append, Compare, Goodbye, Message, PushMessage
 from dledger.core.values import CoreConfig, HardState, Membership, Role
 from dledger.errors import DLedgerError
 from dledger.node.admission import AppendLimits
+from dledger.node.rebuilding import RebuildJob
 from dledger.node.replica import Replica, ReplicaConfig
 from dledger.node.shell import (
     AppendOutcome,
@@ -58,6 +59,8 @@ class RecordingShell:
     commits: list[int] = field(default_factory=list)
     fatals: list[DLedgerError] = field(default_factory=list)
     images: list[int] = field(default_factory=list)  # asked for and not yet given
+    rebuilds: list[RebuildJob] = field(default_factory=list)
+    is_rebuilt: bool = False
     fsync_began: int | None = None
     commit_to_announce: bool = False
 
@@ -89,6 +92,12 @@ class RecordingShell:
     def save_state(self, image_index: int) -> None:
         self.images.append(image_index)
 
+    def rebuild(self, job: RebuildJob) -> None:
+        self.rebuilds.append(job)
+
+    def rebuilt(self) -> None:
+        self.is_rebuilt = True
+
     def committed(self, committed_index: int) -> None:
         self.commits.append(committed_index)
 
@@ -112,7 +121,9 @@ class Host:
         cache_bytes: int = 1 << 20,
         max_waiting_reads: int = 10,
         max_push_bytes: int = 1 << 20,
+        rebuilds: bool = True,
     ) -> None:
+        """`rebuilds`: the log is read for sessions at once, and not when the test lets it."""
         self.id = node_id
         self.now = 0
         self.store = store or MemoryLogStore(Identity("cluster", "group", node_id, FILE_SIZE))
@@ -132,6 +143,15 @@ class Host:
             wall_ms=lambda: 1_000_000 + self.now,
         )
         self.replica.start(self.now)
+        if rebuilds:
+            self.rebuild()
+
+    def rebuild(self) -> None:
+        """Read the log as often as is asked for."""
+        while self.shell.rebuilds:
+            job = self.shell.rebuilds.pop(0)
+            outcome = job.run(self.store, self.replica.config.limits.max_sessions, self.now)
+            self.replica.log_read(self.now, job.number, outcome)
 
     @property
     def core(self):  # type: ignore[no-untyped-def]

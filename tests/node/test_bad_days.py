@@ -268,7 +268,7 @@ async def test_rule_10_a_scrub_finds_and_repairs_what_nobody_reads(tmp_path: Pat
         assert len(await read_all(leader)) == 100
 
 
-async def test_rule_10_a_start_repairs_first_what_its_sessions_are_rebuilt_from(tmp_path: Path) -> None:
+async def test_rule_10_what_sessions_are_rebuilt_from_is_repaired_after_a_start(tmp_path: Path) -> None:
     """Recovery does not look below the checkpoint, and nobody had noted the damage before."""
     async with running_nodes(tmp_path, 3, SMALL, data_file_size=FILE) as servers:
         await fill(servers, 100)
@@ -281,7 +281,8 @@ async def test_rule_10_a_start_repairs_first_what_its_sessions_are_rebuilt_from(
         back = make_server(tmp_path, node_id, members, SMALL, data_file_size=FILE)
         servers[servers.index(node)] = back
         await back.start()
-        assert back.node_status().damaged == ()
+        await until(lambda: not back.node_status().rebuilding)
+        assert back.node_status().damaged == () and back.node_status().sessions == 1
         await until(lambda: equal_and_committed(servers))
         assert len(await read_all(back)) == 100
 

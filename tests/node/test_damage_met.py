@@ -203,4 +203,4 @@ def test_rule_10_the_status_of_a_damaged_leader_can_be_asked() -> None:
     leader.store.corrupt(world["c"].core.log.end_index)
     status = leader.replica.status()
     assert {f.node_id for f in status.followers} == {"b", "c"}
-    assert leader.replica.follower_ends()
+    assert leader.replica.retainer.follower_ends()

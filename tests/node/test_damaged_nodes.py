@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import Code, DLedgerError
-from dledger.node.log_state import rebuild
+from dledger.node.log_state import LogState
 from dledger.node.server import NodeServer
 from dledger.rpc.log_client import LogClient
 from dledger.store.api import EntryDamaged
@@ -47,11 +47,12 @@ async def test_rule_10_a_start_repairs_what_its_sessions_are_rebuilt_from(tmp_pa
         store = DiskLogStore.open(directory)
         assert not store.damages, "nobody has looked"
         with pytest.raises(EntryDamaged):
-            rebuild(store, 100, 0)
+            LogState(max_sessions=100).rebuild(store, store.end_index, 0)
         store.close()
         back = make_server(tmp_path, node.config.node_id, members, SMALL)
         await back.start()
         servers.append(back)
+        await until(lambda: not back.node_status().rebuilding)
         assert not back.node_status().damaged and back.node_status().sessions == 1
         assert len(await read_all(leader_of(servers))) == 100
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import NoReturn
@@ -12,7 +12,7 @@ import pytest
 
 from dledger.core.values import EMPTY_TAIL
 from dledger.errors import Code, DLedgerError, StorageError
-from dledger.node.repairer import Repairer, Scrubber
+from dledger.node.repairer import Repairer, Scrubber, Source
 from dledger.rpc.peer_transport import PeerUnreachable
 from dledger.rpc.ports import FetchedFrames
 from dledger.store.api import Damage, ScrubStep
@@ -62,6 +62,23 @@ class Disk:
         return done
 
 
+def make_repairer(
+    store: MemoryLogStore,
+    peers: Mapping[str, Source],
+    call: Callable[[Callable[[], object]], Future[object]],
+    on_fatal: Callable[[DLedgerError], None] = lambda _: None,
+) -> Repairer:
+    return Repairer(
+        store,
+        peers,
+        call,
+        on_fatal=on_fatal,
+        on_purged=lambda _: None,
+        is_urgent=lambda: True,
+        bytes_per_second=0,
+    )
+
+
 @asynccontextmanager
 async def repairing(peer: Peer, disk: Disk) -> AsyncIterator[tuple[MemoryLogStore, Repairer]]:
     """A log whose only entry is damaged, and read all the time."""
@@ -69,9 +86,7 @@ async def repairing(peer: Peer, disk: Disk) -> AsyncIterator[tuple[MemoryLogStor
     store.append([BATCH])
     store.sync()
     store.corrupt(0)
-    repairer = disk.repairer = Repairer(
-        store, {"peer": peer}, disk.call, on_fatal=lambda _: None, bytes_per_second=0
-    )
+    repairer = disk.repairer = make_repairer(store, {"peer": peer}, disk.call)
     repairer.start()
     repairer.suspect(0)
     try:
@@ -143,19 +158,7 @@ async def test_what_cannot_be_noted_on_a_full_disk_is_tried_again_after_a_pause(
         await until(lambda: repairer.repaired == 1)
 
 
-async def test_a_start_is_told_that_damage_could_not_be_noted() -> None:
-    disk = Disk()
-    disk.is_full = True
-    async with repairing(Peer(has_it=True), disk) as (_, repairer):
-        await repairer.stop()
-        assert not await repairer.mend(0)
-        disk.is_full = False
-        assert await repairer.mend(0)
-        assert repairer.repaired == 1
-
-
 async def test_rule_9_a_disk_that_fails_while_damage_is_looked_at_ends_the_node() -> None:
-    """At a start nobody else would notice: it would look at the damage for ever."""
     store, fatals = MemoryLogStore(Identity("c", "g", "n0", data_file_size=4096)), list[DLedgerError]()
 
     def fail(work: Callable[[], object]) -> Future[object]:
@@ -163,9 +166,12 @@ async def test_rule_9_a_disk_that_fails_while_damage_is_looked_at_ends_the_node(
         done.set_exception(StorageError("the fsync failed", code=Code.FSYNC_FAILED))
         return done
 
-    repairer = Repairer(store, {}, fail, on_fatal=fatals.append, bytes_per_second=0)
-    assert not await repairer.mend(0)
-    assert [error.code for error in fatals] == [Code.FSYNC_FAILED]
+    repairer = make_repairer(store, {}, fail, fatals.append)
+    repairer.suspect(0)
+    repairer.start()
+    await until(lambda: bool(fatals))
+    await repairer.stop()
+    assert fatals[0].code is Code.FSYNC_FAILED
 
 
 async def test_a_store_that_has_failed_meanwhile_is_no_damage_that_has_gone(

@@ -489,7 +489,7 @@ def purged_before_the_image(patch: pytest.MonkeyPatch) -> None:
 
     def begin_image(retainer: Retainer, now_ms: int) -> None:
         original(retainer, now_ms)
-        retainer._replica.append_internal(Purge(retainer._borders()[-1].base), now_ms)
+        retainer._append(Purge(retainer._borders()[-1].base), now_ms)
 
     patch.setattr(Retainer, "_begin_image", begin_image)
 

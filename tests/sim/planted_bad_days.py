@@ -7,18 +7,23 @@ from typing import Any
 
 import pytest
 
+from dledger.core.events import Fitness
 from dledger.core.leadership import Leadership
 from dledger.core.raft import RaftCore
 from dledger.core.values import NO_BASE
-from dledger.errors import DLedgerError
+from dledger.errors import DLedgerError, StorageError
 from dledger.node.admission import Admission
 from dledger.node.log_state import LogState
+from dledger.node.rebuilding import Rebuilding
 from dledger.node.replica import Replica
 from dledger.node.retainer import Retainer
 from dledger.node.shell import AppendOutcome
 from dledger.store import opening, recovery
+from dledger.store.api import Frames
+from dledger.store.batch import parse_batch
 from dledger.store.files import FileSequence
 from dledger.store.opening import Opening
+from dledger.store.repair import Repair
 from dledger.store.scan import Judgement, Verdict
 from dledger.testing.care import Care
 
@@ -86,9 +91,61 @@ def damage_never_repaired(patch: pytest.MonkeyPatch) -> None:
 def damaged_node_leads(patch: pytest.MonkeyPatch) -> None:
     """A node that cannot read part of its log leads on, and followers that need that part wait."""
 
-    def judge_fitness(replica: Replica, now_ms: int) -> None: ...
+    def judge_fitness(replica: Replica, now_ms: int) -> None:
+        state = replica.admission.state
+        may_lead = not (state.needs_image or state.is_rebuilding)
+        replica._step(Fitness(may_lead, replica.store.has_room, replica.owner), now_ms)
 
     patch.setattr(Replica, "_judge_fitness", judge_fitness)
+
+
+def repair_not_compared_with_what_follows(patch: pytest.MonkeyPatch) -> None:
+    """Whatever follows the good entry before a damage is taken for what was there: also an entry that another
+    member has at this place, and that was never committed."""
+    original = Repair.feed
+
+    def feed(repair: Repair, frames: Frames) -> None:
+        try:
+            original(repair, frames)
+        except StorageError:
+            size = repair._data.file_size
+            repair._take(parse_batch(frames.data, 0, repair.known.before, data_file_size=size))
+            repair._fed = repair.known.after
+
+    patch.setattr(Repair, "feed", feed)
+
+
+def only_committed_entries_given(patch: pytest.MonkeyPatch) -> None:
+    """After a power failure nobody knows what is committed before a leader commits something, and a damaged
+    node that is needed for that waits for its repair."""
+    original = Care.give
+
+    def give(care: Care, first_index: int, last_index: int) -> Frames | None:
+        last_index = min(last_index, care._process.replica.core.committed_index)
+        return original(care, first_index, last_index)
+
+    patch.setattr(Care, "give", give)
+
+
+def rebuilding_node_keeps_its_vote(patch: pytest.MonkeyPatch) -> None:
+    """A node that waits for a repair, or reads its log, answers nobody."""
+    original = Replica.receive
+
+    def receive(replica: Replica, now_ms: int, peer: str, message: Any, payload: Any = None) -> None:
+        if replica.rebuilding.is_done:
+            original(replica, now_ms, peer, message, payload)
+
+    patch.setattr(Replica, "receive", receive)
+
+
+def pushed_while_rebuilding_and_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """The sessions of a node that was pushed to while it read its log are those of the log that it read."""
+    patch.setattr(LogState, "add_noted", lambda *_: None)
+
+
+def rebuild_outlives_a_truncation(patch: pytest.MonkeyPatch) -> None:
+    """What was read of the log before it was cut is taken for what it holds."""
+    patch.setattr(Rebuilding, "truncated", lambda *_: None)
 
 
 def cache_believed_after_failed_fsync(patch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from dledger.core.messages import PushMessage
 from dledger.errors import Code, ReadFailed
 from dledger.node.shell import AppendOutcome
 from dledger.store.batch import Batch
@@ -30,11 +31,11 @@ class Damaged(Cluster):
     def flip(self, node_id: str, batch: Batch, where: str = "body", offset: int = 3) -> None:
         host = self.nodes[node_id].host
         assert isinstance(host, DiskHost)
-        path, at = _place(batch, where, offset)
+        path, at = _place(batch, where, offset, self.profile.data_file_size)
         is_there = host.disk.flip_durable(path, at, 0x10)
         assert is_there is not None, f"{path} has nothing durable at {at}"
         self.counts["bits flipped"] += 1
-        self.flips._live.setdefault(node_id, []).append((batch.first_index, is_there))
+        self.flips.put(node_id, batch, is_there)
 
     def batch_of(self, node_id: str, index: int) -> Batch:
         batch = self.invariants.mirrors[node_id].written.holding(index)
@@ -59,14 +60,14 @@ class Damaged(Cluster):
         assert self.counts["truncations"] == truncated == 0
 
 
-def _place(batch: Batch, where: str, offset: int) -> tuple[Path, int]:
+def _place(batch: Batch, where: str, offset: int, file_size: int) -> tuple[Path, int]:
     paths = NodePaths(DIRECTORY)
     if where == "index record":
-        size = index_file_size(FILE)
+        size = index_file_size(file_size)
         pos = batch.first_index * INDEX_RECORD_SIZE + offset
         return paths.index_files / file_name(pos - pos % size), pos % size
     pos = batch.pos + (offset if where == "header" else batch.size - 1 - offset)
-    return paths.data / file_name(pos - pos % FILE), pos % FILE
+    return paths.data / file_name(pos - pos % file_size), pos % file_size
 
 
 @pytest.mark.parametrize("where", WHERE)
@@ -218,15 +219,21 @@ def test_damage_that_all_others_have_purged_is_left_behind_for_their_image(on_di
     assert batch is not None
     is_there = c.nodes[victim].host.flip(batch, Random(1), is_down=True)
     assert is_there is not None
-    c.flips._live[victim] = [(batch.first_index, is_there)]
+    c.flips.put(victim, batch, is_there)
     c.fill_files(3)
     before = c.counts["purges committed"]
     c.ask_purge(c.elect())
     c.run_until(lambda: c.counts["purges committed"] > before, limit_ms=SOON_MS)
     c.run_for(200)
+    c.network.gate = lambda _source, target, message: target != victim or not isinstance(message, PushMessage)
     c.boot(victim)
-    c.run_until(lambda: c.nodes[victim].process is not None, limit_ms=SOON_MS)
-    assert c.process(victim).replica.admission.state.needs_image
+    replica = c.process(victim).replica
+    c.run_until(lambda: replica.admission.state.needs_image, limit_ms=SOON_MS)
+    assert c.counts["rebuilds behind damage that others have purged"] > 0
+    assert replica.rebuilding.is_done and not replica.core.may_lead
+    c.network.gate = None
+    for stream in list(c.network.streams):
+        stream.break_off(0, 0)
     c.run_until(c.is_settled, limit_ms=SOON_MS)
     c.run_until(lambda: c.process(victim).replica.core.may_lead, limit_ms=SOON_MS)
     c.only(victim)

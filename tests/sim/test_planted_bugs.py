@@ -16,7 +16,7 @@ import pytest
 from dledger.store.disk import CrashKind
 from dledger.testing import Profile, RunOptions, Violation, run_seed
 from tests.core import test_commit_stall, test_installed_base
-from tests.node import test_disk_reports, test_log_state, test_owner, test_replica
+from tests.node import test_disk_reports, test_log_state, test_owner, test_rebuilding, test_replica
 from tests.rpc import test_peer_service
 from tests.sim import (
     planted,
@@ -25,6 +25,7 @@ from tests.sim import (
     planted_owners,
     planted_stalls,
     test_damage_scenarios,
+    test_damaged_starts,
     test_disk_scenarios,
     test_rejoin_scenarios,
     test_retention_scenarios,
@@ -140,6 +141,7 @@ BY_SEEDS: list[tuple[planted.Plant, Profile | None]] = [
     (planted_bad_days.damage_never_repaired, None),
     (planted_bad_days.full_disk_told_after_the_push, None),
     (planted_disk.index_before_the_entries, POWER),
+    (planted_bad_days.pushed_while_rebuilding_and_forgotten, None),
     (planted_owners.epoch_not_compared, OWNED),
     (planted_owners.filled_before_it_was_judged, None),
     (planted_owners.room_judged_after_the_fill, None),
@@ -197,6 +199,10 @@ def _fetch_of_a_client() -> None:
     asyncio.run(test_peer_service.test_every_call_needs_the_certificate_of_its_sender("Fetch", ["app"]))
 
 
+def _two_damaged_nodes() -> None:
+    test_damaged_starts.test_two_nodes_with_different_damage_go_on("body", [])
+
+
 BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
     (planted_stalls.leader_that_commits_nothing_stays, _leader_whose_pushes_are_lost),
     (
@@ -244,6 +250,19 @@ BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
     (
         planted_bad_days.cache_believed_after_failed_fsync,
         test_disk_scenarios.test_batch_whose_fsync_failed_is_not_read_from_the_page_cache,
+    ),
+    (
+        planted_bad_days.repair_not_compared_with_what_follows,
+        test_damaged_starts.test_uncommitted_entries_of_another_term_repair_nothing,
+    ),
+    (planted_bad_days.only_committed_entries_given, _two_damaged_nodes),
+    (
+        planted_bad_days.rebuilding_node_keeps_its_vote,
+        test_damaged_starts.test_damage_in_what_only_its_node_had_is_cut_by_a_leader_that_needs_its_vote,
+    ),
+    (
+        planted_bad_days.rebuild_outlives_a_truncation,
+        test_rebuilding.test_a_job_that_has_read_what_is_truncated_meanwhile_is_void,
     ),
     (planted_bad_days.stalled_leader_stays, _leader_whose_fsync_hangs),
     (planted_bad_days.stalled_leader_always_goes, _one_disk_that_hangs),

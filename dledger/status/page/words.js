@@ -137,6 +137,7 @@ export function trouble(status) {
     found.push(["bad", `entries ${count(d.first_index)} to ${count(d.last_index)} cannot be read (${d.reason})${repair}`]);
   }
   if (status.rejoining) found.push(["warn", `rejoining: ${status.rejoining}`]);
+  if (status.rebuilding) found.push(["warn", `rebuilds its sessions: ${status.rebuilding}`]);
   if (status.needs_image) found.push(["warn", "waits for a state image, and serves nothing until then"]);
   if (clockIsOff(status.clock_offset_ms)) {
     found.push(["warn", `its wall clock is ${duration(Math.abs(status.clock_offset_ms))} ${status.clock_offset_ms > 0 ? "ahead of" : "behind"} cluster time`]);

@@ -1,0 +1,146 @@
+"""Named histories of clusters whose nodes were all down, and find damage when they are back (rule 10).
+
+What is committed is not known then: no checkpoint was written since the entries were. Every entry is intact
+on a majority, or not committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from dledger.store.disk import CrashKind
+from tests.sim.cluster import SOON_MS
+from tests.sim.test_damage_scenarios import Damaged
+
+NEVER_MS = 1 << 40
+#: Index records are written again by the start, and durable only with the next checkpoint.
+WHERE = ["header", "body"]
+
+
+class Restarted(Damaged):
+    """No checkpoint is written, not even at the border of a file: a start looks at the whole log."""
+
+    def __init__(self, nodes: int = 3) -> None:
+        super().__init__(nodes, checkpoint_every_ms=NEVER_MS, scrub_every_ms=0, data_file_size=64 << 10)
+
+    def lose_power(self) -> None:
+        for node_id in self.profile.node_ids:
+            self.crash(node_id, CrashKind.POWER)
+        self.network.heal_all()
+
+    def boot_all(self, node_ids: Iterable[str]) -> None:
+        for node_id in node_ids:
+            self.boot(node_id)
+
+    def must_lead_and_store(self) -> None:
+        self.run_until(lambda: self.leader() is not None, limit_ms=SOON_MS)
+        self.must_store()
+
+
+class Down(Restarted):
+    """All nodes have the same entries, and have lost power."""
+
+    def __init__(self, nodes: int = 3, entries: int = 12) -> None:
+        super().__init__(nodes)
+        self.begin_with(entries)
+        self.lose_power()
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_damaged_node_and_a_good_one_of_three_go_on(where: str) -> None:
+    for index in (3, 9, 15):
+        c = Down()
+        c.flip("n0", c.batch_of("n0", index), where)
+        c.boot_all(["n0", "n1"])
+        c.must_lead_and_store()
+        c.must_be_whole()
+
+
+@pytest.mark.parametrize("others", [[], ["n2"]])
+@pytest.mark.parametrize("where", WHERE)
+def test_two_nodes_with_different_damage_go_on(where: str, others: list[str]) -> None:
+    for first, second in ((3, 15), (15, 3), (9, 11), (11, 9)):
+        c = Down()
+        c.flip("n0", c.batch_of("n0", first), where)
+        c.flip("n1", c.batch_of("n1", second), where)
+        c.boot_all(["n0", "n1", *others])
+        c.must_lead_and_store()
+        c.must_be_whole()
+
+
+def test_three_of_five_nodes_each_with_damage_of_its_own_go_on() -> None:
+    c = Down(5)
+    for number in range(3):
+        for index in range(1 + 2 * number, 20, 6):
+            c.flip(f"n{number}", c.batch_of(f"n{number}", index), WHERE[number % 2])
+    c.boot_all(["n0", "n1", "n2"])
+    c.must_lead_and_store()
+    c.must_be_whole()
+
+
+def test_a_wiped_node_rejoins_while_the_others_repair_each_other() -> None:
+    c = Down()
+    c.flip("n0", c.batch_of("n0", 5))
+    c.flip("n1", c.batch_of("n1", 15))
+    c.invariants.wiped("n2", c.nodes["n2"].host.replace_disk(1 << 20))
+    c.boot_all(["n2", "n0", "n1"])
+    c.must_lead_and_store()
+    c.must_be_whole()
+
+
+def test_uncommitted_entries_of_another_term_repair_nothing() -> None:
+    """The only member there has another batch at this place: it chains from the good entry before the damage,
+    and not to the one after it."""
+    c = Restarted()
+    old = c.begin_with(5)
+    damaged, good = c.others(old)
+    c.isolate(old)
+    c.write(old)  # where the others will have a no-op: so the batches after it begin at the same entries
+    for _ in range(4):
+        c.write(old, 2)
+    c.run_for(200)
+    c.run_until(lambda: c.leader() not in (None, old), limit_ms=SOON_MS)
+    new = c.leader()
+    for _ in range(5):
+        c.must_store(new, 2)
+    c.run_until(lambda: c.end_of(damaged) == c.end_of(good), limit_ms=SOON_MS)
+    c.run_for(200)
+    index = c.committed(damaged) - 6
+    assert c.batch_of(old, index).chain_crc != c.batch_of(damaged, index).chain_crc
+    c.lose_power()
+    c.flip(damaged, c.batch_of(damaged, index))
+    c.boot_all([damaged, old])
+    c.run_until(lambda: c.counts["repairs refused"] > 3, limit_ms=SOON_MS)
+    assert c.process(damaged).store.damages and c.leader() is None
+    c.boot(good)
+    c.run_until(lambda: not c.flips.nodes, limit_ms=SOON_MS)
+    c.end()
+    assert c.flips.check_all_repaired()
+
+
+def test_damage_in_what_only_its_node_had_is_cut_by_a_leader_that_needs_its_vote() -> None:
+    """Nobody can repair it: its batches were never committed, and the others have gone on without them."""
+    c = Restarted()
+    old = c.begin_with(5)
+    other, gone = c.others(old)
+    c.isolate(old)
+    for _ in range(4):
+        c.write(old, 2)
+    c.run_for(200)
+    end = c.end_of(old)
+    c.run_until(lambda: c.leader() not in (None, old), limit_ms=SOON_MS)
+    c.must_store(c.leader())
+    c.run_until(lambda: c.end_of(other) == c.end_of(gone), limit_ms=SOON_MS)
+    c.run_for(200)
+    c.lose_power()
+    c.flip(old, c.batch_of(old, end - 4))
+    c.boot_all([old, other])
+    assert c.process(old).store.damages
+    c.must_lead_and_store()
+    assert c.leader() == other and c.counts["truncations"] == 1
+    c.boot(gone)
+    c.run_until(lambda: not c.flips.nodes, limit_ms=SOON_MS)
+    c.end()
+    assert c.flips.check_all_repaired()
