@@ -14,6 +14,7 @@ from dledger.store.api import BatchHead, EntryDamaged, EntryHeader, Frames, chec
 from dledger.store.batch import (
     HEADER_SIZE,
     MAGIC_INTERNAL,
+    MAGIC_NORMAL,
     Batch,
     DamagedBatch,
     Header,
@@ -28,6 +29,7 @@ from dledger.store.files import FileSequence
 from dledger.store.layout import INDEX_RECORD_SIZE, IndexRecord, index_records, unpack_record
 
 _HEADS_CHUNK = 4096  # index records looked at together when searching for internal entries
+_LOWS = bytes((MAGIC_NORMAL, MAGIC_INTERNAL))  # the magics of entries, of which one byte says all
 
 T = TypeVar("T")
 
@@ -247,9 +249,15 @@ class LogReader:
     def _heads(self, index: int) -> tuple[list[BatchHead], int]:
         end_index = self._check_damage(index, self._end_index)
         records = self._records(index, min(_HEADS_CHUNK, end_index - index + 1))
-        return [self._head(index + at) for at in _internal_records(records)], len(
-            records
-        ) // INDEX_RECORD_SIZE
+        lows = records[3::INDEX_RECORD_SIZE]  # the last bytes of the magics
+        wrong = (
+            next((at for at, low in enumerate(lows) if low not in _LOWS), -1)
+            if lows.translate(None, _LOWS)
+            else -1
+        )
+        if wrong >= 0:  # it might be a head, and its session would miss the batch
+            raise self._index_damage(index + wrong, "the index record has an unknown magic")
+        return [self._head(index + at) for at in _places(lows, MAGIC_INTERNAL)], len(lows)
 
     def _tail_at(self, index: int) -> Tail:
         self._check_range(index)
@@ -424,12 +432,10 @@ def _records_of(batch: Batch) -> bytes:
     return batch.records or index_records(batch.data)
 
 
-def _internal_records(records: bytes) -> list[int]:
-    """Which of these index records are of internal entries: found by the last byte of the magic."""
-    lows = records[3::INDEX_RECORD_SIZE]
+def _places(lows: bytes, low: int) -> list[int]:
     found = []
-    at = lows.find(MAGIC_INTERNAL)
+    at = lows.find(low)
     while at >= 0:
         found.append(at)
-        at = lows.find(MAGIC_INTERNAL, at + 1)
+        at = lows.find(low, at + 1)
     return found

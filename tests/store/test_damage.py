@@ -260,6 +260,26 @@ def test_a_lost_index_record_is_written_again() -> None:
             assert store.damages == () and read_all(store) == join(batches)
 
 
+@pytest.mark.parametrize("bit", range(8))
+def test_a_head_whose_index_record_is_damaged_is_not_left_out(bit: int) -> None:
+    """A session would miss the batch, and store a retry of it twice."""
+    disk, store = new_sim_store()
+    tail = EMPTY_TAIL
+    for number in range(3):
+        batch = encode_batch(tail, 1, [b"%d" % number], data_file_size=SIZE, head=b"head %d" % number)
+        store.append([batch])
+        tail = batch.tail
+    store.sync()
+    heads = list(store.iter_heads(0))
+    assert [head.first_index for head in heads] == [0, 2, 4]
+    [path] = [path for path in disk.files() if path.parent.name == "index" and path.name == file_name(0)]
+    disk.flip(path, 2 * 32 + 3, 1 << bit)
+    with pytest.raises(EntryDamaged) as caught:
+        list(store.iter_heads(0))
+    assert caught.value.index == 2 and store.note_damage(2) is None
+    assert list(store.iter_heads(0)) == heads
+
+
 def test_readers_go_on_while_files_are_replaced(tmp_path: Path) -> None:
     init_directory(tmp_path / "n0", IDENTITY)
     store = DiskLogStore.open(tmp_path / "n0")
