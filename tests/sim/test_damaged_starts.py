@@ -90,11 +90,13 @@ def test_a_wiped_node_rejoins_while_the_others_repair_each_other() -> None:
     c.must_be_whole()
 
 
-def test_uncommitted_entries_of_another_term_repair_nothing() -> None:
-    """The only member there has another batch at this place: it chains from the good entry before the damage,
-    and not to the one after it."""
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_uncommitted_entries_of_another_term_repair_nothing(beyond: int) -> None:
+    """The only member there has another batch at this place. Where the logs part it chains from the good
+    entry before the damage, and not to the one after it."""
     c = Restarted()
     old = c.begin_with(5)
+    parting = c.end_of(old) + 1
     damaged, good = c.others(old)
     c.isolate(old)
     c.write(old)  # where the others will have a no-op: so the batches after it begin at the same entries
@@ -107,7 +109,8 @@ def test_uncommitted_entries_of_another_term_repair_nothing() -> None:
         c.must_store(new, 2)
     c.run_until(lambda: c.end_of(damaged) == c.end_of(good), limit_ms=SOON_MS)
     c.run_for(200)
-    index = c.committed(damaged) - 6
+    index = parting + beyond
+    assert c.batch_of(old, index).first_index == c.batch_of(damaged, index).first_index == index
     assert c.batch_of(old, index).chain_crc != c.batch_of(damaged, index).chain_crc
     c.lose_power()
     c.flip(damaged, c.batch_of(damaged, index))

@@ -199,6 +199,10 @@ def _fetch_of_a_client() -> None:
     asyncio.run(test_peer_service.test_every_call_needs_the_certificate_of_its_sender("Fetch", ["app"]))
 
 
+def _entries_of_another_term() -> None:
+    test_damaged_starts.test_uncommitted_entries_of_another_term_repair_nothing(0)
+
+
 def _two_damaged_nodes() -> None:
     test_damaged_starts.test_two_nodes_with_different_damage_go_on("body", [])
 
@@ -253,7 +257,7 @@ BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
     ),
     (
         planted_bad_days.repair_not_compared_with_what_follows,
-        test_damaged_starts.test_uncommitted_entries_of_another_term_repair_nothing,
+        _entries_of_another_term,
     ),
     (planted_bad_days.only_committed_entries_given, _two_damaged_nodes),
     (
