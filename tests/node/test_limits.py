@@ -68,10 +68,21 @@ async def test_rule_13_a_repair_has_a_pace() -> None:
         return done
 
     source = FakeSource(FetchedFrames(0, 0, bytes(batch.data)))
-    repairer = Repairer(store, {"peer": source}, at_once, on_fatal=lambda _: None, bytes_per_second=200_000)
+    repairer = Repairer(
+        store,
+        {"peer": source},
+        at_once,
+        on_fatal=lambda _: None,
+        on_purged=lambda _: None,
+        is_urgent=lambda: True,
+        bytes_per_second=200_000,
+    )
     loop = asyncio.get_running_loop()
     began = loop.time()
-    assert await repairer.mend(0)
+    repairer.suspect(0)
+    repairer.start()
+    await until(lambda: repairer.repaired == 1)
+    await repairer.stop()
     assert loop.time() - began > 0.4
     assert store.damages == () and repairer.repaired == 1
 
@@ -79,7 +90,7 @@ async def test_rule_13_a_repair_has_a_pace() -> None:
 async def test_rule_13_only_so_many_members_fetch_entries_and_ask_questions_at_once() -> None:
     going = asyncio.Event()
 
-    async def fetch(first: int, last: int, size: int) -> FetchedFrames:
+    async def fetch(first: int, last: int, size: int, *, uncommitted: bool) -> FetchedFrames:
         await going.wait()
         return FetchedFrames(first, last, b"")
 
@@ -88,16 +99,16 @@ async def test_rule_13_only_so_many_members_fetch_entries_and_ask_questions_at_o
         def leader_stream_lost(self, leader_id: str, stream_id: int) -> None: ...
 
     inbound = Inbound(PeerIdentity("c", "g", "n", ("n", "m"), 1), Silent(), fetch)
-    fetching = [asyncio.ensure_future(inbound.fetch(0, 9, 100)) for _ in range(2)]
+    fetching = [asyncio.ensure_future(inbound.fetch(0, 9, 100, uncommitted=True)) for _ in range(2)]
     asking = [asyncio.ensure_future(inbound.ask("m", Heartbeat(1, "m", n, 0))) for n in range(64)]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded):
-        await inbound.fetch(0, 9, 100)
+        await inbound.fetch(0, 9, 100, uncommitted=True)
     with pytest.raises(Overloaded):
         await inbound.ask("m", Heartbeat(1, "m", 99, 0))
     going.set()
     assert [frames.last_index for frames in await asyncio.gather(*fetching)] == [9, 9]
-    assert (await inbound.fetch(0, 9, 100)).last_index == 9
+    assert (await inbound.fetch(0, 9, 100, uncommitted=True)).last_index == 9
     for task in asking:
         task.cancel()
     await asyncio.gather(*asking, return_exceptions=True)

@@ -68,12 +68,15 @@ def test_rule_10_a_range_over_many_files_is_repaired_in_pieces_beside_appends(fi
     disk, store, damage = damaged(first, last)
     more = iter(BATCHES[50:])
     work = store.begin_repair(damage)
-    for batch in lost(damage):
-        assert work.next_index == batch.first_index and not work.is_fed
+    asked = []
+    while not work.is_fed:
+        batch = next(batch for batch in BATCHES if batch.first_index == work.next_index)
+        asked.append(batch)
         work.feed(frames(batch))
         if batch.first_index % 4 == 0:
             store.append([next(more)])
-    assert work.is_fed and store.damages == (damage,)
+    assert asked == BATCHES[first : last + 1], "what is good behind the last lost header is here"
+    assert store.damages == (damage,)
     while work.copy(100):
         store.append(list(more)[:1])
     store.sync()
@@ -142,7 +145,7 @@ def test_rule_10_a_repair_is_void_when_the_log_is_cut_or_purged_meanwhile() -> N
 
 
 def test_rule_10_entries_that_do_not_fit_at_the_far_end_are_found_out_before_anything_changes() -> None:
-    disk, store, damage = damaged(20, 21)
+    disk, store, damage = damaged(48, 49)
     *first, second = lost(damage)
     other = encode_batch(first[-1].tail, second.term, [b"x"] * second.count, data_file_size=SIZE)
     data = {path: disk.content(path) for path in disk.files() if path.parent.name in ("data", "index")}
