@@ -200,7 +200,7 @@ def _heal(
     """
     if hint is not None:
         pos = hint.pos
-        following = _look_at(data, at + 1, pos + hint.size)
+        following = look_at(data, at + 1, pos + hint.size)
         sizes = hint.size
     else:
         next_pos = find_entry(data, pos + 1, at)
@@ -221,7 +221,7 @@ def _heal(
     return None
 
 
-def _look_at(data: FileSequence, at: int, pos: int) -> Header | None:
+def look_at(data: FileSequence, at: int, pos: int) -> Header | None:
     """The header of entry `at`, which begins at `pos` or at the next border."""
     border = data.start_of(pos) + data.file_size
     return header_at(data, at, pos) or header_at(data, at, border)
@@ -237,7 +237,7 @@ def _look(
         record = None
     if record is not None:
         return header_at(data, at, record.pos), record
-    return _look_at(data, at, pos), None
+    return look_at(data, at, pos), None
 
 
 def record_of(index: FileSequence, at: int) -> IndexRecord | None:
@@ -339,7 +339,7 @@ def last_known(
     pos = find_entry(data, tail.pos, max(ends)[0])
     while pos is not None:
         header = header_at(data, unpack_header(data.read(pos, HEADER_SIZE)).index, pos)
-        following = _look_at(data, header.index + 1, pos + header.size) if header is not None else None
+        following = look_at(data, header.index + 1, pos + header.size) if header is not None else None
         chain = header.chain_crc if header is not None else 0
         if following is not None and chain_of(following, chain) == following.chain_crc:
             ends.append((following.index, following.term))

@@ -10,8 +10,8 @@ from pathlib import Path
 from dledger.core.values import Tail
 from dledger.errors import Code, ReadFailed, StorageError
 from dledger.store.api import Damage, EntryDamaged, Frames, ScrubStep
-from dledger.store.batch import HEADER_SIZE, Batch, encode_blank, parse_batch
-from dledger.store.damage import KnownDamage, header_at, locate
+from dledger.store.batch import HEADER_SIZE, Batch, chain_of, encode_blank, parse_batch, unpack_header
+from dledger.store.damage import KnownDamage, header_at, locate, look_at
 from dledger.store.disk import PAGE, Buffer, Disk, write_all
 from dledger.store.files import FileSequence
 from dledger.store.layout import INDEX_RECORD_SIZE, index_records
@@ -100,7 +100,8 @@ class Repair:
                     code=Code.DATA_DAMAGED,
                 )
             self._take(batch)
-        self._take_own()
+            if self._take_own():
+                offset = _skip(frames.data, offset, self.next_index)
         if self.is_fed and self._ends_its_file(after):
             with self._writing():
                 self._roll(after.pos, self._data.start_of(after.pos) + self._data.file_size)
@@ -112,15 +113,17 @@ class Repair:
             self._keep_records(index_records(batch.data))
         self._fed = batch.tail
 
-    def _take_own(self) -> None:
+    def _take_own(self) -> bool:
         """A lost header takes good batches behind it along: with what has come before them, they can be told
-        from bad ones again. The member that had the lost one need not have these."""
-        if self._fed == self.known.before:
-            return
-        after = self.known.after
-        scanner = LogScanner(self._data, self._fed)
+        from bad ones again. The member that had the lost one need not have these. Whether there was any."""
+        fed, after = self._fed, self.known.after
+        header = self._reader.guarded(lambda: look_at(self._data, fed.index + 1, fed.pos))
+        if header is None or chain_of(header, fed.chain_crc) != header.chain_crc:
+            return False
+        scanner = LogScanner(self._data, fed)
         for batch in self._reader.guarded(lambda: list(_until(scanner, after))):
             self._take(batch)
+        return self._fed != fed
 
     def copy(self, max_bytes: int) -> bool:
         """See RepairWork."""
@@ -253,6 +256,16 @@ class Repair:
                 write_all(self._disk, copy.handle, [chunk], copy.at)
             copy.at = until
             copy.is_synced = False
+
+
+def _skip(data: bytes | memoryview, offset: int, index: int) -> int:
+    """Where, from `offset` on, the entry `index` begins, or what there is ends."""
+    while offset < len(data):
+        header = unpack_header(bytes(data[offset : offset + HEADER_SIZE]))
+        if header.index >= index or header.size < HEADER_SIZE:
+            break
+        offset += header.size
+    return offset
 
 
 def _until(scanner: LogScanner, after: Tail) -> Iterator[Batch]:

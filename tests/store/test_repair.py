@@ -161,6 +161,20 @@ def test_rule_10_entries_that_do_not_fit_at_the_far_end_are_found_out_before_any
     } == data
 
 
+def test_rule_10_good_batches_behind_a_lost_header_are_taken_from_the_own_disk() -> None:
+    """The member that gives the lost one has another batch behind it: an uncommitted one, perhaps."""
+    _, store, damage = damaged(20, 20)
+    first, second = lost(damage)
+    other = encode_batch(first.tail, second.term + 1, [b"x"] * second.count, data_file_size=SIZE)
+    work = store.begin_repair(damage)
+    work.feed(Frames(first.first_index, other.last_index, join([first, other])))
+    assert work.is_fed
+    while work.copy(100):
+        pass
+    work.finish()
+    assert store.damages == () and read_all(store) == join(BATCHES[:50])
+
+
 def test_rule_9_a_repair_without_room_changes_nothing() -> None:
     disk, store, damage = damaged(20, 21)
     disk.capacity = disk._used()
