@@ -47,7 +47,9 @@ class Port:
         self.reached.append(message)
         raise TimeoutError
 
-    async def fetch(self, first_index: int, last_index: int, max_bytes: int) -> FetchedFrames:
+    async def fetch(
+        self, first_index: int, last_index: int, max_bytes: int, *, uncommitted: bool
+    ) -> FetchedFrames:
         self.reached.append((first_index, last_index))
         return FetchedFrames(first_index, last_index, b"entries")
 
