@@ -27,7 +27,7 @@ CLIENT_PROTO_FILES := $(wildcard proto/apache/rocketmq/v2/*.proto)
 CLIENT_STUBS := broker_adapter/messaging/v2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long test-clients clients clients-python clients-node lint format proto sim sim-broker chaos chaos-planted soak-chaos bench bench-peers soak soak-processes soak-broker clean
+.PHONY: help install demo test test-long test-clients clients clients-python clients-node clients-java clients-go lint format proto sim sim-broker chaos chaos-planted soak-chaos bench bench-peers soak soak-processes soak-broker clean
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -100,7 +100,7 @@ test-long: ## The same with more seeds, every byte, Spark on a cluster of its ow
 CLIENTS := build/clients
 CLIENT_PYTHON := $(CLIENTS)/python/bin/python
 CLIENT_NODE := $(CLIENTS)/node/node_modules/rocketmq-client-nodejs
-clients: clients-python clients-node
+clients: clients-python clients-node clients-java clients-go
 
 clients-python: | $(BIN)/python
 	@test -x $(CLIENT_PYTHON) && $(CLIENT_PYTHON) -c 'import rocketmq' 2>/dev/null || { \
@@ -119,7 +119,29 @@ clients-node:
 	  || { rm -rf $(CLIENTS)/node; echo "WARNING: rocketmq-client-nodejs could not be installed: tests with it do NOT run"; }; \
 	fi
 
-test-clients: $(DEV) clients ## Released clients of RocketMQ 5, Python and Node.js, on three nodes (6 to 10 minutes)
+# Our driver for them is in tests/clients/java; lib has the newest client, oldest the oldest that works.
+JAVA_BUILD := mvn --quiet --batch-mode --file tests/clients/java/pom.xml -Doutput=$(CURDIR)/$(CLIENTS)/java
+clients-java: ## Build the driver of the Java client (a minute; needs java, a JDK of 11 or newer, and mvn)
+	@if ! command -v mvn >/dev/null || ! command -v javac >/dev/null; then \
+	  echo "WARNING: mvn and javac are not on PATH: tests with the Java client do NOT run"; \
+	elif test -z "$$(find $(CLIENTS)/java/built -newer tests/clients/java/pom.xml -newer tests/clients/java/src/main/java/clients/Driver.java 2>/dev/null)"; then \
+	  echo "building the driver of rocketmq-client-java into $(CLIENTS)/java"; \
+	  rm -rf $(CLIENTS)/java && mkdir -p $(CLIENTS)/java && \
+	  $(JAVA_BUILD) compile dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(CLIENTS)/java/lib && \
+	  $(JAVA_BUILD) dependency:copy -Dartifact=org.apache.rocketmq:rocketmq-client-java:5.0.8 -DoutputDirectory=$(CURDIR)/$(CLIENTS)/java/oldest && \
+	  touch $(CLIENTS)/java/built \
+	  || { rm -rf $(CLIENTS)/java; echo "WARNING: the driver of rocketmq-client-java could not be built: tests with it do NOT run"; }; \
+	fi
+
+clients-go: ## Build the driver of the Go client (a minute; needs go 1.24 or newer)
+	@if ! command -v go >/dev/null; then \
+	  echo "WARNING: go is not on PATH: tests with the Go client do NOT run"; \
+	else \
+	  mkdir -p $(CLIENTS)/go && go -C tests/clients/go build -o $(CURDIR)/$(CLIENTS)/go/driver . \
+	  || { rm -rf $(CLIENTS)/go; echo "WARNING: the driver of rocketmq-clients/golang could not be built: tests with it do NOT run"; }; \
+	fi
+
+test-clients: $(DEV) clients ## Released clients of RocketMQ 5 in Python, Node.js, Java, Go, on three nodes (15 to 25 minutes)
 	@test -x $(CLIENT_PYTHON) || { echo "error: there is no client to test with" >&2; exit 1; }
 	@ROCKETMQ_CLIENTS=$(CURDIR)/$(CLIENTS) $(BIN)/python -m pytest $(ARGS) tests/clients
 

@@ -15,12 +15,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from dledger.core.values import Timing
-from dledger.errors import Code, ConfigError
+from dledger.errors import Code, ConfigError, StorageError
 from dledger.node.config_faults import read_toml, validate
 from dledger.node.retention import RetentionPolicy
 from dledger.rpc.channels import MAX_CONNECTIONS, MAX_PAYLOAD_BYTES
 from dledger.rpc.ports import ServiceLimits
 from dledger.store.batch import max_batch_size
+from dledger.store.disk import Disk
+from dledger.store.identity import load_identity
+from dledger.store.layout import DEFAULT_DATA_FILE_SIZE
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -269,6 +272,15 @@ class NodeConfig(_Section):
     def peer_address(self, node_id: str) -> str:
         """Where this node reaches another member."""
         return self.peer_addresses.get(node_id, self.members[node_id])
+
+    def batch_bytes(self, disk: Disk | None = None) -> int:
+        """The limit of a batch in this node's directory. Without one (it is lost), or with a damaged one
+        (the start says so), that of the largest data files. ConfigError."""
+        try:
+            size = load_identity(self.directory, disk=disk).data_file_size
+        except StorageError:
+            size = DEFAULT_DATA_FILE_SIZE
+        return self.limits.batch_bytes(size)
 
     @property
     def listen_address(self) -> str:

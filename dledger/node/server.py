@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from dledger.core.values import CoreConfig, Membership, Role
-from dledger.errors import DLedgerError, StorageError
+from dledger.errors import DLedgerError
 from dledger.node.admin import NodeAdmin
 from dledger.node.admission import AppendLimits
 from dledger.node.allocator import Allocator
@@ -49,8 +49,7 @@ from dledger.status.web import HttpServer
 from dledger.store.api import LogStore
 from dledger.store.disk import Disk
 from dledger.store.disk_store import DiskLogStore
-from dledger.store.identity import load_identity, member_list
-from dledger.store.layout import DEFAULT_DATA_FILE_SIZE
+from dledger.store.identity import member_list
 
 _log = get_logger("node")
 
@@ -71,15 +70,6 @@ def exit_process(error: DLedgerError) -> None:
     with suppress(Exception):
         sys.stderr.flush()
     os._exit(EXIT_FATAL)
-
-
-def _batch_bytes(config: NodeConfig, disk: Disk | None) -> int:
-    """What an append may hold. Whatever is wrong with the directory, the start says."""
-    try:
-        size = load_identity(config.directory, disk=disk).data_file_size
-    except StorageError:
-        size = DEFAULT_DATA_FILE_SIZE
-    return config.limits.batch_bytes(size)
 
 
 def _ahead_bytes(store: LogStore) -> int:
@@ -121,8 +111,7 @@ class NodeServer(OwnerFace):
         self._trace = trace
         self._rejoining = ""
         self._encoder = AppendEncoder()  # one for all members
-        #: The limit of an append. Without a directory yet (it is lost), that of the largest data files.
-        self.max_batch_bytes = _batch_bytes(config, disk)
+        self.max_batch_bytes = config.batch_bytes(disk)  # the limit of an append
         self.is_released = True  # nothing is left that a stuck disk keeps; not so between `start` and `stop`
         self.metrics = NodeMetrics()
         self._on_fatal = on_fatal

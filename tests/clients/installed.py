@@ -1,7 +1,7 @@
 """Where the released clients are installed, and how their drivers are started.
 
 `make test-clients` puts them there; the variable ROCKETMQ_CLIENTS names another folder with `python` (a
-virtual environment) and `node` (with `node_modules`) in it.
+virtual environment), `node` (with `node_modules`), `java` and `go` (with our drivers for them) in it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -21,6 +22,13 @@ HERE = Path(__file__).resolve().parent
 FOLDER = Path(os.environ.get("ROCKETMQ_CLIENTS") or HERE.parents[1] / "build" / "clients")
 PYTHON = FOLDER / "python" / "bin" / "python"
 NODE_MODULES = FOLDER / "node" / "node_modules"
+JAVA = FOLDER / "java"
+GO = FOLDER / "go" / "driver"
+CLIENTS = ("python", "node", "java", "go")
+#: The oldest Java client that works: with the driver that was compiled for the newest.
+OLDEST_JAVA = "java-oldest"
+#: With which names the scenarios' topics and groups begin.
+NAMES = {"python": "py", "node": "node", "java": "java", OLDEST_JAVA: "java-oldest", "go": "go"}
 #: How long clients go without a stream of telemetry: 600 for what the slowest of them does.
 WITHOUT_TELEMETRY_S = float(os.environ.get("WITHOUT_TELEMETRY_S", "15"))
 #: No scenario takes so long; the drivers' own waits are shorter.
@@ -29,9 +37,16 @@ SCENARIO_S = 90.0 + WITHOUT_TELEMETRY_S
 
 def why_not(client: str) -> str:
     """Why the client cannot run here; "" if it can."""
-    if client == "node" and shutil.which("node") is None:
-        return "there is no `node` on PATH"
-    path = PYTHON if client == "python" else NODE_MODULES / "rocketmq-client-nodejs"
+    tool = {"node": "node", "java": "java", OLDEST_JAVA: "java"}.get(client)
+    if tool is not None and shutil.which(tool) is None:
+        return f"there is no `{tool}` on PATH"
+    path = {
+        "python": PYTHON,
+        "node": NODE_MODULES / "rocketmq-client-nodejs",
+        "java": JAVA / "lib",
+        OLDEST_JAVA: JAVA / "oldest",
+        "go": GO,
+    }[client]
     return "" if path.exists() else f"no {path} (`make clients` installs it)"
 
 
@@ -44,7 +59,19 @@ def require(client: str) -> None:
 def command(client: str, *arguments: str) -> list[str]:
     if client == "python":
         return [str(PYTHON), str(HERE / "python_driver.py"), *arguments]
-    return ["node", str(HERE / "node_driver.cjs"), *arguments]
+    if client == "node":
+        return ["node", str(HERE / "node_driver.cjs"), *arguments]
+    program = json.dumps([str(GO)] if client == "go" else _java(client))
+    return [sys.executable, str(HERE / "remote_driver.py"), NAMES[client], program, *arguments]
+
+
+def _java(client: str) -> list[str]:
+    """Of two clients on the class path the first one counts."""
+    jars = [JAVA / "oldest" / "*"] if client == OLDEST_JAVA else []
+    places = ":".join(map(str, (JAVA / "classes", *jars, JAVA / "lib" / "*")))
+    # Started quickly, with a heap that messages of 4 MiB fit into.
+    options = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m", "-Duser.home={home}"]
+    return ["java", *options, "-cp", places, "clients.Driver"]
 
 
 def environment(home: Path, roots: Path | None = None) -> dict[str, str]:

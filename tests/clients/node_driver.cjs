@@ -350,22 +350,26 @@ const scenarios = {
   },
 
   // `max_body` bytes of body and 16 KiB of properties, and one byte more of each.
+  // The largest body goes to a topic of its own: the client cannot receive it.
   async limits(s) {
     const topic = 'node-limits';
     const most = s.options.max_body;
-    const producer = await s.producer(topic);
-    const send = (content, value) => refusalOf(() => producer.send({
-      topic, body: content, properties: new Map(value ? [[ 'k', value ]] : []),
+    const producer = await s.producer([ topic, 'node-largest' ]);
+    const send = (content, value, to = topic) => refusalOf(() => producer.send({
+      topic: to, body: content, properties: new Map(value ? [[ 'k', value ]] : []),
     }));
     const made = {
-      body: await send(Buffer.alloc(most, 'x')),
-      larger_body: await send(Buffer.alloc(most + 1, 'x')),
+      body: await send(Buffer.alloc(most, 'x'), '', 'node-largest'),
+      larger_body: await send(Buffer.alloc(most + 1, 'x'), '', 'node-largest'),
+      received_body: await send(Buffer.alloc(s.options.received, 'x')),
       properties: await send(body('p'), 'v'.repeat(16384 - 1)),
       larger_properties: await send(body('p'), 'v'.repeat(16384)),
     };
     const found = await take(await s.simple('node-limits-g', topic), 2);
+    const largest = await s.simple('node-largest-g', 'node-largest');
     return {
       ...made,
+      largest: await errorOf(() => largest.receive(1, INVISIBLE_MS)),
       bodies: found.map(message => message.body.length).sort((a, b) => a - b),
       values: found.flatMap(message => [ ...message.properties.values() ].map(value => value.length)),
     };

@@ -82,9 +82,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield run
 
 
-@pytest.fixture(params=["python", "node"])
-def run(request: pytest.FixtureRequest, runs: Run, tmp_path: Path) -> Run:
-    client = str(request.param)
+#: What a client says that may not do what its settings name. Java does not start then, and does not say why;
+#: Go waits for other settings for ever.
+_FORBIDDEN = {
+    "python": "ForbiddenException",
+    "node": "ForbiddenException",
+    "java": "the service has FAILED",
+    "go": "not started",
+}
+
+
+@pytest.fixture(params=installed.CLIENTS)
+def client(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def run(client: str, runs: Run, tmp_path: Path) -> Run:
     installed.require(client)
 
     def of_client(scenario: str, **options: Any) -> Any:
@@ -106,17 +120,20 @@ def test_push_consumers_work_over_tls(run: Run) -> None:
 
 @pytest.mark.parametrize("account", [None, ("all", "wrong"), ("nobody", "of all")])
 def test_who_does_not_sign_as_an_account_is_refused(run: Run, account: tuple[str, str] | None) -> None:
-    """Neither client says why it got no route."""
+    """Java and Go say why they got no route, Python and Node.js do not."""
     options = {} if account is None else {"account": account}
     seen = run("calls", topic="t", group="readers", **options)
-    assert all("route" in error for error in seen.values()), seen
+    assert all("route" in error or "UnauthorizedException" in error for error in seen.values()), seen
 
 
-def test_an_account_does_what_it_may_and_no_more(run: Run) -> None:
+def test_an_account_does_what_it_may_and_no_more(client: str, run: Run) -> None:
+    says_why = client in ("python", "node")
     assert run("calls", topic="t", group="readers", account=ALL) == {"send": "", "receive": ""}
     reader = run("calls", topic="t", group="readers", account=READER)
-    assert "ForbiddenException" in reader["send"] and "may not PUB" in reader["send"]
+    assert _FORBIDDEN[client] in reader["send"]
+    assert ("may not PUB" in reader["send"]) == says_why
     assert reader["receive"] == ""
     writer = run("calls", topic="t", group="readers", account=WRITER)
-    assert "ForbiddenException" in writer["receive"] and "may not SUB" in writer["receive"]
+    assert _FORBIDDEN[client] in writer["receive"]
+    assert ("may not SUB" in writer["receive"]) == says_why
     assert writer["send"] == ""

@@ -21,15 +21,14 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("clients-faults")]
 _IMPATIENT: dict[str, Any] = {**BROKER, "delivery": {"invisible_ms": 5_000, "heard_ms": 12_000}}
 #: A producer in Node.js goes back to no node that it once failed to reach, unless it has failed to reach all
 #: of them: with the last one it has no other to try, and gives up that send.
-_GIVEN_UP = {"python": 0, "node": 1}
+_GIVEN_UP = {"python": 0, "node": 1, "java": 0, "go": 0}
 
 
 @pytest.fixture
 def clients() -> Iterator[list[str]]:
     """Those that are here, at the same time; the test is skipped for the others."""
-    every = ["python", "node"]
-    yield [client for client in every if not installed.why_not(client)]
-    for client in every:
+    yield [client for client in installed.CLIENTS if not installed.why_not(client)]
+    for client in installed.CLIENTS:
         installed.require(client)
 
 
@@ -90,7 +89,9 @@ def test_messages_of_a_group_stay_in_order_when_the_master_is_killed(
 ) -> None:
     """The node comes back in the end: a client in Node.js acknowledges a message where it got it from."""
     with client_cluster(tmp_path / "cluster") as cluster:
-        cluster.put(*(GroupConfig(f"{name}-ordered-g", consume_orderly=True) for name in ("py", "node")))
+        cluster.put(
+            *(GroupConfig(f"{name}-ordered-g", consume_orderly=True) for name in installed.NAMES.values())
+        )
         with Loads(clients, tmp_path, cluster.address(cluster.first), "ordered") as loads:
             cluster.local.kill(cluster.last)
             cluster.master()

@@ -15,7 +15,8 @@ from tests.clients.cluster import ClientCluster
 from tests.clients.load import Load
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("clients-quirks")]
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
@@ -42,6 +43,18 @@ def test_the_node_js_client_is_the_pinned_one() -> None:
     package = installed.NODE_MODULES / "rocketmq-client-nodejs" / "package.json"
     found = json.loads(package.read_text())["version"]
     assert re.findall(r"rocketmq-client-nodejs@([\d.]+)", MAKEFILE) == [found]
+
+
+def test_the_java_and_go_clients_are_the_pinned_ones() -> None:
+    installed.require("java")
+    jars = {path.name for path in (installed.JAVA / "lib").iterdir()}
+    pinned = re.search(r"<client.version>([\d.]+)<", (HERE / "java" / "pom.xml").read_text())
+    assert pinned and f"rocketmq-client-java-{pinned[1]}.jar" in jars
+    oldest = re.search(r"rocketmq-client-java:([\d.]+)", MAKEFILE)
+    assert oldest and (installed.JAVA / "oldest" / f"rocketmq-client-java-{oldest[1]}.jar").exists()
+    installed.require("go")
+    found = re.search(r"golang/v5 v([\d.]+)", (HERE / "go" / "go.mod").read_text())
+    assert found and b"rocketmq-clients/golang/v5@v" + found[1].encode() in installed.GO.read_bytes()
 
 
 def test_the_client_and_the_service_cannot_live_in_one_process(tmp_path: Path) -> None:
