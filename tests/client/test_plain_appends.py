@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from dledger import Code, Indeterminate, InvalidRequest, Limits, NotLeader
+from dledger.rpc.channels import MAX_PAYLOAD_BYTES
 from tests.client.fake_cluster import break_stream, refuse, store, store_and_break, swallow
 from tests.client.helpers import cluster_and_client, until
 
@@ -161,7 +162,9 @@ async def test_a_failed_part_of_a_large_append_many_is_indeterminate_for_the_who
             await client.append_many([b"1", b"2", b"3", b"4"])
 
 
-@pytest.mark.parametrize("body", ["text", bytearray(b"x"), None, b"x" * (4 * 1024 * 1024)])
+@pytest.mark.parametrize(
+    "body", ["text", bytearray(b"x"), None, pytest.param(b"x" * MAX_PAYLOAD_BYTES, id="too large")]
+)
 async def test_what_no_server_could_take_is_refused_here(body: bytes) -> None:
     async with cluster_and_client(1) as (cluster, client):
         with pytest.raises(InvalidRequest):
