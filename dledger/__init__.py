@@ -79,6 +79,7 @@ if TYPE_CHECKING:
         serve_web,
         static,
     )
+    from dledger.store.descriptors import descriptors, raise_limit
     from dledger.store.disk import Disk, OsDisk, read_file, replace_file
     from dledger.store.inspect import OfflineLog, StoredEntry
 
@@ -143,6 +144,7 @@ __all__ = [
     "WebHandler",
     "answer_of",
     "configure_logging",
+    "descriptors",
     "end_call",
     "get_logger",
     "handlers",
@@ -156,6 +158,7 @@ __all__ = [
     "parse_servers",
     "print_json",
     "print_table",
+    "raise_limit",
     "read_file",
     "read_toml",
     "replace_file",
@@ -223,6 +226,8 @@ _MODULE_OF = {
     "static": "dledger.status.web",
     "tls_files": "dledger.cli.client_options",
     "validate": "dledger.node.config_faults",
+    "descriptors": "dledger.store.descriptors",
+    "raise_limit": "dledger.store.descriptors",
     "when_idle": "dledger.node.polling",
     "LoopWatchdog": "dledger.node.watchdog",
 }

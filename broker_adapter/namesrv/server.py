@@ -30,6 +30,7 @@ from dledger import (
     TlsFiles,
     configure_logging,
     get_logger,
+    raise_limit,
 )
 
 _log = get_logger("namesrv")
@@ -176,6 +177,7 @@ def run_name_server(config: NameServerConfig) -> int:
     """Run until SIGTERM or SIGINT. Returns an exit code; errors are written to stderr, with what to do."""
     configure_logging(config.log.format, config.log.level, server=config.listen)
     try:
+        raise_limit()
         return asyncio.run(_serve(NameServerProcess(config)))
     except (DLedgerError, StoredDataDamaged) as error:
         _log.error("cannot start", reason=str(error))

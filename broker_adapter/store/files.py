@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from dledger import descriptors
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -56,11 +58,12 @@ class OsFiles:
     """The operating system's files (Linux)."""
 
     def open(self, path: Path, *, create: bool = False, write: bool = True) -> int:
-        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC
-        return os.open(path, flags | (os.O_CREAT if create else 0), 0o644)
+        flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        return descriptors.open_file(path, flags)
 
     def close(self, handle: int) -> None:
         os.close(handle)
+        descriptors.refill()
 
     def pread(self, handle: int, size: int, offset: int) -> bytes:
         data = os.pread(handle, size, offset)
@@ -78,7 +81,7 @@ class OsFiles:
         os.fdatasync(handle)
 
     def sync_directory(self, path: Path) -> None:
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        handle = descriptors.open_file(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(handle)
         finally:

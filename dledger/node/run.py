@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from dledger.errors import Code, ConfigError, DLedgerError
@@ -20,6 +21,7 @@ from dledger.node.server import NodeServer
 from dledger.node.state_machine import StateMachine
 from dledger.node.wakefulness import DEVICE, CpuLatency, Vigil
 from dledger.node.watchdog import LoopWatchdog
+from dledger.store.descriptors import descriptors, raise_limit
 from dledger.store.disk import Disk
 
 EXIT_OK = 0
@@ -47,6 +49,8 @@ def run_node(
     """
     configure_logging(config.log.format, config.log.level, node=config.node_id, group=config.group)
     try:
+        raise_limit()
+        descriptors.hold(on_shortage=_tell_of_shortage)
         program = load_program(config)
         if program is not None and state_machine is not None:
             raise ConfigError("a node has a program or a state machine, not both", code=Code.CONFIG_INVALID)
@@ -59,6 +63,10 @@ def run_node(
     except DLedgerError as error:
         get_logger("node").error("cannot start", code=int(error.code), reason=str(error))
         return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+
+
+def _tell_of_shortage(path: Path) -> None:
+    get_logger("node").error("no file descriptor is left: a file waits", path=str(path))
 
 
 def _vigil(wanted: bool) -> Vigil:

@@ -8,6 +8,7 @@ a connection. A consensus group wants none of these.
 from __future__ import annotations
 
 import asyncio
+import resource
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -44,6 +45,10 @@ SERVER_PING_TIMEOUT_MS = 10_000
 MAX_CALLS_PER_CONNECTION = 8_192
 #: Connections of one server, unless told otherwise. Further ones are closed as soon as they are accepted.
 MAX_CONNECTIONS = 10_000
+#: File descriptors for files of the log and the broker, the status port, and the reserve.
+_OTHER_DESCRIPTORS = 720
+#: A node with a broker listens on its own port, and on two for clients of RocketMQ 5.
+_PORTS = 3
 #: A connection that is no HTTP/2 connection by then (TLS included) is closed; gRPC's own default is 120 s.
 HANDSHAKE_TIMEOUT_MS = 10_000
 #: A stream that has to begin with a message, and has not by then, is answered with a number and ended.
@@ -150,6 +155,15 @@ class CallCount:
                 return
 
 
+def connections_per_port() -> int:
+    """How many connections leave this process enough descriptors for everything else."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(16, (soft - _OTHER_DESCRIPTORS) // _PORTS)
+
+
 def new_server(max_connections: int = MAX_CONNECTIONS) -> grpc.aio.Server:
-    """A server with this project's options; the caller adds servicers and ports."""
-    return accepting_server(server_options(max_connections))
+    """A server with this project's options; the caller adds servicers and ports. It takes fewer connections
+    if the process may not have so many descriptors."""
+    return accepting_server(server_options(min(max_connections, connections_per_port())))

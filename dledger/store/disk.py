@@ -14,6 +14,8 @@ from enum import Enum
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from dledger.store.descriptors import descriptors
+
 Buffer = bytes | bytearray | memoryview
 
 IOV_MAX = 1024  # the kernel takes no more buffers in one pwritev
@@ -95,12 +97,13 @@ class OsDisk:
     _identities: ClassVar[dict[int, tuple[int, int]]] = {}
 
     def open(self, path: Path, *, create: bool = False, write: bool = True) -> int:
-        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC
-        return os.open(path, flags | (os.O_CREAT if create else 0), 0o644)
+        flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        return descriptors.open_file(path, flags)
 
     def close(self, handle: int) -> None:
         self._identities.pop(handle, None)
         os.close(handle)
+        descriptors.refill()
 
     def pread(self, handle: int, size: int, offset: int) -> bytes:
         data = os.pread(handle, size, offset)
@@ -124,7 +127,7 @@ class OsDisk:
         os.fdatasync(handle)
 
     def sync_directory(self, path: Path) -> None:
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        handle = descriptors.open_file(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(handle)
         finally:
