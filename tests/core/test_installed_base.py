@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dledger.core.effects import ResetLog, TruncateLog
-from dledger.core.messages import InstallBase, PushResponse, PushType
+from dledger.core.events import Purged
+from dledger.core.messages import Append, InstallBase, PushResponse, PushType
 from dledger.core.values import Base
 from dledger.errors import Code
 from tests.core.driver import Node, compare, push
@@ -83,3 +84,22 @@ def test_rule_6_a_base_on_an_older_stream_changes_nothing() -> None:
     node.forget()
     node.receive("b", install(9, 3))
     assert node.all_effects(ResetLog) == [] and node.terms == [1, 1, 2] and answers(node) == []
+
+
+def test_a_follower_whose_missing_entries_are_purged_is_given_the_base_and_others_are_not() -> None:
+    leader = Node(terms=[1, 1, 1, 1], committed=3).become_leader()
+    leader.connect_equal("c", stream_id=2)
+    probe = leader.connect("b")
+    behind = PushResponse(
+        leader.core.term, "b", 1, Code.INCONSISTENT_STATE, PushType.COMPARE, probe.index, 0, 0, -1, 1
+    )
+    leader.receive("b", behind)
+    leader.forget()
+    base = Base(2, 1, 3 * 1024, 7)
+    leader.step(Purged(base))
+    assert [m.base for m in leader.all_sent(InstallBase, "b")] == [base]
+    assert leader.all_sent(InstallBase, "c") == []
+    leader.receive("b", PushResponse(
+        leader.core.term, "b", 1, Code.SUCCESS, PushType.INSTALL_BASE, base.index, 3, 2
+    ))  # fmt: skip
+    assert [(m.prev_index, m.last_index) for m in leader.all_sent(Append, "b")] == [(2, 4)]

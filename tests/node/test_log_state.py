@@ -189,3 +189,14 @@ def test_a_table_is_given_again_when_the_log_has_grown_by_as_much_or_has_a_new_p
     note(Purge(Base(0, 1, BYTES, 0)), 2)
     assert state.encode_if_due(BYTES + len(first)) == state.encode_committed()
     assert state.encode_if_due(0) is not None, "the log was replaced by a shorter one"
+
+
+def test_marks_of_a_log_that_was_replaced_are_never_committed() -> None:
+    """INSTALL_BASE: an uncommitted PURGE of the old log would purge the new one when its index is reached."""
+    state = LogState(max_sessions=SESSIONS)
+    for index, value in enumerate((NoOp(), Purge(Base(90, 1, 9000, 0)), ImageBegin())):
+        state.note(encode_internal(Stamped(1000, value)), index, index, 1, index * BYTES, 0)
+    state.reset(Base(50, 2, 5000, 0))
+    state.note(encode_internal(Stamped(1000, NoOp())), 51, 51, 2, 5000, 0)
+    assert state.committed(51) == []
+    assert state.purge.index == -1 and state.needs_image

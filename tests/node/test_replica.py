@@ -10,19 +10,18 @@ from dledger.core.messages import (
     Append,
     Commit,
     HeartbeatResponse,
-    InstallBase,
     PushResponse,
     PushType,
     TakeLeadership,
     VoteResponse,
 )
-from dledger.core.values import Base, Role
+from dledger.core.values import Role
 from dledger.errors import Code, DLedgerError, Indeterminate, NotLeader, Overloaded
 from dledger.node.admission import AppendLimits
 from dledger.node.shell import AppendOutcome, DiskJob, HardStateJob, WriteJob
 from dledger.store.batch import HEADER_SIZE, MAGIC_NORMAL
 from dledger.store.internal import NoOp, Stamped, encode_internal
-from tests.node.replica_world import FILE_SIZE, Host, World, pushes
+from tests.node.replica_world import Host, World, pushes
 
 
 def outcome(host: Host, token: object) -> AppendOutcome:
@@ -459,25 +458,6 @@ def test_a_push_after_a_truncation_carries_the_entries_of_the_new_log() -> None:
     all_equal(world)
     assert world["c"].replica.admission.limits_hit == {}
     assert [entry.body for entry in world["c"].entries() if entry.magic == MAGIC_NORMAL] == [b"kept"]
-
-
-def test_a_base_that_is_held_replaces_nothing() -> None:
-    """INSTALL_BASE, which comes late or again: what follows the base may have been acknowledged."""
-    world = World("a", "b", "c")
-    leader = world.elect("a")
-    for i in range(4):
-        leader.append(i, b"kept")
-        world.carry()
-    follower = world["b"]
-    before, tail = follower.entries(), follower.store.tail_at(2)
-    base = Base(tail.index, tail.term, FILE_SIZE, tail.chain_crc)
-    message = InstallBase(leader.core.term, "a", world.streams["b"], -1, base)
-    follower.replica.receive(follower.now, "a", message)
-    assert follower.shell.jobs == []
-    leader.append("more", b"more")
-    world.carry()
-    assert follower.entries()[: len(before)] == before and len(follower.entries()) == len(before) + 1
-    all_equal(world)
 
 
 def test_a_probe_inside_a_batch_that_is_not_written_yet_is_answered_from_memory() -> None:

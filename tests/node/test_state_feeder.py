@@ -185,6 +185,19 @@ def test_applying_goes_on_within_the_batch_in_which_the_state_ends_and_then_by_w
     ]
 
 
+def test_after_an_image_is_loaded_batches_are_applied_whole() -> None:
+    """Where a state ended that is not used any more is nothing to go by."""
+    store = MemoryLogStore(IDENTITY)
+    store.append([encode_batch(store.tail, 1, [b"0", b"1", b"2", b"3"], data_file_size=SIZE)])
+    store.sync()
+    machine = Kept(applied_at(store, 1))
+    feeder = StateFeeder(machine, store, read_bytes=1)
+    assert feeder.recover() is not None
+    assert feeder.load(Load(-1, 3)) == Loaded(-1, -1, 0)
+    assert feeder.apply(Apply(0, 3)) == 3
+    assert machine.calls[-1] == ("apply", 0, 1, 2, 3)
+
+
 def test_entries_carry_where_they_are_in_the_log() -> None:
     store, batches = a_log()
     machine = Kept()

@@ -59,6 +59,18 @@ def first_damaged(store: LogStore) -> int:
     return error.value.index
 
 
+def test_looking_for_damage_makes_what_was_only_written_durable_first() -> None:
+    """Damage is searched by index records, and an entry that is found to be good gets its own again."""
+    disk, store = new_sim_store()
+    filled(store)
+    fresh = make_batches(2, seed=8, tail=store.tail)
+    store.append(fresh)
+    assert store.note_damage(fresh[1].first_index) is None
+    assert store.durable_index == fresh[1].last_index
+    disk.crash(CrashKind.POWER, Random(1))
+    assert DiskLogStore.open(ROOT, disk=disk).tail == fresh[1].tail
+
+
 def test_a_damage_is_noted_kept_and_repaired(opened: tuple[LogStore, Reopen]) -> None:
     store, reopen = opened
     batches = filled(store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -11,12 +12,14 @@ import pytest
 from dledger.core.values import EMPTY_TAIL
 from dledger.errors import Code, StorageError
 from dledger.store.api import Damage, Frames
-from dledger.store.batch import Batch, encode_batch
+from dledger.store.batch import BLANK_SIZE, Batch, encode_batch
 from dledger.store.disk import Buffer, OsDisk
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import Identity, init_directory
+from dledger.store.layout import file_name
 from dledger.testing.sim_disk import CrashKind, SimDisk
-from tests.store.helpers import IDENTITY, ROOT, SIZE, join, make_batches, read_all
+from dledger.testing.write_order import OrderedDisk
+from tests.store.helpers import IDENTITY, ROOT, SIZE, join, make_batches, new_sim_store, read_all
 
 BATCHES = make_batches(60, seed=11)
 
@@ -40,7 +43,7 @@ def spoil(disk: SimDisk, first: Batch, last: Batch) -> None:
 
 def damaged(first: int, last: int) -> tuple[SimDisk, DiskLogStore, Damage]:
     """A log of BATCHES[:50] in which first..last cannot be read."""
-    disk = SimDisk()
+    disk = OrderedDisk(ROOT, SIZE)
     init_directory(ROOT, IDENTITY, disk=disk)
     store = DiskLogStore.open(ROOT, disk=disk)
     store.append(BATCHES[:50])
@@ -93,6 +96,25 @@ def test_rule_10_a_range_over_many_files_is_repaired_in_pieces_beside_appends(fi
         twin.crash(kind, Random(1))
         again = DiskLogStore.open(ROOT, disk=twin)
         assert read_all(again) == whole and not again.damages and not again.hard_state.rejoining
+
+
+def test_rule_10_a_repair_up_to_the_end_of_a_file_writes_the_blank_behind_it_too() -> None:
+    """The damage took it along: without it, every start would have to find out that the file ends there."""
+    disk, store = new_sim_store()
+    store.append(BATCHES[:50])
+    store.sync()
+    last = next(b for b, c in pairwise(BATCHES[5:50]) if c.pos != b.end_pos)
+    file = ROOT / "data" / file_name(last.pos - last.pos % SIZE)
+    content = disk.content(file)
+    for offset in range(last.end_pos % SIZE - 1, SIZE):
+        disk.flip(file, offset, 0x5A)
+    damage = store.note_damage(last.first_index)
+    assert damage is not None and damage.last_index == last.last_index
+    store.repair(Frames(damage.first_index, damage.last_index, join(lost(damage))))
+    blank = slice(last.end_pos % SIZE, last.end_pos % SIZE + BLANK_SIZE)
+    assert disk.content(file)[: blank.stop] == content[: blank.stop] and content[blank].strip(b"\0")
+    store.close()
+    assert DiskLogStore.open(ROOT, disk=disk).repairs == ()
 
 
 def test_rule_10_a_crash_in_the_middle_leaves_a_damage_that_is_known_and_no_rest() -> None:

@@ -114,6 +114,7 @@ def test_a_reset_begins_anew_after_the_base(opened: tuple[LogStore, Reopen], pos
     store, reopen = opened
     filled(store)
     store.save_hard_state(HardState(8, "n1", 3))
+    store.save_checkpoint(store.end_index, (store.end_index, b"table"))
     base = Base(500, 4, pos, 77)
     store.reset_to(base)
     for _ in range(2):
