@@ -32,7 +32,7 @@ class CommitStall:
         self._timing = timing
         self._fruitless = 0  # step-downs in a row after which nobody committed anything
         self._led_in_vain = 0  # step-downs in a row without a commit of this node as leader between them
-        self._candidate_from_ms = 0
+        self.candidate_from_ms = 0  # this node leaves elections to the others until then
         self._successor_from_ms = 0
 
     @property
@@ -43,7 +43,7 @@ class CommitStall:
 
     def may_stand(self, now_ms: int) -> bool:
         """May this node be a candidate? Not while the others are to find a leader among themselves."""
-        return now_ms >= self._candidate_from_ms
+        return now_ms >= self.candidate_from_ms
 
     def may_succeed(self, now_ms: int) -> bool:
         """May this node take over when a leader hands over to it? A leader that prefers it would otherwise
@@ -59,7 +59,7 @@ class CommitStall:
 
     def stepped_down(self, now_ms: int) -> None:
         stall_ms = self._timing.commit_stall_ms
-        self._candidate_from_ms = now_ms + _ELECTIONS_LEFT_TO_OTHERS * self._timing.election_max_ms
+        self.candidate_from_ms = now_ms + _ELECTIONS_LEFT_TO_OTHERS * self._timing.election_max_ms
         self._successor_from_ms = now_ms + (stall_ms << min(self._led_in_vain, _MOST_DOUBLINGS))
         self._fruitless += 1
         self._led_in_vain += 1

@@ -114,7 +114,7 @@ class Admission:
         self._gathered: list[Batch] = []
         self._waiters: deque[Waiter] = deque()  # by index
         self._repeats: list[Waiter] = []  # sessions' batches that wait for what is stored already
-        self._next_deadline_ms: float = float("inf")
+        self.next_deadline_ms: float = float("inf")
 
     @property
     def sessions(self) -> SessionTable:
@@ -270,8 +270,8 @@ class Admission:
                 index, pos = first + 1, pos + HEADER_SIZE + head_size
         outcome = AppendOutcome(index, count, term, pos)
         self._waiters.append(Waiter(token, last, first, size, deadline_ms, outcome))
-        if deadline_ms < self._next_deadline_ms:
-            self._next_deadline_ms = deadline_ms
+        if deadline_ms < self.next_deadline_ms:
+            self.next_deadline_ms = deadline_ms
 
     def take_group(self) -> list[Batch]:
         """The gathered batches, to be written now."""
@@ -365,7 +365,7 @@ class Admission:
         if last_index <= committed_index:
             return outcome
         self._repeats.append(Waiter(token, last_index, first_index, 0, deadline_ms, outcome))
-        self._next_deadline_ms = min(self._next_deadline_ms, deadline_ms)
+        self.next_deadline_ms = min(self.next_deadline_ms, deadline_ms)
         return None
 
     # -- what happens to the log --------------------------------------------------------------------------
@@ -410,10 +410,10 @@ class Admission:
 
     def expire(self, now_ms: int) -> list[tuple[object, DLedgerError]]:
         """Callers whose time is up. Their entries stay in the log, and may be committed later."""
-        if now_ms < self._next_deadline_ms:
+        if now_ms < self.next_deadline_ms:
             return []
         expired: list[tuple[object, DLedgerError]] = []
-        self._next_deadline_ms = float("inf")
+        self.next_deadline_ms = float("inf")
         for waiter in [*self._waiters, *self._repeats]:
             if waiter.token is None:
                 continue
@@ -422,7 +422,7 @@ class Admission:
                 expired.append((waiter.token, Indeterminate(text, code=Code.WAIT_QUORUM_ACK_TIMEOUT)))
                 waiter.token = None
             else:
-                self._next_deadline_ms = min(self._next_deadline_ms, waiter.deadline_ms)
+                self.next_deadline_ms = min(self.next_deadline_ms, waiter.deadline_ms)
         self._repeats = [waiter for waiter in self._repeats if waiter.token is not None]
         return expired
 
@@ -440,7 +440,7 @@ class Admission:
         self._waiters.clear()
         self._repeats.clear()
         self._gathered.clear()
-        self._next_deadline_ms = float("inf")
+        self.next_deadline_ms = float("inf")
         self.gathered_bytes = self.pending_bytes = 0
         self.tail = log_tail
         self.state.truncate_after(log_tail.index)

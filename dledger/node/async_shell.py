@@ -42,6 +42,7 @@ from dledger.node.readable import ReadableLog
 from dledger.node.rebuilding import RebuildJob, Rebuilt
 from dledger.node.replica import Replica
 from dledger.node.shell import AppendOutcome, DiskJob, PurgeJob, ResetJob, RoleNotice, TruncateJob
+from dledger.node.ticker import Ticker, next_tick_ms
 from dledger.node.yielding import NO_APPENDS, Appends
 from dledger.rpc.ports import AppendToken
 from dledger.store.api import EntryDamaged, Frames, LogStore
@@ -101,6 +102,7 @@ class AsyncShell:
         self._last_checkpoint: tuple[int, tuple[int, bytes] | None] | None = None
         self._is_stopping = False
         self._dead = False
+        self.ticker: Ticker | None = None  # while the replica is ticked
 
     def wire(
         self,
@@ -120,6 +122,12 @@ class AsyncShell:
 
     def start(self) -> None:
         self._step(self._replica.start)
+
+    def run_ticks(self, period_ms: int, tick: Callable[[], None]) -> None:
+        """From now on `tick`, which calls the one below, is called as often as the replica needs it."""
+        due = partial(next_tick_ms, self._replica)
+        self.ticker = Ticker(period_ms, tick, due, now_ms=monotonic_ms, later=self._loop.call_later)
+        self.ticker.run()
 
     def tick(self) -> None:
         self._step(self._replica.tick)
@@ -264,6 +272,12 @@ class AsyncShell:
             work(monotonic_ms(), *arguments)
         except Exception as error:
             self._broken(error)
+        self.look_at_ticks()
+
+    def look_at_ticks(self) -> None:
+        """What was done may need a tick earlier than what was known before."""
+        if self.ticker is not None and self.ticker.sleeps:
+            self.ticker.look()
 
     def _broken(self, error: Exception) -> None:
         _log.error("the replica failed", exc_info=error)

@@ -147,6 +147,7 @@ class OwnerFace:
         if lag_bytes < 0:
             raise InvalidRequest(f"lag_bytes is {lag_bytes}")
         self._replica.owner = OwnerFitness(lag_bytes, fit)
+        self._shell.look_at_ticks()
 
     async def hand_over(self) -> bool:
         """Leave leadership to the peer whose program is fit and has least to work off: less than this one, or

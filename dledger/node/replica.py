@@ -116,7 +116,7 @@ class Replica:
         self.parking = Parking(config.limits.max_pending_bytes, config.limits.max_pending_appends)
         self.retainer = Retainer(self, config.retention)
         self.rebuilding = Rebuilding(self)
-        self._purge_to: Base | None = None  # of a committed PURGE that is still to be carried out
+        self.purge_to: Base | None = None  # of a committed PURGE that is still to be carried out
         self._effects: deque[Effect] = deque()
         self._incoming: list[Batch] = []  # batches of the Append that is being received
         self._hard_states_submitted = 0
@@ -125,7 +125,7 @@ class Replica:
         self._requests: dict[int, Callable[[Any], None]] = {}  # reads and transfers: id -> who is answered
         self._next_request = 0
         self.suspects: list[int] = []  # could not be read: the shell is to look for damage there
-        self._unread_probes: dict[str, Compare] = {}  # by peer: what they are to be told of is to be repaired
+        self.unread_probes: dict[str, Compare] = {}  # by peer: what they are to be told of is to be repaired
         self.owner: OwnerFitness | None = None  # what the program that owns this node said last of itself
         self._judged_pos = 0  # where the log ended when fitness was judged last
         self._leading = False
@@ -143,7 +143,7 @@ class Replica:
     # -- from the outside world ---------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> None:
-        """Time has passed: call about every 20 ms."""
+        """Time has passed. Call it about every 20 ms, or when `dledger.node.ticker.next_tick_ms` says."""
         self.rebuilding.tick(now_ms)
         self._judge_fitness(now_ms)
         self._purge(now_ms)
@@ -292,7 +292,7 @@ class Replica:
     def stored(self, now_ms: int, generation: int, last_index: int, term: int) -> None:
         """The disk thread reports: durable up to last_index."""
         self._step(Stored(last_index, term, generation), now_ms)
-        if self._purge_to is not None:
+        if self.purge_to is not None:
             self._purge(now_ms)
             self._settle(now_ms)
         if self.log_tail.pos > self._judged_pos + self.store.data_file_size // 8:
@@ -430,7 +430,7 @@ class Replica:
         if isinstance(message, Compare):
             tail = self._tail_unless_damaged(message.index)
             if tail is None:
-                self._unread_probes[peer] = message
+                self.unread_probes[peer] = message
                 return
             message = replace(message, chain_crc=tail.chain_crc)
         if self._hard_states_saved < self._hard_states_submitted:
@@ -440,7 +440,7 @@ class Replica:
 
     def _repeat_probes(self) -> None:
         """What could not be read when it was to be sent may have been repaired."""
-        unread, self._unread_probes = self._unread_probes, {}
+        unread, self.unread_probes = self.unread_probes, {}
         for peer, message in unread.items():
             leadership = self.core.leadership
             if leadership is not None and leadership.awaits_probe(peer, message):
@@ -555,15 +555,15 @@ class Replica:
         """Committed marks: images that are complete, purges. Repeating one changes nothing."""
         for mark in marks:
             if isinstance(mark, Purge):
-                self._purge_to = mark.base
+                self.purge_to = mark.base
             self.retainer.marked(mark)
 
     def _purge(self, now_ms: int) -> None:
         """Forget what a committed PURGE names, once all of it is on our own disk, too."""
-        base, log = self._purge_to, self.core.log
+        base, log = self.purge_to, self.core.log
         if base is None or base.index > log.durable_index:
             return
-        self._purge_to = None
+        self.purge_to = None
         if base.index > log.base.index and self.retainer.is_border(base):
             self._effects.extend(self.core.step(Purged(base), now_ms))
             self.shell.submit(PurgeJob(base))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _log = get_logger("log")
 
 _CHUNK_OVERHEAD = 128  # of the entry that carries a chunk: more than its header, stamp and tag
+_NEVER = 1 << 62
 _PENDING_BYTES = 1 << 20  # chunks wait while so much of the log is uncommitted: appends of users go first
 
 
@@ -48,6 +49,14 @@ class Retainer:
     def is_writing(self) -> bool:
         """An image is under way, on the leader."""
         return self._writer is not None
+
+    @property
+    def next_check_ms(self) -> int:
+        """When the leader looks next for entries that may go; far away if nothing lets any go."""
+        leadership = self._replica.core.leadership
+        if leadership is None or not (self.policy.is_on or self.asked_before >= 0):
+            return _NEVER
+        return self._next_check_ms if leadership.noop_is_committed else _NEVER
 
     def ask(self, before_index: int | None, age_ms: int, now_ms: int) -> int:
         """An operator wants entries gone. Returns the index before which they may go."""

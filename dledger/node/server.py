@@ -165,7 +165,7 @@ class NodeServer(OwnerFace):
         for link in self._links.values():
             link.connect()
         timing = self.config.timing
-        self._every("tick", timing.tick_ms, self._tick)
+        self._shell.run_ticks(timing.tick_ms, self._tick)
         self._every("checkpoint", timing.checkpoint_ms, self._checkpoint)
         if self._security is not None:
             self._every("tls", _TLS_LOOK_MS, self._look_at_certificates)
@@ -507,7 +507,7 @@ class NodeServer(OwnerFace):
         loop = asyncio.get_running_loop()
 
         def run() -> None:
-            if self._stopping and name != "tick":
+            if self._stopping:
                 return
             self._timers[name] = loop.call_later(period_ms / 1000, run)
             work()
@@ -526,6 +526,8 @@ class NodeServer(OwnerFace):
         await self.stop_serving(_GRACE_S)
         for timer in self._timers.values():
             timer.cancel()
+        if self._shell.ticker is not None:
+            self._shell.ticker.stop()
         self._shell.checkpoint()
         await self._abandon()
         _log.info("stopped")

@@ -22,6 +22,7 @@ from dledger.errors import DLedgerError
 from dledger.node.owned_append import Fill, prepare
 from dledger.node.rebuilding import RebuildJob, Rebuilt
 from dledger.node.shell import AppendOutcome, DiskJob, RoleNotice
+from dledger.node.ticker import next_tick_ms
 from dledger.store.api import EntryDamaged, Frames, LogStore
 from dledger.testing.care import Care
 from dledger.testing.disk_thread import CallJob, CheckpointJob, DiskThread
@@ -66,6 +67,7 @@ class SimProcess:
         self._in_turn = False
         self._flush_asked = False
         self._is_full = False  # the allocator found no room
+        self._done = 0  # what the replica has sent, answered, or given to the disk, and its changes of role
         self._leads = False
         self._streams_opened = 0
         self._announcing = False  # followers are to be told of a commit
@@ -149,7 +151,13 @@ class SimProcess:
         self.sim.clock.after(self.sim.profile.tick_ms, self._tick)
 
     def _tick_replica(self) -> None:
-        self.replica.tick(self.now_ms())
+        now_ms, core, done = self.now_ms(), self.replica.core, self._done
+        fitness = core.may_lead, core.has_room
+        is_early = next_tick_ms(self.replica, now_ms) > now_ms
+        self.replica.tick(now_ms)
+        # Fitness is looked at with every tick, and needs none at a certain moment.
+        if is_early and self._done != done and fitness == (core.may_lead, core.has_room):
+            raise Violation("ticks", f"{self.node_id} did with a tick what it would have slept over")
         self.care.tick()
         retainer = self.replica.retainer
         self.replica.admission.reserve_in_use = retainer.is_writing and self._is_full
@@ -261,6 +269,7 @@ class SimProcess:
     def send(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
         if not self.alive:
             return
+        self._done += 1
         self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "->", peer, message)
         self.sim.invariants.sent(self, peer, message)
         match message:
@@ -278,6 +287,7 @@ class SimProcess:
     def submit(self, job: DiskJob) -> None:
         if not self.alive:
             return
+        self._done += 1
         self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "disk", job)
         self.sim.invariants.submitted(self, job)
         if self.state is not None:
@@ -342,6 +352,7 @@ class SimProcess:
     def answer_append(self, token: object, outcome: AppendOutcome | DLedgerError) -> None:
         if not self.alive:
             return
+        self._done += 1
         self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "append answered:", outcome)
         if isinstance(outcome, AppendOutcome) and outcome.index >= 0:
             self.sim.invariants.acknowledged(self, outcome.index + max(outcome.count, 1) - 1)
@@ -351,6 +362,7 @@ class SimProcess:
     def answer_read(self, token: object, outcome: int | DLedgerError) -> None:
         if not self.alive:
             return
+        self._done += 1
         self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "read answered:", outcome)
         assert callable(token)
         token(outcome)
@@ -358,6 +370,7 @@ class SimProcess:
     def answer_transfer(self, token: object, outcome: DLedgerError | None) -> None:
         if not self.alive:
             return
+        self._done += 1
         self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "transfer answered:", outcome)
         assert callable(token)
         token(outcome)
@@ -365,6 +378,7 @@ class SimProcess:
     def role_changed(self, notice: RoleNotice) -> None:
         if not self.alive:
             return
+        self._done += 1
         self.sim.trace.add(
             self.sim.clock.now_ms,
             self.node_id,

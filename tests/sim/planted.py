@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dledger.core import deadlines
 from dledger.core import leadership as leadership_module
 from dledger.core import raft as raft_module
 from dledger.core.cluster_clock import ClusterClock
@@ -36,6 +37,7 @@ from dledger.core.rejoining import Rejoining
 from dledger.core.sessions import SessionTable
 from dledger.core.values import HardState, Membership, Role, VoteResult
 from dledger.errors import Code, DLedgerError, NotLeader, SessionExpired
+from dledger.node import ticker
 from dledger.node.admission import Admission, ExpiryUnconfirmed
 from dledger.node.log_state import LogState
 from dledger.node.replica import Replica
@@ -225,6 +227,25 @@ def late_votes_dropped(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(RaftCore, "_vote_response", vote_response)
     patch.setattr(RaftCore, "_patience", 1)
+
+
+def shortcut_slept_over(patch: pytest.MonkeyPatch) -> None:
+    """A follower that is idle sleeps until its election time-out, also when its leader's stream broke: each
+    failover takes a second."""
+    original = ticker.core_next_tick_ms
+
+    def next_tick_ms(core: RaftCore) -> int:
+        shortcut, core.shortcut = core.shortcut, None
+        due = original(core)
+        core.shortcut = shortcut
+        return due
+
+    patch.setattr(ticker, "core_next_tick_ms", next_tick_ms)
+
+
+def quorum_slept_over(patch: pytest.MonkeyPatch) -> None:
+    """A leader that is alone looks for its majority with the next heartbeat only."""
+    patch.setattr(deadlines, "committed_by", lambda membership, contacts: 1 << 61)
 
 
 def sessions_not_undone(patch: pytest.MonkeyPatch) -> None:

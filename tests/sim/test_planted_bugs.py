@@ -115,6 +115,8 @@ BY_SEEDS: list[tuple[planted.Plant, Profile | None]] = [
     (planted.read_without_round, DEPOSED_READERS),
     (planted.stale_vote_answer, None),
     (planted.late_votes_dropped, None),
+    (planted.shortcut_slept_over, None),
+    (planted.quorum_slept_over, None),
     (planted.sessions_not_undone, None),
     (planted.sessions_without_tail, None),
     (planted.vote_by_current_term, None),

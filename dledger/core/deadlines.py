@@ -1,0 +1,49 @@
+"""When the core has to hear of time again: so that an idle node need not ask it many times a second."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dledger.core.quorum import committed_by
+
+if TYPE_CHECKING:
+    from dledger.core.leadership import Leadership
+    from dledger.core.raft import RaftCore
+
+_NEVER = 1 << 62
+
+
+def next_tick_ms(core: RaftCore) -> int:
+    """The first moment at which a Tick does something, if no other event comes before it and no fsync is
+    under way. `core.now_ms` or less: Ticks are needed as often as ever."""
+    if core.hard_state.rejoining:
+        return core.now_ms
+    due = _NEVER
+    if core.successor_awaited:
+        due = core.successor_awaited.deadline_ms + core.timing.election_max_ms
+    if core.leadership:
+        return min(due, _of_leader(core, core.leadership))
+    if not core.may_campaign:
+        return core.now_ms if core.shortcut or core.candidacy or core.standing else due
+    if core.shortcut:
+        return min(due, core.shortcut.next_ms)
+    if core.candidacy:
+        return min(due, core.candidacy.deadline_ms)
+    return min(due, max(core.election_deadline_ms, core.stall.candidate_from_ms))
+
+
+def _of_leader(core: RaftCore, leadership: Leadership) -> int:
+    progress = leadership.progress
+    if any(p.awaits_new_term for p in progress.values()):
+        return core.now_ms
+    contacts = {peer: p.last_contact_ms for peer, p in progress.items()} | {core.node_id: _NEVER}
+    dues = [
+        leadership.next_heartbeat_ms,
+        leadership.next_preferred_check_ms,
+        # Check-quorum: the majority that answered last counts until then.
+        committed_by(core.membership, contacts) + core.timing.election_min_ms,
+        *(p.probe_due_ms for p in progress.values() if p.probe_due_ms is not None),
+    ]
+    if leadership.handover:
+        dues.append(leadership.handover.deadline_ms)
+    return min(dues)
