@@ -40,6 +40,8 @@ class DeliverySettings(BaseModel):
     check_again_ms: Positive = 30_000
     max_checks: Positive = 15
     max_waiting_bytes: Positive = 64 << 20
+    #: Of messages on their way from the log to consumers; a receive waits for room.
+    max_given_bytes: Positive = 64 << 20
 
 
 class BrokerSettings(BaseModel):

@@ -30,6 +30,7 @@ from broker_adapter.delivery.committer import Committer, Done, Request
 from broker_adapter.delivery.handles import receipt_handle
 from broker_adapter.delivery.queue_state import Held, QueueDelivery
 from broker_adapter.delivery.reading import Found, Plan, look
+from broker_adapter.delivery.room import Received, Room
 from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.delivery.views import GroupTopic, QueueView, Views
 from broker_adapter.errors import BrokerError, ReadFailed, Status
@@ -47,6 +48,7 @@ class ReceiveLimits(NamedTuple):
     max_pending_per_queue: int
     max_pending: int
     renewed_ms: int  # what is held without a time of its own
+    max_given_bytes: int = 64 << 20  # on their way from the log to consumers
 
 
 class Bounds(Protocol):
@@ -104,20 +106,23 @@ class Receiver:
         self._now_ms = now_ms
         self._run = run
         self._limits = limits
+        self.room = Room(limits.max_given_bytes)
 
-    async def receive(self, call: Receive, deadline: float, check: Callable[[], object]) -> list[Delivery]:
+    async def receive(self, call: Receive, deadline: float, check: Callable[[], object]) -> Received:
         """Empty at `deadline`, of the loop's clock. `check` raises when there is nothing to
         wait for any more: another master, no such topic."""
         loop = asyncio.get_running_loop()
-        if call.attempt_id and (again := await self._repeat(call)):
-            return again
+        if call.attempt_id:
+            again = await self._in_room(call, deadline, partial(self._repeat, call))
+            if again:
+                return again
         while True:
             # Known as waiting before it looks: nothing can come unnoticed in between.
             woken = self._views.enter(call.who)
-            found: list[Delivery] = []
+            found = Received()
             is_over = True
             try:
-                found = await self._try(call, deadline, check)
+                found = await self._in_room(call, deadline, partial(self._try, call, deadline, check))
                 if found or loop.time() >= deadline:
                     return found
                 await self._wait(call, woken, deadline)
@@ -127,6 +132,23 @@ class Receiver:
                 if is_over and (woken.done() or not found):
                     # What woke this one, or the time that it alone may know of, is for the next one.
                     self._views.wake_one(call.who)
+
+    async def _in_room(
+        self, call: Receive, deadline: float, give: Callable[[], Awaitable[list[Delivery]]]
+    ) -> Received:
+        """What `give` gives, and room in memory for it; empty if there is none by the deadline."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self.room.take(call.max_bytes)
+        except TimeoutError:
+            return Received()
+        size = 0
+        try:
+            given = await give()
+            size = sum(len(one.record) for one in given)
+            return Received(given, partial(self.room.give, size))
+        finally:
+            self.room.give(call.max_bytes - size)
 
     async def record(self, key: QueueKey, offset: int) -> bytes:
         """The message at an offset. ReadFailed (MESSAGE_NOT_FOUND)."""

@@ -11,7 +11,6 @@ from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.delivery.api import (
     AckStatus,
     Delayed,
-    Delivery,
     Filter,
     Half,
     OrphanedHalf,
@@ -26,6 +25,7 @@ from broker_adapter.delivery.holder import Holder
 from broker_adapter.delivery.queue_state import Held
 from broker_adapter.delivery.receiver import Bounds, Receive, ReceiveLimits, Receiver
 from broker_adapter.delivery.renewals import Renewals
+from broker_adapter.delivery.room import Received, Room
 from broker_adapter.delivery.sender import Sender, settled, when_settled, within
 from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.delivery.views import GroupTopic, Views
@@ -109,7 +109,12 @@ class DeliveryService:
         self._views = Views()
         self._sender = Sender(state, committer, writer)
         self._dead_letters = DeadLetters(committer, writer, topics.make)
-        limits = ReceiveLimits(delivery.max_pending_per_queue, delivery.max_pending, delivery.invisible_ms)
+        limits = ReceiveLimits(
+            delivery.max_pending_per_queue,
+            delivery.max_pending,
+            delivery.invisible_ms,
+            delivery.max_given_bytes,
+        )
         self._receiver = Receiver(
             state,
             committer,
@@ -145,6 +150,11 @@ class DeliveryService:
     def on_outcomes(self) -> Callable[[bytes, list[Any]], None]:
         """For the state, on the machine's thread."""
         return self._committer.on_outcomes
+
+    @property
+    def room(self) -> Room:
+        """In memory, for what is on its way to consumers."""
+        return self._receiver.room
 
     @property
     def is_awaited(self) -> bool:
@@ -268,7 +278,7 @@ class DeliveryService:
         invisible_ms: int = 0,
         wait_ms: int = 0,
         attempt_id: str = "",
-    ) -> list[Delivery]:
+    ) -> Received:
         self._writer.check_master()
         config = self._to_read(topic)
         if max_messages < 1 or max_bytes < 1 or invisible_ms < 0 or wait_ms < 0:

@@ -49,7 +49,7 @@ class ConsumerCalls:
             nothing = pb.Status(code=Code.MESSAGE_NOT_FOUND, message="no message within the time to wait")
             yield calls.ReceiveMessageResponse(status=nothing)
         now_ms = self._now_ms()
-        for delivery in deliveries:
+        for delivery in deliveries:  # they take room in memory until this ends, which drops them
             if len(delivery.record) >= LARGE_BYTES:
                 await self._turns.wait()
             message = delivered_message(delivery, request.message_queue.topic, now_ms)

@@ -19,8 +19,8 @@ from broker_adapter.messaging.rejected import Code, Rejected, ok, status_of
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
 
-#: Commands that wait to be written.
-_MAX_WAITING = 64
+#: Commands that wait to be written, and bytes of them: some have a message in them.
+_MAX_WAITING, _MAX_WAITING_BYTES = 64, 8 << 20
 #: Of one producer, that are remembered.
 _MAX_TOPICS = 256
 #: Of settings: they are kept as long as the stream, and told again.
@@ -68,11 +68,16 @@ class Conversation:
             self._streams.remove(self._context.client_id, self)
 
     def tell(self, command: calls.TelemetryCommand) -> bool:
-        if not self._is_open or len(self.waiting) >= _MAX_WAITING or not self._may_hear(command):
+        if not self._is_open or not self._has_room(command) or not self._may_hear(command):
             return False
         self.waiting.append(command)
         self._wake()
         return True
+
+    def _has_room(self, command: calls.TelemetryCommand) -> bool:
+        size = sum(waiting.ByteSize() for waiting in self.waiting)
+        fits = not size or size + command.ByteSize() <= _MAX_WAITING_BYTES
+        return fits and len(self.waiting) < _MAX_WAITING
 
     def heard(self, command: calls.TelemetryCommand) -> None:
         """Answers to commands that are not settings are of use to nobody here."""

@@ -143,6 +143,16 @@ def test_a_client_that_does_not_read_is_not_waited_for() -> None:
     assert len(talk.told()) == 64
 
 
+def test_large_commands_that_wait_for_a_client_are_bounded_in_bytes() -> None:
+    streams = ClientStreams(9)
+    talk = Talk(streams)
+    large = calls.TelemetryCommand()
+    large.recover_orphaned_transaction_command.message.body = bytes(3 << 20)
+    assert [streams.tell("c", large) for _ in range(4)] == [True, True, False, False]
+    assert len(talk.told()) == 2
+    assert streams.tell("c", large)
+
+
 def test_a_client_that_only_writes_is_not_remembered_without_a_bound() -> None:
     talk = Talk(ClientStreams(9), language="NODE_JS")
     talk.conversation.heard(producer(*(f"topic-{i}".ljust(120, "x") for i in range(9_999))))
