@@ -18,7 +18,7 @@ from dledger.errors import ConfigError, DLedgerError
 from dledger.node.config import duration_ms
 from dledger.store.api import Frames
 from dledger.store.backup import read_manifest, restore_directory, write_backup
-from dledger.store.batch import unpack_header
+from dledger.store.batch import decode_entries
 from dledger.store.identity import Identity
 
 
@@ -177,12 +177,8 @@ async def _next(parts: AsyncGenerator[object, None]) -> bytes | None:
 
 
 def _last_index(frames: bytes) -> int:
-    at, index = 0, -1
-    while at < len(frames):
-        header = unpack_header(frames[at : at + 48])
-        index = header.index
-        at += header.size
-    return index
+    entries = decode_entries(frames)
+    return entries[-1].index if entries else -1
 
 
 @click.command()

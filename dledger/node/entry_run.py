@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import overload
 
 from dledger.node.state_machine import AppliedEntry
-from dledger.store.batch import HEADER_SIZE, MAGIC_NORMAL, unpack_begin
+from dledger.store.batch import HEADER_SIZE, MAGIC_NORMAL, DamagedBatch, unpack_begin
 
 
 class EntryRun(Sequence[AppliedEntry]):
@@ -37,22 +37,34 @@ class EntryRun(Sequence[AppliedEntry]):
 
     @cached_property
     def _entries(self) -> list[AppliedEntry]:
-        """The hot path of applying: one walk, and no copies but that of each body."""
+        """The hot path of applying: one walk, and no copies but that of each body. DamagedBatch if the pieces
+        are no entries."""
         entries: list[AppliedEntry] = []
         for piece in self.pieces:
             at, end = 0, len(piece)
             while at < end:
-                magic, size, index, term, pos = unpack_begin(piece, at)
+                magic, size, index, term, pos = _begin(piece, at)
                 if magic == MAGIC_NORMAL:
                     entries.append(AppliedEntry(index, term, bytes(piece[at + HEADER_SIZE : at + size]), pos))
                 at += size
         return entries
 
 
+def _begin(piece: bytes | memoryview, at: int) -> tuple[int, int, int, int, int]:
+    """Magic, size, index, term and position of the entry at `at`. DamagedBatch if there is none."""
+    left = len(piece) - at
+    if left < HEADER_SIZE:
+        raise DamagedBatch("cut in a header", index=-1, pos=-1)
+    found: tuple[int, int, int, int, int] = unpack_begin(piece, at)
+    if not HEADER_SIZE <= found[1] <= left:
+        raise DamagedBatch(f"a size of {found[1]} bytes", index=found[2], pos=found[4])
+    return found
+
+
 def _has_users(piece: bytes | memoryview) -> bool:
     at, end = 0, len(piece)
     while at < end:
-        magic, size, _, _, _ = unpack_begin(piece, at)
+        magic, size, _, _, _ = _begin(piece, at)
         if magic == MAGIC_NORMAL:
             return True
         at += size

@@ -123,8 +123,11 @@ class Header(NamedTuple):
 
 
 def unpack_header(data: bytes | memoryview, offset: int = 0) -> Header:
-    """The 48 bytes at `offset`, unverified. struct.error if there are fewer."""
-    return Header._make(_unpack_header(data, offset))
+    """The 48 bytes at `offset`, unverified. DamagedBatch if there are fewer."""
+    try:
+        return Header._make(_unpack_header(data, offset))
+    except struct.error:
+        raise _cut(-1) from None
 
 
 def place(end_pos: int, size: int, data_file_size: int) -> int:
@@ -467,15 +470,24 @@ def _is_originals(header: Header, previous_chain: int) -> bool:
 
 
 def decode_entries(data: bytes | memoryview) -> list[Entry]:
-    """The entries of whole batches that were verified before, by a cheap walk along the headers."""
+    """The entries of whole batches that were verified before, by a cheap walk along the headers. DamagedBatch
+    if they cannot have been."""
     run = data if isinstance(data, bytes) else bytes(data)
     entries: list[Entry] = []
     at, end = 0, len(run)
     while at < end:
+        if at + HEADER_SIZE > end:
+            raise _cut(entries[-1].index + 1 if entries else -1)
         magic, size, index, term, pos, _, _, _, _ = _unpack_header(run, at)
+        if not HEADER_SIZE <= size <= end - at:
+            raise DamagedBatch(f"a size of {size} bytes", index=index, pos=pos)
         entries.append(Entry(index, term, pos, magic, run[at + HEADER_SIZE : at + size]))
         at += size
     return entries
+
+
+def _cut(index: int) -> DamagedBatch:
+    return DamagedBatch("cut in a header", index=index, pos=-1, fault=Fault.INCOMPLETE)
 
 
 def verify_entries(data: bytes | memoryview, previous_chain: int | None = None) -> list[Entry]:
@@ -490,7 +502,7 @@ def verify_entries(data: bytes | memoryview, previous_chain: int | None = None) 
     chain, index = previous_chain, -1
     while at < end:
         if at + HEADER_SIZE > end:
-            raise DamagedBatch("cut in a header", index=index + 1, pos=-1, fault=Fault.INCOMPLETE)
+            raise _cut(index + 1)
         header = unpack_header(run, at)
         if index == -1:
             index = header.index

@@ -29,6 +29,10 @@ _CONSTANTS = {"nil": None, "true": True, "false": False}
 _CHARACTERS = {"newline": "\n", "space": " ", "tab": "\t", "return": "\r"}
 
 
+#: Collections within each other. Histories have a few; what writes values is recursive.
+MAX_DEPTH = 200
+
+
 class EdnError(ValueError):
     """This is no EDN; the text names the line."""
 
@@ -87,6 +91,8 @@ class _Reader:
                 self._begun, self._around = True, text
                 return None
             self._begun = True
+            if len(self._stack) >= MAX_DEPTH:
+                raise EdnError(f"line {line}: more than {MAX_DEPTH} collections within each other")
             self._stack.append(_Open(text, line, self._discards))
             self._discards = 0
             return None
@@ -127,7 +133,10 @@ def _collection(opened: _Open, line: int) -> Any:
     if len(opened.items) % 2:
         raise EdnError(f"line {line}: a map with a key and no value")
     keys = [tuple(key) if isinstance(key, list) else key for key in opened.items[::2]]
-    return dict(zip(keys, opened.items[1::2], strict=True))
+    try:
+        return dict(zip(keys, opened.items[1::2], strict=True))
+    except TypeError as error:
+        raise EdnError(f"line {line}: a map with a key that is none: {error}") from None
 
 
 def _atom(kind: str, text: str, line: int) -> Any:

@@ -29,6 +29,18 @@ _MODELS = {
 _LOOK_AT = 10_000
 
 
+#: What a value of another shape than expected, or a number beyond all reason, ends in.
+_WRONG = (
+    ReaderError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One event of a history. `time`: ns, None if it has none."""
@@ -56,13 +68,13 @@ def convert(source: Path, run_dir: Path, run: str) -> None:
     with HistoryTrace(run_dir, run, model) as trace:
         reader = _reader(model, trace)
         for op in operations(source):
-            trace.tick(op.time)
-            if op.process == "nemesis":
-                trace.nemesis(op.f, op.value)
-                continue
             try:
-                reader.take(op)
-            except (ReaderError, TypeError, ValueError, KeyError, IndexError) as error:
+                trace.tick(op.time)
+                if op.process == "nemesis":
+                    trace.nemesis(op.f, op.value)
+                else:
+                    reader.take(op)
+            except _WRONG as error:
                 raise ReaderError(f"{source}:{op.line}: {error}") from error
         trace.finish(reader.targets())
 
