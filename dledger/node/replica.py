@@ -559,9 +559,9 @@ class Replica:
             self.retainer.marked(mark)
 
     def _purge(self, now_ms: int) -> None:
-        """Forget what a committed PURGE names, once all of it is on our own disk, too."""
+        """Forget what a committed PURGE names, once our own disk has it and what proves that border."""
         base, log = self.purge_to, self.core.log
-        if base is None or base.index > log.durable_index:
+        if base is None or base.index >= log.durable_index:
             return
         self.purge_to = None
         if base.index > log.base.index and self.retainer.is_border(base):

@@ -5,10 +5,18 @@ from __future__ import annotations
 from dledger.core.messages import Append, InstallBase
 from dledger.core.values import Base, TermRun
 from dledger.node.shell import PurgeJob, ResetJob, WriteJob
-from dledger.store.batch import encode_batch
+from dledger.store.batch import Batch, encode_batch
 from dledger.store.internal import Purge, encode_internal
 from dledger.store.state_files import tail_of
 from tests.node.replica_world import FILE_SIZE, World
+
+
+def push(world: World, batch: Batch, *, committed: int) -> None:
+    """The leader a pushes to b one batch of its term, which follows the end of b's log."""
+    follower, index = world["b"], batch.first_index
+    stream, runs = world.streams["b"], (TermRun(batch.term, index),)
+    message = Append(batch.term, "a", stream, committed, index - 1, batch.term, index, batch.last_index, runs)
+    follower.replica.receive(follower.now, "a", message, bytes(batch.data))
 
 
 def test_a_base_that_is_held_replaces_nothing() -> None:
@@ -38,18 +46,16 @@ def test_nothing_of_a_log_that_was_replaced_is_left() -> None:
         leader.append(i, b"old", timeout_ms=60_000)
         world.carry()
     old = follower.store.tail_at(2)
-    leader.replica.append_internal(Purge(Base(2, old.term, FILE_SIZE, old.chain_crc)), leader.now)
-    leader.replica.flush(leader.now)
-    (push,) = [s for s in leader.shell.sent if s.peer == "b" and isinstance(s.message, Append)]
-    follower.replica.receive(follower.now, "a", push.message, push.payload)
-    follower.disk()
+    head = encode_internal(Purge(Base(2, old.term, FILE_SIZE, old.chain_crc)))
     term, stream = leader.core.term, world.streams["b"]
+    purge = encode_batch(leader.replica.log_tail, term, [], data_file_size=FILE_SIZE, head=head)
+    push(world, purge, committed=-1)
+    follower.disk()
     base = Base(50, term, 10 * FILE_SIZE, 77)
     follower.replica.receive(follower.now, "a", InstallBase(term, "a", stream, 50, base))
     assert follower.replica.committed_pos == base.pos and follower.replica.cache.byte_size == 0
     batch = encode_batch(tail_of(base), term, [b"new"], data_file_size=FILE_SIZE)
-    message = Append(term, "a", stream, 51, 50, term, 51, 51, (TermRun(term, 51),))
-    follower.replica.receive(follower.now, "a", message, bytes(batch.data))
+    push(world, batch, committed=51)
     assert [type(job) for job in follower.shell.jobs] == [ResetJob, WriteJob]
     follower.disk()
     follower.pass_time(1)
@@ -57,23 +63,26 @@ def test_nothing_of_a_log_that_was_replaced_is_left() -> None:
     assert follower.core.committed_index == 51 and follower.shell.fatals == []
 
 
-def test_a_purge_waits_until_the_last_entry_that_it_purges_is_durable_here() -> None:
-    """A follower may hear that a PURGE is committed before its own disk has what the PURGE names."""
+def test_a_purge_waits_until_the_log_is_durable_beyond_its_base() -> None:
+    """A follower may hear that a PURGE is committed while its disk writes up to the base, or exactly to it:
+    only what follows proves that a data file begins there."""
     world = World("a", "b", "c")
     leader, follower = world.elect("a"), world["b"]
-    term, stream, end = leader.core.term, world.streams["b"], leader.replica.log_tail
-    gone = encode_batch(end, term, [b"gone"], data_file_size=FILE_SIZE)
+    term, end = leader.core.term, leader.replica.log_tail
+    fills_the_file = bytes(FILE_SIZE - end.pos - 100)
+    gone = encode_batch(end, term, [fills_the_file], data_file_size=FILE_SIZE)
     base = Base(gone.last_index, term, FILE_SIZE, gone.chain_crc)
     head = encode_internal(Purge(base))
     purge = encode_batch(gone.tail, term, [], data_file_size=FILE_SIZE, head=head)
     for batch in (gone, purge):
-        index = batch.first_index
-        message = Append(
-            term, "a", stream, purge.last_index, index - 1, term, index, index, (TermRun(term, index),)
-        )
-        follower.replica.receive(follower.now, "a", message, bytes(batch.data))
+        push(world, batch, committed=purge.last_index)
     follower.pass_time(20)
     assert follower.core.committed_index == purge.last_index
     assert [type(job) for job in follower.shell.jobs] == [WriteJob, WriteJob]
     follower.one_job()
-    assert [type(job) for job in follower.shell.jobs] == [WriteJob, PurgeJob]
+    assert follower.core.log.durable_index == base.index
+    assert [type(job) for job in follower.shell.jobs] == [WriteJob]
+    follower.one_job()
+    assert [type(job) for job in follower.shell.jobs] == [PurgeJob]
+    follower.disk()
+    assert follower.store.base == base
