@@ -226,7 +226,10 @@ class Broker:
         found = self._metadata.group(group)
         if found is None:
             raise error_for(Status.GROUP_UNKNOWN, f"there is no group {group[:255]!r}")
-        offsets = {**found.offsets, **self._delivered(group)}
+        offsets = dict(found.offsets)
+        for queue, offset in self._delivered(group).items():
+            # An offset that was committed reads back: only a reset lowers it, and that concerns both.
+            offsets[queue] = max(offset, offsets.get(queue, offset))
         return found.generation, [QueueOffset(*queue, offsets[queue]) for queue in sorted(offsets)]
 
     async def reset_offsets(self, group: str, offsets: Sequence[QueueOffset]) -> int:

@@ -149,7 +149,7 @@ class BrokerProgram:
         self._topics: Mapping[str, Any] = {}
         self._topics_version = 0
         self.delivery_state = DeliveryState(
-            on_outcomes=self._on_outcomes, exists=lambda group, topic: self.metadata.has(group, topic)
+            on_outcomes=self._on_outcomes, first_offset=lambda *queue: self.metadata.first_offset(*queue)
         )
         self.metadata = MetadataState(
             on_result=self._on_result,
@@ -430,6 +430,7 @@ class BrokerProgram:
 
     def _on_topic_cut(self, topic: str) -> None:
         self.dispatcher.queues.delete_topic(topic)
+        self.delivery_state.topic_cut(topic)
 
     def _on_arrival(self, arrivals: Arrivals) -> None:
         """On the machine's thread. Waking the loop is dear; who begins to wait from now on looks himself."""

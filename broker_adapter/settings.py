@@ -33,6 +33,10 @@ class DeliverySettings(BaseModel):
     release_ms: Positive = 1_000
     max_pending_per_queue: Positive = 20_000
     max_pending: Positive = 200_000
+    #: What is visible again for so long without anybody wanting it counts as never given.
+    abandoned_ms: Positive = 86_400_000
+    #: How often the master looks for what is pending for nothing.
+    upkeep_ms: Positive = 10_000
     max_delay_ms: Positive = 86_400_000
     #: Delayed and half messages are kept in memory and in the state image: all of them, at most.
     max_held_bytes: Positive = 64 << 20

@@ -48,6 +48,8 @@ class Delivery(NamedTuple):
     attempt: int  # from 1 on
     handle: str
     invisible_until_ms: int
+    is_renewed: bool = False  # while its client is heard of, once it is known to have reached it
+    is_repeated: bool = False  # the call had got it before
 
 
 #: Steps that one look at a queue, or one pull, may take: some tenths of a second of a reader thread.
@@ -176,9 +178,17 @@ class DeliveryApi(Protocol):
         """Messages of any queue of the topic, held for this consumer; empty after `wait_ms` without one.
 
         What does not match is passed over for this group. `invisible_ms` 0: the settings' time, renewed as
-        long as the client is heard of. In a group with `consume_orderly` nothing more of a queue is given
-        while something of it is held. `attempt_id`: repeated, the same messages are given again. Messages
-        given as often as the group's retry_max_times + 1 go to the group's dead letter topic instead."""
+        long as the client is heard of, once `passed_on` says that it has got it. In a group with
+        `consume_orderly` nothing more of a queue is given while something of it is held. `attempt_id`:
+        repeated, the same messages are given again. Messages given as often as the group's retry_max_times
+        + 1 go to the group's dead letter topic instead."""
+
+    def passed_on(self, group: str, topic: str, deliveries: Sequence[Delivery]) -> None:
+        """What `receive` gave has reached the client: from now on what is to be renewed is."""
+
+    def give_back(self, group: str, topic: str, deliveries: Sequence[Delivery]) -> None:
+        """What `receive` gave could not be passed on to the client: it is visible again soon, and it was no
+        attempt. What neither this nor `passed_on` is called for is visible again when its time is over."""
 
     async def ack(self, group: str, topic: str, handles: Sequence[str]) -> list[AckStatus]:
         """The messages are done with, for ever, once this returns. Concurrent acks share one append."""

@@ -29,7 +29,8 @@ class Pop(NamedTuple):
     `fresh` are offsets of [begin, end), which moves the cursor from `begin` to `end`: the others there are
     passed over. `again` are (offset, pop) of such as were given before and are visible again. `repeats`: the
     same call once more, which gets again what it holds, as the same attempt. `is_orderly`: only if nothing of
-    the queue is held.
+    the queue is held. `first_from_state`: a queue that is new to the group begins at the group's offset when
+    this is applied, and not at `begin`, as it did in older logs.
     """
 
     key: QueueKey
@@ -43,6 +44,7 @@ class Pop(NamedTuple):
     end: int
     fresh: tuple[int, ...]
     again: tuple[tuple[int, int], ...]
+    first_from_state: bool = False
 
 
 class Ack(NamedTuple):
@@ -59,6 +61,42 @@ class Drop(NamedTuple):
     key: QueueKey
     offset: int
     pop: int
+
+
+class Bury(NamedTuple):
+    """Take a message away from whoever holds it under this pop, also if its time is over: it is on its way to
+    the dead letters. It gets a new pop, which nobody is told, so that nothing but the Drop that comes with
+    the letter ends it; after `invisible_ms` it may be given again."""
+
+    key: QueueKey
+    offset: int
+    pop: int
+    invisible_ms: int
+
+
+class PassedOn(NamedTuple):
+    """What was given under this pop has reached its client: from now on it may be renewed."""
+
+    key: QueueKey
+    pop: int
+    offsets: tuple[int, ...]
+
+
+class Purged(NamedTuple):
+    """What is below this offset of a queue is in the log no more: all groups are done with it."""
+
+    topic: str
+    queue_id: int
+    below: int
+
+
+class Fold(NamedTuple):
+    """Put the cursor back behind up to `most` messages right before it that are all pending, and all visible
+    again for `idle_ms` at least: nobody uses the group, and they take room of others."""
+
+    key: QueueKey
+    idle_ms: int
+    most: int
 
 
 class ChangeKind(IntEnum):
@@ -143,7 +181,7 @@ class Unknown(NamedTuple):
     kind: int
 
 
-Element = Pop | Ack | Drop | Change | Sent | Hold | End | Checked | Unknown
+Element = Pop | Ack | Drop | Bury | PassedOn | Purged | Fold | Change | Sent | Hold | End | Checked | Unknown
 
 
 class Popped(NamedTuple):
@@ -156,7 +194,7 @@ class Popped(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """Outcome of a Change that was done."""
+    """Outcome of a Change or a Bury that was done."""
 
     pop: int
     until_ms: int
@@ -168,5 +206,6 @@ class Holding(NamedTuple):
     hold_id: int
 
 
-#: bool: whether an Ack, Drop, End or Checked was done. None: not done, or nothing to say.
-Outcome = Popped | Changed | Holding | bool | None
+#: bool: whether an Ack, Drop, End or Checked was done; int: how many messages a Fold has put back. None: not
+#: done, or nothing to say.
+Outcome = Popped | Changed | Holding | bool | int | None

@@ -17,7 +17,7 @@ import structlog
 
 from broker_adapter.delivery.commands import DELIVERY_TOPIC, Element, Hold, Outcome, Pop, SentId
 from broker_adapter.delivery.records import SENT_OVERHEAD, SENT_SIZE, encode, encode_sent
-from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, Status
+from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, ReadFailed, Status
 from broker_adapter.message_writer import LateCommand, MessageWriter, QueuedRecords
 
 _log = structlog.get_logger(part="delivery")
@@ -42,10 +42,11 @@ class Request:
 
     `digest` is that of the id of the first message. `done` is for who asked; `release` is called once, when
     it is certain what became of the request, or when this broker is no master any more. `applied` is what
-    came of the elements, also if `done` has ended in doubt.
+    came of the elements, also if `done` has ended in doubt. `is_due` is asked when the request's append is
+    made: by then its topic may have been deleted, and another one with its name may have come.
     """
 
-    __slots__ = ("_release", "applied", "digest", "done", "elements", "queued", "size")
+    __slots__ = ("_release", "applied", "digest", "done", "elements", "is_due", "queued", "size")
 
     def __init__(
         self,
@@ -54,7 +55,9 @@ class Request:
         elements: Sequence[Element] = (),
         digest: bytes = b"",
         release: Callable[[], None] = lambda: None,
+        is_due: Callable[[], bool] | None = None,
     ) -> None:
+        self.is_due = is_due
         self.queued = queued
         self.elements = elements
         self.digest = digest
@@ -70,6 +73,11 @@ class Request:
                 self.size += 8 * len(element.fresh) + 16 * len(element.again)
                 # Others have texts that many of one command share; every call has an attempt of its own.
                 self.size += len(element.client_id.encode()) + len(element.attempt_id.encode())
+
+    @property
+    def entries(self) -> int:
+        """Of the append, but for the command that requests share."""
+        return sum(len(one.batch.sizes) for one in self.queued) + self.is_hold
 
     @property
     def is_hold(self) -> bool:
@@ -141,15 +149,17 @@ class Committer:
         max_waiting_bytes: int,
         when_idle: Callable[[Callable[[], None]], None],
         max_round_bytes: int = ROUND_BYTES,
+        max_round_entries: int = 1 + _ROUND_REQUESTS,
     ) -> None:
         """`when_idle`: calls back, later, when the loop has nothing else to do. `new_request_id` gives 16
-        bytes that are never given twice, on any node. `max_round_bytes`: of one append, unless a single
-        request is larger."""
+        bytes that are never given twice, on any node. `max_round_bytes`, `max_round_entries`: of one append,
+        unless a single request has more."""
         self._writer = writer
         self._new_request_id = new_request_id
         self._max_waiting_bytes = max_waiting_bytes
         self._when_idle = when_idle
         self._max_round_bytes = max_round_bytes
+        self._max_round_entries = max_round_entries
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: deque[Request] = deque()
         self._waiting_bytes = 0
@@ -211,16 +221,26 @@ class Committer:
 
     def _begin(self) -> None:
         self._loop = asyncio.get_running_loop()
-        requests = [self._waiting.popleft()]
-        size = requests[0].size
-        while (
-            self._waiting
-            and len(requests) < _ROUND_REQUESTS
-            and size + self._waiting[0].size <= self._max_round_bytes
-        ):
-            size += self._waiting[0].size
-            requests.append(self._waiting.popleft())
-        self._waiting_bytes -= size
+        requests: list[Request] = []
+        size, entries = 0, 1
+        while self._waiting and len(requests) < _ROUND_REQUESTS:
+            request = self._waiting[0]
+            if requests and (
+                size + request.size > self._max_round_bytes
+                or entries + request.entries > self._max_round_entries
+            ):
+                break
+            self._waiting.popleft()
+            self._waiting_bytes -= request.size
+            if request.is_due is not None and not request.is_due():
+                request.fail(ReadFailed(Status.MESSAGE_NOT_FOUND, "it is gone: its topic was deleted"))
+                request.release()
+                continue
+            size += request.size
+            entries += request.entries
+            requests.append(request)
+        if not requests:
+            return
         self.rounds += 1
         self._round = self._loop.create_task(self._run(requests), name="delivery-append")
         self._round.add_done_callback(self._ended)

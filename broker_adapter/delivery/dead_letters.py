@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from broker_adapter.api import OutgoingMessage
-from broker_adapter.delivery.commands import Drop, QueueKey
+from broker_adapter.delivery.commands import Bury, Changed, Drop, QueueKey
 from broker_adapter.delivery.committer import Committer, Request
-from broker_adapter.delivery.queue_state import Held
 from broker_adapter.message import decode
 from broker_adapter.message_writer import MessageWriter
 from broker_adapter.properties import (
@@ -27,39 +26,55 @@ ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
 
 
 class DeadLetters:
-    """Implements `broker_adapter.delivery.receiver.DeadLetters`."""
+    """Implements `broker_adapter.delivery.receiver.DeadLetters`.
+
+    First the message is taken away from whoever holds it: only what the state says of that counts, as an ack
+    may be in front of it. From then on nothing but the Drop that comes with the letter ends it.
+    """
 
     def __init__(
         self,
         committer: Committer,
         writer: MessageWriter,
         make_topic: Callable[[str], Awaitable[None]],
+        *,
+        taken_ms: int,
     ) -> None:
-        """`make_topic`: so that there is one with this name."""
+        """`make_topic`: so that there is one with this name. `taken_ms`: a message whose move ended between
+        its two steps, with its master, may be given again after this."""
         self.moved = 0
         self._committer = committer
         self._writer = writer
         self._make_topic = make_topic
+        self._taken_ms = taken_ms
+        self._moving: set[asyncio.Task[bool]] = set()
 
-    async def move(
-        self, key: QueueKey, offset: int, held: Held, record: bytes, release: Callable[[], None]
-    ) -> None:
-        """One append: the message in its new topic, and what ends it in the old one."""
+    def move(self, key: QueueKey, offset: int, pop: int, record: bytes) -> asyncio.Future[bool]:
+        task = asyncio.get_running_loop().create_task(self._move(key, offset, pop, record))
+        self._moving.add(task)
+        task.add_done_callback(self._ended)
+        return asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[bool]) -> None:
+        self._moving.discard(task)
+        if not task.cancelled():
+            task.exception()  # who asked may have gone: then nobody else looks at it
+
+    async def _move(self, key: QueueKey, offset: int, pop: int, record: bytes) -> bool:
         topic = DEAD_LETTER_PREFIX + key.group
-        try:
-            await self._make_topic(topic)
-            message = decode(record, verify_body=False)
-            records = self._writer.records(
-                topic, 0, [_letter(key.topic, record)], born_host=message.born_host, is_moved=True
-            )
-            drop = Drop(key, offset, held.pop)
-            request = Request(queued=[records], elements=[drop], release=release)
-            self._committer.submit(request)
-        except BaseException:
-            release()
-            raise
-        await asyncio.shield(request.done)
+        await self._make_topic(topic)
+        message = decode(record, verify_body=False)
+        records = self._writer.records(
+            topic, 0, [_letter(key.topic, record)], born_host=message.born_host, is_moved=True
+        )
+        taking = Request(elements=[Bury(key, offset, pop, self._taken_ms)])
+        (taken,) = (await self._committer.submit(taking)).outcomes
+        if not isinstance(taken, Changed):
+            return False
+        burying = Request(queued=[records], elements=[Drop(key, offset, taken.pop)])
+        await self._committer.submit(burying)
         self.moved += 1
+        return True
 
 
 def _letter(topic: str, record: bytes) -> OutgoingMessage:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as NotBase64
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from zlib_ng.zlib_ng import crc32
 _RECEIPT = struct.Struct(">IiqqI")
 _HELD = struct.Struct(">IqI")
 _CRC_SIZE = 4
+_TOPIC_DIGEST = 6
 
 
 class Receipt(NamedTuple):
@@ -48,8 +50,20 @@ def parse_held(topic: str, handle: str) -> int | None:
     return None if fields is None or fields[0] != crc32(topic.encode()) else fields[1]
 
 
+@lru_cache(1_024)
+def topic_digest(topic: str) -> bytes:
+    """What all digests of ids in a topic begin with."""
+    return blake2b(topic.encode(), digest_size=_TOPIC_DIGEST).digest()
+
+
 def id_digest(topic: str, message_id: str) -> bytes:
     """16 bytes that stand for a message id in a topic."""
+    pair = blake2b(f"{topic}\0{message_id}".encode(), digest_size=16 - _TOPIC_DIGEST)
+    return topic_digest(topic) + pair.digest()
+
+
+def first_id_digest(topic: str, message_id: str) -> bytes:
+    """As digests were first: what was sent before this node was upgraded is known by it for a while."""
     return blake2b(f"{topic}\0{message_id}".encode(), digest_size=16).digest()
 
 

@@ -10,6 +10,7 @@ from collections import deque
 from typing import NamedTuple
 
 from broker_adapter.delivery.commands import Ending, Hold, HoldKind
+from broker_adapter.delivery.records import decode, encode
 
 #: Ends are remembered for so long, so that they may be repeated. Part of the state's rules.
 MAX_ENDS = 20_000
@@ -17,14 +18,30 @@ MAX_END_AGE_MS = 600_000
 
 
 class HeldMessage(NamedTuple):
-    hold: Hold
+    """Kept as the command that an image has of it."""
+
+    command: bytes
+    kind: HoldKind
+    topic: str
     due_ms: int  # of the delivery; of a half: of the next check
     checks: int = 0  # how often the producer was asked
+
+    @staticmethod
+    def of(hold: Hold) -> HeldMessage:
+        return HeldMessage(encode([hold]), hold.kind, hold.topic, hold.due_ms)
+
+    @property
+    def hold(self) -> Hold:
+        """All of it. Takes a while."""
+        command = decode(self.command)
+        hold = command.elements[0] if command is not None else None
+        assert isinstance(hold, Hold)
+        return hold
 
     @property
     def size(self) -> int:
         """Bytes that it takes, nearly."""
-        return len(self.hold.body) + len(self.hold.properties) + 300
+        return len(self.command) + 200
 
 
 class Ended(NamedTuple):
@@ -70,12 +87,15 @@ class HeldMessages:
 
     def checked(self, hold_id: int, next_ms: int) -> bool:
         message = self.all.get(hold_id)
-        if message is None or message.hold.kind is not HoldKind.HALF:
+        if message is None or message.kind is not HoldKind.HALF:
             return False
         self.all[hold_id] = message._replace(due_ms=next_ms, checks=message.checks + 1)
         return True
 
-    def drop_topic(self, topic: str) -> None:
+    def of_topic(self, topic: str) -> list[int]:
+        """Numbers of all that wait for the queues of a topic."""
+        return [number for number, one in self.all.items() if one.topic == topic]
+
+    def drop(self, hold_id: int) -> None:
         """The topic was deleted: what waited for it is forgotten."""
-        for hold_id in [hold_id for hold_id, one in self.all.items() if one.hold.topic == topic]:
-            self.bytes -= self.all.pop(hold_id).size
+        self.bytes -= self.all.pop(hold_id).size

@@ -18,7 +18,6 @@ from broker_adapter.delivery.commands import Checked, End, Ending, Hold, Holding
 from broker_adapter.delivery.committer import Committer, Done, Request
 from broker_adapter.delivery.handles import held_handle, id_digest, parse_held
 from broker_adapter.delivery.held_messages import HeldMessage
-from broker_adapter.delivery.records import encode as encode_command
 from broker_adapter.delivery.sender import Sender, host_of, with_id, within
 from broker_adapter.delivery.sent_ids import Place
 from broker_adapter.delivery.state import DeliveryState
@@ -164,12 +163,13 @@ class Holder:
     async def _put(self, hold: Hold, timeout_ms: int) -> tuple[int, bool]:
         """Its number, and whether it was there before."""
         if hold.digest:
-            first = await self._sender.outcome(hold.digest, timeout_ms)
+            first = await self._sender.outcome(hold.topic, hold.message_id, timeout_ms)
             if isinstance(first, Place):
                 return (first.queue_offset if first.queue_id == -1 else -1), True
             if first is not None:
                 return _number_of(first.done), True
-        size, kept = len(encode_command([hold])), HeldMessage(hold, hold.due_ms).size
+        message = HeldMessage.of(hold)
+        size, kept = len(message.command), message.size
         if self._state.held.bytes + self._coming_bytes + kept > self._settings.max_held_bytes:
             text = f"{self._settings.max_held_bytes} bytes of delayed and half messages are kept already"
             raise Busy(Status.TOO_MANY_HELD_MESSAGES, text)
@@ -193,7 +193,7 @@ class Holder:
     async def recall(self, topic: str, handle: str, timeout_ms: int) -> str:
         hold_id = parse_held(topic, handle)
         message = None if hold_id is None else await self._held(topic, hold_id, timeout_ms)
-        if hold_id is None or message is None or message.hold.kind is not HoldKind.DELAYED:
+        if hold_id is None or message is None or message.kind is not HoldKind.DELAYED:
             raise ReadFailed(Status.DELAYED_UNKNOWN, "there is no such delayed message any more")
         done = await within(timeout_ms, asyncio.shield(self._end(hold_id, message, Ending.RECALLED)))
         if not done.outcomes[0]:
@@ -206,7 +206,7 @@ class Holder:
         hold_id = parse_held(topic, transaction_id)
         message = None if hold_id is None else await self._held(topic, hold_id, timeout_ms)
         wanted = Ending.COMMITTED if resolution is Resolution.COMMIT else Ending.ROLLED_BACK
-        if hold_id is None or message is None or message.hold.kind is not HoldKind.HALF:
+        if hold_id is None or message is None or message.kind is not HoldKind.HALF:
             ending = None if hold_id is None else self._state.held.ending(hold_id)
             if ending is None or (resolution is not Resolution.UNKNOWN and ending is not wanted):
                 text = f"transaction {transaction_id[:64]!r}: {ending.name if ending else 'unknown'}"
@@ -224,17 +224,22 @@ class Holder:
             await within(timeout_ms, asyncio.shield(request.done))
         with self._state.lock:
             message = self._state.held.all.get(hold_id)
-        return message if message is not None and message.hold.topic == topic else None
+        return message if message is not None and message.topic == topic else None
 
     def _end(self, hold_id: int, message: HeldMessage, ending: Ending) -> asyncio.Future[Done]:
         """In one append: its end, and the message in its queue if that is what the end means."""
         queued = []
         if ending in (Ending.MOVED, Ending.COMMITTED):
-            outgoing, host = self._moved(hold_id, message.hold)
-            topic, queue_id = message.hold.topic, message.hold.queue_id
-            queued = [self._writer.records(topic, queue_id, [outgoing], born_host=host, is_moved=True)]
+            hold = message.hold
+            outgoing, host = self._moved(hold_id, hold)
+            queued = [
+                self._writer.records(hold.topic, hold.queue_id, [outgoing], born_host=host, is_moved=True)
+            ]
         request = Request(
-            queued=queued, elements=[End(hold_id, ending)], release=partial(self._released, hold_id)
+            queued=queued,
+            elements=[End(hold_id, ending)],
+            release=partial(self._released, hold_id),
+            is_due=lambda: hold_id in self._state.held.all,
         )
         self._committer.submit(request)
         self._ending[hold_id] = request
@@ -321,7 +326,7 @@ class Holder:
         return True
 
     def _meet(self, hold_id: int, message: HeldMessage, now_ms: int) -> None:
-        if message.hold.kind is HoldKind.DELAYED:
+        if message.kind is HoldKind.DELAYED:
             self._end(hold_id, message, Ending.MOVED)
         elif message.checks >= self._settings.max_checks:
             self._end(hold_id, message, Ending.ROLLED_BACK)

@@ -1,18 +1,18 @@
 """The bytes of the whole state of delivery, as the state image and the checkpoint hold it.
 
     0    4    "DDSI"
-    4    1    version, 1 so far
+    4    1    version, 2; 1 is read
     5    4    CRC32 of all that follows
     9    8    applied index
          4    number of texts, and of each: 2+n
          4    number of queues, sorted, and of each: group 4, topic 4 (places of texts), queue id 4, cursor 8,
-              number of pending 4, and of each: offset 8, pop 8, until 8, attempts 4, owner 4, attempt id 4,
-              renews 1, given 8
+              number of segments 4, and of each: size 4, bytes (`queue_state.QueueDelivery.encoded`)
          4    number of held messages, and of each: number 8, due 8, checks 4, size 4, a command with its Hold
          4    number of ends, and of each: number 8, ending 1, stamp 8
          4    number of ids, and of each: digest 16, queue id 4, queue offset 8, stamp 8
 
-(big endian) Equal states have equal bytes.
+(big endian) Equal states have equal bytes. In version 1 a queue has, instead of segments, the number of its
+pending messages 4, and of each what a segment has, with places of the texts of all.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from zlib_ng.zlib_ng import crc32
 
 from broker_adapter.delivery.commands import Ending, Hold, QueueKey
 from broker_adapter.delivery.held_messages import Ended, HeldMessage
-from broker_adapter.delivery.queue_state import Held, QueueDelivery
-from broker_adapter.delivery.records import decode, encode
+from broker_adapter.delivery.queue_state import PENDING, Held, QueueDelivery
+from broker_adapter.delivery.records import decode
 from broker_adapter.delivery.sent_ids import SentIds
 from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.errors import Status, StoredDataDamaged
 
 MAGIC = b"DDSI"
-VERSION = 1
+VERSION = 2
+_FIRST_VERSION = 1
 
 _HEADER = struct.Struct(">4sBI")
 _APPLIED = struct.Struct(">q")
 _COUNT = struct.Struct(">I")
 _TEXT = struct.Struct(">H")
 _QUEUE = struct.Struct(">IIiqI")
-_PENDING = struct.Struct(">qqqiII?q")
+_SEGMENT = struct.Struct(">I")
 _HELD = struct.Struct(">qqiI")
 _ENDED = struct.Struct(">qBq")
 _ID_SIZE = 36
@@ -74,39 +75,35 @@ def load(state: DeliveryState, image: bytes) -> None:
 
     StoredDataDamaged (METADATA_DAMAGED) if it is not that; the state is empty then.
     """
-    with state.lock:
-        state.clear()
-        if not image:
-            return
-        try:
-            magic, version, crc = _HEADER.unpack_from(image)
-            payload = image[_HEADER.size :]
-            if (magic, version) != (MAGIC, VERSION) or crc32(payload) != crc:
-                raise ValueError(f"magic {magic!r}, version {version}, or another checksum")
-            _Reader(payload).read(state)
-        except (ValueError, IndexError, struct.error, StoredDataDamaged) as error:
-            state.clear()
-            text = f"no image of delivery: {type(error).__name__}: {str(error)[:200]}"
-            raise StoredDataDamaged(Status.METADATA_DAMAGED, text) from None
+    state.clear()
+    if not image:
+        return
+    found = DeliveryState()  # made without the lock of the other one, for which the event loop would wait
+    try:
+        magic, version, crc = _HEADER.unpack_from(image)
+        payload = image[_HEADER.size :]
+        if magic != MAGIC or version not in (_FIRST_VERSION, VERSION) or crc32(payload) != crc:
+            raise ValueError(f"magic {magic!r}, version {version}, or another checksum")
+        _Reader(payload).read(found, has_segments=version != _FIRST_VERSION)
+    except (ValueError, IndexError, struct.error, StoredDataDamaged) as error:
+        text = f"no image of delivery: {type(error).__name__}: {str(error)[:200]}"
+        raise StoredDataDamaged(Status.METADATA_DAMAGED, text) from None
+    state.take(found)
 
 
 def _queue(queue: QueueDelivery, texts: dict[str, int]) -> bytes:
     def place(text: str) -> int:
         return texts.setdefault(text, len(texts))
 
-    key = queue.key
-    head = _QUEUE.pack(place(key.group), place(key.topic), key.queue_id, queue.cursor, len(queue.pending))
-    pieces = [head]
-    for offset, held in sorted(queue.pending.items()):
-        pop, until_ms, attempts, owner, attempt_id, renews, given_ms = held
-        fields = (pop, until_ms, attempts, place(owner), place(attempt_id), renews, given_ms)
-        pieces.append(_PENDING.pack(offset, *fields))
+    key, segments = queue.key, list(queue.encoded())
+    pieces = [_QUEUE.pack(place(key.group), place(key.topic), key.queue_id, queue.cursor, len(segments))]
+    for segment in segments:
+        pieces += (_SEGMENT.pack(len(segment)), segment)
     return b"".join(pieces)
 
 
 def _held(hold_id: int, message: HeldMessage) -> bytes:
-    command = encode([message.hold])
-    return _HELD.pack(hold_id, message.due_ms, message.checks, len(command)) + command
+    return _HELD.pack(hold_id, message.due_ms, message.checks, len(message.command)) + message.command
 
 
 class _Reader:
@@ -114,30 +111,45 @@ class _Reader:
         self._data = data
         self._at = 0
 
-    def read(self, state: DeliveryState) -> None:
+    def read(self, state: DeliveryState, *, has_segments: bool) -> None:
         (state.applied_index,) = self._take(_APPLIED)
-        texts = [self._bytes(self._take(_TEXT)[0]).decode() for _ in range(self._count())]
+        texts = self._texts()
         for _ in range(self._count()):
             group, topic, queue_id, cursor, count = self._take(_QUEUE)
             queue = QueueDelivery(QueueKey(texts[group], texts[topic], queue_id), cursor)
-            pending = []
-            for _ in range(count):
-                offset, pop, until_ms, attempts, owner, attempt, renews, given_ms = self._take(_PENDING)
-                held = Held(pop, until_ms, attempts, texts[owner], texts[attempt], bool(renews), given_ms)
-                pending.append((offset, held))
+            if has_segments:
+                pending = [one for _ in range(count) for one in self._segment()]
+            else:
+                pending = [self._pending(texts) for _ in range(count)]
             state.restore(queue, pending)
         for _ in range(self._count()):
             hold_id, due_ms, checks, size = self._take(_HELD)
             command = decode(self._bytes(size))
             if command is None or len(command.elements) != 1 or not isinstance(command.elements[0], Hold):
                 raise ValueError(f"no held message {hold_id}")
-            state.held.put(hold_id, HeldMessage(command.elements[0], due_ms, checks))
+            message = HeldMessage.of(command.elements[0])
+            state.held.put(hold_id, message._replace(due_ms=due_ms, checks=checks))
         for _ in range(self._count()):
             hold_id, ending, stamp_ms = self._take(_ENDED)
             state.held.remember(Ended(hold_id, Ending(ending), stamp_ms))
         state.ids = SentIds(self._bytes(self._count() * _ID_SIZE))
         if self._at != len(self._data):
             raise ValueError(f"{len(self._data) - self._at} bytes too many")
+
+    def _texts(self) -> list[str]:
+        return [self._bytes(self._take(_TEXT)[0]).decode() for _ in range(self._count())]
+
+    def _segment(self) -> list[tuple[int, Held]]:
+        inside = _Reader(self._bytes(self._count()))
+        texts = inside._texts()
+        found = [inside._pending(texts) for _ in range(inside._count())]
+        if inside._at != len(inside._data):
+            raise ValueError("a segment with bytes too many")
+        return found
+
+    def _pending(self, texts: list[str]) -> tuple[int, Held]:
+        offset, pop, until_ms, attempts, owner, attempt, renews, given_ms = self._take(PENDING)
+        return offset, Held(pop, until_ms, attempts, texts[owner], texts[attempt], bool(renews), given_ms)
 
     def _count(self) -> int:
         return int(self._take(_COUNT)[0])

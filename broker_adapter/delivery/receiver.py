@@ -42,6 +42,11 @@ T = TypeVar("T")
 
 #: A message that became visible while somebody was at it is looked at again after this.
 _LEAST_WAIT_S = 0.01
+#: What could not be moved to the dead letters waits so long aside: others are given meanwhile.
+_ASIDE_S = 1.0
+#: Of the limit that all groups share, a group takes no more than it leaves; and so many messages each group
+#: may always have, however many others are abandoned with all that they could take.
+_EACH_GROUP = 32
 
 
 class ReceiveLimits(NamedTuple):
@@ -56,10 +61,9 @@ class Bounds(Protocol):
 
 
 class DeadLetters(Protocol):
-    async def move(
-        self, key: QueueKey, offset: int, held: Held, record: bytes, release: Callable[[], None]
-    ) -> None:
-        """To `%DLQ%group`, atomically. The place is reserved until `release` is called, however it ends."""
+    def move(self, key: QueueKey, offset: int, pop: int, record: bytes) -> asyncio.Future[bool]:
+        """To `%DLQ%group`, atomically; False: it is not held under this pop any more. It goes on whoever
+        waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class Receive:
     who: GroupTopic
     group: GroupConfig
     queues: int
-    first_offsets: Callable[[int], int]  # where a queue that is new to the group begins
+    first_offsets: Callable[[int], int]  # where a queue that is new to the group begins, by what is known
     client_id: str
     wanted: Filter
     max_messages: int
@@ -79,6 +83,9 @@ class Receive:
 
     def key(self, queue_id: int) -> QueueKey:
         return QueueKey(self.who.group, self.who.topic, queue_id)
+
+
+_UNTOUCHED = QueueView()
 
 
 class Receiver:
@@ -191,9 +198,7 @@ class Receiver:
             moves = self._bury(call, found)
             if request is not None and (given := await self._given(call, found, request)):
                 return given
-            for error in await asyncio.shield(moves):
-                if error is not None:
-                    raise error
+            await asyncio.shield(moves)
             if loop.time() >= deadline:
                 return []
 
@@ -214,7 +219,7 @@ class Receiver:
         return plans
 
     def _plan_queue(self, call: Receive, key: QueueKey, end: int, left: int, now_ms: int) -> Plan | None:
-        view, queue = self._views.queue(key), self._state.queue(key)
+        view, queue = self._views.find(key) or _UNTOUCHED, self._state.queue(key)
         if view.is_read:
             return None
         pending = len(queue.pending) if queue is not None else 0
@@ -230,11 +235,18 @@ class Receiver:
         if call.group.consume_orderly and len(again) < pending:
             fresh = 0
         if fresh > 0:
-            room = self._limits.max_pending - self._state.pending_count
-            room = min(room, self._limits.max_pending_per_queue - pending - len(view.reserved))
+            room = min(
+                self._room(key.group), self._limits.max_pending_per_queue - pending - len(view.reserved)
+            )
             self.refused_fresh += room <= 0
             fresh = min(fresh, room)
         return Plan(key, again, begin, fresh) if again or fresh > 0 else None
+
+    def _room(self, group: str) -> int:
+        """For how many messages more there is room in the share of this group."""
+        pending = self._state.pending_of(group)
+        free = self._limits.max_pending - self._state.pending_count
+        return max((free - pending) // 2, _EACH_GROUP - pending)
 
     def _worn_out(self, call: Receive, found: Found) -> list[tuple[int, Held]]:
         """Those that were given as often as they may be."""
@@ -279,13 +291,14 @@ class Receiver:
             call.client_id,
             call.attempt_id,
             call.invisible_ms or self._limits.renewed_ms,
-            not call.invisible_ms,
+            False,  # not before it has reached the client
             call.group.consume_orderly,
             False,
             one.plan.begin,
             one.end,
             tuple(one.fresh),
             again,
+            first_from_state=True,
         )
 
     def _dead_of(self, call: Receive, found: Sequence[Found]) -> dict[QueueKey, set[int]]:
@@ -306,20 +319,35 @@ class Receiver:
             view.reserved -= {offset for offset, _ in (*one.again, *one.unwanted) if offset not in kept}
         self._views.wake_one(who)
 
-    def _bury(self, call: Receive, found: Sequence[Found]) -> asyncio.Future[list[BaseException | None]]:
+    def _bury(self, call: Receive, found: Sequence[Found]) -> asyncio.Future[list[bool]]:
         """Begin to move those that were given too often. That goes on if the client goes, as places would
-        stay reserved otherwise. Ends with what came of each."""
-        moves = []
-        for one in found:
-            key = one.plan.key
-            reserved = self._views.queue(key).reserved
-            for at, held in self._worn_out(call, one):
-                moves.append(
-                    self._dead_letters.move(key, at, held, one.records[at], partial(reserved.discard, at))
-                )
-        ended = asyncio.gather(*moves, return_exceptions=True)
-        ended.add_done_callback(_tell_of_failures)  # who has got messages does not wait for it
-        return ended
+        stay reserved otherwise. Never fails: what could not be moved waits aside."""
+        moves = [
+            self._bury_one(call.who, one.plan.key, at, held.pop, one.records[at])
+            for one in found
+            for at, held in self._worn_out(call, one)
+        ]
+        return asyncio.gather(*moves)
+
+    async def _bury_one(self, who: GroupTopic, key: QueueKey, offset: int, pop: int, record: bytes) -> bool:
+        reserved, pause_s = self._views.queue(key).reserved, 0.0
+
+        def let_go() -> None:
+            reserved.discard(offset)
+            self._views.wake_one(who)
+
+        try:
+            return await self._dead_letters.move(key, offset, pop, record)
+        except Exception as error:
+            pause_s = _ASIDE_S
+            mistake = None if isinstance(error, BrokerError) else error
+            _log.warning("a dead letter could not be moved", reason=str(error), exc_info=mistake)
+            return False
+        finally:
+            if pause_s:
+                asyncio.get_running_loop().call_later(pause_s, let_go)
+            else:
+                let_go()
 
     # -- giving -------------------------------------------------------------------------------------------
 
@@ -333,26 +361,30 @@ class Receiver:
         given = []
         for element, outcome in zip(request.elements, done.outcomes, strict=True):
             if isinstance(element, Pop) and isinstance(outcome, Popped):
-                known = records[element.key]
-                given += [delivery(element.key, known[at], at, n, outcome) for at, n in outcome.given]
+                for at, attempt in outcome.given:
+                    given.append(_delivery(call, element, records[element.key][at], at, attempt, outcome))
         return given
 
     def _take_back(self, elements: Sequence[Element], done: asyncio.Future[Done]) -> None:
         """The client has gone: what it was given reached nobody."""
         if done.cancelled() or done.exception() is not None:
             return
-        back: list[Element] = []
-        for element, outcome in zip(elements, done.result().outcomes, strict=True):
-            if isinstance(element, Pop) and isinstance(outcome, Popped) and not element.repeats:
-                for offset, _ in outcome.given:
-                    back.append(Change(element.key, offset, outcome.pop, 0, ChangeKind.RETURN))
+        back = [
+            not_passed_on(element.key, offset, outcome.pop, is_repeated=element.repeats)
+            for element, outcome in zip(elements, done.result().outcomes, strict=True)
+            if isinstance(element, Pop) and isinstance(outcome, Popped)
+            for offset, _ in outcome.given
+        ]
         if back:
-            who = GroupTopic(back[0].key.group, back[0].key.topic)  # type: ignore[union-attr]
-            request = Request(elements=back, release=partial(self._views.wake_one, who))
-            try:
-                self._committer.submit(request)
-            except BrokerError:
-                return  # visible again when its time is over
+            self.give_back(GroupTopic(back[0].key.group, back[0].key.topic), back)
+
+    def give_back(self, who: GroupTopic, back: Sequence[Change]) -> None:
+        """What could not be passed on is visible again as soon as the log has these."""
+        request = Request(elements=back, release=partial(self._views.wake_one, who))
+        try:
+            self._committer.submit(request)
+        except BrokerError:
+            return  # visible again when its time is over: nobody renews it
 
     async def _repeat(self, call: Receive) -> list[Delivery]:
         """What a call with the same attempt id holds, once more."""
@@ -403,25 +435,33 @@ class Receiver:
         return min(times, default=None)
 
     def _expiry_of(self, queue: QueueDelivery) -> int | None:
-        view = self._views.queue(queue.key)
-        if view.is_read or view.reserved:
+        view = self._views.find(queue.key)
+        if view is not None and (view.is_read or view.reserved):
             return None  # whoever is at it wakes the next one
         return queue.next_expiry()
 
 
-def delivery(key: QueueKey, record: bytes, offset: int, attempt: int, outcome: Popped) -> Delivery:
+def not_passed_on(key: QueueKey, offset: int, pop: int, *, is_repeated: bool) -> Change:
+    """Of what a call was given. One that repeats another may have reached its client the first time: that
+    stays an attempt."""
+    return Change(key, offset, pop, 0, ChangeKind.RELEASE if is_repeated else ChangeKind.RETURN)
+
+
+def _delivery(call: Receive, pop: Pop, record: bytes, offset: int, attempt: int, outcome: Popped) -> Delivery:
+    key = pop.key
     handle = receipt_handle(key.topic, key.queue_id, offset, outcome.pop)
-    return Delivery(record, key.queue_id, offset, attempt, handle, outcome.until_ms)
+    return Delivery(
+        record,
+        key.queue_id,
+        offset,
+        attempt,
+        handle,
+        outcome.until_ms,
+        is_renewed=not call.invisible_ms,
+        is_repeated=pop.repeats,
+    )
 
 
 def _set(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-def _tell_of_failures(moves: asyncio.Future[list[BaseException | None]]) -> None:
-    """They are tried again with the next receive."""
-    for error in () if moves.cancelled() else moves.result():
-        if error is not None:
-            mistake = None if isinstance(error, BrokerError) else error
-            _log.warning("a dead letter could not be moved", reason=str(error), exc_info=mistake)

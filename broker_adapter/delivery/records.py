@@ -8,9 +8,9 @@ r"""The bytes of commands: the bodies of the messages of `DLEDGER_SYS_DELIVERY`.
 
 Kinds and their payloads (g, t, q: group 2, topic 2, queue id 4)::
 
-    1 Pop      g t q, client 2, attempt id 2, invisible ms 8, flags 1 (1 renews, 2 orderly, 4 repeats),
-               begin 8, end 8, number of fresh 4, then each offset 8; up to the end (offset 8, pop 8) of those
-               given again
+    1 Pop      g t q, client 2, attempt id 2, invisible ms 8, flags 1 (1 renews, 2 orderly, 4 repeats,
+               8 first offset from the state), begin 8, end 8, number of fresh 4, then each
+               offset 8; up to the end (offset 8, pop 8) of those given again
     2 Ack, 3 Drop   g t q, offset 8, pop 8
     4 Change   g t q, offset 8, pop 8, invisible ms 8, kind 1 (0 change, 1 renew, 2 return, 3 release)
     5 Sent     up to the end: digest 16, queue id 4, queue offset 8
@@ -18,6 +18,10 @@ Kinds and their payloads (g, t, q: group 2, topic 2, queue id 4)::
                sys_flag 4, born 8, then with 1 byte of length: digest, born host; with 4: properties; the body
     7 End      number 8, ending 1 (0 moved, 1 committed, 2 rolled back, 3 recalled)
     8 Checked  number 8, next check 8
+    9 Bury     g t q, offset 8, pop 8, invisible ms 8
+    10 PassedOn  g t q, pop 8; up to the end offsets 8
+    11 Purged  topic 2, queue id 4, below 8
+    12 Fold    g t q, idle ms 8, most 4
 
 (big endian, signed but for lengths, counts and places) A version or kind that a node does not know is passed
 over: newer nodes write what older ones do not know. What does not fit is damage, and changes nothing.
@@ -32,6 +36,7 @@ from typing import NamedTuple
 from broker_adapter.delivery.commands import (
     MAX_ELEMENTS,
     Ack,
+    Bury,
     Change,
     ChangeKind,
     Checked,
@@ -39,9 +44,12 @@ from broker_adapter.delivery.commands import (
     Element,
     End,
     Ending,
+    Fold,
     Hold,
     HoldKind,
+    PassedOn,
     Pop,
+    Purged,
     QueueKey,
     Sent,
     SentId,
@@ -67,7 +75,11 @@ _END = struct.Struct(">qB")
 _CHECKED = struct.Struct(">qq")
 _PAIR = struct.Struct(">qq")
 _SIZE = struct.Struct(">I")
-_RENEWS, _ORDERLY, _REPEATS = 1, 2, 4
+_BURY = struct.Struct(">HHiqqq")
+_PASSED_ON = struct.Struct(">HHiq")
+_PURGED = struct.Struct(">Hiq")
+_FOLD = struct.Struct(">HHiqi")
+_RENEWS, _ORDERLY, _REPEATS, _FIRST_FROM_STATE = 1, 2, 4, 8
 #: One Pop moves a cursor by no more: a receive looks at far fewer messages.
 _MOST_SPANNED = 1 << 20
 _DIGEST_SIZES, _HOST_SIZES = (0, 16), (0, 8, 20)
@@ -75,7 +87,7 @@ _DIGEST_SIZES, _HOST_SIZES = (0, 16), (0, 8, 20)
 _MOST_MS = 1 << 62
 
 _POP_KIND, _ACK_KIND, _DROP_KIND, _CHANGE_KIND, _SENT_KIND, _HOLD_KIND, _END_KIND, _CHECKED_KIND = range(1, 9)
-_KINDS = range(1, 9)
+_BURY_KIND, _PASSED_ON_KIND, _PURGED_KIND, _FOLD_KIND = range(9, 13)
 
 #: What `Sent` adds to a command: so much, and so much for each id.
 SENT_OVERHEAD, SENT_SIZE = _ELEMENT.size, _SENT.size
@@ -154,11 +166,21 @@ def _encode_element(element: Element, texts: dict[str, int]) -> bytes:
             return _framed(_END_KIND, _END.pack(hold_id, ending))
         case Checked(hold_id, next_ms):
             return _framed(_CHECKED_KIND, _CHECKED.pack(hold_id, next_ms))
+        case Bury(key, offset, pop, invisible_ms):
+            return _framed(_BURY_KIND, _BURY.pack(*_places(key, texts), offset, pop, invisible_ms))
+        case PassedOn(key, pop, offsets):
+            head = _PASSED_ON.pack(*_places(key, texts), pop)
+            return _framed(_PASSED_ON_KIND, head + struct.pack(f">{len(offsets)}q", *offsets))
+        case Purged(topic, queue_id, below):
+            return _framed(_PURGED_KIND, _PURGED.pack(_place(topic, texts), queue_id, below))
+        case Fold(key, idle_ms, most):
+            return _framed(_FOLD_KIND, _FOLD.pack(*_places(key, texts), idle_ms, most))
     raise AssertionError(element)
 
 
 def _encode_pop(pop: Pop, texts: dict[str, int]) -> bytes:
     flags = _RENEWS * pop.renews | _ORDERLY * pop.is_orderly | _REPEATS * pop.repeats
+    flags |= _FIRST_FROM_STATE * pop.first_from_state
     head = _POP.pack(
         *_places(pop.key, texts),
         _place(pop.client_id, texts),
@@ -216,6 +238,26 @@ def _decode_element(kind: int, data: bytes, texts: Sequence[str]) -> Element:
         hold_id, next_ms = _CHECKED.unpack(data)
         _check_ms(next_ms)
         return Checked(hold_id, next_ms)
+    return _decode_newer(kind, data, texts)
+
+
+def _decode_newer(kind: int, data: bytes, texts: Sequence[str]) -> Element:
+    """Kinds that the first version of delivery did not have."""
+    if kind == _BURY_KIND:
+        group, topic, queue_id, offset, pop, invisible_ms = _BURY.unpack(data)
+        _check_ms(invisible_ms)
+        return Bury(QueueKey(texts[group], texts[topic], queue_id), offset, pop, invisible_ms)
+    if kind == _PASSED_ON_KIND:
+        group, topic, queue_id, pop = _PASSED_ON.unpack_from(data)
+        offsets = struct.unpack(f">{(len(data) - _PASSED_ON.size) // 8}q", data[_PASSED_ON.size :])
+        return PassedOn(QueueKey(texts[group], texts[topic], queue_id), pop, offsets)
+    if kind == _PURGED_KIND:
+        topic, queue_id, below = _PURGED.unpack(data)
+        return Purged(texts[topic], queue_id, below)
+    if kind == _FOLD_KIND:
+        group, topic, queue_id, idle_ms, most = _FOLD.unpack(data)
+        _check_ms(idle_ms)
+        return Fold(QueueKey(texts[group], texts[topic], queue_id), idle_ms, most)
     return Unknown(kind)
 
 
@@ -238,6 +280,7 @@ def _decode_pop(data: bytes, texts: Sequence[str]) -> Pop:
         end,
         fresh,
         tuple(_PAIR.iter_unpack(data[at:])),
+        bool(flags & _FIRST_FROM_STATE),
     )
 
 

@@ -11,7 +11,7 @@ from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.delivery.api import Sent
 from broker_adapter.delivery.commands import Element
 from broker_adapter.delivery.committer import Committer, Done, Request
-from broker_adapter.delivery.handles import id_digest
+from broker_adapter.delivery.handles import first_id_digest, id_digest
 from broker_adapter.delivery.sent_ids import Place
 from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.errors import BrokerError, IllegalMessage, PutIndeterminate, Status
@@ -68,7 +68,7 @@ class Sender:
         queue_id = self.queue_of(config, queue_id)
         digest = id_digest(topic, message_id) if message_id else b""
         if digest:
-            first = await self.outcome(digest, timeout_ms)
+            first = await self.outcome(topic, message_id, timeout_ms)
             if isinstance(first, Place):
                 return Sent(first.queue_id, first.queue_offset, True)
             if first is not None:
@@ -99,7 +99,7 @@ class Sender:
             if digest in self._sending:
                 return False
             with self._state.lock:
-                if self._state.ids.find(digest) is not None:
+                if self._find(config.name, message_id, digest) is not None:
                     return False
             message = with_id(message, message_id)
         queue_id = self.queue_of(config, queue_id)
@@ -112,12 +112,12 @@ class Sender:
         when_settled(timeout_ms, request.done, told)
         return True
 
-    async def outcome(self, digest: bytes, timeout_ms: int) -> First | Place | None:
+    async def outcome(self, topic: str, message_id: str, timeout_ms: int) -> First | Place | None:
         """What became of the message with this id; None: it was not sent before. While that is in doubt it is
         waited for: until the message is applied, or this broker is not master any more.
 
         PutIndeterminate after `timeout_ms`; whatever else the first one ended with."""
-        loop = asyncio.get_running_loop()
+        loop, digest = asyncio.get_running_loop(), id_digest(topic, message_id)
         end = loop.time() + timeout_ms / 1000
         while (request := self._sending.get(digest)) is not None:
             left_ms = max(0, int(1000 * (end - loop.time())))
@@ -132,7 +132,12 @@ class Sender:
             else:
                 return First(request.queued[0].queue_id if request.queued else -1, done)
         with self._state.lock:
-            return self._state.ids.find(digest)
+            return self._find(topic, message_id, digest)
+
+    def _find(self, topic: str, message_id: str, digest: bytes) -> Place | None:
+        """Under the lock."""
+        ids = self._state.ids
+        return ids.find(digest) or ids.find(first_id_digest(topic, message_id))
 
     def request(
         self,

@@ -47,5 +47,10 @@ class SentIds:
             if self._by_digest.get(oldest[:16]) is oldest:
                 del self._by_digest[oldest[:16]]
 
+    def without(self, prefix: bytes) -> SentIds:
+        """Without those whose digest begins so."""
+        kept = [packed for packed in self._order if not packed.startswith(prefix)]
+        return self if len(kept) == len(self._order) else SentIds(b"".join(kept))
+
     def save(self) -> bytes:
         return b"".join(self._order)

@@ -11,6 +11,7 @@ from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.delivery.api import (
     AckStatus,
     Delayed,
+    Delivery,
     Filter,
     Half,
     OrphanedHalf,
@@ -23,11 +24,12 @@ from broker_adapter.delivery.dead_letters import DeadLetters
 from broker_adapter.delivery.handles import Receipt, parse_receipt, receipt_handle
 from broker_adapter.delivery.holder import Holder
 from broker_adapter.delivery.queue_state import Held
-from broker_adapter.delivery.receiver import Bounds, Receive, ReceiveLimits, Receiver
+from broker_adapter.delivery.receiver import Bounds, Receive, ReceiveLimits, Receiver, not_passed_on
 from broker_adapter.delivery.renewals import Renewals
 from broker_adapter.delivery.room import Received, Room
 from broker_adapter.delivery.sender import Sender, settled, when_settled, within
 from broker_adapter.delivery.state import DeliveryState
+from broker_adapter.delivery.upkeep import Upkeep
 from broker_adapter.delivery.views import GroupTopic, Views
 from broker_adapter.errors import (
     BrokerError,
@@ -108,7 +110,7 @@ class DeliveryService:
         )
         self._views = Views()
         self._sender = Sender(state, committer, writer)
-        self._dead_letters = DeadLetters(committer, writer, topics.make)
+        self._dead_letters = DeadLetters(committer, writer, topics.make, taken_ms=delivery.release_ms)
         limits = ReceiveLimits(
             delivery.max_pending_per_queue,
             delivery.max_pending,
@@ -128,16 +130,19 @@ class DeliveryService:
         )
         self._holder = Holder(state, committer, writer, self._sender, now_ms=now_ms, settings=delivery)
         self._renewals = Renewals(state, committer, self._views, now_ms=now_ms, settings=delivery)
+        self._upkeep = Upkeep(state, committer, self._views, files, now_ms=now_ms, settings=delivery)
 
     # -- MasterService ------------------------------------------------------------------------------------
 
     def start(self, term: int, role_epoch: int) -> None:
         self._holder.start()
         self._renewals.start()
+        self._upkeep.start()
 
     async def stop(self) -> None:
         self._holder.stop()
         self._renewals.stop()
+        self._upkeep.stop()
         text = "this broker is not the master any more"
         refused = error_for(Status.NOT_MASTER, text)
         self._committer.abandon(refused, PutIndeterminate(Status.OUTCOME_UNKNOWN, text))
@@ -308,6 +313,17 @@ class DeliveryService:
         deadline = asyncio.get_running_loop().time() + min(wait_ms, self._settings.max_wait_ms) / 1000
         return await self._receiver.receive(call, deadline, partial(self._check_open, group, topic))
 
+    def passed_on(self, group: str, topic: str, deliveries: Sequence[Delivery]) -> None:
+        self._renewals.passed_on(_place_of(group, topic, one) for one in deliveries if one.is_renewed)
+
+    def give_back(self, group: str, topic: str, deliveries: Sequence[Delivery]) -> None:
+        back = []
+        for one in deliveries:
+            key, offset, pop = _place_of(group, topic, one)
+            back.append(not_passed_on(key, offset, pop, is_repeated=one.is_repeated))
+        if back:
+            self._receiver.give_back(GroupTopic(group, topic), back)
+
     async def ack(self, group: str, topic: str, handles: Sequence[str]) -> list[AckStatus]:
         places, elements = self._acks(group, topic, handles)
         if not elements:
@@ -358,27 +374,27 @@ class DeliveryService:
         key, receipt, held = self._held(group, topic, handle)
         if held is None or receipt.offset in (view := self._views.queue(key)).reserved:
             raise _invalid()
-        view.reserved.add(receipt.offset)
+        reserved, who = view.reserved, GroupTopic(group, topic)
+        reserved.add(receipt.offset)
 
-        def release() -> None:
-            view.reserved.discard(receipt.offset)
-            self._views.wake_one(GroupTopic(group, topic))
+        async def move() -> bool:
+            try:
+                record = await self._receiver.record(key, receipt.offset)
+                return await self._dead_letters.move(key, receipt.offset, receipt.pop, record)
+            finally:
+                reserved.discard(receipt.offset)
+                self._views.wake_one(who)
 
-        try:
-            record = await self._receiver.record(key, receipt.offset)
-        except BaseException:
-            release()
-            raise
-        timeout_ms = self._timeout(0)
-        await within(timeout_ms, self._dead_letters.move(key, receipt.offset, held, record, release))
+        # It goes on if the client goes.
+        if not await within(self._timeout(0), asyncio.shield(asyncio.ensure_future(move()))):
+            raise _invalid()
 
     def heard_of(self, client_id: str) -> None:
         self._renewals.heard_of(client_id)
 
     async def release(self, client_id: str, group: str = "") -> None:
         self._writer.check_master()
-        for done in self._renewals.let_go(client_id, group):
-            await within(self._timeout(0), asyncio.shield(done))
+        await within(self._timeout(0), asyncio.shield(self._renewals.let_go(client_id, group)))
 
     # -- inside -------------------------------------------------------------------------------------------
 
@@ -441,6 +457,12 @@ class DeliveryService:
 
     def _timeout(self, timeout_ms: int) -> int:
         return timeout_ms or self._settings.send_timeout_ms
+
+
+def _place_of(group: str, topic: str, one: Delivery) -> tuple[QueueKey, int, int]:
+    receipt = parse_receipt(topic, one.handle)
+    assert receipt is not None
+    return QueueKey(group, topic, receipt.queue_id), receipt.offset, receipt.pop
 
 
 def _ack_statuses(count: int, places: Sequence[int], outcomes: Sequence[object]) -> list[AckStatus]:

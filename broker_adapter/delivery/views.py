@@ -64,6 +64,10 @@ class Views:
         self._turns.clear()
         self.wake_all()
 
+    def find(self, key: QueueKey) -> QueueView | None:
+        """None: nothing is on its way there. To look at a queue makes no view: a topic may have many."""
+        return self._queues.get(key)
+
     def queue(self, key: QueueKey) -> QueueView:
         found = self._queues.get(key)
         if found is None:

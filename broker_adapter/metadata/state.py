@@ -90,9 +90,10 @@ class MetadataState:
     def group(self, name: str) -> Group | None:
         return self._groups.get(name)
 
-    def has(self, group: str, topic: str) -> bool:
-        """Whether there are both."""
-        return group in self._groups and topic in self._topics
+    def first_offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Where the group begins in a queue. None: there is no such group, or no such topic."""
+        found = self._groups.get(group)
+        return None if found is None or topic not in self._topics else found.offsets.get((topic, queue_id), 0)
 
     def groups(self) -> list[Group]:
         return list(self._groups.values())

@@ -65,7 +65,9 @@ SETTINGS = BrokerSettings(
         heard_ms=300,
         release_ms=50,
         max_pending_per_queue=40,
-        max_pending=100,
+        max_pending=60,
+        abandoned_ms=2000,
+        upkeep_ms=300,
         max_held_bytes=40_000,
         check_first_ms=150,
         check_again_ms=200,
@@ -94,7 +96,7 @@ class SimBroker:
         self.loop = virtual_loop(process.after, process.now_ms, rng, when_idle=self._check_gate)
         self.node = OwnedNode(process, self.loop, rng, SETTINGS.send_timeout_ms)
         self.delivery_state = DeliveryState(
-            on_outcomes=self._on_outcomes, exists=lambda group, topic: self.metadata.has(group, topic)
+            on_outcomes=self._on_outcomes, first_offset=lambda *queue: self.metadata.first_offset(*queue)
         )
         self.metadata = MetadataState(
             on_result=self._on_result,
@@ -250,6 +252,7 @@ class SimBroker:
 
     def _on_topic_cut(self, topic: str) -> None:
         self.dispatcher.queues.delete_topic(topic)
+        self.delivery_state.topic_cut(topic)
 
     def _on_arrival(self, arrivals: Arrivals) -> None:
         if beyond := self.writer.arrived(arrivals):

@@ -10,7 +10,7 @@ from typing import TypeVar
 from broker_adapter.api import OutgoingMessage, QueueOffset, SendResult
 from broker_adapter.errors import BrokerError, IllegalMessage, NotMaster, PutRefused
 from broker_adapter.testing.broker_node import SimBroker
-from broker_adapter.testing.simulation import BrokerSimulation, NoAnswer
+from broker_adapter.testing.simulation import BrokerSimulation, NoAnswer, PassedOn
 from broker_adapter.testing.truth import TRY
 from dledger import DLedgerError
 
@@ -53,10 +53,12 @@ class Client:
     async def think(self) -> None:
         await asyncio.sleep(self.rng.randint(1, self.sim.profile.think_max_ms) / 1000)
 
-    async def ask_master(self, request: Callable[[SimBroker], Awaitable[T]]) -> T:
+    async def ask_master(
+        self, request: Callable[[SimBroker], Awaitable[T]], passed_on: PassedOn[T] | None = None
+    ) -> T:
         """Of whom it takes for the master. One of FAILURES, after which it takes another one for it."""
         try:
-            return await self.sim.ask(self._node, request, self.sim.profile.request_timeout_ms * 2)
+            return await self.sim.ask(self._node, request, self.sim.profile.request_timeout_ms * 2, passed_on)
         except FAILURES as error:
             master = error.master_address if isinstance(error, NotMaster) else None
             if master in self.sim.profile.node_ids and self.rng.random() < 0.8:

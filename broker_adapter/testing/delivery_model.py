@@ -6,28 +6,35 @@ It shares the decoder of commands with the broker and nothing else; every state 
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from broker_adapter.delivery import records
 from broker_adapter.delivery.commands import (
     Ack,
+    Bury,
     Change,
     ChangeKind,
     Checked,
     Drop,
     Element,
     End,
+    Fold,
     Hold,
     HoldKind,
+    PassedOn,
     Pop,
+    Purged,
     QueueKey,
     Sent,
 )
+from broker_adapter.delivery.handles import topic_digest
 from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.errors import StoredDataDamaged
-from broker_adapter.metadata.commands import Command, DeleteGroup, DeleteTopic, ResetOffsets
+from broker_adapter.metadata.commands import Command, DeleteGroup, DeleteTopic, PutTopic, ResetOffsets
 from dledger.testing import Violation
 
+FirstOffset = Callable[[QueueKey], int | None]
 #: As the fields of `queue_state.Held`.
 Held = tuple[int, int, int, str, str, bool, int]
 
@@ -65,10 +72,12 @@ def look_at_delivery(state: DeliveryState) -> DeliveryLook:
 class DeliveryModel:
     """Fed with the commands of the committed log, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_strict: bool = False) -> None:
+        """`is_strict`: all commands are of brokers of now."""
+        self.is_strict = is_strict
         self.acked: set[tuple[QueueKey, int]] = set()
         self.given: set[tuple[QueueKey, int]] = set()
-        self._known: tuple[Any, Any] = ({}, {})  # groups and topics
+        self._first: FirstOffset = lambda key: None
         self._cursors: dict[QueueKey, int] = {}
         self._pending: dict[tuple[QueueKey, int], Held] = {}
         self._holds: dict[int, tuple[Hold, int, int]] = {}
@@ -76,9 +85,9 @@ class DeliveryModel:
         self._indexes = [-1]
         self._looks = [self.look()]
 
-    def put(self, index: int, stamp_ms: int, body: bytes, groups: object, topics: object) -> None:
-        """The next command; `groups` and `topics` are those that there are."""
-        self._known = (groups, topics)
+    def put(self, index: int, stamp_ms: int, body: bytes, first: FirstOffset) -> None:
+        """The next command; `first`: where a group begins in a queue, None if it or the topic is none."""
+        self._first = first
         try:
             command = records.decode(body)
         except StoredDataDamaged:
@@ -95,7 +104,9 @@ class DeliveryModel:
                 self._forget([key for key in self._cursors if key.group == name])
             case DeleteTopic(topic=name) if took_effect:
                 self._forget([key for key in self._cursors if key.topic == name])
-                self._holds = {at: one for at, one in self._holds.items() if one[0].topic != name}
+                self._forget_topic(name)
+            case PutTopic(config=config) if took_effect:  # a new one
+                self._forget_topic(config.name)
             case ResetOffsets(group=name, offsets=offsets) if took_effect:
                 for topic, queue_id, offset in offsets:
                     key = QueueKey(name, topic, queue_id)
@@ -122,6 +133,13 @@ class DeliveryModel:
         """The first offset that is not done."""
         return min([self._cursors.get(key, 0), *(at for whose, at in self._pending if whose == key)])
 
+    def cursor(self, key: QueueKey) -> int:
+        return self._cursors.get(key, 0)
+
+    def pops(self, key: QueueKey) -> dict[int, int]:
+        """Of what is pending, by offset."""
+        return {at: held[0] for (whose, at), held in self._pending.items() if whose == key}
+
     @property
     def holds(self) -> int:
         return len(self._holds)
@@ -136,6 +154,11 @@ class DeliveryModel:
         for key in keys:
             del self._cursors[key]
         self._pending = {place: held for place, held in self._pending.items() if place[0] not in keys}
+
+    def _forget_topic(self, name: str) -> None:
+        self._holds = {at: one for at, one in self._holds.items() if one[0].topic != name}
+        prefix = topic_digest(name)
+        self._ids = {digest: one for digest, one in self._ids.items() if not digest.startswith(prefix)}
 
     def _take(self, element: Element, number: int, stamp_ms: int) -> None:
         match element:
@@ -162,6 +185,31 @@ class DeliveryModel:
                         changed[2], changed[4] = held[2] - 1, ""
                     changed[5] = held[5] and kind is ChangeKind.RENEW
                     self._pending[key, offset] = tuple(changed)  # type: ignore[assignment]
+            case Bury(key, offset, pop, invisible_ms):
+                held = self._pending.get((key, offset))
+                if held and held[0] == pop:
+                    self._pending[key, offset] = (
+                        number,
+                        stamp_ms + invisible_ms,
+                        held[2],
+                        "",
+                        "",
+                        False,
+                        held[6],
+                    )
+            case PassedOn(key, pop, offsets):
+                for offset in offsets:
+                    held = self._pending.get((key, offset))
+                    if held and held[0] == pop and held[1] > stamp_ms:
+                        self._pending[key, offset] = (*held[:5], True, held[6])
+            case Purged(topic, queue_id, below):
+                self._pending = {
+                    (key, offset): held
+                    for (key, offset), held in self._pending.items()
+                    if (key.topic, key.queue_id) != (topic, queue_id) or offset >= below
+                }
+            case Fold(key, idle_ms, most):
+                self._fold(key, stamp_ms - idle_ms, most)
             case Hold():
                 self._holds[number] = (element, element.due_ms, 0)
                 if element.digest:
@@ -184,11 +232,24 @@ class DeliveryModel:
             )
         self._ids[digest] = (queue_id, queue_offset)
 
+    def _fold(self, key: QueueKey, before_ms: int, most: int) -> None:
+        for _ in range(most):
+            last = (key, self._cursors.get(key, 0) - 1)
+            if last not in self._pending or self._pending[last][1] > before_ms:
+                return
+            del self._pending[last]
+            self._cursors[key] = last[1]
+
     def _pop(self, pop: Pop, number: int, stamp_ms: int) -> None:
         key = pop.key
-        if key not in self._cursors and (key.group not in self._known[0] or key.topic not in self._known[1]):
-            return
-        cursor = self._cursors.setdefault(key, pop.begin)
+        if key not in self._cursors:
+            first = self._first(key)
+            if first is None:
+                return
+            if self.is_strict and pop.begin != first and not pop.first_from_state:
+                raise Violation("first offset", f"{pop} where {key.group} begins at {first}")
+            self._cursors[key] = first if pop.first_from_state else pop.begin
+        cursor = self._cursors[key]
         mine = {at: held for (whose, at), held in self._pending.items() if whose == key}
         if pop.is_orderly and not pop.repeats and any(held[1] > stamp_ms for held in mine.values()):
             return

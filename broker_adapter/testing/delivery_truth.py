@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from broker_adapter.delivery import records
 from broker_adapter.delivery.api import Delivery
-from broker_adapter.delivery.commands import QueueKey
+from broker_adapter.delivery.commands import Change, ChangeKind, PassedOn, QueueKey
+from broker_adapter.delivery.handles import parse_receipt
+from broker_adapter.errors import StoredDataDamaged
 from broker_adapter.message import Message
 from broker_adapter.properties import UNIQ_KEY, split_properties
 from broker_adapter.testing.delivery_model import DeliveryModel
@@ -18,13 +21,14 @@ Place = tuple[str, int, int]  # group, queue id, offset
 
 class DeliveryTruth:
     def __init__(self) -> None:
-        self.model = DeliveryModel()
+        self.model = DeliveryModel(is_strict=True)
         self.buried: set[tuple[str, str]] = set()  # (group, message id)
         self._in_queues: Counter[str] = Counter()  # by message id
         self._stored: set[str] = set()
         self._never: set[str] = set()
         self._acked: dict[Place, int] = {}
         self._given: set[Place] = set()
+        self._reached: set[tuple[QueueKey, int, int]] = set()  # queue, offset and pop that a client has got
 
     # -- the committed log
 
@@ -32,13 +36,34 @@ class DeliveryTruth:
         """A message of a queue."""
         message_id = split_properties(message.properties).get(UNIQ_KEY, "")
         if message.topic.startswith(DEAD_LETTER_PREFIX):
-            self.buried.add((message.topic.removeprefix(DEAD_LETTER_PREFIX), message_id))
+            letter = (message.topic.removeprefix(DEAD_LETTER_PREFIX), message_id)
+            if letter in self.buried:
+                raise Violation("one letter", f"{letter} is among the dead letters twice")
+            self.buried.add(letter)
         elif message_id:
             self._in_queues[message_id] += 1
             if self._in_queues[message_id] > 1:
                 raise Violation("stored once", f"{message_id} is in the queues twice")
             if message_id in self._never:
                 raise Violation("never", f"{message_id} was recalled or rolled back, and is in a queue")
+
+    def command(self, body: bytes) -> None:
+        """Of delivery, before the model takes it."""
+        try:
+            command = records.decode(body)
+        except StoredDataDamaged:
+            return
+        for element in command.elements if command is not None else ():
+            match element:
+                case PassedOn(key, pop, offsets):
+                    self._check_reached(key, pop, offsets)
+                case Change(key, offset, pop, _, ChangeKind.RENEW):
+                    self._check_reached(key, pop, (offset,))
+
+    def _check_reached(self, key: QueueKey, pop: int, offsets: Iterable[int]) -> None:
+        for offset in offsets:
+            if (key, offset, pop) not in self._reached:
+                raise Violation("renewed", f"{key} {offset} under {pop}, which has reached nobody")
 
     # -- what clients were told
 
@@ -56,8 +81,11 @@ class DeliveryTruth:
         """What is done by now."""
         return frozenset(place for place in self._acked if place[0] == group)
 
-    def given(self, group: str, one: Delivery, before: Iterable[Place]) -> None:
+    def given(self, group: str, topic: str, one: Delivery, before: Iterable[Place]) -> None:
         """`before`: what was done when it was asked for."""
+        receipt = parse_receipt(topic, one.handle)
+        assert receipt is not None
+        self._reached.add((QueueKey(group, topic, one.queue_id), one.queue_offset, receipt.pop))
         place = (group, one.queue_id, one.queue_offset)
         if place in before:
             raise Violation("acknowledged ack", f"{place} came back as attempt {one.attempt}")
@@ -81,6 +109,8 @@ class DeliveryTruth:
         if offset >= self.model.least(key):
             raise Violation("delivered", f"{key} {offset} is not done")
         place = (key.group, key.queue_id, offset)
+        if (key, offset) in self.model.acked and (key.group, message_id) in self.buried:
+            raise Violation("one letter", f"{key} {offset} was acknowledged, and is among the dead letters")
         if place not in self._given and (key.group, message_id) not in self.buried:
             raise Violation("delivered", f"{key} {offset} is done, and nobody was given it")
 

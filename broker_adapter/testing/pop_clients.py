@@ -3,20 +3,24 @@ are given messages for a time."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import TypeVar
 
-from broker_adapter.api import GroupConfig, OutgoingMessage
+from broker_adapter.api import GroupConfig, OutgoingMessage, QueueOffset
 from broker_adapter.delivery.api import AckStatus, Delivery, Resolution
 from broker_adapter.errors import GroupRefused, IllegalMessage, PutRefused, ReadFailed, Status
 from broker_adapter.message import decode
 from broker_adapter.testing.broker_node import SimBroker
-from broker_adapter.testing.clients import FAILURES, Client
+from broker_adapter.testing.clients import FAILURES, QUEUES, Client
 from broker_adapter.testing.simulation import BrokerSimulation
 from dledger.testing import Violation
 
 T = TypeVar("T")
+
+#: Takes what it can get, and is done with nothing.
+ABANDONED = GroupConfig("abandoned", retry_max_times=-1)
 
 POPPED_TOPIC = "Pops"
 #: The second one consumes in order; the third gives up on a message after two attempts.
@@ -165,24 +169,42 @@ class PopConsumer(Client):
             )
 
         try:
-            found = await self.ask_master(receive)
+            found = await self.ask_master(receive, self._passed_on)
         except FAILURES as error:
             self.sim.count("receives", error)
             if not attempt_id:
                 return
-            found = await self.ask_master(receive)
+            found = await self.ask_master(receive, self._passed_on)
         for one in found:
             self._check(one)
-            truth.given(group, one, before)
+            truth.given(group, POPPED_TOPIC, one, before)
         self.sim.counts["messages given"] += len(found)
         if found:
             await self._finish(found)
+
+    def _passed_on(self, broker: SimBroker, found: list[Delivery], is_passed_on: bool) -> None:
+        """As the front of a broker does it."""
+        told = broker.delivery.passed_on if is_passed_on else broker.delivery.give_back
+        told(self._group.name, POPPED_TOPIC, found)
+        self.sim.counts["messages passed on" if is_passed_on else "messages given back"] += len(found)
 
     def _check(self, one: Delivery) -> None:
         message = decode(one.record)
         stored = self.sim.truth.queue((POPPED_TOPIC, one.queue_id)).messages[one.queue_offset]
         if stored.body != message.body or stored.physical_offset != message.physical_offset:
             raise Violation("given", f"{message} where {stored} is")
+
+    async def _give_up(self, group: str, one: Delivery) -> None:
+        """Sometimes a call that came before acknowledges it in the same moment."""
+
+        async def dead_letter(broker: SimBroker) -> None:
+            if self.rng.random() < 0.5:
+                acking = asyncio.ensure_future(broker.delivery.ack(group, POPPED_TOPIC, [one.handle]))
+                acking.add_done_callback(lambda task: task.cancelled() or task.exception())
+            await broker.delivery.dead_letter(group, POPPED_TOPIC, one.handle)
+
+        self.sim.counts["dead letters asked for"] += 1
+        await self.ask_master(dead_letter)
 
     async def _finish(self, found: list[Delivery]) -> None:
         group, dice = self._group.name, self.rng.random()
@@ -199,9 +221,8 @@ class PopConsumer(Client):
             if dice < 0.3:
                 return
             found = [first._replace(handle=handle), *found[1:]]
-        if dice > 0.95 and not self.catches_up and self._group.retry_max_times >= 0:
-            await self.ask_master(lambda b: b.delivery.dead_letter(group, POPPED_TOPIC, found[0].handle))
-            self.sim.counts["dead letters asked for"] += 1
+        if dice > 0.8 and not self.catches_up and self._group.retry_max_times >= 0:
+            await self._give_up(group, found[0])
             found = found[1:]
         handles = [one.handle for one in found]
         statuses = await self.ask_master(lambda b: b.delivery.ack(group, POPPED_TOPIC, handles))
@@ -209,3 +230,61 @@ class PopConsumer(Client):
             if status is AckStatus.OK:
                 self.sim.truth.delivery.acked(group, one)
                 self.completed += 1
+
+
+class AbandonedConsumer(Client):
+    """Receives all it can, for long, and acknowledges nothing. Others have to get what is theirs."""
+
+    async def work(self) -> None:
+        async def receive(broker: SimBroker) -> list[Delivery]:
+            return await broker.delivery.receive(
+                ABANDONED.name, POPPED_TOPIC, client_id=self.name, max_messages=32, invisible_ms=3_600_000
+            )
+
+        try:
+            self.sim.counts["messages abandoned"] += len(await self.ask_master(receive))
+        except FAILURES as error:
+            self.sim.count("receives", error)
+
+
+class NewGroups(Client):
+    """Makes groups, and sets the offsets of each in the moment in which it is given its first messages."""
+
+    def __init__(self, sim: BrokerSimulation, name: str, rng: Random) -> None:
+        super().__init__(sim, name, rng)
+        self._made = 0
+
+    async def think(self) -> None:
+        await asyncio.sleep(self.rng.randint(20, 300) / 1000)
+
+    async def work(self) -> None:
+        queue_id = self.rng.randint(0, QUEUES - 1)
+        end = len(self.sim.truth.queue((POPPED_TOPIC, queue_id)).messages)
+        if not end:
+            return
+        self._made += 1
+        group = GroupConfig(f"{self.name}-{self._made}")
+        offset = QueueOffset(POPPED_TOPIC, queue_id, self.rng.randint(0, end))
+
+        async def both(broker: SimBroker) -> int:
+            """Whatever becomes of the receive."""
+            await broker.broker.put_group(group)
+            receiving = asyncio.ensure_future(
+                broker.delivery.receive(
+                    group.name, POPPED_TOPIC, client_id=self.name, max_messages=1, invisible_ms=50
+                )
+            )
+            receiving.add_done_callback(lambda task: task.cancelled() or task.exception())
+            await asyncio.sleep(self.rng.randint(0, 3) / 1000)
+            generation = await broker.broker.reset_offsets(group.name, [offset])
+            await asyncio.wait([receiving])
+            return generation
+
+        try:
+            generation = await self.ask_master(both)
+            self.sim.truth.reset_acknowledged(group.name, generation)
+            self.sim.counts["new groups reset"] += 1
+            self.completed += 1
+            await self.ask_master(lambda broker: broker.broker.delete_group(group.name))
+        except FAILURES as error:
+            self.sim.count("new groups", error)

@@ -18,7 +18,14 @@ from broker_adapter.testing.broker_node import SimBroker
 from broker_adapter.testing.clients import TOPICS, Administrator, Client, Producer
 from broker_adapter.testing.consumers import GroupLog, Member
 from broker_adapter.testing.poison import Poisoner
-from broker_adapter.testing.pop_clients import POP_GROUPS, POPPED_TOPIC, OnceProducer, PopConsumer
+from broker_adapter.testing.pop_clients import (
+    POP_GROUPS,
+    POPPED_TOPIC,
+    AbandonedConsumer,
+    NewGroups,
+    OnceProducer,
+    PopConsumer,
+)
 from broker_adapter.testing.simulation import BrokerNemesis, BrokerSimulation
 from broker_adapter.testing.truth import Stored
 from dledger.testing import Profile, Violation, check_end, draw_profile, settle_ms
@@ -114,24 +121,39 @@ class _Run:
         ]
         # In half of the runs: what others find must not depend on it.
         count = 1 if profile.plain_clients != 2 else 0
-        self._poisoners = [Poisoner(sim, f"x{i}", take(f"poison {i}")) for i in range(count)]
+        poisoners = [Poisoner(sim, f"x{i}", take(f"poison {i}")) for i in range(count)]
+        self._others: list[Client] = [
+            AbandonedConsumer(sim, "abandoned", take("abandoned")),
+            NewGroups(sim, "new", take("new groups")),
+            *poisoners,
+        ]
         self._admin = Administrator(sim, "admin", take("admin"), _GROUPS)
         self._limit_ms = settle_ms(profile)
+        self._answer_loss = take("answer loss").choice((0.0, 0.0, 0.05, 0.2))
 
     def drive(self) -> None:
         sim = self._sim
         nemesis = BrokerNemesis(sim, sim.seeds.take("nemesis"))
         sim.start()
-        clients: list[Client] = [*self._producers, *self._members, self._admin, *self._once, *self._pops]
-        clients += self._poisoners
+        clients: list[Client] = [
+            *self._producers,
+            *self._members,
+            self._admin,
+            *self._once,
+            *self._pops,
+            *self._others,
+        ]
         for client in clients:
             client.start()
-        nemesis.start()
-        sim.run_for(sim.profile.fault_phase_ms)
-        nemesis.is_stopped = True
-        sim.trace.add(sim.clock.now_ms, "--", "healing")
-        healed_ms = sim.clock.now_ms
-        sim.heal()
+        for is_last in (False, True):
+            self._break(nemesis)
+            healed_ms = sim.clock.now_ms
+            network = sim.network
+            faults = (network.loss, network.duplication, network.spike)
+            sim.heal()
+            if not is_last:
+                self._check_served()
+                network.loss, network.duplication, network.spike = faults
         for member in self._members:
             member.catches_up = True
         for consumer in self._pops:
@@ -139,17 +161,62 @@ class _Run:
         self._result.writable_ms = self._until("a writable master", lambda: bool(sim.writable()))
         before: dict[Client, int] = {c: c.completed for c in (*self._producers, *self._once)}
         self._until("progress", lambda: _stop_those_that_went_on(before))
-        writers: list[Client] = [*self._producers, *self._once, self._admin, *self._poisoners]
+        writers: list[Client] = [*self._producers, *self._once, self._admin, *self._others]
         for producer in writers:
             producer.is_stopped = True
         self._until("the last answers", lambda: all(c.is_idle for c in writers))
         self._until("everything consumed", self._all_consumed)
         self._until("everything delivered", self._all_delivered)
+        self._until("upkeep", self._is_kept_up)
         for reading in (*self._members, *self._pops):
             reading.is_stopped = True
         self._until("equal logs, all dispatched", sim.is_settled)
         self._result.heal_ms = sim.clock.now_ms - healed_ms
         self._check_end()
+
+    def _break(self, nemesis: BrokerNemesis) -> None:
+        """Half of the faults. Answers to clients are lost meanwhile, in some runs, whatever else works."""
+        sim = self._sim
+        sim.answer_loss = self._answer_loss
+        nemesis.is_stopped = False
+        nemesis.start()
+        sim.run_for(sim.profile.fault_phase_ms // 2)
+        nemesis.is_stopped = True
+        sim.answer_loss = 0.0
+        sim.trace.add(sim.clock.now_ms, "--", "healing")
+
+    def _check_served(self) -> None:
+        """Every group goes on in every queue: what was there is given, and what was held is done or comes
+        again, whatever answers were lost."""
+        sim, model = self._sim, self._sim.truth.delivery.model
+        self._until("a writable master", lambda: bool(sim.writable()))
+        for consumer in self._pops:
+            consumer.catches_up = True
+        queues = [(name, queue) for name, queue in sim.truth.queues.items() if name[0] == POPPED_TOPIC]
+        waiting = {
+            QueueKey(group.name, *name): (len(queue.messages), model.pops(QueueKey(group.name, *name)))
+            for name, queue in queues
+            for group in POP_GROUPS
+        }
+
+        def are_served() -> bool:
+            for key, (end, held) in list(waiting.items()):
+                if model.cursor(key) >= end and not held.items() & model.pops(key).items():
+                    del waiting[key]
+            return not waiting
+
+        self._until("group is served in every queue", are_served)
+        for consumer in self._pops:
+            consumer.catches_up = False
+
+    def _is_kept_up(self) -> bool:
+        """No message that was purged is pending, in any group."""
+        for broker in self._sim.writable():
+            for queue in broker.delivery_state.queues.values():
+                least, _ = broker.files.bounds(queue.key.topic, queue.key.queue_id)
+                if min(queue.pending, default=least) < least:
+                    return False
+        return True
 
     def _until(self, what: str, condition: Callable[[], bool]) -> int:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from random import Random
 from typing import TextIO, TypeVar, cast
 
@@ -21,6 +22,11 @@ from dledger.testing.sim_disk import CrashPoint
 
 T = TypeVar("T")
 
+#: What became of an answer at a broker: the broker, the answer, and whether it has reached the client.
+PassedOn = Callable[[SimBroker, T, bool], None]
+#: How often the node that passes an answer on gets to know what became of it.
+_PASSING_KNOWN = 0.8
+
 
 class NoAnswer(Exception):
     """The node is down, or the request or its answer was lost or late: nobody knows."""
@@ -32,6 +38,9 @@ class BrokerSimulation(Simulation):
     def __init__(self, profile: Profile, *, seed: int = 0, sink: TextIO | None = None) -> None:
         self.truth = LogTruth()
         self.dead: list[SimBroker] = []  # kept, so that nothing of them ends in the middle of a run
+        self.answer_loss = (
+            0.0  # of answers to clients, beside what the network loses: it was done all the same
+        )
         self._opened: dict[int, tuple[str, int]] = {}  # by term: node and role_epoch of the writable broker
         super().__init__(profile, seed=seed, sink=sink)
         self.client_rng = self.seeds.take("clients")
@@ -91,8 +100,17 @@ class BrokerSimulation(Simulation):
 
     # -- clients
 
-    async def ask(self, node_id: str, request: Callable[[SimBroker], Awaitable[T]], timeout_ms: int) -> T:
-        """A request to the broker of a node, on the client loop. Errors of the broker; NoAnswer."""
+    async def ask(
+        self,
+        node_id: str,
+        request: Callable[[SimBroker], Awaitable[T]],
+        timeout_ms: int,
+        passed_on: PassedOn[T] | None = None,
+    ) -> T:
+        """A request to the broker of a node, on the client loop. Errors of the broker; NoAnswer.
+
+        `passed_on` is called at the broker with its answer when that is known to have reached the client, or
+        known not to; an answer may also be lost without anybody knowing."""
         rng, network = self.client_rng, self.network
         future: asyncio.Future[T] = self.client_loop.create_future()
         serving: list[asyncio.Task[T]] = []
@@ -113,16 +131,31 @@ class BrokerSimulation(Simulation):
 
             task = broker.loop.create_task(served())
             serving.append(task)
-            task.add_done_callback(leaves)
+            task.add_done_callback(lambda task: leaves(broker, task))
 
-        def leaves(task: asyncio.Task[T]) -> None:
+        def leaves(broker: SimBroker, task: asyncio.Task[T]) -> None:
             if task.cancelled():
                 return
             error = task.exception()
-            if rng.random() < network.loss:
-                return
             result = None if error is not None else task.result()
-            self.clock.after(network.delay_ms(), lambda: settle(result, error))
+            if rng.random() < network.loss or rng.random() < self.answer_loss:
+                became(broker, result, error, False)
+                return
+            self.clock.after(network.delay_ms(), lambda: arrives(broker, result, error))
+
+        def arrives(broker: SimBroker, result: T | None, error: BaseException | None) -> None:
+            is_in_time = not future.done()
+            settle(result, error)
+            became(broker, result, error, is_in_time)
+
+        def became(broker: SimBroker, result: T | None, error: BaseException | None, reached: bool) -> None:
+            if passed_on is not None and error is None and rng.random() < _PASSING_KNOWN:
+                told = partial(passed_on, broker, cast(T, result), reached)
+
+                def tell() -> None:
+                    broker.loop.call_soon(told)
+
+                broker.process.after(network.delay_ms(), tell)
 
         def settle(result: T | None, error: BaseException | None) -> None:
             if future.done():

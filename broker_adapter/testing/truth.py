@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from broker_adapter.api import QueueOffset, SendResult
 from broker_adapter.consume_queue_unit import FILLER_SIZE, MAX_FILLERS
-from broker_adapter.delivery.commands import DELIVERY_TOPIC
+from broker_adapter.delivery.commands import DELIVERY_TOPIC, QueueKey
 from broker_adapter.errors import StoredDataDamaged
 from broker_adapter.java_hash import tag_code
 from broker_adapter.message import Message, decode
@@ -108,10 +108,17 @@ class LogTruth:
         if message.topic == METADATA_TOPIC:
             self._command(index, message)
         elif message.topic == DELIVERY_TOPIC:
-            self.delivery.model.put(index, message.store_timestamp, message.body, *self.groups.names)
+            self.delivery.command(message.body)
+            self.delivery.model.put(index, message.store_timestamp, message.body, self._first_offset)
         else:
             self._message(entry, message)
             self.delivery.message(message)
+
+    def _first_offset(self, key: QueueKey) -> int | None:
+        groups, topics = self.groups.names
+        if key.group not in groups or key.topic not in topics:
+            return None
+        return self.groups.offsets(key.group).get((key.topic, key.queue_id), 0)
 
     def _command(self, index: int, message: Message) -> None:
         try:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 
 import pytest
 
-from broker_adapter.api import QueueOffset
+from broker_adapter.api import QueueOffset, TopicConfig
 from broker_adapter.delivery import image
 from broker_adapter.delivery.commands import (
     Ack,
+    Bury,
     Change,
     ChangeKind,
     Checked,
@@ -17,22 +19,38 @@ from broker_adapter.delivery.commands import (
     Element,
     End,
     Ending,
+    Fold,
     Hold,
     HoldKind,
+    PassedOn,
     Pop,
     Popped,
+    Purged,
     QueueKey,
     Sent,
     SentId,
 )
+from broker_adapter.delivery.handles import id_digest
 from broker_adapter.delivery.queue_state import Held
 from broker_adapter.delivery.records import encode
 from broker_adapter.delivery.state import DeliveryState
-from broker_adapter.metadata.commands import Command, DeleteGroup, DeleteTopic, ResetOffsets
+from broker_adapter.metadata.commands import Command, DeleteGroup, DeleteTopic, PutTopic, ResetOffsets
 from broker_adapter.testing.delivery_model import DeliveryModel, look_at_delivery
 
 KEYS = [QueueKey(group, topic, queue) for group in "gh" for topic in "tu" for queue in (0, 1)]
 ID = bytes(range(16))
+
+
+def first_offset(key: QueueKey) -> int:
+    """Where a group begins in a queue that is new to it: a point of view of this test."""
+    return 4 * key.queue_id
+
+
+def new_state(outcomes: list[object]) -> DeliveryState:
+    return DeliveryState(
+        on_outcomes=lambda _, some: outcomes.extend(some),
+        first_offset=lambda *key: first_offset(QueueKey(*key)),
+    )
 
 
 class Twins:
@@ -41,7 +59,7 @@ class Twins:
     def __init__(self, rng: Random) -> None:
         self.rng = rng
         self.outcomes: list[object] = []
-        self.state = DeliveryState(on_outcomes=lambda _, outcomes: self.outcomes.extend(outcomes))
+        self.state = new_state(self.outcomes)
         self.model = DeliveryModel()
         self.index = 0
         self.now_ms = 1_000_000
@@ -57,15 +75,23 @@ class Twins:
         else:
             body = encode([self.element() for _ in range(rng.randint(1, 5))], ID)
             self.state.apply(self.index, self.now_ms, body)
-            self.model.put(self.index, self.now_ms, body, {"g", "h"}, {"t", "u"})
+            self.model.put(self.index, self.now_ms, body, first_offset)
         assert look_at_delivery(self.state) == self.model.look()
         held = {(queue.key, at) for queue in self.state.queues.values() for at in queue.pending}
         assert self.state.pending_count == len(held)
-        owned = [one[:2] for owner in self.state.owners() for one in self.state.held_by(owner)]
+        owned = [
+            (queue.key, at)
+            for owner in self.state.owners()
+            for queue in self.state.queues_of(owner)
+            for at in queue.held_by(owner)
+        ]
         assert sorted(owned) == sorted(held)
+        by_group = Counter(key.group for key, _ in held)
+        assert {group: self.state.pending_of(group) for group in "gh"} == {g: by_group[g] for g in "gh"}
         for queue in self.state.queues.values():
             times = [one.until_ms for one in queue.pending.values()]
             assert queue.next_expiry() == min(times, default=None)
+            assert queue.latest_expiry() == max(times, default=None)
             over = sorted(at for at, one in queue.pending.items() if one.until_ms <= self.now_ms)
             assert sorted(at for at, _ in queue.expired(self.now_ms, 1000)) == over
 
@@ -73,7 +99,10 @@ class Twins:
         key, offset = self.rng.choice(KEYS), self.rng.randint(0, 30)
         # The model is told that what was acknowledged may come again.
         reset = ResetOffsets(key.group, (QueueOffset(key.topic, key.queue_id, offset),))
-        command: Command = self.rng.choice((reset, DeleteGroup(key.group), DeleteTopic(key.topic)))
+        put = PutTopic(TopicConfig(key.topic))  # a new one
+        command: Command = self.rng.choice((reset, DeleteGroup(key.group), DeleteTopic(key.topic), put))
+        if isinstance(command, DeleteTopic | PutTopic):
+            self.state.topic_cut(key.topic)
         self.state.metadata_changed(command)
         self.model.metadata(self.index, command, True)
         self.model.acked.clear()
@@ -90,7 +119,7 @@ class Twins:
         if dice < 0.6:
             return Ack(key, offset, pop)
         if dice < 0.65:
-            return Drop(key, offset, pop)
+            return self.rare(key, offset, pop)
         if dice < 0.8:
             return Change(key, offset, pop, rng.choice((0, 10, 500)), rng.choice(list(ChangeKind)))
         if dice < 0.85:
@@ -105,6 +134,19 @@ class Twins:
         self._ended.add(holds[0])
         return End(holds[0], rng.choice(list(Ending)))
 
+    def rare(self, key: QueueKey, offset: int, pop: int) -> Element:
+        rng = self.rng
+        dice = rng.randint(0, 4)
+        if dice == 0:
+            return Drop(key, offset, pop)
+        if dice == 1:
+            return Bury(key, offset, pop, rng.choice((0, 100)))
+        if dice == 2:
+            return PassedOn(key, pop, (offset, offset + 1))
+        if dice == 3:
+            return Purged(key.topic, key.queue_id, offset + rng.randint(0, 2))
+        return Fold(key, rng.choice((0, 200)), rng.randint(1, 3))
+
     def pop(self, key: QueueKey, cursor: int, pending: list[tuple[int, Held]]) -> Pop:
         rng = self.rng
         begin = cursor if rng.random() < 0.8 else max(0, cursor - 1)
@@ -115,11 +157,14 @@ class Twins:
         repeats = bool(attempt) and rng.random() < 0.2
         if repeats:
             begin, end, fresh = 0, 0, ()
-        return Pop(key, "c", attempt, rng.choice((10, 400)), True, False, repeats, begin, end, fresh, again)
+        pop = Pop(key, "c", attempt, rng.choice((10, 400)), True, False, repeats, begin, end, fresh, again)
+        return pop._replace(
+            client_id=rng.choice("cd"), renews=rng.random() < 0.5, first_from_state=rng.random() < 0.5
+        )
 
     def digest(self) -> bytes:
         self._digests += 1
-        return self._digests.to_bytes(16, "big")
+        return id_digest(self.rng.choice("tu"), str(self._digests))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -129,7 +174,7 @@ def test_the_state_is_that_of_the_model(seed: int) -> None:
         twins.step()
         if twins.rng.random() < 0.05:
             saved = image.save(twins.state)
-            other = DeliveryState(on_outcomes=lambda _, outcomes: twins.outcomes.extend(outcomes))
+            other = new_state(twins.outcomes)
             image.load(other, saved)
             assert image.save(other) == saved
             twins.state = other

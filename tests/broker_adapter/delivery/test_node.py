@@ -342,6 +342,7 @@ async def test_a_move_to_the_dead_letters_that_ends_early_keeps_nothing_back(
         may_go.set()
         await asyncio.gather(burying, return_exceptions=True)
 
+        await until(lambda: program.metadata.topic("%DLQ%g") is not None)
         found: list[str] = []
         async with asyncio.timeout(60):
             while len(found) < 3:

@@ -8,6 +8,7 @@ from broker_adapter.api import TopicConfig
 from broker_adapter.delivery import image
 from broker_adapter.delivery.commands import (
     Ack,
+    Bury,
     Change,
     ChangeKind,
     Checked,
@@ -15,9 +16,12 @@ from broker_adapter.delivery.commands import (
     Element,
     End,
     Ending,
+    Fold,
     Hold,
     HoldKind,
+    PassedOn,
     Pop,
+    Purged,
     QueueKey,
     Sent,
     SentId,
@@ -48,6 +52,12 @@ ELEMENTS: list[Element] = [
     HOLD,
     End(7, Ending.RECALLED),
     Checked(8, 9),
+    Bury(KEY, 1, 2, 3),
+    PassedOn(KEY, 7, (1, 3)),
+    PassedOn(KEY, 7, ()),
+    Purged("t", 4, 99),
+    Fold(KEY, 60_000, 9),
+    Pop(KEY, "c", "", 1, False, False, False, 0, 0, (), (), True),
 ]
 
 
@@ -130,6 +140,24 @@ def test_every_flipped_byte_of_an_image_is_found_and_leaves_the_empty_state() ->
         with pytest.raises(StoredDataDamaged):
             image.load(state, saved[:at] + bytes((saved[at] ^ 1,)) + saved[at + 1 :])
         assert image.save(state) == image.save(DeliveryState())
+
+
+#: What `filled()` was saved as by version 1.
+FIRST_IMAGE = (
+    "4444534901bdd80872000000000000000500000004000167000174000163000161000000010000000000000001000000"
+    "0200000000000000030000000200000000000000000000000000040000000000000000041a0000000100000002000000"
+    "030100000000000003e800000000000000020000000000040000000000000000041a0000000100000002000000030100"
+    "000000000003e80000000100000000000500000000000000000063000000000000005f44440100000000000000000000"
+    "0000000000000003000174000269640006636c69656e74060000003601000000000001000000000000006300010002ff"
+    "ffffff00000004000000000000000500087f000001000000020000000470017602620000000100000000000400010100"
+    "000000000003e90000000164646464646464646464646464646464ffffffff000000000004000100000000000003e8"
+)
+
+
+def test_an_image_of_the_first_version_is_taken() -> None:
+    state = DeliveryState()
+    image.load(state, bytes.fromhex(FIRST_IMAGE))
+    assert image.save(state) == image.save(filled())
 
 
 def test_an_image_from_before_there_was_delivery_is_taken() -> None:

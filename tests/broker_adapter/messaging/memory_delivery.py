@@ -83,6 +83,8 @@ class MemoryDelivery(DeliveryApi):
         self.begun: list[asyncio.Task[None]] = []
         self.released: list[tuple[str, str]] = []
         self.receives: list[tuple[str, str, int, int]] = []  # group, topic, invisible_ms, wait_ms
+        self.reached: list[bytes] = []  # bodies that were passed on
+        self.given_back: list[bytes] = []
         self.fail_with: BrokerError | None = None
         self.auto_create = True
         self.check_after_ms = 6_000
@@ -269,6 +271,12 @@ class MemoryDelivery(DeliveryApi):
         self._ask = ask
 
     # -- consumers
+
+    def passed_on(self, group: str, topic: str, deliveries: Sequence[Delivery]) -> None:
+        self.reached += [decode(one.record).body for one in deliveries]
+
+    def give_back(self, group: str, topic: str, deliveries: Sequence[Delivery]) -> None:
+        self.given_back += [decode(one.record).body for one in deliveries]
 
     async def receive(
         self,

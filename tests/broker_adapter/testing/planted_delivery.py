@@ -9,14 +9,20 @@ from typing import Any
 import pytest
 
 from broker_adapter import replicated_state
-from broker_adapter.delivery import image
-from broker_adapter.delivery.api import AckStatus
-from broker_adapter.delivery.committer import Done
+from broker_adapter.delivery import dead_letters, image
+from broker_adapter.delivery.api import AckStatus, Delivery
+from broker_adapter.delivery.commands import Drop, Pop, QueueKey
+from broker_adapter.delivery.committer import Done, Request
+from broker_adapter.delivery.dead_letters import DeadLetters
 from broker_adapter.delivery.holder import Holder
 from broker_adapter.delivery.queue_state import QueueDelivery
+from broker_adapter.delivery.receiver import Receiver
 from broker_adapter.delivery.sender import Sender
 from broker_adapter.delivery.service import DeliveryService
 from broker_adapter.delivery.state import DeliveryState
+from broker_adapter.delivery.upkeep import Upkeep
+from broker_adapter.message import decode
+from broker_adapter.topic_names import DEAD_LETTER_PREFIX
 
 
 def image_without_delivery(patch: pytest.MonkeyPatch) -> None:
@@ -77,3 +83,64 @@ def overdue_acks_count(patch: pytest.MonkeyPatch) -> None:
 def order_not_kept(patch: pytest.MonkeyPatch) -> None:
     """An orderly group gets more of a queue while something of it is held."""
     patch.setattr(QueueDelivery, "is_held", lambda *_: False)
+
+
+def lost_grants_renewed(patch: pytest.MonkeyPatch) -> None:
+    """What a receive has granted counts as passed on, whatever becomes of its answer."""
+
+    async def receive(self: DeliveryService, group: str, topic: str, **fields: Any) -> list[Delivery]:
+        found = await right(self, group, topic, **fields)
+        self.passed_on(group, topic, found)
+        return found
+
+    right = DeliveryService.receive
+    patch.setattr(DeliveryService, "receive", receive)
+
+
+def letters_stored_before_the_state_has_spoken(patch: pytest.MonkeyPatch) -> None:
+    """A message goes to the dead letters although it was acknowledged, or given again, in front of that."""
+
+    async def move(self: DeadLetters, key: QueueKey, offset: int, pop: int, record: bytes) -> bool:
+        topic = DEAD_LETTER_PREFIX + key.group
+        await self._make_topic(topic)
+        host = decode(record, verify_body=False).born_host
+        letter = dead_letters._letter(key.topic, record)
+        records = self._writer.records(topic, 0, [letter], born_host=host, is_moved=True)
+        await self._committer.submit(Request(queued=[records], elements=[Drop(key, offset, pop)]))
+        return True
+
+    patch.setattr(DeadLetters, "_move", move)
+
+
+def first_offset_of_the_proposer(patch: pytest.MonkeyPatch) -> None:
+    """A queue that is new to a group begins where the master believed that it does."""
+
+    def pop(self: Receiver, *given: Any) -> Pop:
+        return right(self, *given)._replace(first_from_state=False)
+
+    right = Receiver._pop
+    patch.setattr(Receiver, "_pop", pop)
+
+
+def one_group_takes_all_the_room(patch: pytest.MonkeyPatch) -> None:
+    """A group that is given messages and is done with none of them stops all others."""
+
+    def room(self: Receiver, group: str) -> int:
+        return self._limits.max_pending - self._state.pending_count
+
+    patch.setattr(Receiver, "_room", room)
+
+
+def purged_messages_stay_pending(patch: pytest.MonkeyPatch) -> None:
+    """What was purged takes room of the limits until its group receives again."""
+    patch.setattr(Upkeep, "look", lambda *_: None)
+
+
+def grants_without_an_end(patch: pytest.MonkeyPatch) -> None:
+    """What a client was given stays its own for hours, whether it has got it or not."""
+
+    def pop(self: Receiver, *given: Any) -> Pop:
+        return right(self, *given)._replace(invisible_ms=3_600_000)
+
+    right = Receiver._pop
+    patch.setattr(Receiver, "_pop", pop)

@@ -58,6 +58,12 @@ PLANTS: list[planted.Plant] = [
     planted_delivery.two_ends_of_a_held_message,
     planted_delivery.overdue_acks_count,
     planted_delivery.order_not_kept,
+    planted_delivery.lost_grants_renewed,
+    planted_delivery.letters_stored_before_the_state_has_spoken,
+    planted_delivery.first_offset_of_the_proposer,
+    planted_delivery.one_group_takes_all_the_room,
+    planted_delivery.purged_messages_stay_pending,
+    planted_delivery.grants_without_an_end,
 ]
 
 
