@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 
 from broker_adapter.delivery.api import AckStatus, Delivery, DeliveryApi
 from broker_adapter.errors import BrokerError, ReadFailed
@@ -42,7 +43,11 @@ class ConsumerCalls:
     ) -> AsyncGenerator[calls.ReceiveMessageResponse, None]:
         """Of any queue of the topic, whichever is named: consumers look at one queue at a time, some of them
         at the same one always."""
-        deliveries = await self._receive(request, context)
+        group = group_of(request.group, context.namespace)
+        topic = topic_of(request.message_queue.topic, context.namespace)
+        deliveries = await self._receive(group, topic, request, context)
+        if deliveries and context.passage is not None:
+            context.passage.then(partial(self._passed_on, group, topic, deliveries))
         if deliveries:
             yield calls.ReceiveMessageResponse(status=ok())
         else:
@@ -55,6 +60,9 @@ class ConsumerCalls:
             message = delivered_message(delivery, request.message_queue.topic, now_ms)
             yield calls.ReceiveMessageResponse(message=message)
         yield calls.ReceiveMessageResponse(delivery_timestamp=timestamp(now_ms))
+
+    def _passed_on(self, group: str, topic: str, deliveries: Sequence[Delivery], is_passed_on: bool) -> None:
+        (self._delivery.passed_on if is_passed_on else self._delivery.give_back)(group, topic, deliveries)
 
     async def ack_message(
         self, request: calls.AckMessageRequest, context: CallContext
@@ -110,14 +118,16 @@ class ConsumerCalls:
             status = status_or_raise(error, Code.INVALID_RECEIPT_HANDLE)
         return calls.ForwardMessageToDeadLetterQueueResponse(status=status)
 
-    async def _receive(self, request: calls.ReceiveMessageRequest, context: CallContext) -> list[Delivery]:
+    async def _receive(
+        self, group: str, topic: str, request: calls.ReceiveMessageRequest, context: CallContext
+    ) -> list[Delivery]:
         if len(request.attempt_id) > _MAX_ATTEMPT_ID_LENGTH:
             raise Rejected(Code.BAD_REQUEST, f"an attempt id of {len(request.attempt_id)} characters")
         if request.batch_size < 1:
             raise Rejected(Code.BAD_REQUEST, f"batch size {request.batch_size} is less than 1")
         return await self._delivery.receive(
-            group_of(request.group, context.namespace),
-            topic_of(request.message_queue.topic, context.namespace),
+            group,
+            topic,
             client_id=context.client_id,
             wanted=filter_of(request.filter_expression),
             max_messages=min(request.batch_size, MAX_RECEIVED),

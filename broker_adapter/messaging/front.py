@@ -19,7 +19,7 @@ from broker_adapter.messaging.access.guard import Guard
 from broker_adapter.messaging.client_calls import RouteCalls
 from broker_adapter.messaging.client_settings import ServerLimits
 from broker_adapter.messaging.clients import ClientStreams
-from broker_adapter.messaging.context import NODE_JS, NODE_PORT, CallContext
+from broker_adapter.messaging.context import NODE_JS, NODE_PORT, CallContext, Passage
 from broker_adapter.messaging.directory import Directory
 from broker_adapter.messaging.handlers import Answering, parse, refusal, refused
 from broker_adapter.messaging.methods import END_TRANSACTION, METHODS, QUERY_ROUTE, SERVICE_NAME, TELEMETRY
@@ -209,8 +209,9 @@ class MessagingService:
 
     def _stream(self, method: str, listener: str) -> Callable[[bytes, Context], AsyncIterator[bytes]]:
         async def behaviour(request: bytes, context: Context) -> AsyncIterator[bytes]:
+            passage = Passage()
             try:
-                call = self._admitted(method, request, context, listener)
+                call = self._admitted(method, request, context, listener)._replace(passage=passage)
                 async with aclosing(self._answering.stream(method, request, call)) as answers:
                     with self._receives.taking():
                         first = await self._until_leaving(anext(answers))
@@ -220,8 +221,11 @@ class MessagingService:
                     yield first
                     async for answer in answers:
                         yield answer
+                passage.settle(True)  # whoever wrote the last one has come back for more
             except Exception as error:
                 yield refused(method, error, request)
+            finally:  # gRPC lets go of this when the call is over, however that came
+                passage.settle(False)
 
         return behaviour
 

@@ -7,18 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromNode(_message.Message):
-    __slots__ = ("hello", "calls", "cancelled", "clients", "gone")
+    __slots__ = ("hello", "calls", "cancelled", "clients", "gone", "passed_on")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
+    PASSED_ON_FIELD_NUMBER: _ClassVar[int]
     hello: ForwardHello
     calls: _containers.RepeatedCompositeFieldContainer[ForwardedCall]
     cancelled: _containers.RepeatedScalarFieldContainer[int]
     clients: _containers.RepeatedCompositeFieldContainer[ConnectedClient]
     gone: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, hello: _Optional[_Union[ForwardHello, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[ForwardedCall, _Mapping]]] = ..., cancelled: _Optional[_Iterable[int]] = ..., clients: _Optional[_Iterable[_Union[ConnectedClient, _Mapping]]] = ..., gone: _Optional[_Iterable[str]] = ...) -> None: ...
+    passed_on: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, hello: _Optional[_Union[ForwardHello, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[ForwardedCall, _Mapping]]] = ..., cancelled: _Optional[_Iterable[int]] = ..., clients: _Optional[_Iterable[_Union[ConnectedClient, _Mapping]]] = ..., gone: _Optional[_Iterable[str]] = ..., passed_on: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FromMaster(_message.Message):
     __slots__ = ("welcome", "answers", "commands", "is_writable")
@@ -33,18 +35,20 @@ class FromMaster(_message.Message):
     def __init__(self, welcome: _Optional[_Union[ForwardWelcome, _Mapping]] = ..., answers: _Optional[_Iterable[_Union[ForwardedAnswer, _Mapping]]] = ..., commands: _Optional[_Iterable[_Union[ClientCommand, _Mapping]]] = ..., is_writable: bool = ...) -> None: ...
 
 class ForwardHello(_message.Message):
-    __slots__ = ("version", "cluster_id", "group", "node_id", "remote_id")
+    __slots__ = ("version", "cluster_id", "group", "node_id", "remote_id", "tells_passed_on")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     REMOTE_ID_FIELD_NUMBER: _ClassVar[int]
+    TELLS_PASSED_ON_FIELD_NUMBER: _ClassVar[int]
     version: int
     cluster_id: str
     group: str
     node_id: str
     remote_id: str
-    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., remote_id: _Optional[str] = ...) -> None: ...
+    tells_passed_on: bool
+    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., remote_id: _Optional[str] = ..., tells_passed_on: bool = ...) -> None: ...
 
 class ForwardWelcome(_message.Message):
     __slots__ = ("code", "message")

@@ -84,6 +84,10 @@ class _Told(_Call):
         self._tell(self)
 
 
+def _add_end(call_id: int, is_passed_on: bool, frame: pb.FromNode) -> None:
+    (frame.passed_on if is_passed_on else frame.cancelled).append(call_id)
+
+
 class MasterLink:
     """Answers as `Answering` does, once it `is_writable`. One object for one stream: `run` serves it to its
     end.
@@ -152,21 +156,29 @@ class MasterLink:
         return PutIndeterminate(Status.OUTCOME_UNKNOWN, f"{self.node_id} has answered nothing")
 
     async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
-        """An end before the last answer is none to the caller: what he has got is as good as before."""
+        """BrokerError also after the first answer: who asked has not got all that the master has given. The
+        master is told what became of the answers."""
         call = _Call(len(request))
         call_id = self._take_up(call, method, request, context)
-        is_first = True
+        is_taken = False
         try:
             while (answer := await call.next()) is not None:
                 self.bytes -= len(answer)
                 call.size -= len(answer)
                 yield answer
-                is_first = False
-        except BrokerError:
-            if is_first:
-                raise
+            is_taken = True
         finally:
             self._end(call_id, call)
+            if call.is_complete:
+                if is_taken and context.passage is not None:
+                    context.passage.then(partial(self._tell_end, call_id))
+                else:
+                    self._tell_end(call_id, is_passed_on=is_taken)
+
+    def _tell_end(self, call_id: int, is_passed_on: bool) -> None:
+        """The master, of a call that it has answered to its end."""
+        if not self._is_over:
+            self._outbox.put(0, partial(_add_end, call_id, is_passed_on))
 
     def _take_up(self, call: _Call, method: str, request: bytes, context: CallContext) -> int:
         """The number of the call."""

@@ -34,6 +34,7 @@ class Members:
             group=config.group,
             node_id=config.node_id,
             remote_id=remote_id,
+            tells_passed_on=True,
         )
 
     def check(self, hello: pb.ForwardHello, auth_context: Mapping[str, Iterable[bytes]]) -> str:

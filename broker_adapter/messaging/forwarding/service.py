@@ -13,7 +13,7 @@ import grpc.aio
 
 from broker_adapter.errors import BrokerError, Busy, IllegalMessage, Status, error_for
 from broker_adapter.messaging.connected import ConnectedClients, RemoteClients
-from broker_adapter.messaging.context import CallContext
+from broker_adapter.messaging.context import CallContext, Passage
 from broker_adapter.messaging.forwarding.frames import (
     SERVICE,
     Outbox,
@@ -92,7 +92,13 @@ class ForwardService:
             await context.write(pb.FromMaster(welcome=welcome))
             return
         await context.write(pb.FromMaster(welcome=pb.ForwardWelcome(), is_writable=self._is_writable()))
-        node = _NodeStream(node_id, self._answering, self._is_writable, self._max_calls)
+        node = _NodeStream(
+            node_id,
+            self._answering,
+            self._is_writable,
+            self._max_calls,
+            waits_for_ends=hello.hello.tells_passed_on,
+        )
         self._nodes.add(node)
         self._connected.add(node.clients)
         try:
@@ -108,13 +114,22 @@ class _NodeStream:
     messages ends with it."""
 
     def __init__(
-        self, node_id: str, answering: Answering, is_writable: Callable[[], bool], max_calls: int
+        self,
+        node_id: str,
+        answering: Answering,
+        is_writable: Callable[[], bool],
+        max_calls: int,
+        *,
+        waits_for_ends: bool,
     ) -> None:
+        """`waits_for_ends`: the node says of calls with several answers when it has passed all of them on."""
         self.node_id = node_id
         self.clients = RemoteClients(self._tell)
         self.unary: set[asyncio.Task[None]] = set()
         self._begun = 0  # calls without a task
         self._streams: dict[int, asyncio.Task[None]] = {}
+        self._waits_for_ends = waits_for_ends
+        self._passed_on: dict[int, asyncio.Future[None]] = {}  # calls that were answered to their end
         self._answering = answering
         self._is_writable = is_writable
         self._max_calls = max_calls
@@ -160,6 +175,9 @@ class _NodeStream:
                 self.clients.said(clients_from_pb(frame.clients), frame.gone)
             for call in frame.calls:
                 self._begin(call)
+            for call_id in frame.passed_on:
+                if (passed_on := self._passed_on.get(call_id)) is not None and not passed_on.done():
+                    passed_on.set_result(None)
             for call_id in frame.cancelled:
                 if (task := self._streams.get(call_id)) is not None:
                     task.cancel()
@@ -224,20 +242,23 @@ class _NodeStream:
             self._answer(call, answer, is_last=True)
 
     async def _stream(self, call: pb.ForwardedCall) -> None:
-        has_begun = False
+        passage = Passage()
+        self._passed_on[call.id] = passed_on = asyncio.get_running_loop().create_future()
         try:
-            context = context_from_pb(call.context)
+            context = context_from_pb(call.context)._replace(passage=passage)
             async with aclosing(self._answering.stream(call.method, call.request, context)) as answers:
                 async for answer in answers:
                     await self._outbox.room(_MUCH)
                     self._answer(call, answer, is_last=False)
-                    has_begun = True
+            self._outbox.put(0, lambda frame: frame.answers.add(id=call.id, is_last=True))
+            if self._waits_for_ends:
+                await passed_on
+            passage.settle(True)
         except Exception as error:
-            if not has_begun:
-                self._failed(call, error)
-                return
-            _log.error("%s failed after its first answer", call.method, exc_info=error)
-        self._outbox.put(0, lambda frame: frame.answers.add(id=call.id, is_last=True))
+            self._failed(call, error)
+        finally:  # also when the caller has gone, or the stream to its node has broken
+            passage.settle(False)
+            del self._passed_on[call.id]
 
     def _failed(self, call: pb.ForwardedCall, error: Exception) -> None:
         if isinstance(error, BrokerError) and error.status in _TOLD:

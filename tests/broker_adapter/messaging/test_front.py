@@ -229,6 +229,32 @@ async def test_a_receive_of_a_client_that_has_gone_ends() -> None:
         await until(lambda: recorder.cancelled == 1 and w.service.waiting_receives == 0)
 
 
+async def test_what_a_client_has_got_was_passed_on() -> None:
+    async with world() as w:
+        await w.send(message(b"x"))
+        assert [one.body for one in await w.messages(auto_renew=True)] == [b"x"]
+        await until(lambda: w.delivery.reached == [b"x"])
+        assert w.delivery.given_back == []
+
+
+@pytest.mark.parametrize("way", ["hangs up", "misses its deadline"])
+async def test_what_a_client_has_not_got_to_its_end_is_given_back(way: str) -> None:
+    """It does not read: so much of the answer waits for it that the server cannot have written all."""
+    async with world() as w:
+        bodies = [b"%d" % number * (MAX_BODY - 100) for number in range(8)]
+        for number, body in enumerate(bodies):
+            await w.send(message(body, message_id=f"id-{number}"))
+        stream = w.channel.unary_stream(f"/{SERVICE_NAME}/ReceiveMessage")
+        timeout = 1.0 if way == "misses its deadline" else 30.0
+        request = receive_request(auto_renew=True).SerializeToString()
+        call = stream(request, metadata=tuple(HEADERS.items()), timeout=timeout)
+        await call.read()
+        if way == "hangs up":
+            call.cancel()
+        await until(lambda: sorted(w.delivery.given_back) == bodies)
+        assert w.delivery.reached == []
+
+
 async def test_before_the_end_calls_are_answered_and_receives_find_nothing() -> None:
     recorder = Recorder()
     recorder.may.clear()

@@ -12,7 +12,7 @@ import pytest
 from broker_adapter.errors import BrokerError, PutIndeterminate, Status, error_for
 from broker_adapter.messaging.clients import ClientInfo, ClientStreams
 from broker_adapter.messaging.connected import ConnectedClients
-from broker_adapter.messaging.context import CallContext
+from broker_adapter.messaging.context import CallContext, Passage
 from broker_adapter.messaging.forwarding.forwarder import Forwarder
 from broker_adapter.messaging.forwarding.frames import METHOD, Outbox
 from broker_adapter.messaging.forwarding.link import MasterLink
@@ -52,6 +52,7 @@ class Scripted:
         self.may = asyncio.Event()
         self.may.set()
         self.cancelled = 0
+        self.ends: list[bool] = []  # of streams: whether their answers were passed on
 
     async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
         self.seen.append((method, context))
@@ -76,6 +77,8 @@ class Scripted:
 
     async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
         self.seen.append((method, context))
+        if context.passage is not None:
+            context.passage.then(self.ends.append)
         try:
             while self.script:
                 found = self.script.pop(0)
@@ -401,13 +404,63 @@ async def test_streams_give_their_answers_one_by_one_and_end_at_the_master_too()
         await until(lambda: p.remote.cancelled == 1)
 
 
-async def test_a_stream_that_breaks_after_its_first_answer_just_ends() -> None:
+async def test_a_stream_that_breaks_after_its_first_answer_ends_with_an_error_and_was_not_passed_on() -> None:
     async with pair(b"1") as p:
         p.remote.may.clear()
         answers = p.forwarder.stream("ReceiveMessage", b"", CONTEXT)
         assert await anext(answers) == b"1"
         await p.restart()
-        assert [answer async for answer in answers] == []
+        with pytest.raises(BrokerError):
+            await anext(answers)
+        await until(lambda: p.remote.ends == [False])
+
+
+async def test_a_master_that_fails_after_its_first_answer_says_so() -> None:
+    async with pair(b"1", unknown()) as p:
+        answers = p.forwarder.stream("ReceiveMessage", b"", CONTEXT)
+        assert await anext(answers) == b"1"
+        with pytest.raises(BrokerError):
+            await anext(answers)
+        await until(lambda: p.remote.ends == [False])
+
+
+@pytest.mark.parametrize("is_passed_on", [True, False])
+async def test_the_master_hears_what_became_of_answers_that_it_has_given(is_passed_on: bool) -> None:
+    async with pair(b"1", b"2") as p:
+        passage = Passage()
+        answers = p.forwarder.stream("ReceiveMessage", b"", CONTEXT._replace(passage=passage))
+        assert [answer async for answer in answers] == [b"1", b"2"]
+        await p.unary()  # whatever the master was told before this it knows by now
+        assert p.remote.ends == []
+        passage.settle(is_passed_on)
+        await until(lambda: p.remote.ends == [is_passed_on])
+
+
+async def test_answers_that_nobody_took_were_not_passed_on() -> None:
+    async with pair(b"1", b"2") as p:
+        answers = p.forwarder.stream("ReceiveMessage", b"", CONTEXT)
+        async with aclosing(answers):
+            assert await anext(answers) == b"1"
+            await p.unary()  # all of them are here by now
+        await until(lambda: p.remote.ends == [False])
+
+
+async def test_a_node_that_does_not_tell_what_became_of_answers_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is of an older version."""
+
+    def hello(self: Members, remote_id: str) -> pb.ForwardHello:
+        found = right(self, remote_id)
+        found.tells_passed_on = False
+        return found
+
+    right = Members.hello
+    monkeypatch.setattr(Members, "hello", hello)
+    async with pair(b"1") as p:
+        answers = p.forwarder.stream("ReceiveMessage", b"", CONTEXT._replace(passage=Passage()))
+        assert [answer async for answer in answers] == [b"1"]
+        await until(lambda: p.remote.ends == [True])
 
 
 async def test_more_than_the_limit_is_refused() -> None:
