@@ -33,6 +33,7 @@ class Client:
         self.name = name
         self.rng = rng
         self.is_stopped = False
+        self.is_paused = False
         self.completed = 0
         self.is_idle = False  # has ended
         self._node = rng.choice(sim.profile.node_ids)
@@ -46,7 +47,8 @@ class Client:
 
     async def _run(self) -> None:
         while not self.is_stopped:
-            await self.work()
+            if not self.is_paused:
+                await self.work()
             await self.think()
         self.is_idle = True
 

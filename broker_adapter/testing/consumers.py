@@ -6,6 +6,7 @@ import asyncio
 from random import Random
 
 from broker_adapter.api import Assignment, PullResult, PullStatus, QueueOffset
+from broker_adapter.consume_queue_unit import FILLER_SIZE
 from broker_adapter.errors import GroupRefused, IllegalMessage
 from broker_adapter.testing.broker_node import SimBroker
 from broker_adapter.testing.clients import FAILURES, TAGS, TOPICS, Client
@@ -107,9 +108,12 @@ class Member(Client):
                 truth.pulled(node_id, queue, offset, result.next_offset, [])
                 self._next[queue] = result.next_offset
             case PullStatus.OFFSET_ILLEGAL if result.next_offset > offset:
-                first = truth.queue(queue).messages[result.next_offset - 1]
-                if first.physical_offset >= begin_pos:
-                    raise Violation("seen", f"{node_id} lets {queue} begin at {result.next_offset}: {first}")
+                passed_over = truth.queue(queue).messages[offset : result.next_offset]
+                there = [one for one in passed_over if one.size != FILLER_SIZE]
+                if there and there[-1].physical_offset >= begin_pos:
+                    raise Violation(
+                        "seen", f"{node_id} lets {queue} begin at {result.next_offset}: {there[-1]}"
+                    )
                 self._group.purged[queue] = max(self._group.purged.get(queue, 0), result.next_offset)
                 self._next[queue] = result.next_offset
                 self.sim.counts["purged before they were consumed"] += 1

@@ -192,6 +192,8 @@ class _Run:
         self._until("a writable master", lambda: bool(sim.writable()))
         for consumer in self._pops:
             consumer.catches_up = True
+        for producer in self._producers:
+            producer.is_paused = True  # some send more than is dispatched: others wait for that
         queues = [(name, queue) for name, queue in sim.truth.queues.items() if name[0] == POPPED_TOPIC]
         waiting = {
             QueueKey(group.name, *name): (len(queue.messages), model.pops(QueueKey(group.name, *name)))
@@ -205,9 +207,15 @@ class _Run:
                     del waiting[key]
             return not waiting
 
-        self._until("group is served in every queue", are_served)
+        try:
+            self._until("service for every group", are_served)
+        except Violation as error:
+            left = [(*key, end, model.cursor(key), held) for key, (end, held) in waiting.items()]
+            raise Violation(error.rule, f"{error.detail}; {left}") from None
         for consumer in self._pops:
             consumer.catches_up = False
+        for producer in self._producers:
+            producer.is_paused = False
 
     def _is_kept_up(self) -> bool:
         """No message that was purged is pending, in any group."""
