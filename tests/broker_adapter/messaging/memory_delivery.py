@@ -273,10 +273,14 @@ class MemoryDelivery(DeliveryApi):
     # -- consumers
 
     def passed_on(self, group: str, topic: str, deliveries: Sequence[Delivery]) -> None:
-        self.reached += [decode(one.record).body for one in deliveries]
+        self.reached += self._bodies(topic, deliveries)
 
     def give_back(self, group: str, topic: str, deliveries: Sequence[Delivery]) -> None:
-        self.given_back += [decode(one.record).body for one in deliveries]
+        self.given_back += self._bodies(topic, deliveries)
+
+    def _bodies(self, topic: str, deliveries: Sequence[Delivery]) -> list[bytes]:
+        queues = [self.queues[topic, one.queue_id] for one in deliveries]
+        return [decode(queue[one.queue_offset]).body for queue, one in zip(queues, deliveries, strict=True)]
 
     async def receive(
         self,
