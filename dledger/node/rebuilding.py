@@ -102,6 +102,12 @@ class Rebuilding:
         a state image behind them is committed."""
         self._purged_upto = max(self._purged_upto, last_index)
 
+    def lacks_entries(self) -> bool:
+        """Is anything damaged that others may need from a leader? Not what one of them has purged: a PURGE
+        of it is committed. This log begins behind it as soon as that is known here, and if this is the
+        longest log, it becomes known only by leading."""
+        return any(damage.last_index > self._purged_upto for damage in self._replica.store.damages)
+
     def truncated(self, last_index: int) -> None:
         """The log ends here now. A job that was to read more may have read what is gone."""
         self._noted_from = min(self._noted_from, last_index)

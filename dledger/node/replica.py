@@ -582,7 +582,7 @@ class Replica:
         """Rules 9 to 11: who may not lead, says so in time."""
         self._judged_pos = self.log_tail.pos
         state = self.admission.state
-        may_lead = not (self.store.damages or state.needs_image or state.is_rebuilding)
+        may_lead = not (self.rebuilding.lacks_entries() or state.needs_image or state.is_rebuilding)
         has_room = self.store.has_room
         owner, core = self.owner, self.core
         if (may_lead, has_room, owner) != (core.may_lead, core.has_room, core.owner):

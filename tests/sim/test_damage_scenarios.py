@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from dledger.core.messages import PushMessage
+from dledger.core.messages import Append, PushMessage
 from dledger.errors import Code, ReadFailed
 from dledger.node.shell import AppendOutcome
 from dledger.store.batch import Batch
@@ -243,6 +243,46 @@ def test_damage_that_all_others_have_purged_is_left_behind_for_their_image(on_di
     c.retry_all(victim)
     c.end()
     assert c.flips.check_all_repaired()
+
+
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+def test_the_longest_log_leads_with_damage_that_the_only_other_member_has_purged(on_disk: bool) -> None:
+    """It crashed before it carried the PURGE out, and does not know that this is committed: only its own
+    leadership can tell, as the other one has less of the log. The third one does not come back."""
+    c = Retaining(on_disk=on_disk, checkpoint_every_ms=1 << 40, scrub_every_ms=20)
+    gone = c.begin()
+    c.fill_files(6)
+    c.run_until(c.is_settled, limit_ms=SOON_MS)
+    longest, purger = c.others(gone)
+    batch = c.invariants.mirrors[longest].written.holding(c.session + 1)
+    assert batch is not None
+    replica = c.process(gone).replica
+    c.ask_purge(gone)
+    c.run_until(lambda: replica.retainer._purge_pending, limit_ms=SOON_MS)
+    purge = c.end_of(gone)
+    c.network.gate = lambda _source, target, message: (
+        not (target == purger and isinstance(message, Append) and message.last_index > purge)
+    )
+    c.process(longest).disk_factor = 10
+    c.write(gone, 2)
+    c.run_until(lambda: c.process(longest).store.durable_index > purge, limit_ms=SOON_MS)
+    c.crash(longest, CrashKind.PROCESS)
+    c.run_until(lambda: c.process(purger).store.begin_index > 0, limit_ms=SOON_MS)
+    c.crash(gone, CrashKind.PROCESS)
+    c.crash(purger, CrashKind.PROCESS)
+    is_there = c.nodes[longest].host.flip(batch, Random(1), is_down=True)
+    assert is_there is not None
+    c.flips.put(longest, batch, is_there)
+    c.network.gate = None
+    c.boot(longest)
+    c.boot(purger)
+    assert c.process(longest).store.begin_index == 0 and c.end_of(longest) > c.end_of(purger)
+    c.run_until(lambda: c.leader() == longest, limit_ms=SOON_MS)
+    assert c.counts["rebuilds behind damage that others have purged"] > 0
+    c.run_until(lambda: not c.process(longest).store.damages, limit_ms=SOON_MS)
+    assert c.process(longest).store.begin_index == c.process(purger).store.begin_index
+    c.retry_all(longest)
+    c.end()
 
 
 def test_every_byte_of_a_header_may_go_bad_while_the_node_is_down() -> None:
