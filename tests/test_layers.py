@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "dledger.status": {*_BASE, _STATUS_TYPES},
     "dledger.client": {*_BASE, _STATUS_TYPES, "dledger.rpc"},
     "dledger.node": {*_BASE, _STATUS_TYPES, "dledger.store", "dledger.rpc", "dledger.status"},
-    "dledger.testing": {*_BASE, _STATUS_TYPES, "dledger.store", "dledger.node"},
+    "dledger.testing": {*_BASE, _STATUS_TYPES, "dledger.store", "dledger.rpc", "dledger.node"},
     "dledger.cli": {
         *_BASE,
         _STATUS_TYPES,

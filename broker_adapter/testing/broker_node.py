@@ -35,7 +35,6 @@ from broker_adapter.testing.derived import ROOT, DerivedFiles, LateStage
 from broker_adapter.testing.machine import CheckedDispatcher
 from dledger import AppendOutcome, Assigned, NodeServer, Role
 from dledger.testing import Violation
-from dledger.testing.event_loop import virtual_loop
 from dledger.testing.owned_node import OwnedNode
 
 if TYPE_CHECKING:
@@ -93,7 +92,8 @@ class SimBroker:
         self._files = files
         self._rng = rng
         self._closing = False
-        self.loop = virtual_loop(process.after, process.now_ms, rng, when_idle=self._check_gate)
+        self.loop = process.loop
+        self.loop.when_idle = self._check_gate
         self.node = OwnedNode(process, self.loop, rng, SETTINGS.send_timeout_ms)
         self.delivery_state = DeliveryState(
             on_outcomes=self._on_outcomes, first_offset=lambda *queue: self.metadata.first_offset(*queue)
@@ -212,7 +212,7 @@ class SimBroker:
             self.loop.create_task(self._follow_purges())
 
         if self.process.alive:
-            self.process.post(lambda: self.loop.entered(begin))
+            self.process.post(begin)
 
     def role_changed(self, notice: RoleNotice) -> None:
         self.node.role_changed(notice)
@@ -221,8 +221,7 @@ class SimBroker:
         self.node.progressed()
 
     def died(self) -> None:
-        self.loop.die()
-        self._sim.dead.append(self)
+        pass
 
     def stop(self, done: Callable[[], None]) -> None:
         """As the program stops, before its node does. In a turn of the process."""

@@ -37,7 +37,6 @@ class BrokerSimulation(Simulation):
 
     def __init__(self, profile: Profile, *, seed: int = 0, sink: TextIO | None = None) -> None:
         self.truth = LogTruth()
-        self.dead: list[SimBroker] = []  # kept, so that nothing of them ends in the middle of a run
         self.answer_loss = (
             0.0  # of answers to clients, beside what the network loses: it was done all the same
         )

@@ -31,7 +31,7 @@ from dledger.core.messages import (
 from dledger.core.values import Role
 from dledger.errors import Code, DLedgerError, NotLeader, ReadFailed, StorageError
 from dledger.node.catch_up import CatchUp, Wanted
-from dledger.node.disk_worker import CheckpointJob, DiskWorker, HardStateReport, Report, StoredReport
+from dledger.node.disk_worker import CheckpointJob, HardStateReport, Report, StoredReport
 from dledger.node.inbound import Inbound
 from dledger.node.logs import get_logger
 from dledger.node.metrics import Histogram
@@ -66,6 +66,22 @@ class StateKeeper(Protocol):
     def committed(self) -> None: ...
 
 
+class DiskQueue(Protocol):
+    """The thread that writes; see dledger.node.disk_worker."""
+
+    @property
+    def fsync_began_ms(self) -> int | None: ...
+
+    @property
+    def checkpoint_waits(self) -> bool: ...
+
+    @property
+    def has_put_off(self) -> bool: ...
+
+    def submit(self, job: DiskJob) -> None: ...
+    def submit_checkpoint(self, job: CheckpointJob) -> None: ...
+
+
 class AsyncShell:
     """Implements dledger.node.shell.Shell, and the events of peers and disk. Wired once, before use."""
 
@@ -74,16 +90,19 @@ class AsyncShell:
         store: LogStore,
         addresses: Mapping[str, str],
         readable: ReadableLog,
-        readers: Executor,
+        readers: Executor | None,
         *,
         on_role: Callable[[RoleNotice], None],
         on_fatal: Callable[[DLedgerError], None],
         on_damage: Callable[[int], None],
         catch_up_bytes_per_second: int,
         yields_to: Histogram | None,
+        now_ms: Callable[[], int] = monotonic_ms,
     ) -> None:
-        """`on_damage`: an index that could not be read; called on the loop. `yields_to`: what appends of
-        clients take, which catching up yields to; None: it does not."""
+        """`readers` None: the loop has threads of its own. `on_damage`: an index that could not be read;
+        called on the loop. `yields_to`: what appends of clients take, which catching up yields to; None: it
+        does not. `now_ms`: the clock of the replica, which the loop's has to agree with."""
+        self._now_ms = now_ms
         self._on_damage = on_damage
         self._catch_up = CatchUp(addresses, catch_up_bytes_per_second, self._read_range, self._appends)
         self._yields_to = yields_to
@@ -107,7 +126,7 @@ class AsyncShell:
     def wire(
         self,
         replica: Replica,
-        worker: DiskWorker,
+        worker: DiskQueue,
         inbound: Inbound,
         links: Mapping[str, PeerLink],
         keeper: StateKeeper,
@@ -126,7 +145,7 @@ class AsyncShell:
     def run_ticks(self, period_ms: int, tick: Callable[[], None]) -> None:
         """From now on `tick`, which calls the one below, is called as often as the replica needs it."""
         due = partial(next_tick_ms, self._replica)
-        self.ticker = Ticker(period_ms, tick, due, now_ms=monotonic_ms, later=self._loop.call_later)
+        self.ticker = Ticker(period_ms, tick, due, now_ms=self._now_ms, later=self._loop.call_later)
         self.ticker.run()
 
     def tick(self) -> None:
@@ -138,7 +157,7 @@ class AsyncShell:
     def purge(self, before_index: int | None, age_ms: int) -> int:
         """The index before which entries may go now. NotLeader."""
         try:
-            return self._replica.purge_before(before_index, age_ms, monotonic_ms())
+            return self._replica.purge_before(before_index, age_ms, self._now_ms())
         except NotLeader as error:
             self._name_leader(error)
             raise
@@ -154,19 +173,14 @@ class AsyncShell:
         open_session: bool,
         timeout_ms: int,
     ) -> None:
-        if self._dead:
-            return
-        try:
-            self._replica.append(
-                monotonic_ms(),
-                token,
-                bodies,
-                session=session,
-                open_session=open_session,
-                timeout_ms=timeout_ms,
-            )
-        except Exception as error:
-            self._broken(error)
+        self._step(
+            self._replica.append,
+            token,
+            bodies,
+            session=session,
+            open_session=open_session,
+            timeout_ms=timeout_ms,
+        )
         self._want_flush()
 
     def append_batch(
@@ -180,7 +194,7 @@ class AsyncShell:
         """As `prepare`, and taken; answered later through `token.answer`, unless this raises."""
         if self._dead:
             raise NotLeader("this node has stopped")
-        now_ms = monotonic_ms()
+        now_ms = self._now_ms()
         try:
             batch, head, count = prepare(self._replica, sizes, fill, expected, now_ms)
         except DLedgerError as error:
@@ -265,11 +279,11 @@ class AsyncShell:
         self._flush_scheduled = False
         self._step(self._replica.flush)
 
-    def _step(self, work: Callable[..., None], *arguments: object) -> None:
+    def _step(self, work: Callable[..., None], *arguments: object, **options: object) -> None:
         if self._dead:
             return
         try:
-            work(monotonic_ms(), *arguments)
+            work(self._now_ms(), *arguments, **options)
         except Exception as error:
             self._broken(error)
         self.look_at_ticks()
@@ -320,7 +334,7 @@ class AsyncShell:
     def rebuild(self, job: RebuildJob) -> None:
         max_sessions = self._replica.config.limits.max_sessions
         reading = self._loop.run_in_executor(
-            self._readers, job.run, self._store, max_sessions, monotonic_ms()
+            self._readers, job.run, self._store, max_sessions, self._now_ms()
         )
         reading.add_done_callback(partial(self._log_read, job))
 

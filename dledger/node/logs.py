@@ -60,3 +60,9 @@ def _adding(context: Mapping[str, str]) -> Processor:
 
 def get_logger(name: str) -> Any:
     return structlog.get_logger(part=name)
+
+
+def silence_logging() -> None:
+    """For simulations, whose findings are in their traces; what somebody has configured stays as it is."""
+    if not structlog.is_configured():
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))

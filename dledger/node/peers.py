@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Protocol
 
 from dledger.core.messages import (
@@ -29,6 +31,9 @@ from dledger.rpc.ports import FetchedFrames
 _log = get_logger("peers")
 
 _MAX_CALLS = {Heartbeat: 8, VoteRequest: 4, TakeLeadership: 1, PositionRequest: 1}
+#: A vote leaves once it is durable. On a slow disk that takes longer than an election time-out, and it still
+#: counts then; of more questions than may be open the oldest gives way.
+_VOTE_WITHIN_S = 5.0
 _BACKOFF_MIN_S = 0.05
 _BACKOFF_MAX_S = 0.5
 #: A stream that lived for so long was a good one: it is opened again at once.
@@ -66,7 +71,7 @@ class PeerLink:
         self._role_epoch = role_epoch
         self._stream_id = 0  # of the newest stream
         self._timeout_s = call_timeout_ms / 1000
-        self._calls: dict[type, int] = dict.fromkeys(_MAX_CALLS, 0)
+        self._calls: dict[type, deque[asyncio.Task[None]]] = {kind: deque() for kind in _MAX_CALLS}
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeper: asyncio.Task[None] | None = None
         self._stream: PushStream | None = None
@@ -94,10 +99,14 @@ class PeerLink:
 
     def ask(self, message: Question) -> None:
         """Send a question; the answer comes as an event, or never."""
-        kind = type(message)
-        if not self._closed and self._calls[kind] < _MAX_CALLS[kind]:
-            self._calls[kind] += 1
-            self._spawn(self._ask(message))
+        calls, most = self._calls[type(message)], _MAX_CALLS[type(message)]
+        if self._closed or (len(calls) >= most and not isinstance(message, VoteRequest)):
+            return
+        if len(calls) >= most:
+            calls.popleft().cancel()
+        call = self._spawn(self._ask(message))
+        calls.append(call)
+        call.add_done_callback(partial(_forget, calls))
 
     def push(self, message: PushMessage, payload: bytes | memoryview | None) -> None:
         """Put a message on the stream it names, or nowhere if that is gone."""
@@ -141,8 +150,9 @@ class PeerLink:
         await self._client.close()
 
     async def _ask(self, message: Question) -> None:
+        within_s = _VOTE_WITHIN_S if isinstance(message, VoteRequest) else self._timeout_s
         try:
-            answer = await self._client.ask(message, self._timeout_s)
+            answer = await self._client.ask(message, within_s)
         except PeerTlsFailure as error:
             self._note_refusal(str(error))
             return
@@ -151,8 +161,6 @@ class PeerLink:
         except InvalidRequest as error:
             self._note_refusal(str(error))
             return
-        finally:
-            self._calls[type(message)] -= 1
         self._events.peer_answered(self.peer, answer)
 
     async def _keep_stream(self) -> None:
@@ -212,3 +220,8 @@ class PeerLink:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _forget(calls: deque[asyncio.Task[None]], call: asyncio.Task[None]) -> None:
+    if call in calls:
+        calls.remove(call)

@@ -100,7 +100,7 @@ class Care:
                 return
             answered = True
             if purged:
-                process.replica.purged_elsewhere(process.now_ms(), damage.last_index)
+                process.shell.purged_elsewhere(damage.last_index)
             if frames is None:
                 self._done()
                 return

@@ -13,6 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from dledger.errors import Code, StorageError
+from dledger.node.disk_worker import CheckpointJob, HardStateReport, Report, StoredReport
 from dledger.node.shell import DiskJob, HardStateJob, PurgeJob, ResetJob, TruncateJob, WriteJob
 
 if TYPE_CHECKING:
@@ -21,14 +22,6 @@ if TYPE_CHECKING:
 
 
 _HARMLESS = (Code.DISK_FULL, Code.DATA_DAMAGED)
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointJob:
-    """Store how far the log is committed, and the session table at an index."""
-
-    committed_index: int
-    sessions: tuple[int, bytes] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +44,9 @@ class DiskThread:
         self._queue: deque[Job] = deque()
         self._is_busy = False
         self._last_report_ms = 0
-        self.sync_began_ms: int | None = None  # of the job under way, on the simulation's clock
+        self._sync_began_ms: int | None = None  # of the job under way, on the simulation's clock
         self._purge_to: Base | None = None  # of a purge that a full disk has put off
+        self._checkpoint_is_due = False  # the last one found no room
 
     @property
     def is_idle(self) -> bool:
@@ -61,6 +55,18 @@ class DiskThread:
     @property
     def checkpoint_waits(self) -> bool:
         return any(isinstance(job, CheckpointJob) for job in self._queue)
+
+    @property
+    def has_put_off(self) -> bool:
+        return self._checkpoint_is_due or self._purge_to is not None
+
+    @property
+    def fsync_began_ms(self) -> int | None:
+        began = self._sync_began_ms
+        return None if began is None else self._process.at_ms(began)
+
+    def submit_checkpoint(self, job: CheckpointJob) -> None:
+        self.submit(job)
 
     def submit(self, job: Job) -> None:
         self._queue.append(job)
@@ -74,7 +80,7 @@ class DiskThread:
             self._is_busy = False
             return
         self._is_busy = True
-        self.sync_began_ms = self._process.sim.clock.now_ms
+        self._sync_began_ms = self._process.sim.clock.now_ms
         job = self._queue.popleft()
         group = [job]
         # Several queued writes may share one fdatasync, as a real shell's group commit does.
@@ -99,42 +105,42 @@ class DiskThread:
     def _finish(self, group: list[Job]) -> None:
         process = self._process
         job = group[-1]
-        self.sync_began_ms = None
+        self._sync_began_ms = None
         match job:
             case WriteJob():
                 process.store.sync()
                 process.sim.counts["fsyncs"] += 1
                 process.sim.invariants.synced(process.node_id)
                 last = job.batches[-1]
-                self._report_stored(job.generation, last.last_index, last.term)
+                self._report(StoredReport(job.generation, last.last_index, last.term))
             case TruncateJob():
                 process.sim.invariants.truncating(process.node_id, job.last_index)
                 process.store.truncate_after(job.last_index)
                 process.sim.invariants.truncated(process.node_id, job.last_index)
                 process.store.sync()
                 process.sim.invariants.synced(process.node_id)
-                self._report_stored(job.generation, job.last_index, job.term)
+                self._report(StoredReport(job.generation, job.last_index, job.term))
             case HardStateJob():
                 process.sim.invariants.hard_state_starts(process.node_id, job.hard_state)
                 process.store.save_hard_state(job.hard_state)
                 process.sim.invariants.hard_state_saved(process.node_id, job.hard_state)
-                number = job.number
-                self._report(lambda: process.replica.hard_state_saved(process.now_ms(), number))
+                self._report(HardStateReport(job.number))
             case ResetJob(generation, base):
                 self._purge_to = None
                 process.sim.invariants.resetting(process.node_id, base)
                 process.store.reset_to(base)
                 process.sim.invariants.reset(process.node_id)
-                self._report_stored(generation, base.index, base.term)
+                self._report(StoredReport(generation, base.index, base.term))
             case PurgeJob(base):
                 self._purge_to = base
             case CheckpointJob():
                 process.sim.counts["checkpoints"] += 1
                 committed, sessions = job.committed_index, job.sessions
-                self._unless_full(lambda: process.store.save_checkpoint(committed, sessions))
+                saved = self._unless_full(lambda: process.store.save_checkpoint(committed, sessions))
+                self._checkpoint_is_due = not saved
             case CallJob(work, done):
                 self._unless_full(work, _HARMLESS)
-                self._report(done)
+                self._later(done)
         if self._purge_to is not None:
             self._purge(self._purge_to)
         self._start()
@@ -158,11 +164,10 @@ class DiskThread:
             return False
         return True
 
-    def _report_stored(self, generation: int, last_index: int, term: int) -> None:
-        process = self._process
-        self._report(lambda: process.stored(generation, last_index, term))
+    def _report(self, report: Report) -> None:
+        self._later(lambda: self._process.shell.disk_reported(report))
 
-    def _report(self, action: Callable[[], None]) -> None:
+    def _later(self, action: Callable[[], None]) -> None:
         """The completion crosses to the loop, in order; the loop may be busy for a moment."""
         now_ms = self._process.sim.clock.now_ms
         self._last_report_ms = max(self._last_report_ms, now_ms + self._rng.choice((0, 0, 0, 1)))

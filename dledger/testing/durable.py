@@ -12,8 +12,6 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dledger.errors import ReadFailed, StorageError
-from dledger.node.readable import ReadableLog
-from dledger.node.shell import DiskJob, ResetJob, TruncateJob
 from dledger.node.state_feeder import StateFeeder
 from dledger.node.state_machine import Applied, AppliedEntry, DurableStateMachine
 from dledger.node.state_plan import Apply, Load, Piece, Replay, Save, StatePlan
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from dledger.testing.process import SimProcess
 
 RETRY_MS = 20
-_MAX_WAITERS = 1000
 
 
 class MachineFiles:
@@ -128,18 +125,12 @@ class StateThread:
         self._rng = rng
         self._feeder = StateFeeder(machine, process.store, rng.choice((1, 300, 1 << 20)))
         self._plan = StatePlan(replays=True)
-        self._readable: ReadableLog | None = None
+        self._is_started = False
         self._is_busy = False
 
     @property
     def applied(self) -> int:
         return self._plan.applied
-
-    @property
-    def readable(self) -> ReadableLog:
-        """Once the replica has started."""
-        assert self._readable is not None
-        return self._readable
 
     def recover(self) -> None:
         """Before there is a replica."""
@@ -155,32 +146,14 @@ class StateThread:
             self._truth.check(process.node_id, self.machine, found.index, process.store.base.index)
 
     def start(self) -> None:
-        store = self._process.store
-        committed = max(store.base.index, store.committed_checkpoint)
-        self._readable = ReadableLog(committed, store.end_index, _MAX_WAITERS)
-
-    def rebuilt(self) -> None:
+        """Once the log has been read for what is derived from it."""
+        self._is_started = True
         if self._needs_image():
             self._plan.forget()
         self._wake()
 
-    def submitted(self, job: DiskJob) -> None:
-        assert self._readable is not None
-        if isinstance(job, TruncateJob):
-            self._readable.truncating(job.generation, job.last_index)
-        elif isinstance(job, ResetJob):
-            self._readable.resetting(job.generation, job.base.index)
-            # As if a piece had just ended: what is named now is done while the old log is still there.
-            self._process.after(0, self._wake)
-
-    def stored(self, generation: int, last_index: int) -> None:
-        assert self._readable is not None
-        self._readable.stored(generation, last_index)
-        self._wake()
-
-    def committed(self, committed_index: int) -> None:
-        assert self._readable is not None
-        self._readable.committed(committed_index)
+    def committed(self) -> None:
+        """More can be read, or what can be read has changed."""
         self._wake()
 
     def save(self, image_index: int) -> None:
@@ -197,14 +170,14 @@ class StateThread:
     def _wake(self) -> None:
         """The loop has named a piece; the thread comes to it a little later."""
         self._process.progressed()
-        if self._is_busy or self._readable is None:
+        if self._is_busy or not self._is_started:
             return
         state = self._process.replica.admission.state
         if state.is_rebuilding:
             return
         piece = self._plan.next(
             self._process.store.base.index,
-            self._readable.index,
+            self._process.readable.index,
             state.newest_image,
             needs_image=state.needs_image,
         )
@@ -259,4 +232,4 @@ class StateThread:
             case Save(image_index):
                 self._truth.check(process.node_id, self.machine, image_index - 1, process.store.base.index)
                 state = feeder.save()
-                return lambda: process.replica.state_saved(process.now_ms(), image_index, state)
+                return lambda: process.shell.state_saved(image_index, state)

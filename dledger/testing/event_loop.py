@@ -7,12 +7,14 @@ paused and end when it dies; a turn may come late, and work for other threads is
 from __future__ import annotations
 
 import asyncio
+import heapq
 import inspect
 from asyncio import events
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
-from math import ceil
+from functools import partial
+from math import ceil, inf
 from random import Random
 from typing import Any, TypeVar
 
@@ -25,9 +27,32 @@ _THREAD_MS = (0, 0, 1, 4)
 _OTHERS_FIRST = 0.15
 
 
+class _Handle(asyncio.Handle):
+    """Without a context of its own: nothing that runs in the simulator keeps anything there."""
+
+    def __init__(  # it takes what the base class takes, and leaves out what is slow
+        self, callback: Callable[..., object], args: Sequence[Any], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+
+    def _run(self) -> None:
+        try:
+            self._callback(*self._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            self._loop.call_exception_handler({"message": f"in {self._callback}", "exception": error})
+
+
 class VirtualLoop(asyncio.AbstractEventLoop):
     """`after(ms, action)` runs an action later, `now_ms` is the monotonic clock. `when_idle` is called at the
-    end of each turn, outside of all coroutines: what it raises goes to the simulator."""
+    end of each turn, outside of all coroutines: what it raises goes to the simulator. So does what the work
+    of other threads raises, unless `on_thread`, which is given that work, catches it."""
 
     def __init__(
         self,
@@ -36,13 +61,18 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         rng: Random,
         *,
         when_idle: Callable[[], None] = lambda: None,
+        on_thread: Callable[[Callable[[], None]], None] = lambda work: work(),
     ) -> None:
+        self.when_idle = when_idle
         self._after = after
         self._now_ms = now_ms
         self._rng = rng
-        self._when_idle = when_idle
+        self._on_thread = on_thread
         self._ready: deque[asyncio.Handle] = deque()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers_made = 0  # breaks ties
+        self._alarm_at = inf  # the clock calls at this time
         self._turn_asked = False
         self._dead = False
         self._failure: BaseException | None = None
@@ -54,6 +84,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         loop is kept."""
         self._dead = True
         self._ready.clear()
+        self._timers.clear()
         for task in self._tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             coroutine = task.get_coro()
@@ -63,14 +94,24 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             ):
                 coroutine.close()  # it has not begun, and nobody forgot it
 
-    def entered(self, action: Callable[[], None]) -> None:
-        """Call something as if it were a callback of this loop."""
-        before = events._get_running_loop()
+    def fail(self, error: BaseException) -> None:
+        """A finding: it is raised at the end of the turn, outside of all coroutines."""
+        if not self._dead and self._failure is None:
+            self._failure = error
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def entered(self, action: Callable[[], object]) -> None:
+        """Call something as if it were a callback of this loop. One does not nest in another's."""
+        assert events._get_running_loop() is None, "turns do not nest"
         events._set_running_loop(self)
         try:
             action()
         finally:
-            events._set_running_loop(before)
+            events._set_running_loop(None)
 
     # -- asyncio
 
@@ -89,7 +130,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Handle(callback, args, self)
         if not self._dead:
             self._ready.append(handle)
             self._ask_for_turn()
@@ -109,18 +150,30 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-
-        def due() -> None:
-            if handle.cancelled() or self._dead:
-                return
-            if (left := self._ms_until(when)) > 0:  # this process's clock is a slow one
-                self._after(left, due)
-                return
-            self._ready.append(handle)
-            self._ask_for_turn()
-
-        self._after(max(0, self._ms_until(when)), due)
+        self._timers_made += 1
+        heapq.heappush(self._timers, (when, self._timers_made, handle))
+        self._set_alarm()
         return handle
+
+    def _set_alarm(self) -> None:
+        """For the first timer, unless the clock will call before."""
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if timers and timers[0][0] < self._alarm_at:
+            self._alarm_at = when = timers[0][0]
+            self._after(max(0, self._ms_until(when)), partial(self._on_alarm, when))
+
+    def _on_alarm(self, when: float) -> None:
+        if self._dead or when != self._alarm_at:
+            return  # there was an earlier one
+        self._alarm_at = inf
+        timers = self._timers
+        while timers and self._ms_until(timers[0][0]) <= 0:
+            self._ready.append(heapq.heappop(timers)[2])
+        if self._ready:
+            self._ask_for_turn()
+        self._set_alarm()
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """It is found out when it is due."""
@@ -143,22 +196,28 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         future: asyncio.Future[T] = self.create_future()
 
         def work() -> None:
-            if future.cancelled() or self._dead:
-                return
             try:
                 result = func(*args)
             except Exception as error:
-                future.set_exception(error)
+                if not self._dead:
+                    future.set_exception(error)
             else:
                 future.set_result(result)
 
-        self._after(self._rng.choice(_THREAD_MS), work)
+        def begin() -> None:
+            if not future.cancelled() and not self._dead:
+                self._on_thread(work)
+
+        self._after(self._rng.choice(_THREAD_MS), begin)
         return future
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """What a callback raises, or a task that nobody asks, is a finding."""
-        if not self._dead and self._failure is None:
-            self._failure = context.get("exception") or AssertionError(context["message"])
+        """What a callback raises, or a task that nobody asks, is a finding. A future that nobody asks any
+        more is none: whoever did has given up."""
+        future = context.get("future")
+        if future is not None and not isinstance(future, asyncio.Task):
+            return
+        self.fail(context.get("exception") or AssertionError(context["message"]))
 
     # -- inside
 
@@ -168,7 +227,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), AssertionError):
-            self._failure = self._failure or error  # a violation, whoever might have swallowed it
+            self.fail(error)  # a violation, whoever might have swallowed it
 
     def _ask_for_turn(self) -> None:
         if not self._turn_asked:
@@ -177,12 +236,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def _turn(self) -> None:
         self._turn_asked = False
-        self.entered(self._run_ready)
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+        if events._get_running_loop() is self:
+            self._run_ready()
+        else:
+            self.entered(self._run_ready)
+        self.raise_failure()
         if not self._dead:
-            self._when_idle()
+            self.when_idle()
 
     def _run_ready(self) -> None:
         """Iterations of the loop. Between two of them others may have their turns, as in a real one."""
@@ -208,6 +268,9 @@ def virtual_loop(
     rng: Random,
     *,
     when_idle: Callable[[], None] = lambda: None,
+    on_thread: Callable[[Callable[[], None]], None] = lambda work: work(),
 ) -> VirtualLoop:
     """A VirtualLoop. It has what coroutines need; sockets, signals and processes it has not."""
-    return VirtualLoop(after, now_ms, rng, when_idle=when_idle)  # type: ignore[abstract]
+    return VirtualLoop(  # type: ignore[abstract]
+        after, now_ms, rng, when_idle=when_idle, on_thread=on_thread
+    )

@@ -68,6 +68,7 @@ class Invariants:
         ] = {}  # (index, term) -> (chain, end of its batch)
         self._known: dict[tuple[int, int], Batch] = {}  # (last index, chain) -> batch
         self._seen: dict[tuple[str, int], _Seen] = {}  # by node and incarnation
+        self._looked_at: dict[str, tuple[object, ...]] = {}  # by node: what was checked last
 
     def committed_batch(self, index: int) -> Batch | None:
         """The committed batch that holds `index`."""
@@ -300,24 +301,38 @@ class Invariants:
     # -- after each step of a process
 
     def after_step(self, process: SimProcess) -> None:
-        core = process.replica.core
+        core, mirror = process.replica.core, self.mirrors[process.node_id]
+        view = mirror.view
+        looked_at = (
+            process.incarnation,
+            core.term,
+            core.hard_state.voted_for,
+            core.committed_index,
+            core.role_epoch,
+            core.log.end_index,
+            core.log.durable_index,
+            core.log.verified_index,
+            mirror.durable_index,
+            view.version,
+        )
+        if self._looked_at.get(process.node_id) == looked_at:
+            return  # most steps change nothing of this
+        self._looked_at[process.node_id] = looked_at
         new = _Seen(core.term, core.hard_state.voted_for, core.committed_index, core.role_epoch)
         life = (process.node_id, process.incarnation)
         old = self._seen.get(life)
         self._seen[life] = new
         if old is not None:
             self._check_backwards(process.node_id, old, new)
-        view = self.mirrors[process.node_id].view
         if not -1 <= core.committed_index <= max(view.end_index, core.log.end_index):
             raise Violation(
                 "committed <= end", f"{process.node_id}: {core.committed_index} of {view.end_index}"
             )
         # A base that was installed is committed elsewhere: it counts as durable before it is so here, too.
-        if core.log.durable_index > max(self.mirrors[process.node_id].durable_index, view.base.index):
+        if core.log.durable_index > max(mirror.durable_index, view.base.index):
             raise Violation(
                 "durable_index",
-                f"{process.node_id} believes {core.log.durable_index} durable,"
-                f" it is {self.mirrors[process.node_id].durable_index}",
+                f"{process.node_id} believes {core.log.durable_index} durable, it is {mirror.durable_index}",
             )
         for index in (core.log.durable_index, core.log.verified_index):
             if index <= view.end_index and not view.ends_at(index):

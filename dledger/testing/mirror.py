@@ -9,15 +9,20 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from dledger.core.values import NO_BASE, Base, HardState
 from dledger.store.batch import Batch
 
+_versions = count()
+
 
 class BatchLog:
-    """Batches in order, by the index of their last entries; those up to `base` are gone."""
+    """Batches in order, by the index of their last entries; those up to `base` are gone. `version` is another
+    one after each change, and no two logs have the same."""
 
     def __init__(self, batches: Sequence[Batch] = (), base: Base = NO_BASE) -> None:
+        self.version = next(_versions)
         self.base = base
         self.batches: list[Batch] = list(batches)
         self._lasts: list[int] = [b.last_index for b in self.batches]
@@ -31,11 +36,13 @@ class BatchLog:
         return self.batches[-1].term if self.batches else self.base.term
 
     def append(self, batch: Batch) -> None:
+        self.version = next(_versions)
         self.batches.append(batch)
         self._lasts.append(batch.last_index)
 
     def truncate_after(self, index: int) -> list[Batch]:
         """Cut, and return what was cut."""
+        self.version = next(_versions)
         keep = bisect_left(self._lasts, index + 1)
         cut = self.batches[keep:]
         del self.batches[keep:], self._lasts[keep:]
@@ -43,6 +50,7 @@ class BatchLog:
 
     def purge(self, base: Base) -> None:
         """Let go of what is not after `base`."""
+        self.version = next(_versions)
         if base.index > self.base.index:
             gone = bisect_left(self._lasts, base.index + 1)
             del self.batches[:gone], self._lasts[:gone]

@@ -1,18 +1,23 @@
-"""The network between simulated nodes: single messages, and push streams.
+"""The network between simulated nodes: calls, and push streams.
 
-Single messages (votes, heartbeats, transfers) are lost, delayed, repeated and overtake each other. Push
+Questions and answers (votes, heartbeats, transfers) are lost, delayed, repeated and overtake each other. Push
 streams keep their order, as TCP does, until they break; what is under way when one breaks may still arrive,
-and each end learns of the break at a time of its own.
+and each end learns of the break at a time of its own. What nodes make of both is their own code; see
+`peer_transport`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from dledger.core.messages import Goodbye, Message
+from dledger.core.messages import Message
+from dledger.errors import DLedgerError
+from dledger.rpc.peer_transport import Answer, PeerUnreachable, Question
 from dledger.testing.clock import VirtualClock
 from dledger.testing.profile import Profile
 from dledger.testing.trace import Trace
@@ -22,11 +27,16 @@ if TYPE_CHECKING:
 
 RETRANSMIT_MS = 15  # how often a stream over a link that is cut tries again
 
-Carried = tuple[Message, bytes | memoryview | None]
+Payload = bytes | memoryview | None
+#: A push or its answer; the incarnation of the follower, which it says first; None: the end.
+Carried = tuple[Message, Payload] | int | None
+#: Of a call.
+Outcome = Answer | DLedgerError | PeerUnreachable
+OnAnswer = Callable[[Outcome], None]
 
 
 class Network:
-    """Carries messages between the processes that `process_of` finds, over links that may be cut."""
+    """Carries calls and streams between the processes that `process_of` finds, over links that may be cut."""
 
     def __init__(
         self,
@@ -85,69 +95,80 @@ class Network:
             return rng.randint(0, self.profile.spike_max_ms)
         return rng.randint(self.profile.delay_min_ms, self.profile.delay_max_ms)
 
-    # -- single messages
+    # -- calls
 
-    def send(self, source: str, target: str, message: Message) -> None:
-        if self.gate is not None and not self.gate(source, target, message):
+    def ask(
+        self, source: SimProcess, target: str, message: Question, deadline_ms: int, on_answer: OnAnswer
+    ) -> None:
+        """Let a process answer a question. `on_answer` is called in a turn of the source: perhaps twice, or
+        never."""
+        if self._is_lost(source.node_id, target, message):
             return
+
+        def arrive() -> None:
+            process = self.process_of(target)
+            if self.is_cut(source.node_id, target):
+                self.counts["messages lost"] += 1
+            elif process is not None:
+                process.post(lambda: process.serve(source.node_id, message, deadline_ms, back))
+            else:
+                # A machine that is up says that nobody listens; one that is down says nothing.
+                self.counts["messages lost"] += 1
+                if self.rng.random() < 0.5:
+                    back(PeerUnreachable(f"{target} does not listen"))
+
+        def back(outcome: Outcome) -> None:
+            if not isinstance(outcome, DLedgerError | PeerUnreachable) and self._is_lost(
+                target, source.node_id, outcome
+            ):
+                return
+            self._fly(target, source.node_id, lambda: source.post(lambda: on_answer(outcome)))
+
+        self._fly(source.node_id, target, arrive)
+        if self.duplication and self.rng.random() < self.duplication:
+            self.counts["messages repeated"] += 1
+            self._fly(source.node_id, target, arrive)
+
+    def _is_lost(self, source: str, target: str, message: Message) -> bool:
+        if self.gate is not None and not self.gate(source, target, message):
+            return True
         if self.is_cut(source, target) or (self.loss and self.rng.random() < self.loss):
             self.counts["messages lost"] += 1
             self.trace.add(self.clock.now_ms, source, "lost ->", target, message)
-            return
-        self._fly(source, target, message)
-        if self.duplication and self.rng.random() < self.duplication:
-            self.counts["messages repeated"] += 1
-            self._fly(source, target, message)
+            return True
+        return False
 
-    def _fly(self, source: str, target: str, message: Message) -> None:
-        def arrive() -> None:
-            process = self.process_of(target)
-            if process is None or self.is_cut(source, target):
+    def _fly(self, source: str, target: str, arrive: Callable[[], None]) -> None:
+        def arrived() -> None:
+            if self.is_cut(source, target):
                 self.counts["messages lost"] += 1
-                return
-            process.deliver(source, message, None)
+            else:
+                arrive()
 
-        self.clock.after(self.delay_ms(), arrive)
+        self.clock.after(self.delay_ms(), arrived)
 
     # -- push streams
 
-    def open_stream(self, leader: SimProcess, peer: str, stream_id: int) -> None:
-        """Shake hands with `peer`; `leader.stream_opened` or `leader.stream_failed` says how it went."""
-
-        is_settled = [False]
-
-        def fail() -> None:
-            if not is_settled[0]:
-                is_settled[0] = True
-                leader.post(lambda: leader.stream_failed(peer, stream_id))
+    def connect(
+        self, leader: SimProcess, peer: str, stream_id: int, on_stream: Callable[[PushStream | None], None]
+    ) -> None:
+        """Begin a stream to `peer`. `on_stream` is called in a turn of the leader: None: not now."""
 
         def reach_follower() -> None:
             follower = self.process_of(peer)
-            if follower is None or self.is_cut(leader.node_id, peer):
-                self.clock.after(self.delay_ms(), fail)
+            is_cut = self.is_cut(leader.node_id, peer) or self.is_cut(peer, leader.node_id)
+            if follower is None or is_cut or not leader.alive:
+                leader.after(self.delay_ms(), lambda: on_stream(None))
                 return
             stream = PushStream(self, stream_id, leader, follower)
-            follower.post(lambda: accept(stream))
-
-        def accept(stream: PushStream) -> None:
-            if is_settled[0]:
-                return
-            stream.follower.inbound[leader.node_id, stream_id] = stream
             self.streams.append(stream)
-            self.clock.after(self.delay_ms(), lambda: reach_leader(stream))
-
-        def reach_leader(stream: PushStream) -> None:
-            if self.is_cut(peer, leader.node_id) or is_settled[0]:
-                stream.break_off(0, self.rng.randint(0, self.profile.keepalive_ms))
-            if stream.broken:
-                fail()
-                return
-            is_settled[0] = True
-            leader.post(lambda: leader.stream_opened(stream))
+            follower.post(lambda: follower.serve_push(stream))
+            leader.post(lambda: on_stream(stream))
+            # The follower's process may be stopped: a handshake has a time limit.
+            patience_ms = self.profile.keepalive_ms + self.profile.spike_max_ms
+            self.clock.after(patience_ms, lambda: None if stream.is_up else stream.break_off(0, 0))
 
         self.clock.after(self.delay_ms(), reach_follower)
-        # The follower's process may be stopped, or die before it answers: a handshake has a time limit.
-        self.clock.after(self.profile.keepalive_ms + self.profile.spike_max_ms, fail)
 
     def streams_between(self, one: str, other: str) -> list[PushStream]:
         pair = {one, other}
@@ -155,6 +176,45 @@ class Network:
 
     def streams_of(self, node_id: str) -> list[PushStream]:
         return [s for s in self.streams if node_id in (s.leader.node_id, s.follower.node_id)]
+
+
+class Broken(Exception):
+    """The stream has, and this end has noticed."""
+
+
+class StreamEnd:
+    """What has come to one end of a stream, until the process there reads it."""
+
+    def __init__(self, process: SimProcess) -> None:
+        self._process = process
+        self._items: deque[Carried] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        self.is_broken = False
+        self.is_ended = False  # the other end has said so
+
+    def put(self, item: Carried) -> None:
+        self._items.append(item)
+        self.is_ended = item is None
+        self._wake()
+
+    def notice(self, *, keeps: bool) -> None:
+        """The stream has broken. `keeps`: what has come, and is not read yet, can still be."""
+        self.is_broken = True
+        if not keeps:
+            self._items.clear()
+        self._wake()
+
+    async def read(self) -> Carried:
+        while not self._items:
+            if self.is_broken:
+                raise Broken
+            self._reader = self._process.loop.create_future()
+            await self._reader
+        return self._items.popleft()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
 
 class PushStream:
@@ -166,75 +226,66 @@ class PushStream:
         self.leader = leader
         self.follower = follower
         self.is_up = False  # the leader has been told
-        self.broken = False
-        self.said_goodbye = False  # ... and the follower has seen it
-        self.leader_knows = False  # of the break
-        self.follower_knows = False
+        self.broken = False  # or left by the leader
+        self.leader_end = StreamEnd(leader)
+        self.follower_end = StreamEnd(follower)
+        self.on_follower_notices: Callable[[], object] = lambda: None
         self._down = Lane(self, leader, follower)
         self._up = Lane(self, follower, leader)
 
-    def push(self, message: Message, payload: bytes | memoryview | None) -> None:
-        """Leader to follower."""
+    def push(self, carried: Carried) -> None:
+        """Leader to follower; None: the leader ends the stream, in order."""
         if not self.broken:
-            self._down.send((message, payload))
+            self._down.send(carried)
 
-    def answer(self, message: Message) -> None:
-        """Follower to leader."""
+    def answer(self, carried: Carried) -> None:
+        """Follower to leader; None: the follower's handler has returned."""
         if not self.broken:
-            self._up.send((message, None))
+            self._up.send(carried)
 
-    def finish(self) -> None:
-        """The leader closes the stream; the follower sees its end after all that was pushed."""
-        self.leader_knows = True
-        if not self.broken:
-            self._down.send(None)
+    def leave(self) -> None:
+        """The leader's call is over, in order or not: the follower's end is told, if it still serves."""
+        if self.broken:
+            return
+        network = self.network
+        if self.leader_end.is_ended:
+            self._drop()
+            return
+        is_cut = network.is_cut(self.leader.node_id, self.follower.node_id)
+        keepalive_ms = network.profile.keepalive_ms
+        self._break(None, network.rng.randint(0, keepalive_ms) if is_cut else network.delay_ms())
 
     def break_off(self, leader_after_ms: int | None, follower_after_ms: int | None) -> None:
         """The stream is dead; each end notices after so long (None: its process is gone)."""
-        if self.broken:
-            return
-        self.broken = True
+        if not self.broken:
+            self.network.counts["streams broken"] += 1
+            self._break(leader_after_ms, follower_after_ms)
+
+    def _break(self, leader_after_ms: int | None, follower_after_ms: int | None) -> None:
         network = self.network
-        network.counts["streams broken"] += 1
-        network.streams.remove(self)
+        self._drop()
         survives = network.rng.random() < network.profile.late_delivery
         self._down.break_off(survives)
         self._up.break_off(survives)
+        keeps = network.rng.random() < 0.5
         if leader_after_ms is not None:
-            network.clock.after(leader_after_ms, lambda: self.leader.post(self._leader_notices))
+            notice = partial(self.leader_end.notice, keeps=keeps)
+            network.clock.after(leader_after_ms, lambda: self.leader.post(notice))
         if follower_after_ms is not None:
-            network.clock.after(follower_after_ms, lambda: self.follower.post(self._follower_notices))
-
-    def _leader_notices(self) -> None:
-        if not self.leader_knows:
-            self.leader_knows = True
-            self.leader.stream_ended(self)
+            network.clock.after(
+                follower_after_ms, lambda: self.follower.post(lambda: self.on_follower_notices())
+            )
 
     def _follower_notices(self) -> None:
-        if self.follower_knows:
-            return
-        self.follower_knows = True
-        self.follower.inbound.pop((self.leader.node_id, self.stream_id), None)
-        if not self.said_goodbye:
-            self.follower.leader_stream_lost(self.leader.node_id, self.stream_id)
+        self.on_follower_notices()
 
-    def arrived(self, lane: Lane, carried: Carried | None) -> None:
+    def _drop(self) -> None:
+        self.broken = True
+        self.network.streams.remove(self)
+
+    def arrived(self, lane: Lane, carried: Carried) -> None:
         """One thing has come out of a lane, in a turn of the receiving process."""
-        if lane is self._up:
-            # Also after the leader has noticed the break: its handler may have had it in hand already.
-            self.leader.receive(self.follower.node_id, *(carried or (None, None)))
-            return
-        if self.follower_knows:
-            return
-        if carried is None:
-            if not self.broken:
-                self.broken = True
-                self.network.streams.remove(self)
-            self._follower_notices()
-            return
-        if isinstance(carried[0], Goodbye):
-            self.said_goodbye = True
-        self.follower.receive(self.leader.node_id, *carried)
+        (self.leader_end if lane is self._up else self.follower_end).put(carried)
 
 
 class Lane:
@@ -245,14 +296,14 @@ class Lane:
         self._source = source
         self._target = target
         self._network = stream.network
-        self._queue: deque[tuple[int, Carried | None]] = deque()
+        self._queue: deque[tuple[int, Carried]] = deque()
         self._last_ready_ms = 0
         self._is_retrying = False
 
-    def send(self, carried: Carried | None) -> None:
+    def send(self, carried: Carried) -> None:
         network = self._network
         now_ms = network.clock.now_ms
-        if carried is not None and network.gate is not None:
+        if isinstance(carried, tuple) and network.gate is not None:
             gate = network.gate
             if not gate(self._source.node_id, self._target.node_id, carried[0]):
                 return

@@ -45,7 +45,7 @@ class OwnedNode:
 
     def role_changed(self, notice: RoleNotice) -> None:
         self.pending_roles += 1
-        self._loop.entered(lambda: self._role_events.announce(notice))
+        self._role_events.announce(notice)
 
     def progressed(self) -> None:
         applied = self.applied_index
@@ -152,7 +152,7 @@ class OwnedNode:
         await future
 
     async def wait_committed(self, index: int, timeout_ms: int = 5000) -> None:
-        await self._state.readable.wait(index, timeout_ms)
+        await self._process.readable.wait(index, timeout_ms)
 
     async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int:
         if index is None:
@@ -193,7 +193,7 @@ class OwnedNode:
     def _reader(self) -> BodyReader:
         if self._bodies is None:
             process = self._process
-            self._bodies = BodyReader(process.store, self._state.readable, process.care.suspect)
+            self._bodies = BodyReader(process.store, self._process.readable, process.care.suspect)
         return self._bodies
 
     async def _read_index(self) -> int:

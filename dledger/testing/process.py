@@ -1,48 +1,73 @@
-"""One life of a simulated node: a Replica, and the shell that connects it to virtual disks and networks."""
+"""One life of a simulated node: the parts of a real one, wired to virtual disks, networks and clocks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dledger.core.messages import (
-    Append,
-    Commit,
-    Compare,
-    Goodbye,
-    InstallBase,
-    Message,
-    PushResponse,
-    Truncate,
-)
-from dledger.core.values import Role
-from dledger.errors import DLedgerError
-from dledger.node.owned_append import Fill, prepare
-from dledger.node.rebuilding import RebuildJob, Rebuilt
-from dledger.node.shell import AppendOutcome, DiskJob, RoleNotice
+from dledger.core.messages import Message
+from dledger.errors import DLedgerError, ReadFailed
+from dledger.node.inbound import Inbound
+from dledger.node.owned_append import Fill
+from dledger.node.peers import PeerLink
+from dledger.node.read_points import ReadPoints
+from dledger.node.readable import ReadableLog
+from dledger.node.shell import AppendOutcome, RoleNotice
 from dledger.node.ticker import next_tick_ms
-from dledger.store.api import EntryDamaged, Frames, LogStore
+from dledger.rpc.envelope import Identity
+from dledger.rpc.peer_transport import PeerUnreachable, Question
+from dledger.rpc.ports import FetchedFrames
+from dledger.store.api import LogStore
+from dledger.testing import peer_transport
 from dledger.testing.care import Care
-from dledger.testing.disk_thread import CallJob, CheckpointJob, DiskThread
-from dledger.testing.network import PushStream
+from dledger.testing.disk_thread import CallJob, DiskThread
+from dledger.testing.event_loop import virtual_loop
+from dledger.testing.network import Outcome, PushStream
+from dledger.testing.sim_shell import SimShell
 from dledger.testing.violation import Violation
 
 if TYPE_CHECKING:
     from dledger.testing.simulator import Simulation, StateMachine
 
-STREAM_IDS_PER_LIFE = 1 << 20
 EPOCH_MS = 1_700_000_000_000
+_MAX_WAITING_READS = 1000
 AnswerAppend = Callable[[AppendOutcome | DLedgerError], None]
 AnswerRead = Callable[[int | DLedgerError], None]
 AnswerTransfer = Callable[[DLedgerError | None], None]
 
 
-class SimProcess:
-    """Implements `dledger.node.shell.Shell` for one replica. Once not `alive`, nothing happens any more.
+class _Token:
+    """Implements dledger.rpc.ports.AppendToken."""
 
-    All that happens to the replica happens in a turn (`post`), and the invariants are checked after each.
+    def __init__(self, answer: AnswerAppend) -> None:
+        self._answer = answer
+
+    def answer(self, outcome: Any) -> None:
+        self._answer(outcome)
+
+
+class _NoMachine:
+    """Implements dledger.node.async_shell.StateKeeper: machines that are not durable are checked against the
+    log, and not kept in it."""
+
+    def __init__(self, saved: Callable[[int, Sequence[bytes]], None]) -> None:
+        self._saved = saved
+
+    def save(self, image_index: int) -> None:
+        self._saved(image_index, ())
+
+    def start(self) -> None: ...
+    def committed(self) -> None: ...
+
+
+class SimProcess:
+    """Once not `alive`, nothing happens any more.
+
+    All that happens in the process happens in a turn (`post`), on its event loop.
     """
 
     def __init__(self, sim: Simulation, node_id: str, store: LogStore, rng: Random) -> None:
@@ -53,24 +78,16 @@ class SimProcess:
         self.is_paused = False
         self.disk_factor = 1  # slow disks: every job takes so many times longer
         self.disk_stuck_until_ms = 0
-        self.inbound: dict[tuple[str, int], PushStream] = {}
-        self._outbound: dict[str, PushStream] = {}
-        self._opening: dict[str, int] = {}  # peer -> id of the newest stream, or attempt at one
         self._rng = rng
         self._rate = 1 + rng.uniform(-sim.profile.skew, sim.profile.skew)
         self._clock_offset_ms = rng.randint(0, 1_000_000)
         self._started_ms = sim.clock.now_ms
-        self._inbox: list[Callable[[], None]] = []  # what a paused process has not seen yet
-        self._disk = DiskThread(self, rng)
+        self._inbox: list[Callable[[], object]] = []  # what a paused process has not seen yet
+        self.loop = virtual_loop(self.after, self.now_ms, rng, on_thread=self.on_disk)
+        self.disk = DiskThread(self, rng)
         self.care = Care(self, rng)
         self.owner = sim.new_owner(self)
-        self._in_turn = False
-        self._flush_asked = False
         self._is_full = False  # the allocator found no room
-        self._done = 0  # what the replica has sent, answered, or given to the disk, and its changes of role
-        self._leads = False
-        self._streams_opened = 0
-        self._announcing = False  # followers are to be told of a commit
         self._applied_index = -1
         self._machine = sim.new_state_machine()
         self.state = sim.new_state_thread(self)
@@ -82,23 +99,68 @@ class SimProcess:
         sim.invariants.hard_state_saved(node_id, state)
         if self.state is not None:
             self.state.recover()
+        committed = max(store.base.index, store.committed_checkpoint)
+        self.readable = ReadableLog(committed, store.end_index, _MAX_WAITING_READS)
+        self.loop.entered(self._make_shell)
         self.replica = sim.new_replica(self, store)
+        self.links = self._make_links()
+        self.inbound = Inbound(self._identity(), self.shell, self._fetch)
+        keeper = self.state or _NoMachine(self.shell.state_saved)
+        self.shell.wire(self.replica, self.disk, self.inbound, self.links, keeper)
+        timeout_ms = sim.profile.request_timeout_ms
+        self._read_points = ReadPoints(self.shell.read_index, _MAX_WAITING_READS, timeout_ms)
+
+    def _make_shell(self) -> None:
+        ids = self.sim.profile.node_ids
+        self.shell = SimShell(
+            self.store,
+            {node_id: node_id for node_id in ids},
+            self.readable,
+            None,
+            on_role=self._on_role,
+            on_fatal=self._on_fatal,
+            on_damage=self.care.suspect,
+            catch_up_bytes_per_second=0,
+            yields_to=None,
+            now_ms=self.now_ms,
+        )
+        self.shell.observe(self)
+
+    def _identity(self) -> Identity:
+        return Identity("sim", "sim", self.node_id, self.sim.profile.node_ids, self.incarnation)
+
+    def _make_links(self) -> dict[str, PeerLink]:
+        profile = self.sim.profile
+        return {
+            peer: PeerLink(
+                peer,
+                peer_transport.SimTransport(self, peer),
+                self.shell,
+                role_epoch=lambda: self.replica.core.role_epoch,
+                call_timeout_ms=profile.timing.election_min_ms,
+                uniform=self._rng.uniform,
+            )
+            for peer in profile.node_ids
+            if peer != self.node_id
+        }
+
+    async def _fetch(
+        self, first_index: int, last_index: int, max_bytes: int, *, uncommitted: bool
+    ) -> FetchedFrames:
+        raise ReadFailed("repairs of the simulator are its own")
 
     def start(self) -> None:
         """Let the replica begin, once the node knows of this process: its disk may fail at once."""
-        self.post(self._start)
+        self.post(self.shell.start)
         self._tick()
         self._checkpoint()
         if self.owner is not None:
             self.owner.start()
 
-    def _start(self) -> None:
-        if self.state is not None:
-            self.state.start()
-        self.replica.start(self.now_ms())
-
     def die(self) -> None:
         self.alive = False
+        self.shell.give_up()
+        self.loop.die()
         if self.owner is not None:
             self.owner.died()
 
@@ -113,24 +175,26 @@ class SimProcess:
         """Monotonic milliseconds of this process's own clock."""
         return self._clock_offset_ms + int((self.sim.clock.now_ms - self._started_ms) * self._rate)
 
-    def post(self, action: Callable[[], None]) -> None:
+    def at_ms(self, sim_ms: int) -> int:
+        """What this process's own clock showed at some moment."""
+        return self._clock_offset_ms + int((sim_ms - self._started_ms) * self._rate)
+
+    def wall_ms(self) -> int:
+        """Of this machine, and it may jump."""
+        return EPOCH_MS + self.sim.clock.now_ms + self.sim.nodes[self.node_id].wall_offset_ms
+
+    def post(self, action: Callable[[], object]) -> None:
         """Run in a turn of this process: now, or when it is no longer paused, or never if it has died."""
         if not self.alive:
             return
         if self.is_paused:
             self._inbox.append(action)
             return
-        assert not self._in_turn, "a shell never calls back into its replica"
-        self._in_turn = True
-        try:
-            action()
-        finally:
-            self._in_turn = False
-        if self.alive:
-            self.sim.invariants.after_step(self)
+        self.loop.entered(action)
+        self.loop.raise_failure()
 
-    def after(self, delay_ms: int, action: Callable[[], None]) -> None:
-        self.sim.clock.after(delay_ms, lambda: self.post(action))
+    def after(self, delay_ms: int, action: Callable[[], object]) -> None:
+        self.sim.clock.after(delay_ms, partial(self.post, action))
 
     def resume(self) -> None:
         """SIGCONT: all that has come meanwhile, at once and in order; overdue timers first or last."""
@@ -151,12 +215,12 @@ class SimProcess:
         self.sim.clock.after(self.sim.profile.tick_ms, self._tick)
 
     def _tick_replica(self) -> None:
-        now_ms, core, done = self.now_ms(), self.replica.core, self._done
+        now_ms, core, done = self.now_ms(), self.replica.core, self.shell.done
         fitness = core.may_lead, core.has_room
         is_early = next_tick_ms(self.replica, now_ms) > now_ms
-        self.replica.tick(now_ms)
+        self.shell.tick()
         # Fitness is looked at with every tick, and needs none at a certain moment.
-        if is_early and self._done != done and fitness == (core.may_lead, core.has_room):
+        if is_early and self.shell.done != done and fitness == (core.may_lead, core.has_room):
             raise Violation("ticks", f"{self.node_id} did with a tick what it would have slept over")
         self.care.tick()
         retainer = self.replica.retainer
@@ -175,8 +239,7 @@ class SimProcess:
         self.after(self.sim.profile.checkpoint_every_ms, self._store_checkpoint)
 
     def _store_checkpoint(self) -> None:
-        if not self._disk.checkpoint_waits:
-            self._disk.submit(CheckpointJob(*self.replica.checkpoint()))
+        self.shell.checkpoint()
         self._checkpoint()
 
     # -- requests of clients
@@ -191,10 +254,7 @@ class SimProcess:
         timeout_ms: int,
     ) -> None:
         """To be called in a turn. `answer` is called in some turn, at the moment of the answer."""
-        self.replica.append(
-            self.now_ms(), answer, bodies, session=session, open_session=open_session, timeout_ms=timeout_ms
-        )
-        self._want_flush()
+        self.shell.append(_Token(answer), bodies, session, open_session, timeout_ms)
 
     def append_batch(
         self,
@@ -205,239 +265,98 @@ class SimProcess:
         timeout_ms: int,
     ) -> None:
         """As NodeServer has it. To be called in a turn."""
-        now_ms = self.now_ms()
-        batch, head, count = prepare(self.replica, sizes, fill, expected, now_ms)
-        self.replica.admission.gather(answer, batch, head, count, now_ms + timeout_ms, now_ms)
-        self._want_flush()
-
-    def _want_flush(self) -> None:
-        if not self._flush_asked:
-            self._flush_asked = True
-            self.after(0, self._flush)
-
-    def _flush(self) -> None:
-        self._flush_asked = False
-        self.replica.flush(self.now_ms())
+        self.shell.append_batch(_Token(answer), sizes, fill, expected, timeout_ms)
 
     def read_index(self, answer: AnswerRead) -> None:
-        self.replica.read_index(self.now_ms(), answer)
+        """A linearizable read point of this node as leader. To be called in a turn."""
+
+        def done(task: asyncio.Task[int]) -> None:
+            error = task.exception()
+            if error is None:
+                answer(task.result())
+            elif isinstance(error, DLedgerError):
+                answer(error)
+
+        self.loop.create_task(self._read_points.get()).add_done_callback(done)
 
     def transfer(self, to: str | None, answer: AnswerTransfer) -> None:
-        self.replica.transfer(self.now_ms(), answer, to)
+        def done(future: asyncio.Future[None]) -> None:
+            error = future.exception()
+            if error is None or isinstance(error, DLedgerError):
+                answer(error)
+
+        self.shell.transfer(to).add_done_callback(done)
 
     # -- the network calls these
 
-    def deliver(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
-        self.post(lambda: self.receive(peer, message, payload))
-
-    def receive(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
+    def serve(
+        self, peer: str, message: Question, deadline_ms: int, answer: Callable[[Outcome], None]
+    ) -> None:
         """In a turn."""
-        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "<-", peer, message)
-        self.replica.receive(self.now_ms(), peer, message, payload)
 
-    def stream_opened(self, stream: PushStream) -> None:
-        peer = stream.follower.node_id
-        if not self._leads or self._opening.get(peer) != stream.stream_id:
-            stream.finish()
-            return
-        stream.is_up = True
-        self._outbound[peer] = stream
-        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, f"stream {stream.stream_id} up to", peer)
-        self.replica.stream_up(self.now_ms(), peer, stream.stream_id, stream.follower.incarnation)
+        async def serve() -> None:
+            answer(await peer_transport.answer(self, peer, message))
 
-    def stream_failed(self, peer: str, stream_id: int) -> None:
-        if self._leads and self._opening.get(peer) == stream_id:
-            self.after(self._rng.randint(10, 60), lambda: self._open_stream(peer, stream_id))
+        def give_up() -> None:
+            if not task.done():
+                self.post(task.cancel)
 
-    def stream_ended(self, stream: PushStream) -> None:
-        """The leader's end has noticed that the stream broke."""
-        peer = stream.follower.node_id
-        if not stream.is_up or self._outbound.get(peer) is not stream:
-            return
-        del self._outbound[peer]
-        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, f"stream {stream.stream_id} down to", peer)
-        self.replica.stream_down(self.now_ms(), peer, stream.stream_id)
-        self.after(self._rng.randint(0, 60), lambda: self._open_stream(peer, stream.stream_id))
+        task = self._spawn(serve())
+        self.sim.clock.after(deadline_ms, give_up)
 
-    def leader_stream_lost(self, leader_id: str, stream_id: int) -> None:
-        self.sim.counts["leader streams lost"] += 1
-        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, f"stream {stream_id} lost from", leader_id)
-        self.replica.leader_stream_lost(self.now_ms(), leader_id, stream_id)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """What serves others. That it fails is a finding."""
 
-    # -- Shell
+        def done(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self.loop.fail(error)
 
-    def send(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
-        if not self.alive:
-            return
-        self._done += 1
-        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "->", peer, message)
-        self.sim.invariants.sent(self, peer, message)
-        match message:
-            case Compare() | Truncate() | Append() | Commit() | Goodbye() | InstallBase():
-                stream = self._outbound.get(peer)
-                if stream is not None and stream.stream_id == message.stream_id:
-                    stream.push(message, payload)
-            case PushResponse():
-                inbound = self.inbound.get((peer, message.stream_id))
-                if inbound is not None:
-                    inbound.answer(message)
-            case _:
-                self.sim.network.send(self.node_id, peer, message)
+        task = self.loop.create_task(work)
+        task.add_done_callback(done)
+        return task
 
-    def submit(self, job: DiskJob) -> None:
-        if not self.alive:
-            return
-        self._done += 1
-        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "disk", job)
-        self.sim.invariants.submitted(self, job)
-        if self.state is not None:
-            self.state.submitted(job)
-        self._disk.submit(job)
+    def deliver(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
+        """A message of a peer that took a way of its own. An answer to it finds its way back."""
+        network = self.sim.network
 
-    def fsync_began_ms(self) -> int | None:
-        began = self._disk.sync_began_ms
-        return None if began is None else self._clock_offset_ms + int((began - self._started_ms) * self._rate)
+        def back(outcome: Outcome) -> None:
+            source = self.sim.nodes[peer].process
+            if source is not None and not isinstance(outcome, DLedgerError | PeerUnreachable):
+                asker, answer = source, outcome
+                asker.after(network.delay_ms(), lambda: asker.shell.peer_answered(self.node_id, answer))
 
-    def wall_ms(self) -> int:
-        """Of this machine, and it may jump."""
-        return EPOCH_MS + self.sim.clock.now_ms + self.sim.nodes[self.node_id].wall_offset_ms
+        if isinstance(message, Question):
+            question = message
+            self.post(lambda: self.serve(peer, question, self.sim.profile.request_timeout_ms, back))
+        else:
+            self.post(lambda: self.shell.receive(peer, message, payload))
 
-    def save_state(self, image_index: int) -> None:
-        """Machines that are not durable are checked against the log, and not kept in it."""
-        if self.state is not None:
-            state = self.state
-            self.after(0, lambda: state.save(image_index))
-            return
-        self.after(0, lambda: self.replica.state_saved(self.now_ms(), image_index, ()))
+    def serve_push(self, stream: PushStream) -> None:
+        """In a turn."""
+        task = self._spawn(peer_transport.receive_pushes(self, stream))
+        stream.on_follower_notices = task.cancel
 
-    def rebuild(self, job: RebuildJob) -> None:
-        """A reader thread takes its time, and the node goes on meanwhile."""
-        max_sessions = self.sim.profile.max_sessions
-        if job.behind >= 0:
-            self.sim.counts["rebuilds behind damage that others have purged"] += 1
+    # -- the shell calls these
 
-        def read() -> None:
-            outcome = job.run(self.store, max_sessions, self.now_ms())
-            self.after(self._rng.choice((0, 0, 5, 60)), lambda: self._log_read(job, outcome))
-
-        self.after(self._rng.choice((0, 0, 1, 5, 60)), read)
-
-    def _log_read(self, job: RebuildJob, outcome: Rebuilt | EntryDamaged | None) -> None:
-        if isinstance(outcome, EntryDamaged):
-            self.sim.counts["damages found by a rebuild"] += 1
-        self.replica.log_read(self.now_ms(), job.number, outcome)
-
-    def rebuilt(self) -> None:
-        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "sessions are rebuilt")
-        if self.state is not None:
-            self.after(0, self.state.rebuilt)
-
-    def load_push(self, peer: str, stream_id: int, first_index: int, last_index: int, max_bytes: int) -> None:
-        if not self.alive:
-            return
-        self.sim.counts["pushes loaded from disk"] += 1
-
-        def load() -> None:
-            frames: Frames | None = None
-            try:
-                frames = self.store.read(first_index, last_index, max_bytes, whole_batches=True)
-            except DLedgerError as error:
-                self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "cannot load", error)
-                if isinstance(error, EntryDamaged):
-                    self.care.suspect(error.index)
-            self.replica.push_loaded(self.now_ms(), peer, stream_id, first_index, frames)
-
-        self.after(self._rng.randint(0, 5), load)
-
-    def answer_append(self, token: object, outcome: AppendOutcome | DLedgerError) -> None:
-        if not self.alive:
-            return
-        self._done += 1
-        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "append answered:", outcome)
-        if isinstance(outcome, AppendOutcome) and outcome.index >= 0:
-            self.sim.invariants.acknowledged(self, outcome.index + max(outcome.count, 1) - 1)
-        assert callable(token)
-        token(outcome)
-
-    def answer_read(self, token: object, outcome: int | DLedgerError) -> None:
-        if not self.alive:
-            return
-        self._done += 1
-        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "read answered:", outcome)
-        assert callable(token)
-        token(outcome)
-
-    def answer_transfer(self, token: object, outcome: DLedgerError | None) -> None:
-        if not self.alive:
-            return
-        self._done += 1
-        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, "transfer answered:", outcome)
-        assert callable(token)
-        token(outcome)
-
-    def role_changed(self, notice: RoleNotice) -> None:
-        if not self.alive:
-            return
-        self._done += 1
-        self.sim.trace.add(
-            self.sim.clock.now_ms,
-            self.node_id,
-            f"{notice.role.value} term={notice.term} epoch={notice.role_epoch & 0xFFFFFFFF}"
-            f" leader={notice.leader_id} ({notice.cause})",
-        )
-        self.sim.invariants.role_changed(self, notice)
-        self.sim.roles.append((self.sim.clock.now_ms, self.node_id, notice))
+    def _on_role(self, notice: RoleNotice) -> None:
         if self.owner is not None:
             self.owner.role_changed(notice)
-        self._leads = notice.role is Role.LEADER
-        streams, self._outbound = self._outbound, {}
-        self._opening = {}
-        for stream in streams.values():
-            stream.finish()
-        if self._leads:
-            for peer in self.sim.profile.node_ids:
-                if peer != self.node_id:
-                    self._opening[peer] = -1
-                    self._open_stream(peer, -1)
+
+    def _on_fatal(self, error: DLedgerError) -> None:
+        self.loop.fail(Violation("fatal", f"{self.node_id} stops: {error}"))
+
+    def log_is_replaced(self) -> None:
+        """As if a piece of the state machine's had just ended: what is named now is done while the old log
+        is still there."""
+        if self.state is not None:
+            self.after(0, self.state.committed)
 
     def committed(self, committed_index: int) -> None:
-        if not self.alive:
-            return
-        self.sim.trace.add(self.sim.clock.now_ms, self.node_id, f"committed {committed_index}")
-        self.sim.invariants.advanced(self, committed_index)
-        self._apply(committed_index)
-        if self.state is not None:
-            self.state.committed(committed_index)
-        self.sim.wake_readers(self)
-
-    def commit_moved(self) -> None:
-        if self.alive and not self._announcing:
-            self._announcing = True
-            self.after(self._rng.choice((0, 0, 1, 5)), self._announce_commit)
-
-    def _announce_commit(self) -> None:
-        self._announcing = False
-        self.replica.announce_commit(self.now_ms())
-
-    def fatal(self, error: DLedgerError) -> None:
-        raise Violation("fatal", f"{self.node_id} stops: {error}")
-
-    # -- inside
-
-    def _open_stream(self, peer: str, instead_of: int) -> None:
-        """Ask for a new stream with a higher id, unless another attempt has been made meanwhile."""
-        if not self._leads or self._opening.get(peer) != instead_of:
-            return
-        self._streams_opened += 1
-        stream_id = self.incarnation * STREAM_IDS_PER_LIFE + self._streams_opened
-        self._opening[peer] = stream_id
-        self.sim.network.open_stream(self, peer, stream_id)
-
-    def _apply(self, committed_index: int) -> None:
         if self._machine is not None:
             for index in range(self._applied_index + 1, committed_index + 1):
                 self.sim.apply(self._machine, index)
         self._applied_index = committed_index
+        self.sim.wake_readers(self)
 
     @property
     def machine(self) -> StateMachine | None:
@@ -446,19 +365,13 @@ class SimProcess:
 
     # -- the disk thread calls these
 
-    def stored(self, generation: int, last_index: int, term: int) -> None:
-        """In a turn."""
-        if self.state is not None:
-            self.state.stored(generation, last_index)
-        self.replica.stored(self.now_ms(), generation, last_index, term)
-
     def on_disk(self, action: Callable[[], None]) -> None:
         """Now, on the disk thread: outside of turns, and not after death."""
         if self.alive:
             self.sim.guarded_disk(self, action)
 
     def call_on_disk(self, job: CallJob) -> None:
-        self._disk.submit(job)
+        self.disk.submit(job)
 
     def after_disk_time(self, action: Callable[[], None]) -> None:
         profile, clock = self.sim.profile, self.sim.clock

@@ -19,6 +19,9 @@ BAD_DAYS = ("lose_disk", "clock_jump", "full_disk", "failing_disk", "flip_bits")
 SLOW_DISKS = 0.1
 SLOW_DISKS_MS = (30, 75, 120)
 
+#: In so many runs.
+MINORITY_GONE = 0.4
+
 KEEP_ALL = RetentionPolicy()
 
 FAULTS = (
@@ -60,6 +63,7 @@ class Profile:
     fault_phase_ms: int = 8000
     fault_every_ms: int = 400  # on average
     faults: tuple[str, ...] = FAULTS
+    minority_gone: bool = False  # before everything heals, a majority alone has to go on
     # network
     delay_min_ms: int = 0
     delay_max_ms: int = 4
@@ -188,6 +192,7 @@ def _with_bad_days(rng: Random, profile: Profile) -> Profile:
         owned=rng.random() < 0.4,
     )
     slow_ms = rng.choice(SLOW_DISKS_MS) if rng.random() < SLOW_DISKS else 0
+    profile = replace(profile, minority_gone=rng.random() < MINORITY_GONE)
     if not slow_ms:
         return profile
     # Where each sync is that long, too many of them would be more than the disk can do.

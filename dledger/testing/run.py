@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from dledger.node.replica import Replica
 from dledger.testing.clients import PlainClient, Reader, SessionClient
@@ -70,6 +70,7 @@ def run_seed(seed: int, options: RunOptions = _DEFAULTS, *, sink: TextIO | None 
     except Exception as error:  # whatever a replica raises is a finding about this seed
         result.rule = error.rule if isinstance(error, Violation) else type(error).__name__
         result.failure = _report(simulation, options, error)
+    simulation.close()
     result.virtual_ms = simulation.clock.now_ms
     result.steps = simulation.clock.steps
     result.counts = simulation.counts
@@ -105,12 +106,16 @@ def _drive(sim: Simulation, result: RunResult) -> None:
     sim.run_for(profile.fault_phase_ms)
     nemesis.is_stopped = True
     sim.trace.add(sim.clock.now_ms, "--", "healing")
+    everybody: list[_Client] = [*writers, *readers, *([sim.owned] if profile.owned else [])]
+    limit_ms = settle_ms(profile)
+    if profile.minority_gone:
+        sim.remove_minority(sim.seeds.take("gone"))
+        sim.heal()
+        _await_progress(sim, everybody, limit_ms)
+        sim.gone.clear()
     healed_ms = sim.clock.now_ms
     sim.heal()
-    limit_ms = settle_ms(profile)
-    everybody = [*writers, *readers, *([sim.owned] if profile.owned else [])]
-    before = {each: each.completed for each in everybody}
-    sim.run_until(lambda: all(c.completed > n for c, n in before.items()), limit_ms=limit_ms)
+    _await_progress(sim, everybody, limit_ms)
     for each in everybody:
         each.is_stopped = True
     sim.run_until(
@@ -121,6 +126,19 @@ def _drive(sim: Simulation, result: RunResult) -> None:
         _repair_all(sim, limit_ms)
     result.heal_ms = sim.clock.now_ms - healed_ms
     check_end(sim)
+
+
+class _Client(Protocol):
+    completed: int
+    is_stopped: bool
+
+
+def _await_progress(sim: Simulation, everybody: Sequence[_Client], limit_ms: int) -> None:
+    """Each of the clients gets something done, in bounded time."""
+    before = [each.completed for each in everybody]
+    sim.run_until(
+        lambda: all(each.completed > n for each, n in zip(everybody, before, strict=True)), limit_ms=limit_ms
+    )
 
 
 def _repair_all(sim: Simulation, limit_ms: int) -> None:

@@ -22,6 +22,7 @@ from typing import Protocol, TextIO
 from dledger.core.values import CoreConfig, HardState, Membership, Role
 from dledger.errors import Code, DLedgerError, StorageError
 from dledger.node.admission import AppendLimits
+from dledger.node.logs import silence_logging
 from dledger.node.replica import Replica, ReplicaConfig
 from dledger.node.shell import AppendOutcome, RoleNotice
 from dledger.node.state_machine import AppliedEntry
@@ -44,6 +45,8 @@ from dledger.testing.stores import DiskHost, MemoryHost, StoreHost, batch_ends
 from dledger.testing.trace import Trace
 from dledger.testing.violation import Violation
 
+#: Of nodes that may lose their disks: the next one is as often lower as higher.
+FIRST_INCARNATION = 1 << 29
 MAX_LIVES = 1000  # a node that dies in every start would otherwise be restarted for ever
 
 
@@ -117,6 +120,7 @@ class Simulation:
         state_machine: Callable[[], StateMachine] | None = None,
         durable_machine: MakeMachine | None = None,
     ) -> None:
+        silence_logging()
         self.profile = profile
         self.seed = seed
         self.seeds = _Seeds(Random(seed))
@@ -135,6 +139,7 @@ class Simulation:
             lambda node_id: self.nodes[node_id].process,
         )
         self.nodes = {node_id: self._new_node(node_id) for node_id in profile.node_ids}
+        self.gone: set[str] = set()  # nodes that are down, and are not started by what heals
         self.flips = Flips(self)
         self.owned = OwnedLog()
         self._replica_type = replica_type
@@ -143,11 +148,15 @@ class Simulation:
         self._judge = self.new_judge()
         self.preloaded: dict[bytes, Append] = {}
         self._waiting: list[_Waiting] = []
+        self._dead: list[SimProcess] = []  # kept, so that nothing of them ends in the middle of a run
         self._bodies: list[bytes | None] = []  # committed bodies by index; None for internal entries
 
     def _new_node(self, node_id: str) -> SimNode:
         identity = Identity("sim", "sim", node_id, data_file_size=self.profile.data_file_size)
-        host: StoreHost = DiskHost(identity) if self.profile.on_disk else MemoryHost(identity)
+        first = FIRST_INCARNATION if "lose_disk" in self.profile.faults else 0
+        host: StoreHost = (DiskHost if self.profile.on_disk else MemoryHost)(identity, first)
+        mirror = self.invariants.mirrors[node_id]
+        mirror.hard_state = mirror.hard_state_wanted = HardState(incarnation=first)
         return SimNode(node_id, host, self.seeds.take(node_id), self.new_files())
 
     def preload(self, node_id: str, terms: Sequence[int], hard_state: HardState) -> None:
@@ -187,6 +196,11 @@ class Simulation:
                 raise Violation("liveness", f"not within {limit_ms} ms: {self.summary()}")
         return self.clock.now_ms - begin_ms
 
+    def close(self) -> None:
+        """Nothing happens any more, also when this is no longer referred to."""
+        for process in self.processes():
+            process.die()
+
     # -- what can be seen
 
     def processes(self) -> list[SimProcess]:
@@ -204,9 +218,10 @@ class Simulation:
         return max(leaders, key=lambda p: p.replica.core.term).node_id if leaders else None
 
     def is_settled(self) -> bool:
-        """One leader that all follow, all logs equal, committed and durable to their end, and all rebuilt."""
+        """One leader that all follow, all logs equal, committed and durable to their end, and all rebuilt;
+        on all nodes that are not gone."""
         processes = self.processes()
-        if len(processes) < self.profile.nodes:
+        if len(processes) < self.profile.nodes - len(self.gone):
             return False
         leader = self.leader()
         cores = [p.replica.core for p in processes]
@@ -287,9 +302,11 @@ class Simulation:
         if self._judge is not None:
             node.files.crash(kind, node.rng)
 
-    def lose_disk(self, node_id: str) -> bool:
+    def lose_disk(self, node_id: str, incarnation: int | None = None) -> bool:
         """A machine breaks down for good; a new one, with an empty disk, is to take its place. False, with
-        nothing done, if so many have lost their logs that the promises would not cover it."""
+        nothing done, if so many have lost their logs that the promises would not cover it. `incarnation`:
+        with which the new one begins; as with `dledger init --rejoin` any, lower than the old one or higher.
+        """
         lost = (self.invariants.lost_nodes | self.flips.nodes) - {node_id}
         if len(lost) + 1 > (self.profile.nodes - 1) // 2:
             return False
@@ -297,9 +314,20 @@ class Simulation:
         self.crash(node_id, CrashKind.POWER)
         self.counts["disks lost"] += 1
         self.trace.add(self.clock.now_ms, node_id, "its disk is lost")
-        incarnation = node.rng.randint(1 << 20, 1 << 30)
+        if incarnation is None:
+            incarnation = node.rng.randint(1 << 20, 2 * FIRST_INCARNATION)
         self.invariants.wiped(node_id, node.host.replace_disk(incarnation))
         return True
+
+    def remove_minority(self, rng: Random) -> None:
+        """Nodes go for good, as many as the promises cover beside those that have lost their logs."""
+        impaired = self.invariants.lost_nodes | self.flips.nodes
+        most = (self.profile.nodes - 1) // 2 - len(impaired)
+        whole = [node_id for node_id in self.nodes if node_id not in impaired]
+        self.gone = set(rng.sample(whole, max(0, most)))
+        for node_id in self.gone:
+            self.crash(node_id, rng.choice((CrashKind.PROCESS, CrashKind.POWER)))
+            self.counts["nodes gone for good"] += 1
 
     def _tear(self, stream: PushStream, dead: SimProcess, kind: CrashKind) -> None:
         """A killed process's kernel says so at once, if it is heard; a machine without power says nothing."""
@@ -316,6 +344,7 @@ class Simulation:
 
     def _kill(self, process: SimProcess) -> None:
         process.die()
+        self._dead.append(process)
         self.nodes[process.node_id].process = None
         self._waiting = [w for w in self._waiting if w.process is not process]
 
@@ -422,7 +451,7 @@ class Simulation:
             self.clock.after(node.restart_after_ms, lambda: self.boot_if_down(node.node_id))
 
     def boot_if_down(self, node_id: str) -> None:
-        if self.nodes[node_id].process is None:
+        if self.nodes[node_id].process is None and node_id not in self.gone:
             self.boot(node_id)
 
     # -- links
@@ -441,9 +470,11 @@ class Simulation:
                     self.network.cut(one, other)
 
     def heal(self) -> None:
-        """Everything works from now on: network, disks, processes."""
+        """Everything works from now on: network, disks, processes, but of those nodes that are gone."""
         self.network.heal_all()
         for node in self.nodes.values():
+            if node.node_id in self.gone:
+                continue
             node.disk_factor = 1
             node.host.make_room()
             node.host.mend()
@@ -496,6 +527,7 @@ class Simulation:
     # -- the processes call these
 
     def new_replica(self, process: SimProcess, store: LogStore) -> Replica:
+        """For a process that has its shell."""
         profile = self.profile
         core = CoreConfig(
             process.node_id,
@@ -516,7 +548,9 @@ class Simulation:
         )
         config = ReplicaConfig(core, limits, profile.retention, cache_bytes=profile.cache_bytes)
         rng = self.seeds.take(f"{process.node_id} core")
-        return self._replica_type(config, store, process, random_ms=rng.randint, wall_ms=process.wall_ms)
+        return self._replica_type(
+            config, store, process.shell, random_ms=rng.randint, wall_ms=process.wall_ms
+        )
 
     def new_state_machine(self) -> StateMachine | None:
         return self._state_machine() if self._state_machine is not None else None

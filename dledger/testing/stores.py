@@ -59,10 +59,11 @@ class StoreHost(Protocol):
 class MemoryHost:
     """The fast twin: it models what is durable, without files."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, incarnation: int = 0) -> None:
         self._identity = identity
         self._reserve = RESERVE_FILES * identity.data_file_size
         self._store = self._new_store()
+        self._store.save_hard_state(HardState(incarnation=incarnation))
 
     def _new_store(self) -> MemoryLogStore:
         return MemoryLogStore(self._identity, disk_reserve_bytes=self._reserve)
@@ -105,11 +106,11 @@ class MemoryHost:
 class DiskHost:
     """Real files' layout and recovery, on a disk in memory."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, incarnation: int = 0) -> None:
         self._identity = identity
         self._reserve = RESERVE_FILES * identity.data_file_size
         self.disk = OrderedDisk(DIRECTORY, identity.data_file_size)
-        init_directory(DIRECTORY, identity, disk=self.disk)
+        init_directory(DIRECTORY, identity, disk=self.disk, incarnation=incarnation)
 
     def open(self) -> LogStore:
         return DiskLogStore.open(DIRECTORY, disk=self.disk, disk_reserve_bytes=self._reserve)

@@ -42,10 +42,10 @@ from dledger.node.admission import Admission, ExpiryUnconfirmed
 from dledger.node.log_state import LogState
 from dledger.node.replica import Replica
 from dledger.node.retainer import Retainer
-from dledger.node.shell import AppendOutcome, DiskJob, TruncateJob
+from dledger.node.shell import AppendOutcome, TruncateJob
 from dledger.store.batch import Batch
 from dledger.store.internal import Internal, Purge
-from dledger.testing.process import SimProcess
+from dledger.testing.disk_thread import DiskThread, Job
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -418,13 +418,13 @@ def commit_by_minority(patch: pytest.MonkeyPatch) -> None:
 
 def truncation_not_written(patch: pytest.MonkeyPatch) -> None:
     """A truncation happens in memory only; the disk still has the old entries, and goes on after them."""
-    original = SimProcess.submit
+    original = DiskThread.submit
 
-    def submit(process: SimProcess, job: DiskJob) -> None:
+    def submit(disk: DiskThread, job: Job) -> None:
         if not isinstance(job, TruncateJob):
-            original(process, job)
+            original(disk, job)
 
-    patch.setattr(SimProcess, "submit", submit)
+    patch.setattr(DiskThread, "submit", submit)
 
 
 def leader_truncates_itself(patch: pytest.MonkeyPatch) -> None:

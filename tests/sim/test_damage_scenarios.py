@@ -53,6 +53,8 @@ class Damaged(Cluster):
 
     def must_be_whole(self) -> None:
         """All is repaired, logs are equal, and nothing was cut to get there."""
+        self.run_for(700)  # the scrub has been everywhere
+        self.must_store()  # what was written again in the index is durable with the next checkpoint
         self.run_until(lambda: not self.flips.nodes, limit_ms=SOON_MS)
         truncated = self.counts["truncations"]
         self.end()

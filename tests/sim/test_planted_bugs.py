@@ -24,9 +24,11 @@ from tests.sim import (
     planted_disk,
     planted_owners,
     planted_stalls,
+    planted_streams,
     test_damage_scenarios,
     test_damaged_starts,
     test_disk_scenarios,
+    test_liveness_scenarios,
     test_rejoin_scenarios,
     test_retention_scenarios,
     test_scenarios,
@@ -93,6 +95,15 @@ ROTTEN = replace(
     scrub_every_ms=100,
 )
 
+#: Leaders that hand over, lose their logs, and lead again.
+REJOINED = replace(
+    ROUGH,
+    faults=("lose_disk", "transfer", "transfer", "transfer"),
+    fault_every_ms=400,
+    fault_phase_ms=8000,
+    preferred_leaders=("n1",),
+)
+
 #: Owned nodes between which leadership goes to and fro.
 OWNED = replace(
     ROUGH,
@@ -144,6 +155,8 @@ BY_SEEDS: list[tuple[planted.Plant, Profile | None]] = [
     (planted_bad_days.full_disk_told_after_the_push, None),
     (planted_disk.index_before_the_entries, POWER),
     (planted_bad_days.pushed_while_rebuilding_and_forgotten, None),
+    (planted_streams.stream_not_opened_again, None),
+    (planted_streams.rejoined_leader_never_pushes, REJOINED),
     (planted_owners.epoch_not_compared, OWNED),
     (planted_owners.filled_before_it_was_judged, None),
     (planted_owners.room_judged_after_the_fill, None),
@@ -286,6 +299,31 @@ BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
         planted_owners.leadership_begins_at_the_last_stamp,
         test_owner.test_stamps_are_those_of_the_log_and_do_not_fall_with_a_new_leader,
     ),
+]
+
+
+def _leader_with_a_lower_incarnation() -> None:
+    test_liveness_scenarios.test_leader_that_lost_its_disk_leads_again_whatever_its_incarnation(
+        test_liveness_scenarios.LOW, False
+    )
+
+
+def _votes_of_slow_disks() -> None:
+    test_disk_scenarios.test_a_leader_is_elected_where_votes_take_long_to_become_durable(2.0, 3)
+
+
+def _restart_within_a_restart() -> None:
+    test_liveness_scenarios.test_node_that_restarts_in_any_phase_of_anothers_restart(CrashKind.PROCESS, False)
+
+
+BY_SCENARIO += [
+    (planted_streams.ended_streams_kept, _leader_with_a_lower_incarnation),
+    (
+        planted_streams.lost_streams_not_reported,
+        test_scenarios.test_killed_leader_is_replaced_long_before_the_time_out,
+    ),
+    (planted_streams.votes_given_up_early, _votes_of_slow_disks),
+    (planted_streams.stream_not_opened_again, _restart_within_a_restart),
 ]
 
 

@@ -237,14 +237,14 @@ def test_repeated_and_overlapping_pushes() -> None:
     leader = c.begin()
     follower = c.others(leader)[0]
     seen: list[tuple[Append, bytes | None]] = []
-    receive = c.process(follower).receive
+    receive = c.process(follower).shell.receive
 
     def record(peer: str, message: Message, payload: bytes | None) -> None:
         if isinstance(message, Append):
             seen.append((message, payload))
         receive(peer, message, payload)
 
-    c.process(follower).receive = record  # type: ignore[method-assign]
+    c.process(follower).shell.receive = record  # type: ignore[method-assign]
     for _ in range(4):
         c.must_store(leader, 2)
     c.run_until(c.is_settled, limit_ms=SOON_MS)
@@ -427,6 +427,7 @@ def test_transfer_to_a_bad_target_is_bounded(how: str) -> None:
 def test_transfer_to_a_good_target_loses_nothing() -> None:
     c = Cluster()
     leader = c.begin()
+    c.run_until(c.is_settled, limit_ms=SOON_MS)
     target = c.others(leader)[0]
     attempts = [c.write(leader) for _ in range(5)]
     outcome: list[object] = []
@@ -459,9 +460,14 @@ def test_loss_of_one_stream_deposes_nobody() -> None:
     """A broken stream of a leader that lives: the others refuse, and the follower goes on following."""
     c = Cluster()
     leader = c.begin()
-    term = c.term(leader)
+    term, follower = c.term(leader), c.others(leader)[0]
+
+    def is_up() -> bool:
+        return any(stream.is_up for stream in c.network.streams_between(leader, follower))
+
     for _ in range(10):
-        c.network.streams_between(leader, c.others(leader)[0])[0].break_off(0, 0)
+        c.run_until(is_up, limit_ms=SOON_MS)
+        c.network.streams_between(leader, follower)[0].break_off(0, 0)
         c.must_store(leader)
         c.run_for(200)
     assert c.leader() == leader and c.term(leader) == term

@@ -1,0 +1,168 @@
+"""How the nodes of a simulation reach each other: what gRPC does between real ones, over `network`.
+
+The links, the push streams and what receives them are those of a real node; only what carries them differs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any
+
+from dledger.core.messages import Message, PushMessage, PushResponse
+from dledger.errors import Code, DLedgerError, InvalidRequest
+from dledger.rpc.peer_transport import Answer, PeerUnreachable, Question
+from dledger.rpc.ports import FetchedFrames
+from dledger.rpc.push_stream import Payload, PushReceiver, PushSender
+from dledger.testing.network import Broken, PushStream
+
+if TYPE_CHECKING:
+    from dledger.testing.process import SimProcess
+
+#: A peer that cannot be reached is tried again after so many ms.
+_RECONNECT_MS = (5, 60)
+
+
+class SimTransport:
+    """Implements dledger.rpc.peer_transport.PeerTransport, from one process to a node."""
+
+    def __init__(self, process: SimProcess, peer: str) -> None:
+        self.address = peer
+        self._process = process
+        self._network = process.sim.network
+
+    def connect(self) -> None: ...
+
+    async def ask(self, message: Question, timeout_s: float) -> Answer:
+        process, peer = self._process, self.address
+        future: asyncio.Future[Answer] = process.loop.create_future()
+
+        def answered(outcome: Answer | DLedgerError | PeerUnreachable) -> None:
+            if future.done():
+                return
+            if isinstance(outcome, DLedgerError):
+                future.set_exception(InvalidRequest(f"the peer refuses: {outcome}", code=outcome.code))
+            elif isinstance(outcome, PeerUnreachable):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        deadline = process.loop.call_later(timeout_s, answered, PeerUnreachable(f"{peer}: no answer"))
+        self._network.ask(process, peer, message, int(timeout_s * 1000), answered)
+        try:
+            return await future
+        finally:
+            deadline.cancel()
+            if future.done() and not future.cancelled():
+                future.exception()  # nobody else asks, if whoever waited was cancelled
+
+    async def fetch(
+        self, first_index: int, last_index: int, max_bytes: int, timeout_s: float
+    ) -> AsyncGenerator[FetchedFrames, None]:
+        raise PeerUnreachable(f"{self.address}: repairs of the simulator are its own")
+        yield  # an async generator
+
+    def open_push(self, stream_id: int) -> PushSender:
+        return PushSender(stream_id, _SimPushCall(self._process, self.address, stream_id))
+
+    async def close(self) -> None: ...
+    async def retire(self) -> None: ...
+
+
+class _SimPushCall:
+    """Implements dledger.rpc.push_stream.PushCall."""
+
+    broken: tuple[type[Exception], ...] = ()  # what is written to a stream that has broken is lost in silence
+
+    def __init__(self, process: SimProcess, peer: str, stream_id: int) -> None:
+        self._process = process
+        self._peer = peer
+        self._stream_id = stream_id
+        self._stream: PushStream | None = None
+
+    def encode(self, message: PushMessage, payload: Payload) -> tuple[Message, Payload]:
+        return message, payload
+
+    async def open(self) -> int:
+        """As with `wait_for_ready`: in the moment in which the peer can be reached."""
+        rng = self._process.sim.network.rng
+        while (stream := await self._connect()) is None:
+            await asyncio.sleep(rng.randint(*_RECONNECT_MS) / 1000)
+        self._stream = stream
+        incarnation = await self._next()
+        if not isinstance(incarnation, int):
+            raise PeerUnreachable(f"{self._peer} ended the stream at once")
+        stream.is_up = True
+        return incarnation
+
+    async def _connect(self) -> PushStream | None:
+        found: asyncio.Future[PushStream | None] = self._process.loop.create_future()
+
+        def on_stream(stream: PushStream | None) -> None:
+            if not found.done():
+                found.set_result(stream)
+            elif stream is not None:
+                stream.leave()
+
+        self._process.sim.network.connect(self._process, self._peer, self._stream_id, on_stream)
+        return await found
+
+    async def write(self, item: Any) -> None:
+        assert self._stream is not None
+        self._stream.push(item)
+
+    async def done_writing(self) -> None:
+        assert self._stream is not None
+        self._stream.push(None)
+
+    async def read(self) -> PushResponse | None:
+        carried = await self._next()
+        if carried is None:
+            return None
+        assert isinstance(carried, tuple) and isinstance(carried[0], PushResponse)
+        return carried[0]
+
+    async def _next(self) -> Any:
+        assert self._stream is not None
+        try:
+            return await self._stream.leader_end.read()
+        except Broken:
+            raise PeerUnreachable(f"{self._peer}: the stream broke") from None
+
+    def cancel(self) -> None:
+        if self._stream is not None and self._process.alive:
+            self._stream.leave()
+
+
+class _SimReceivedPushes:
+    """Implements dledger.rpc.push_stream.ReceivedPushes."""
+
+    def __init__(self, stream: PushStream) -> None:
+        self._stream = stream
+
+    async def read(self) -> tuple[PushMessage, Payload] | None:
+        return await self._stream.follower_end.read()  # type: ignore[return-value]  # what `encode` made
+
+    async def write(self, response: PushResponse) -> None:
+        self._stream.answer((response, None))
+
+    async def refuse(self, error: InvalidRequest) -> None:
+        raise AssertionError(f"a push stream was refused: {error}")
+
+
+async def answer(process: SimProcess, peer: str, message: Question) -> Answer | DLedgerError:
+    """What a node's PeerService does with a question."""
+    try:
+        return await process.inbound.ask(peer, message)  # type: ignore[return-value]  # it fits the question
+    except TimeoutError:
+        return DLedgerError("the node did not answer in time", code=Code.TIMEOUT)
+    except DLedgerError as error:
+        return error
+
+
+async def receive_pushes(process: SimProcess, stream: PushStream) -> None:
+    """What a node's PeerService does with one push stream."""
+    stream.answer(process.incarnation)
+    receiver = PushReceiver(stream.leader.node_id, stream.stream_id, stream.leader.incarnation)
+    await receiver.serve(process.inbound, _SimReceivedPushes(stream))
+    stream.answer(None)
