@@ -84,6 +84,8 @@ class NameServerConfig(_Section):
     directory: Path  # of the settings; made if it is not there
     listen: Address = DEFAULT_LISTEN
     http_listen: Address | Literal[""] = ""
+    # Names by which requests may call the status page, beside addresses, localhost and those of `listen`.
+    http_allowed_hosts: tuple[str, ...] = ()
     allow_plaintext: bool = False  # beyond loopback
     tls: TlsConfig | None = None
     expiry: ExpiryConfig = ExpiryConfig()
@@ -94,6 +96,16 @@ class NameServerConfig(_Section):
     @classmethod
     def _to_path(cls, value: object) -> object:
         return Path(value) if isinstance(value, str) and value else value
+
+    @field_validator("http_allowed_hosts", mode="before")
+    @classmethod
+    def _to_tuple(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+    @property
+    def http_hosts(self) -> set[str]:
+        """Names by which the status page may be called."""
+        return {self.listen.rpartition(":")[0], *self.http_allowed_hosts}
 
     def refuse_plaintext(self) -> None:
         """ConfigError (PLAINTEXT_REFUSED) if anything would travel unencrypted beyond this machine."""

@@ -13,7 +13,7 @@ path          answer
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib import resources
 from typing import Any
 
@@ -45,6 +45,7 @@ async def start_http(
     unix_ms: Callable[[], int],
     listen: str,
     tls: ssl.SSLContext | None,
+    allowed_hosts: Collection[str] = (),
 ) -> HttpServer:
     """Serve on host:port. ConfigError with PORT_IN_USE or CONFIG_INVALID."""
     exporter = Exporter(server)
@@ -65,7 +66,8 @@ async def start_http(
         page[path] = static(folder.joinpath(name).read_bytes(), content_type)
     for path, (name, content_type) in _FILES_OF_THE_LOG.items():
         page[path] = static(page_file(name), content_type)
-    return await serve_web({**page, "/status": status, "/livez": livez, "/metrics": metrics}, listen, tls)
+    handlers = {**page, "/status": status, "/livez": livez, "/metrics": metrics}
+    return await serve_web(handlers, listen, tls, allowed_hosts=allowed_hosts)
 
 
 def status_to_json(server: NameServer, info: ClusterInfo) -> dict[str, Any]:

@@ -100,7 +100,13 @@ class NameServerProcess:
             if config.http_listen:
                 context = self._tls.http_context() if self._tls and config.tls and config.tls.http else None
                 self._http = await start_http(
-                    self.name_server, self.info, lambda: self.address, unix_ms, config.http_listen, context
+                    self.name_server,
+                    self.info,
+                    lambda: self.address,
+                    unix_ms,
+                    config.http_listen,
+                    context,
+                    config.http_hosts,
                 )
         except BaseException:
             await self.stop()

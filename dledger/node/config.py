@@ -223,6 +223,8 @@ class NodeConfig(_Section):
     peer_addresses: dict[Name, Address] = Field(default_factory=dict)
     listen: Address | Literal[""] = ""  # "": this node's address in members
     http_listen: Address | Literal[""] = ""
+    # Names by which requests may call the status port, beside addresses, localhost and names of members.
+    http_allowed_hosts: tuple[Name, ...] = ()
     http_tls: bool = True  # with [tls]; false: the status page stays in plain text
     allow_plaintext: bool = False  # beyond loopback
     preferred_leaders: tuple[Name, ...] = ()
@@ -240,7 +242,7 @@ class NodeConfig(_Section):
     def _to_path(cls, value: object) -> object:
         return Path(value) if isinstance(value, str) and value else value
 
-    @field_validator("preferred_leaders", mode="before")
+    @field_validator("preferred_leaders", "http_allowed_hosts", mode="before")
     @classmethod
     def _to_tuple(cls, value: object) -> object:
         return tuple(value) if isinstance(value, list) else value
@@ -285,6 +287,12 @@ class NodeConfig(_Section):
     @property
     def listen_address(self) -> str:
         return self.listen or self.address
+
+    @property
+    def http_hosts(self) -> set[str]:
+        """Names by which this node's status port may be called."""
+        addresses = (*self.members.values(), *self.http_members.values())
+        return {address.rpartition(":")[0] for address in addresses}.union(self.http_allowed_hosts)
 
     @property
     def has_http_tls(self) -> bool:

@@ -157,7 +157,9 @@ class NodeServer(OwnerFace):
             await self._grpc.start(self.config.listen_address)
             if self.config.http_listen:
                 context = self._security.http_context if self._security else None
-                self._http = await start_http(self.status, self.config.http_listen, context)
+                self._http = await start_http(
+                    self.status, self.config.http_listen, context, allowed_hosts=self.config.http_hosts
+                )
                 self.status.http_address = self.status.http_address or self._http.address
         except BaseException:
             await self._abandon()

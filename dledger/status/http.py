@@ -18,18 +18,22 @@ path           answer
 `/leader` says what the node *believes*: no lease is used, so a leader that was just cut off says 200 until
 its check-quorum makes it step down. Route by it, but do not build a lock on it: an append is what decides.
 
+A Host header that is none of this server's names is answered 421 (`dledger.status.hosts`).
+
 HEAD gives the same answer without a body, and so does OPTIONS, which HAProxy likes to use for probes.
 """
 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Collection
 from typing import Protocol
 
 from aiohttp import web
 
 from dledger.status import probes
 from dledger.status.cluster import Answer, ClusterCache
+from dledger.status.connections import ConnectionLimits
 from dledger.status.encoding import node_status_to_json
 from dledger.status.model import NodeStatus
 from dledger.status.web import (
@@ -43,6 +47,7 @@ from dledger.status.web import (
 )
 
 PATHS = ("/", "/status", "/cluster", "/leader", "/replica", "/health", "/livez", "/metrics")
+PROBES = ("/leader", "/replica", "/health", "/livez")
 
 _PAGE_FILES = {
     "/": ("index.html", "text/html"),
@@ -70,15 +75,31 @@ class StatusSource(Protocol):
         ...
 
 
-async def start_http(source: StatusSource, listen: str, tls: ssl.SSLContext | None = None) -> HttpServer:
+async def start_http(
+    source: StatusSource,
+    listen: str,
+    tls: ssl.SSLContext | None = None,
+    *,
+    allowed_hosts: Collection[str] = (),
+    limits: ConnectionLimits | None = None,
+) -> HttpServer:
     """Serve `source` on `listen` (host:port, [v6]:port, or :port for all interfaces; port 0: any free one).
 
+    Requests may name the server as `serve_web` says.
     With `tls` it is HTTPS; a certificate loaded into that context later is used from the next connection on.
 
     ConfigError with PORT_IN_USE when somebody else has the port, CONFIG_INVALID when the address is wrong.
     """
     cache = ClusterCache(source.node_status, source.cluster_status)
-    return await serve_web(_handlers(source, cache), listen, tls, on_stop=cache.close)
+    return await serve_web(
+        _handlers(source, cache),
+        listen,
+        tls,
+        allowed_hosts=allowed_hosts,
+        probes=PROBES,
+        limits=limits,
+        on_stop=cache.close,
+    )
 
 
 def _handlers(source: StatusSource, cache: ClusterCache) -> dict[str, WebHandler]:

@@ -5,27 +5,26 @@ Paths below /page/ are files of a page and not told to whoever asks for a path t
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from importlib import resources
 from typing import Any
 
 from aiohttp import web
 
 from dledger.errors import Code, ConfigError
+from dledger.status.connections import ConnectionLimits, ConnectionTable
+from dledger.status.hosts import AllowedHosts
+from dledger.status.listener import Listener
 from dledger.status.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
 
 _log = logging.getLogger(__name__)
 
-# More at once are answered 503 and closed: status must not eat the file descriptors of the log.
-MAX_CONNECTIONS = 256
 _STOP_SECONDS = 1.0
-_HANDSHAKE_SECONDS = 5.0
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -48,18 +47,18 @@ class HttpServer:
     def __init__(
         self,
         runner: web.AppRunner,
-        server: asyncio.Server,
+        listener: Listener,
         address: str,
         on_stop: Callable[[], Awaitable[None]] | None,
     ) -> None:
         self._runner = runner
-        self._server = server
+        self._listener = listener
         self._on_stop = on_stop
         self.address = address
 
     async def stop(self) -> None:
         """Stop listening and close all connections. May be called again."""
-        self._server.close()
+        await self._listener.stop()
         await self._runner.cleanup()
         if self._on_stop is not None:
             await self._on_stop()
@@ -70,37 +69,38 @@ async def serve_web(
     listen: str,
     tls: ssl.SSLContext | None = None,
     *,
+    allowed_hosts: Collection[str] = (),
+    probes: Collection[str] = ("/livez",),
+    limits: ConnectionLimits | None = None,
     on_stop: Callable[[], Awaitable[None]] | None = None,
 ) -> HttpServer:
     """Serve path -> handler on `listen`: host:port, [v6]:port or :port (all interfaces); port 0: any free.
 
+    Requests may name the server by an address, as localhost, by the host of `listen`, by this machine's
+    name, or as `allowed_hosts` says (`AllowedHosts`). `probes`: paths answered when all other slots are busy.
+
     ConfigError with PORT_IN_USE when somebody else has the port, CONFIG_INVALID when the address is wrong.
     """
     host, port = _split(listen)
-    runner = web.AppRunner(
-        _application(handlers), access_log=None, handler_cancellation=True, shutdown_timeout=_STOP_SECONDS
-    )
+    table = ConnectionTable(limits or ConnectionLimits())
+    hosts = AllowedHosts({host, socket.gethostname(), *allowed_hosts})
+    app = _application(handlers, _within_limits(table, frozenset(probes)), _of_hosts(hosts))
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_STOP_SECONDS)
     await runner.setup()
+    assert runner.server is not None, "the runner was set up"
+    listener = Listener(runner.server, table, tls)
     try:
-        server = await asyncio.get_running_loop().create_server(
-            _limited(runner),
-            host or None,
-            port,
-            reuse_address=True,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else _HANDSHAKE_SECONDS,
-        )
+        bound = await listener.start(host, port)
     except OSError as error:
         await runner.cleanup()
         raise _listen_error(listen, error) from error
-    bound = server.sockets[0].getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
-    return HttpServer(runner, server, f"{shown}:{bound}", on_stop)
+    return HttpServer(runner, listener, f"{shown}:{bound}", on_stop)
 
 
-def _application(handlers: Mapping[str, WebHandler]) -> web.Application:
+def _application(handlers: Mapping[str, WebHandler], limits: Any, hosts: Any) -> web.Application:
     paths = [path for path in handlers if not path.startswith("/page/")]
-    app = web.Application(middlewares=[_errors_as_json(paths)])
+    app = web.Application(middlewares=[limits, _errors_as_json(paths), hosts])
     app.on_response_prepare.append(_add_headers)
     for path, handler in handlers.items():
         app.router.add_get(path, handler)  # with HEAD
@@ -164,27 +164,6 @@ def _listen_error(listen: str, error: OSError) -> ConfigError:
     return ConfigError(f"status address {listen}: cannot listen: {error}")
 
 
-class _Refusal(asyncio.Protocol):
-    """A connection above the limit: told why, and closed."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        body = b"too many connections\n"
-        head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        transport.write(head.encode() + body)
-        transport.close()
-
-
-def _limited(runner: web.AppRunner) -> Callable[[], asyncio.BaseProtocol]:
-    server = runner.server
-    assert server is not None, "the runner was set up"
-
-    def accept() -> asyncio.BaseProtocol:
-        return _Refusal() if len(server.connections) >= MAX_CONNECTIONS else server()
-
-    return accept
-
-
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers.update(_HEADERS)
     # Versions of libraries are nobody's business.
@@ -209,5 +188,39 @@ def _errors_as_json(paths: list[str]) -> Any:
             # The status is asked for most when something is wrong: say so, and keep serving the other paths.
             _log.exception("status request failed: %s", request.path)
             return json_answer(request, 500, {"error": "internal error, see the log of this node"})
+
+    return answer
+
+
+def _within_limits(table: ConnectionTable, probes: frozenset[str]) -> Any:
+    @web.middleware
+    async def answer(request: web.Request, handler: WebHandler) -> web.StreamResponse:
+        connection = table.of(request)
+        if connection is None:  # it was closed meanwhile
+            return await handler(request)
+        connection.begin()
+        try:
+            if connection.probes_only and request.path not in probes:
+                response: web.StreamResponse = json_answer(request, 503, {"error": "too many connections"})
+            else:
+                response = await handler(request)
+            if connection.probes_only:
+                response.force_close()
+            return response
+        finally:
+            connection.end()
+
+    return answer
+
+
+def _of_hosts(hosts: AllowedHosts) -> Any:
+    """A page of another site can make a browser ask here by a name of its own that it points here."""
+
+    @web.middleware
+    async def answer(request: web.Request, handler: WebHandler) -> web.StreamResponse:
+        named = request.headers.get("Host")
+        if named is not None and not hosts.allow(named):
+            return json_answer(request, 421, {"error": f"the host {named!r} is not one of this server"})
+        return await handler(request)
 
     return answer
