@@ -3,7 +3,9 @@
 They are RocketMQ's: topicQueueTable, brokerAddrTable, clusterAddrTable, brokerLiveTable. What differs is who
 is believed, as RocketMQ may show two masters of a name until one is forgotten:
 
-- of one node, a registration with a lower role_epoch than the registered one is refused;
+- of one node, a registration with a lower role_epoch than the registered one is refused. A node that has lost
+  its directory begins with a random incarnation, the upper half of its role_epochs: between two incarnations
+  the term decides, and the same term is believed. Only its own incarnation un-registers a node;
 - of two nodes that claim id 0 of a name, the one with the higher *term* has it. The other loses it at once
   and stays without an id until it registers as what it is; a claim with a lower term is refused. The highest
   term is remembered for a while after its master has gone, so that a deposed one cannot take its place;
@@ -41,6 +43,8 @@ NO_SESSION = 0
 NodeKey: TypeAlias = tuple[str, str]
 
 _NO_VERSION = (NO_TERM, -1)
+#: As `dledger.core.raft` counts role_epochs.
+_EPOCHS_PER_INCARNATION = 1 << 32
 
 
 @dataclass(slots=True)
@@ -141,11 +145,11 @@ class RouteTables:
         fence, broker = self._fences.get(name), self._broker_addr_table.get(name)
         if broker is not None:
             known = broker.nodes.get(node_id)
-            if known is not None and given.role_epoch < known.registration.role_epoch:
+            if known is not None and _is_older(given, known.registration):
                 raise NameServerRefused(
                     Status.NAMESRV_STALE_EPOCH,
-                    f"{node_id} of {name}: role_epoch {given.role_epoch}, and "
-                    f"{known.registration.role_epoch} is registered",
+                    f"{node_id} of {name}: role_epoch {given.role_epoch} in term {given.term}, and "
+                    f"{known.registration.role_epoch} in term {known.registration.term} is registered",
                 )
             if broker.cluster != given.cluster:
                 raise NameServerRefused(
@@ -237,7 +241,8 @@ class RouteTables:
             raise NameServerRefused(
                 Status.NAMESRV_BROKER_UNKNOWN, f"{node_id} of {broker_name} is not registered"
             )
-        if role_epoch != ANY_EPOCH and role_epoch < node.registration.role_epoch:
+        newest = node.registration.role_epoch
+        if role_epoch != ANY_EPOCH and (not _is_same_life(role_epoch, newest) or role_epoch < newest):
             raise NameServerRefused(
                 Status.NAMESRV_STALE_EPOCH,
                 f"{node_id} of {broker_name} has registered with role_epoch {node.registration.role_epoch} "
@@ -358,6 +363,16 @@ class RouteTables:
     def write_wiped(self) -> list[str]:
         """Broker names whose write permission is wiped."""
         return sorted(name for name, broker in self._broker_addr_table.items() if broker.write_wiped)
+
+
+def _is_same_life(role_epoch: int, other: int) -> bool:
+    return role_epoch // _EPOCHS_PER_INCARNATION == other // _EPOCHS_PER_INCARNATION
+
+
+def _is_older(given: Registration, known: Registration) -> bool:
+    if _is_same_life(given.role_epoch, known.role_epoch):
+        return given.role_epoch < known.role_epoch
+    return given.term < known.term
 
 
 def _nodes_at(broker: _Broker, address: str) -> list[str]:

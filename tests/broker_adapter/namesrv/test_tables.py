@@ -103,6 +103,28 @@ def test_of_one_node_a_lower_role_epoch_is_refused(world: World) -> None:
     assert world.addresses() == {0: address_of("n1")}
 
 
+@pytest.mark.parametrize("broker_id", [0, 2])
+def test_a_node_that_rejoined_with_a_lower_incarnation_is_believed(world: World, broker_id: int) -> None:
+    """It has lost its directory; the row of its former life is still there."""
+    former, now = 9 << 32, 4 << 32
+    world.register(registration("n1", 0, term=5, role_epoch=former + 7))
+    world.register(registration("n1", broker_id, term=6, role_epoch=now + 1))
+    assert world.addresses() == ({0: address_of("n1")} if broker_id == 0 else {2: address_of("n1")})
+    world.refused(registration("n1", 0, term=5, role_epoch=former + 9), Status.NAMESRV_STALE_EPOCH)
+    world.refused(registration("n1", 0, term=6, role_epoch=now), Status.NAMESRV_STALE_EPOCH)
+    # Nor does its former life un-register it, whose numbers are greater.
+    with pytest.raises(NameServerRefused):
+        world.tables.unregister("broker-a", "n1", former + 9, world.now_ms)
+    world.tables.unregister("broker-a", "n1", now + 1, world.now_ms)
+    assert world.ids() == {}
+
+
+def test_a_node_that_rejoined_is_believed_in_the_same_term(world: World) -> None:
+    world.register(registration("n1", 2, term=5, role_epoch=9 << 32))
+    world.register(registration("n1", 3, term=5, role_epoch=4 << 32))
+    assert world.ids() == {"n1": 3}
+
+
 def test_the_higher_term_takes_id_0_and_the_deposed_master_is_not_published(world: World) -> None:
     world.register(registration("n1", 0, term=5))
     assert world.register(registration("n2", 0, term=6)) == {"orders"}
