@@ -36,6 +36,7 @@ from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.queue_reader import QueueFiles, QueueReader
 from broker_adapter.settings import BrokerSettings
+from broker_adapter.topic_creation import TopicCreation
 from dledger import DLedgerError
 
 T = TypeVar("T")
@@ -84,6 +85,7 @@ class Broker:
         self._info = info
         self._delivered = delivered
         self._turns: dict[str, int] = {}
+        self.creation = TopicCreation(metadata.topic)
 
     def info(self) -> BrokerInfo:
         return self._info()
@@ -186,7 +188,7 @@ class Broker:
     async def ensure_topic(self, name: str) -> TopicConfig:
         """The topic, which comes into being by this if it may."""
         self._writer.check_master()
-        return self._metadata.topic(name) or await self._create(name)
+        return await self.creation.topic(name, partial(self._create, name))
 
     async def put_topic(self, config: TopicConfig) -> None:
         self._writer.check_master()
@@ -246,7 +248,7 @@ class Broker:
 
     async def topic_to_write(self, topic: str) -> TopicConfig:
         """Created if it may be. TopicRefused, IllegalMessage, and what a proposal may raise."""
-        config = self._metadata.topic(topic) or await self._create(topic)
+        config = await self.creation.topic(topic, partial(self._create, topic))
         if not config.perm & PERM_WRITE:
             raise error_for(
                 Status.TOPIC_NOT_WRITABLE, f"topic {topic} takes no messages (perm {config.perm})"
@@ -255,9 +257,8 @@ class Broker:
 
     async def make_topic(self, topic: str) -> None:
         """One of the broker's own making, with one queue, if there is none yet."""
-        if self._metadata.topic(topic) is None:
-            wanted = TopicConfig(topic, read_queues=1, write_queues=1)
-            (await self._proposals.propose(PutTopic(wanted, create_only=True))).check()
+        wanted = TopicConfig(topic, read_queues=1, write_queues=1)
+        await self.creation.topic(topic, partial(self._propose, wanted))
 
     # -- inside -------------------------------------------------------------------------------------------
 
@@ -268,9 +269,11 @@ class Broker:
             text = f"there is no topic {topic}; create it first (auto_create_topics is off)"
             raise error_for(Status.TOPIC_UNKNOWN, text)
         queues = self._settings.default_queues
-        wanted = TopicConfig(topic, read_queues=queues, write_queues=queues)
+        return await self._propose(TopicConfig(topic, read_queues=queues, write_queues=queues))
+
+    async def _propose(self, wanted: TopicConfig) -> TopicConfig:
         (await self._proposals.propose(PutTopic(wanted, create_only=True))).check()
-        return self._known_topic(topic)
+        return self._known_topic(wanted.name)
 
     async def _confirm(self) -> None:
         """Until all that was acknowledged before the call is applied here."""

@@ -18,6 +18,7 @@ from broker_adapter.broker_role import BrokerRoleAdapter
 from broker_adapter.broker_status import BrokerStatus
 from broker_adapter.consume_queue_unit import ConsumeQueueUnit
 from broker_adapter.delivery.commands import Outcome as DeliveryOutcome
+from broker_adapter.delivery.committer import LEAST_ROUND_ENTRIES, ROUND_BYTES, ROUND_ENTRIES
 from broker_adapter.delivery.service import DeliveryService, Topics
 from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.errors import BrokerError, ReadFailed, Status
@@ -84,6 +85,14 @@ def largest_body(max_body_bytes: int, max_batch_bytes: int) -> int:
         )
         raise ConfigError(text, code=Code.CONFIG_INVALID)
     return min(max_body_bytes, max_batch_bytes - _APPEND_OVERHEAD) - _MAX_OVERHEAD
+
+
+def batch_entries(most: int) -> int:
+    """The log's limit of entries in a batch, if a broker can work with it. ConfigError."""
+    if most < LEAST_ROUND_ENTRIES:
+        text = f"limits.max_batch_entries {most}: a broker needs {LEAST_ROUND_ENTRIES} at least"
+        raise ConfigError(text, code=Code.CONFIG_INVALID)
+    return most
 
 
 class DispatchedFiles:
@@ -168,7 +177,7 @@ class BrokerProgram:
             trace=None if self._trace is None else _DispatchTrace(self._trace),
             **options,
         )
-        max_record = config.limits.max_body_bytes
+        max_record, max_entries = config.limits.max_body_bytes, batch_entries(config.limits.max_batch_entries)
         largest = min(settings.max_body_bytes, largest_body(max_record, node.max_batch_bytes))
         self.files = files = DispatchedFiles(node, self.dispatcher)
         self.writer = writer = MessageWriter(
@@ -178,7 +187,7 @@ class BrokerProgram:
             max_command_bytes=max_record - _COMMAND_OVERHEAD,
             timeout_ms=settings.send_timeout_ms,
             max_append_bytes=node.max_batch_bytes,
-            max_append_messages=config.limits.max_batch_entries,
+            max_append_messages=max_entries,
             master=self.master_address,
             node_id=config.node_id,
             on_refused=self._on_refused,
@@ -215,11 +224,18 @@ class BrokerProgram:
             writer,
             reader,
             files,
-            Topics(self.broker.topic_to_write, self.broker.make_topic, groups.make_known),
+            Topics(
+                self.broker.topic_to_write,
+                self.broker.make_topic,
+                groups.make_known,
+                self.broker.creation.is_under_way,
+            ),
             now_ms=node.cluster_time_ms,
             wall_ms=_wall_ms,
             run=self._read,
             new_request_id=lambda: os.urandom(16),
+            max_round_bytes=min(ROUND_BYTES, node.max_batch_bytes // 2),
+            max_round_entries=min(ROUND_ENTRIES, max_entries),
         )
         self.service = BrokerService(self.broker)
         node.add_service(GrpcService(self.service.name, self.service.handler))

@@ -24,6 +24,10 @@ _log = structlog.get_logger(part="delivery")
 
 ROUND_BYTES = 256 << 10
 _ROUND_REQUESTS = 1024
+#: A message of each request, and the command that they share.
+ROUND_ENTRIES = 1 + _ROUND_REQUESTS
+#: With fewer in one append no message can be stored under an id: it comes with the command that says so.
+LEAST_ROUND_ENTRIES = 2
 _ELEMENT_BYTES = 96
 #: Nobody waits so long; a request ends by its own time-out, and by the end of the leadership.
 _ROUND_TIMEOUT_MS = 600_000
@@ -149,7 +153,7 @@ class Committer:
         max_waiting_bytes: int,
         when_idle: Callable[[Callable[[], None]], None],
         max_round_bytes: int = ROUND_BYTES,
-        max_round_entries: int = 1 + _ROUND_REQUESTS,
+        max_round_entries: int = ROUND_ENTRIES,
     ) -> None:
         """`when_idle`: calls back, later, when the loop has nothing else to do. `new_request_id` gives 16
         bytes that are never given twice, on any node. `max_round_bytes`, `max_round_entries`: of one append,

@@ -19,7 +19,7 @@ from broker_adapter.delivery.api import (
     Sent,
 )
 from broker_adapter.delivery.commands import Ack, Change, Changed, QueueKey
-from broker_adapter.delivery.committer import ROUND_BYTES, Committer, Done, Request
+from broker_adapter.delivery.committer import ROUND_BYTES, ROUND_ENTRIES, Committer, Done, Request
 from broker_adapter.delivery.dead_letters import DeadLetters
 from broker_adapter.delivery.handles import Receipt, parse_receipt, receipt_handle
 from broker_adapter.delivery.holder import Holder
@@ -69,6 +69,7 @@ class Topics(NamedTuple):
     to_write: Callable[[str], Awaitable[TopicConfig]]  # BrokerError unless messages may be sent to it
     make: Callable[[str], Awaitable[None]]  # a topic of the broker's own making
     know_group: Callable[[str], Awaitable[None]]
+    is_coming: Callable[[str], bool]  # whether somebody waits for a topic: what comes now is behind him
 
 
 class DeliveryService:
@@ -90,6 +91,7 @@ class DeliveryService:
         run: Callable[[Callable[[], Any]], Awaitable[Any]],
         new_request_id: Callable[[], bytes],
         max_round_bytes: int = ROUND_BYTES,
+        max_round_entries: int = ROUND_ENTRIES,
     ) -> None:
         """`now_ms` is cluster time, `wall_ms` what clients go by; `run` does what blocks, on a reader's
         thread; `new_request_id` gives 16 bytes that are never given twice, on any node."""
@@ -107,6 +109,7 @@ class DeliveryService:
             max_waiting_bytes=delivery.max_waiting_bytes,
             when_idle=when_idle,
             max_round_bytes=max_round_bytes,
+            max_round_entries=max_round_entries,
         )
         self._views = Views()
         self._sender = Sender(state, committer, writer)
@@ -217,7 +220,7 @@ class DeliveryService:
     ) -> bool:
         self._writer.check_master()
         config = self._metadata.topic(topic)
-        if config is None or not config.perm & _PERM_WRITE:
+        if config is None or not config.perm & _PERM_WRITE or self._topics.is_coming(topic):
             return False
         return self._sender.begin(
             config, message, message_id, queue_id, born_host, self._timeout(timeout_ms), done

@@ -174,7 +174,12 @@ class SimBroker:
             self.writer,
             self.reader,
             files,
-            Topics(self.broker.topic_to_write, self.broker.make_topic, self.groups.make_known),
+            Topics(
+                self.broker.topic_to_write,
+                self.broker.make_topic,
+                self.groups.make_known,
+                self.broker.creation.is_under_way,
+            ),
             now_ms=self.node.cluster_time_ms,
             wall_ms=self.node.cluster_time_ms,  # what producers of simulations reckon by
             run=lambda work: self.loop.run_in_executor(None, work),

@@ -12,7 +12,7 @@ import pytest
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
 from broker_adapter.delivery.api import AckStatus, Delivery
-from broker_adapter.errors import ReadFailed, TopicRefused
+from broker_adapter.errors import ReadFailed, Status, TopicRefused, error_for
 from broker_adapter.message import decode
 from broker_adapter.program import BrokerProgram
 from tests.broker_adapter.cluster import brokers, in_step
@@ -189,7 +189,7 @@ async def test_dead_letters_that_cannot_be_moved_are_not_in_front_of_fresh_messa
         program = await cluster.master()
 
         async def refuse(topic: str) -> None:
-            raise TopicRefused("there are too many topics")
+            raise error_for(Status.TOO_MANY_TOPICS, "there are too many topics")
 
         program.delivery._dead_letters._make_topic = refuse
         await program.broker.put_group(GroupConfig("g", retry_max_times=0))

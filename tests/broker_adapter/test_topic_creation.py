@@ -1,0 +1,128 @@
+"""A topic that comes into being by being used: once, and for all in the order in which they came."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.api import OutgoingMessage, TopicConfig
+from broker_adapter.delivery.api import Sent
+from broker_adapter.errors import BrokerError, Status, error_for
+from broker_adapter.message import decode
+from broker_adapter.program import batch_entries
+from broker_adapter.topic_creation import TopicCreation
+from dledger import ConfigError
+from tests.broker_adapter.cluster import brokers, in_step
+
+TOPIC = TopicConfig("t")
+
+
+class Desk:
+    """Topics, and a creation that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, TopicConfig] = {}
+        self.creation = TopicCreation(self.topics.get)
+        self.asked: list[asyncio.Future[None]] = []
+        self.order: list[int] = []
+
+    async def create(self) -> TopicConfig:
+        self.asked.append(asyncio.get_running_loop().create_future())
+        await self.asked[-1]
+        return TOPIC
+
+    async def use(self, number: int) -> None:
+        await self.creation.topic("t", self.create)
+        self.order.append(number)
+
+
+async def test_one_creation_is_under_way_and_nobody_overtakes() -> None:
+    desk = Desk()
+    tasks = [asyncio.create_task(desk.use(number)) for number in range(5)]
+    while not desk.asked:
+        await asyncio.sleep(0)
+    desk.topics["t"] = TOPIC  # applied, and nobody has heard of it
+    tasks.append(asyncio.create_task(desk.use(5)))
+    await asyncio.sleep(0)
+    desk.asked[0].set_result(None)
+    while desk.creation.is_under_way("t"):
+        if len(tasks) == 6 and desk.order:
+            tasks.append(asyncio.create_task(desk.use(6)))
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks)
+    assert (desk.order, len(desk.asked)) == (list(range(7)), 1)
+    await desk.use(7)  # at once
+
+
+async def test_what_a_creation_failed_with_all_get_who_waited_for_it() -> None:
+    desk = Desk()
+    tasks = [asyncio.create_task(desk.use(number)) for number in range(5)]
+    while not desk.asked:
+        await asyncio.sleep(0)
+    desk.asked[0].set_exception(error_for(Status.TOO_MANY_TOPICS, "too many"))
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [one.status for one in ends if isinstance(one, BrokerError)] == [Status.TOO_MANY_TOPICS] * 5
+    assert (len(desk.asked), desk.creation.is_under_way("t")) == (1, False)
+
+
+async def test_whoever_creates_and_goes_leaves_that_to_the_next_one() -> None:
+    desk = Desk()
+    first, second = [asyncio.create_task(desk.use(number)) for number in range(2)]
+    while not desk.asked:
+        await asyncio.sleep(0)
+    first.cancel()
+    while len(desk.asked) < 2:
+        await asyncio.sleep(0)
+    desk.asked[1].set_result(None)
+    await second
+    assert desk.order == [1]
+
+
+@pytest.mark.parametrize("way", ["by delivery", "by the broker"])
+async def test_pipelined_sends_to_a_topic_that_is_not_there_are_stored_in_order(
+    tmp_path: Path, way: str
+) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        proposed = program.metadata.applied_index
+        count = 200
+        done: list[asyncio.Future[Sent | BrokerError]] = []
+
+        def send(number: int) -> None:
+            message = OutgoingMessage(b"%d" % number)
+            if way == "by the broker":
+                done.append(asyncio.ensure_future(program.broker.send("t", [message], queue_id=0)))  # type: ignore[arg-type]
+                return
+            began: asyncio.Future[Sent | BrokerError] = asyncio.Future()
+            fields = {"message_id": f"{number}", "queue_id": 0}
+            if program.delivery.begin_send("t", message, done=began.set_result, **fields):  # type: ignore[arg-type]
+                done.append(began)
+            else:
+                done.append(asyncio.ensure_future(program.delivery.send("t", message, **fields)))  # type: ignore[arg-type]
+
+        for number in range(count):
+            send(number)
+            if number % 5 == 0:
+                await asyncio.sleep(0)
+        await asyncio.gather(*done)
+        await in_step(program)
+        found = await program.broker.pull("t", 0, 0, max_messages=count)
+        assert [decode(one).body for one in found.records] == [b"%d" % number for number in range(count)]
+        assert program.metadata.applied_index - proposed <= count + 1
+        assert program.metadata.refused == 0
+
+
+async def test_delivery_rounds_keep_to_the_logs_limit_of_entries(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1, limits={"max_batch_entries": 8}) as cluster:
+        delivery = (await cluster.master()).delivery
+        await delivery.send("t", OutgoingMessage(b"first"), message_id="first")
+        sends = [delivery.send("t", OutgoingMessage(b"x"), message_id=f"{number}") for number in range(100)]
+        assert len(await asyncio.gather(*sends)) == 100
+
+
+def test_a_limit_of_entries_that_no_round_can_keep_to_is_refused_at_the_start() -> None:
+    assert batch_entries(2) == 2
+    with pytest.raises(ConfigError):
+        batch_entries(1)
