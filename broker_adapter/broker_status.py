@@ -122,6 +122,11 @@ class BrokerStatus:
             ("broker_delivery_held_bytes", "Bytes of delayed and half messages.", delivery.held_bytes),
             ("broker_delivery_waiting_receives", "Receives that wait.", delivery.waiting_receives),
             (
+                "broker_loop_lag_seconds",
+                "How late the event loop was at most, in the last minute or two.",
+                program.loop_lag.longest_s,
+            ),
+            (
                 "broker_waiting_receives",
                 "Calls of RocketMQ 5 clients that wait for messages.",
                 clients.waiting_receives,
@@ -143,6 +148,7 @@ class BrokerStatus:
             ),
             ("broker_delivery_dead_letters", "Messages given too often.", delivery.dead_letters),
             ("broker_delivery_appends", "Appends, each of many requests.", delivery.rounds),
+            ("broker_loop_stalls", "Times that the event loop was late by 0.1 s.", program.loop_lag.stalls),
             ("broker_delivery_damaged", "Commands that could not be read.", delivery.damaged),
         )
         for name, text, value in counters:

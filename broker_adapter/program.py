@@ -25,6 +25,7 @@ from broker_adapter.errors import BrokerError, ReadFailed, Status
 from broker_adapter.group_service import GroupService
 from broker_adapter.host import Host
 from broker_adapter.index_layout import IndexShape
+from broker_adapter.loop_lag import LoopLag
 from broker_adapter.message import Version, record_size
 from broker_adapter.message_writer import MessageWriter
 from broker_adapter.messaging.access.guard import Guard
@@ -157,6 +158,7 @@ class BrokerProgram:
         self._registrar: Registrar | None = None
         self._topics: Mapping[str, Any] = {}
         self._topics_version = 0
+        self.loop_lag = LoopLag()
         self.delivery_state = DeliveryState(
             on_outcomes=self._on_outcomes, first_offset=lambda *queue: self.metadata.first_offset(*queue)
         )
@@ -217,26 +219,7 @@ class BrokerProgram:
             self.info,
             self.delivery_state.offsets_of,
         )
-        self.delivery = DeliveryService(
-            settings,
-            self.delivery_state,
-            self.metadata,
-            writer,
-            reader,
-            files,
-            Topics(
-                self.broker.topic_to_write,
-                self.broker.make_topic,
-                groups.make_known,
-                self.broker.creation.is_under_way,
-            ),
-            now_ms=node.cluster_time_ms,
-            wall_ms=_wall_ms,
-            run=self._read,
-            new_request_id=lambda: os.urandom(16),
-            max_round_bytes=min(ROUND_BYTES, node.max_batch_bytes // 2),
-            max_round_entries=min(ROUND_ENTRIES, max_entries),
-        )
+        self.delivery = self._make_delivery(files, reader, groups, max_entries)
         self.service = BrokerService(self.broker)
         node.add_service(GrpcService(self.service.name, self.service.handler))
         self._serve_clients(largest)
@@ -254,8 +237,34 @@ class BrokerProgram:
         node.add_metrics(status.metrics)
         return node
 
+    def _make_delivery(
+        self, files: DispatchedFiles, reader: QueueReader, groups: GroupService, max_entries: int
+    ) -> DeliveryService:
+        node = self.node
+        return DeliveryService(
+            self.settings,
+            self.delivery_state,
+            self.metadata,
+            self.writer,
+            reader,
+            files,
+            Topics(
+                self.broker.topic_to_write,
+                self.broker.make_topic,
+                groups.make_known,
+                self.broker.creation.is_under_way,
+            ),
+            now_ms=node.cluster_time_ms,
+            wall_ms=_wall_ms,
+            run=self._read,
+            new_request_id=lambda: os.urandom(16),
+            max_round_bytes=min(ROUND_BYTES, node.max_batch_bytes // 2),
+            max_round_entries=min(ROUND_ENTRIES, max_entries),
+        )
+
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self.loop_lag.start()
         if self.node.node_status().flush_mode != "SYNC_FLUSH":
             self.adapter.master_role = BrokerRole.ASYNC_MASTER
         if self.settings.namesrv:
@@ -273,6 +282,7 @@ class BrokerProgram:
         """Leadership goes first. Until clients have been told to go elsewhere, their calls are held for the
         new master and handed on to it."""
         self.writer.stop()
+        self.loop_lag.stop()
         # What is in the log already is committed in a moment: better an answer than a doubt.
         await asyncio.gather(self.service.drain(_DRAIN_S), self.clients.handlers.drain(_DRAIN_S))
         self.broker.held.close()

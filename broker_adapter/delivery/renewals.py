@@ -24,7 +24,7 @@ from broker_adapter.settings import DeliverySettings
 _log = structlog.get_logger(part="delivery")
 
 #: Messages and clients that one step of the loop looks at, and messages of one request.
-MOST_AT_ONCE = 1_000
+MOST_AT_ONCE = 250
 #: Between two steps (seconds): the loop is for others meanwhile.
 _PAUSE_S = 0.002
 #: What has reached its client is told to the log after this at the latest.

@@ -23,7 +23,7 @@ from broker_adapter.settings import DeliverySettings
 _log = structlog.get_logger(part="delivery")
 
 #: Queues of one step of the loop, and messages of one command.
-_QUEUES, _MESSAGES = 200, 1_000
+_QUEUES, _MESSAGES = 50, 1_000
 _PAUSE_S = 0.005
 #: While half of what may be pending is, nobody has to want a message for so long only.
 _SCARCE_MS = 600_000
