@@ -277,6 +277,10 @@ class Leadership:
             probe = min(p.next_index, log.end_index + 1) - 1 if response.type is PushType.APPEND else failed
             if response.code is Code.INDEX_LESS_THAN_LOCAL_BEGIN:
                 probe = response.ledger_begin_index - 1
+            elif response.conflict_index >= 0:
+                # Damage: what is pushed from before it on tells the follower what belongs there, and where to
+                # cut, if some of what is damaged is in no other log.
+                probe = min(probe, response.conflict_index - 1)
             self._probe_later(p, max(log.base.index, min(probe, log.end_index)))
             return
         probe = response.conflict_index - 1

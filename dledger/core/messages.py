@@ -152,6 +152,7 @@ class PushResponse:
     INCONSISTENT_STATE: `index` is the probe that failed; `conflict_term` is the term of the follower's entry
     there (-1: it has none), `conflict_index` the first index it holds of that term (or its end + 1).
     EXPIRED_TERM: `term` is higher than the leader's.
+    DATA_DAMAGED: `conflict_index` is the first entry of the damage that was met, -1 if that is not known yet.
     """
 
     term: int

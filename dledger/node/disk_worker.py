@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Protocol
 
-from dledger.core.values import Base, FlushMode, HardState
+from dledger.core.values import Base, FlushMode, HardState, Tail
 from dledger.errors import Code, DLedgerError, StorageError
 from dledger.node.late_bytes import LateBytes
 from dledger.node.logs import get_logger
@@ -35,7 +35,7 @@ class WritableStore(Protocol):
     def append(self, batches: Sequence[Batch]) -> None: ...
     def sync(self) -> int: ...
     def drop_cached(self, begin_pos: int, end_pos: int) -> None: ...
-    def truncate_after(self, index: int) -> None: ...
+    def truncate_after(self, index: int, tail: Tail | None = None) -> None: ...
     def reset_to(self, base: Base) -> None: ...
     def purge_to(self, base: Base) -> None: ...
     def save_hard_state(self, state: HardState) -> None: ...
@@ -210,8 +210,8 @@ class DiskWorker:
     def _do(self, job: TruncateJob | HardStateJob | CheckpointJob | ResetJob | PurgeJob | CallJob) -> None:
         self._busy_since = monotonic()  # whatever it is: what is queued behind it waits
         match job:
-            case TruncateJob(generation, last_index, term):
-                self._store.truncate_after(last_index)
+            case TruncateJob(generation, last_index, term, tail):
+                self._store.truncate_after(last_index, tail)
                 self._sync()
                 self._deliver(StoredReport(generation, last_index, term))
             case ResetJob(generation, base):

@@ -10,10 +10,46 @@ from dledger.core.raft import RaftCore
 from dledger.core.values import Tail, TermRun
 from dledger.errors import Code
 from dledger.node.admission import Admission
-from dledger.store.api import LogStore
+from dledger.store.api import Damage, EntryDamaged, LogStore
 from dledger.store.batch import Batch, DamagedBatch, parse_batches
 
 TailAt = Callable[[int], Tail]
+
+
+class PushedTails:
+    """Ends of batches that a leader has pushed. Where entries are known to be damaged here, they say what the
+    log has there: the same index and term is the same entry (rule 6)."""
+
+    def __init__(self, log: LogView, store: LogStore, tail_at: TailAt) -> None:
+        """`tail_at`: by the log's own bytes."""
+        self._log = log
+        self._store = store
+        self._tail_at = tail_at
+        self._last: Tail | None = None  # of the newest push
+        self.incoming: list[Batch] = []  # the one that is being received
+
+    def received(self) -> None:
+        if self.incoming:
+            self._last = self.incoming[-1].tail
+            self.incoming = []
+
+    def of_push(self, index: int) -> Tail | None:
+        for batch in self.incoming:
+            if batch.last_index == index:
+                return batch.tail
+        last = self._last
+        return last if last and last.index == index and self._log.holds(index, last.term) else None
+
+    def at(self, index: int, *, on_disk: bool = False) -> Tail:
+        """EntryDamaged if neither this log nor what was pushed last can tell, or if the damage is news: it is
+        noted before anything is built upon it. `on_disk`: whatever is cached."""
+        try:
+            return (self._store.tail_at if on_disk else self._tail_at)(index)
+        except EntryDamaged as error:
+            tail = self.of_push(index)
+            if tail is None or damage_met(self._store, error) is None:
+                raise
+            return tail
 
 
 def lacks_room(core: RaftCore, admission: Admission, store: LogStore, incoming: Sequence[Batch]) -> bool:
@@ -33,6 +69,13 @@ def chain_matches(log: LogView, tail_at: TailAt, message: Compare) -> bool | Non
     if message.index <= log.base.index or not log.holds(message.index, message.index_term):
         return None
     return tail_at(message.index).chain_crc == message.chain_crc
+
+
+def damage_met(store: LogStore, error: DamagedBatch | EntryDamaged) -> Damage | None:
+    """The damage of this log that the error comes from; None if it is not known yet, or is in the push."""
+    if not isinstance(error, EntryDamaged):
+        return None
+    return next((d for d in store.damages if d.first_index <= error.index <= d.last_index), None)
 
 
 def parse_push(
@@ -63,17 +106,18 @@ def parse_push(
     return batches
 
 
-def check_cut(core: RaftCore, store: LogStore, tail_at: TailAt, message: Append | Truncate) -> None:
-    """EntryDamaged if the message would make the log end at an entry that cannot be read: to cut behind it,
-    its end has to be known."""
+def check_cut(core: RaftCore, pushed: PushedTails, message: Append | Truncate) -> None:
+    """EntryDamaged if the message would make the log end at an entry that cannot be read and was not pushed
+    just now: to cut behind it, its end has to be known."""
     cut = core.following.cut_by(message)
     if cut is not None:
         # The disk thread will ask the store, whatever is cached.
-        (store.tail_at if cut - 1 <= core.log.durable_index else tail_at)(cut - 1)
+        pushed.at(cut - 1, on_disk=cut - 1 <= core.log.durable_index)
 
 
-def refusal(core: RaftCore, message: Message, code: Code) -> PushResponse:
-    """The leader then compares again, after a while, at the index before what was refused."""
+def refusal(core: RaftCore, message: Message, code: Code, damage: Damage | None = None) -> PushResponse:
+    """The leader then compares again, after a while, at the index before what was refused, or before the
+    damage that was met."""
     assert isinstance(message, Append | Compare | Truncate)
     log = core.log
     is_probe = isinstance(message, Compare)
@@ -86,6 +130,7 @@ def refusal(core: RaftCore, message: Message, code: Code) -> PushResponse:
         message.prev_index if isinstance(message, Append) else message.index - (not is_probe),
         log.begin_index,
         log.end_index,
+        conflict_index=-1 if damage is None else damage.first_index,
         counts=not core.hard_state.is_barred,
         has_room=core.has_room and code is not Code.DISK_FULL,
         owner=core.owner,

@@ -51,11 +51,12 @@ from dledger.core.messages import Append, Compare, Message, Truncate
 from dledger.core.raft import RaftCore
 from dledger.core.values import Base, CoreConfig, OwnerFitness, Role, Tail
 from dledger.errors import Code, DLedgerError, NotLeader, Overloaded, StorageError, error_for
+from dledger.node import pushes
 from dledger.node.admission import NO_ROOM, Admission, AppendLimits, ExpiryUnconfirmed, RoomIsComing
 from dledger.node.held import HeldMessages
 from dledger.node.log_state import LogState
 from dledger.node.parking import ParkedAppend, Parking
-from dledger.node.pushes import chain_matches, check_cut, lacks_room, parse_push, refusal
+from dledger.node.pushes import PushedTails, parse_push, refusal
 from dledger.node.rebuilding import Rebuilding, Rebuilt
 from dledger.node.replica_status import ReplicaStatus, status_of
 from dledger.node.retainer import Retainer
@@ -118,7 +119,7 @@ class Replica:
         self.rebuilding = Rebuilding(self)
         self.purge_to: Base | None = None  # of a committed PURGE that is still to be carried out
         self._effects: deque[Effect] = deque()
-        self._incoming: list[Batch] = []  # batches of the Append that is being received
+        self._pushed = PushedTails(log, store, self._tail_at)
         self._hard_states_submitted = 0
         self._hard_states_saved = 0
         self._held = HeldMessages()
@@ -165,13 +166,13 @@ class Replica:
         matches: bool | None = None
         try:
             if isinstance(message, Compare):
-                matches = chain_matches(self.core.log, self._tail_at, message)
+                matches = pushes.chain_matches(self.core.log, self._tail_at, message)
             elif isinstance(message, Append):
-                size = self.store.data_file_size
-                self._incoming = parse_push(self.core, self._tail_at, message, payload, data_file_size=size)
-                check_cut(self.core, self.store, self._tail_at, message)
-            else:
-                check_cut(self.core, self.store, self._tail_at, message)
+                self._pushed.incoming = parse_push(
+                    self.core, self._pushed.at, message, payload, data_file_size=self.store.data_file_size
+                )
+            if not isinstance(message, Compare):
+                pushes.check_cut(self.core, self._pushed, message)
         except (DamagedBatch, EntryDamaged) as error:
             # Bytes that do not check out change nothing, and what is here and cannot be read is not built
             # upon: the leader compares again, and sends anew what is right by then.
@@ -179,18 +180,19 @@ class Replica:
                 self.suspects.append(error.index)
             else:
                 self.admission.count_limit("damaged_push")
-            self._incoming = []
-            self._send(peer, refusal(self.core, message, error.code), None)
+            self._pushed.incoming = []
+            answer = refusal(self.core, message, error.code, pushes.damage_met(self.store, error))
+            self._send(peer, answer, None)
             return
         except StorageError as error:
             self.shell.fatal(error)
             return
-        if lacks_room(self.core, self.admission, self.store, self._incoming):
+        if pushes.lacks_room(self.core, self.admission, self.store, self._pushed.incoming):
             self.admission.count_limit("disk_reserve_bytes")
             self._send(peer, refusal(self.core, message, Code.DISK_FULL), None)
         else:
             self._step(Receive(peer, message, matches), now_ms)
-        self._incoming = []
+        self._pushed.received()
 
     def append(
         self,
@@ -517,10 +519,11 @@ class Replica:
     def _store_entries(self, effect: StoreEntries, now_ms: int) -> None:
         """Follower: the core has taken the entries from first_index on of the Append in hand."""
         message, first_index = effect.message, effect.first_index
-        fresh = [batch for batch in self._incoming if batch.first_index >= first_index]
+        incoming = self._pushed.incoming
+        fresh = [batch for batch in incoming if batch.first_index >= first_index]
         assert fresh and fresh[0].first_index == first_index, "logs part and meet at ends of batches only"
-        known = len(self._incoming) - len(fresh)
-        if known and self._incoming[known - 1].tail != self.log_tail:
+        known = len(incoming) - len(fresh)
+        if known and incoming[known - 1].tail != self.log_tail:
             # Rule 6, as for a COMPARE: the same index and term, but not the same entry.
             self._effects.clear()
             self.core.fatal(
@@ -534,13 +537,12 @@ class Replica:
 
     def _truncate(self, last_index: int, generation: int) -> None:
         # What is left may end with a batch of the push in hand, which was verified just now.
-        kept = next((batch for batch in self._incoming if batch.last_index == last_index), None)
-        tail = kept.tail if kept is not None else self._tail_at(last_index)
+        tail = self._pushed.of_push(last_index) or self._tail_at(last_index)
         self.cache.truncate_after(last_index)
         self.log_tail = tail
         self.admission.truncate_after(tail)
         self.rebuilding.truncated(last_index)
-        self.shell.submit(TruncateJob(generation, last_index, tail.term))
+        self.shell.submit(TruncateJob(generation, last_index, tail.term, tail))
 
     def _reset(self, base: Base, generation: int) -> None:
         """The leader's log begins after ours ended: begin where it does (INSTALL_BASE)."""

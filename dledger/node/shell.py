@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from dledger.core.messages import Message
-from dledger.core.values import Base, HardState, Role
+from dledger.core.values import Base, HardState, Role, Tail
 from dledger.errors import DLedgerError
 from dledger.store.batch import Batch
 
@@ -42,12 +42,13 @@ class WriteJob:
 
 @dataclass(slots=True)
 class TruncateJob:
-    """Disk: store.truncate_after(last_index), then store.sync(), so that what is left is durable even though
-    completions of earlier writes are void now; then report `replica.stored(generation, last_index, term)`."""
+    """Disk: store.truncate_after(last_index, tail), then store.sync(), so that what is left is durable even
+    though completions of earlier writes are void now; then `replica.stored(generation, last_index, term)`."""
 
     generation: int
     last_index: int
     term: int  # of the entry at last_index
+    tail: Tail | None = None  # the same entry's end, should it be damaged on the disk
 
 
 @dataclass(slots=True)

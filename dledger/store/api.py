@@ -221,10 +221,11 @@ class LogStore(Protocol):
     def drop_cached(self, begin_pos: int, end_pos: int) -> None:
         """What is durable between these positions will hardly be read soon: it may leave the page cache."""
 
-    def truncate_after(self, index: int) -> None:
+    def truncate_after(self, index: int, tail: Tail | None = None) -> None:
         """Remove, durably, all after `index`, which ends a batch and is not below the base (asserted).
 
-        StorageError DATA_DAMAGED, with nothing changed, if `index` lies within a damage.
+        StorageError DATA_DAMAGED, with nothing changed, if `index` lies within a damage; unless `tail`, the
+        end there as another member has it, says what the log ends with then.
         """
 
     def borders(self) -> list[Base]:

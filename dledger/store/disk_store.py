@@ -321,15 +321,21 @@ class DiskLogStore:
             if error.code is not Code.DISK_FULL:
                 raise
 
-    def truncate_after(self, index: int) -> None:
+    def truncate_after(self, index: int, tail: Tail | None = None) -> None:
         assert self._base.index <= index <= self._tail.index, (
             f"truncate after {index}, end {self._tail.index}"
         )
         if index == self._tail.index:
             return
-        if index > self._base.index and all(known.after.index != index for known in self._damages):
-            assert self.entry(index).ends_batch, f"entry {index} does not end a batch"
-        tail = self.tail_at(index)
+        end_is_damaged = False
+        try:
+            if index > self._base.index and all(known.after.index != index for known in self._damages):
+                assert self.entry(index).ends_batch, f"entry {index} does not end a batch"
+            tail = self.tail_at(index)
+        except EntryDamaged:
+            if tail is None:
+                raise
+            end_is_damaged = True
         with self._space.files_lock, self._writing("truncate"):
             self._generation += 1
             self._reader.cut(index, self._generation)
@@ -337,8 +343,9 @@ class DiskLogStore:
             self._durable = min(self._durable, tail)
             self._committed = min(self._committed, self._durable.index)
             self._term_runs = [run for run in self._term_runs if run.first_index <= index]
-            if self._checkpoint_tail is not None and self._checkpoint_tail.index > index:
-                # A checkpoint above the end of the log would be evidence of damage.
+            if end_is_damaged or (self._checkpoint_tail is not None and self._checkpoint_tail.index > index):
+                # A checkpoint above the end of the log would be evidence of damage. If the end is damaged,
+                # a start has to know how far the log had reached.
                 self._write_checkpoint(self._base)
             # The index first: what has no index record may vanish at any point without being missed.
             self._index.cut((index + 1) * INDEX_RECORD_SIZE)

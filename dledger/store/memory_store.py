@@ -200,7 +200,7 @@ class MemoryLogStore:
     def drop_cached(self, begin_pos: int, end_pos: int) -> None:
         pass  # there is no page cache
 
-    def truncate_after(self, index: int) -> None:
+    def truncate_after(self, index: int, tail: Tail | None = None) -> None:
         assert self._base.index <= index <= self.end_index, f"truncate after {index}, end {self.end_index}"
         if index == self.end_index:
             return

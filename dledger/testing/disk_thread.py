@@ -115,7 +115,7 @@ class DiskThread:
                 self._report(StoredReport(job.generation, last.last_index, last.term))
             case TruncateJob():
                 process.sim.invariants.truncating(process.node_id, job.last_index)
-                process.store.truncate_after(job.last_index)
+                process.store.truncate_after(job.last_index, job.tail)
                 process.sim.invariants.truncated(process.node_id, job.last_index)
                 process.store.sync()
                 process.sim.invariants.synced(process.node_id)

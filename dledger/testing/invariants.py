@@ -145,11 +145,12 @@ class Invariants:
         self.counts["truncations"] += 1
         if process.replica.core.role is Role.LEADER:
             raise Violation("leader append-only", f"{mirror.node_id} truncates while it leads")
-        if last_index < process.replica.core.committed_index:
+        # What was committed here before this step: a push may cut, and commit what it puts there.
+        seen = self._seen.get((process.node_id, process.incarnation))
+        if seen is not None and last_index < seen.committed_index:
             raise Violation(
                 "committed is forever",
-                f"{mirror.node_id} truncates after {last_index},"
-                f" committed {process.replica.core.committed_index}",
+                f"{mirror.node_id} truncates after {last_index}, committed {seen.committed_index}",
             )
         if not mirror.view.ends_at(last_index):
             raise Violation(

@@ -179,8 +179,8 @@ class Host:
                 self.store.sync()
                 last = batches[-1]
                 self.replica.stored(self.now, generation, last.last_index, last.term)
-            case TruncateJob(generation, last_index, term):
-                self.store.truncate_after(last_index)
+            case TruncateJob(generation, last_index, term, tail):
+                self.store.truncate_after(last_index, tail)
                 self.store.sync()
                 self.replica.stored(self.now, generation, last_index, term)
             case ResetJob(generation, base):

@@ -8,7 +8,7 @@ from threading import Event
 
 import pytest
 
-from dledger.core.values import EMPTY_TAIL, Base, FlushMode, HardState
+from dledger.core.values import EMPTY_TAIL, Base, FlushMode, HardState, Tail
 from dledger.errors import Code, DLedgerError, StorageError
 from dledger.node import disk_worker, late_bytes
 from dledger.node.disk_worker import CheckpointJob, DiskWorker, HardStateReport, Report, StoredReport
@@ -51,7 +51,7 @@ class FakeStore:
     def drop_cached(self, begin_pos: int, end_pos: int) -> None:
         self._do(f"drop {begin_pos}..{end_pos}")
 
-    def truncate_after(self, index: int) -> None:
+    def truncate_after(self, index: int, tail: Tail | None = None) -> None:
         self._do(f"truncate {index}")
 
     def reset_to(self, base: Base) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 import pytest
 
 from dledger.store.disk import CrashKind
-from tests.sim.cluster import SOON_MS
+from dledger.testing.sim_disk import CrashPoint
+from tests.sim.cluster import KINDS, SOON_MS
 from tests.sim.test_damage_scenarios import Damaged
 
 NEVER_MS = 1 << 40
@@ -22,8 +23,9 @@ WHERE = ["header", "body"]
 class Restarted(Damaged):
     """No checkpoint is written, not even at the border of a file: a start looks at the whole log."""
 
-    def __init__(self, nodes: int = 3) -> None:
-        super().__init__(nodes, checkpoint_every_ms=NEVER_MS, scrub_every_ms=0, data_file_size=64 << 10)
+    def __init__(self, nodes: int = 3, **changes: object) -> None:
+        options = {"checkpoint_every_ms": NEVER_MS, "scrub_every_ms": 0, "data_file_size": 64 << 10} | changes
+        super().__init__(nodes, **options)
 
     def lose_power(self) -> None:
         for node_id in self.profile.node_ids:
@@ -147,3 +149,92 @@ def test_damage_in_what_only_its_node_had_is_cut_by_a_leader_that_needs_its_vote
     c.run_until(lambda: not c.flips.nodes, limit_ms=SOON_MS)
     c.end()
     assert c.flips.check_all_repaired()
+
+
+class Parted(Restarted):
+    """One node has entries that were never committed, and all have lost power. On it, one damage reaches
+    from what all have into what only it has; `shared`: so many batches of the former."""
+
+    def __init__(self, where: str, shared: int = 1, **changes: object) -> None:
+        super().__init__(**changes)  # type: ignore[arg-type]
+        self.old = self.begin_with(8)
+        self.other, self.third = self.others(self.old)
+        self.last_shared = self.end_of(self.old)
+        self.isolate(self.old)
+        for _ in range(4):
+            self.write(self.old, 2)
+        self.run_for(200)
+        self.run_until(lambda: self.leader() not in (None, self.old), limit_ms=SOON_MS)
+        self.must_store(self.leader())
+        self.run_until(lambda: self.end_of(self.other) == self.end_of(self.third), limit_ms=SOON_MS)
+        self.run_for(200)
+        self.lose_power()
+        index = self.last_shared
+        self.flip(self.old, self.batch_of(self.old, index + 1), where)
+        for _ in range(shared):
+            batch = self.batch_of(self.old, index)
+            self.flip(self.old, batch, where)
+            index = batch.first_index - 1
+        self.first_damaged = index + 1
+
+    def must_be_repaired(self) -> None:
+        self.run_until(lambda: not self.flips.nodes, limit_ms=SOON_MS)
+        self.end()
+        assert self.flips.check_all_repaired()
+
+    def must_have_one_damage_over_the_parting(self) -> None:
+        [damage] = self.process(self.old).store.damages
+        assert damage.first_index == self.first_damaged <= self.last_shared < damage.last_index
+
+
+@pytest.mark.parametrize("shared", [1, 3])
+@pytest.mark.parametrize("where", WHERE)
+def test_damage_over_the_place_where_the_logs_part_is_cut_and_repaired(where: str, shared: int) -> None:
+    """No other log has all of it, so nobody can repair it as it is, and the leader needs this node's vote."""
+    c = Parted(where, shared)
+    c.boot_all([c.old, c.other])
+    c.must_have_one_damage_over_the_parting()
+    c.must_lead_and_store()
+    assert c.leader() == c.other and c.counts["truncations"] == 1
+    c.must_be_repaired()
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_what_is_shared_of_such_damage_may_take_many_pushes(where: str) -> None:
+    c = Parted(where, 5, max_push_bytes=1)
+    c.boot_all([c.old, c.other])
+    c.must_have_one_damage_over_the_parting()
+    c.must_lead_and_store()
+    c.must_be_repaired()
+
+
+@pytest.mark.parametrize("shared", [1, 3])
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_crash_right_after_the_cut_loses_nothing(kind: CrashKind, where: str, shared: int) -> None:
+    """The log ends in the damage then: the next start knows how far it had reached."""
+    c = Parted(where, shared)
+    c.boot_all([c.old, c.other, c.third])
+    c.must_have_one_damage_over_the_parting()
+    store = c.process(c.old).store
+    c.run_until(lambda: store.damages[0].last_index <= c.last_shared, limit_ms=SOON_MS)
+    c.crash(c.old, kind)
+    c.run_for(50)
+    c.boot(c.old)
+    c.must_be_repaired()
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_crash_in_any_disk_operation_of_the_cut_loses_nothing(where: str) -> None:
+    for operations in range(1, 40, 2):
+        c = Parted(where, 2)
+        c.boot_all([c.old, c.other, c.third])
+        node = c.nodes[c.old]
+        replica = c.process(c.old).replica
+        end = replica.core.log.end_index
+        c.run_until(lambda r=replica, end=end: r.core.log.end_index < end, limit_ms=SOON_MS)  # type: ignore[misc]
+        node.restart_after_ms = 50
+        node.crash_kind = KINDS[operations % 4 // 2]
+        node.host.crash_within(operations, CrashPoint.BEFORE)
+        c.run_for(300)
+        c.must_be_repaired()
