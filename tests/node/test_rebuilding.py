@@ -59,12 +59,16 @@ def test_a_node_that_reads_its_log_votes_follows_and_does_not_lead() -> None:
     assert back.core.may_lead and back.shell.is_rebuilt and back.replica.rebuilding.text() == ""
 
 
-def test_a_job_that_has_read_what_is_truncated_meanwhile_is_void() -> None:
+@pytest.mark.parametrize("lost", ["a batch of two entries", "the last entry"])
+def test_a_job_that_has_read_what_is_truncated_meanwhile_is_void(lost: str) -> None:
     world = World("a", "b", "c")
     old = world.elect("a")
     session = with_session(world, old, 2)
     world.cut = {"a"}
-    old.append("lost", b"lost", session=(session, 3))
+    if lost == "the last entry":
+        old.append("lost", open_session=True)
+    else:
+        old.append("lost", b"lost", session=(session, 3))
     old.disk()
     world.cut = {"a"}
     back = restarted(world, "a")
@@ -149,6 +153,32 @@ def repair(host: Host, source: Host) -> None:
         at = step.next_index
     for damage in store.damages:
         store.repair(source.store.read(damage.first_index, damage.last_index, 1 << 20, whole_batches=True))
+
+
+@pytest.mark.parametrize("lost", ["one entry", "a batch"])
+def test_a_job_that_meets_damage_waits_for_the_repair_or_goes_on_behind_what_others_have_purged(
+    lost: str,
+) -> None:
+    world = World("a", "b", "c")
+    session = with_session(world, world.elect("a"), 3)
+    back = restarted(world, "b")
+    store = back.store
+    assert isinstance(store, MemoryLogStore)
+    at = session if lost == "one entry" else session + 1
+    store.corrupt(at)
+    back.rebuild()
+    assert back.replica.suspects == [at], "nobody looks for the damage"
+    back.pass_time(50)
+    assert not back.shell.rebuilds, "nobody has looked at it so soon"
+    damage = store.note_damage(at)
+    assert damage is not None and (damage.last_index == at) == (lost == "one entry")
+    back.pass_time(1000)
+    assert not back.shell.rebuilds and f"the repair of entry {at}" in back.replica.rebuilding.text()
+    back.replica.purged_elsewhere(back.now, damage.last_index)
+    back.pass_time(1000)
+    back.rebuild()
+    assert back.shell.is_rebuilt and back.replica.rebuilding.text() == ""
+    assert back.replica.admission.state.needs_image and not back.core.may_lead
 
 
 def test_an_installed_base_leaves_nothing_to_be_read() -> None:

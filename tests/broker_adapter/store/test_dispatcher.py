@@ -116,6 +116,35 @@ def test_a_message_with_an_offset_that_was_given_before_or_is_far_away_is_set_as
     assert (found.number, found.last_index) == (1, wrong.index)
 
 
+@pytest.mark.parametrize("life", ["the first", "after a restart", "after an image"])
+def test_what_was_set_aside_stays_so_in_a_replay_that_begins_with_it(life: str) -> None:
+    """The first message of a queue in a replay is where the queue begins: not one that had no place in it."""
+    log = Log()
+    for _ in range(3):
+        log.message()
+    log.message(offset=1)
+    log.next_offsets["T", 0] = 3
+    after = [log.message(), log.message()]
+    source = started(log)
+    if life == "after a restart":
+        source.dispatcher.close()
+        source = Node(source.disk)
+        assert source.start(log.entries) == len(log.entries)
+    elif life == "after an image":
+        image, source = source.dispatcher.save(), Node(SimDisk())
+        source.dispatcher.load(image)
+        source.dispatcher.replay(log.entries)
+    node = Node(SimDisk())
+    node.dispatcher.load(source.dispatcher.save())
+    node.dispatcher.replay(log.entries[3:])
+    after.append(log.message())
+    node.dispatcher.apply(after[2:])
+    queue = node.dispatcher.queues.get("T", 0)
+    assert queue is not None and (queue.min_offset, queue.max_offset) == (3, 6)
+    assert [unit.physical_offset for unit in queue.read(3, 3)] == [entry.pos + 48 for entry in after]
+    assert node.dispatcher.figures().set_aside.number == 0
+
+
 @pytest.mark.parametrize("part", [4, 12])
 def test_offsets_that_messages_of_transactions_have_taken_are_filled(part: int) -> None:
     """Logs of earlier versions have such messages: they took offsets, and stopped all nodes for good."""
