@@ -8,6 +8,7 @@ from broker_adapter.consume_queue_unit import FILLER_SIZE, MAX_FILLERS, ConsumeQ
 from broker_adapter.errors import ReadFailed, Status
 from broker_adapter.java_hash import tag_code
 from broker_adapter.message import Version, decode
+from broker_adapter.store import dispatching
 from dledger import ImageRefused
 from dledger.testing.sim_disk import SimDisk
 from tests.broker_adapter.store.helpers import (
@@ -143,6 +144,18 @@ def test_what_was_set_aside_stays_so_in_a_replay_that_begins_with_it(life: str) 
     assert queue is not None and (queue.min_offset, queue.max_offset) == (3, 6)
     assert [unit.physical_offset for unit in queue.read(3, 3)] == [entry.pos + 48 for entry in after]
     assert node.dispatcher.figures().set_aside.number == 0
+
+
+@pytest.mark.parametrize("missing", [4, 5, 6])
+def test_so_many_offsets_in_a_row_are_filled_and_not_one_more(
+    missing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatching, "MAX_FILLERS", 5)
+    log = Log()
+    log.message()
+    log.message(offset=1 + missing)
+    queue = started(log).dispatcher.queues.get("T", 0)
+    assert queue is not None and queue.max_offset == (1 if missing > 5 else missing + 2)
 
 
 @pytest.mark.parametrize("part", [4, 12])
