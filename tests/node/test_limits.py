@@ -109,6 +109,11 @@ async def test_rule_13_only_so_many_members_fetch_entries_and_ask_questions_at_o
     going.set()
     assert [frames.last_index for frames in await asyncio.gather(*fetching)] == [9, 9]
     assert (await inbound.fetch(0, 9, 100, uncommitted=True)).last_index == 9
+    asking[-1].cancel()
+    await asyncio.gather(asking.pop(), return_exceptions=True)
+    asking.append(asyncio.ensure_future(inbound.ask("m", Heartbeat(1, "m", 99, 0))))
+    await asyncio.sleep(0)
+    assert not asking[-1].done(), "whoever has gone leaves room for another one"
     for task in asking:
         task.cancel()
     await asyncio.gather(*asking, return_exceptions=True)

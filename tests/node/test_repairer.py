@@ -11,15 +11,16 @@ from typing import NoReturn
 import pytest
 
 from dledger.core.values import EMPTY_TAIL
-from dledger.errors import Code, DLedgerError, StorageError
+from dledger.errors import Code, DLedgerError, InvalidRequest, StorageError
 from dledger.node.repairer import Repairer, Scrubber, Source
 from dledger.rpc.peer_transport import PeerUnreachable
 from dledger.rpc.ports import FetchedFrames
-from dledger.store.api import Damage, ScrubStep
-from dledger.store.batch import encode_batch
+from dledger.store.api import Damage, LogStore, ScrubStep
+from dledger.store.batch import Batch, encode_batch
 from dledger.store.identity import Identity
 from dledger.store.memory_store import MemoryLogStore
 from tests.node.local import until
+from tests.store.helpers import SIZE, make_batches, new_sim_store, spoil
 
 BATCH = encode_batch(EMPTY_TAIL, 1, [bytes(100)], data_file_size=4096)
 
@@ -63,17 +64,18 @@ class Disk:
 
 
 def make_repairer(
-    store: MemoryLogStore,
+    store: LogStore,
     peers: Mapping[str, Source],
     call: Callable[[Callable[[], object]], Future[object]],
     on_fatal: Callable[[DLedgerError], None] = lambda _: None,
+    on_purged: Callable[[int], None] = lambda _: None,
 ) -> Repairer:
     return Repairer(
         store,
         peers,
         call,
         on_fatal=on_fatal,
-        on_purged=lambda _: None,
+        on_purged=on_purged,
         is_urgent=lambda: True,
         bytes_per_second=0,
     )
@@ -116,6 +118,69 @@ async def test_members_that_cannot_help_are_asked_seldom_however_often_the_damag
         assert store.damages
         peer.has_it = True
         await until(lambda: not store.damages)
+
+
+class Part:
+    """Another member, which has these batches only."""
+
+    def __init__(self, *batches: Batch) -> None:
+        self.batches = batches
+
+    async def fetch(self, first_index: int, last_index: int, timeout_s: float) -> FetchedFrames:
+        for batch in self.batches:
+            if batch.first_index == first_index:
+                return FetchedFrames(first_index, batch.last_index, bytes(batch.data))
+        raise InvalidRequest("it has lost it, too", code=Code.DATA_DAMAGED)
+
+
+class Purged:
+    """Another member, whose log begins behind the damage."""
+
+    async def fetch(self, first_index: int, last_index: int, timeout_s: float) -> FetchedFrames:
+        raise InvalidRequest("it is gone", code=Code.INDEX_LESS_THAN_LOCAL_BEGIN)
+
+
+def damaged_batches() -> tuple[LogStore, list[Batch]]:
+    """At least three batches that are damaged, and good ones around them."""
+    disk, store = new_sim_store()
+    batches = make_batches(10, seed=11)
+    store.append(batches)
+    store.sync()
+    spoil(disk, batches[3], batches[5])
+    damage = store.note_damage(batches[3].first_index)
+    assert damage is not None and damage.first_index == batches[3].first_index
+    return store, [batch for batch in batches[3:] if batch.last_index <= damage.last_index]
+
+
+def at_once(work: Callable[[], object]) -> Future[object]:
+    done: Future[object] = Future()
+    done.set_result(work())
+    return done
+
+
+async def test_rule_10_what_one_member_has_lost_comes_from_another_one_whoever_is_asked_first() -> None:
+    for _ in range(8):
+        store, batches = damaged_batches()
+        peers = {"a": Part(batches[0], *batches[2:]), "b": Part(batches[1])}
+        assert await make_repairer(store, peers, at_once).repair_all()
+        assert store.damages == ()
+
+
+async def test_rule_10_a_member_with_other_entries_keeps_nobody_from_giving_the_right_ones() -> None:
+    for _ in range(8):
+        store, batches = damaged_batches()
+        other = encode_batch(batches[1].tail, 99, [b"other"] * batches[2].count, data_file_size=SIZE)
+        peers = {"a": Part(*batches), "b": Part(batches[0], batches[1], other)}
+        assert await make_repairer(store, peers, at_once).repair_all()
+        assert store.damages == ()
+
+
+async def test_rule_10_all_of_a_damage_that_others_have_purged_is_given_up() -> None:
+    store, batches = damaged_batches()
+    purged: list[int] = []
+    repairer = make_repairer(store, {"a": Purged()}, at_once, on_purged=purged.append)
+    assert not await repairer.repair_all()
+    assert set(purged) == {batches[-1].last_index}
 
 
 async def test_a_mistake_costs_an_attempt_and_not_all_repairs() -> None:

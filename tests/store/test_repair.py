@@ -19,7 +19,7 @@ from dledger.store.identity import Identity, init_directory
 from dledger.store.layout import file_name
 from dledger.testing.sim_disk import CrashKind, SimDisk
 from dledger.testing.write_order import OrderedDisk
-from tests.store.helpers import IDENTITY, ROOT, SIZE, join, make_batches, new_sim_store, read_all
+from tests.store.helpers import IDENTITY, ROOT, SIZE, join, make_batches, new_sim_store, read_all, spoil
 
 BATCHES = make_batches(60, seed=11)
 
@@ -32,13 +32,6 @@ class CountingDisk(OsDisk):
         done = super().pwritev(handle, buffers, offset)
         self.written += done
         return done
-
-
-def spoil(disk: SimDisk, first: Batch, last: Batch) -> None:
-    """From the first header to the last: also what lies between is lost."""
-    for start in range(first.pos - first.pos % SIZE, last.end_pos, SIZE):
-        for offset in range(max(first.pos - start, 0), min(last.end_pos - start, SIZE)):
-            disk.flip(ROOT / "data" / f"{start:020d}", offset, 0x5A)
 
 
 def damaged(first: int, last: int) -> tuple[SimDisk, DiskLogStore, Damage]:
