@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from dledger.rpc.host import GrpcHost, GrpcMethod
     from dledger.rpc.log_client import NetworkFailure, answer_of, end_call
     from dledger.rpc.peer_names import PeerNames
+    from dledger.rpc.secret_files import check_secret_file
     from dledger.rpc.tls import ClientTls, ServerTls
     from dledger.status.web import (
         HttpServer,
@@ -79,12 +80,13 @@ if TYPE_CHECKING:
         serve_web,
         static,
     )
-    from dledger.store.descriptors import descriptors, raise_limit
+    from dledger.store.descriptors import PRIVATE_DIRECTORY, descriptors, raise_limit
     from dledger.store.disk import Disk, OsDisk, read_file, replace_file
     from dledger.store.inspect import OfflineLog, StoredEntry
 
 __all__ = [
     "MAX_PAYLOAD_BYTES",
+    "PRIVATE_DIRECTORY",
     "AppendOutcome",
     "AppendResult",
     "Appender",
@@ -143,6 +145,7 @@ __all__ = [
     "TlsFiles",
     "WebHandler",
     "answer_of",
+    "check_secret_file",
     "configure_logging",
     "descriptors",
     "end_call",
@@ -222,10 +225,12 @@ _MODULE_OF = {
     "read_file": "dledger.store.disk",
     "read_toml": "dledger.node.config_faults",
     "replace_file": "dledger.store.disk",
+    "check_secret_file": "dledger.rpc.secret_files",
     "serve_web": "dledger.status.web",
     "static": "dledger.status.web",
     "tls_files": "dledger.cli.client_options",
     "validate": "dledger.node.config_faults",
+    "PRIVATE_DIRECTORY": "dledger.store.descriptors",
     "descriptors": "dledger.store.descriptors",
     "raise_limit": "dledger.store.descriptors",
     "when_idle": "dledger.node.polling",

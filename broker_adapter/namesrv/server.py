@@ -17,6 +17,7 @@ from broker_adapter.namesrv.name_server import NameServer
 from broker_adapter.namesrv.rpc_service import SERVICE, NameServerService
 from broker_adapter.namesrv.values import ClusterInfo
 from dledger import (
+    PRIVATE_DIRECTORY,
     Code,
     ConfigError,
     Disk,
@@ -160,7 +161,7 @@ class NameServerProcess:
     def _open(self) -> KvConfig:
         directory = self.config.directory
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
             self._lock = self._disk.open(directory / _LOCK_NAME, create=True)
             if not self._disk.lock(self._lock):
                 raise StorageError(f"{directory} is used by another NameServer", code=Code.DIRECTORY_LOCKED)
@@ -183,6 +184,7 @@ def run_name_server(config: NameServerConfig) -> int:
     """Run until SIGTERM or SIGINT. Returns an exit code; errors are written to stderr, with what to do."""
     configure_logging(config.log.format, config.log.level, server=config.listen)
     try:
+        os.umask(0o077)
         raise_limit()
         return asyncio.run(_serve(NameServerProcess(config)))
     except (DLedgerError, StoredDataDamaged) as error:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from dledger import descriptors
+from dledger import PRIVATE_DIRECTORY, descriptors
 
 Buffer = bytes | bytearray | memoryview
 
@@ -21,7 +21,10 @@ class Files(Protocol):
     """Primitive operations. Handles are integers; those of one file may be used from several threads."""
 
     def open(self, path: Path, *, create: bool = False, write: bool = True) -> int:
-        """A handle of a file. FileNotFoundError unless it exists or `create` is given."""
+        """A handle of a file. FileNotFoundError unless it exists or `create` is given.
+
+        A symbolic link is an error then: somebody else may have put it there.
+        """
 
     def close(self, handle: int) -> None: ...
 
@@ -58,7 +61,9 @@ class OsFiles:
     """The operating system's files (Linux)."""
 
     def open(self, path: Path, *, create: bool = False, write: bool = True) -> int:
-        flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        flags = os.O_RDWR if write else os.O_RDONLY
+        if create:  # never through a link that somebody else has put there
+            flags |= os.O_CREAT | os.O_NOFOLLOW
         return descriptors.open_file(path, flags)
 
     def close(self, handle: int) -> None:
@@ -103,7 +108,7 @@ class OsFiles:
         return sorted(entry.name for entry in path.iterdir())
 
     def mkdir(self, path: Path) -> None:
-        path.mkdir()
+        path.mkdir(PRIVATE_DIRECTORY)
 
     def exists(self, path: Path) -> bool:
         return path.exists()

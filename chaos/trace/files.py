@@ -32,7 +32,7 @@ class BufferedFile:
     def __init__(self, path: Path) -> None:
         """FileExistsError if there is one already."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._file = os.open(path, flags, 0o644)
+        self._file = os.open(path, flags, 0o600)
         self._buffer: list[bytes] = []
         self._buffered = 0
 
@@ -62,7 +62,7 @@ class MappedFile:
 
     def __init__(self, path: Path) -> None:
         """FileExistsError if there is one already."""
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._begin = -WINDOW_BYTES  # of the window, in the file
         self._at = WINDOW_BYTES  # where the next line goes, in the window
         self._window: mmap.mmap | None = None

@@ -79,7 +79,7 @@ def convert(run_directory: Path, *, remove_raw: bool = False, memory: str = "1GB
             sources.append(source)
             whole.append(_without_tail(file, source, work) if source.torn else file)
         made = work / PARQUET_DIR
-        made.mkdir()
+        made.mkdir(0o700)
         rows = _write(whole, made / EVENTS_FILE, work / "spill", memory)
         converted = Converted(target / EVENTS_FILE, tuple(sources))
         if rows != converted.lines:

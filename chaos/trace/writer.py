@@ -51,7 +51,7 @@ class TraceWriter:
         file: Callable[[Path], TraceFile] = BufferedFile,
     ) -> None:
         folder = run_directory / RAW_DIR
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o700, parents=True, exist_ok=True)
         self.src = src
         self.path = folder / file_name(src, incarnation)
         given = clocks or Clocks()

@@ -48,6 +48,7 @@ from dledger.core.values import FlushMode
 from dledger.errors import Code, ConfigError, DLedgerError
 from dledger.status.encoding import node_status_from_json
 from dledger.status.model import NodeStatus
+from dledger.store.descriptors import PRIVATE_DIRECTORY
 from dledger.store.identity import Identity, first_incarnation, init_directory, member_list
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ class LocalCluster:
         root = Path(directory).resolve()
         if root.exists() and any(root.iterdir()):
             raise ConfigError(f"{root} is not empty and holds no complete cluster: choose another --dir")
+        root.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
         plan = replace(
             plan_cluster(uuid.uuid4().hex, group, nodes, base_port, tls=tls),
             companions=tuple(companion for companion, _ in companions),
@@ -150,11 +152,10 @@ class LocalCluster:
 
             names = [*(node.node_id for node in plan.nodes), *(c.name for c in plan.companions)]
             make_local(root / TLS_FOLDER, names)
-        root.mkdir(parents=True, exist_ok=True)
         members = member_list(node.node_id for node in plan.nodes)
         for node in plan.nodes:
             folder = root / node.node_id
-            folder.mkdir()
+            folder.mkdir(PRIVATE_DIRECTORY)
             (folder / "node.toml").write_text(_node_config(plan, node, folder, settings or {}))
             init_directory(
                 folder / "store",
@@ -162,7 +163,7 @@ class LocalCluster:
                 incarnation=first_incarnation(),
             )
         for companion, config in companions:
-            (root / companion.name).mkdir()
+            (root / companion.name).mkdir(PRIVATE_DIRECTORY)
             if tls:
                 config = {**config, "tls": _certificates(root, companion.name)}
             (root / companion.name / "config.toml").write_text(to_toml(config))

@@ -27,6 +27,7 @@ _KEEPER_SECONDS = 2.0
 # server runs, because it would inherit that.
 _KEEPER = """
 run=$1; shift
+umask 077
 "$@" </dev/null >>"$run/server.log" 2>&1 &
 child=$!
 trap '' HUP INT TERM

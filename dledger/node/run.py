@@ -34,6 +34,8 @@ _SWITCH_INTERVAL_S = 0.0005
 # Every batch makes thousands of short-lived objects, none of them in a cycle: by default (700) the collector
 # would look at each batch several times.
 _COLLECT_EVERY = 20_000
+# Whatever a node or its program writes is for its owner only.
+_UMASK = 0o077
 
 
 def run_node(
@@ -49,6 +51,7 @@ def run_node(
     """
     configure_logging(config.log.format, config.log.level, node=config.node_id, group=config.group)
     try:
+        os.umask(_UMASK)
         raise_limit()
         descriptors.hold(on_shortage=_tell_of_shortage)
         program = load_program(config)

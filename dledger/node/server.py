@@ -47,7 +47,7 @@ from dledger.status.http import start_http
 from dledger.status.model import NodeStatus
 from dledger.status.web import HttpServer
 from dledger.store.api import LogStore
-from dledger.store.disk import Disk
+from dledger.store.disk import Disk, readable_by_others
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import member_list
 
@@ -230,6 +230,8 @@ class NodeServer(OwnerFace):
             members=member_list(config.members),
             disk_reserve_bytes=config.limits.disk_reserve_bytes,
         )
+        if mode := readable_by_others(config.directory):
+            _log.warning("every user may read the node's directory: chmod o-rwx it", mode=f"{mode:04o}")
         for text in store.repairs:
             _log.warning("found at start", what=text)
         for damage in store.damages:

@@ -18,6 +18,7 @@ import grpc
 
 from dledger.errors import ConfigError
 from dledger.rpc.channels import ChannelSecurity
+from dledger.rpc.secret_files import check_secret_file
 
 _log = logging.getLogger(__name__)
 
@@ -133,6 +134,8 @@ def load(files: TlsFiles, use: Use) -> Material:
         raise ConfigError(f"tls.ca: {files.ca} holds no certificates in PEM: {_reason(error)}") from None
     if not own:
         return Material(ca, None, None, None)
+    if files.key is not None:
+        check_secret_file(Path(files.key))
     not_after = _rehearse(files, use)
     return Material(ca, own[0], own[1], not_after)
 

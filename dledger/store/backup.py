@@ -52,7 +52,7 @@ def write_backup(
     """Store a log from `base` on: whole batches, verified, in order. Only committed ones make a good backup.
 
     StorageError ALREADY_INITIALIZED if there is a backup in `target_dir`, DATA_DAMAGED if the entries do not
-    follow each other.
+    follow each other. What a backup that was cut short has left there is replaced.
     """
     disk, target = disk or OsDisk(), Path(target_dir)
     try:
@@ -60,6 +60,9 @@ def write_backup(
             disk.mkdir(target)
         if disk.exists(target / MANIFEST):
             raise StorageError(f"there is a backup in {target} already", code=Code.ALREADY_INITIALIZED)
+        for name in (ENTRIES, f"{MANIFEST}.tmp"):  # of a backup that was cut short; or a link to another file
+            if name in disk.listdir(target):
+                disk.unlink(target / name)
         tail = _write_entries(disk, target / ENTRIES, frames, tail_of(base), identity.data_file_size)
         manifest = BackupManifest(identity.cluster_id, identity.group, identity.data_file_size, base, tail)
         replace_file(disk, target / MANIFEST, _encode(manifest))

@@ -20,6 +20,9 @@ from dledger.errors import Code, ConfigError
 #: A process is not started with fewer.
 LEAST = 1024
 RESERVE = 64
+#: Modes of what is made here: for its owner only.
+PRIVATE_FILE = 0o600
+PRIVATE_DIRECTORY = 0o700
 _RETRY_S = 0.05
 _TELL_S = 1.0
 _NONE_LEFT = (errno.EMFILE, errno.ENFILE)
@@ -61,7 +64,7 @@ class DescriptorReserve:
         while self._give_up_one():
             pass
 
-    def open_file(self, path: Path, flags: int, mode: int = 0o644) -> int:
+    def open_file(self, path: Path, flags: int, mode: int = PRIVATE_FILE) -> int:
         """As `os.open`; waits for a descriptor if the process or the machine has none left."""
         while True:
             try:

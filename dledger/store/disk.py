@@ -9,12 +9,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from dledger.store.descriptors import descriptors
+from dledger.store.descriptors import PRIVATE_DIRECTORY, descriptors
 
 Buffer = bytes | bytearray | memoryview
 
@@ -37,7 +38,10 @@ class Disk(Protocol):
     """Primitive operations on files. Handles are integers; reads may come from any thread."""
 
     def open(self, path: Path, *, create: bool = False, write: bool = True) -> int:
-        """A handle of a file. FileNotFoundError unless it exists or `create` is given."""
+        """A handle of a file. FileNotFoundError unless it exists or `create` is given.
+
+        A symbolic link is an error then: somebody else may have put it there.
+        """
 
     def close(self, handle: int) -> None: ...
 
@@ -97,7 +101,9 @@ class OsDisk:
     _identities: ClassVar[dict[int, tuple[int, int]]] = {}
 
     def open(self, path: Path, *, create: bool = False, write: bool = True) -> int:
-        flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        flags = os.O_RDWR if write else os.O_RDONLY
+        if create:  # never through a link that somebody else has put there
+            flags |= os.O_CREAT | os.O_NOFOLLOW
         return descriptors.open_file(path, flags)
 
     def close(self, handle: int) -> None:
@@ -181,7 +187,7 @@ class OsDisk:
         return sorted(entry.name for entry in path.iterdir())
 
     def mkdir(self, path: Path) -> None:
-        path.mkdir()
+        path.mkdir(PRIVATE_DIRECTORY)
 
     def exists(self, path: Path) -> bool:
         return path.exists()
@@ -196,6 +202,15 @@ class OsDisk:
     def free_bytes(self, path: Path) -> int:
         info = os.statvfs(path)
         return info.f_bavail * info.f_frsize
+
+
+def readable_by_others(directory: Path) -> int:
+    """The mode of a directory that every user of the machine may list or enter; else 0."""
+    try:
+        mode = stat.S_IMODE(directory.stat().st_mode)
+    except OSError:
+        return 0
+    return mode if mode & stat.S_IRWXO else 0
 
 
 def write_all(disk: Disk, handle: int, buffers: Sequence[Buffer], offset: int) -> int:

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from broker_adapter.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
-from dledger import Code, ConfigError
+from dledger import Code, ConfigError, check_secret_file
 
 _Network = IPv4Network | IPv6Network
 
@@ -144,6 +144,7 @@ def parse_accounts(content: Mapping[str, Any], where: str) -> Accounts:
 def read_accounts(path: Path) -> Accounts:
     """JSON if the file is called so, else TOML. ConfigError."""
     try:
+        check_secret_file(path)
         text = path.read_text()
         content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
