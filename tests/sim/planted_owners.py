@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from dledger.core.values import Tail
-from dledger.node import owned_append
+from dledger.node import async_shell, owned_append
 from dledger.node.admission import Admission
 from dledger.node.owned_append import Assigned
 from dledger.node.replica import Replica
 from dledger.store.batch import Batch
-from dledger.testing import process
 
 
 def epoch_not_compared(patch: pytest.MonkeyPatch) -> None:
@@ -37,7 +36,7 @@ def filled_before_it_was_judged(patch: pytest.MonkeyPatch) -> None:
         return prepared
 
     patch.setattr(owned_append, "_judge", lambda replica, sizes, expected: None)
-    patch.setattr(process, "prepare", prepare)
+    patch.setattr(async_shell, "prepare", prepare)
 
 
 def room_judged_after_the_fill(patch: pytest.MonkeyPatch) -> None:
@@ -53,7 +52,7 @@ def room_judged_after_the_fill(patch: pytest.MonkeyPatch) -> None:
             raise problem
         return prepared
 
-    patch.setattr(process, "prepare", prepare)
+    patch.setattr(async_shell, "prepare", prepare)
 
 
 def stamp_not_reckoned_with(patch: pytest.MonkeyPatch) -> None:

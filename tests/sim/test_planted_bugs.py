@@ -41,7 +41,7 @@ MOST_SEEDS = 300
 FIRST_SEED = {
     "epoch_not_compared": 113,
     "late_votes_dropped": 9,
-    "read_without_round": 53,
+    "read_without_round": 17,
     "recovered_without_fdatasync": 31,
     "rejoined_without_hearing_all": 14,
     "room_judged_after_the_fill": 33,
@@ -64,8 +64,11 @@ ROUGH = Profile(
 )
 DEPOSED_READERS = replace(
     ROUGH,
+    nodes=5,
+    readers=12,
+    think_max_ms=2,
     faults=("isolate", "split", "one_way", "pause", "break_stream"),
-    fault_every_ms=250,
+    fault_every_ms=200,
     keepalive_ms=40,
 )
 
