@@ -75,6 +75,7 @@ class Code(IntEnum):
     UNSUPPORTED_VERSION = 621
     READ_NOT_CONFIRMED = 622
     MEMBERS_DIFFER = 623
+    TERM_REFUSED = 624
     # -- ours: a node's own directory and configuration
     CONFIG_INVALID = 630
     NOT_INITIALIZED = 631

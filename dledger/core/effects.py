@@ -119,6 +119,15 @@ class TransferEnded:
 
 
 @dataclass(slots=True)
+class MessageRefused:
+    """The message changed nothing, and gets no answer of the core: tell the peer and the operator why."""
+
+    peer: str
+    message: Message
+    reason: str
+
+
+@dataclass(slots=True)
 class Fatal:
     """A safety rule would have been broken. The node must stop, loudly, and change nothing more."""
 
@@ -140,6 +149,7 @@ Effect = (
     | ReadReady
     | ReadRefused
     | TransferEnded
+    | MessageRefused
     | Fatal
 )
 

@@ -18,6 +18,7 @@ from dledger.core.effects import (
     CommitAdvanced,
     Effect,
     Fatal,
+    MessageRefused,
     PersistHardState,
     ReadRefused,
     RoleChanged,
@@ -65,7 +66,8 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.core.rejoining import Rejoining
-from dledger.core.values import CoreConfig, HardState, OwnerFitness, Role, VoteResult
+from dledger.core.term_allowance import TermAllowance
+from dledger.core.values import MAX_TERM, CoreConfig, HardState, OwnerFitness, Role, VoteResult
 from dledger.errors import Code
 
 ROLE_EPOCHS_PER_INCARNATION = 1 << 32
@@ -110,6 +112,7 @@ class RaftCore:
         self.candidacy: Candidacy | None = None
         # The real one of this term: its votes are good until the term ends, whatever is asked meanwhile.
         self.standing: Candidacy | None = None
+        self.term_allowance = TermAllowance()
         self._terms_in_vain = 0  # that this node knows of since it last knew a leader
         self.shortcut: Shortcut | None = None
         self.leadership: Leadership | None = None
@@ -221,6 +224,9 @@ class RaftCore:
     def _receive(self, event: Receive) -> None:
         peer, message = event.peer, event.message
         if peer not in self.membership.voters or peer == self.node_id:
+            return
+        if (why := self.term_allowance.why_refused(message, self.term, self.now_ms)) is not None:
+            self.emit(MessageRefused(peer, message, why))
             return
         match message:  # what is frequent comes first
             case PushResponse() | HeartbeatResponse():
@@ -403,7 +409,7 @@ class RaftCore:
             self.membership,
             True,
             False,
-            max(self.term, self.hard_state.barred_term) + 1,
+            self._next_term,
             self.vote_round,
             cause,
             self.now_ms + self._round_ms(),
@@ -413,7 +419,18 @@ class RaftCore:
     @property
     def may_campaign(self) -> bool:
         """Is this node a possible leader? Otherwise it leaves elections to the others (rules 9 to 11)."""
-        return self.may_lead and self.has_room and not self.hard_state.rejoining and not self.disk_is_stuck
+        able = self.may_lead and self.has_room and not self.hard_state.rejoining
+        return able and not self.disk_is_stuck and not self.term_is_exhausted
+
+    @property
+    def _next_term(self) -> int:
+        """Of a candidacy. A term in which a former life may have voted is left out (rule 11)."""
+        return max(self.term, self.hard_state.barred_term) + 1
+
+    @property
+    def term_is_exhausted(self) -> bool:
+        """No term is left to campaign in. A command leads back (docs/operations.md)."""
+        return self._next_term > MAX_TERM
 
     @property
     def disk_is_stuck(self) -> bool:
@@ -424,9 +441,7 @@ class RaftCore:
     def campaign(self, cause: str, *, transfer: bool) -> None:
         """Stand for election in a term higher than any this node has stored (rule 3)."""
         assert not self.hard_state.rejoining
-        # A term in which a former life may have voted is left out (rule 11).
-        term = max(self.term, self.hard_state.barred_term) + 1
-        new = replace(self.hard_state, term=term, voted_for=self.node_id)
+        new = replace(self.hard_state, term=self._next_term, voted_for=self.node_id)
         assert new.term > self.hard_state.term and not new.is_barred
         self.shortcut = None
         self._terms_in_vain += 1
@@ -531,6 +546,7 @@ class RaftCore:
     def adopt_term(self, term: int, leader_id: str | None, cause: str) -> None:
         """A higher term: forget the vote and what was verified of the old leader's log, and follow."""
         assert term > self.term
+        self.term_allowance.spend(term - self.term, self.now_ms)
         self._leave_leadership(f"term {term} has begun")
         self._persist(replace(self.hard_state, term=term, voted_for=None))
         self.candidacy = None

@@ -6,6 +6,15 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
+#: Upper ends of numbers that come from outside. All are 64 bits wide on the wire and on disk; what is
+#: computed from a number within its end (the next term, the end of an entry, an epoch) still fits.
+MAX_TERM = 1 << 62
+MAX_INDEX = 1 << 62
+MAX_POS = 1 << 62
+#: role_epoch and the rounds of votes begin at the incarnation times 2^32.
+MAX_INCARNATION = (1 << 31) - 1
+MAX_STREAM_ID = (1 << 63) - 1  # begins at a role_epoch; likewise rounds
+
 
 class Role(Enum):
     """Raft role of a node (DLedger's MemberState.Role)."""

@@ -29,7 +29,7 @@ from dledger.core.messages import (
     VoteRequest,
 )
 from dledger.core.values import Role
-from dledger.errors import Code, DLedgerError, NotLeader, ReadFailed, StorageError
+from dledger.errors import Code, DLedgerError, InvalidRequest, NotLeader, ReadFailed, StorageError
 from dledger.node.catch_up import CatchUp, Wanted
 from dledger.node.disk_worker import CheckpointJob, HardStateReport, Report, StoredReport
 from dledger.node.inbound import Inbound
@@ -52,6 +52,8 @@ _log = get_logger("node")
 
 #: A word about a commit alone waits so long for a push to travel with: it costs as much as a push does.
 _COMMIT_WAIT_S = 0.005
+#: What one peer is refused for is logged so often, however often it is sent.
+_TELL_EVERY_S = 10.0
 
 
 def monotonic_ms() -> int:
@@ -118,6 +120,7 @@ class AsyncShell:
         self._commit_at = 0.0  # when the committed index moved last
         self._commit_timer: asyncio.TimerHandle | None = None
         self._leading_epoch: int | None = None
+        self._may_tell_at: dict[str, float] = {}  # by peer: when a refusal is logged again
         self._last_checkpoint: tuple[int, tuple[int, bytes] | None] | None = None
         self._is_stopping = False
         self._dead = False
@@ -424,6 +427,13 @@ class AsyncShell:
             return
         self._commit_timer = None
         self._step(self._replica.announce_commit)
+
+    def refused(self, peer: str, message: Message, error: InvalidRequest) -> None:
+        now = self._loop.time()
+        if now >= self._may_tell_at.get(peer, 0.0):
+            self._may_tell_at[peer] = now + _TELL_EVERY_S
+            _log.error("refused what a peer sent", peer=peer, reason=error.message)
+        self._inbound.refuse(peer, message, error)
 
     def fatal(self, error: DLedgerError) -> None:
         self.give_up()

@@ -8,8 +8,13 @@ from collections.abc import Awaitable
 from typing import Protocol
 
 from dledger.core.messages import (
+    Append,
+    Commit,
+    Compare,
+    Goodbye,
     Heartbeat,
     HeartbeatResponse,
+    InstallBase,
     Message,
     PositionRequest,
     PositionResponse,
@@ -17,10 +22,11 @@ from dledger.core.messages import (
     PushResponse,
     TakeLeadership,
     TakeLeadershipResponse,
+    Truncate,
     VoteRequest,
     VoteResponse,
 )
-from dledger.errors import Overloaded
+from dledger.errors import InvalidRequest, Overloaded
 from dledger.rpc.envelope import Identity
 from dledger.rpc.ports import FetchedFrames, PushPeer
 
@@ -107,6 +113,17 @@ class Inbound:
             if not future.done():
                 future.set_result(message)
                 return
+
+    def refuse(self, peer: str, message: Message, error: InvalidRequest) -> None:
+        """What the peer sent changed nothing: it is told why. Nobody waits for what was an answer."""
+        stream = self._streams.get(peer)
+        if isinstance(message, Append | Commit | Compare | Truncate | Goodbye | InstallBase):
+            if stream is not None and stream.stream_id == message.stream_id:
+                stream.refuse(error)
+        elif isinstance(message, VoteRequest | Heartbeat | TakeLeadership | PositionRequest):
+            for future in self._waiting.get(_key_of(peer, message), ()):
+                if not future.done():
+                    future.set_exception(error)
 
     def respond(self, peer: str, response: PushResponse) -> None:
         """An answer on the push stream it belongs to, or nowhere if that is gone."""

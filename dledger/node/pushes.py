@@ -14,6 +14,7 @@ from dledger.store.api import Damage, EntryDamaged, LogStore
 from dledger.store.batch import Batch, DamagedBatch, parse_batches
 
 TailAt = Callable[[int], Tail]
+Payload = bytes | memoryview | None
 
 
 class PushedTails:
@@ -24,7 +25,8 @@ class PushedTails:
         """`tail_at`: by the log's own bytes."""
         self._log = log
         self._store = store
-        self._tail_at = tail_at
+        self.own_tail_at = tail_at
+        self.data_file_size = store.data_file_size
         self._last: Tail | None = None  # of the newest push
         self.incoming: list[Batch] = []  # the one that is being received
 
@@ -44,7 +46,7 @@ class PushedTails:
         """EntryDamaged if neither this log nor what was pushed last can tell, or if the damage is news: it is
         noted before anything is built upon it. `on_disk`: whatever is cached."""
         try:
-            return (self._store.tail_at if on_disk else self._tail_at)(index)
+            return (self._store.tail_at if on_disk else self.own_tail_at)(index)
         except EntryDamaged as error:
             tail = self.of_push(index)
             if tail is None or damage_met(self._store, error) is None:
@@ -62,6 +64,20 @@ def lacks_room(core: RaftCore, admission: Admission, store: LogStore, incoming: 
     # What was assigned before the leader knew may use the reserve: else what makes room again (an image, a
     # purge), which comes behind it in the log, could never be stored.
     return not store.could_take(last.end_pos, last.last_index)
+
+
+def read_push(
+    core: RaftCore, pushed: PushedTails, message: Append | Compare | Truncate, payload: Payload
+) -> bool | None:
+    """Whether the chains match (COMPARE); the batches of an APPEND are `pushed.incoming` then.
+
+    DamagedBatch if the bytes do not check out, EntryDamaged if what is here cannot be read."""
+    if isinstance(message, Compare):
+        return chain_matches(core.log, pushed.own_tail_at, message)
+    if isinstance(message, Append):
+        pushed.incoming = parse_push(core, pushed.at, message, payload, data_file_size=pushed.data_file_size)
+    check_cut(core, pushed, message)
+    return None
 
 
 def chain_matches(log: LogView, tail_at: TailAt, message: Compare) -> bool | None:
@@ -82,7 +98,7 @@ def parse_push(
     core: RaftCore,
     tail_at: TailAt,
     message: Append,
-    payload: bytes | memoryview | None,
+    payload: Payload,
     *,
     data_file_size: int,
 ) -> list[Batch]:

@@ -18,6 +18,7 @@ from dledger.core.effects import (
     CommitAdvanced,
     Effect,
     Fatal,
+    MessageRefused,
     PersistHardState,
     PushAppended,
     PushRange,
@@ -50,13 +51,13 @@ from dledger.core.log_view import LogView
 from dledger.core.messages import Append, Compare, Message, Truncate
 from dledger.core.raft import RaftCore
 from dledger.core.values import Base, CoreConfig, OwnerFitness, Role, Tail
-from dledger.errors import Code, DLedgerError, NotLeader, Overloaded, StorageError, error_for
+from dledger.errors import Code, DLedgerError, InvalidRequest, NotLeader, Overloaded, StorageError, error_for
 from dledger.node import pushes
 from dledger.node.admission import NO_ROOM, Admission, AppendLimits, ExpiryUnconfirmed, RoomIsComing
 from dledger.node.held import HeldMessages
 from dledger.node.log_state import LogState
 from dledger.node.parking import ParkedAppend, Parking
-from dledger.node.pushes import PushedTails, parse_push, refusal
+from dledger.node.pushes import PushedTails, read_push, refusal
 from dledger.node.rebuilding import Rebuilding, Rebuilt
 from dledger.node.replica_status import ReplicaStatus, status_of
 from dledger.node.retainer import Retainer
@@ -163,16 +164,8 @@ class Replica:
         if not isinstance(message, Append | Compare | Truncate):
             self._step(Receive(peer, message), now_ms)
             return
-        matches: bool | None = None
         try:
-            if isinstance(message, Compare):
-                matches = pushes.chain_matches(self.core.log, self._tail_at, message)
-            elif isinstance(message, Append):
-                self._pushed.incoming = parse_push(
-                    self.core, self._pushed.at, message, payload, data_file_size=self.store.data_file_size
-                )
-            if not isinstance(message, Compare):
-                pushes.check_cut(self.core, self._pushed, message)
+            matches = read_push(self.core, self._pushed, message, payload)
         except (DamagedBatch, EntryDamaged) as error:
             # Bytes that do not check out change nothing, and what is here and cannot be read is not built
             # upon: the leader compares again, and sends anew what is right by then.
@@ -423,6 +416,9 @@ class Replica:
             case TransferEnded(request_id, code, message):
                 outcome = None if code is Code.SUCCESS else error_for(code, message)
                 self._requests.pop(request_id)(outcome)
+            case MessageRefused(peer, message, reason):
+                self.admission.count_limit("term_advance")
+                self.shell.refused(peer, message, InvalidRequest(reason, code=Code.TERM_REFUSED))
             case Fatal(code, reason):
                 self._effects.clear()
                 self.shell.fatal(StorageError(reason, code=code))

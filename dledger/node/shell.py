@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dledger.core.messages import Message
 from dledger.core.values import Base, HardState, Role, Tail
-from dledger.errors import DLedgerError
+from dledger.errors import DLedgerError, InvalidRequest
 from dledger.store.batch import Batch
 
 if TYPE_CHECKING:
@@ -133,6 +133,9 @@ class Shell(Protocol):
     def commit_moved(self) -> None:
         """Leader: call `replica.announce_commit` within milliseconds, unless this is called again before: a
         push that goes meanwhile says as much, and costs no message of its own."""
+
+    def refused(self, peer: str, message: Message, error: InvalidRequest) -> None:
+        """The message of the peer changed nothing: tell it and the operator why."""
 
     def fatal(self, error: DLedgerError) -> None:
         """Stop the process: a safety rule would have been broken, or the disk cannot be believed."""

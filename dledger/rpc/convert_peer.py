@@ -28,7 +28,16 @@ from dledger.core.messages import (
     VoteRequest,
     VoteResponse,
 )
-from dledger.core.values import Base, OwnerFitness, TermRun, VoteResult
+from dledger.core.values import (
+    MAX_INCARNATION,
+    MAX_INDEX,
+    MAX_POS,
+    MAX_STREAM_ID,
+    Base,
+    OwnerFitness,
+    TermRun,
+    VoteResult,
+)
 from dledger.errors import Code, InvalidRequest
 from dledger.rpc.append_wire import ReceivedAppend
 from dledger.v1 import peer_pb2 as pb
@@ -42,10 +51,28 @@ _PEEK = struct.Struct(">4xiqq")
 _HEADER_SIZE = 48
 
 
-def _least(name: str, value: int, least: int) -> int:
+def _within(name: str, value: int, least: int, most: int) -> int:
+    if not least <= value <= most:
+        raise InvalidRequest(f"{name} is {value}, not within {least}..{most}")
+    return value
+
+
+def _term(value: int, name: str = "term", least: int = 0) -> int:
+    """How far a term may rise, and where its range ends, the core judges (dledger.core.term_allowance): so
+    that it is told in one way."""
     if value < least:
         raise InvalidRequest(f"{name} is {value}, below {least}")
     return value
+
+
+def _index(name: str, value: int, least: int = -1) -> int:
+    return _within(name, value, least, MAX_INDEX)
+
+
+def check_handshake(incarnation: int, stream_id: int) -> None:
+    """InvalidRequest if a peer cannot have counted so far."""
+    _within("incarnation", incarnation, 0, MAX_INCARNATION)
+    _within("stream_id", stream_id, 0, MAX_STREAM_ID)
 
 
 # ---------------------------------------------------------------------------------------------- votes
@@ -66,10 +93,10 @@ def vote_request_to_pb(message: VoteRequest, envelope: pb.Envelope) -> pb.VoteRe
 def vote_request_from_pb(request: pb.VoteRequest) -> VoteRequest:
     """InvalidRequest if a number is out of its range."""
     return VoteRequest(
-        term=_least("term", request.term, 0),
+        term=_term(request.term),
         candidate_id=request.envelope.local_id,
-        ledger_end_index=_least("ledger_end_index", request.ledger_end_index, -1),
-        ledger_end_term=_least("ledger_end_term", request.ledger_end_term, -1),
+        ledger_end_index=_index("ledger_end_index", request.ledger_end_index),
+        ledger_end_term=_term(request.ledger_end_term, "ledger_end_term", -1),
         pre_vote=request.pre_vote,
         transfer=request.transfer,
         round=request.round,
@@ -94,7 +121,7 @@ def vote_response_from_pb(response: pb.VoteResponse, peer: str) -> VoteResponse:
     except ValueError:
         raise InvalidRequest(f"vote_result {response.vote_result} of {peer} is unknown") from None
     return VoteResponse(
-        term=_least("term", response.term, 0),
+        term=_term(response.term),
         voter_id=peer,
         result=result,
         pre_vote=response.pre_vote,
@@ -117,10 +144,10 @@ def heartbeat_to_pb(message: Heartbeat, envelope: pb.Envelope) -> pb.HeartbeatRe
 def heartbeat_from_pb(request: pb.HeartbeatRequest) -> Heartbeat:
     """InvalidRequest if a number is out of its range."""
     return Heartbeat(
-        term=_least("term", request.term, 0),
+        term=_term(request.term),
         leader_id=request.envelope.local_id,
-        round=_least("round", request.round, 0),
-        committed_index=_least("committed_index", request.committed_index, -1),
+        round=_within("round", request.round, 0, MAX_STREAM_ID),
+        committed_index=_index("committed_index", request.committed_index),
     )
 
 
@@ -141,7 +168,7 @@ def heartbeat_response_from_pb(response: pb.HeartbeatResponse, peer: str) -> Hea
     """InvalidRequest if the peer refused the envelope."""
     _raise_refusal(response.refusal, peer)
     return HeartbeatResponse(
-        term=_least("term", response.term, 0),
+        term=_term(response.term),
         node_id=peer,
         round=response.round,
         success=response.success,
@@ -157,7 +184,7 @@ def _owner_to_pb(owner: OwnerFitness | None) -> pb.OwnerFitness | None:
 
 
 def _owner_from_pb(owner: pb.OwnerFitness) -> OwnerFitness:
-    return OwnerFitness(_least("lag_bytes", owner.lag_bytes, 0), not owner.unfit)
+    return OwnerFitness(_within("lag_bytes", owner.lag_bytes, 0, MAX_POS), not owner.unfit)
 
 
 # ------------------------------------------------------------------------------------------ positions
@@ -169,9 +196,7 @@ def position_request_to_pb(message: PositionRequest, envelope: pb.Envelope) -> p
 
 def position_request_from_pb(request: pb.PositionRequest) -> PositionRequest:
     """InvalidRequest if a number is out of its range."""
-    return PositionRequest(
-        term=_least("term", request.term, 0), node_id=request.envelope.local_id, round=request.round
-    )
+    return PositionRequest(term=_term(request.term), node_id=request.envelope.local_id, round=request.round)
 
 
 def position_response_to_pb(message: PositionResponse) -> pb.PositionResponse:
@@ -188,11 +213,11 @@ def position_response_from_pb(response: pb.PositionResponse, peer: str) -> Posit
     """InvalidRequest if the peer refused."""
     _raise_refusal(response.refusal, peer)
     return PositionResponse(
-        term=_least("term", response.term, 0),
+        term=_term(response.term),
         node_id=peer,
         round=response.round,
-        ledger_end_term=_least("ledger_end_term", response.ledger_end_term, -1),
-        ledger_end_index=_least("ledger_end_index", response.ledger_end_index, -1),
+        ledger_end_term=_term(response.ledger_end_term, "ledger_end_term", -1),
+        ledger_end_index=_index("ledger_end_index", response.ledger_end_index),
         rejoining=response.rejoining,
     )
 
@@ -209,9 +234,9 @@ def take_leadership_to_pb(message: TakeLeadership, envelope: pb.Envelope) -> pb.
 def take_leadership_from_pb(request: pb.TakeLeadershipRequest) -> TakeLeadership:
     """InvalidRequest if a number is out of its range."""
     return TakeLeadership(
-        term=_least("term", request.term, 0),
+        term=_term(request.term),
         leader_id=request.envelope.local_id,
-        take_leadership_index=_least("take_leadership_index", request.take_leadership_index, -1),
+        take_leadership_index=_index("take_leadership_index", request.take_leadership_index),
     )
 
 
@@ -224,9 +249,7 @@ def take_leadership_response_from_pb(
 ) -> TakeLeadershipResponse:
     """InvalidRequest if the peer refused the envelope."""
     _raise_refusal(response.refusal, peer)
-    return TakeLeadershipResponse(
-        term=_least("term", response.term, 0), node_id=peer, code=_code(response.code)
-    )
+    return TakeLeadershipResponse(term=_term(response.term), node_id=peer, code=_code(response.code))
 
 
 # ---------------------------------------------------------------------------------------- push stream
@@ -269,7 +292,7 @@ def push_from_pb(
     if kind is None or (kind != "append" and kind not in _PUSH_READERS):
         raise InvalidRequest("a push message of no kind that this version knows")
     term, stream_id, committed_index = request.term, request.stream_id, request.committed_index
-    if term < 0 or stream_id < 0 or committed_index < -1:
+    if term < 0 or stream_id < 0 or not -1 <= committed_index <= MAX_INDEX:
         raise InvalidRequest(f"term {term}, stream_id {stream_id}, committed_index {committed_index}")
     if kind == "append":
         frames = received.frames if isinstance(received, ReceivedAppend) else request.append.frames
@@ -281,7 +304,8 @@ def _read_append(request: pb.PushRequest, frames: Frames, leader_id: str) -> Pus
     append = request.append
     prev_index, prev_term = append.prev_index, append.prev_term
     first_index, last_index = append.first_index, append.last_index
-    if prev_index < -1 or first_index != prev_index + 1 or last_index < first_index or prev_term < -1:
+    is_range = -1 <= prev_index < first_index <= last_index <= MAX_INDEX and first_index == prev_index + 1
+    if not is_range or not -1 <= prev_term <= request.term:
         raise InvalidRequest(
             f"an Append of {first_index}..{last_index} after {prev_index} of term {prev_term} is no range"
             " that follows"
@@ -308,8 +332,8 @@ def _read_compare(request: pb.PushRequest, leader_id: str) -> PushMessage:
         leader_id=leader_id,
         stream_id=request.stream_id,
         committed_index=request.committed_index,
-        index=_least("index", compare.index, -1),
-        index_term=_least("index_term", compare.index_term, -1),
+        index=_index("index", compare.index),
+        index_term=_within("index_term", compare.index_term, -1, request.term),
         chain_crc=compare.chain_crc,
     )
 
@@ -320,8 +344,8 @@ def _read_truncate(request: pb.PushRequest, leader_id: str) -> PushMessage:
         leader_id=leader_id,
         stream_id=request.stream_id,
         committed_index=request.committed_index,
-        index=_least("index", request.truncate.index, 0),
-        index_term=_least("index_term", request.truncate.index_term, -1),
+        index=_index("index", request.truncate.index, 0),
+        index_term=_within("index_term", request.truncate.index_term, -1, request.term),
     )
 
 
@@ -337,9 +361,9 @@ def _read_goodbye(request: pb.PushRequest, leader_id: str) -> PushMessage:
 def _read_install_base(request: pb.PushRequest, leader_id: str) -> PushMessage:
     found = request.install_base
     base = Base(
-        _least("index", found.index, 0),
-        _least("base_term", found.term, 0),
-        _least("pos", found.pos, 0),
+        _index("index", found.index, 0),
+        _within("base_term", found.term, 0, request.term),
+        _within("pos", found.pos, 0, MAX_POS),
         found.chain_crc,
     )
     return InstallBase(request.term, leader_id, request.stream_id, request.committed_index, base)
@@ -411,9 +435,10 @@ def push_response_from_pb(response: pb.PushResponse, peer: str) -> PushResponse:
     term, stream_id, index = response.term, response.stream_id, response.index
     begin, end = response.ledger_begin_index, response.ledger_end_index
     conflict_term, conflict_index = response.conflict_term, response.conflict_index
-    if term < 0 or stream_id < 0:
+    if _term(term) < 0 or stream_id < 0:
         raise InvalidRequest(f"an answer of {peer} with term {term} and stream_id {stream_id}")
-    if min(index, begin, end, conflict_term, conflict_index) < -1:
+    numbers = (index, begin, end, conflict_term, conflict_index)
+    if min(numbers) < -1 or max(numbers) > MAX_INDEX:
         raise InvalidRequest(
             f"an answer of {peer} with indexes {index}, {begin}, {end}, {conflict_term}, {conflict_index}"
         )

@@ -174,6 +174,7 @@ class _GrpcPushCall:
             raise PeerUnreachable(f"{self._peer} ended the stream at once")
         if answer.refusal.code:
             raise _refused(answer.refusal)
+        convert.check_handshake(answer.incarnation, answer.stream_id)
         return int(answer.incarnation)
 
     def write(self, item: pb.PushRequest | bytes) -> Writing:

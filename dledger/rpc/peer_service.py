@@ -135,8 +135,7 @@ class PeerService:
             if not isinstance(hello, pb.PushRequest):
                 raise malformed()
             peer = self._admit(hello.envelope, context)
-            if hello.stream_id < 0:
-                raise InvalidRequest(f"stream_id {hello.stream_id}")
+            convert.check_handshake(hello.envelope.incarnation, hello.stream_id)
         except (InvalidRequest, Overloaded) as error:
             await context.write(pb.PushResponse(refusal=refusal(error)))
             return

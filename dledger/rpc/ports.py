@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from dledger.core.messages import Message, PushMessage, PushResponse
 from dledger.core.values import Base
-from dledger.errors import DLedgerError
+from dledger.errors import DLedgerError, InvalidRequest
 from dledger.rpc.channels import MAX_CONNECTIONS, MAX_PAYLOAD_BYTES
 from dledger.rpc.convert_log import AppendResult
 from dledger.rpc.envelope import Identity
@@ -115,6 +115,9 @@ class PushPeer(Protocol):
         """Of the peer, as its handshake gave it."""
 
     def respond(self, response: PushResponse) -> None: ...
+
+    def refuse(self, error: InvalidRequest) -> None:
+        """What was received last is not believed: end this stream, and say why."""
 
     def replace(self) -> None:
         """End this stream at once: another stream of the same peer takes its place."""

@@ -109,10 +109,14 @@ class PushReceiver:
         self._outbox: Outbox[PushResponse] = Outbox()
         self._reader: asyncio.Future[None] | None = None
         self._replaced = False
+        self._refusal: InvalidRequest | None = None
         self._said_goodbye = False
 
     def respond(self, response: PushResponse) -> None:
         self._outbox.put(response)
+
+    def refuse(self, error: InvalidRequest) -> None:
+        self._refusal = error
 
     def replace(self) -> None:
         self._replaced = True
@@ -146,3 +150,5 @@ class PushReceiver:
             if isinstance(message, Goodbye):
                 self._said_goodbye = True
             port.push_received(self, message, payload)
+            if self._refusal is not None:
+                raise self._refusal

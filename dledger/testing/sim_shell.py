@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dledger.core.messages import Message
-from dledger.errors import DLedgerError
+from dledger.errors import DLedgerError, InvalidRequest
 from dledger.node.async_shell import AsyncShell
 from dledger.node.rebuilding import RebuildJob, Rebuilt
 from dledger.node.shell import AppendOutcome, DiskJob, ResetJob, RoleNotice
 from dledger.store.api import EntryDamaged
+from dledger.testing.violation import Violation
 
 if TYPE_CHECKING:
     from dledger.testing.process import SimProcess
@@ -124,6 +125,10 @@ class SimShell(AsyncShell):
         self.done += 1
         self.note("transfer answered:", outcome)
         super().answer_transfer(token, outcome)
+
+    def refused(self, peer: str, message: Message, error: InvalidRequest) -> None:
+        """No history of elections is beyond reason."""
+        raise Violation("term", f"{self._process.node_id} refuses what {peer} sent: {error}")
 
     def role_changed(self, notice: RoleNotice) -> None:
         self.done += 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dledger.core.messages import Append, Compare, Goodbye, Message, PushMessage
 from dledger.core.values import CoreConfig, HardState, Membership, Role
-from dledger.errors import DLedgerError
+from dledger.errors import DLedgerError, InvalidRequest
 from dledger.node.admission import AppendLimits
 from dledger.node.rebuilding import RebuildJob
 from dledger.node.replica import Replica, ReplicaConfig
@@ -58,6 +58,7 @@ class RecordingShell:
     roles: list[RoleNotice] = field(default_factory=list)
     commits: list[int] = field(default_factory=list)
     fatals: list[DLedgerError] = field(default_factory=list)
+    refusals: list[tuple[str, InvalidRequest]] = field(default_factory=list)
     images: list[int] = field(default_factory=list)  # asked for and not yet given
     rebuilds: list[RebuildJob] = field(default_factory=list)
     is_rebuilt: bool = False
@@ -103,6 +104,9 @@ class RecordingShell:
 
     def commit_moved(self) -> None:
         self.commit_to_announce = True
+
+    def refused(self, peer: str, message: Message, error: InvalidRequest) -> None:
+        self.refusals.append((peer, error))
 
     def fatal(self, error: DLedgerError) -> None:
         self.fatals.append(error)

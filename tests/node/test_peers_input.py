@@ -225,3 +225,29 @@ async def test_a_delayed_stream_of_a_former_incarnation_costs_the_live_leader_on
     assert await compare_on(again, new + 1, term=2) == Code.SUCCESS
     assert await delayed.read() is grpc.aio.EOF
     assert follower.node_status().leader_id == "n2"
+
+
+@pytest.mark.parametrize("term", [2**63 - 2, 2**62 + 1, 2**61])
+async def test_a_term_bomb_is_refused_with_a_number_and_told(
+    follower: NodeServer, stub: Any, term: int
+) -> None:
+    good = envelope()
+    for _ in range(80):  # more than may wait for an answer
+        vote = await stub.Vote(pb.VoteRequest(envelope=good, term=term, ledger_end_term=3))
+        assert vote.refusal.code == Code.TERM_REFUSED
+    beat = await stub.Heartbeat(pb.HeartbeatRequest(envelope=good, term=term, committed_index=-1))
+    assert beat.refusal.code == Code.TERM_REFUSED
+    take = await stub.TakeLeadership(pb.TakeLeadershipRequest(envelope=good, term=term))
+    assert take.refusal.code == Code.TERM_REFUSED
+    position = await stub.Position(pb.PositionRequest(envelope=good, term=term))
+    assert position.refusal.code == Code.TERM_REFUSED
+    push = await open_push(stub, 5)
+    await push.write(pb.PushRequest(term=term, stream_id=5, commit=pb.Commit()))
+    assert (await push.read()).refusal.code == Code.TERM_REFUSED
+    assert await push.read() is grpc.aio.EOF
+    status = follower.node_status()
+    assert status.term == 0
+    assert status.limits_hit["term_advance"] == 84
+    # It goes on with terms that can be.
+    vote = await stub.Vote(pb.VoteRequest(envelope=good, term=1, ledger_end_index=-1, ledger_end_term=-1))
+    assert vote.refusal.code == 0 and vote.vote_result == 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,9 +50,15 @@ push_fields = {"term": terms, "leader_id": st.just("n1"), "stream_id": counts, "
 pushes = st.one_of(
     st.builds(Commit, **push_fields),
     st.builds(Goodbye, **push_fields, reason=st.text()),
-    st.builds(Truncate, **push_fields, index=counts, index_term=indexes),
-    st.builds(Compare, **push_fields, index=indexes, index_term=indexes, chain_crc=crcs),
-    st.builds(InstallBase, **push_fields, base=st.builds(Base, counts, counts, counts, crcs)),
+    st.builds(Truncate, **push_fields, index=counts, index_term=indexes).filter(
+        lambda message: message.index_term <= message.term
+    ),
+    st.builds(Compare, **push_fields, index=indexes, index_term=indexes, chain_crc=crcs).filter(
+        lambda message: message.index_term <= message.term
+    ),
+    st.builds(InstallBase, **push_fields, base=st.builds(Base, counts, counts, counts, crcs)).filter(
+        lambda message: message.base.term <= message.term
+    ),
 )
 
 
@@ -324,3 +333,80 @@ def test_a_refusal_is_raised_with_its_number() -> None:
 def test_codes_of_a_newer_version_are_no_success() -> None:
     answer = convert.take_leadership_response_from_pb(pb.TakeLeadershipResponse(term=1, code=9999), "n2")
     assert answer.code is Code.UNKNOWN
+
+
+_BEYOND = [2**62 + 1, 2**63 - 1]
+
+
+def _numbers_of(message: Any, prefix: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], str]]:
+    """The paths of all 64 bit numbers that a peer message holds, the envelope apart."""
+    found = []
+    for field in message.DESCRIPTOR.fields:
+        if field.name in ("envelope", "refusal"):
+            continue
+        if field.message_type is not None:
+            inner = getattr(pb, field.message_type.name)()
+            found += _numbers_of(inner, (*prefix, field.name))
+        elif field.cpp_type == field.CPPTYPE_INT64:
+            found.append((prefix, field.name))
+    return found
+
+
+#: Returned or compared for equality only, so nothing is computed from them.
+_ECHOED = {"round", "stream_id", "incarnation"}
+#: tests/core/test_term_bounds.py
+_JUDGED_BY_THE_CORE = {"term", "ledger_end_term"}
+_READERS: list[tuple[type[Any], Callable[[Any], object]]] = [
+    (pb.VoteRequest, convert.vote_request_from_pb),
+    (pb.VoteResponse, lambda m: convert.vote_response_from_pb(m, "n2")),
+    (pb.HeartbeatRequest, convert.heartbeat_from_pb),
+    (pb.HeartbeatResponse, lambda m: convert.heartbeat_response_from_pb(m, "n2")),
+    (pb.PositionRequest, convert.position_request_from_pb),
+    (pb.PositionResponse, lambda m: convert.position_response_from_pb(m, "n2")),
+    (pb.TakeLeadershipRequest, convert.take_leadership_from_pb),
+    (pb.TakeLeadershipResponse, lambda m: convert.take_leadership_response_from_pb(m, "n2")),
+    (pb.PushRequest, lambda m: convert.push_from_pb(m, "n2")),
+    (pb.PushResponse, lambda m: convert.push_response_from_pb(m, "n2")),
+]
+_NUMBERS = [
+    (kind, reader, path, name)
+    for kind, reader in _READERS
+    for path, name in _numbers_of(kind())
+    if name not in _ECHOED and (path or name not in _JUDGED_BY_THE_CORE)
+]
+
+
+def test_the_table_of_numbers_is_not_empty() -> None:
+    assert len(_NUMBERS) >= 20
+
+
+@pytest.mark.parametrize("value", _BEYOND)
+@pytest.mark.parametrize(("kind", "reader", "path", "name"), _NUMBERS, ids=lambda x: str(x)[:40])
+def test_every_number_of_a_peer_has_an_upper_end(
+    kind: type[Any], reader: Callable[[Any], object], path: tuple[str, ...], name: str, value: int
+) -> None:
+    message = kind()
+    if kind is pb.PushResponse:
+        message.type = PushType.APPEND
+    elif kind is pb.PushRequest and not path:
+        message.commit.SetInParent()
+    at = message
+    for step in path:
+        at = getattr(at, step)
+    setattr(at, name, value)
+    with pytest.raises(InvalidRequest):
+        reader(message)
+
+
+def test_a_base_of_a_later_term_than_its_leader_is_refused() -> None:
+    """Stored, it would be an entry of a term that the node has not reached."""
+    base = pb.InstallBase(index=4, term=9, pos=100)
+    with pytest.raises(InvalidRequest, match="base_term"):
+        convert.push_from_pb(pb.PushRequest(term=8, stream_id=1, install_base=base), "n2")
+
+
+@pytest.mark.parametrize(("incarnation", "stream_id"), [(2**31, 1), (2**63 - 1, 1), (-1, 1), (1, -1)])
+def test_handshakes_out_of_range(incarnation: int, stream_id: int) -> None:
+    with pytest.raises(InvalidRequest):
+        convert.check_handshake(incarnation, stream_id)
+    convert.check_handshake(2**31 - 1, 2**63 - 1)
