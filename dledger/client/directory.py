@@ -191,9 +191,8 @@ class _Search:
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
-        self._answered: set[str] = set()
+        self._terms: dict[str, int] = {}  # of the configured servers that have answered
         self._probes: list[asyncio.Task[None]] = []
-        self._highest_term = -1
         self.best: tuple[int, str] | None = None
         self.found = asyncio.Event()
 
@@ -221,10 +220,9 @@ class _Search:
             raise
         self._directory.note_tls(address, None)
         if address in self._directory.addresses:
-            self._answered.add(address)
+            self._terms[address] = status.term
         if status.leader_address and self._directory.learn(status.leader_address):
             self.start(status.leader_address)
-        self._highest_term = max(self._highest_term, status.term)
         if status.is_leader and (self.best is None or status.term > self.best[0]):
             self.best = (status.term, address)
         elif self.best is not None and self.best[1] == address and not status.is_leader:
@@ -237,12 +235,12 @@ class _Search:
         """A deposed leader that has not heard of it also says that it leads, in an old term.
 
         So a leader is believed at once only in a later term than any heard of before; otherwise when a
-        majority has answered and nobody knows a later term.
+        majority knows no later term: without one of these no later leader was elected. A single node in a
+        later term proves nothing, however late it is: the others may refuse it.
         """
         if self.best is None:
             return False
         term, _ = self.best
         majority = len(self._directory.addresses) // 2 + 1
-        return term > self._directory.term >= 0 or (
-            term >= self._highest_term and len(self._answered) >= majority
-        )
+        knowing_no_later = sum(known <= term for known in self._terms.values())
+        return term > self._directory.term >= 0 or knowing_no_later >= majority

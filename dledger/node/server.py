@@ -50,6 +50,7 @@ from dledger.store.api import LogStore
 from dledger.store.disk import Disk, readable_by_others
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import member_list
+from dledger.store.lower_term import check_range
 
 _log = get_logger("node")
 
@@ -239,6 +240,7 @@ class NodeServer(OwnerFace):
         try:
             self.max_batch_bytes = config.limits.batch_bytes(store.data_file_size)
             state = store.hard_state
+            check_range(state, config.directory)
             store.save_hard_state(replace(state, incarnation=state.incarnation + 1))
             store.prepare(_ahead_bytes(store))  # so that the first append need not be refused
         except BaseException:
