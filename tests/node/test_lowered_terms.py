@@ -1,4 +1,4 @@
-"""A cluster whose terms were driven out of range starts again after its term was lowered, with all its entries."""
+"""A cluster whose terms were driven out of range starts again at a lower one, with all its entries."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ def bomb(directory: Path, term: int) -> None:
 
 
 async def test_a_bombed_cluster_comes_back_by_command(tmp_path: Path) -> None:
-    async with running_nodes(tmp_path, 3) as servers:
-        async with AsyncClient([s.address for s in servers], group=GROUP) as client:
-            first = (await client.append(b"before")).index
+    async with (
+        running_nodes(tmp_path, 3) as servers,
+        AsyncClient([s.address for s in servers], group=GROUP) as client,
+    ):
+        first = (await client.append(b"before")).index
     members = servers[0].config.members
     for node in _NODES:
         bomb(tmp_path / node, 2**63 - 1)
