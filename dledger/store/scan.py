@@ -25,6 +25,7 @@ from dledger.store.layout import INDEX_RECORD_SIZE, unpack_record
 _WINDOW = 4 << 20  # bytes read at once
 _SEARCH_WINDOW = 1 << 20
 _SECTOR = 512  # bytes that a disk writes whole or not at all
+_ZEROS_OF_MAGIC = 3  # with which every entry begins
 _MAGICS = (b"\x00\x00\x00\x01", b"\x00\x00\x00\x02")
 
 
@@ -198,12 +199,19 @@ def _is_entry(data: FileSequence, pos: int, after_index: int) -> bool:
 
 
 def _has_hole(data: FileSequence, begin: int, end: int) -> bool:
-    """Whether a write between these positions may have been lost: a sector's part of it is all zeros.
+    """Whether a write between these positions, where entries begin, may have been lost: a sector's part of it
+    is all zeros.
 
     Unsynced writes reach the disk in any order, so that a valid entry after a bad one proves nothing by
     itself. But a write that was lost leaves whole sectors as they were: zeros, since every file is reserved
     and cut that way. Bytes that went bad later do not look like that.
+
+    Zeros in the parts at both ends tell nothing: an entry begins with some; and what reached the disk of the
+    entry at `end` took with it what had been written to its sector before.
     """
+    rest = -(begin % data.file_size) % _SECTOR
+    begin += rest if rest <= _ZEROS_OF_MAGIC else 0
+    end = max(begin, end - end % data.file_size % _SECTOR)
     while begin < end:
         border = data.start_of(begin) + data.file_size
         content = data.read(begin, min(end, border) - begin)

@@ -238,3 +238,55 @@ def test_a_crash_in_any_disk_operation_of_the_cut_loses_nothing(where: str) -> N
         node.host.crash_within(operations, CrashPoint.BEFORE)
         c.run_for(300)
         c.must_be_repaired()
+
+
+def _with_an_entry_at(offset: int, body_end: bytes = b"") -> tuple[Restarted, str, int]:
+    """A cluster in which a batch begins so many bytes behind the border of a sector, and ends in this way,
+    with others behind it; its leader, and the index of that batch. All have lost power."""
+    c = Restarted()
+    leader = c.begin()
+    body = b"%06d"
+    made = 0
+
+    def store(size: int, end: bytes = b"") -> None:
+        nonlocal made
+        made += 1
+        attempt = c.append(leader, (body % made).ljust(size, b"x") + end)
+        c.run_until(lambda: attempt.is_acknowledged, limit_ms=SOON_MS)
+
+    while (pos := c.process(leader).replica.log_tail.pos) % 512 != offset:
+        store((offset - pos - 48 - 16) % 512 + 16)
+    index = c.end_of(leader) + 1
+    store(40, body_end)
+    for _ in range(4):
+        store(20)
+    c.run_until(c.is_settled, limit_ms=SOON_MS)
+    c.lose_power()
+    return c, leader, index
+
+
+@pytest.mark.parametrize("offset", [1, 256, 507, 508, 509, 510, 511])
+def test_damage_at_the_border_of_a_sector_is_not_taken_for_a_write_that_was_lost(offset: int) -> None:
+    """The first bytes of an entry are zeros, as is what was never written. What follows was acknowledged."""
+    c, node, index = _with_an_entry_at(offset)
+    end = c.invariants.mirrors[node].durable_index
+    c.flip(node, c.batch_of(node, index))
+    c.boot_all(c.profile.node_ids)
+    assert c.end_of(node) == end and c.process(node).store.damages
+    c.must_lead_and_store()
+    c.must_be_whole()
+
+
+@pytest.mark.parametrize("zeros", [1, 8, 20])
+def test_zeros_at_the_end_of_a_damaged_entry_are_not_taken_for_a_write_that_was_lost(zeros: int) -> None:
+    """The next entry begins in the same sector, behind them, and is good."""
+    size = 48 + 40 + zeros
+    c, node, index = _with_an_entry_at((zeros - size) % 512, bytes(zeros))
+    batch = c.batch_of(node, index)
+    assert (batch.pos + batch.size) % 512 == zeros
+    end = c.invariants.mirrors[node].durable_index
+    c.flip(node, batch, offset=zeros + 3)
+    c.boot_all(c.profile.node_ids)
+    assert c.end_of(node) == end and c.process(node).store.damages
+    c.must_lead_and_store()
+    c.must_be_whole()
