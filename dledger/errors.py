@@ -76,6 +76,7 @@ class Code(IntEnum):
     READ_NOT_CONFIRMED = 622
     MEMBERS_DIFFER = 623
     TERM_REFUSED = 624
+    SECRET_REFUSED = 625
     # -- ours: a node's own directory and configuration
     CONFIG_INVALID = 630
     NOT_INITIALIZED = 631

@@ -8,6 +8,7 @@
     D/n1/server.log   what it said
     D/n1/pid, exit    of the last run
     D/namesrv/        and the like: config.toml, server.log, pid, exit of servers beside the nodes
+    D/secret          by which the nodes know each other
     D/tls/            with --tls: ca.pem, certificate and key of each node, and of a client
 """
 

@@ -46,6 +46,7 @@ from dledger.cli.cluster_plan import (
 from dledger.cli.node_process import NodeProcess, tail_of
 from dledger.core.values import FlushMode
 from dledger.errors import Code, ConfigError, DLedgerError
+from dledger.node.secret_file import make_secret
 from dledger.status.encoding import node_status_from_json
 from dledger.status.model import NodeStatus
 from dledger.store.descriptors import PRIVATE_DIRECTORY
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 #: Smaller than a server's default: a laptop's disk should not be taken by a demo.
 LOCAL_DATA_FILE_SIZE = 64 << 20
 TLS_FOLDER = "tls"
+SECRET_FILE = "secret"
 #: Between two questions to the nodes: at first, each time longer by so much, and at most.
 _POLL_SECONDS, _LONGER, _POLL_AT_MOST_SECONDS = 0.02, 1.25, 0.15
 _ASK_SECONDS = 1.0
@@ -152,6 +154,7 @@ class LocalCluster:
 
             names = [*(node.node_id for node in plan.nodes), *(c.name for c in plan.companions)]
             make_local(root / TLS_FOLDER, names)
+        make_secret(root / SECRET_FILE)
         members = member_list(node.node_id for node in plan.nodes)
         for node in plan.nodes:
             folder = root / node.node_id
@@ -468,6 +471,7 @@ def _node_config(plan: ClusterPlan, node: NodePlan, folder: Path, settings: Mapp
         "group": plan.group,
         "directory": str(folder / "store"),
         "http_listen": node.http_address,
+        "cluster_secret_file": str(folder.parent / SECRET_FILE),
         "members": {n.node_id: n.address for n in plan.nodes},
         "http_members": {n.node_id: n.http_address for n in plan.nodes},
     }

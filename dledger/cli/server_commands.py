@@ -46,6 +46,11 @@ _group_option = click.option("--group", help="Name of the log.  [default: defaul
     show_default=True,
     help="SYNC_FLUSH: acknowledged means on the disks of a majority. ASYNC_FLUSH: written, not flushed.",
 )
+@click.option(
+    "--new-secret",
+    is_flag=True,
+    help="Make the file that cluster_secret_file names. On one node only; the others get a copy.",
+)
 def init(
     path: Path | None,
     directory: Path | None,
@@ -54,6 +59,7 @@ def init(
     group: str | None,
     data_file_size: int | None,
     flush_mode: str,
+    new_secret: bool,
 ) -> None:
     """Make an empty directory that of a new node.
 
@@ -63,9 +69,13 @@ def init(
     All nodes of a cluster need the same cluster id, group, data file size, flush mode and ids of members.
     Once a node has voted or stored an entry, its directory cannot be started with other members.
 
+    A cluster without mutual TLS needs a cluster_secret_file beyond one machine: by it members know each
+    other. --new-secret makes it on the first node; copy it to the others before their init.
+
     \b
     Examples:
       dledger init --config n1.toml
+      dledger init --config n1.toml --new-secret
       dledger init --directory /var/lib/log --cluster-id orders --node-id n1
     """
     from dledger.node.config_faults import read_toml
@@ -93,8 +103,22 @@ def init(
         members=member_list(members) if members else None,
         **sizes,
     )
+    _init_secret(path, values.get("cluster_secret_file"), new=new_secret)
     init_directory(directory, identity, incarnation=first_incarnation())
     click.echo(f"{directory} belongs to {node_id} of cluster {cluster_id} now")
+
+
+def _init_secret(config: Path | None, name: object, *, new: bool) -> None:
+    """Before the directory is made: a node whose secret is no good would not start."""
+    from dledger.node.secret_file import load_secret, make_secret
+
+    if not isinstance(name, str) or config is None:
+        if new:
+            raise click.UsageError("--new-secret needs a --config that names a cluster_secret_file")
+        return
+    if new:
+        make_secret(config.parent / name)
+    load_secret(config.parent / name)
 
 
 @click.command()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -227,6 +227,8 @@ class NodeConfig(_Section):
     http_allowed_hosts: tuple[Name, ...] = ()
     http_tls: bool = True  # with [tls]; false: the status page stays in plain text
     allow_plaintext: bool = False  # beyond loopback
+    # What members show each other, beside certificates or in their place: one secret, or two, a line each.
+    cluster_secret_file: Path | None = None
     preferred_leaders: tuple[Name, ...] = ()
     keep_cpus_awake: bool = True  # while there is work in flight, if this process may ask for it
     tls: TlsConfig | None = None
@@ -237,7 +239,7 @@ class NodeConfig(_Section):
     log: LogConfig = LogConfig()
     program: ProgramConfig | None = None
 
-    @field_validator("directory", mode="before")
+    @field_validator("directory", "cluster_secret_file", mode="before")
     @classmethod
     def _to_path(cls, value: object) -> object:
         return Path(value) if isinstance(value, str) and value else value
@@ -299,14 +301,16 @@ class NodeConfig(_Section):
         return self.tls is not None and self.http_tls
 
     def refuse_plaintext(self) -> None:
-        """ConfigError (PLAINTEXT_REFUSED) if anything would travel unencrypted beyond this machine."""
+        """ConfigError (PLAINTEXT_REFUSED) if anything would travel unencrypted beyond this machine, or if
+        whoever reaches this node from beyond could speak as a member of it."""
+        peers = [("listen", self.listen_address)]
+        peers += [(f"members.{node}", address) for node, address in self.members.items()]
+        peers += [(f"peer_addresses.{node}", address) for node, address in self.peer_addresses.items()]
+        if self.allow_plaintext or self.tls is not None:
+            self._refuse_strangers(peers)
         if self.allow_plaintext:
             return
-        plain = []
-        if self.tls is None:
-            plain.append(("listen", self.listen_address))
-            plain += [(f"members.{node}", address) for node, address in self.members.items()]
-            plain += [(f"peer_addresses.{node}", address) for node, address in self.peer_addresses.items()]
+        plain = peers if self.tls is None else []
         if self.http_listen and not self.has_http_tls:
             plain.append(("http_listen", self.http_listen))
         for key, address in plain:
@@ -315,6 +319,22 @@ class NodeConfig(_Section):
                 raise ConfigError(
                     f"{key} is {address}, beyond this machine, and would be in plain text: {way}, "
                     "or say allow_plaintext = true if the network itself can be trusted",
+                    code=Code.PLAINTEXT_REFUSED,
+                )
+
+    def _refuse_strangers(self, peers: Sequence[tuple[str, str]]) -> None:
+        """Members are known by certificate or by the cluster's secret."""
+        if len(self.members) == 1 or self.cluster_secret_file is not None:
+            return
+        if self.tls is not None and self.tls.client_auth == "require":
+            return
+        for key, address in peers:
+            if not is_loopback(address):
+                way = "add a [tls] section" if self.tls is None else 'set tls.client_auth = "require"'
+                raise ConfigError(
+                    f"{key} is {address}, beyond this machine, and whoever reaches a port there could speak "
+                    "as a member: name a cluster_secret_file (`dledger init --new-secret` makes it, all "
+                    f"nodes get a copy), or {way}",
                     code=Code.PLAINTEXT_REFUSED,
                 )
 
@@ -346,6 +366,9 @@ def load_config(path: Path | str) -> NodeConfig:
         config = config.model_copy(update={"directory": path.parent / config.directory})
     if config.tls is not None:
         config = config.model_copy(update={"tls": config.tls.below(path.parent)})
+    if config.cluster_secret_file is not None:
+        secret = path.parent / config.cluster_secret_file
+        config = config.model_copy(update={"cluster_secret_file": secret})
     return config
 
 

@@ -33,7 +33,7 @@ class NodeSecurity:
             if config.http_listen and config.has_http_tls
             else None
         )
-        if not self.is_mutual and len(config.members) > 1:
+        if not self.is_mutual and len(config.members) > 1 and config.cluster_secret_file is None:
             _log.warning(
                 "tls.client_auth is none: whoever reaches this port can speak as a member of the cluster"
             )

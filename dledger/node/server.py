@@ -31,6 +31,7 @@ from dledger.node.peers import PeerEvents, PeerLink
 from dledger.node.readable import ReadableLog
 from dledger.node.repairer import Repairer, Scrubber
 from dledger.node.replica import Replica, ReplicaConfig
+from dledger.node.secret_file import load_secret
 from dledger.node.security import NodeSecurity
 from dledger.node.shell import RoleNotice
 from dledger.node.state_machine import StateMachine
@@ -39,6 +40,7 @@ from dledger.node.threads import finished
 from dledger.node.tracing import NodeTrace, TracingShell
 from dledger.node.wall_clock import JumpWatch, wall_ms
 from dledger.rpc.append_wire import AppendEncoder
+from dledger.rpc.cluster_secret import ClusterSecret
 from dledger.rpc.envelope import Identity
 from dledger.rpc.log_client import LogClient
 from dledger.rpc.peer_client import PeerClient
@@ -118,6 +120,7 @@ class NodeServer(OwnerFace):
         self._on_fatal = on_fatal
         self._readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="reader")
         self._security: NodeSecurity | None = None  # None: plain text
+        self._secret: ClusterSecret | None = None
         self._clients: dict[str, LogClient] = {}
         self._retired: set[asyncio.Task[None]] = set()
         self._http: HttpServer | None = None
@@ -140,6 +143,8 @@ class NodeServer(OwnerFace):
         loop = self._loop = asyncio.get_running_loop()
         try:
             self.config.refuse_plaintext()
+            if self.config.cluster_secret_file is not None:
+                self._secret = load_secret(self.config.cluster_secret_file)
             if self.config.tls is not None:
                 self._security = await loop.run_in_executor(self._readers, NodeSecurity, self.config)
             self.store = await loop.run_in_executor(self._readers, self._open_store)
@@ -308,6 +313,7 @@ class NodeServer(OwnerFace):
             tuple(config.members),
             store.hard_state.incarnation,
             store.identity.compares_members,
+            self._secret,
         )
 
     def _make_links(self, events: PeerEvents) -> dict[str, PeerLink]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from dledger.errors import Code, DLedgerError, InvalidRequest
+from dledger.rpc.cluster_secret import ClusterSecret
 from dledger.v1 import peer_pb2 as pb
 
 #: 2: whoever gets the message compares the lists of members. A version that does not, refuses 2.
@@ -26,6 +27,8 @@ class Identity:
     incarnation: int
     #: False: senders of an older version, which do not say whom they count as members, are believed.
     compares_members: bool = True
+    #: None: whoever speaks for a member is believed, as far as no certificate is compared.
+    secret: ClusterSecret | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def member_list(self) -> list[str]:
@@ -40,6 +43,7 @@ class Identity:
             remote_id=remote_id,
             incarnation=self.incarnation,
             members=self.member_list,
+            secret=b"" if self.secret is None else self.secret.sent,
         )
 
     def check(self, envelope: pb.Envelope) -> str:
@@ -48,6 +52,12 @@ class Identity:
             raise InvalidRequest(
                 f"protocol version {envelope.version}; this node speaks {PROTOCOL_VERSION}",
                 code=Code.UNSUPPORTED_VERSION,
+            )
+        if self.secret is not None and not self.secret.accepts(envelope.secret):
+            raise InvalidRequest(
+                f"{'not the' if envelope.secret else 'no'} secret of the cluster: cluster_secret_file must "
+                "hold the same on all nodes",
+                code=Code.SECRET_REFUSED,
             )
         if envelope.cluster_id != self.cluster_id:
             raise InvalidRequest(

@@ -28,6 +28,8 @@ from dledger.v1 import peer_pb2 as pb
 
 _log = logging.getLogger(__name__)
 
+_MAX_NOTED = 64
+
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -50,17 +52,33 @@ class PeerService:
         self._names = names
         self._first_messages = FirstMessages(limit_hit)
         self._unlisted: set[str] = set()  # warned of already
+        self._limit_hit = limit_hit
+        self._strangers: set[str] = set()  # addresses that were logged
 
     def _admit(self, envelope: pb.Envelope, context: _Context) -> str:
         """The sender's node id, once envelope and certificate agree. InvalidRequest says why they do not."""
         identity = self._port.identity
-        peer = identity.check(envelope)
+        try:
+            peer = identity.check(envelope)
+        except InvalidRequest as error:
+            self._note_stranger(error, context)
+            raise
         if identity.is_unlisted(envelope) and peer not in self._unlisted:
             self._unlisted.add(peer)
             _log.warning("%s runs a version that does not compare lists of members: upgrade it", peer)
         if self._names is not None:
             self._names.check(peer, context.auth_context())
         return peer
+
+    def _note_stranger(self, error: InvalidRequest, context: _Context) -> None:
+        """Somebody speaks as a member and does not know the secret: counted, and logged once an address."""
+        if error.code is not Code.SECRET_REFUSED:
+            return
+        self._limit_hit("cluster_secret")
+        host = context.peer().rpartition(":")[0]
+        if host not in self._strangers and len(self._strangers) < _MAX_NOTED:
+            self._strangers.add(host)
+            _log.error("%s spoke as a member with %s", host, error.message)
 
     async def vote(self, request: pb.VoteRequest | None, context: _Context) -> pb.VoteResponse:
         try:

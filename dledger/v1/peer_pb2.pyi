@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Envelope(_message.Message):
-    __slots__ = ("version", "cluster_id", "group", "local_id", "remote_id", "incarnation", "members")
+    __slots__ = ("version", "cluster_id", "group", "local_id", "remote_id", "incarnation", "members", "secret")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,7 @@ class Envelope(_message.Message):
     REMOTE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
     version: int
     cluster_id: str
     group: str
@@ -22,7 +23,8 @@ class Envelope(_message.Message):
     remote_id: str
     incarnation: int
     members: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., local_id: _Optional[str] = ..., remote_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
+    secret: bytes
+    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., local_id: _Optional[str] = ..., remote_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "message")

@@ -285,3 +285,20 @@ def test_sizes_for_people() -> None:
     assert [human_bytes(n) for n in (0, 1023, 1024, 5 << 20, 3 << 40)] == [
         *("0 B", "1023 B", "1.0 KiB", "5.0 MiB", "3072.0 GiB")
     ]
+
+
+def test_init_makes_the_secret_of_a_cluster_once(command: Command, tmp_path: Path) -> None:
+    members = '[members]\nn1 = "127.0.0.1:1"\nn2 = "127.0.0.1:2"\n'
+    for node in ("n1", "n2"):
+        head = f'node_id = "{node}"\ncluster_id = "c"\ndirectory = "{node}"\ncluster_secret_file = "secret"\n'
+        (tmp_path / f"{node}.toml").write_text(head + members)
+    first, second = (str(tmp_path / f"{node}.toml") for node in ("n1", "n2"))
+    missing = command("init", "--config", first, code=Exit.USAGE)
+    assert "--new-secret" in missing.stderr
+    assert not (tmp_path / "n1").exists()
+    made = command("init", "--config", first, "--new-secret")
+    secret = (tmp_path / "secret").read_text().strip()
+    assert len(secret) == 64 and secret not in made.stdout + made.stderr
+    command("init", "--config", second)
+    again = command("init", "--config", second, "--new-secret", code=Exit.USAGE)
+    assert "exists" in again.stderr

@@ -11,7 +11,7 @@ from dledger.client import AsyncClient
 from dledger.errors import Code, StorageError
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.lower_term import lower_term, report_term
-from tests.node.local import CLUSTER, GROUP, make_server, running_nodes
+from tests.node.local import CLUSTER, GROUP, make_server, running_nodes, until
 
 _NODES = ("n1", "n2", "n3")
 
@@ -59,6 +59,6 @@ async def test_one_node_with_an_absurd_term_does_not_hinder_the_others(tmp_path:
     async with running_nodes(tmp_path, 3) as servers:
         async with AsyncClient([s.address for s in servers], group=GROUP) as client:
             await client.append(b"x")
-        others = [s.node_status() for s in servers[:2]]
-        assert max(status.term for status in others) < 1000
-        assert sum(status.limits_hit.get("term_advance", 0) for status in others) > 0
+        others = servers[:2]
+        await until(lambda: any(s.node_status().limits_hit.get("term_advance") for s in others))
+        assert max(s.node_status().term for s in others) < 1000

@@ -107,6 +107,8 @@ BASE: dict[str, Any] = {
     "members": {"n1": "127.0.0.1:1"},
 }
 TLS = {"certificate": "n1.pem", "key": "n1.key", "ca": "ca.pem"}
+THREE = {"members": {f"n{i}": f"10.0.0.{i}:1" for i in (1, 2, 3)}}
+NEAR = {"members": {"n1": "127.0.0.1:1", "n2": "127.0.0.1:2"}}
 BEYOND: list[tuple[dict[str, Any], str]] = [
     ({"listen": "0.0.0.0:1"}, r"listen is 0\.0\.0\.0:1"),
     ({"listen": ":1"}, "listen is :1"),
@@ -122,6 +124,16 @@ WITHIN: list[dict[str, Any]] = [
     {"listen": "0.0.0.0:1", "http_listen": "0.0.0.0:2", "tls": TLS},
     {"listen": "0.0.0.0:1", "http_listen": "0.0.0.0:2", "allow_plaintext": True},
     {"listen": "0.0.0.0:1", "http_listen": "127.0.0.1:2", "tls": TLS, "http_tls": False},
+    {**THREE, "tls": TLS},
+    {**THREE, "allow_plaintext": True, "cluster_secret_file": "secret"},
+    {**THREE, "tls": {**TLS, "client_auth": "none"}, "cluster_secret_file": "secret"},
+    {"members": {"n1": "127.0.0.1:1", "n2": "127.0.0.1:2"}, "tls": {**TLS, "client_auth": "none"}},
+]
+STRANGERS: list[dict[str, Any]] = [
+    {**THREE, "allow_plaintext": True},
+    {**THREE, "tls": {**TLS, "client_auth": "none"}},
+    {**NEAR, "listen": "0.0.0.0:1", "allow_plaintext": True},
+    {**NEAR, "peer_addresses": {"n2": "10.1.0.2:1"}, "allow_plaintext": True},
 ]
 
 
@@ -136,6 +148,14 @@ def test_plain_text_beyond_this_machine_is_refused(change: dict[str, Any], words
 @pytest.mark.parametrize("change", WITHIN)
 def test_what_may_listen(change: dict[str, Any]) -> None:
     parse_config({**BASE, **change}).refuse_plaintext()
+
+
+@pytest.mark.parametrize("change", STRANGERS)
+def test_without_mutual_tls_members_need_a_secret_beyond_this_machine(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="cluster_secret_file") as caught:
+        parse_config({**BASE, **change}).refuse_plaintext()
+    assert caught.value.code is Code.PLAINTEXT_REFUSED
+    assert "dledger init --new-secret" in str(caught.value)
 
 
 async def test_such_a_node_does_not_start(tmp_path: Path) -> None:
