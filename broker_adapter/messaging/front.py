@@ -203,8 +203,8 @@ class MessagingService:
         if method == QUERY_ROUTE:
             asked = parse(method, request)
             assert isinstance(asked, calls.QueryRouteRequest)
-            if (answer := self._routes.known_route(asked, call)) is not None:
-                return answer.SerializeToString()
+            if (answer := await self._routes.known_route(asked, call)) is not None:
+                return answer
         return await self._answering.unary(method, request, call)
 
     def _stream(self, method: str, listener: str) -> Callable[[bytes, Context], AsyncIterator[bytes]]:

@@ -74,6 +74,10 @@ class Routes:
         self._shared = _broker(broker_name, addresses) if is_one_place else None
         self._apart = _ONE_NAME if has_tls else _ONE_ADDRESS
 
+    def shape(self, client: CallContext) -> tuple[bool, bool]:
+        """What a route depends on, of a client."""
+        return self._shared is None or client.language in self._apart, _knows_priority(client)
+
     def queues(self, topic: pb.Resource, config: TopicConfig, client: CallContext) -> list[pb.MessageQueue]:
         """All queues of a topic, for clients of this language and version."""
         brokers = self._brokers_for(client.language)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from broker_adapter.api import OutgoingMessage
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
-from tests.broker_adapter.messaging.world import ack_request, message, resource, world
+from tests.broker_adapter.messaging.world import ack_request, message, receive_request, resource, world
 
 OK = pb.Code.OK
 
@@ -30,6 +31,29 @@ async def test_a_message_is_sent_received_and_acknowledged() -> None:
         again = await w.call("AckMessage", ack_request(got))
         assert again.status.code == pb.Code.INVALID_RECEIPT_HANDLE
         assert await w.messages() == []
+
+
+async def test_what_a_request_has_in_fields_that_are_not_known_is_in_no_answer() -> None:
+    """It would be in each of thousands of queues or messages, as the topic is."""
+    fat = resource("t")
+    fat.MergeFromString(b"\x7a\x64" + b"A" * 100)  # field 15, 100 bytes
+    queue = pb.MessageQueue(topic=fat, id=0)
+    received = receive_request()
+    received.message_queue.CopyFrom(queue)
+    async with world() as w:
+        await w.send(message(b"hello"))
+        await w.cluster.brokers[0].send("t", [OutgoingMessage(b"hello")], queue_id=0)
+        group = resource("g")
+        answers = [
+            await w.call("QueryRoute", calls.QueryRouteRequest(topic=fat)),
+            await w.call("QueryAssignment", calls.QueryAssignmentRequest(topic=fat, group=group)),
+            *await w.stream("ReceiveMessage", received),
+            *await w.stream(
+                "PullMessage", calls.PullMessageRequest(group=group, message_queue=queue, batch_size=1)
+            ),
+        ]
+        assert sum(b"hello" in answer.SerializeToString() for answer in answers) == 2
+        assert not [answer for answer in answers if b"AAAA" in answer.SerializeToString()]
 
 
 async def test_an_unknown_topic_is_created_by_asking_for_its_route() -> None:

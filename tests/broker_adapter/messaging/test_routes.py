@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from broker_adapter.api import TopicConfig
+from broker_adapter.api import GroupConfig, TopicConfig
+from broker_adapter.messaging.client_calls import RouteCalls
 from broker_adapter.messaging.context import CallContext
 from broker_adapter.messaging.routes import Routes, accepts
 from broker_adapter.messaging.v2 import definition_pb2 as pb
+from broker_adapter.messaging.v2 import service_pb2 as calls
 from tests.broker_adapter.messaging.world import MEMBERS, resource
 
 TOPIC = resource("t")
@@ -173,3 +177,71 @@ def test_a_standard_group_receives_from_every_broker_at_once(language: str, brok
 def test_an_ordered_group_receives_from_every_queue_once(language: str) -> None:
     found = routes().assignments(TOPIC, TopicConfig("t", 4, 8), client(language), in_order=True)
     assert [one.message_queue.id for one in found] == [0, 1, 2, 3]
+
+
+class AllTopics:
+    """Every topic is there, with so many queues."""
+
+    def __init__(self, queues: int) -> None:
+        self.queues = queues
+
+    def topic(self, name: str) -> TopicConfig:
+        return TopicConfig(name, self.queues, self.queues)
+
+    def group(self, name: str) -> GroupConfig | None:
+        return GroupConfig(name, consume_orderly=True)
+
+    async def ensure_topic(self, name: str) -> TopicConfig:
+        return self.topic(name)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was made, and what else the loop did after each."""
+    made: list[str] = []
+
+    def noted(name: str) -> None:
+        make = getattr(Routes, name)
+
+        def note(*args: object, **more: object) -> object:
+            made.append(name)
+            asyncio.get_running_loop().call_soon(made.append, "other")
+            return make(*args, **more)
+
+        monkeypatch.setattr(Routes, name, note)
+
+    noted("queues")
+    noted("assignments")
+    return made
+
+
+def asked(name: str, language: str = "JAVA") -> tuple[calls.QueryRouteRequest, CallContext]:
+    return calls.QueryRouteRequest(topic=resource(name)), client(language, "5.2")
+
+
+async def test_other_work_of_the_loop_comes_between_two_answers_with_many_queues(made: list[str]) -> None:
+    """A timer that is due, such as that of a heartbeat, waits for one of them at most."""
+    directory = AllTopics(1_024)
+    service = RouteCalls(directory, {"": routes()})
+    await asyncio.gather(*[service.known_route(*asked(f"t{number}")) for number in range(3)])
+    wanted = calls.QueryAssignmentRequest(topic=resource("t"), group=resource("g"))
+    await asyncio.gather(*[service.query_assignment(wanted, client("JAVA")) for _ in range(3)])
+    await asyncio.sleep(0)
+    assert made == ["queues", "other"] * 3 + ["assignments", "other"] * 3
+
+
+async def test_a_route_is_made_once_until_the_topic_is_another_one(made: list[str]) -> None:
+    directory = AllTopics(64)
+    service = RouteCalls(directory, {"": routes()})
+    answers = await asyncio.gather(*[service.known_route(*asked("t")) for _ in range(3)])
+    assert made.count("queues") == 1 and len(set(answers)) == 1
+    assert await service.query_route(*asked("t")) == answers[0]
+    assert made.count("queues") == 1
+    assert await service.known_route(*asked("t", "NODE_JS")) != answers[0]
+    directory.queues = 65
+    assert await service.known_route(*asked("t")) != answers[0]
+    assert made.count("queues") == 3
+    for number in range(64):  # only so many are kept
+        await service.known_route(*asked(f"t{number}"))
+    assert await service.known_route(*asked("t")) != answers[0]
+    assert made.count("queues") == 3 + 64 + 1
