@@ -40,14 +40,24 @@ class Found:
     again: list[tuple[int, Held]] = field(default_factory=list)
     fresh: list[int] = field(default_factory=list)
     unwanted: list[tuple[int, Held]] = field(default_factory=list)
+    does_not_fit: bool = False  # the next one, within `only_fitting`
 
 
-def look(reader: QueueReader, plans: list[Plan], wanted: Filter, most: int, max_bytes: int) -> list[Found]:
-    """Up to `most` messages and about so many bytes, at least one if there is one. Blocks."""
+def look(
+    reader: QueueReader,
+    plans: list[Plan],
+    wanted: Filter,
+    most: int,
+    max_bytes: int,
+    *,
+    only_fitting: bool = False,
+) -> list[Found]:
+    """Up to `most` messages and about so many bytes, at least one if there is one; `only_fitting`: not one
+    byte more. Blocks."""
     found = []
     steps_left = MAX_FILTER_STEPS
     for plan in plans:
-        looking = _Look(reader, wanted, most, max_bytes, steps_left)
+        looking = _Look(reader, wanted, most, max_bytes, steps_left, only_fitting)
         one = looking.look(plan)
         most -= len(one.records)
         max_bytes -= sum(map(len, one.records.values()))
@@ -60,17 +70,26 @@ def look(reader: QueueReader, plans: list[Plan], wanted: Filter, most: int, max_
 
 class _Look:
     def __init__(
-        self, reader: QueueReader, wanted: Filter, most: int, max_bytes: int, steps_left: int
+        self,
+        reader: QueueReader,
+        wanted: Filter,
+        most: int,
+        max_bytes: int,
+        steps_left: int,
+        only_fitting: bool,
     ) -> None:
         self._reader = reader
         self._wanted = wanted
         self._most = most
         self._max_bytes = max_bytes
+        self._only_fitting = only_fitting
         self.steps_left = steps_left  # of evaluating the filter
 
     def look(self, plan: Plan) -> Found:
         found = Found(plan, plan.begin)
         self._look_again(plan, found)
+        if found.does_not_fit:
+            return found
         is_all = len(found.again) + len(found.unwanted) == len(plan.again)
         if is_all and plan.most_fresh > 0 and self._most > 0 and self._max_bytes > 0:
             self._look_ahead(plan, found)
@@ -80,7 +99,7 @@ class _Look:
         by_offset = dict(plan.again)
         for _, run in groupby(enumerate(sorted(by_offset)), lambda one: one[1] - one[0]):
             offsets = [offset for _, offset in run]
-            while offsets and self._most > 0 and self._max_bytes > 0 and self.steps_left > 0:
+            while offsets and self._may_go_on(found):
                 result = self._reader.read(
                     plan.key.topic,
                     plan.key.queue_id,
@@ -105,7 +124,8 @@ class _Look:
                         break
                     held, record = (offset, by_offset[offset]), records.get(offset)
                     if record is not None and self._matches(record):
-                        self._take(found, offset, record)
+                        if not self._take(found, offset, record):
+                            break
                         found.again.append(held)
                     else:
                         found.unwanted.append(held)
@@ -114,7 +134,7 @@ class _Look:
 
     def _look_ahead(self, plan: Plan, found: Found) -> None:
         key, limit, left = plan.key, plan.begin + _MOST_SCANNED, min(plan.most_fresh, self._most)
-        while left > 0 and self._max_bytes > 0 and self.steps_left > 0 and found.end < limit:
+        while left > 0 and self._may_go_on(found) and found.end < limit:
             result = self._reader.read(
                 key.topic,
                 key.queue_id,
@@ -132,14 +152,24 @@ class _Look:
                     found.end = offset  # the next look goes on here
                     break
                 if self._matches(record):
-                    self._take(found, offset, record)
+                    if not self._take(found, offset, record):
+                        found.end = offset
+                        break
                     found.fresh.append(offset)
                     left -= 1
 
-    def _take(self, found: Found, offset: int, record: bytes) -> None:
+    def _may_go_on(self, found: Found) -> bool:
+        return not found.does_not_fit and self._most > 0 and self._max_bytes > 0 and self.steps_left > 0
+
+    def _take(self, found: Found, offset: int, record: bytes) -> bool:
+        """False: it does not fit."""
+        if self._only_fitting and len(record) > self._max_bytes:
+            found.does_not_fit = True
+            return False
         found.records[offset] = record
         self._most -= 1
         self._max_bytes -= len(record)
+        return True
 
     def _matches(self, record: bytes) -> bool:
         tags, matches, _ = self._wanted

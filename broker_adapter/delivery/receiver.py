@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -80,12 +81,21 @@ class Receive:
     max_bytes: int
     invisible_ms: int
     attempt_id: str
+    only_fitting: bool = False  # not one byte more than max_bytes
 
     def key(self, queue_id: int) -> QueueKey:
         return QueueKey(self.who.group, self.who.topic, queue_id)
 
 
 _UNTOUCHED = QueueView()
+
+
+#: So much each receive may have in memory, whatever others hold.
+SMALL_BYTES = 64 << 10
+
+
+class _DoesNotFit(Exception):
+    """There are messages, and the first ones are too large."""
 
 
 class Receiver:
@@ -119,8 +129,8 @@ class Receiver:
         """Empty at `deadline`, of the loop's clock. `check` raises when there is nothing to
         wait for any more: another master, no such topic."""
         loop = asyncio.get_running_loop()
-        if call.attempt_id:
-            again = await self._in_room(call, deadline, partial(self._repeat, call))
+        if call.attempt_id and self._held_in_attempt(call):
+            again = await self._in_room(call, deadline, self._repeat)
             if again:
                 return again
         while True:
@@ -129,7 +139,8 @@ class Receiver:
             found = Received()
             is_over = True
             try:
-                found = await self._in_room(call, deadline, partial(self._try, call, deadline, check))
+                give = partial(self._try, deadline=deadline, check=check)
+                found = await self._small_or_in_room(call, deadline, give, woken)
                 if found or loop.time() >= deadline:
                     return found
                 await self._wait(call, woken, deadline)
@@ -141,21 +152,59 @@ class Receiver:
                     self._views.wake_one(call.who)
 
     async def _in_room(
-        self, call: Receive, deadline: float, give: Callable[[], Awaitable[list[Delivery]]]
+        self,
+        call: Receive,
+        deadline: float,
+        give: Callable[[Receive], Awaitable[list[Delivery]]],
+        woken: asyncio.Future[None] | None = None,
     ) -> Received:
-        """What `give` gives, and room in memory for it; empty if there is none by the deadline."""
+        """What `give` gives, and room in memory for it; empty if there is none by the deadline, or until
+        `woken`: something else has come."""
+        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(deadline) as limit:
+
+                def give_up(_: object) -> None:
+                    with suppress(RuntimeError):  # it is over already
+                        limit.reschedule(loop.time())
+
+                if woken is not None:
+                    woken.add_done_callback(give_up)
                 await self.room.take(call.max_bytes)
         except TimeoutError:
             return Received()
+        finally:
+            if woken is not None:
+                woken.remove_done_callback(give_up)
+        return await self._given_room(call, give)
+
+    async def _given_room(
+        self, call: Receive, give: Callable[[Receive], Awaitable[list[Delivery]]]
+    ) -> Received:
         size = 0
         try:
-            given = await give()
+            given = await give(call)
             size = sum(len(one.record) for one in given)
             return Received(given, partial(self.room.give, size))
         finally:
             self.room.give(call.max_bytes - size)
+
+    async def _small_or_in_room(
+        self,
+        call: Receive,
+        deadline: float,
+        give: Callable[[Receive], Awaitable[list[Delivery]]],
+        woken: asyncio.Future[None],
+    ) -> Received:
+        """As `_in_room`, but what is small needs none. A client that does not read keeps its room for as long
+        as it likes, as gRPC takes back nothing: only large messages wait for that."""
+        if self.room.take_now(call.max_bytes):
+            return await self._given_room(call, give)
+        small = replace(call, max_bytes=min(call.max_bytes, SMALL_BYTES), only_fitting=True)
+        try:
+            return Received(await give(small))
+        except _DoesNotFit:
+            return await self._in_room(call, deadline, give, woken)
 
     async def record(self, key: QueueKey, offset: int) -> bytes:
         """The message at an offset. ReadFailed (MESSAGE_NOT_FOUND)."""
@@ -176,24 +225,38 @@ class Receiver:
     # -- choosing -----------------------------------------------------------------------------------------
 
     async def _try(self, call: Receive, deadline: float, check: Callable[[], object]) -> list[Delivery]:
-        """What can be given now."""
+        """What can be given now. _DoesNotFit: something, but nothing that fits."""
         loop = asyncio.get_running_loop()
         while True:
             check()
             plans = self._plan(call)
             if not plans:
                 return []
+            is_stuck = False
             for plan in plans:
                 self._views.queue(plan.key).is_read = True
             try:
-                work = partial(look, self._reader, plans, call.wanted, call.max_messages, call.max_bytes)
+                work = partial(
+                    look,
+                    self._reader,
+                    plans,
+                    call.wanted,
+                    call.max_messages,
+                    call.max_bytes,
+                    only_fitting=call.only_fitting,
+                )
                 found: list[Found] = await self._run(work)
                 request = self._propose(call, found)
+                is_nothing = request is None and not any(self._worn_out(call, one) for one in found)
+                if is_nothing and any(one.does_not_fit for one in found):
+                    is_stuck = True
+                    raise _DoesNotFit
             finally:
                 for plan in plans:
                     self._views.queue(plan.key).is_read = False
-                self._views.wake_one(call.who)  # for what was left
-            if request is None and not any(self._worn_out(call, one) for one in found):
+                if not is_stuck:  # nor does it fit for others, which would wake this one in turn
+                    self._views.wake_one(call.who)  # for what was left
+            if is_nothing:
                 return []
             moves = self._bury(call, found)
             if request is not None and (given := await self._given(call, found, request)):
@@ -386,10 +449,13 @@ class Receiver:
         except BrokerError:
             return  # visible again when its time is over: nobody renews it
 
+    def _held_in_attempt(self, call: Receive) -> list[tuple[QueueKey, int, Held]]:
+        with self._state.lock:
+            return self._state.held_in_attempt(*call.who, call.attempt_id)
+
     async def _repeat(self, call: Receive) -> list[Delivery]:
         """What a call with the same attempt id holds, once more."""
-        with self._state.lock:
-            held = self._state.held_in_attempt(*call.who, call.attempt_id)
+        held = self._held_in_attempt(call)
         by_queue: dict[QueueKey, list[tuple[int, Held]]] = {}
         for key, offset, was in held:
             by_queue.setdefault(key, []).append((offset, was))

@@ -37,9 +37,15 @@ class Room:
     def is_awaited(self) -> bool:
         return bool(self._waiting)
 
+    def take_now(self, size: int) -> bool:
+        """False: somebody else has it, or wants it first."""
+        if self._waiting or not self._fits(size):
+            return False
+        self.taken += size
+        return True
+
     async def take(self, size: int) -> None:
-        if not self._waiting and self._fits(size):
-            self.taken += size
+        if self.take_now(size):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, future))

@@ -28,6 +28,7 @@ from broker_adapter.messaging.forwarding.members import Members
 from broker_adapter.messaging.handlers import Answered
 from broker_adapter.messaging.methods import APPENDING
 from broker_adapter.messaging.v2 import service_pb2 as calls
+from broker_adapter.rpc.calls import LARGE_BYTES
 from broker_adapter.v1 import forward_pb2 as pb
 from dledger import get_logger, open_channel, when_idle
 
@@ -39,12 +40,13 @@ class LinkRefused(Exception):
 
 
 class _Call:
-    """One call, until its last answer."""
+    """One call, until its last answer. `size`: of the request; `waiting`: of answers not taken yet."""
 
-    __slots__ = ("answers", "arrived", "error", "is_complete", "is_sent", "size")
+    __slots__ = ("answers", "arrived", "error", "is_complete", "is_sent", "size", "waiting")
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.waiting = 0
         self.is_sent = False
         self.answers: deque[bytes] = deque()
         self.error: BrokerError | None = None
@@ -108,7 +110,8 @@ class MasterLink:
     ) -> None:
         self.node_id = node_id
         self.is_writable = False
-        self.bytes = 0  # of requests without an answer, and of answers that nobody has taken
+        self.bytes = 0  # of requests without an answer
+        self.waiting_bytes = 0  # of answers that nobody has taken
         self._members = members
         self._clients = clients
         self._max_calls = max_calls
@@ -163,8 +166,8 @@ class MasterLink:
         is_taken = False
         try:
             while (answer := await call.next()) is not None:
-                self.bytes -= len(answer)
-                call.size -= len(answer)
+                self.waiting_bytes -= len(answer)
+                call.waiting -= len(answer)
                 yield answer
             is_taken = True
         finally:
@@ -204,6 +207,7 @@ class MasterLink:
 
     def _end(self, call_id: int, call: _Call) -> None:
         self.bytes -= call.size
+        self.waiting_bytes -= call.waiting
         if self._calls.pop(call_id, None) is None or not call.is_sent or call.is_complete:
             return
         if not self._is_over:
@@ -301,12 +305,15 @@ class MasterLink:
         if answer.code:
             call.error = error_from_pb(answer.code, answer.message)
         elif answer.HasField("answer"):
-            if self.bytes + len(answer.answer) > 2 * self._max_bytes:
-                call.fail(Busy(Status.TOO_MANY_CALLS, f"{self.bytes} bytes wait for slow clients"))
+            size = len(answer.answer)
+            # Clients that do not read are no reason to refuse others what is small.
+            is_small = call.waiting + size <= LARGE_BYTES
+            if not is_small and self.waiting_bytes + size > 2 * self._max_bytes:
+                call.fail(Busy(Status.TOO_MANY_CALLS, f"{self.waiting_bytes} bytes wait for slow clients"))
                 return
             call.answers.append(answer.answer)
-            call.size += len(answer.answer)
-            self.bytes += len(answer.answer)
+            call.waiting += size
+            self.waiting_bytes += size
         call.is_complete = answer.is_last or bool(answer.code)
         call.wake()
 

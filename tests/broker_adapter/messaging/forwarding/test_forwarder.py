@@ -481,6 +481,24 @@ async def test_more_than_the_limit_is_refused() -> None:
         assert caught.value.status is Status.TOO_MANY_CALLS
 
 
+async def test_who_does_not_read_is_no_reason_to_refuse_others_what_is_small() -> None:
+    large = bytes(150_000)
+    async with pair(settings=ClientServiceSettings(max_forwarded_bytes=100_000)) as p:
+        assert await p.unary() == b"ok"
+        link = p.forwarder.link
+        assert link is not None
+        p.remote.script += [b"1", large]
+        async with aclosing(p.forwarder.stream("ReceiveMessage", b"", CONTEXT)) as silent:
+            assert await anext(silent) == b"1"
+            await until(lambda: link.waiting_bytes == len(large))
+            assert await p.unary() == b"ok"
+            p.remote.script += [large]
+            with pytest.raises(BrokerError) as caught:
+                await anext(p.forwarder.stream("ReceiveMessage", b"", CONTEXT))
+            assert caught.value.status is Status.TOO_MANY_CALLS
+        assert (link.bytes, link.waiting_bytes) == (0, 0)
+
+
 async def test_clients_of_a_node_are_known_to_the_master_as_long_as_it_is_connected() -> None:
     class Silent:
         def tell(self, command: calls.TelemetryCommand) -> bool:
