@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import nullcontext
 
 from broker_adapter.api import BrokerApi, PullResult, PullStatus, QueueOffset
 from broker_adapter.delivery.api import MAX_FILTER_STEPS, Filter
@@ -19,6 +20,7 @@ from broker_adapter.messaging.settings import ClientServiceSettings
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
 from broker_adapter.properties import split_properties
+from broker_adapter.rpc.calls import LARGE_BYTES, LargeRequests
 
 _MAX_PULLED = 1_024
 #: Of consumers that assign queues to themselves.
@@ -30,6 +32,7 @@ class QueueCalls:
     def __init__(self, broker: BrokerApi, settings: ClientServiceSettings) -> None:
         self._broker = broker
         self._settings = settings
+        self._large = LargeRequests(settings.max_request_bytes)  # of answers
 
     async def pull_message(
         self, request: calls.PullMessageRequest, context: CallContext
@@ -59,11 +62,13 @@ class QueueCalls:
             if wanted.matches is not None:  # what a client's expression costs is never the event loop's
                 records, next_offset = await asyncio.to_thread(_matching, result, wanted)
             nothing = pb.Status(code=Code.MESSAGE_NOT_FOUND, message="no message within the time to wait")
-            yield calls.PullMessageResponse(status=ok() if records else nothing)
-            for record in records:
-                message = stored_message(record, request.message_queue.topic)
-                yield calls.PullMessageResponse(message=message)
-            yield calls.PullMessageResponse(next_offset=next_offset)
+            size = sum(map(len, records))
+            async with nullcontext() if size < LARGE_BYTES else self._large.taking(size):
+                yield calls.PullMessageResponse(status=ok() if records else nothing)
+                for record in records:
+                    message = stored_message(record, request.message_queue.topic)
+                    yield calls.PullMessageResponse(message=message)
+                yield calls.PullMessageResponse(next_offset=next_offset)
 
     async def query_offset(
         self, request: calls.QueryOffsetRequest, context: CallContext

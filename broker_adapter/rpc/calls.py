@@ -78,6 +78,35 @@ class LargeRequests:
             self._bytes -= size
 
 
+class LargeAnswers:
+    """Large answers of unary calls: so many bytes of them, each encoded in a turn of its own.
+
+    gRPC holds an answer until its caller has taken it, however long that is, and gives none of it back before
+    the call is over.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.bytes = 0
+        self.turns = Turns()
+        self._most_bytes = most_bytes
+
+    async def take(self, size: int, context: Any) -> None:
+        """Hold a place until the call is over. Busy (TOO_MANY_PENDING_BYTES) if there is none. A single
+        answer has one always, and so has what is small."""
+        if size < LARGE_BYTES:
+            return
+        if self.bytes and self.bytes + size > self._most_bytes:
+            text = f"answers of {self.bytes} bytes are on their way to their callers; try again later"
+            raise Busy(Status.TOO_MANY_PENDING_BYTES, text)
+        self.bytes += size
+
+        def is_over(_: object) -> None:
+            self.bytes -= size
+
+        context.add_done_callback(is_over)
+        await self.turns.wait()
+
+
 def malformed() -> IllegalMessage:
     return IllegalMessage(Status.REQUEST_MALFORMED, handlers.MALFORMED)
 

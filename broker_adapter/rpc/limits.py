@@ -31,6 +31,8 @@ class BrokerLimits:
     max_waiting_pulls: int = 10_000
     max_pull_streams: int = 1024
     max_tags: int = 64
+    #: Answers of unary calls, of 64 KiB or more each, that their callers have not taken.
+    max_answer_bytes: int = 64 << 20
 
     query_messages: int = 32
     max_query_messages: int = 256

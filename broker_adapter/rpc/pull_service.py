@@ -7,7 +7,9 @@ import asyncio
 from broker_adapter.api import BrokerApi, PullResult, PullStatus
 from broker_adapter.errors import BrokerError
 from broker_adapter.rpc.calls import (
+    LARGE_BYTES,
     Context,
+    LargeAnswers,
     Places,
     check_count,
     check_least,
@@ -23,9 +25,10 @@ from broker_adapter.v1 import broker_pb2 as pb
 class PullService:
     """The pulling part of BrokerService."""
 
-    def __init__(self, api: BrokerApi, limits: BrokerLimits) -> None:
+    def __init__(self, api: BrokerApi, limits: BrokerLimits, large: LargeAnswers) -> None:
         self._api = api
         self._limits = limits
+        self._large = large
         self._waits = Places("waiting pulls", limits.max_waiting_pulls)
         self._streams = Places("pull streams", limits.max_pull_streams)
         self._waiting: set[asyncio.Task[PullResult]] = set()
@@ -51,9 +54,12 @@ class PullService:
                 raise malformed()
             wait_ms = min(request.wait_ms, self._limits.max_wait_ms)
             if not wait_ms:
-                return pull_result_to_pb(await self._pull(request, request.offset, 0))
-            with self._waits.taking():
-                return pull_result_to_pb(await self._pull(request, request.offset, wait_ms))
+                result = await self._pull(request, request.offset, 0)
+            else:
+                with self._waits.taking():
+                    result = await self._pull(request, request.offset, wait_ms)
+            await self._large.take(_size_of(result), context)
+            return pull_result_to_pb(result)
         except Exception as error:
             return _refusal(numbered(error, "Pull"))
 
@@ -72,6 +78,8 @@ class PullService:
         while True:
             result = await self._pull(request, at, wait_ms)
             at = result.next_offset
+            if _size_of(result) >= LARGE_BYTES:
+                await self._large.turns.wait()
             # Awaiting the write is the flow control: a slow reader holds up nothing but itself.
             await context.write(pull_result_to_pb(result))
             if result.status is PullStatus.OFFSET_ILLEGAL:
@@ -108,6 +116,10 @@ class PullService:
         finally:
             task.cancel()
             self._waiting.discard(task)
+
+
+def _size_of(result: PullResult) -> int:
+    return sum(map(len, result.records))
 
 
 def _refusal(error: BrokerError) -> pb.PullResponse:

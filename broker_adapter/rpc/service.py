@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sized
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from broker_adapter.api import BrokerApi, QueueOffset
 from broker_adapter.rpc.calls import (
     Context,
+    LargeAnswers,
     Places,
     check_count,
     check_least,
@@ -39,6 +40,8 @@ from dledger import MAX_PAYLOAD_BYTES, handlers
 
 SERVICE_NAME: Final = "dledger.broker.v1.BrokerService"
 
+#: From so many entries on a list takes turns.
+_MANY_ENTRIES = 256
 #: What a group may commit under if it has no members.
 _NO_GENERATION = -1
 
@@ -58,7 +61,8 @@ class BrokerService:
         self._api = api
         self._limits = BrokerLimits() if limits is None else limits
         self.sends = SendService(api, self._limits)
-        self.pulls = PullService(api, self._limits)
+        self._large = LargeAnswers(self._limits.max_answer_bytes)
+        self.pulls = PullService(api, self._limits, self._large)
         self._calls = Places("calls", self._limits.max_calls)
         self._stopping = False
 
@@ -122,11 +126,18 @@ class BrokerService:
                 if self._stopping:
                     raise stopping()
                 with self._calls.taking():
-                    return await method(request)
+                    answer = await method(request)
+                await self._large.take(answer.ByteSize(), context)
+                return answer
             except Exception as error:
                 return make(status=status_to_pb(numbered(error, request_type.__name__)))
 
         return handlers.unary(behaviour, request_type)
+
+    async def _turn(self, entries: Sized) -> None:
+        """A list of thousands takes the event loop milliseconds: one in each turn of it."""
+        if len(entries) >= _MANY_ENTRIES:
+            await self._large.turns.wait()
 
     # -- reads
 
@@ -169,10 +180,14 @@ class BrokerService:
         return pb.DeleteTopicResponse()
 
     async def _list_topics(self, _: pb.ListTopicsRequest) -> pb.ListTopicsResponse:
-        return pb.ListTopicsResponse(topics=map(topic_to_pb, self._api.topics()))
+        topics = self._api.topics()
+        await self._turn(topics)
+        return pb.ListTopicsResponse(topics=map(topic_to_pb, topics))
 
     async def _topic_stats(self, request: pb.TopicStatsRequest) -> pb.TopicStatsResponse:
-        return pb.TopicStatsResponse(queues=map(stats_to_pb, await self._api.topic_stats(request.topic)))
+        queues = await self._api.topic_stats(request.topic)
+        await self._turn(queues)
+        return pb.TopicStatsResponse(queues=map(stats_to_pb, queues))
 
     async def _put_group(self, request: pb.PutGroupRequest) -> pb.PutGroupResponse:
         group = request.group
@@ -185,7 +200,9 @@ class BrokerService:
         return pb.DeleteGroupResponse()
 
     async def _list_groups(self, _: pb.ListGroupsRequest) -> pb.ListGroupsResponse:
-        return pb.ListGroupsResponse(groups=map(group_to_pb, self._api.groups()))
+        groups = self._api.groups()
+        await self._turn(groups)
+        return pb.ListGroupsResponse(groups=map(group_to_pb, groups))
 
     # -- offsets and members
 
@@ -197,6 +214,7 @@ class BrokerService:
 
     async def _fetch_offsets(self, request: pb.FetchOffsetsRequest) -> pb.FetchOffsetsResponse:
         generation, offsets = await self._api.offsets(request.group)
+        await self._turn(offsets)
         return pb.FetchOffsetsResponse(generation=generation, offsets=offsets_to_pb(offsets))
 
     async def _reset_offsets(self, request: pb.ResetOffsetsRequest) -> pb.ResetOffsetsResponse:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Mapping
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -11,6 +13,9 @@ import pytest
 from broker_adapter.api import OutgoingMessage
 from broker_adapter.delivery.api import MAX_FILTER_STEPS, Filter
 from broker_adapter.messaging import queue_calls
+from broker_adapter.messaging.context import CallContext
+from broker_adapter.messaging.queue_calls import QueueCalls
+from broker_adapter.messaging.settings import ClientServiceSettings
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
 from tests.broker_adapter.messaging.world import World, resource, world
@@ -145,3 +150,51 @@ async def test_an_offset_that_was_updated_is_found() -> None:
         assert (await w.call("UpdateOffset", update)).status.code == Code.OK
         answer = await w.call("GetOffset", get)
         assert (answer.status.code, answer.offset) == (Code.OK, 2)
+
+
+LARGE = 100_000
+
+
+async def with_large_message(w: World) -> calls.PullMessageRequest:
+    """What is asked for it."""
+    await w.cluster.brokers[0].send("t", [OutgoingMessage(bytes(LARGE))], queue_id=1)
+    return calls.PullMessageRequest(group=resource("g"), message_queue=queue(), batch_size=1)
+
+
+async def test_other_work_of_the_loop_comes_between_two_large_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A timer that is due, such as that of a heartbeat, waits for one of them at most."""
+    done: list[str] = []
+    make = queue_calls.stored_message
+
+    def note(*args: Any) -> pb.Message:
+        done.append("large")
+        asyncio.get_running_loop().call_soon(done.append, "other")
+        return make(*args)
+
+    monkeypatch.setattr(queue_calls, "stored_message", note)
+    async with world() as w:
+        request = await with_large_message(w)
+        service = QueueCalls(w.cluster.brokers[0], ClientServiceSettings())
+
+        async def pull_all() -> int:
+            return len([one async for one in service.pull_message(request, CallContext("c"))])
+
+        assert await asyncio.gather(*[pull_all() for _ in range(3)]) == [3, 3, 3]
+        await asyncio.sleep(0)
+    assert done == ["large", "other"] * 3
+
+
+async def test_large_answers_that_nobody_takes_are_bounded() -> None:
+    async with world(ClientServiceSettings(max_request_bytes=LARGE)) as w:
+        request = await with_large_message(w)
+        service = w.handlers
+        silent = service.stream("PullMessage", request.SerializeToString(), CallContext("c"))
+        async with aclosing(silent):
+            await anext(silent)
+            (refused,) = await w.stream("PullMessage", request)
+            assert refused.status.code == Code.TOO_MANY_REQUESTS
+            await fill(w)
+            assert len(await pull(w, 1)) == 5, "what is small is given all the same"
+        assert len(await w.stream("PullMessage", request)) == 3

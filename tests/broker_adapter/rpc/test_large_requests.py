@@ -1,13 +1,14 @@
-"""Large requests: bounded in bytes, and one of them in a turn of the event loop."""
+"""Large requests and answers: bounded in bytes, and one of them in a turn of the event loop."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from broker_adapter.errors import Busy, Status
-from broker_adapter.rpc.calls import LargeRequests, Turns
+from broker_adapter.rpc.calls import LARGE_BYTES, LargeAnswers, LargeRequests, Turns
 
 
 async def test_those_above_the_limit_are_refused_and_one_alone_never_is() -> None:
@@ -35,3 +36,30 @@ async def test_other_work_of_the_loop_comes_between_two_of_them() -> None:
     await asyncio.gather(*[work() for _ in range(5)])
     await asyncio.sleep(0)
     assert done == ["large", "other"] * 5
+
+
+class Call:
+    """Of gRPC."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[object], None]] = []
+
+    def add_done_callback(self, callback: Callable[[object], None]) -> None:
+        self._callbacks.append(callback)
+
+    def end(self) -> None:
+        for callback in self._callbacks:
+            callback(self)
+
+
+async def test_an_answer_holds_its_place_until_its_call_is_over() -> None:
+    """Whoever does not read it makes gRPC keep it for so long."""
+    answers, silent = LargeAnswers(2 * LARGE_BYTES), Call()
+    await answers.take(2 * LARGE_BYTES, silent)
+    with pytest.raises(Busy) as refused:
+        await answers.take(LARGE_BYTES, Call())
+    assert refused.value.status is Status.TOO_MANY_PENDING_BYTES
+    await answers.take(LARGE_BYTES - 1, Call())  # small
+    silent.end()
+    assert answers.bytes == 0
+    await answers.take(3 * LARGE_BYTES, Call())  # alone

@@ -34,6 +34,7 @@ from broker_adapter.errors import (
 from broker_adapter.message import decode
 from broker_adapter.properties import split_properties
 from broker_adapter.rpc.broker_client import BrokerClient, NoAnswer, NotConnected
+from broker_adapter.rpc.calls import LargeAnswers
 from broker_adapter.rpc.convert import send_result_from_pb
 from broker_adapter.rpc.limits import BrokerLimits
 from broker_adapter.rpc.service import SERVICE_NAME
@@ -90,6 +91,23 @@ async def test_a_batch_comes_back_as_records() -> None:
         assert [message.offset_id for message in decoded] == result.offset_ids
         assert str(decoded[0].born_host).startswith("127.0.0.1:")
         assert await w.client.message_at(result.physical_offsets[1], T) == found.records[1]
+
+
+async def test_whatever_is_large_in_an_answer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    take = LargeAnswers.take
+
+    async def note(self: LargeAnswers, size: int, context: Any) -> None:
+        taken.append(size)
+        await take(self, size, context)
+
+    monkeypatch.setattr(LargeAnswers, "take", note)
+    async with world() as w:
+        sent = await w.client.send("t", 1, [OutgoingMessage(bytes(100_000), {"KEYS": "k"})], T)
+        assert (await w.client.pull("t", 1, 0)).records
+        assert await w.client.message_at(sent.physical_offsets[0], T)
+        assert await w.client.query("t", "k", 0, 1 << 60, 1, T)
+        assert sum(size > 100_000 for size in taken) == 3
 
 
 async def test_an_acknowledgement_says_who_has_stored_the_batch_and_at_which_index() -> None:
