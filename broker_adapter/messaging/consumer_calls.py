@@ -182,9 +182,9 @@ def _ack_status(result: AckStatus) -> pb.Status:
 
 def _handles(request: calls.AckMessageRequest) -> list[str]:
     """Rejected (BAD_REQUEST)."""
+    if not 0 < (count := len(request.entries)) <= _MAX_ACKS:
+        raise Rejected(Code.BAD_REQUEST, f"{count} entries; 1 to {_MAX_ACKS} are allowed")
     handles = [entry.receipt_handle for entry in request.entries]
-    if not 0 < len(handles) <= _MAX_ACKS:
-        raise Rejected(Code.BAD_REQUEST, f"{len(handles)} entries; 1 to {_MAX_ACKS} are allowed")
     # What is too long for a handle is none, and looked at no further.
     return [handle if len(handle) <= _MAX_HANDLE_LENGTH else "" for handle in handles]
 

@@ -258,8 +258,11 @@ class MessagingService:
         return call._replace(account=self._guard.admit(metadata, call.remote))
 
     def _admitted(self, method: str, request: bytes, context: Context, listener: str) -> CallContext:
-        """Rejected, also (FORBIDDEN) for what the account may not do."""
+        """Rejected, also (FORBIDDEN) for what the account may not do, and (PAYLOAD_TOO_LARGE)."""
         call = self._called(context, listener)
+        if len(request) > (most := METHODS[method].max_bytes):
+            text = f"a request of {len(request)} bytes; {most} are allowed for {method}"
+            raise Rejected(Code.PAYLOAD_TOO_LARGE, text)
         if self._guard is not None:
             self._guard.check(call.account, method, parse(method, request), call.namespace)
         return call

@@ -150,6 +150,9 @@ def _user_properties(message: pb.Message) -> dict[str, str]:
     if len(given) > MAX_PROPERTIES:
         text = f"{len(given)} properties, more than {MAX_PROPERTIES}"
         raise Rejected(Code.MESSAGE_PROPERTIES_TOO_LARGE, text)
+    if len(system.keys) > MAX_PROPERTIES_BYTES:
+        text = f"{len(system.keys)} keys have more than {MAX_PROPERTIES_BYTES} bytes"
+        raise Rejected(Code.MESSAGE_PROPERTIES_TOO_LARGE, text)
     size = len(system.tag.encode()) + sum(len(key.encode()) + 1 for key in system.keys)
     kept: dict[str, str] = {}
     for name, value in given.items():

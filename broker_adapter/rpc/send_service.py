@@ -98,6 +98,7 @@ class SendService:
         try:
             if self._stopping:
                 raise stopping()
+            check_counts(request, limits)
             messages = _messages_of(request)
             check_send(request, messages, limits)
             timeout_ms = min(request.timeout_ms or limits.send_timeout_ms, limits.max_send_timeout_ms)
@@ -213,22 +214,27 @@ def refusal(request_id: int, error: BrokerError) -> pb.SendResponse:
     return pb.SendResponse(request_id=request_id, status=status_to_pb(error))
 
 
+def check_counts(request: pb.SendRequest, limits: BrokerLimits) -> None:
+    """Before anything is made of a batch: 4 MiB hold two million empty messages, or properties of one."""
+    columns, most = request.columns, limits.max_batch_messages
+    check_count("messages in a batch", max(len(request.messages), len(columns.bodies)), most)
+    flags, times = max(len(columns.flags), len(columns.sys_flags)), len(columns.born_timestamps)
+    check_count("entries in a column", max(len(columns.properties), flags, times), most)
+    properties = [text.count(PROPERTY_SEPARATOR) for text in columns.properties]
+    properties += [len(message.properties) for message in request.messages]
+    check_count("properties of a message", max(properties, default=0), limits.max_properties)
+
+
 def check_send(request: pb.SendRequest, messages: Sequence[OutgoingMessage], limits: BrokerLimits) -> None:
     """What this layer knows of a batch; topic, names and sizes of messages are the broker's to judge."""
     if request.queue_id < -1:
         raise out_of_range(f"queue_id {request.queue_id}: -1 or more")
-    if request.HasField("columns"):
-        if request.messages:
-            raise out_of_range("messages as rows and in columns")
-        properties = [text.count(PROPERTY_SEPARATOR) for text in request.columns.properties]
-    else:
-        properties = [len(message.properties) for message in messages]
+    if request.messages and request.HasField("columns"):
+        raise out_of_range("messages as rows and in columns")
     if not messages:
         raise out_of_range("a batch without messages")
     sizes = [len(message.body) for message in messages]
     born_timestamps = [message.born_timestamp for message in messages]
-    check_count("messages in a batch", len(sizes), limits.max_batch_messages)
-    check_count("properties of a message", max(properties, default=0), limits.max_properties)
     if min(born_timestamps, default=0) < 0:
         raise out_of_range(f"born_timestamp {min(born_timestamps)} is negative")
     if sum(sizes) > limits.max_batch_bytes:

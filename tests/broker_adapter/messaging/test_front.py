@@ -344,3 +344,28 @@ async def test_whoever_may_not_read_has_no_assignment() -> None:
         assert (await assignments(w)).status.code == Code.FORBIDDEN
         w.delivery.auto_create = False
         assert (await assignments(w, "unknown", "other")).status.code == Code.TOPIC_NOT_FOUND
+
+
+async def test_a_request_without_bodies_is_small() -> None:
+    """4 MiB of the smallest fields that there are take long to be read."""
+    async with world() as w:
+        for method, made in METHODS.items():
+            if method == "SendMessage":
+                continue
+            request = b"\x7a\x00" * ((made.max_bytes >> 1) + 1)  # field 15, empty
+            answers = (
+                await w.stream(method, Raw(request))
+                if made.streams_answers
+                else [await w.call(method, Raw(request))]
+            )
+            assert [answer.status.code for answer in answers] == [Code.PAYLOAD_TOO_LARGE], method
+
+
+class Raw:
+    """Bytes in place of a request."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 - as in protobuf
+        return self._data

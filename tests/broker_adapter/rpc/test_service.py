@@ -33,6 +33,7 @@ from broker_adapter.errors import (
 )
 from broker_adapter.message import decode
 from broker_adapter.properties import split_properties
+from broker_adapter.rpc import send_service
 from broker_adapter.rpc.broker_client import BrokerClient, NoAnswer, NotConnected
 from broker_adapter.rpc.calls import LargeAnswers
 from broker_adapter.rpc.convert import send_result_from_pb
@@ -91,6 +92,27 @@ async def test_a_batch_comes_back_as_records() -> None:
         assert [message.offset_id for message in decoded] == result.offset_ids
         assert str(decoded[0].born_host).startswith("127.0.0.1:")
         assert await w.client.message_at(result.physical_offsets[1], T) == found.records[1]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pb.SendRequest(topic="t", messages=[pb.OutgoingMessage()] * 9),
+        pb.SendRequest(topic="t", columns=pb.MessageColumns(bodies=[b""] * 9)),
+        pb.SendRequest(topic="t", columns=pb.MessageColumns(bodies=[b"x"], properties=[""] * 9)),
+        pb.SendRequest(topic="t", columns=pb.MessageColumns(bodies=[b"x"], sys_flags=[0] * 9)),
+        pb.SendRequest(topic="t", messages=[pb.OutgoingMessage(properties={f"{i}": "" for i in range(9)})]),
+    ],
+    ids=["messages", "bodies", "properties", "flags", "properties of one"],
+)
+async def test_a_batch_is_counted_before_anything_is_made_of_it(
+    request_: pb.SendRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 MiB hold two million empty messages."""
+    monkeypatch.setattr(send_service, "messages_from_pb", lambda _: pytest.fail("it was made"))
+    async with world(BrokerLimits(max_batch_messages=8, max_properties=8)) as w:
+        answer = await w.stub.Send(request_, timeout=T)
+        assert answer.status.code == Status.FIELD_OUT_OF_RANGE
 
 
 async def test_whatever_is_large_in_an_answer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
