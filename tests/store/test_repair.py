@@ -12,7 +12,7 @@ import pytest
 from dledger.core.values import EMPTY_TAIL
 from dledger.errors import Code, StorageError
 from dledger.store.api import Damage, Frames
-from dledger.store.batch import BLANK_SIZE, Batch, encode_batch
+from dledger.store.batch import BLANK_SIZE, HEADER_SIZE, Batch, encode_batch
 from dledger.store.disk import Buffer, OsDisk
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import Identity, init_directory
@@ -184,6 +184,39 @@ def test_rule_10_good_batches_behind_a_lost_header_are_taken_from_the_own_disk()
     work = store.begin_repair(damage)
     work.feed(Frames(first.first_index, other.last_index, join([first, other])))
     assert work.is_fed
+    while work.copy(100):
+        pass
+    work.finish()
+    assert store.damages == () and read_all(store) == join(BATCHES[:50])
+
+
+def test_rule_10_good_batches_that_a_member_sends_along_are_passed_over() -> None:
+    """Two lost batches and a good one between them; the member sends all in one piece."""
+    disk, store = new_sim_store()
+    store.append(BATCHES[:50])
+    store.sync()
+    for number in (20, 22):
+        spoil(disk, BATCHES[number], BATCHES[number])
+    damage = store.note_damage(BATCHES[20].first_index)
+    assert damage is not None and damage.last_index > BATCHES[22].first_index
+    store.repair(Frames(damage.first_index, damage.last_index, join(lost(damage))))
+    assert store.damages == () and read_all(store) == join(BATCHES[:50])
+
+
+def test_rule_10_an_own_batch_that_does_not_end_as_it_must_is_not_taken() -> None:
+    """It follows what came before: a write that was lost has left what an earlier leader had written there."""
+    disk, store, damage = damaged(20, 21)
+    *before, last = lost(damage)
+    sizes = [last.size - HEADER_SIZE * last.count - last.count + 1, *[1] * (last.count - 1)]
+    other = encode_batch(before[-1].tail, last.term, [b"x" * size for size in sizes], data_file_size=SIZE)
+    assert (other.size, other.pos, other.last_index) == (last.size, last.pos, last.last_index)
+    file = ROOT / "data" / file_name(last.pos - last.pos % SIZE)
+    for offset, byte in enumerate(bytes(other.data), last.pos % SIZE):
+        disk.flip(file, offset, disk.content(file)[offset] ^ byte)
+    work = store.begin_repair(damage)
+    for batch in (*before, last):
+        assert not work.is_fed
+        work.feed(frames(batch))
     while work.copy(100):
         pass
     work.finish()
