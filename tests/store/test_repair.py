@@ -204,7 +204,7 @@ def test_rule_10_good_batches_that_a_member_sends_along_are_passed_over() -> Non
 
 
 def test_rule_10_an_own_batch_that_does_not_end_as_it_must_is_not_taken() -> None:
-    """It follows what came before: a write that was lost has left what an earlier leader had written there."""
+    """It follows what came before: a lost write has left what an earlier leader had written there."""
     disk, store, damage = damaged(20, 21)
     *before, last = lost(damage)
     sizes = [last.size - HEADER_SIZE * last.count - last.count + 1, *[1] * (last.count - 1)]

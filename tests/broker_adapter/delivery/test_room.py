@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from broker_adapter.api import OutgoingMessage
-from broker_adapter.delivery.room import Room
+from broker_adapter.delivery.room import Received, Room
 from tests.broker_adapter.cluster import brokers
 from tests.node.local import until
 
@@ -53,6 +53,15 @@ async def test_room_that_was_given_to_somebody_who_goes_is_given_back() -> None:
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert room.taken == 0
+
+
+def test_what_was_received_gives_its_room_back_once() -> None:
+    closed: list[bool] = []
+    received = Received((), lambda: closed.append(True))
+    received.close()
+    received.close()
+    del received
+    assert closed == [True]
 
 
 async def test_a_receive_waits_until_others_have_been_handed_out(tmp_path: Path) -> None:

@@ -157,6 +157,13 @@ def test_limits(text: str) -> None:
         compile_sql(text)
 
 
+def test_as_many_words_as_are_allowed_and_not_one_more() -> None:
+    text = "a not in (" + "1," * (MAX_WORDS // 2 - 3) + "1)"
+    assert compile_sql(text).steps == MAX_WORDS + 1  # with the end
+    with pytest.raises(SqlError, match="words"):
+        compile_sql(text + " b")
+
+
 def test_the_longest_chain_can_be_evaluated() -> None:
     assert matches("a" + " OR a" * (MAX_OPERATORS - 1) + " OR TRUE")
 

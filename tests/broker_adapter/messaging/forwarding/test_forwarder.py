@@ -308,6 +308,12 @@ async def test_what_may_have_ended_a_master_is_tried_once_more_and_marked() -> N
         assert [context.is_repeated for _, context in p.remote.seen] == [False, True]
 
 
+async def test_a_call_that_is_tried_once_more_waits_for_a_master_as_any_other() -> None:
+    async with pair(unknown(), not_master(), not_master(), b"done") as p:
+        assert await p.unary("AckMessage", b"") == b"done"
+        assert [context.is_repeated for _, context in p.remote.seen] == [False, True, True, True]
+
+
 async def test_a_refusal_says_nothing_of_an_earlier_attempt() -> None:
     async with pair(unknown(), *[not_master()] * 99) as p:
         with pytest.raises(PutIndeterminate, match="may be done"):
