@@ -102,6 +102,18 @@ def test_a_process_that_was_stopped_is_not_taken_for_stuck() -> None:
     assert judged(judge, times, [1, 2, 2, 3], [0] * 4) == [""] * 4
 
 
+def test_more_signals_give_a_loop_that_is_stuck_no_more_time() -> None:
+    judge = StallJudge(0, 2.0)
+    times = [judge.tick_s * i for i in range(10)]
+    assert any(judged(judge, times, [1] * 10, list(range(10))))
+
+
+def test_a_signal_that_the_loop_has_turned_after_is_the_business_of_the_loop() -> None:
+    judge = StallJudge(0, 2.0)
+    times = [judge.tick_s * i for i in range(100)]
+    assert not any(judged(judge, times, [1, 1, 1] + [2] * 97, [0, 0] + [1] * 98))
+
+
 @pytest.mark.parametrize(
     ("stall_s", "grace_s", "signals", "at_s"), [(4.0, 2.0, 0, 4.0), (4.0, 2.0, 1, 2.0), (0, 2, 0, 0)]
 )

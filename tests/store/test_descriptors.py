@@ -25,15 +25,16 @@ def reserve() -> Iterator[DescriptorReserve]:
 class Exhausted:
     """`os.open` of a process that has `free` descriptors left; the null device counts, too."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, free: int) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, free: int, number: int = errno.EMFILE) -> None:
         self.free = free
+        self._number = number
         self._open, self._close = os.open, os.close
         patch.setattr(module.os, "open", self.open)
         patch.setattr(module.os, "close", self.close)
 
     def open(self, *arguments: object, **options: object) -> int:
         if not self.free:
-            raise OSError(errno.EMFILE, "Too many open files")
+            raise OSError(self._number, "Too many open files")
         self.free -= 1
         return self._open(*arguments, **options)  # type: ignore[arg-type]
 
@@ -42,11 +43,12 @@ class Exhausted:
         self.free += 1
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE], ids=["of the process", "of the machine"])
 def test_a_file_gets_a_descriptor_of_the_reserve(
-    reserve: DescriptorReserve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, reserve: DescriptorReserve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Path] = []
-    process = Exhausted(monkeypatch, 3)
+    process = Exhausted(monkeypatch, 3, number)
     reserve.hold(3, told.append)
     assert process.free == 0
     handles = [reserve.open_file(tmp_path / f"{n}", os.O_RDWR | os.O_CREAT) for n in range(3)]

@@ -20,10 +20,12 @@ from broker_adapter.delivery.timetable import Timetable
 from broker_adapter.errors import Busy, Status
 from broker_adapter.message_writer import MessageWriter
 from broker_adapter.settings import DeliverySettings
+from tests.node.local import until
 
 ID = bytes(range(16))
 TOPIC = TopicConfig("t", 1, 1)
 START = 1_000_000
+SETTINGS = {"check_first_ms": 1000, "check_again_ms": 1000, "max_checks": 15}
 
 
 class World:
@@ -31,7 +33,7 @@ class World:
 
     max_command_bytes = 1 << 20
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: int) -> None:
         self.now_ms = START
         self.index = 0
         self.refuses: type[Element] | None = None
@@ -48,7 +50,9 @@ class World:
             writer,
             Sender(self.state, committer, writer),
             now_ms=lambda: self.now_ms,
-            settings=DeliverySettings(check_first_ms=1000, check_again_ms=1000, max_checks=15),
+            settings=DeliverySettings(
+                check_first_ms=1000, check_again_ms=1000, **{"max_checks": 15, **settings}
+            ),
         )
         self.holder.on_orphan(self.asked.append)
         self.holder.start()
@@ -174,3 +178,64 @@ def test_a_timetable_has_one_time_of_each_and_takes_them_in_order() -> None:
     assert [table.take_due(999) for _ in range(3)] == [2, 1, None]
     table.put(1, 7)
     assert (table.take_due(6), table.first(), table.take_due(7), table.first()) == (None, 7, 1, None)
+
+
+def test_a_time_that_was_replaced_is_over_also_when_it_was_the_earlier_one() -> None:
+    table = Timetable()
+    for number, when in ((1, 5), (2, 7), (1, 9)):
+        table.put(number, when)
+    assert table.first() == 7
+    assert [table.take_due(9) for _ in range(3)] == [2, 1, None]
+
+
+async def test_a_new_leadership_begins_with_nothing_of_the_one_before() -> None:
+    """A check that was under way, and the pause after a want of room, were those of the other one."""
+    world = World()
+    await world.half()
+    under_way: list[Request] = []
+    settle, world.settle = world.settle, under_way.append  # type: ignore[method-assign,assignment]
+    world.now_ms += 1000
+    await world.look()
+    world.settle = settle  # type: ignore[method-assign]
+    await world.half()
+    world.now_ms += 1000
+    world.is_full = True
+    await world.look()
+    assert len(under_way) == 1 and not world.asked
+    world.holder.stop()
+    world.is_full = False
+    world.holder.start()
+    assert world.holder._timer is not None
+    assert world.holder._timer.when() - asyncio.get_running_loop().time() < 0.9
+    await until(lambda: len(world.asked) == 2)
+    world.holder.stop()
+
+
+async def test_a_message_whose_end_was_refused_is_ended_later() -> None:
+    world = World(max_checks=1)
+    await world.half()
+    world.now_ms += 1000
+    await world.look()
+    assert [one.checks for one in world.asked] == [1]
+    world.refuses = End
+    world.now_ms += 1000
+    await world.look()
+    assert len(world.state.held.all) == 1
+    world.refuses = None
+    world.now_ms += 1000
+    await world.look()
+    assert not world.state.held.all
+    world.holder.stop()
+
+
+async def test_what_was_taken_in_or_refused_leaves_room_for_the_next() -> None:
+    world = World(max_held_bytes=2000)
+    for _ in range(20):
+        half = await world.half()
+        await world.holder.end_transaction("t", half.transaction_id, Resolution.ROLLBACK, 1000)
+        world.refuses = Hold
+        with pytest.raises(Busy, match="no room"):
+            await world.half()
+        world.refuses = None
+    assert world.state.held.bytes == 0
+    world.holder.stop()
