@@ -20,6 +20,7 @@ from broker_adapter.api import (
     SendResult,
     TopicConfig,
 )
+from broker_adapter.creation_limits import CreationLimits, client_of
 from broker_adapter.errors import IllegalMessage, ReadFailed, Status, error_for
 from broker_adapter.group_service import GroupService
 from broker_adapter.held_pulls import HeldPulls
@@ -86,6 +87,9 @@ class Broker:
         self._delivered = delivered
         self._turns: dict[str, int] = {}
         self.creation = TopicCreation(metadata.topic)
+        self._limits = CreationLimits(
+            "topics", Status.TOO_MANY_TOPICS, settings.auto_create_up_to, settings.auto_create_per_client
+        )
 
     def info(self) -> BrokerInfo:
         return self._info()
@@ -102,7 +106,7 @@ class Broker:
         timeout_ms: int = 0,
     ) -> SendResult:
         self._writer.check_master()
-        config = await self.topic_to_write(topic)
+        config = await self.topic_to_write(topic, born_host)
         if queue_id == -1:
             queue_id = self._turns[topic] = (self._turns.get(topic, -1) + 1) % config.write_queues
         elif not 0 <= queue_id < config.write_queues:
@@ -185,10 +189,16 @@ class Broker:
 
     # -- topics -------------------------------------------------------------------------------------------
 
-    async def ensure_topic(self, name: str) -> TopicConfig:
-        """The topic, which comes into being by this if it may."""
+    async def ensure_topic(self, name: str, remote: str) -> TopicConfig:
+        """The topic, which comes into being by this if it may. `remote`: host:port of the client."""
         self._writer.check_master()
-        return await self.creation.topic(name, partial(self._create, name))
+        return await self.creation.topic(name, partial(self._create, name, remote))
+
+    def topic_or_default(self, name: str) -> TopicConfig:
+        """The topic, or what it would be if it came into being now: nothing is created. TopicRefused,
+        IllegalMessage, NotMaster."""
+        self._writer.check_master()
+        return self._metadata.topic(name) or self._default(name)
 
     async def put_topic(self, config: TopicConfig) -> None:
         self._writer.check_master()
@@ -246,9 +256,9 @@ class Broker:
 
     # -- for delivery -------------------------------------------------------------------------------------
 
-    async def topic_to_write(self, topic: str) -> TopicConfig:
-        """Created if it may be. TopicRefused, IllegalMessage, and what a proposal may raise."""
-        config = await self.creation.topic(topic, partial(self._create, topic))
+    async def topic_to_write(self, topic: str, remote: str = "") -> TopicConfig:
+        """Created if it may be. TopicRefused, IllegalMessage, Busy, and what a proposal may raise."""
+        config = await self.creation.topic(topic, partial(self._create, topic, remote))
         if not config.perm & PERM_WRITE:
             raise error_for(
                 Status.TOPIC_NOT_WRITABLE, f"topic {topic} takes no messages (perm {config.perm})"
@@ -262,14 +272,21 @@ class Broker:
 
     # -- inside -------------------------------------------------------------------------------------------
 
-    async def _create(self, topic: str) -> TopicConfig:
+    async def _create(self, topic: str, remote: str) -> TopicConfig:
         """A topic that nobody has created, if it may come into being by itself."""
+        wanted, topics = self._default(topic), self._metadata.topics
+        now_s = asyncio.get_running_loop().time()
+        self._limits.take(client_of(remote), topic, topics, len(topics), now_s)
+        return await self._propose(wanted)
+
+    def _default(self, topic: str) -> TopicConfig:
+        """What a topic is that comes into being by itself, if it may."""
         check_user_topic(topic)
         if not self._settings.auto_create_topics:
             text = f"there is no topic {topic}; create it first (auto_create_topics is off)"
             raise error_for(Status.TOPIC_UNKNOWN, text)
         queues = self._settings.default_queues
-        return await self._propose(TopicConfig(topic, read_queues=queues, write_queues=queues))
+        return TopicConfig(topic, read_queues=queues, write_queues=queues)
 
     async def _propose(self, wanted: TopicConfig) -> TopicConfig:
         (await self._proposals.propose(PutTopic(wanted, create_only=True))).check()

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from broker_adapter.api import Assignment, GroupConfig, QueueOffset
+from broker_adapter.creation_limits import CreationLimits
 from broker_adapter.errors import IllegalMessage, NotMaster, Status, error_for
 from broker_adapter.metadata.commands import CommitOffsets, PutGroup, ResetOffsets
 from broker_adapter.metadata.coordinator import CoordinatorConfig
 from broker_adapter.metadata.membership import Membership
 from broker_adapter.metadata.proposals import Proposals
-from broker_adapter.metadata.state import MetadataState
+from broker_adapter.metadata.state import MAX_GROUPS, MetadataState
 
 
 class QueueEnds(Protocol):
@@ -33,12 +34,15 @@ class GroupService:
         *,
         monotonic_ms: Callable[[], int],
         auto_create: bool,
+        auto_create_up_to: int = MAX_GROUPS,
         config: CoordinatorConfig | None = None,
     ) -> None:
         self._metadata = metadata
         self._proposals = proposals
         self._queues = queues
         self._auto_create = auto_create
+        self._monotonic_ms = monotonic_ms
+        self._limits = CreationLimits("groups", Status.TOO_MANY_GROUPS, auto_create_up_to, MAX_GROUPS)
         self._membership = Membership(metadata, proposals.propose, monotonic_ms, config)
         self._is_leading = False
 
@@ -77,6 +81,7 @@ class GroupService:
             return
         if not self._auto_create:
             raise error_for(Status.GROUP_UNKNOWN, f"there is no group {group[:255]!r}; create it first")
+        self._limits.take("", group, (), len(self._metadata.groups()), self._monotonic_ms() / 1000)
         (await self._proposals.propose(PutGroup(GroupConfig(group), create_only=True))).check()
 
     # -- inside -------------------------------------------------------------------------------------------

@@ -204,6 +204,7 @@ class BrokerProgram:
             files,
             monotonic_ms=_monotonic_ms,
             auto_create=settings.auto_create_groups,
+            auto_create_up_to=settings.auto_create_up_to,
         )
         reader = QueueReader(files, node)
         self.broker = Broker(
@@ -345,7 +346,8 @@ class BrokerProgram:
             self.node.add_service(GrpcService(self.forwarding.name, self.forwarding.handler))
 
     def _make_client_service(self, max_body_bytes: int) -> ClientService:
-        settings = self.settings
+        settings, broker = self.settings, self.broker
+        self.directory = ReplicatedDirectory(self.metadata, broker.ensure_topic, broker.topic_or_default)
         if settings.rocketmq_v2.access_control is not None:
             self._guard = Guard(settings.rocketmq_v2.access_control, time.time)
         return client_service(
@@ -354,7 +356,7 @@ class BrokerProgram:
             settings.rocketmq_v2,
             delivery=self.delivery,
             broker=self.broker,
-            directory=ReplicatedDirectory(self.metadata, self.broker.ensure_topic),
+            directory=self.directory,
             max_body_bytes=max_body_bytes,
             now_ms=self.node.cluster_time_ms,
             answering=self._make_forwarder,
@@ -411,6 +413,7 @@ class BrokerProgram:
         """Beside the role and never in its way: the registrar has tasks of its own."""
         self.broker.held.wake_all()
         self.delivery.wake_all()
+        self.directory.role_changed()
         self._register()
 
     def _register(self) -> None:
@@ -479,6 +482,7 @@ class BrokerProgram:
                 loop.call_soon_threadsafe(call, *arguments)
 
     def _topics_may_have_changed(self) -> None:
+        self.directory.topics_changed()
         if self.metadata.topics is not self._topics:
             self._register()
 

@@ -61,6 +61,10 @@ class BrokerSettings(BaseModel):
     namesrv: tuple[_Text, ...] = ()
     auto_create_topics: bool = True
     auto_create_groups: bool = True
+    #: Beyond so many topics, or groups, none comes into being by itself: the rest is for admins.
+    auto_create_up_to: Positive = 8_000
+    #: Topics that one address may have come into being, at one master.
+    auto_create_per_client: Positive = 1_000
     default_queues: Annotated[int, Field(ge=1, le=1024)] = 4
     max_body_bytes: Annotated[int, Field(ge=1, le=MAX_BODY_BYTES)] = MAX_BODY_BYTES
     max_held_pulls: Positive = 10_000

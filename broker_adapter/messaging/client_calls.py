@@ -66,9 +66,9 @@ class RouteCalls:
         return None if config is None else await self._route(request, config, context)
 
     async def query_route(self, request: calls.QueryRouteRequest, context: CallContext) -> bytes:
-        """Creates the topic if that is allowed: a master's affair."""
-        topic = topic_of(request.topic, context.namespace)
-        config = self._directory.topic(topic) or await self._directory.ensure_topic(topic)
+        """Also of a topic that only a send will create: clients ask for the route before they send. Whether
+        there is one is the master's affair."""
+        config = self._directory.topic_or_default(topic_of(request.topic, context.namespace))
         return await self._route(request, config, context)
 
     async def query_assignment(
@@ -76,7 +76,7 @@ class RouteCalls:
     ) -> calls.QueryAssignmentResponse:
         topic = topic_of(request.topic, context.namespace)
         group = self._directory.group(group_of(request.group, context.namespace))
-        config = self._directory.topic(topic) or await self._directory.ensure_topic(topic)
+        config = self._directory.topic_or_default(topic)
         if not config.perm & _PERM_READ:
             raise Rejected(Code.FORBIDDEN, f"topic {topic} gives no messages (perm {config.perm})")
         if group is not None and not group.consume_enable:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 
 from broker_adapter.delivery.api import AckStatus, Delivery, DeliveryApi
 from broker_adapter.errors import BrokerError, ReadFailed
 from broker_adapter.messaging.context import CallContext
+from broker_adapter.messaging.directory import Directory
 from broker_adapter.messaging.filters import filter_of
 from broker_adapter.messaging.message_in import duration_ms
 from broker_adapter.messaging.message_out import delivered_message, timestamp
@@ -31,9 +33,14 @@ class ConsumerCalls:
     """`now_ms` is cluster time."""
 
     def __init__(
-        self, delivery: DeliveryApi, settings: ClientServiceSettings, now_ms: Callable[[], int]
+        self,
+        delivery: DeliveryApi,
+        directory: Directory,
+        settings: ClientServiceSettings,
+        now_ms: Callable[[], int],
     ) -> None:
         self._delivery = delivery
+        self._directory = directory
         self._settings = settings
         self._now_ms = now_ms
         self._turns = Turns()
@@ -127,16 +134,25 @@ class ConsumerCalls:
             raise Rejected(Code.BAD_REQUEST, f"an attempt id of {len(request.attempt_id)} characters")
         if request.batch_size < 1:
             raise Rejected(Code.BAD_REQUEST, f"batch size {request.batch_size} is less than 1")
-        return await self._delivery.receive(
+        wait_ms = self._wait_ms(duration_ms(request.long_polling_timeout), context)
+        receive = partial(
+            self._delivery.receive,
             group,
             topic,
             client_id=context.client_id,
             wanted=filter_of(request.filter_expression),
             max_messages=min(request.batch_size, MAX_RECEIVED),
             invisible_ms=self._invisible_ms(request),
-            wait_ms=self._wait_ms(duration_ms(request.long_polling_timeout), context),
             attempt_id=request.attempt_id,
         )
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000
+        if self._directory.topic_or_default(topic) != self._directory.topic(topic):
+            # Nobody has sent to it yet: as if it were there and empty.
+            if not await self._directory.topic_comes(topic, wait_ms / 1000):
+                return []
+            wait_ms = max(0, int((deadline - loop.time()) * 1000))
+        return await receive(wait_ms=wait_ms)
 
     def _invisible_ms(self, request: calls.ReceiveMessageRequest) -> int:
         """0 for push consumers, who leave it to the server, and have it renewed."""

@@ -14,9 +14,16 @@ class Directory(Protocol):
 
     def group(self, name: str) -> GroupConfig | None: ...
 
-    async def ensure_topic(self, name: str) -> TopicConfig:
-        """The topic, created if the settings allow. TopicRefused (TOPIC_UNKNOWN), NotMaster,
-        PutIndeterminate."""
+    def topic_or_default(self, name: str) -> TopicConfig:
+        """The topic, or what it would be if it came into being now: nothing is created. TopicRefused
+        (TOPIC_UNKNOWN), NotMaster."""
+
+    async def ensure_topic(self, name: str, remote: str) -> TopicConfig:
+        """The topic, created for the client at `remote` (host:port) if the settings allow. TopicRefused
+        (TOPIC_UNKNOWN), NotMaster, Busy, PutIndeterminate."""
+
+    async def topic_comes(self, name: str, seconds: float) -> bool:
+        """Whether there is such a topic within this time."""
 
 
 def message_type_of(config: TopicConfig) -> str:

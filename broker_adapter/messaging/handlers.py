@@ -78,7 +78,7 @@ class MessagingHandlers:
             max_batch_messages=settings.max_batch_messages,
             on_sent=parts.on_sent,
         )
-        consumers = ConsumerCalls(delivery, settings, parts.now_ms)
+        consumers = ConsumerCalls(delivery, directory, settings, parts.now_ms)
         queues = QueueCalls(parts.broker, settings)
         self._unary: dict[str, Callable[[Any, CallContext], Awaitable[Message | bytes]]] = {
             "QueryRoute": routes.query_route,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
@@ -25,11 +26,19 @@ from dledger import Code, ConfigError
 
 
 class ReplicatedDirectory:
-    """Implements Directory. `create`: the broker's own way to topics that nobody has created."""
+    """Implements Directory. `create` and `default`: the broker's own way to topics that nobody has created.
+    `topics_changed` is to be called when there may be others."""
 
-    def __init__(self, metadata: MetadataState, create: Callable[[str], Awaitable[TopicConfig]]) -> None:
+    def __init__(
+        self,
+        metadata: MetadataState,
+        create: Callable[[str, str], Awaitable[TopicConfig]],
+        default: Callable[[str], TopicConfig],
+    ) -> None:
         self._metadata = metadata
         self._create = create
+        self._default = default
+        self._awaited: dict[str, set[asyncio.Future[bool]]] = {}
 
     def topic(self, name: str) -> TopicConfig | None:
         return self._metadata.topic(name)
@@ -38,8 +47,40 @@ class ReplicatedDirectory:
         found = self._metadata.group(name)
         return None if found is None else found.config
 
-    async def ensure_topic(self, name: str) -> TopicConfig:
-        return await self._create(name)
+    def topic_or_default(self, name: str) -> TopicConfig:
+        return self._default(name)
+
+    async def ensure_topic(self, name: str, remote: str) -> TopicConfig:
+        return await self._create(name, remote)
+
+    async def topic_comes(self, name: str, seconds: float) -> bool:
+        comes: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        waiting = self._awaited.setdefault(name, set())
+        waiting.add(comes)
+        self.topics_changed()  # it may be there by now
+        try:
+            async with asyncio.timeout(seconds):
+                return await comes
+        except TimeoutError:
+            return False
+        finally:
+            waiting.discard(comes)
+            if not waiting and self._awaited.get(name) is waiting:
+                del self._awaited[name]
+
+    def topics_changed(self) -> None:
+        for name in [name for name in self._awaited if self._metadata.topic(name) is not None]:
+            self._end_waiting(name, comes=True)
+
+    def role_changed(self) -> None:
+        """Nobody waits here any more: the next master knows better."""
+        for name in list(self._awaited):
+            self._end_waiting(name, comes=False)
+
+    def _end_waiting(self, name: str, *, comes: bool) -> None:
+        for one in self._awaited.pop(name):
+            if not one.done():
+                one.set_result(comes)
 
 
 class ClientService(NamedTuple):

@@ -107,9 +107,24 @@ class MemoryDelivery(DeliveryApi):
     def group(self, name: str) -> GroupConfig | None:
         return self.groups.get(name)
 
-    async def ensure_topic(self, name: str) -> TopicConfig:
+    def topic_or_default(self, name: str) -> TopicConfig:
+        self._may_fail()
+        return self.topics.get(name) or self._default(name)
+
+    async def ensure_topic(self, name: str, remote: str = "") -> TopicConfig:
         self._may_fail()
         return self._topic(name)
+
+    async def topic_comes(self, name: str, seconds: float) -> bool:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while name not in self.topics:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
+            except TimeoutError:
+                return False
+        return True
 
     def now_ms(self) -> int:
         return self._passed_ms + int(asyncio.get_running_loop().time() * 1000)
@@ -358,12 +373,15 @@ class MemoryDelivery(DeliveryApi):
         self._changed = asyncio.Event()
 
     def _topic(self, name: str) -> TopicConfig:
-        check_topic_name(name)
         if name not in self.topics:
-            if not self.auto_create and not name.startswith(DEAD_LETTER_PREFIX):
-                raise TopicRefused(Status.TOPIC_UNKNOWN, f"there is no topic {name}")
-            self.topics[name] = TopicConfig(name)
+            self.topics[name] = self._default(name)
         return self.topics[name]
+
+    def _default(self, name: str) -> TopicConfig:
+        check_topic_name(name)
+        if not self.auto_create and not name.startswith(DEAD_LETTER_PREFIX):
+            raise TopicRefused(Status.TOPIC_UNKNOWN, f"there is no topic {name}")
+        return TopicConfig(name)
 
     def _record(
         self, topic: str, message: OutgoingMessage, message_id: str, queue_id: int, born_host: str

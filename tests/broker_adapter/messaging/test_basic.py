@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
+from google.protobuf.duration_pb2 import Duration
+
 from broker_adapter.api import OutgoingMessage
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
@@ -56,12 +60,27 @@ async def test_what_a_request_has_in_fields_that_are_not_known_is_in_no_answer()
         assert not [answer for answer in answers if b"AAAA" in answer.SerializeToString()]
 
 
-async def test_an_unknown_topic_is_created_by_asking_for_its_route() -> None:
+async def test_a_topic_that_nobody_has_sent_to_has_a_route_and_is_not_created_by_asking_for_it() -> None:
     async with world() as w:
         route = await w.call("QueryRoute", calls.QueryRouteRequest(topic=resource("fresh")))
         assert route.status.code == OK
         assert {queue.topic.name for queue in route.message_queues} == {"fresh"}
-        assert "fresh" in w.delivery.topics
+        assert not w.delivery.topics
+        sent = await w.send(message(topic="fresh"))
+        assert sent.status.code == OK
+        assert route == await w.call("QueryRoute", calls.QueryRouteRequest(topic=resource("fresh")))
+
+
+async def test_a_consumer_waits_for_a_topic_that_nobody_has_sent_to() -> None:
+    async with world() as w:
+        assert await w.messages(topic="fresh") == []
+        assert not w.delivery.topics
+        wait = Duration(seconds=9)
+        waiting = asyncio.create_task(w.messages(topic="fresh", long_polling_timeout=wait))
+        await asyncio.sleep(0)
+        await w.send(message(b"first", topic="fresh"))
+        (got,) = await waiting
+        assert got.body == b"first"
 
 
 async def test_heartbeat_and_termination_reach_the_delivery() -> None:

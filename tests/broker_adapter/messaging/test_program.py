@@ -9,7 +9,9 @@ import grpc
 import grpc.aio
 import pytest
 
+from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.broker_status import BrokerStatus
+from broker_adapter.errors import Busy
 from broker_adapter.messaging.methods import METHODS, SERVICE_NAME
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
@@ -18,7 +20,7 @@ from broker_adapter.settings import parse_settings
 from dledger import ConfigError, open_channel, parse_config
 from tests.broker_adapter.client.helpers import until
 from tests.broker_adapter.cluster import brokers
-from tests.broker_adapter.messaging.world import HEADERS, resource
+from tests.broker_adapter.messaging.world import HEADERS, message, resource
 
 
 async def call(address: str, method: str, request: Any) -> Any:
@@ -28,7 +30,7 @@ async def call(address: str, method: str, request: Any) -> Any:
     return METHODS[method].answer.FromString(answer)
 
 
-async def test_a_node_creates_topics_and_tells_where_they_are(tmp_path: Path) -> None:
+async def test_a_node_tells_where_topics_are_and_creates_them_for_what_is_sent(tmp_path: Path) -> None:
     async with brokers(tmp_path, 1, {"rocketmq_v2": {"advertise": {"n1": "10.0.0.1:80"}}}) as cluster:
         request = calls.QueryRouteRequest(topic=resource("fresh"))
         answer = await call(cluster.members["n1"], "QueryRoute", request)
@@ -36,7 +38,45 @@ async def test_a_node_creates_topics_and_tells_where_they_are(tmp_path: Path) ->
         assert [queue.id for queue in answer.message_queues] == [0, 1]
         (address,) = answer.message_queues[0].broker.endpoints.addresses
         assert (address.host, address.port) == ("10.0.0.1", 80)
-        assert "fresh" in cluster.programs["n1"].metadata.topics
+        metadata = cluster.programs["n1"].metadata
+        assert not metadata.topics
+        send = calls.SendMessageRequest(messages=[message(topic="fresh")])
+        sent = await call(cluster.members["n1"], "SendMessage", send)
+        assert sent.status.code == pb.Code.OK
+        assert list(metadata.topics) == ["fresh"]
+        assert await call(cluster.members["n1"], "QueryRoute", request) == answer
+
+
+async def test_routes_of_topics_that_are_not_there_fill_no_table(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        for n in range(20):
+            request = calls.QueryRouteRequest(topic=resource(f"t{n}"))
+            assert (await call(cluster.members["n1"], "QueryRoute", request)).status.code == pb.Code.OK
+            ask = calls.QueryAssignmentRequest(topic=resource(f"t{n}"), group=resource("g"))
+            assert (await call(cluster.members["n1"], "QueryAssignment", ask)).status.code == pb.Code.OK
+        assert not cluster.programs["n1"].metadata.topics
+
+
+async def test_one_client_does_not_take_the_table_of_topics_from_others(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1, {"auto_create_per_client": 3, "auto_create_up_to": 5}) as cluster:
+        broker = (await cluster.master()).broker
+
+        async def send(topic: str, client: str) -> None:
+            await broker.send(topic, [OutgoingMessage(b"x")], born_host=client)
+
+        for n in range(3):
+            await send(f"greedy{n}", f"10.0.0.1:{n + 1}")
+        with pytest.raises(Busy, match=r"for 10\.0\.0\.1"):
+            await send("greedy3", "10.0.0.1:9")
+        await send("greedy0", "10.0.0.1:9")  # one that is there
+        await send("good", "10.0.0.2:1")
+        await broker.delete_topic("greedy1")
+        await send("greedy4", "10.0.0.1:9")
+        await send("last", "10.0.0.2:1")
+        with pytest.raises(Busy, match="admins"):
+            await send("beyond", "10.0.0.3:1")
+        await broker.put_topic(TopicConfig("by-an-admin"))
+        await send("by-an-admin", "10.0.0.1:9")
 
 
 async def test_metrics_count_clients(tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""How fast topics come into being because clients use them."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_adapter import creation_limits
+from broker_adapter.creation_limits import CreationLimits, client_of
+from broker_adapter.errors import Busy, Status
+
+
+def limits(most: int = 10_000, each: int = 10_000) -> CreationLimits:
+    return CreationLimits("topics", Status.TOO_MANY_TOPICS, most, each)
+
+
+def taken(limits: CreationLimits, client: str, count: int, now_s: float) -> int:
+    """How many of so many are allowed."""
+    done = 0
+    for n in range(count):
+        try:
+            limits.take(client, f"{client}-{now_s}-{n}", (), 0, now_s)
+        except Busy:
+            continue
+        done += 1
+    return done
+
+
+def test_one_client_is_slowed_down_and_others_are_not() -> None:
+    one = limits()
+    assert taken(one, "a", 1_000, 0.0) == 100
+    assert taken(one, "b", 10, 0.0) == 10
+    assert taken(one, "a", 1_000, 7.0) == 7
+
+
+def test_many_clients_together_are_slowed_down() -> None:
+    one = limits()
+    assert sum(taken(one, f"c{n}", 100, 0.0) for n in range(10)) == 500
+    assert sum(taken(one, f"d{n}", 100, 10.0) for n in range(10)) == 50
+
+
+def test_time_that_goes_back_gives_nothing() -> None:
+    one = limits()
+    assert taken(one, "a", 1_000, 100.0) == 100
+    assert taken(one, "a", 1_000, 50.0) == 0
+
+
+def test_clients_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(creation_limits, "MAX_CLIENTS", 3)
+    one = limits()
+    for n in range(100):
+        taken(one, f"c{n}", 1, 0.0)
+    assert len(one._clients) == 3
+
+
+def test_the_port_of_a_client_does_not_matter() -> None:
+    assert client_of("10.0.0.1:80") == client_of("10.0.0.1:81") == "10.0.0.1"
+    assert client_of("[::1]:80") == "[::1]"
+    assert client_of("") == ""
