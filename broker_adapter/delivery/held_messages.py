@@ -24,11 +24,12 @@ class HeldMessage(NamedTuple):
     kind: HoldKind
     topic: str
     due_ms: int  # of the delivery; of a half: of the next check
+    client: bytes  # the address that it came from
     checks: int = 0  # how often the producer was asked
 
     @staticmethod
     def of(hold: Hold) -> HeldMessage:
-        return HeldMessage(encode([hold]), hold.kind, hold.topic, hold.due_ms)
+        return HeldMessage(encode([hold]), hold.kind, hold.topic, hold.due_ms, hold.born_host[:-4])
 
     @property
     def hold(self) -> Hold:
@@ -56,19 +57,35 @@ class HeldMessages:
     def __init__(self) -> None:
         self.all: dict[int, HeldMessage] = {}
         self.bytes = 0
+        self._bytes_of: dict[bytes, int] = {}
         self._ended: dict[int, Ending] = {}
         self._order: deque[Ended] = deque()
 
     def put(self, hold_id: int, message: HeldMessage) -> None:
         self.all[hold_id] = message
         self.bytes += message.size
+        self._bytes_of[message.client] = self.bytes_of(message.client) + message.size
 
-    def end(self, hold_id: int, ending: Ending, stamp_ms: int) -> bool:
-        """Whether there was such a message; it is gone then."""
+    def bytes_of(self, client: bytes) -> int:
+        """Of messages that came from an address."""
+        return self._bytes_of.get(client, 0)
+
+    def _take_out(self, hold_id: int) -> bool:
         message = self.all.pop(hold_id, None)
         if message is None:
             return False
         self.bytes -= message.size
+        left = self._bytes_of[message.client] - message.size
+        if left:
+            self._bytes_of[message.client] = left
+        else:
+            del self._bytes_of[message.client]
+        return True
+
+    def end(self, hold_id: int, ending: Ending, stamp_ms: int) -> bool:
+        """Whether there was such a message; it is gone then."""
+        if not self._take_out(hold_id):
+            return False
         self.remember(Ended(hold_id, ending, stamp_ms))
         return True
 
@@ -98,4 +115,4 @@ class HeldMessages:
 
     def drop(self, hold_id: int) -> None:
         """The topic was deleted: what waited for it is forgotten."""
-        self.bytes -= self.all.pop(hold_id).size
+        self._take_out(hold_id)

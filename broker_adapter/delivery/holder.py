@@ -7,6 +7,7 @@ writes while it is master. So a message is ended once, whoever is first: its tim
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -28,6 +29,7 @@ from broker_adapter.message import Message, encode
 from broker_adapter.message_writer import MessageWriter
 from broker_adapter.properties import PropertiesText, text_of, with_property
 from broker_adapter.settings import DeliverySettings
+from broker_adapter.shares import fits
 from broker_adapter.sys_flag import TRANSACTION_MASK
 
 _log = structlog.get_logger(part="delivery")
@@ -65,7 +67,7 @@ class Holder:
         self._ending: dict[int, Request] = {}
         self._not_before_ms = 0  # nothing is met before: there was no room for it
         self._checking: set[int] = set()  # a check is on its way into the log
-        self._coming_bytes = 0  # of what is on its way into the state
+        self._coming_bytes = Counter[bytes]()  # by client, of what is on its way into the state
         self._timer: asyncio.TimerHandle | None = None
 
     def on_orphan(self, ask: Callable[[OrphanedHalf], None]) -> None:
@@ -169,22 +171,26 @@ class Holder:
             if first is not None:
                 return _number_of(first.done), True
         message = HeldMessage.of(hold)
-        size, kept = len(message.command), message.size
-        if self._state.held.bytes + self._coming_bytes + kept > self._settings.max_held_bytes:
-            text = f"{self._settings.max_held_bytes} bytes of delayed and half messages are kept already"
+        size, kept, client = len(message.command), message.size, message.client
+        held, coming = self._state.held, self._coming_bytes
+        own, used = held.bytes_of(client) + coming[client], held.bytes + coming.total()
+        if not fits(kept, own, used, self._settings.max_held_bytes):
+            text = f"{used} bytes of delayed and half messages are kept already, {own} of them of this client"
             raise Busy(Status.TOO_MANY_HELD_MESSAGES, text)
         if size > (most := self._writer.max_command_bytes):
             text = f"a delayed or half message of {size} bytes, more than the {most} of a command"
             raise IllegalMessage(Status.BODY_TOO_LARGE, text)
-        taken = partial(self._taken, hold.due_ms, kept)
+        taken = partial(self._taken, hold.due_ms, client, kept)
         request = self._sender.request(hold.digest, elements=[hold], released=taken)
-        self._coming_bytes += kept
+        coming[client] += kept
         done = await within(timeout_ms, asyncio.shield(request.done))
         return _number_of(done), False
 
-    def _taken(self, due_ms: int, kept: int, request: Request) -> None:
+    def _taken(self, due_ms: int, client: bytes, kept: int, request: Request) -> None:
         """Also if whoever sent it was told that it is in doubt."""
-        self._coming_bytes -= kept
+        self._coming_bytes[client] -= kept
+        if not self._coming_bytes[client]:
+            del self._coming_bytes[client]
         if self._is_leading and request.applied is not None:
             self._watch(due_ms, _number_of(request.applied))
 

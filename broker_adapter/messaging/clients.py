@@ -9,6 +9,10 @@ from typing import NamedTuple, Protocol
 from broker_adapter.messaging.rejected import Code, Rejected
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
+from broker_adapter.shares import Shares
+
+#: Of settings of all clients that are connected to a node, as they came.
+MAX_SETTINGS_BYTES = 64 << 20
 
 
 class Stream(Protocol):
@@ -36,7 +40,9 @@ class ClientStreams:
     `on_change` is called with the id of a client that has come, said something else of itself, or gone.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, settings_bytes: int = MAX_SETTINGS_BYTES) -> None:
+        #: By address of the client.
+        self.settings_room = Shares(settings_bytes)
         self.on_change: Callable[[str], None] = lambda client_id: None
         self._most = most
         self._count = 0

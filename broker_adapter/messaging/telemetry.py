@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from broker_adapter.api import GroupConfig
+from broker_adapter.creation_limits import client_of
 from broker_adapter.messaging.client_settings import ServerLimits, answered
 from broker_adapter.messaging.clients import ClientInfo, ClientStreams
 from broker_adapter.messaging.context import NODE_JS, CallContext
@@ -24,7 +25,7 @@ _MAX_WAITING, _MAX_WAITING_BYTES = 64, 8 << 20
 #: Of one producer, that are remembered.
 _MAX_TOPICS = 256
 #: Of settings: they are kept as long as the stream, and told again.
-_MAX_SETTINGS_BYTES = 256 << 10
+_MAX_SETTINGS_BYTES = 64 << 10
 #: Clients in Node.js may not listen yet when their first settings are answered.
 _AGAIN_AFTER_S = 1.0
 
@@ -60,11 +61,14 @@ class Conversation:
         self._is_open = True
         self._said: pb.Settings | None = None
         self._answer: calls.TelemetryCommand | None = None
+        self._address = client_of(context.remote)
+        self._kept_bytes = 0  # of settings
         streams.add(context.client_id, self)
 
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
+            self._keep(0)
             self._streams.remove(self._context.client_id, self)
 
     def tell(self, command: calls.TelemetryCommand) -> bool:
@@ -87,20 +91,31 @@ class Conversation:
             if (size := command.ByteSize()) > _MAX_SETTINGS_BYTES:
                 text = f"settings of {size} bytes; {_MAX_SETTINGS_BYTES} are allowed"
                 raise Rejected(Code.PAYLOAD_TOO_LARGE, text)
-            answer = calls.TelemetryCommand(status=ok(), settings=self._settled(command.settings))
+            info, settings = self._settled(command.settings)
+            if not self._keep(size):
+                text = f"settings of {size} bytes: this client's share of what is kept of settings is used up"
+                raise Rejected(Code.TOO_MANY_REQUESTS, text)
         except Rejected as error:
             self.tell(calls.TelemetryCommand(status=status_of(error)))
             return
         self._said = command.settings
-        self._tell_settings(answer)
+        self._streams.describe(self._context.client_id, info)
+        self._tell_settings(calls.TelemetryCommand(status=ok(), settings=settings))
         if self._context.language == NODE_JS:
             self._later(_AGAIN_AFTER_S, self._repeat)
+
+    def _keep(self, size: int) -> bool:
+        """Settings of this size instead of those before. Whether there is room; else those before stay."""
+        if not self._streams.settings_room.replace(self._address, self._kept_bytes, size):
+            return False
+        self._kept_bytes = size
+        return True
 
     def renew(self) -> None:
         """Tell the client its settings if they have changed since."""
         if self._said is None:
             return
-        answer = calls.TelemetryCommand(status=ok(), settings=self._settled(self._said))
+        answer = calls.TelemetryCommand(status=ok(), settings=self._settled(self._said)[1])
         if answer != self._answer:
             self._tell_settings(answer)
 
@@ -118,7 +133,8 @@ class Conversation:
         if self._answer is not None:
             self.tell(self._answer)
 
-    def _settled(self, settings: pb.Settings) -> pb.Settings:
+    def _settled(self, settings: pb.Settings) -> tuple[ClientInfo, pb.Settings]:
+        """What the client says of itself, and its settings as they are answered. Rejected."""
         namespace = self._context.namespace
         group: GroupConfig | None = None
         group_name, topics = "", []
@@ -128,5 +144,4 @@ class Conversation:
             group_name = group_of(settings.subscription.group, namespace)
             group = self._directory.group(group_name)
         info = ClientInfo(settings.client_type, group_name, frozenset(topics))
-        self._streams.describe(self._context.client_id, info)
-        return answered(settings, self._limits, group, self._context.language)
+        return info, answered(settings, self._limits, group, self._context.language)

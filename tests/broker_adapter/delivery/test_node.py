@@ -536,6 +536,37 @@ async def test_nothing_is_remembered_of_handles_that_are_none(tmp_path: Path) ->
         assert delivery._views._queues == {}
 
 
+async def test_delayed_messages_of_one_client_leave_room_for_those_of_others(tmp_path: Path) -> None:
+    settings = {"delivery": {"max_held_bytes": 40_000}}
+    async with brokers(tmp_path, 3, settings=settings) as cluster:
+        master = await cluster.master()
+        at_ms = time.time_ns() // 1_000_000 + 3_600_000
+
+        async def taken(client: str) -> int:
+            delivery, count = (await cluster.master()).delivery, 0
+            while True:
+                body, name = message("d" * 1000), f"{client}{count}"
+                try:
+                    await delivery.send_delayed(
+                        "t", body, message_id=name, deliver_at_ms=at_ms, born_host=client
+                    )
+                except Busy as error:
+                    assert error.status is Status.TOO_MANY_HELD_MESSAGES
+                    return count
+                count += 1
+
+        greedy = await taken("10.0.0.1:1")
+        assert 10 <= greedy <= 17
+        assert await taken("10.0.0.1:2") == 0  # another connection is no other client
+        await cluster.stop(next(n for n, p in cluster.programs.items() if p is master))
+        assert await taken("10.0.0.1:3") == 0  # the next master knows it, too
+        half = await (await cluster.master()).delivery.send_half(
+            "t", message("h" * 1000), message_id="h", client_id="c", born_host="10.0.0.2:1"
+        )
+        assert half.transaction_id
+        assert await taken("10.0.0.2:1") >= 4
+
+
 async def test_what_is_on_its_way_counts_with_what_is_held(tmp_path: Path) -> None:
     async with brokers(tmp_path, 1, settings={"delivery": {"max_held_bytes": 10_000}}) as cluster:
         delivery = (await cluster.master()).delivery

@@ -191,8 +191,14 @@ class AllTopics:
     def group(self, name: str) -> GroupConfig | None:
         return GroupConfig(name, consume_orderly=True)
 
-    async def ensure_topic(self, name: str) -> TopicConfig:
+    def topic_or_default(self, name: str) -> TopicConfig:
         return self.topic(name)
+
+    async def ensure_topic(self, name: str, remote: str) -> TopicConfig:
+        return self.topic(name)
+
+    async def topic_comes(self, name: str, seconds: float) -> bool:
+        return True
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from broker_adapter.api import GroupConfig
 from broker_adapter.messaging.client_settings import ServerLimits
-from broker_adapter.messaging.clients import ClientStreams
+from broker_adapter.messaging.clients import ClientInfo, ClientStreams
 from broker_adapter.messaging.connected import ConnectedClients
 from broker_adapter.messaging.context import CallContext
 from broker_adapter.messaging.rejected import Code, Rejected
@@ -36,12 +36,14 @@ def consumer(group: str = "g") -> calls.TelemetryCommand:
 class Talk:
     """A conversation without a network; `timers` are what is to be done later."""
 
-    def __init__(self, streams: ClientStreams, client_id: str = "c", language: str = "JAVA") -> None:
+    def __init__(
+        self, streams: ClientStreams, client_id: str = "c", language: str = "JAVA", remote: str = ""
+    ) -> None:
         self.timers: list[tuple[float, Any]] = []
         self.wakes = 0
         self.delivery = MemoryDelivery()
         self.conversation = Conversation(
-            CallContext(client_id, language=language, namespace=""),
+            CallContext(client_id, language=language, namespace="", remote=remote),
             streams,
             self.delivery,
             ServerLimits(1_000, 20_000),
@@ -69,6 +71,55 @@ def test_settings_are_answered_with_a_status() -> None:
     assert answer.status.code == Code.OK
     assert answer.settings.publishing.max_body_size == 1_000
     assert talk.wakes == 1 and not talk.timers
+
+
+def settings_of(size: int) -> calls.TelemetryCommand:
+    """A command of so many bytes, or a few less."""
+    found = producer("t")
+    found.settings.user_agent.hostname = "h" * (size - found.ByteSize() - 16)
+    return found
+
+
+def test_settings_that_are_too_large_are_refused() -> None:
+    streams = ClientStreams(9)
+    talk = Talk(streams)
+    talk.conversation.heard(settings_of((64 << 10) + 100))
+    (answer,) = talk.told()
+    assert answer.status.code == Code.PAYLOAD_TOO_LARGE
+    assert streams.settings_room.used == 0 and streams.info("c") == ClientInfo()
+
+
+def test_settings_of_one_address_leave_room_for_those_of_others() -> None:
+    streams = ClientStreams(5_000, settings_bytes=1 << 20)
+
+    def kept(address: str) -> int:
+        """Clients whose settings are taken."""
+        talks = [Talk(streams, f"{address}-{n}", remote=f"{address}:{n + 1}") for n in range(100)]
+        for talk in talks:
+            talk.conversation.heard(settings_of(60 << 10))
+        return sum(answer.status.code == Code.OK for talk in talks for answer in talk.told())
+
+    assert kept("10.0.0.1") == 8
+    assert kept("10.0.0.2") == 4
+    good = Talk(streams, "good", remote="10.0.0.3:1")
+    good.conversation.heard(settings_of(4 << 10))
+    assert good.told()[0].status.code == Code.OK
+    assert streams.settings_room.used <= 1 << 20
+
+
+def test_settings_that_are_replaced_or_gone_take_no_room() -> None:
+    streams = ClientStreams(9, settings_bytes=200 << 10)
+    talk = Talk(streams)
+    for _ in range(20):
+        talk.conversation.heard(settings_of(60 << 10))
+    assert all(answer.status.code == Code.OK for answer in talk.told())
+    assert 59 << 10 < streams.settings_room.used <= 60 << 10
+    talk.conversation.heard(producer("not a name!"))  # the old ones stay, and their room
+    assert talk.told()[-1].status.code == Code.ILLEGAL_TOPIC
+    assert streams.settings_room.used > 59 << 10
+    talk.conversation.close()
+    talk.conversation.close()
+    assert streams.settings_room.used == 0
 
 
 def test_a_change_of_a_group_is_told_to_its_consumers() -> None:
