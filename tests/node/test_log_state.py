@@ -200,3 +200,20 @@ def test_marks_of_a_log_that_was_replaced_are_never_committed() -> None:
     state.note(encode_internal(Stamped(1000, NoOp())), 51, 51, 2, 5000, 0)
     assert state.committed(51) == []
     assert state.purge.index == -1 and state.needs_image
+
+
+@pytest.mark.parametrize(
+    ("base", "is_possible"),
+    [
+        (Base(4, 1, 400, 0), True),
+        (Base(5, 1, 500, 0), False),  # the PURGE itself
+        (Base(4, -1, 400, 0), False),
+        (Base(4, 1, -400, 0), False),
+        (Base(-2, 1, 400, 0), False),
+    ],
+)
+def test_a_purge_of_what_may_not_be_purged_is_set_aside(base: Base, is_possible: bool) -> None:
+    state = LogState(max_sessions=SESSIONS)
+    state.note(encode_internal(Stamped(1000, Purge(base))), 5, 5, 1, 500, 0)
+    assert state.committed(5) == ([Purge(base)] if is_possible else [])
+    assert state.set_aside == (not is_possible) and state.purge.index == (4 if is_possible else -1)
