@@ -131,6 +131,8 @@ class Status(IntEnum):
     NAMESRV_CONFIG_NOT_STORED = 789
     NAMESRV_CONFIG_DAMAGED = 790
     NAMESRV_UNREACHABLE = 791
+    NAMESRV_TERM_REFUSED = 792
+    NAMESRV_NOT_ALLOWED = 793
     QUEUE_ORDER = 758
     IMAGE_DAMAGED = 759
 
@@ -208,6 +210,8 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.NAMESRV_CONFIG_NOT_STORED: ResponseCode.SYSTEM_ERROR,
     Status.NAMESRV_CONFIG_DAMAGED: ResponseCode.SYSTEM_ERROR,
     Status.NAMESRV_UNREACHABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
+    Status.NAMESRV_TERM_REFUSED: ResponseCode.SYSTEM_ERROR,
+    Status.NAMESRV_NOT_ALLOWED: ResponseCode.NO_PERMISSION,
     Status.QUEUE_ORDER: ResponseCode.SYSTEM_ERROR,
     Status.IMAGE_DAMAGED: ResponseCode.SYSTEM_ERROR,
 }
@@ -356,6 +360,8 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.NAMESRV_CONFIG_NOT_STORED: NameServerUnavailable,
     Status.NAMESRV_CONFIG_DAMAGED: StoredDataDamaged,
     Status.NAMESRV_UNREACHABLE: NameServerUnavailable,
+    Status.NAMESRV_TERM_REFUSED: NameServerRefused,
+    Status.NAMESRV_NOT_ALLOWED: NameServerRefused,
     Status.QUEUE_ORDER: StoredDataDamaged,
     Status.IMAGE_DAMAGED: StoredDataDamaged,
 }

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from dledger.rpc.channels import MAX_PAYLOAD_BYTES, ChannelSecurity, open_channel
     from dledger.rpc.host import GrpcHost, GrpcMethod
     from dledger.rpc.log_client import NetworkFailure, answer_of, end_call
-    from dledger.rpc.peer_names import PeerNames
+    from dledger.rpc.peer_names import PeerNames, certificate_names, normal_name
     from dledger.rpc.secret_files import check_secret_file
     from dledger.rpc.tls import ClientTls, ServerTls
     from dledger.status.web import (
@@ -86,6 +86,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_PAYLOAD_BYTES",
+    "MAX_TERM",
+    "MAX_TERM_ADVANCE",
     "PRIVATE_DIRECTORY",
     "AppendOutcome",
     "AppendResult",
@@ -145,6 +147,7 @@ __all__ = [
     "TlsFiles",
     "WebHandler",
     "answer_of",
+    "certificate_names",
     "check_secret_file",
     "configure_logging",
     "descriptors",
@@ -155,6 +158,7 @@ __all__ = [
     "json_answer",
     "load_config",
     "metrics_answer",
+    "normal_name",
     "open_channel",
     "page_file",
     "parse_config",
@@ -200,6 +204,10 @@ _MODULE_OF = {
     "OfflineLog": "dledger.store.inspect",
     "OsDisk": "dledger.store.disk",
     "PeerNames": "dledger.rpc.peer_names",
+    "certificate_names": "dledger.rpc.peer_names",
+    "normal_name": "dledger.rpc.peer_names",
+    "MAX_TERM": "dledger.core.values",
+    "MAX_TERM_ADVANCE": "dledger.core.term_allowance",
     "Program": "dledger.node.program",
     "Role": "dledger.core.values",
     "RoleEvent": "dledger.node.role_events",

@@ -14,6 +14,7 @@ from broker_adapter.namesrv.values import TableLimits
 from dledger import Code, ConfigError, is_loopback, read_toml, validate
 
 Positive = Annotated[int, Field(gt=0)]
+Name = Annotated[str, Field(min_length=1, max_length=255)]
 Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]*):\d{1,5}$")]
 
 DEFAULT_LISTEN = "127.0.0.1:9876"
@@ -64,6 +65,19 @@ class TlsConfig(_Section):
     ca: Path
     client_auth: Literal["require", "none"] = "require"
     http: bool = True  # false: the status page stays in plain text
+    broker_names: tuple[Name, ...] = ()  # in certificates that may register
+    admin_names: tuple[Name, ...] = ()  # ... that may un-register others, wipe and set, as brokers may
+
+    @field_validator("broker_names", "admin_names", mode="before")
+    @classmethod
+    def _to_tuple(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _names_need_certificates(self) -> TlsConfig:
+        if self.client_auth == "none" and {"broker_names", "admin_names"} & self.model_fields_set:
+            raise ValueError('names need client_auth = "require": else nobody shows a certificate')
+        return self
 
     @field_validator("certificate", "key", "ca", mode="before")
     @classmethod

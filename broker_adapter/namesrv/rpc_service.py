@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from broker_adapter.errors import BrokerError, Status, error_for
+from broker_adapter.namesrv.callers import Callers
 from broker_adapter.namesrv.name_server import NameServer
 from broker_adapter.namesrv.rpc_convert import (
     answer_to_pb,
@@ -18,7 +19,7 @@ from broker_adapter.namesrv.rpc_convert import (
     status_of,
 )
 from broker_adapter.namesrv.tables import NodeKey
-from broker_adapter.namesrv.values import ClusterInfo, invalid
+from broker_adapter.namesrv.values import ClusterInfo, Registration, invalid
 from broker_adapter.namesrv.watching import Watcher
 from broker_adapter.v1 import namesrv_pb2 as pb
 from dledger import GrpcMethod
@@ -36,8 +37,12 @@ _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 class NameServerService:
     """The gRPC face of a NameServer."""
 
-    def __init__(self, server: NameServer, info: Callable[[], ClusterInfo]) -> None:
+    def __init__(
+        self, server: NameServer, info: Callable[[], ClusterInfo], callers: Callers | None = None
+    ) -> None:
+        """`callers` None: nobody shows a certificate."""
         self._server = server
+        self._callers = callers
         self._info = info
         self._stopping = asyncio.Event()
 
@@ -70,9 +75,19 @@ class NameServerService:
     ) -> pb.RegisterBrokerResponse:
         try:
             async with self._server.registrations.admitted():
-                return answer_to_pb(self._server.register(registration_from_pb(_whole(request))))
+                given = registration_from_pb(_whole(request))
+                self._check_register(given, context)
+                return answer_to_pb(self._server.register(given))
         except BrokerError as error:
             return pb.RegisterBrokerResponse(status=status_of(error))
+
+    def _check_register(self, given: Registration, context: _Context) -> None:
+        if self._callers is not None:
+            self._callers.check_register(context.auth_context(), given.node_id, given.address)
+
+    def _check_change(self, context: _Context, what: str) -> None:
+        if self._callers is not None:
+            self._callers.check_change(context.auth_context(), what)
 
     async def session(self, _: object, context: _Context) -> None:
         try:
@@ -100,6 +115,7 @@ class NameServerService:
             own = (given.broker_name, given.node_id)
             if key is not None and own != key:
                 raise invalid(f"this stream is of {key[1]} of {key[0]}; {own[1]} of {own[0]} needs its own")
+            self._check_register(given, context)
             answer = self._server.register(given, session)
         await context.write(answer_to_pb(answer))
         return own
@@ -123,6 +139,8 @@ class NameServerService:
         try:
             async with self._server.registrations.admitted():
                 asked = _whole(request)
+                if self._callers is not None:
+                    self._callers.check_unregister(context.auth_context(), asked.node_id)
                 self._server.unregister(asked.broker_name, asked.node_id, asked.role_epoch)
                 return pb.UnregisterBrokerResponse()
         except BrokerError as error:
@@ -134,6 +152,7 @@ class NameServerService:
         try:
             async with self._server.registrations.admitted():
                 asked = _whole(request)
+                self._check_change(context, "change the write permission of a broker")
                 topics = self._server.wipe_write_permission(asked.broker_name, give_back=asked.give_back)
                 return pb.WipeWritePermissionResponse(topics=topics)
         except BrokerError as error:
@@ -217,6 +236,7 @@ class NameServerService:
         try:
             async with self._server.config.admitted():
                 asked = _whole(request)
+                self._check_change(context, "change settings")
                 await self._server.kv_put(asked.namespace, asked.key, asked.value)
                 return pb.PutKvConfigResponse()
         except BrokerError as error:
@@ -238,6 +258,7 @@ class NameServerService:
         try:
             async with self._server.config.admitted():
                 asked = _whole(request)
+                self._check_change(context, "change settings")
                 await self._server.kv_delete(asked.namespace, asked.key)
                 return pb.DeleteKvConfigResponse()
         except BrokerError as error:

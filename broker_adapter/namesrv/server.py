@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 
 from broker_adapter.errors import StoredDataDamaged
+from broker_adapter.namesrv.callers import Callers
 from broker_adapter.namesrv.config import NameServerConfig
 from broker_adapter.namesrv.http import start_http
 from broker_adapter.namesrv.kv_config import FILE_NAME, KvConfig
@@ -92,7 +93,7 @@ class NameServerProcess:
                 table_limits=config.table_limits(),
                 limits=config.server_limits(),
             )
-            self._service = NameServerService(self.name_server, self.info)
+            self._service = NameServerService(self.name_server, self.info, self._callers())
             self._grpc = GrpcHost(
                 {SERVICE: self._service.methods()},
                 credentials=self._tls.credentials() if self._tls else None,
@@ -116,6 +117,14 @@ class NameServerProcess:
         if self._tls is not None:
             self._timers.append(asyncio.create_task(self._look_at_certificates(self._tls)))
         _log.info("serving", address=self.address, http=self.http_address or None, settings=len(kv))
+
+    def _callers(self) -> Callers | None:
+        tls = self.config.tls
+        if tls is None or tls.client_auth == "none":
+            return None
+        if not tls.broker_names:
+            _log.warning("tls.broker_names is empty: no broker may register here")
+        return Callers(tls.broker_names, tls.admin_names)
 
     @property
     def address(self) -> str:

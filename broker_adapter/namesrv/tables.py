@@ -35,6 +35,7 @@ from broker_adapter.namesrv.values import (
     TableLimits,
     check_registration,
 )
+from dledger import MAX_TERM_ADVANCE
 
 #: Registered by a call of its own, not over a stream.
 NO_SESSION = 0
@@ -143,6 +144,7 @@ class RouteTables:
     def _check_believable(self, given: Registration) -> None:
         name, node_id = given.broker_name, given.node_id
         fence, broker = self._fences.get(name), self._broker_addr_table.get(name)
+        self._check_term(given)
         if broker is not None:
             known = broker.nodes.get(node_id)
             if known is not None and _is_older(given, known.registration):
@@ -176,6 +178,20 @@ class RouteTables:
                 Status.NAMESRV_CONFLICT,
                 f"{node_id} and {fence.node_id} both claim to be master of {name} in term {given.term}: "
                 "do two groups have this name?",
+            )
+
+    def _check_term(self, given: Registration) -> None:
+        """A term far beyond all that is known of a name would keep its real master out for ever."""
+        name = given.broker_name
+        fence, broker = self._fences.get(name), self._broker_addr_table.get(name)
+        known = [node.registration.term for node in broker.nodes.values()] if broker is not None else []
+        if fence is not None:
+            known.append(fence.term)
+        if known and given.term - max(known) > MAX_TERM_ADVANCE:
+            raise NameServerRefused(
+                Status.NAMESRV_TERM_REFUSED,
+                f"{given.node_id} of {name} names term {given.term}; the greatest known one is {max(known)}: "
+                "no elections lead there",
             )
 
     def _check_room(self, given: Registration) -> None:

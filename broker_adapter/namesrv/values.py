@@ -8,6 +8,7 @@ from typing import NamedTuple
 from broker_adapter.api import BrokerRole, TopicConfig
 from broker_adapter.errors import BrokerError, NameServerBusy, NameServerRefused, Status
 from broker_adapter.topic_names import check_topic_name
+from dledger import MAX_TERM
 
 MASTER_ID = 0
 #: The broker does not know its role yet: it lives, and is not published.
@@ -115,6 +116,10 @@ def check_registration(registration: Registration, limits: TableLimits) -> None:
         _check_number(field, getattr(registration, field))
     # A node that has taken part in no election yet has no term.
     _check_number("term", registration.term, least=NO_TERM)
+    if registration.term > MAX_TERM:
+        raise NameServerRefused(
+            Status.NAMESRV_TERM_REFUSED, f"term {registration.term} is above {MAX_TERM}, where terms end"
+        )
     if registration.broker_id != UNKNOWN_ID:
         is_slave = registration.role is BrokerRole.SLAVE
         if is_slave == (registration.broker_id == MASTER_ID):

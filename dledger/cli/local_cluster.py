@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 LOCAL_DATA_FILE_SIZE = 64 << 20
 TLS_FOLDER = "tls"
 SECRET_FILE = "secret"
+CLIENT_NAME = "client"  # in the certificate for users of a local cluster
 #: Between two questions to the nodes: at first, each time longer by so much, and at most.
 _POLL_SECONDS, _LONGER, _POLL_AT_MOST_SECONDS = 0.02, 1.25, 0.15
 _ASK_SECONDS = 1.0
@@ -168,7 +169,8 @@ class LocalCluster:
         for companion, config in companions:
             (root / companion.name).mkdir(PRIVATE_DIRECTORY)
             if tls:
-                config = {**config, "tls": _certificates(root, companion.name)}
+                section = {**_certificates(root, companion.name), "admin_names": [CLIENT_NAME]}
+                config = {**config, "tls": {**section, "broker_names": list(members)}}
             (root / companion.name / "config.toml").write_text(to_toml(config))
         save_plan(root, plan)
         return cls(root)
@@ -476,7 +478,7 @@ def _node_config(plan: ClusterPlan, node: NodePlan, folder: Path, settings: Mapp
         "http_members": {n.node_id: n.http_address for n in plan.nodes},
     }
     if plan.tls:
-        values["tls"] = _certificates(folder.parent, node.node_id)
+        values["tls"] = {**_certificates(folder.parent, node.node_id), "admin_names": [CLIENT_NAME]}
     return to_toml({**values, **settings})
 
 

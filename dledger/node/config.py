@@ -180,7 +180,7 @@ class TlsConfig(_Section):
     http_client_auth: Literal["require", "none"] = "none"
     peer_names: dict[Name, Name] = Field(default_factory=dict)
     # Names in certificates that may transfer, purge, scrub and back up, beside those of the members.
-    admin_names: tuple[Name, ...] | None = None  # None: every certificate may
+    admin_names: tuple[Name, ...] = ()
 
     @field_validator("admin_names", mode="before")
     @classmethod
@@ -189,7 +189,7 @@ class TlsConfig(_Section):
 
     @model_validator(mode="after")
     def _names_need_certificates(self) -> TlsConfig:
-        if self.admin_names is not None and self.client_auth == "none":
+        if "admin_names" in self.model_fields_set and self.client_auth == "none":
             raise ValueError('admin_names needs client_auth = "require": else nobody shows a certificate')
         return self
 

@@ -53,9 +53,8 @@ class NodeSecurity:
 
     @property
     def admin_names(self) -> AdminNames | None:
-        """None: whoever has a certificate may ask for everything."""
-        names = self._section.admin_names
-        return None if names is None else AdminNames(names, self._names)
+        """None: nobody shows a certificate, so whoever gets so far may ask for everything."""
+        return AdminNames(self._section.admin_names, self._names) if self.is_mutual else None
 
     def server_credentials(self) -> grpc.ServerCredentials:
         return tls.server_credentials(self._keeper, client_auth=self.is_mutual)

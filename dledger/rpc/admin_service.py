@@ -19,11 +19,11 @@ _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class AdminService:
-    """What an operator asks of one node. Anybody may ask how it is; the rest is for `names`, if given."""
+    """What an operator asks of one node. Anybody may ask how it is; the rest is for `names`."""
 
     def __init__(self, port: AdminPort, names: AdminNames | None = None) -> None:
         self._port = port
-        self._names = names  # None: whoever gets so far may ask for anything
+        self._names = names  # None: nobody shows a certificate
 
     async def get_status(
         self, request: pb.GetStatusRequest | None, context: _Context

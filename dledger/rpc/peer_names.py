@@ -91,6 +91,16 @@ class AdminNames:
         )
 
 
+def certificate_names(auth_context: Mapping[str, Iterable[bytes]]) -> frozenset[str]:
+    """All names in the certificate of a connection, in one spelling; none if it showed none."""
+    return frozenset(map(_normal, names_of(auth_context)))
+
+
+def normal_name(name: str) -> str:
+    """As certificate_names spells it."""
+    return _normal(name)
+
+
 def names_of(auth_context: Mapping[str, Iterable[bytes]]) -> list[str]:
     """Subject alternative names and common name, as gRPC reports them after it checked the certificate."""
     found = [

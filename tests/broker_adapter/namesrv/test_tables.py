@@ -125,6 +125,25 @@ def test_a_node_that_rejoined_is_believed_in_the_same_term(world: World) -> None
     assert world.ids() == {"n1": 3}
 
 
+def test_a_term_beyond_reason_is_refused_whoever_names_it(world: World) -> None:
+    """Accepted, it would be the fence that keeps the real master out."""
+    world.refused(registration("n1", 0, term=2**62 + 1), Status.NAMESRV_TERM_REFUSED)
+    world.register(registration("n1", 0, term=5))
+    for broker_id in (0, 2, -1):
+        absurd = registration("n2", broker_id, term=5 + 2**32 + 1)
+        world.refused(absurd, Status.NAMESRV_TERM_REFUSED)
+    world.register(registration("n1", 0, term=6, role_epoch=2))
+    world.register(registration("n2", 0, term=6 + 2**32))
+    assert world.addresses() == {0: address_of("n2")}
+
+
+def test_the_fence_bounds_terms_while_no_node_is_left(world: World) -> None:
+    world.register(registration("n1", 0, term=5))
+    world.tables.unregister("broker-a", "n1", 1, world.now_ms)
+    world.refused(registration("n2", 0, term=2**61), Status.NAMESRV_TERM_REFUSED)
+    world.register(registration("n2", 0, term=6))
+
+
 def test_the_higher_term_takes_id_0_and_the_deposed_master_is_not_published(world: World) -> None:
     world.register(registration("n1", 0, term=5))
     assert world.register(registration("n2", 0, term=6)) == {"orders"}
