@@ -25,7 +25,7 @@ from broker_adapter.messaging.handlers import Answering, parse, refusal, refused
 from broker_adapter.messaging.methods import END_TRANSACTION, METHODS, QUERY_ROUTE, SERVICE_NAME, TELEMETRY
 from broker_adapter.messaging.rejected import Code, Rejected, status_of
 from broker_adapter.messaging.settings import ClientServiceSettings
-from broker_adapter.messaging.telemetry import Conversation
+from broker_adapter.messaging.telemetry import MAX_COMMAND_BYTES, Conversation
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.messaging.v2 import service_pb2 as calls
 from broker_adapter.rpc.calls import LARGE_BYTES, LargeRequests, Places, peer_host, stopping
@@ -93,7 +93,9 @@ class MessagingService:
     def handler_at(self, listener: str) -> grpc.GenericRpcHandler:
         """Of a port (`messaging.context`): routes depend on where a client has come to."""
         telemetry = partial(self._telemetry, listener)
-        methods: dict[str, Any] = {TELEMETRY: grpc_handlers.both_stream(telemetry, calls.TelemetryCommand)}
+        methods: dict[str, Any] = {
+            TELEMETRY: grpc_handlers.both_stream(telemetry, calls.TelemetryCommand, command_of)
+        }
         for name, method in METHODS.items():
             # Bytes in and bytes out: who answers may be another node.
             if method.streams_answers:
@@ -309,8 +311,10 @@ class MessagingService:
 
     async def _read_all(self, conversation: Conversation, call: CallContext, context: Context) -> None:
         """Until the client has said all, or something that is no command."""
-        while isinstance(command := await context.read(), calls.TelemetryCommand):
+        while isinstance(command := await context.read(), calls.TelemetryCommand | Rejected):
             try:
+                if isinstance(command, Rejected):
+                    raise command
                 if self._guard is not None:
                     self._guard.check(call.account, TELEMETRY, command, call.namespace)
             except Rejected as error:
@@ -328,6 +332,18 @@ class MessagingService:
         except Rejected:
             return False
         return True
+
+
+_parse_command = grpc_handlers.parser(calls.TelemetryCommand)
+
+
+def command_of(data: bytes) -> calls.TelemetryCommand | Rejected | None:
+    """None for bytes that are no command; Rejected (PAYLOAD_TOO_LARGE) for such as nobody looks at: 4 MiB of
+    the smallest fields that there are take the event loop tenths of a second to be read."""
+    if len(data) <= MAX_COMMAND_BYTES:
+        return _parse_command(data)
+    text = f"settings of {len(data)} bytes; {MAX_COMMAND_BYTES} are allowed"
+    return Rejected(Code.PAYLOAD_TOO_LARGE, text)
 
 
 def metadata_of(context: Context) -> dict[str, str]:

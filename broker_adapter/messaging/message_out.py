@@ -26,6 +26,8 @@ _DELAYS = (names.DELIVER_AT_MS, "TIMER_DELAY_MS", "TIMER_DELAY_SEC", "DELAY", "_
 _MAX_INT = (1 << 31) - 1
 #: The end of the year 9999, where Timestamps end.
 MAX_MS = 253_402_300_799_999
+#: 10,000 years, where Durations end.
+_MAX_DURATION_MS = 315_576_000_000_000
 
 
 def stored_message(record: bytes, topic: pb.Resource) -> pb.Message:
@@ -46,11 +48,16 @@ def delivered_message(delivery: Delivery, topic: pb.Resource, now_ms: int) -> pb
 
 
 def timestamp(ms: int) -> Timestamp:
+    """Of producers of other protocols it may be any: clients fail at one that no Timestamp can be, with all
+    that they have received with it, each time they receive it."""
+    ms = min(ms, MAX_MS)
     seconds, rest = divmod(ms, 1000)
     return Timestamp(seconds=seconds, nanos=rest * 1_000_000)
 
 
 def duration(ms: int) -> Duration:
+    """As for `timestamp`."""
+    ms = min(ms, _MAX_DURATION_MS)
     seconds, rest = divmod(ms, 1000)
     return Duration(seconds=seconds, nanos=rest * 1_000_000)
 

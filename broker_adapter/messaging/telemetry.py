@@ -24,8 +24,8 @@ from broker_adapter.messaging.v2 import service_pb2 as calls
 _MAX_WAITING, _MAX_WAITING_BYTES = 64, 8 << 20
 #: Of one producer, that are remembered.
 _MAX_TOPICS = 256
-#: Of settings: they are kept as long as the stream, and told again.
-_MAX_SETTINGS_BYTES = 64 << 10
+#: Of a client's command. Settings are kept as long as the stream, and told again.
+MAX_COMMAND_BYTES = 64 << 10
 #: Clients in Node.js may not listen yet when their first settings are answered.
 _AGAIN_AFTER_S = 1.0
 
@@ -88,8 +88,8 @@ class Conversation:
         if command.WhichOneof("command") != "settings":
             return
         try:
-            if (size := command.ByteSize()) > _MAX_SETTINGS_BYTES:
-                text = f"settings of {size} bytes; {_MAX_SETTINGS_BYTES} are allowed"
+            if (size := command.ByteSize()) > MAX_COMMAND_BYTES:
+                text = f"settings of {size} bytes; {MAX_COMMAND_BYTES} are allowed"
                 raise Rejected(Code.PAYLOAD_TOO_LARGE, text)
             info, settings = self._settled(command.settings)
             if not self._keep(size):

@@ -11,7 +11,7 @@ from broker_adapter.delivery.api import Delivery
 from broker_adapter.message import Message, encode
 from broker_adapter.messaging import message_properties as names
 from broker_adapter.messaging.message_in import Incoming, incoming
-from broker_adapter.messaging.message_out import delivered_message, stored_message
+from broker_adapter.messaging.message_out import delivered_message, duration, stored_message
 from broker_adapter.messaging.rejected import Code, Rejected
 from broker_adapter.messaging.v2 import definition_pb2 as pb
 from broker_adapter.properties import KEYS, TAGS, UNIQ_KEY, join_properties
@@ -148,6 +148,17 @@ def test_a_message_of_another_producer_can_be_read() -> None:
     system = got.system_properties
     assert system.message_id == Message("t", b"x").offset_id
     assert not (system.HasField("priority") or system.HasField("delivery_timestamp"))
+
+
+def test_times_of_another_producer_are_such_as_protobuf_has() -> None:
+    """Clients fail at others, with all that they have received, each time they receive it."""
+    properties = {names.CHECK_IMMUNITY_S: str(NO_TIME_S)}
+    text = join_properties(properties)
+    record = encode(Message("t", b"x", text, born_timestamp=(1 << 63) - 1))
+    system = stored_message(bytes(record), resource("t")).system_properties
+    assert system.born_timestamp.seconds == NO_TIME_S - 1
+    assert system.orphaned_transaction_recovery_duration.ToSeconds() == NO_TIME_S
+    assert duration((1 << 63) - 1).ToSeconds() == 315_576_000_000
 
 
 def refused(given: pb.Message) -> int:

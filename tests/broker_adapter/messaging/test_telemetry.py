@@ -8,6 +8,7 @@ import grpc.aio
 import pytest
 
 from broker_adapter.api import GroupConfig
+from broker_adapter.messaging import front
 from broker_adapter.messaging.client_settings import ServerLimits
 from broker_adapter.messaging.clients import ClientInfo, ClientStreams
 from broker_adapter.messaging.connected import ConnectedClients
@@ -283,6 +284,30 @@ async def test_the_stream_ends_when_the_client_has_said_all() -> None:
         await stream.done_writing()
         assert [command.WhichOneof("command") async for command in stream] == ["settings"]
         await until(lambda: not len(w.service.clients))
+
+
+async def test_what_is_too_large_for_a_command_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 MiB of the smallest fields that there are take long. The conversation goes on."""
+    read: list[int] = []
+    parse = front._parse_command
+
+    def note(data: bytes) -> calls.TelemetryCommand | None:
+        read.append(len(data))
+        return parse(data)
+
+    monkeypatch.setattr(front, "_parse_command", note)
+    async with world() as w:
+        stream = w.telemetry()
+        await stream.write(
+            calls.TelemetryCommand(
+                settings=pb.Settings(publishing=pb.Publishing(topics=[pb.Resource()] * 200_000))
+            )
+        )
+        assert (await stream.read()).status.code == Code.PAYLOAD_TOO_LARGE
+        await stream.write(producer("t"))
+        assert (await stream.read()).HasField("settings")
+        assert len(read) == 1
+        stream.cancel()
 
 
 async def test_a_stream_that_breaks_is_forgotten() -> None:
