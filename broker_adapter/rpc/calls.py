@@ -64,11 +64,14 @@ class LargeRequests:
         self._bytes = 0
         self._turns = Turns()
 
+    def has_room(self, size: int) -> bool:
+        return not self._bytes or self._bytes + size <= self._most_bytes
+
     @asynccontextmanager
     async def taking(self, size: int) -> AsyncIterator[None]:
         """Hold a place. Busy (TOO_MANY_PENDING_BYTES) if there is none; a single request has one always."""
-        if self._bytes and self._bytes + size > self._most_bytes:
-            text = f"requests of {self._bytes} bytes are under way; try again later"
+        if not self.has_room(size):
+            text = f"{self._bytes} bytes are under way; try again later"
             raise Busy(Status.TOO_MANY_PENDING_BYTES, text)
         self._bytes += size
         try:

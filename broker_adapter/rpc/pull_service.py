@@ -10,6 +10,7 @@ from broker_adapter.rpc.calls import (
     LARGE_BYTES,
     Context,
     LargeAnswers,
+    LargeRequests,
     Places,
     check_count,
     check_least,
@@ -29,6 +30,7 @@ class PullService:
         self._api = api
         self._limits = limits
         self._large = large
+        self._written = LargeRequests(limits.max_answer_bytes)  # by streams, and not taken yet
         self._waits = Places("waiting pulls", limits.max_waiting_pulls)
         self._streams = Places("pull streams", limits.max_pull_streams)
         self._waiting: set[asyncio.Task[PullResult]] = set()
@@ -77,13 +79,32 @@ class PullService:
         at = request.offset
         while True:
             result = await self._pull(request, at, wait_ms)
-            at = result.next_offset
-            if _size_of(result) >= LARGE_BYTES:
-                await self._large.turns.wait()
             # Awaiting the write is the flow control: a slow reader holds up nothing but itself.
-            await context.write(pull_result_to_pb(result))
+            if _size_of(result) >= LARGE_BYTES:
+                result = await self._write_large(request, at, result, context)
+            else:
+                await context.write(pull_result_to_pb(result))
+            at = result.next_offset
             if result.status is PullStatus.OFFSET_ILLEGAL:
                 return
+
+    async def _write_large(
+        self, request: pb.PullRequest, offset: int, result: PullResult, context: Context
+    ) -> PullResult:
+        """What was written: less than `result`, if there is no room for it. Busy (TOO_MANY_PENDING_BYTES)."""
+        size = _size_of(result)
+        if not self._written.has_room(size):
+            small = pb.PullRequest()
+            small.CopyFrom(request)
+            small.max_bytes = LARGE_BYTES // 2
+            result = await self._pull(small, offset, 0)
+            size = _size_of(result)
+        if size < LARGE_BYTES:
+            await context.write(pull_result_to_pb(result))
+        else:
+            async with self._written.taking(size):
+                await context.write(pull_result_to_pb(result))
+        return result
 
     async def _pull(self, request: pb.PullRequest, offset: int, wait_ms: int) -> PullResult:
         """One pull, which `stop` ends if it waits."""

@@ -35,9 +35,10 @@ from broker_adapter.message import decode
 from broker_adapter.properties import split_properties
 from broker_adapter.rpc import send_service
 from broker_adapter.rpc.broker_client import BrokerClient, NoAnswer, NotConnected
-from broker_adapter.rpc.calls import LargeAnswers
+from broker_adapter.rpc.calls import LARGE_BYTES, LargeAnswers
 from broker_adapter.rpc.convert import send_result_from_pb
 from broker_adapter.rpc.limits import BrokerLimits
+from broker_adapter.rpc.pull_service import PullService
 from broker_adapter.rpc.service import SERVICE_NAME
 from broker_adapter.v1 import broker_pb2 as pb
 from broker_adapter.v1 import broker_pb2_grpc
@@ -646,3 +647,51 @@ async def test_what_is_not_found_is_a_read_failure() -> None:
 def test_limits_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at "):
         BrokerLimits(**wrong)
+
+
+class Reader:
+    """The caller of a stream, who takes what is written as long as he `reads`."""
+
+    def __init__(self, *, reads: bool) -> None:
+        self.answers: list[pb.PullResponse] = []
+        self._reads = reads
+
+    async def write(self, answer: pb.PullResponse) -> None:
+        self.answers.append(answer)
+        if not self._reads:
+            await asyncio.get_running_loop().create_future()
+
+
+async def test_who_does_not_read_a_stream_leaves_others_what_is_small() -> None:
+    limits = BrokerLimits(max_answer_bytes=100_000)
+    async with world() as w:
+        for _ in range(3):
+            await w.client.send("t", 0, messages(bytes(30_000)), T)
+        await w.client.send("t", 1, messages(bytes(90_000)), T)
+        pulls = PullService(w.broker, limits, LargeAnswers(limits.max_answer_bytes))
+        silent, reader, unlucky = Reader(reads=False), Reader(reads=True), Reader(reads=True)
+
+        def stream(queue_id: int, context: Any) -> asyncio.Task[None]:
+            request = pb.PullRequest(topic="t", queue_id=queue_id)
+            return asyncio.create_task(pulls.pull_stream(request, context))
+
+        tasks = [stream(0, silent)]
+        await until(lambda: len(silent.answers) == 1)
+        assert len(silent.answers[0].records) == 3
+        tasks.append(stream(0, reader))
+        await until(lambda: sum(len(answer.records) for answer in reader.answers) == 3)
+        assert all(sum(map(len, answer.records)) < LARGE_BYTES for answer in reader.answers)
+        await stream(1, unlucky)
+        assert [answer.status.code for answer in unlucky.answers] == [Status.TOO_MANY_PENDING_BYTES]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await stream_once(pulls, unlucky)
+        assert len(unlucky.answers[-1].records) == 1, "the room is free again"
+
+
+async def stream_once(pulls: PullService, reader: Reader) -> None:
+    task = asyncio.create_task(pulls.pull_stream(pb.PullRequest(topic="t", queue_id=1), reader))  # type: ignore[arg-type]
+    await until(lambda: len(reader.answers) == 2)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
