@@ -13,6 +13,8 @@ from broker_adapter.shares import Shares
 
 #: Of settings of all clients that are connected to a node, as they came.
 MAX_SETTINGS_BYTES = 64 << 20
+#: Of commands that wait until these clients read them; some have a message in them.
+MAX_WAITING_BYTES = 64 << 20
 
 
 class Stream(Protocol):
@@ -40,9 +42,15 @@ class ClientStreams:
     `on_change` is called with the id of a client that has come, said something else of itself, or gone.
     """
 
-    def __init__(self, most: int, settings_bytes: int = MAX_SETTINGS_BYTES) -> None:
+    def __init__(
+        self,
+        most: int,
+        settings_bytes: int = MAX_SETTINGS_BYTES,
+        commands_bytes: int = MAX_WAITING_BYTES,
+    ) -> None:
         #: By address of the client.
         self.settings_room = Shares(settings_bytes)
+        self.commands_room = Shares(commands_bytes)
         self.on_change: Callable[[str], None] = lambda client_id: None
         self._most = most
         self._count = 0

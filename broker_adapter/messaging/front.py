@@ -295,8 +295,8 @@ class MessagingService:
         reader.add_done_callback(lambda _: wake.set())
         try:
             while True:
-                while conversation.waiting:
-                    await context.write(conversation.waiting.popleft())
+                while (command := conversation.next_to_write()) is not None:
+                    await context.write(command)
                 if reader.done() or self._leaving:
                     return
                 wake.clear()

@@ -34,8 +34,8 @@ Later = Callable[[float, Callable[[], None]], object]
 
 
 class Conversation:
-    """Implements `clients.Stream`. `heard` takes what the client says; `waiting` is what is to be written,
-    and `wake` is called when that grows."""
+    """Implements `clients.Stream`. `heard` takes what the client says; `next_to_write` gives what is to be
+    written, and `wake` is called when there is more."""
 
     def __init__(
         self,
@@ -50,7 +50,9 @@ class Conversation:
     ) -> None:
         """`may_hear`: whether the client may be told such a command. Rejected (TOO_MANY_REQUESTS). `close`
         when it is over."""
-        self.waiting: deque[calls.TelemetryCommand] = deque()
+        self._waiting: deque[tuple[calls.TelemetryCommand, int]] = deque()  # with sizes
+        self._waiting_bytes = 0  # and of the one that is being written
+        self._writing_bytes = 0
         self._context = context
         self._streams = streams
         self._directory = directory
@@ -69,19 +71,36 @@ class Conversation:
         if self._is_open:
             self._is_open = False
             self._keep(0)
+            while self.next_to_write() is not None:
+                pass
             self._streams.remove(self._context.client_id, self)
 
     def tell(self, command: calls.TelemetryCommand) -> bool:
-        if not self._is_open or not self._has_room(command) or not self._may_hear(command):
+        if not self._is_open or len(self._waiting) >= _MAX_WAITING or not self._may_hear(command):
             return False
-        self.waiting.append(command)
+        size = command.ByteSize()
+        after = self._waiting_bytes + size
+        if (self._waiting and after > _MAX_WAITING_BYTES) or not self._make_waiting(after):
+            return False
+        self._waiting.append((command, size))
         self._wake()
         return True
 
-    def _has_room(self, command: calls.TelemetryCommand) -> bool:
-        size = sum(waiting.ByteSize() for waiting in self.waiting)
-        fits = not size or size + command.ByteSize() <= _MAX_WAITING_BYTES
-        return fits and len(self.waiting) < _MAX_WAITING
+    def next_to_write(self) -> calls.TelemetryCommand | None:
+        """What was given before is written by now: so long it takes room, as the client may not read."""
+        self._make_waiting(self._waiting_bytes - self._writing_bytes)
+        self._writing_bytes = 0
+        if not self._waiting:
+            return None
+        command, self._writing_bytes = self._waiting.popleft()
+        return command
+
+    def _make_waiting(self, size: int) -> bool:
+        """Whether there is room for so many bytes of commands that wait."""
+        if not self._streams.commands_room.replace(self._address, self._waiting_bytes, size):
+            return False
+        self._waiting_bytes = size
+        return True
 
     def heard(self, command: calls.TelemetryCommand) -> None:
         """Answers to commands that are not settings are of use to nobody here."""
@@ -121,10 +140,10 @@ class Conversation:
 
     def _tell_settings(self, answer: calls.TelemetryCommand) -> None:
         """Instead of such as wait still: whoever does not read needs the newest ones only."""
-        others = [command for command in self.waiting if command is not self._answer]
-        if len(others) < len(self.waiting):
-            self.waiting.clear()
-            self.waiting.extend(others)
+        others = [one for one in self._waiting if one[0] is not self._answer]
+        if len(others) < len(self._waiting):
+            self._waiting = deque(others)
+            self._make_waiting(self._writing_bytes + sum(size for _, size in others))
         self._answer = answer
         self.tell(answer)
 

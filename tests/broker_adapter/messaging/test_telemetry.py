@@ -56,9 +56,7 @@ class Talk:
         self.wakes += 1
 
     def told(self) -> list[calls.TelemetryCommand]:
-        found = list(self.conversation.waiting)
-        self.conversation.waiting.clear()
-        return found
+        return list(iter(self.conversation.next_to_write, None))
 
 
 COMMAND = calls.TelemetryCommand(print_thread_stack_trace_command={"nonce": "n"})
@@ -106,6 +104,27 @@ def test_settings_of_one_address_leave_room_for_those_of_others() -> None:
     good.conversation.heard(settings_of(4 << 10))
     assert good.told()[0].status.code == Code.OK
     assert streams.settings_room.used <= 1 << 20
+
+
+def test_commands_that_wait_for_clients_of_one_address_leave_room_for_those_of_others() -> None:
+    streams = ClientStreams(99, commands_bytes=1 << 20)
+    asked = calls.TelemetryCommand()
+    asked.recover_orphaned_transaction_command.message.body = bytes(100 << 10)
+
+    talks = [Talk(streams, f"c{n}", remote=f"10.0.0.1:{n + 1}") for n in range(50)]
+    assert sum(talk.conversation.tell(asked) for talk in talks) == 5
+    good = Talk(streams, "good", remote="10.0.0.2:1")
+    assert good.conversation.tell(asked)
+    assert good.told() == [asked]
+    (first,) = [talk for talk in talks if talk.conversation.next_to_write() is not None][:1]
+    assert not talks[-1].conversation.tell(asked), "what is being written takes room still"
+    first.told()
+    assert talks[-1].conversation.tell(asked)
+    for talk in talks[:25]:
+        talk.told()
+    for talk in talks[25:]:
+        talk.conversation.close()
+    assert streams.commands_room.used == 0
 
 
 def test_settings_that_are_replaced_or_gone_take_no_room() -> None:
