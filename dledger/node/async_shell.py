@@ -31,7 +31,7 @@ from dledger.core.messages import (
 from dledger.core.values import Role
 from dledger.errors import Code, DLedgerError, InvalidRequest, NotLeader, ReadFailed, StorageError
 from dledger.node.catch_up import CatchUp, Wanted
-from dledger.node.disk_worker import CheckpointJob, HardStateReport, Report, StoredReport
+from dledger.node.disk_jobs import CheckpointJob, HardStateReport, Report, StoredReport
 from dledger.node.inbound import Inbound
 from dledger.node.logs import get_logger
 from dledger.node.metrics import Histogram

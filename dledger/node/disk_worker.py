@@ -8,70 +8,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Protocol
 
-from dledger.core.values import Base, FlushMode, HardState, Tail
-from dledger.errors import Code, DLedgerError, StorageError
-from dledger.node.late_bytes import LateBytes
-from dledger.node.logs import get_logger
+from dledger.core.values import FlushMode
+from dledger.errors import DLedgerError, StorageError
+from dledger.node.disk_jobs import CallJob, CheckpointJob, DiskJobs, Job, JobStore, OtherJob, Report
 from dledger.node.metrics import NodeMetrics
-from dledger.node.shell import DiskJob, HardStateJob, PurgeJob, ResetJob, TruncateJob, WriteJob
-from dledger.store.batch import Batch
-
-_log = get_logger("disk")
-
-#: After these the store is as it was, and can be used on.
-HARMLESS = (Code.DISK_FULL, Code.DATA_DAMAGED)
+from dledger.node.shell import WriteJob
 
 
-class WritableStore(Protocol):
+class WritableStore(JobStore, Protocol):
     """The writing half of a LogStore."""
 
     on_synced: Callable[[], None]
 
-    def append(self, batches: Sequence[Batch]) -> None: ...
     def sync(self) -> int: ...
-    def drop_cached(self, begin_pos: int, end_pos: int) -> None: ...
-    def truncate_after(self, index: int, tail: Tail | None = None) -> None: ...
-    def reset_to(self, base: Base) -> None: ...
-    def purge_to(self, base: Base) -> None: ...
-    def save_hard_state(self, state: HardState) -> None: ...
-    def save_checkpoint(self, committed_index: int, sessions: tuple[int, bytes] | None) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointJob:
-    """Disk: note how far the log is committed, and the session table there. No completion is reported."""
-
-    committed_index: int
-    sessions: tuple[int, bytes] | None
-
-
-@dataclass(frozen=True, slots=True)
-class CallJob:
-    """Disk: do `work`, which writes, between the other jobs; `outcome` is for whoever asked."""
-
-    work: Callable[[], object]
-    outcome: Future[object] = field(default_factory=Future)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredReport:
-    generation: int
-    last_index: int
-    term: int
-
-
-@dataclass(frozen=True, slots=True)
-class HardStateReport:
-    number: int
-
-
-Report = StoredReport | HardStateReport
-Job = DiskJob | CheckpointJob | CallJob
 
 
 class DiskWorker:
@@ -89,19 +42,16 @@ class DiskWorker:
     ) -> None:
         """`deliver` and `on_fatal` are called on the disk thread: they must only hand over."""
         self._store = store
+        self._jobs = DiskJobs(store, sync=self._sync, deliver=deliver)
         self._sync_each = flush_mode is FlushMode.SYNC_FLUSH
-        self._deliver = deliver
         self._on_fatal = on_fatal
         self._metrics = metrics
         self._flush_interval_s = flush_interval_ms / 1000
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._sync_due: float | None = None  # ASYNC_FLUSH: when the unsynced writes are to be synced
-        self._purge_to: Base | None = None  # of a purge that the full disk did not let happen yet
         self._busy_since: float | None = None
-        self._late = LateBytes()
         store.on_synced = self._synced_a_part
         self.checkpoint_waits = False  # one is queued: behind a stuck fsync others would pile up
-        self._checkpoint_is_due = False  # the last one found no room
         # A daemon: a process that ends never waits for a thread that is stuck in the kernel.
         self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
 
@@ -120,7 +70,7 @@ class DiskWorker:
     @property
     def has_put_off(self) -> bool:
         """A purge or a checkpoint found no room: the next checkpoint is to try again. Any thread."""
-        return self._checkpoint_is_due or self._purge_to is not None
+        return self._jobs.has_put_off
 
     def start(self) -> None:
         self._thread.start()
@@ -188,77 +138,23 @@ class DiskWorker:
             return True
         return False
 
-    def _write(self, jobs: list[WriteJob]) -> None:
+    def _write(self, jobs: Sequence[WriteJob]) -> None:
         self._busy_since = monotonic()
-        if len(jobs) == 1:
-            self._store.append(jobs[0].batches)
-        else:
-            self._store.append([batch for job in jobs for batch in job.batches])
+        self._jobs.append(jobs)
         if self._sync_each:
-            self._sync()
-        elif self._sync_due is None:
+            self._jobs.sync_and_report(jobs)
+            return
+        if self._sync_due is None:
             self._sync_due = monotonic() + self._flush_interval_s
         self._busy_since = None
-        last = jobs[-1].batches[-1]
-        # Only a truncation starts a generation, and it separates runs: the last write speaks for all.
-        self._deliver(StoredReport(jobs[-1].generation, last.last_index, last.term))
-        if jobs[-1].is_late:
-            dropped = self._late.stored(jobs[0].batches[0].pos, last.end_pos)
-            if dropped is not None:
-                self._store.drop_cached(*dropped)
+        self._jobs.report(jobs)
 
-    def _do(self, job: TruncateJob | HardStateJob | CheckpointJob | ResetJob | PurgeJob | CallJob) -> None:
+    def _do(self, job: OtherJob) -> None:
         self._busy_since = monotonic()  # whatever it is: what is queued behind it waits
-        match job:
-            case TruncateJob(generation, last_index, term, tail):
-                self._store.truncate_after(last_index, tail)
-                self._sync()
-                self._deliver(StoredReport(generation, last_index, term))
-            case ResetJob(generation, base):
-                self._store.reset_to(base)
-                self._deliver(StoredReport(generation, base.index, base.term))
-            case HardStateJob(number, hard_state):
-                self._store.save_hard_state(hard_state)
-                self._deliver(HardStateReport(number))
-            case PurgeJob(base):
-                self._purge_to = base
-            case CheckpointJob():
-                self._checkpoint(job)
-            case CallJob():
-                self._call(job)
-        if self._purge_to is not None:
-            self._purge(self._purge_to)
+        if isinstance(job, CheckpointJob):
+            self.checkpoint_waits = False
+        self._jobs.do(job)
         self._busy_since = None
-
-    def _checkpoint(self, job: CheckpointJob) -> None:
-        self.checkpoint_waits = False
-        self._checkpoint_is_due = True
-        try:
-            self._store.save_checkpoint(job.committed_index, job.sessions)
-            self._checkpoint_is_due = False
-        except StorageError as error:
-            if error.code is not Code.DISK_FULL:
-                raise
-            _log.debug("the disk is full: the earlier checkpoint stays")
-
-    def _purge(self, base: Base) -> None:
-        try:
-            self._store.purge_to(base)
-        except StorageError as error:
-            if error.code is not Code.DISK_FULL:
-                raise
-            return  # tried again with the next job: until then a checkpoint comes every few seconds
-        self._purge_to = None
-
-    def _call(self, job: CallJob) -> None:
-        if not job.outcome.set_running_or_notify_cancel():
-            return  # whoever asked waits no longer, as when the node stops
-        try:
-            job.outcome.set_result(job.work())
-        except StorageError as error:
-            job.outcome.set_exception(error)
-            if error.code not in HARMLESS:
-                raise
 
     def _synced_a_part(self) -> None:
         """A slow disk on which a job of several syncs takes long is not stuck."""

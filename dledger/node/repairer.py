@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from dledger.errors import Code, DLedgerError, InvalidRequest, StorageError
-from dledger.node.disk_worker import HARMLESS
+from dledger.node.disk_jobs import HARMLESS
 from dledger.node.logs import get_logger
 from dledger.node.pacing import Pace
 from dledger.node.threads import in_thread

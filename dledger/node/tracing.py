@@ -13,7 +13,7 @@ from dledger.core.messages import Message, VoteRequest, VoteResponse
 from dledger.core.values import HardState, Role, VoteResult
 from dledger.errors import DLedgerError
 from dledger.node.async_shell import AsyncShell
-from dledger.node.disk_worker import HardStateReport, Report, StoredReport
+from dledger.node.disk_jobs import HardStateReport, Report, StoredReport
 from dledger.node.owned_append import Fill
 from dledger.node.shell import (
     AppendOutcome,

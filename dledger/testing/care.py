@@ -7,13 +7,13 @@ thread puts it in place.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
 from dledger.errors import Code, ReadFailed, StorageError
 from dledger.node.fetching import read_for_repair
 from dledger.store.api import Damage, EntryDamaged, Frames
-from dledger.testing.disk_thread import CallJob
 
 if TYPE_CHECKING:
     from dledger.testing.process import SimProcess
@@ -71,10 +71,10 @@ class Care:
 
         self._on_disk(look)
 
-    def _on_disk(self, work: object) -> None:
-        assert callable(work)
+    def _on_disk(self, work: Callable[[], None]) -> None:
         self._is_busy = True
-        self._process.call_on_disk(CallJob(work, self._done))
+        disk = self._process.disk
+        disk.call(work).add_done_callback(lambda _outcome: disk.later(self._done))
 
     def _done(self) -> None:
         self._is_busy = False

@@ -1,38 +1,84 @@
 """The one disk thread of a simulated node: jobs first in first out, each taking virtual time.
 
-A write goes through the page cache: it is written when the job starts and durable when it ends, so that a
-crash in between finds it in every state a real one could.
+What the jobs do is `DiskJobs` of a real node. A write goes through the page cache: it is written when the job
+starts and durable when it ends, so that a crash in between finds it in every state a real one could.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from dledger.errors import Code, StorageError
-from dledger.node.disk_worker import CheckpointJob, HardStateReport, Report, StoredReport
-from dledger.node.shell import DiskJob, HardStateJob, PurgeJob, ResetJob, TruncateJob, WriteJob
+from dledger.core.values import Base, HardState, Tail
+from dledger.errors import StorageError
+from dledger.node.disk_jobs import HARMLESS, CallJob, CheckpointJob, DiskJobs, Job, Report
+from dledger.node.shell import WriteJob
+from dledger.store.batch import Batch
 
 if TYPE_CHECKING:
-    from dledger.core.values import Base
     from dledger.testing.process import SimProcess
 
 
-_HARMLESS = (Code.DISK_FULL, Code.DATA_DAMAGED)
+class ObservedStore:
+    """Implements dledger.node.disk_jobs.JobStore: the store of a process, and the invariants see what is done
+    to it, before and after."""
 
+    def __init__(self, process: SimProcess) -> None:
+        self._store = process.store
+        self._node_id = process.node_id
+        self._invariants = process.sim.invariants
+        self._counts = process.sim.counts
 
-@dataclass(frozen=True, slots=True)
-class CallJob:
-    """Something else that writes to the store; `done` is called in a turn, whatever came of it."""
+    def append(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            self._invariants.written(self._node_id, batch)
+        # Copies: the replica lets go of the bytes of its batches when it no longer caches them.
+        self._store.append([replace(batch) for batch in batches])
 
-    work: Callable[[], None]
-    done: Callable[[], None]
+    def sync(self) -> None:
+        self._store.sync()
+        self._counts["fsyncs"] += 1
+        self._invariants.synced(self._node_id)
 
+    def drop_cached(self, begin_pos: int, end_pos: int) -> None:
+        self._store.drop_cached(begin_pos, end_pos)
 
-Job = DiskJob | CheckpointJob | CallJob
+    def truncate_after(self, index: int, tail: Tail | None = None) -> None:
+        self._invariants.truncating(self._node_id, index)
+        self._store.truncate_after(index, tail)
+        self._invariants.truncated(self._node_id, index)
+
+    def reset_to(self, base: Base) -> None:
+        self._invariants.resetting(self._node_id, base)
+        self._store.reset_to(base)
+        self._invariants.reset(self._node_id)
+
+    def purge_to(self, base: Base) -> None:
+        self._invariants.purging(self._node_id, base)
+        self._counting(lambda: self._store.purge_to(base))
+        self._counts["purges"] += 1
+        self._invariants.purged(self._node_id)
+
+    def save_hard_state(self, state: HardState) -> None:
+        self._invariants.hard_state_starts(self._node_id, state)
+        self._store.save_hard_state(state)
+        self._invariants.hard_state_saved(self._node_id, state)
+
+    def save_checkpoint(self, committed_index: int, sessions: tuple[int, bytes] | None) -> None:
+        self._counts["checkpoints"] += 1
+        self._counting(lambda: self._store.save_checkpoint(committed_index, sessions))
+
+    def _counting(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except StorageError as error:
+            if error.code in HARMLESS:
+                self._counts[f"disk jobs put off: {error.code.name}"] += 1
+            raise
 
 
 class DiskThread:
@@ -41,12 +87,12 @@ class DiskThread:
     def __init__(self, process: SimProcess, rng: Random) -> None:
         self._process = process
         self._rng = rng
+        store = ObservedStore(process)
+        self._jobs = DiskJobs(store, sync=store.sync, deliver=self._deliver)
         self._queue: deque[Job] = deque()
         self._is_busy = False
         self._last_report_ms = 0
         self._sync_began_ms: int | None = None  # of the job under way, on the simulation's clock
-        self._purge_to: Base | None = None  # of a purge that a full disk has put off
-        self._checkpoint_is_due = False  # the last one found no room
 
     @property
     def is_idle(self) -> bool:
@@ -58,7 +104,7 @@ class DiskThread:
 
     @property
     def has_put_off(self) -> bool:
-        return self._checkpoint_is_due or self._purge_to is not None
+        return self._jobs.has_put_off
 
     @property
     def fsync_began_ms(self) -> int | None:
@@ -67,6 +113,12 @@ class DiskThread:
 
     def submit_checkpoint(self, job: CheckpointJob) -> None:
         self.submit(job)
+
+    def call(self, work: Callable[[], object]) -> Future[object]:
+        """As DiskWorker has it."""
+        job = CallJob(work)
+        self.submit(job)
+        return job.outcome
 
     def submit(self, job: Job) -> None:
         self._queue.append(job)
@@ -82,93 +134,30 @@ class DiskThread:
         self._is_busy = True
         self._sync_began_ms = self._process.sim.clock.now_ms
         job = self._queue.popleft()
-        group = [job]
-        # Several queued writes may share one fdatasync, as a real shell's group commit does.
-        while isinstance(job, WriteJob) and self._queue and isinstance(self._queue[0], WriteJob):
+        if not isinstance(job, WriteJob):
+            other = job
+            self._process.after_disk_time(lambda: self._finish(lambda: self._jobs.do(other)))
+            return
+        writes = [job]
+        # Several queued writes may share one fdatasync, as a real disk thread's group commit does.
+        while self._queue and isinstance(following := self._queue[0], WriteJob):
             if self._rng.random() < self._process.sim.profile.own_sync:
                 break
-            group.append(self._queue.popleft())
-        process = self._process
-        if isinstance(job, WriteJob):
-            writes = [j for j in group if isinstance(j, WriteJob)]
-            self._write(writes)
-        process.after_disk_time(lambda: self._finish(group))
+            self._queue.popleft()
+            writes.append(following)
+        self._jobs.append(writes)
+        self._process.after_disk_time(lambda: self._finish(lambda: self._jobs.sync_and_report(writes)))
 
-    def _write(self, jobs: list[WriteJob]) -> None:
-        process = self._process
-        for job in jobs:
-            for batch in job.batches:
-                process.sim.invariants.written(process.node_id, batch)
-            # Copies: the replica lets go of the bytes of its batches when it no longer caches them.
-            process.store.append([replace(batch) for batch in job.batches])
-
-    def _finish(self, group: list[Job]) -> None:
-        process = self._process
-        job = group[-1]
+    def _finish(self, work: Callable[[], None]) -> None:
         self._sync_began_ms = None
-        match job:
-            case WriteJob():
-                process.store.sync()
-                process.sim.counts["fsyncs"] += 1
-                process.sim.invariants.synced(process.node_id)
-                last = job.batches[-1]
-                self._report(StoredReport(job.generation, last.last_index, last.term))
-            case TruncateJob():
-                process.sim.invariants.truncating(process.node_id, job.last_index)
-                process.store.truncate_after(job.last_index, job.tail)
-                process.sim.invariants.truncated(process.node_id, job.last_index)
-                process.store.sync()
-                process.sim.invariants.synced(process.node_id)
-                self._report(StoredReport(job.generation, job.last_index, job.term))
-            case HardStateJob():
-                process.sim.invariants.hard_state_starts(process.node_id, job.hard_state)
-                process.store.save_hard_state(job.hard_state)
-                process.sim.invariants.hard_state_saved(process.node_id, job.hard_state)
-                self._report(HardStateReport(job.number))
-            case ResetJob(generation, base):
-                self._purge_to = None
-                process.sim.invariants.resetting(process.node_id, base)
-                process.store.reset_to(base)
-                process.sim.invariants.reset(process.node_id)
-                self._report(StoredReport(generation, base.index, base.term))
-            case PurgeJob(base):
-                self._purge_to = base
-            case CheckpointJob():
-                process.sim.counts["checkpoints"] += 1
-                committed, sessions = job.committed_index, job.sessions
-                saved = self._unless_full(lambda: process.store.save_checkpoint(committed, sessions))
-                self._checkpoint_is_due = not saved
-            case CallJob(work, done):
-                self._unless_full(work, _HARMLESS)
-                self._later(done)
-        if self._purge_to is not None:
-            self._purge(self._purge_to)
+        work()
         self._start()
 
-    def _purge(self, base: Base) -> None:
-        process = self._process
-        process.sim.invariants.purging(process.node_id, base)
-        if self._unless_full(lambda: process.store.purge_to(base)):
-            process.sim.counts["purges"] += 1
-            process.sim.invariants.purged(process.node_id)
-            self._purge_to = None
+    def _deliver(self, report: Report) -> None:
+        self.later(lambda: self._process.shell.disk_reported(report))
 
-    def _unless_full(self, work: Callable[[], None], harmless: tuple[Code, ...] = (Code.DISK_FULL,)) -> bool:
-        """False: the disk is full, or what is in the log does not fit, and nothing has changed."""
-        try:
-            work()
-        except StorageError as error:
-            if error.code not in harmless:
-                raise
-            self._process.sim.counts[f"disk jobs put off: {error.code.name}"] += 1
-            return False
-        return True
-
-    def _report(self, report: Report) -> None:
-        self._later(lambda: self._process.shell.disk_reported(report))
-
-    def _later(self, action: Callable[[], None]) -> None:
-        """The completion crosses to the loop, in order; the loop may be busy for a moment."""
+    def later(self, action: Callable[[], None]) -> None:
+        """A completion crosses to the loop, in order; the loop may be busy for a moment."""
         now_ms = self._process.sim.clock.now_ms
         self._last_report_ms = max(self._last_report_ms, now_ms + self._rng.choice((0, 0, 0, 1)))
         self._process.after(self._last_report_ms - now_ms, action)

@@ -24,7 +24,7 @@ from dledger.rpc.ports import FetchedFrames
 from dledger.store.api import LogStore
 from dledger.testing import peer_transport
 from dledger.testing.care import Care
-from dledger.testing.disk_thread import CallJob, DiskThread
+from dledger.testing.disk_thread import DiskThread
 from dledger.testing.event_loop import virtual_loop
 from dledger.testing.network import Outcome, PushStream
 from dledger.testing.sim_shell import SimShell
@@ -369,9 +369,6 @@ class SimProcess:
         """Now, on the disk thread: outside of turns, and not after death."""
         if self.alive:
             self.sim.guarded_disk(self, action)
-
-    def call_on_disk(self, job: CallJob) -> None:
-        self.disk.submit(job)
 
     def after_disk_time(self, action: Callable[[], None]) -> None:
         profile, clock = self.sim.profile, self.sim.clock

@@ -71,7 +71,7 @@ BUGS = (
     ),
     Bug(
         "vote-twice-after-restart",
-        "dledger/node/disk_worker.py",
+        "dledger/node/disk_jobs.py",
         "                self._store.save_hard_state(hard_state)\n",
         "",
         fault("kill", "all", 1, 0.5),
@@ -108,21 +108,9 @@ BUGS = (
     ),
     Bug(
         "acknowledge-before-fsync",
-        "dledger/node/disk_worker.py",
-        """        if self._sync_each:
-            self._sync()
-        elif self._sync_due is None:
-            self._sync_due = monotonic() + self._flush_interval_s
-        self._busy_since = None
-        last = jobs[-1].batches[-1]
-        # Only a truncation starts a generation, and it separates runs: the last write speaks for all.
-        self._deliver(StoredReport(jobs[-1].generation, last.last_index, last.term))
-""",
-        """        last = jobs[-1].batches[-1]
-        self._deliver(StoredReport(jobs[-1].generation, last.last_index, last.term))
-        self._sync()
-        self._busy_since = None
-""",
+        "dledger/node/disk_jobs.py",
+        "        self._sync()\n        self.report(writes)\n",
+        "        self.report(writes)\n        self._sync()\n",
         # While a sync takes its time, what was written is acknowledged on all three.
         fault("slow_disk", "all", 0.5, 3.5) + fault("power_loss", "all", 2, 0.5),
         seconds=4,

@@ -10,7 +10,8 @@ import pytest
 
 from dledger.core.values import NO_BASE, Base, FlushMode, HardState, Tail
 from dledger.errors import DLedgerError
-from dledger.node.disk_worker import DiskWorker, HardStateReport, Report, StoredReport
+from dledger.node.disk_jobs import HardStateReport, Report, StoredReport
+from dledger.node.disk_worker import DiskWorker
 from dledger.node.metrics import NodeMetrics
 from dledger.node.shell import DiskJob, HardStateJob, PurgeJob, ResetJob, TruncateJob, WriteJob
 from dledger.store.batch import Batch, encode_batch

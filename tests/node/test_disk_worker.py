@@ -11,7 +11,8 @@ import pytest
 from dledger.core.values import EMPTY_TAIL, Base, FlushMode, HardState, Tail
 from dledger.errors import Code, DLedgerError, StorageError
 from dledger.node import disk_worker, late_bytes
-from dledger.node.disk_worker import CheckpointJob, DiskWorker, HardStateReport, Report, StoredReport
+from dledger.node.disk_jobs import CheckpointJob, HardStateReport, Report, StoredReport
+from dledger.node.disk_worker import DiskWorker
 from dledger.node.metrics import NodeMetrics
 from dledger.node.shell import HardStateJob, TruncateJob, WriteJob
 from dledger.store.batch import Batch, encode_batch

@@ -11,7 +11,7 @@ from dledger.core.values import Base
 from dledger.errors import Code, ConfigError, DLedgerError, StorageError
 from dledger.node.allocator import Allocator
 from dledger.node.config import duration_ms, parse_config
-from dledger.node.disk_worker import CheckpointJob, StoredReport
+from dledger.node.disk_jobs import CheckpointJob, StoredReport
 from dledger.node.pacing import Pace
 from dledger.node.shell import PurgeJob, ResetJob
 from dledger.node.wall_clock import JumpWatch

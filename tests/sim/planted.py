@@ -39,13 +39,13 @@ from dledger.core.values import HardState, Membership, Role, VoteResult
 from dledger.errors import Code, DLedgerError, NotLeader, SessionExpired
 from dledger.node import ticker
 from dledger.node.admission import Admission, ExpiryUnconfirmed
+from dledger.node.disk_jobs import DiskJobs, OtherJob
 from dledger.node.log_state import LogState
 from dledger.node.replica import Replica
 from dledger.node.retainer import Retainer
 from dledger.node.shell import AppendOutcome, TruncateJob
 from dledger.store.batch import Batch
 from dledger.store.internal import Internal, Purge
-from dledger.testing.disk_thread import DiskThread, Job
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -418,13 +418,13 @@ def commit_by_minority(patch: pytest.MonkeyPatch) -> None:
 
 def truncation_not_written(patch: pytest.MonkeyPatch) -> None:
     """A truncation happens in memory only; the disk still has the old entries, and goes on after them."""
-    original = DiskThread.submit
+    original = DiskJobs.do
 
-    def submit(disk: DiskThread, job: Job) -> None:
+    def do(jobs: DiskJobs, job: OtherJob) -> None:
         if not isinstance(job, TruncateJob):
-            original(disk, job)
+            original(jobs, job)
 
-    patch.setattr(DiskThread, "submit", submit)
+    patch.setattr(DiskJobs, "do", do)
 
 
 def leader_truncates_itself(patch: pytest.MonkeyPatch) -> None:

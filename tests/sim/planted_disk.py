@@ -7,7 +7,7 @@ import pytest
 from dledger.core.effects import ResetLog
 from dledger.core.following import Following
 from dledger.core.messages import InstallBase
-from dledger.node.disk_worker import DiskWorker, Job, StoredReport
+from dledger.node.disk_jobs import DiskJobs, OtherJob, StoredReport
 from dledger.node.shell import ResetJob
 from dledger.node.tail_cache import TailCache
 from dledger.rpc.peer_names import PeerNames
@@ -59,14 +59,14 @@ def base_installed_over_what_is_held(patch: pytest.MonkeyPatch) -> None:
 def reset_reported_before_it_is_done(patch: pytest.MonkeyPatch) -> None:
     """Until the disk has carried out a reset it has the old log, which may have another entry at the index
     that readers and the replica are told is there."""
-    original = DiskWorker._do
+    original = DiskJobs.do
 
-    def do(worker: DiskWorker, job: Job) -> None:
+    def do(jobs: DiskJobs, job: OtherJob) -> None:
         if isinstance(job, ResetJob):
-            worker._deliver(StoredReport(job.generation, job.base.index, job.base.term))
-        original(worker, job)  # type: ignore[arg-type]
+            jobs._deliver(StoredReport(job.generation, job.base.index, job.base.term))
+        original(jobs, job)
 
-    patch.setattr(DiskWorker, "_do", do)
+    patch.setattr(DiskJobs, "do", do)
 
 
 def fetch_without_certificate_check(patch: pytest.MonkeyPatch) -> None:
