@@ -156,8 +156,11 @@ class MessagingHandlers:
             async with aclosing(self._streams[method](parse(method, request), context)) as answers:
                 async for answer in answers:
                     yield answer.SerializeToString()
+            return
         except (Rejected, BrokerError) as error:
-            yield refusal_or_raise(method, error, request)
+            refused_with = refusal_or_raise(method, error, request)
+        # Out of there: an error keeps what was read in memory, and who does not read this keeps the error.
+        yield refused_with
 
 
 def parse(method: str, request: bytes) -> Message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 
 from broker_adapter.api import BrokerApi, PullResult, PullStatus
 from broker_adapter.errors import BrokerError
@@ -71,40 +72,30 @@ class PullService:
                 raise malformed()
             with self._streams.taking():
                 await self._stream(request, context)
+            return
         except Exception as error:
-            await context.write(_refusal(numbered(error, "PullStream")))
+            refusal = _refusal(numbered(error, "PullStream"))
+        # Out of there: an error keeps what was pulled in memory, and who does not read this keeps the error.
+        await context.write(refusal)
 
     async def _stream(self, request: pb.PullRequest, context: Context) -> None:
         wait_ms = min(request.wait_ms or self._limits.max_wait_ms, self._limits.max_wait_ms)
         at = request.offset
         while True:
             result = await self._pull(request, at, wait_ms)
+            if (size := _size_of(result)) >= LARGE_BYTES and not self._written.has_room(size):
+                small = pb.PullRequest()
+                small.CopyFrom(request)
+                small.max_bytes = LARGE_BYTES // 2
+                result = await self._pull(small, at, 0)
+                size = _size_of(result)
+            at, is_last = result.next_offset, result.status is PullStatus.OFFSET_ILLEGAL
             # Awaiting the write is the flow control: a slow reader holds up nothing but itself.
-            if _size_of(result) >= LARGE_BYTES:
-                result = await self._write_large(request, at, result, context)
-            else:
+            async with nullcontext() if size < LARGE_BYTES else self._written.taking(size):
                 await context.write(pull_result_to_pb(result))
-            at = result.next_offset
-            if result.status is PullStatus.OFFSET_ILLEGAL:
+            if is_last:
                 return
-
-    async def _write_large(
-        self, request: pb.PullRequest, offset: int, result: PullResult, context: Context
-    ) -> PullResult:
-        """What was written: less than `result`, if there is no room for it. Busy (TOO_MANY_PENDING_BYTES)."""
-        size = _size_of(result)
-        if not self._written.has_room(size):
-            small = pb.PullRequest()
-            small.CopyFrom(request)
-            small.max_bytes = LARGE_BYTES // 2
-            result = await self._pull(small, offset, 0)
-            size = _size_of(result)
-        if size < LARGE_BYTES:
-            await context.write(pull_result_to_pb(result))
-        else:
-            async with self._written.taking(size):
-                await context.write(pull_result_to_pb(result))
-        return result
+            del result  # it has no place while the next one is waited for
 
     async def _pull(self, request: pb.PullRequest, offset: int, wait_ms: int) -> PullResult:
         """One pull, which `stop` ends if it waits."""
