@@ -74,6 +74,7 @@ class Status(IntEnum):
     FIELD_OUT_OF_RANGE = 735
     MESSAGE_ID_INVALID = 736
     REQUEST_MALFORMED = 737
+    CHANGE_NOT_ALLOWED = 739
     DELAY_TOO_LONG = 738
     # -- reads
     OFFSET_BELOW_MINIMUM = 740
@@ -166,6 +167,7 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.FIELD_OUT_OF_RANGE: ResponseCode.MESSAGE_ILLEGAL,
     Status.MESSAGE_ID_INVALID: ResponseCode.MESSAGE_ILLEGAL,
     Status.REQUEST_MALFORMED: ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+    Status.CHANGE_NOT_ALLOWED: ResponseCode.NO_PERMISSION,
     Status.OFFSET_BELOW_MINIMUM: ResponseCode.PULL_OFFSET_MOVED,
     Status.OFFSET_ABOVE_MAXIMUM: ResponseCode.PULL_OFFSET_MOVED,
     Status.MESSAGE_NOT_FOUND: ResponseCode.QUERY_NOT_FOUND,
@@ -313,6 +315,7 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.FIELD_OUT_OF_RANGE: IllegalMessage,
     Status.MESSAGE_ID_INVALID: IllegalMessage,
     Status.REQUEST_MALFORMED: IllegalMessage,
+    Status.CHANGE_NOT_ALLOWED: IllegalMessage,
     Status.OFFSET_BELOW_MINIMUM: ReadFailed,
     Status.OFFSET_ABOVE_MAXIMUM: ReadFailed,
     Status.MESSAGE_NOT_FOUND: ReadFailed,

@@ -50,7 +50,18 @@ from broker_adapter.rpc.service import BrokerService
 from broker_adapter.settings import BrokerSettings, parse_settings
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
 from broker_adapter.topic_names import MAX_DERIVED_TOPIC_LENGTH
-from dledger import Code, ConfigError, GrpcService, NodeConfig, NodeServer, NodeTrace, TlsFiles, get_logger
+from dledger import (
+    AdminNames,
+    Code,
+    ConfigError,
+    GrpcService,
+    NodeConfig,
+    NodeServer,
+    NodeTrace,
+    PeerNames,
+    TlsFiles,
+    get_logger,
+)
 
 _log = get_logger("broker")
 
@@ -221,7 +232,7 @@ class BrokerProgram:
             self.delivery_state.offsets_of,
         )
         self.delivery = self._make_delivery(files, reader, groups, max_entries)
-        self.service = BrokerService(self.broker)
+        self.service = BrokerService(self.broker, operators=self._operators())
         node.add_service(GrpcService(self.service.name, self.service.handler))
         self._serve_clients(largest)
         self.adapter = BrokerRoleAdapter(
@@ -404,6 +415,13 @@ class BrokerProgram:
             on_arrival=self._on_arrival,
             options=options,
         )
+
+    def _operators(self) -> AdminNames | None:
+        """Whose certificates may change what belongs to all, as at the node itself."""
+        tls = self.config.tls
+        if tls is None or tls.client_auth == "none":
+            return None
+        return AdminNames(tls.admin_names, PeerNames(self.config.members, tls.peer_names))
 
     def _tls_files(self) -> TlsFiles | None:
         tls = self.config.tls

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from dledger.node.polling import when_idle
     from dledger.node.program import Program
     from dledger.node.role_events import RoleEvent
+    from dledger.node.secret_file import load_secret
     from dledger.node.server import NodeServer
     from dledger.node.shell import AppendOutcome
     from dledger.node.state_machine import (
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
     from dledger.rpc.channels import MAX_PAYLOAD_BYTES, ChannelSecurity, open_channel
     from dledger.rpc.host import GrpcHost, GrpcMethod
     from dledger.rpc.log_client import NetworkFailure, answer_of, end_call
-    from dledger.rpc.peer_names import PeerNames, certificate_names, normal_name
+    from dledger.rpc.peer_names import AdminNames, PeerNames, certificate_names, normal_name
     from dledger.rpc.secret_files import check_secret_file
     from dledger.rpc.tls import ClientTls, ServerTls
     from dledger.status.web import (
@@ -89,6 +90,7 @@ __all__ = [
     "MAX_TERM",
     "MAX_TERM_ADVANCE",
     "PRIVATE_DIRECTORY",
+    "AdminNames",
     "AppendOutcome",
     "AppendResult",
     "Appender",
@@ -157,6 +159,7 @@ __all__ = [
     "is_loopback",
     "json_answer",
     "load_config",
+    "load_secret",
     "metrics_answer",
     "normal_name",
     "open_channel",
@@ -204,6 +207,8 @@ _MODULE_OF = {
     "OfflineLog": "dledger.store.inspect",
     "OsDisk": "dledger.store.disk",
     "PeerNames": "dledger.rpc.peer_names",
+    "AdminNames": "dledger.rpc.peer_names",
+    "load_secret": "dledger.node.secret_file",
     "certificate_names": "dledger.rpc.peer_names",
     "normal_name": "dledger.rpc.peer_names",
     "MAX_TERM": "dledger.core.values",

@@ -9,6 +9,7 @@ import grpc
 from google.protobuf.message import Message
 
 from broker_adapter.api import BrokerApi, QueueOffset
+from broker_adapter.errors import Status, error_for
 from broker_adapter.rpc.calls import (
     Context,
     LargeAnswers,
@@ -36,7 +37,7 @@ from broker_adapter.rpc.limits import BrokerLimits
 from broker_adapter.rpc.pull_service import PullService
 from broker_adapter.rpc.send_service import SendService
 from broker_adapter.v1 import broker_pb2 as pb
-from dledger import MAX_PAYLOAD_BYTES, handlers
+from dledger import MAX_PAYLOAD_BYTES, AdminNames, InvalidRequest, handlers
 
 SERVICE_NAME: Final = "dledger.broker.v1.BrokerService"
 
@@ -44,6 +45,17 @@ SERVICE_NAME: Final = "dledger.broker.v1.BrokerService"
 _MANY_ENTRIES = 256
 #: What a group may commit under if it has no members.
 _NO_GENERATION = -1
+
+#: Changes for everybody, which clients that send and consume do not need.
+_CHANGES: Final = frozenset(
+    {
+        pb.PutTopicRequest,
+        pb.DeleteTopicRequest,
+        pb.PutGroupRequest,
+        pb.DeleteGroupRequest,
+        pb.ResetOffsetsRequest,
+    }
+)
 
 R = TypeVar("R", bound=Message)
 
@@ -57,8 +69,12 @@ class BrokerService:
 
     name: Final = SERVICE_NAME
 
-    def __init__(self, api: BrokerApi, limits: BrokerLimits | None = None) -> None:
+    def __init__(
+        self, api: BrokerApi, limits: BrokerLimits | None = None, operators: AdminNames | None = None
+    ) -> None:
+        """`operators`: whose certificates may change topics, groups and offsets; None: nobody shows one."""
         self._api = api
+        self._operators = operators
         self._limits = BrokerLimits() if limits is None else limits
         self.sends = SendService(api, self._limits)
         self._large = LargeAnswers(self._limits.max_answer_bytes)
@@ -114,7 +130,10 @@ class BrokerService:
         )
 
     def _unary(
-        self, method: Callable[[Any], Awaitable[R]], request_type: type[Message], response_type: type[R]
+        self,
+        method: Callable[[Any], Awaitable[R]],
+        request_type: type[Message],
+        response_type: type[R],
     ) -> handlers.Handler:
         """A method that may raise, as one that answers with a number instead."""
         make: Callable[..., R] = response_type
@@ -125,6 +144,8 @@ class BrokerService:
                     raise malformed()
                 if self._stopping:
                     raise stopping()
+                if request_type in _CHANGES:
+                    self._check_operator(context)
                 with self._calls.taking():
                     answer = await method(request)
                 await self._large.take(answer.ByteSize(), context)
@@ -133,6 +154,15 @@ class BrokerService:
                 return make(status=status_to_pb(numbered(error, request_type.__name__)))
 
         return handlers.unary(behaviour, request_type)
+
+    def _check_operator(self, context: Context) -> None:
+        """IllegalMessage (CHANGE_NOT_ALLOWED) with a certificate that is no operator's and no member's."""
+        if self._operators is None:
+            return
+        try:
+            self._operators.check(context.auth_context())
+        except InvalidRequest as error:
+            raise error_for(Status.CHANGE_NOT_ALLOWED, error.message) from None
 
     async def _turn(self, entries: Sized) -> None:
         """A list of thousands takes the event loop milliseconds: one in each turn of it."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x62roker_adapter/v1/forward.proto\x12\x11\x64ledger.broker.v1\"\xd4\x01\n\x08\x46romNode\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1f.dledger.broker.v1.ForwardHello\x12/\n\x05\x63\x61lls\x18\x02 \x03(\x0b\x32 .dledger.broker.v1.ForwardedCall\x12\x11\n\tcancelled\x18\x03 \x03(\x04\x12\x33\n\x07\x63lients\x18\x04 \x03(\x0b\x32\".dledger.broker.v1.ConnectedClient\x12\x0c\n\x04gone\x18\x05 \x03(\t\x12\x11\n\tpassed_on\x18\x06 \x03(\x04\"\xd3\x01\n\nFromMaster\x12\x32\n\x07welcome\x18\x01 \x01(\x0b\x32!.dledger.broker.v1.ForwardWelcome\x12\x33\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\".dledger.broker.v1.ForwardedAnswer\x12\x32\n\x08\x63ommands\x18\x03 \x03(\x0b\x32 .dledger.broker.v1.ClientCommand\x12\x18\n\x0bis_writable\x18\x04 \x01(\x08H\x00\x88\x01\x01\x42\x0e\n\x0c_is_writable\"\x7f\n\x0c\x46orwardHello\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\x0f\n\x07node_id\x18\x04 \x01(\t\x12\x11\n\tremote_id\x18\x05 \x01(\t\x12\x17\n\x0ftells_passed_on\x18\x06 \x01(\x08\"/\n\x0e\x46orwardWelcome\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\"o\n\rForwardedCall\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12\x31\n\x07\x63ontext\x18\x04 \x01(\x0b\x32 .dledger.broker.v1.CallerContext\"\xcf\x01\n\rCallerContext\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x10\n\x08language\x18\x03 \x01(\t\x12\x16\n\x0e\x63lient_version\x18\x04 \x01(\t\x12\x0e\n\x06remote\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x63\x63ount\x18\x06 \x01(\t\x12\x10\n\x08listener\x18\x07 \x01(\t\x12\x17\n\ntimeout_ms\x18\x08 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0bis_repeated\x18\t \x01(\x08\x42\r\n\x0b_timeout_ms\"m\n\x0f\x46orwardedAnswer\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x13\n\x06\x61nswer\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x0f\n\x07is_last\x18\x03 \x01(\x08\x12\x0c\n\x04\x63ode\x18\x04 \x01(\x05\x12\x0f\n\x07message\x18\x05 \x01(\tB\t\n\x07_answer\"X\n\x0f\x43onnectedClient\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x13\n\x0b\x63lient_type\x18\x02 \x01(\x05\x12\r\n\x05group\x18\x03 \x01(\t\x12\x0e\n\x06topics\x18\x04 \x03(\t\"3\n\rClientCommand\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63ommand\x18\x02 \x01(\x0c\x32[\n\x0e\x46orwardService\x12I\n\x07\x46orward\x12\x1b.dledger.broker.v1.FromNode\x1a\x1d.dledger.broker.v1.FromMaster(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x62roker_adapter/v1/forward.proto\x12\x11\x64ledger.broker.v1\"\xd4\x01\n\x08\x46romNode\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1f.dledger.broker.v1.ForwardHello\x12/\n\x05\x63\x61lls\x18\x02 \x03(\x0b\x32 .dledger.broker.v1.ForwardedCall\x12\x11\n\tcancelled\x18\x03 \x03(\x04\x12\x33\n\x07\x63lients\x18\x04 \x03(\x0b\x32\".dledger.broker.v1.ConnectedClient\x12\x0c\n\x04gone\x18\x05 \x03(\t\x12\x11\n\tpassed_on\x18\x06 \x03(\x04\"\xd3\x01\n\nFromMaster\x12\x32\n\x07welcome\x18\x01 \x01(\x0b\x32!.dledger.broker.v1.ForwardWelcome\x12\x33\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\".dledger.broker.v1.ForwardedAnswer\x12\x32\n\x08\x63ommands\x18\x03 \x03(\x0b\x32 .dledger.broker.v1.ClientCommand\x12\x18\n\x0bis_writable\x18\x04 \x01(\x08H\x00\x88\x01\x01\x42\x0e\n\x0c_is_writable\"\x8f\x01\n\x0c\x46orwardHello\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\x0f\n\x07node_id\x18\x04 \x01(\t\x12\x11\n\tremote_id\x18\x05 \x01(\t\x12\x17\n\x0ftells_passed_on\x18\x06 \x01(\x08\x12\x0e\n\x06secret\x18\x07 \x01(\x0c\"/\n\x0e\x46orwardWelcome\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\"o\n\rForwardedCall\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12\x31\n\x07\x63ontext\x18\x04 \x01(\x0b\x32 .dledger.broker.v1.CallerContext\"\xcf\x01\n\rCallerContext\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x10\n\x08language\x18\x03 \x01(\t\x12\x16\n\x0e\x63lient_version\x18\x04 \x01(\t\x12\x0e\n\x06remote\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x63\x63ount\x18\x06 \x01(\t\x12\x10\n\x08listener\x18\x07 \x01(\t\x12\x17\n\ntimeout_ms\x18\x08 \x01(\x03H\x00\x88\x01\x01\x12\x13\n\x0bis_repeated\x18\t \x01(\x08\x42\r\n\x0b_timeout_ms\"m\n\x0f\x46orwardedAnswer\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x13\n\x06\x61nswer\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x0f\n\x07is_last\x18\x03 \x01(\x08\x12\x0c\n\x04\x63ode\x18\x04 \x01(\x05\x12\x0f\n\x07message\x18\x05 \x01(\tB\t\n\x07_answer\"X\n\x0f\x43onnectedClient\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x13\n\x0b\x63lient_type\x18\x02 \x01(\x05\x12\r\n\x05group\x18\x03 \x01(\t\x12\x0e\n\x06topics\x18\x04 \x03(\t\"3\n\rClientCommand\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63ommand\x18\x02 \x01(\x0c\x32[\n\x0e\x46orwardService\x12I\n\x07\x46orward\x12\x1b.dledger.broker.v1.FromNode\x1a\x1d.dledger.broker.v1.FromMaster(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,20 +35,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FROMNODE']._serialized_end=267
   _globals['_FROMMASTER']._serialized_start=270
   _globals['_FROMMASTER']._serialized_end=481
-  _globals['_FORWARDHELLO']._serialized_start=483
-  _globals['_FORWARDHELLO']._serialized_end=610
-  _globals['_FORWARDWELCOME']._serialized_start=612
-  _globals['_FORWARDWELCOME']._serialized_end=659
-  _globals['_FORWARDEDCALL']._serialized_start=661
-  _globals['_FORWARDEDCALL']._serialized_end=772
-  _globals['_CALLERCONTEXT']._serialized_start=775
-  _globals['_CALLERCONTEXT']._serialized_end=982
-  _globals['_FORWARDEDANSWER']._serialized_start=984
-  _globals['_FORWARDEDANSWER']._serialized_end=1093
-  _globals['_CONNECTEDCLIENT']._serialized_start=1095
-  _globals['_CONNECTEDCLIENT']._serialized_end=1183
-  _globals['_CLIENTCOMMAND']._serialized_start=1185
-  _globals['_CLIENTCOMMAND']._serialized_end=1236
-  _globals['_FORWARDSERVICE']._serialized_start=1238
-  _globals['_FORWARDSERVICE']._serialized_end=1329
+  _globals['_FORWARDHELLO']._serialized_start=484
+  _globals['_FORWARDHELLO']._serialized_end=627
+  _globals['_FORWARDWELCOME']._serialized_start=629
+  _globals['_FORWARDWELCOME']._serialized_end=676
+  _globals['_FORWARDEDCALL']._serialized_start=678
+  _globals['_FORWARDEDCALL']._serialized_end=789
+  _globals['_CALLERCONTEXT']._serialized_start=792
+  _globals['_CALLERCONTEXT']._serialized_end=999
+  _globals['_FORWARDEDANSWER']._serialized_start=1001
+  _globals['_FORWARDEDANSWER']._serialized_end=1110
+  _globals['_CONNECTEDCLIENT']._serialized_start=1112
+  _globals['_CONNECTEDCLIENT']._serialized_end=1200
+  _globals['_CLIENTCOMMAND']._serialized_start=1202
+  _globals['_CLIENTCOMMAND']._serialized_end=1253
+  _globals['_FORWARDSERVICE']._serialized_start=1255
+  _globals['_FORWARDSERVICE']._serialized_end=1346
 # @@protoc_insertion_point(module_scope)

@@ -35,20 +35,22 @@ class FromMaster(_message.Message):
     def __init__(self, welcome: _Optional[_Union[ForwardWelcome, _Mapping]] = ..., answers: _Optional[_Iterable[_Union[ForwardedAnswer, _Mapping]]] = ..., commands: _Optional[_Iterable[_Union[ClientCommand, _Mapping]]] = ..., is_writable: bool = ...) -> None: ...
 
 class ForwardHello(_message.Message):
-    __slots__ = ("version", "cluster_id", "group", "node_id", "remote_id", "tells_passed_on")
+    __slots__ = ("version", "cluster_id", "group", "node_id", "remote_id", "tells_passed_on", "secret")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     REMOTE_ID_FIELD_NUMBER: _ClassVar[int]
     TELLS_PASSED_ON_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
     version: int
     cluster_id: str
     group: str
     node_id: str
     remote_id: str
     tells_passed_on: bool
-    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., remote_id: _Optional[str] = ..., tells_passed_on: bool = ...) -> None: ...
+    secret: bytes
+    def __init__(self, version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., group: _Optional[str] = ..., node_id: _Optional[str] = ..., remote_id: _Optional[str] = ..., tells_passed_on: bool = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class ForwardWelcome(_message.Message):
     __slots__ = ("code", "message")

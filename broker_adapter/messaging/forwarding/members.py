@@ -7,15 +7,27 @@ from dataclasses import replace
 
 from broker_adapter.messaging.forwarding.frames import VERSION
 from broker_adapter.v1 import forward_pb2 as pb
-from dledger import ChannelSecurity, ClientTls, Code, InvalidRequest, NodeConfig, PeerNames, TlsFiles
+from dledger import (
+    ChannelSecurity,
+    ClientTls,
+    Code,
+    InvalidRequest,
+    NodeConfig,
+    PeerNames,
+    TlsFiles,
+    load_secret,
+)
 
 
 class Members:
-    """With mutual TLS a member is known by its certificate; without, as in the log itself, by its word."""
+    """As in the log itself, a member is known by its certificate and by the secret of the cluster; where
+    there is neither, by its word."""
 
     def __init__(self, config: NodeConfig) -> None:
-        """ConfigError if the files of TLS are no good."""
+        """ConfigError if the files of TLS or the secret's are no good."""
         self._config = config
+        secret_file = config.cluster_secret_file
+        self._secret = None if secret_file is None else load_secret(secret_file)
         tls = config.tls
         self._names: PeerNames | None = None
         self._tls: ClientTls | None = None
@@ -35,6 +47,7 @@ class Members:
             node_id=config.node_id,
             remote_id=remote_id,
             tells_passed_on=True,
+            secret=b"" if self._secret is None else self._secret.sent,
         )
 
     def check(self, hello: pb.ForwardHello, auth_context: Mapping[str, Iterable[bytes]]) -> str:
@@ -43,6 +56,9 @@ class Members:
         if hello.version != VERSION:
             text = f"version {hello.version} of forwarding; this node speaks {VERSION}"
             raise InvalidRequest(text, code=Code.UNSUPPORTED_VERSION)
+        if self._secret is not None and not self._secret.accepts(hello.secret):
+            text = "no secret of the cluster: cluster_secret_file must hold the same on all nodes"
+            raise InvalidRequest(text, code=Code.SECRET_REFUSED)
         if (hello.cluster_id, hello.group) != (config.cluster_id, config.group):
             text = f"cluster {hello.cluster_id!r}, group {hello.group!r}: this node is of another"
             raise InvalidRequest(text, code=Code.UNKNOWN_CLUSTER)

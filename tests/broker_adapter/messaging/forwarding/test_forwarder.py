@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from broker_adapter.messaging.rejected import Code
 from broker_adapter.messaging.settings import ClientServiceSettings
 from broker_adapter.messaging.v2 import service_pb2 as calls
 from broker_adapter.v1 import forward_pb2 as pb
-from dledger import NodeConfig, Role, RoleEvent, open_channel, parse_config
+from dledger import InvalidRequest, NodeConfig, Role, RoleEvent, open_channel, parse_config
 from dledger.rpc.channels import new_server
 from tests.broker_adapter.messaging.world import message
 from tests.node.local import until
@@ -601,6 +602,26 @@ async def test_only_members_may_forward(change: dict[str, Any]) -> None:
         await stream.write(pb.FromNode(hello=hello))
         assert (await stream.read()).welcome.code
         assert not (await stream.read())  # and nothing more
+
+
+def test_members_show_each_other_the_secret_of_the_cluster(tmp_path: Path) -> None:
+    """Forwarded calls say themselves who their caller is, so whoever forwards has to be a member."""
+    members = {"n1": "127.0.0.1:1", "n2": "127.0.0.1:2"}
+    secrets = {}
+    for node, text in (("n1", "a" * 32), ("n2", "a" * 32), ("stranger", "b" * 32)):
+        secrets[node] = tmp_path / node
+        secrets[node].write_text(text)
+    checks = Members(config("n2", members, cluster_secret_file=str(secrets["n2"])))
+    known = Members(config("n1", members, cluster_secret_file=str(secrets["n1"])))
+    assert checks.check(known.hello("n2"), {}) == "n1"
+    for stranger in (
+        Members(config("n1", members)),
+        Members(config("n1", members, cluster_secret_file=str(secrets["stranger"]))),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            checks.check(stranger.hello("n2"), {})
+        assert caught.value.code.name == "SECRET_REFUSED"
+        assert "a" * 32 not in str(caught.value)
 
 
 async def test_what_waits_travels_together_up_to_a_bound() -> None:
