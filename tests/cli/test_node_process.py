@@ -57,6 +57,18 @@ def test_a_killed_process_says_so_also_to_others(stand: Stand) -> None:
     assert process_facts(pid) is None
 
 
+def test_what_a_server_writes_is_for_its_owner_only(stand: Stand) -> None:
+    stand.script = "import sys; open(sys.argv[1] + '.trace', 'w')"
+    before = os.umask(0o022)
+    try:
+        stand.process.start()
+        assert stand.process.wait(30)
+    finally:
+        os.umask(before)
+    made = [stand.process.log, stand.process.config.with_name("node.toml.trace")]
+    assert [path.stat().st_mode & 0o777 for path in made] == [0o600, 0o600]
+
+
 def test_exit_codes_and_the_log(stand: Stand) -> None:
     stand.script = "import sys; print('fine'); print('error 635 PORT_IN_USE: taken'); sys.exit(7)"
     stand.process.start()

@@ -14,6 +14,7 @@ import pytest
 from broker_adapter.store.files import OsFiles, make_directories
 from broker_adapter.store.files import replace_file as replace_derived_file
 from chaos.trace.files import BufferedFile, MappedFile
+from dledger.cli.local_cluster import LocalCluster
 from dledger.errors import StorageError
 from dledger.store.backup import read_manifest, restore_directory, write_backup
 from dledger.store.disk import OsDisk, readable_by_others, replace_file
@@ -111,6 +112,15 @@ def test_a_planted_link_ends_an_init_with_words(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         init_directory(root, IDENTITY)
     assert victim.read_text() == "precious"
+
+
+def test_a_local_cluster_is_for_its_owner_only(tmp_path: Path) -> None:
+    cluster = LocalCluster.create(tmp_path / "c", nodes=1, data_file_size=1 << 20)
+    root = tmp_path / "c"
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    folders = [path for path in root.rglob("*") if path.is_dir()]
+    assert folders and not [path for path in folders if path.stat().st_mode & 0o077]
+    assert exposed(root / cluster.node_ids[0] / "store") == []
 
 
 def test_a_directory_that_others_may_read_is_found(tmp_path: Path) -> None:
