@@ -28,7 +28,7 @@ _COMMANDS = {
     "scrub": "dledger.cli.upkeep_commands:scrub",
     "backup": "dledger.cli.upkeep_commands:backup",
     "restore": "dledger.cli.upkeep_commands:restore",
-    "lower-term": "dledger.cli.lower_term_command:lower_term",
+    "set-term": "dledger.cli.set_term_command:set_term",
     "inspect": "dledger.cli.inspect_command:inspect",
     "demo": "dledger.cli.demo_command:demo",
 }

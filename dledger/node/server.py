@@ -52,7 +52,7 @@ from dledger.store.api import LogStore
 from dledger.store.disk import Disk, readable_by_others
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import member_list
-from dledger.store.lower_term import check_range
+from dledger.store.set_term import check_range
 
 _log = get_logger("node")
 

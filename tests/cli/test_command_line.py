@@ -302,3 +302,15 @@ def test_init_makes_the_secret_of_a_cluster_once(command: Command, tmp_path: Pat
     command("init", "--config", second)
     again = command("init", "--config", second, "--new-secret", code=Exit.USAGE)
     assert "exists" in again.stderr
+
+
+def test_a_lower_term_needs_all_nodes_to_be_stopped(command: Command, tmp_path: Path) -> None:
+    node = str(tmp_path / "n1")
+    command("init", "--directory", node, "--cluster-id", "c", "--node-id", "n1")
+    assert "is in term 0" in command("set-term", node).stdout
+    command("set-term", node, "--to", "40")  # up: no word of the others is needed
+    refused = command("set-term", node, "--to", "9", code=Exit.USAGE)
+    assert "--all-nodes-are-stopped" in refused.stderr
+    assert "is in term 40" in command("set-term", node).stdout
+    command("set-term", node, "--to", "9", "--all-nodes-are-stopped")
+    assert "is in term 9" in command("set-term", node).stdout

@@ -78,7 +78,7 @@ def test_5_1_a_higher_term_in_any_message_is_adopted_and_makes_a_follower(kind: 
 
 
 @pytest.mark.parametrize("kind", ["Heartbeat", "Compare", "Truncate", "Append", "Commit", "Goodbye"])
-def test_5_1_a_lower_term_is_refused_and_told_the_higher_one(kind: str) -> None:
+def test_5_1_a_set_term_is_refused_and_told_the_higher_one(kind: str) -> None:
     node = Node(terms=[1, 1], term=4)
     [answer] = node.ask("b", MESSAGES_OF_TERM[kind](3))
     assert isinstance(answer, HeartbeatResponse | PushResponse)
@@ -91,7 +91,7 @@ def test_5_1_a_lower_term_is_refused_and_told_the_higher_one(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MESSAGES_OF_TERM)
-def test_5_1_answers_of_a_lower_term_change_nothing(kind: str) -> None:
+def test_5_1_answers_of_a_set_term_change_nothing(kind: str) -> None:
     node = in_role(Role.LEADER)
     node.receive("b", MESSAGES_OF_TERM[kind](3))
     assert (node.core.role, node.core.term, node.persisted) == (Role.LEADER, 5, [])

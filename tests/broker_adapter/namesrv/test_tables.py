@@ -153,7 +153,7 @@ def test_the_higher_term_takes_id_0_and_the_deposed_master_is_not_published(worl
     assert world.addresses() == {0: address_of("n2"), 1: address_of("n1")}
 
 
-def test_a_claim_with_a_lower_term_is_refused(world: World) -> None:
+def test_a_claim_with_a_set_term_is_refused(world: World) -> None:
     world.register(registration("n2", 0, term=6))
     world.refused(registration("n1", 0, term=5), Status.NAMESRV_STALE_TERM)
     assert world.addresses() == {0: address_of("n2")}

@@ -289,6 +289,6 @@ def a_term_is_durable_after_the_node_has_gone_on_to_the_next(trace: Trace) -> No
 
 
 @mutation("R4")
-def a_lower_term_becomes_durable(trace: Trace) -> None:
+def a_set_term_becomes_durable(trace: Trace) -> None:
     voted = lines(trace, Ev.RAFT, e="term_vote", term=2)[0]
     become(trace, voted, {name: value for name, value in voted.items() if name != "vote"}, term=1)

@@ -10,7 +10,7 @@ import pytest
 from dledger.client import AsyncClient
 from dledger.errors import Code, StorageError
 from dledger.store.disk_store import DiskLogStore
-from dledger.store.lower_term import lower_term, report_term
+from dledger.store.set_term import report_term, set_term
 from tests.node.local import CLUSTER, GROUP, make_server, running_nodes, until
 
 _NODES = ("n1", "n2", "n3")
@@ -32,7 +32,7 @@ async def test_a_bombed_cluster_comes_back_by_command(tmp_path: Path) -> None:
     members = servers[0].config.members
     for node in _NODES:
         bomb(tmp_path / node, 2**63 - 1)
-    with pytest.raises(StorageError, match="lower-term") as caught:
+    with pytest.raises(StorageError, match="set-term") as caught:
         await make_server(tmp_path, "n1", members).start()
     assert caught.value.code is Code.TERM_REFUSED
 
@@ -40,7 +40,7 @@ async def test_a_bombed_cluster_comes_back_by_command(tmp_path: Path) -> None:
     assert {report.cluster_id for report in reports} == {CLUSTER}
     to = max(report.least for report in reports)
     for node in _NODES:
-        lower_term(tmp_path / node, to)
+        set_term(tmp_path / node, to)
 
     async with running_nodes(tmp_path, 3) as servers:
         assert min(s.node_status().term for s in servers) >= to

@@ -12,7 +12,7 @@ from dledger.errors import Code, InvalidRequest, StorageError
 from dledger.store.batch import encode_batch
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import Identity, init_directory
-from dledger.store.lower_term import check_range, lower_term, report_term
+from dledger.store.set_term import check_range, report_term, set_term
 
 BOMB = 2**63 - 1
 
@@ -46,20 +46,27 @@ def test_the_report_names_the_least_term_and_changes_nothing(directory: Path) ->
 
 
 def test_lowering_forgets_the_vote_and_nothing_else(directory: Path) -> None:
-    lower_term(directory, 9)
+    set_term(directory, 9)
     assert state_of(directory) == HardState(9, None, 3)
-    lower_term(directory, 9)  # repeated: after a crash nobody knows how far it got
+    set_term(directory, 9)  # repeated: after a crash nobody knows how far it got
     assert state_of(directory) == HardState(9, None, 3)
     check_range(state_of(directory), directory)
+
+
+def test_raising_is_adopting_a_later_term(directory: Path) -> None:
+    """Of a node whose cluster is further ahead than it believes its peers."""
+    set_term(directory, 9)
+    set_term(directory, 2**40)
+    assert state_of(directory) == HardState(2**40, None, 3)
 
 
 @pytest.mark.parametrize("to", [1, 7, BOMB, MAX_TERM + 1])
 def test_never_to_the_term_of_an_entry_nor_out_of_range(directory: Path, to: int) -> None:
     if to == BOMB:
-        lower_term(directory, 9)  # nor up again
+        set_term(directory, 9)
     before = state_of(directory)
     with pytest.raises(InvalidRequest):
-        lower_term(directory, to)
+        set_term(directory, to)
     assert state_of(directory) == before
 
 
@@ -67,7 +74,7 @@ def test_a_barred_node_stays_barred_in_the_new_term(directory: Path) -> None:
     store = DiskLogStore.open(directory)
     store.save_hard_state(replace(store.hard_state, barred_term=BOMB - 1))
     store.close()
-    lower_term(directory, 9)
+    set_term(directory, 9)
     state = state_of(directory)
     assert state.is_barred and not replace(state, term=10).is_barred
 
@@ -78,20 +85,20 @@ def test_the_floor_of_a_damaged_log_counts_as_its_end(directory: Path) -> None:
     store.close()
     assert report_term(directory).least == 13
     with pytest.raises(InvalidRequest):
-        lower_term(directory, 12)
+        set_term(directory, 12)
 
 
 def test_not_while_the_node_runs(directory: Path) -> None:
     store = DiskLogStore.open(directory)
     with pytest.raises(StorageError) as caught:
-        lower_term(directory, 9)
+        set_term(directory, 9)
     assert caught.value.code is Code.DIRECTORY_LOCKED
     store.close()
 
 
 def test_a_start_out_of_range_names_the_way_back(tmp_path: Path) -> None:
     for state in (HardState(MAX_TERM + 1), HardState(3, barred_term=BOMB)):
-        with pytest.raises(StorageError, match="lower-term") as caught:
+        with pytest.raises(StorageError, match="set-term") as caught:
             check_range(state, tmp_path)
         assert caught.value.code is Code.TERM_REFUSED
     with pytest.raises(StorageError, match="--rejoin"):

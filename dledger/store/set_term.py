@@ -4,6 +4,9 @@ A term never falls by itself, because a vote is a promise for one term. It may b
 forgets no promise that anybody can still rely on: all nodes of the cluster are stopped, so no vote or answer
 is on its way; all get the same new term; and it is above the term of every entry that any of them stores, so
 no leader of a forgotten term has left an entry that a second leader of the same term could contradict.
+
+Raising the term of one stopped node is always safe: it is what the node does when it hears of a later term.
+It is needed where the cluster is further ahead than a node believes its peers.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ def check_range(state: HardState, directory: Path) -> None:
     if state.term > MAX_TERM or state.barred_term > MAX_TERM:
         raise StorageError(
             f"{directory} is in term {max(state.term, state.barred_term)}, above {MAX_TERM}: a peer has sent "
-            "what no election leads to. Stop all nodes, then see `dledger lower-term --help`",
+            "what no election leads to. Stop all nodes, then see `dledger set-term --help`",
             code=Code.TERM_REFUSED,
         )
     if state.incarnation >= MAX_INCARNATION:
@@ -61,11 +64,11 @@ def report_term(directory: Path, *, disk: Disk | None = None) -> TermReport:
         store.close()
 
 
-def lower_term(directory: Path, to: int, *, disk: Disk | None = None) -> TermReport:
+def set_term(directory: Path, to: int, *, disk: Disk | None = None) -> TermReport:
     """Make `to` the node's term, without a vote, durably. What it was before.
 
-    InvalidRequest if `to` is not below its present term, or not above that of its entries; errors as
-    DiskLogStore.open. Lowering to the term that it is in already changes nothing, so it can be repeated.
+    InvalidRequest if `to` is not above the term of its entries, or out of range; errors as DiskLogStore.open.
+    Setting the term that it is in already changes nothing, so it can be repeated.
     """
     disk = disk or OsDisk()
     store = DiskLogStore.open(directory, disk=disk)
@@ -75,11 +78,9 @@ def lower_term(directory: Path, to: int, *, disk: Disk | None = None) -> TermRep
             return found
         if not found.least <= to <= MAX_TERM:
             raise InvalidRequest(
-                f"{found.node_id} stores entries of term {found.last_term}: its term can be lowered to "
+                f"{found.node_id} stores entries of term {found.last_term}: its term can be set to "
                 f"{found.least}..{MAX_TERM}, not to {to}"
             )
-        if to >= found.term:
-            raise InvalidRequest(f"{found.node_id} is in term {found.term}; {to} is not lower")
         # A node that may not vote before a term that nobody had heard of may from the next one on.
         new = replace(state, term=to, voted_for=None, barred_term=min(state.barred_term, to))
         # The store itself never lowers a term: its lock is held, its file is replaced.
