@@ -10,6 +10,7 @@ from random import Random
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
 from broker_adapter.delivery.commands import (
     Ack,
+    Bury,
     Change,
     ChangeKind,
     Checked,
@@ -17,9 +18,12 @@ from broker_adapter.delivery.commands import (
     Element,
     End,
     Ending,
+    Fold,
     Hold,
     HoldKind,
+    PassedOn,
     Pop,
+    Purged,
     QueueKey,
     Sent,
     SentId,
@@ -64,7 +68,7 @@ class Replica:
         self.disk = disk or SimDisk()
         if disk is None:
             self.disk.mkdir(ROOT)
-        self.delivery = DeliveryState(exists=lambda group, topic: self.metadata.has(group, topic))
+        self.delivery = DeliveryState(first_offset=lambda *queue: self.metadata.first_offset(*queue))
         self.metadata = MetadataState(
             on_topic_cut=lambda topic: self.dispatcher.queues.delete_topic(topic),
             on_done=self.delivery.metadata_changed,
@@ -124,6 +128,10 @@ def delivery_elements(rng: Random, state: DeliveryState) -> list[Element]:
         hold,
         End(held, rng.choice(list(Ending))),
         Checked(held, 10**12),
+        Bury(key, offset, pop, 1000),
+        PassedOn(key, pop, (offset,)),
+        Purged("T", key.queue_id, offset),
+        Fold(key, 0, 100),
     ]
     return rng.sample(elements, rng.randint(1, 4))
 
