@@ -186,6 +186,23 @@ def test_undoing_brings_back_results_that_had_fallen_out_of_the_window() -> None
     assert table.judge(0, 1, 1, 0, 2)[0] is Judgement.REPEAT
 
 
+def test_an_eviction_that_was_truncated_says_nothing_of_a_session() -> None:
+    """Else its client would be told to wait for the commit of an entry that is in no log."""
+    table = SessionTable(max_sessions=2)
+    for index in (10, 11, 12):
+        table.opened(index)
+    assert table.unknown_since(10) == 12
+    table.truncate_after(9)
+    assert len(table) == 0
+    assert [table.unknown_since(index) for index in (10, 11, 12)] == [10, 11, 12]
+    for index in (10, 11, 12):
+        table.opened(index)
+    table.committed(11)
+    assert table.unknown_since(10) == 12, "the eviction is not committed yet"
+    table.committed(12)
+    assert table.unknown_since(10) == 10
+
+
 @pytest.mark.parametrize("data", [b"", b"\0\0\0\1", b"\0\0\0\0x", b"\0\0\0\1" + b"\0" * 27])
 def test_what_is_no_session_table_is_refused_and_changes_nothing(data: bytes) -> None:
     table = filled(3)

@@ -84,6 +84,20 @@ def test_an_image_that_the_machine_refuses_is_passed_over_for_the_one_before_it(
     assert machine.state == b"good older"
 
 
+def test_an_image_that_is_not_readable_yet_is_not_loaded() -> None:
+    """It may be truncated, and it need not be the state of what is committed."""
+    log, machine = ImageLog(), Picky()
+    older = log.image(b"good older")
+    readable = log.store.end_index
+    log.image(b"good newer")
+    end = log.store.end_index
+    assert StateFeeder(machine, log.store).load(Load(older, end - 1)) == Loaded(older - 1, -1, 10)
+    assert StateFeeder(machine, log.store).load(Load(older, readable)) == Loaded(older - 1, -1, 10)
+    assert machine.state == b"good older"
+    loaded = StateFeeder(machine, log.store).load(Load(older, end))
+    assert loaded is not None and machine.state == b"good newer", "an image is readable with its end mark"
+
+
 def test_without_another_image_a_whole_log_is_applied_from_its_begin() -> None:
     log, machine = ImageLog(), Picky()
     newest = log.image(b"bad")
