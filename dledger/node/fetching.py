@@ -2,8 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+
 from dledger.errors import ReadFailed
-from dledger.store.api import Frames, LogStore
+from dledger.node.readable import ReadableLog
+from dledger.rpc.ports import FetchedFrames
+from dledger.store.api import EntryDamaged, Frames, LogStore
+
+
+class LogFetcher:
+    """Implements dledger.node.inbound.Fetch. `readers` None: the loop has threads of its own. `on_damage` is
+    called on the loop with an index that cannot be read."""
+
+    def __init__(
+        self,
+        store: LogStore,
+        readable: ReadableLog,
+        readers: Executor | None,
+        on_damage: Callable[[int], None],
+    ) -> None:
+        self._store = store
+        self._readable = readable
+        self._readers = readers
+        self._on_damage = on_damage
+
+    async def fetch(
+        self, first_index: int, last_index: int, max_bytes: int, *, uncommitted: bool = False
+    ) -> FetchedFrames:
+        """Whole batches, committed; `uncommitted`, for another member's repair only: durable ones, which may
+        yet be taken back, and which that member has to prove to be those that it had."""
+        if not uncommitted:
+            last_index = min(last_index, self._readable.index)
+            if first_index > last_index:
+                raise ReadFailed(f"entry {first_index} is not committed here")
+        loop = asyncio.get_running_loop()
+        try:
+            frames = await loop.run_in_executor(
+                self._readers, read_for_repair, self._store, first_index, last_index, max_bytes
+            )
+        except EntryDamaged as error:
+            self._on_damage(error.index)
+            raise
+        return FetchedFrames(frames.first_index, frames.last_index, bytes(frames.data))
 
 
 def read_for_repair(store: LogStore, first_index: int, last_index: int, max_bytes: int) -> Frames:

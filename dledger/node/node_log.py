@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 from dledger.errors import Code, InvalidRequest, NotLeader, ReadFailed
 from dledger.node.async_shell import AsyncShell
-from dledger.node.fetching import read_for_repair
+from dledger.node.fetching import LogFetcher
 from dledger.node.metrics import NodeMetrics
 from dledger.node.read_points import ReadPoints
 from dledger.node.readable import ReadableLog
 from dledger.rpc.log_client import LogClient, NetworkFailure
-from dledger.rpc.ports import AppendToken, Chunk, FetchedFrames, ServiceLimits
+from dledger.rpc.ports import AppendToken, Chunk, ServiceLimits
 from dledger.store.api import EntryDamaged, LogStore
 from dledger.store.batch import MAGIC_NORMAL, decode_entries
 
@@ -66,6 +66,7 @@ class NodeLog:
         self._leads = leads
         self._forward_timeout_s = read_timeout_ms / 1000
         self._points = ReadPoints(self._confirm, max_waiting_reads, read_timeout_ms)
+        self.fetch = LogFetcher(store, readable, readers, on_damage).fetch
         self.append = _refuse_append if owned else shell.append  # the hot path: no hop in between
 
     append: Callable[[AppendToken, Sequence[bytes], tuple[int, int] | None, bool, int], None]
@@ -105,22 +106,6 @@ class NodeLog:
             return await loop.run_in_executor(
                 self._readers, self._load, first_index, last_index, max_bytes, decode
             )
-
-    async def fetch(
-        self, first_index: int, last_index: int, max_bytes: int, *, uncommitted: bool = False
-    ) -> FetchedFrames:
-        """Whole batches, committed; `uncommitted`, for another member's repair only: durable ones, which may
-        yet be taken back, and which that member has to prove to be those that it had."""
-        if not uncommitted:
-            last_index = min(last_index, self._readable.index)
-            if first_index > last_index:
-                raise ReadFailed(f"entry {first_index} is not committed here")
-        loop = asyncio.get_running_loop()
-        with self.noting_damage():
-            frames = await loop.run_in_executor(
-                self._readers, read_for_repair, self._store, first_index, last_index, max_bytes
-            )
-        return FetchedFrames(frames.first_index, frames.last_index, bytes(frames.data))
 
     @contextmanager
     def noting_damage(self) -> Iterator[None]:

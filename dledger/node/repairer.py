@@ -7,17 +7,17 @@ before it to the good one after it. Until then reads of the range fail, and this
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from random import Random
 from typing import Protocol
 
 from dledger.errors import Code, DLedgerError, InvalidRequest, StorageError
 from dledger.node.disk_jobs import HARMLESS
 from dledger.node.logs import get_logger
 from dledger.node.pacing import Pace
-from dledger.node.threads import in_thread
+from dledger.node.threads import InThread, in_thread
 from dledger.rpc.peer_transport import PeerUnreachable
 from dledger.rpc.ports import FetchedFrames
 from dledger.store.api import Damage, Frames, LogStore, RepairWork
@@ -38,12 +38,22 @@ class Source(Protocol):
         """Whole batches from first_index on: as many as one piece holds."""
 
 
+class RepairableStore(Protocol):
+    """What a Repairer needs of a LogStore."""
+
+    @property
+    def damages(self) -> Sequence[Damage]: ...
+
+    def note_damage(self, index: int) -> Damage | None: ...
+    def begin_repair(self, damage: Damage) -> RepairWork: ...
+
+
 class Repairer:
     """All methods on the loop; what writes goes to the disk thread by `call`."""
 
     def __init__(
         self,
-        store: LogStore,
+        store: RepairableStore,
         sources: Mapping[str, Source],
         call: Callable[[Callable[[], object]], Future[object]],
         *,
@@ -51,6 +61,9 @@ class Repairer:
         on_purged: Callable[[int], None],
         is_urgent: Callable[[], bool],
         bytes_per_second: int,
+        longest_pause_s: float = _PAUSE_MAX_S,
+        rng: Random | None = None,
+        in_thread: InThread = in_thread,
     ) -> None:
         """bytes_per_second 0: as fast as it goes. `on_purged` gets the last entry of a damage here that
         another member has purged. `is_urgent`: the cluster has no leader, or cannot do without this node."""
@@ -59,6 +72,9 @@ class Repairer:
         self._on_purged = on_purged
         self._is_urgent = is_urgent
         self._pace = Pace(bytes_per_second)
+        self._longest_pause_s = longest_pause_s
+        self._rng = rng or Random()
+        self._in_thread = in_thread
         self._work: RepairWork | None = None  # under way
         self._sources = sources
         self._call = call
@@ -100,16 +116,17 @@ class Repairer:
                     await self._woken.wait()
             elif is_known:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(random.uniform(pause / 2, pause)):
+                    async with asyncio.timeout(self._rng.uniform(pause / 2, pause)):
                         await self._woken.wait()
                         continue
                 pause = self._longer(pause)
             else:  # whoever reads there would wake this at once
-                await asyncio.sleep(random.uniform(pause / 2, pause))
+                await asyncio.sleep(self._rng.uniform(pause / 2, pause))
                 pause = self._longer(pause)
 
     def _longer(self, pause: float) -> float:
-        return min(pause * 2, _PAUSE_URGENT_S if self._is_urgent() else _PAUSE_MAX_S)
+        longest = self._longest_pause_s
+        return min(pause * 2, min(_PAUSE_URGENT_S, longest) if self._is_urgent() else longest)
 
     async def _look(self) -> bool:
         """False: what is damaged at some suspect could not be found out now, as on a full disk."""
@@ -143,7 +160,7 @@ class Repairer:
         return all([await self._repair(damage) for damage in self._store.damages])
 
     async def _repair(self, damage: Damage) -> bool:
-        peers = random.sample(sorted(self._sources), len(self._sources))
+        peers = self._rng.sample(sorted(self._sources), len(self._sources))
         for first in range(len(peers)):
             try:
                 work = self._work = self._store.begin_repair(damage)
@@ -153,14 +170,14 @@ class Repairer:
             try:
                 if not await self._bring(work, peers[first:] + peers[:first], damage):
                     has_some = work.next_index > damage.first_index
-                    await in_thread(work.abandon, "repair")
+                    await self._in_thread(work.abandon, "repair")
                     if not has_some:
                         return False
                     continue  # some of it came from a member whose log goes on differently, perhaps
                 await self._put_in_place(work)
             except Exception as error:
                 # Not on a cancellation: a piece may be under way then, and the next start cleans up.
-                await in_thread(work.abandon, "repair")
+                await self._in_thread(work.abandon, "repair")
                 if isinstance(error, StorageError) and error.code not in HARMLESS:
                     self._on_fatal(error)
                     return False
@@ -183,7 +200,7 @@ class Repairer:
                 while not work.is_fed:
                     frames = await self._fetch(peer, work.next_index, damage.last_index)
                     before = work.next_index
-                    await in_thread(lambda frames=frames: work.feed(frames), "repair")  # type: ignore[misc]
+                    await self._in_thread(lambda frames=frames: work.feed(frames), "repair")  # type: ignore[misc]
                     if work.next_index == before:
                         raise InvalidRequest("it sent nothing")
                     await self._breathe(len(frames.data))
@@ -205,7 +222,7 @@ class Repairer:
 
     async def _put_in_place(self, work: RepairWork) -> None:
         """In pieces, so that neither memory nor the disk thread is taken up by the size of a data file."""
-        while await in_thread(lambda: work.copy(_PIECE_BYTES), "repair"):
+        while await self._in_thread(lambda: work.copy(_PIECE_BYTES), "repair"):
             await self._breathe(_PIECE_BYTES)
         while await self._on_disk(lambda: work.index_some(_PIECE_BYTES)):
             pass
@@ -226,18 +243,21 @@ class Scrubber:
     def __init__(
         self,
         store: LogStore,
-        readers: Executor,
+        readers: Executor | None,
         suspect: Callable[[int], None],
         *,
         bytes_per_second: int,
         pause_s: float,
+        piece_bytes: int = 256 << 10,
     ) -> None:
-        """bytes_per_second 0: never by itself. `pause_s` goes by between two rounds over the whole log."""
+        """bytes_per_second 0: never by itself. `pause_s` goes by between two rounds over the whole log.
+        `readers` None: the loop has threads of its own."""
         self._store = store
         self._readers = readers
         self._suspect = suspect
         self._rate = bytes_per_second
         self._pause_s = pause_s
+        self._piece_bytes = piece_bytes
         self._task: asyncio.Task[None] | None = None
         self.scrubbed_index = -1
         self.bytes_read = 0
@@ -266,11 +286,11 @@ class Scrubber:
             await asyncio.sleep(max(wait_s, 0.01))
             at = next_index
 
-    async def step(self, at: int, pace: Pace, size: int = 256 << 10) -> tuple[int, Damage | None, bool]:
+    async def step(self, at: int, pace: Pace) -> tuple[int, Damage | None, bool]:
         """Verify some of the log from `at` on: where to go on, what was found, whether that was the end."""
         loop = asyncio.get_running_loop()
         at = max(at, self._store.begin_index)
-        found = await loop.run_in_executor(self._readers, self._store.scrub, at, size)
+        found = await loop.run_in_executor(self._readers, self._store.scrub, at, self._piece_bytes)
         pace.took(found.bytes_read, loop.time())
         self.bytes_read += found.bytes_read
         if found.damage is not None:

@@ -193,7 +193,7 @@ class StateThread:
         except (ReadFailed, StorageError) as error:
             process.sim.counts["state pieces put off"] += 1
             if isinstance(error, EntryDamaged):
-                process.care.suspect(error.index)
+                process.suspect(error.index)
             elif isinstance(error, StorageError):
                 raise
             process.after(RETRY_MS, self._again)

@@ -85,7 +85,7 @@ class Flips:
             while True:
                 step = process.store.scrub(at, 1 << 20)
                 if step.damage is not None:
-                    process.care.suspect(step.damage.first_index)
+                    process.suspect(step.damage.first_index)
                     good = False
                 if step.next_index <= max(at, process.store.begin_index):
                     break

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from dledger.core.messages import Message
 from dledger.errors import DLedgerError
 from dledger.rpc.peer_transport import Answer, PeerUnreachable, Question
+from dledger.rpc.ports import FetchedFrames
 from dledger.testing.clock import VirtualClock
 from dledger.testing.profile import Profile
 from dledger.testing.trace import Trace
@@ -30,8 +32,27 @@ RETRANSMIT_MS = 15  # how often a stream over a link that is cut tries again
 Payload = bytes | memoryview | None
 #: A push or its answer; the incarnation of the follower, which it says first; None: the end.
 Carried = tuple[Message, Payload] | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Asks a member for entries."""
+
+    first_index: int
+    last_index: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Answers `Fetch`."""
+
+    frames: FetchedFrames = field(repr=False)
+
+
 #: Of a call.
-Outcome = Answer | DLedgerError | PeerUnreachable
+Request = Question | Fetch
+Outcome = Answer | Fetched | DLedgerError | PeerUnreachable
 OnAnswer = Callable[[Outcome], None]
 
 
@@ -58,7 +79,7 @@ class Network:
         self.spike = profile.spike
         self.streams: list[PushStream] = []
         #: Tests look at, drop or hold back single messages and pushes here: False means that it is not sent.
-        self.gate: Callable[[str, str, Message], bool] | None = None
+        self.gate: Callable[[str, str, Message | Fetch | Fetched], bool] | None = None
         self._cut: dict[tuple[str, str], int] = {}  # one-way links that are cut, and the number of that cut
         self._cuts = 0
 
@@ -98,7 +119,7 @@ class Network:
     # -- calls
 
     def ask(
-        self, source: SimProcess, target: str, message: Question, deadline_ms: int, on_answer: OnAnswer
+        self, source: SimProcess, target: str, message: Request, deadline_ms: int, on_answer: OnAnswer
     ) -> None:
         """Let a process answer a question. `on_answer` is called in a turn of the source: perhaps twice, or
         never."""
@@ -129,7 +150,7 @@ class Network:
             self.counts["messages repeated"] += 1
             self._fly(source.node_id, target, arrive)
 
-    def _is_lost(self, source: str, target: str, message: Message) -> bool:
+    def _is_lost(self, source: str, target: str, message: Message | Fetch | Fetched) -> bool:
         if self.gate is not None and not self.gate(source, target, message):
             return True
         if self.is_cut(source, target) or (self.loss and self.rng.random() < self.loss):

@@ -193,7 +193,7 @@ class OwnedNode:
     def _reader(self) -> BodyReader:
         if self._bodies is None:
             process = self._process
-            self._bodies = BodyReader(process.store, self._process.readable, process.care.suspect)
+            self._bodies = BodyReader(process.store, self._process.readable, process.suspect)
         return self._bodies
 
     async def _read_index(self) -> int:

@@ -10,7 +10,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from dledger.core.messages import Message
-from dledger.errors import DLedgerError, ReadFailed
+from dledger.errors import DLedgerError
+from dledger.node.fetching import LogFetcher
 from dledger.node.inbound import Inbound
 from dledger.node.owned_append import Fill
 from dledger.node.peers import PeerLink
@@ -20,13 +21,12 @@ from dledger.node.shell import AppendOutcome, RoleNotice
 from dledger.node.ticker import next_tick_ms
 from dledger.rpc.envelope import Identity
 from dledger.rpc.peer_transport import PeerUnreachable, Question
-from dledger.rpc.ports import FetchedFrames
 from dledger.store.api import LogStore
 from dledger.testing import peer_transport
-from dledger.testing.care import Care
 from dledger.testing.disk_thread import DiskThread
 from dledger.testing.event_loop import virtual_loop
-from dledger.testing.network import Outcome, PushStream
+from dledger.testing.network import Fetched, Outcome, PushStream, Request
+from dledger.testing.repairs import repairer_of, scrubber_of
 from dledger.testing.sim_shell import SimShell
 from dledger.testing.violation import Violation
 
@@ -85,7 +85,6 @@ class SimProcess:
         self._inbox: list[Callable[[], object]] = []  # what a paused process has not seen yet
         self.loop = virtual_loop(self.after, self.now_ms, rng, on_thread=self.on_disk)
         self.disk = DiskThread(self, rng)
-        self.care = Care(self, rng)
         self.owner = sim.new_owner(self)
         self._is_full = False  # the allocator found no room
         self._applied_index = -1
@@ -104,7 +103,10 @@ class SimProcess:
         self.loop.entered(self._make_shell)
         self.replica = sim.new_replica(self, store)
         self.links = self._make_links()
-        self.inbound = Inbound(self._identity(), self.shell, self._fetch)
+        self.repairer = repairer_of(self, rng)
+        self._scrubber = scrubber_of(self)
+        fetcher = LogFetcher(store, self.readable, None, self.suspect)
+        self.inbound = Inbound(self._identity(), self.shell, fetcher.fetch)
         keeper = self.state or _NoMachine(self.shell.state_saved)
         self.shell.wire(self.replica, self.disk, self.inbound, self.links, keeper)
         timeout_ms = sim.profile.request_timeout_ms
@@ -119,7 +121,7 @@ class SimProcess:
             None,
             on_role=self._on_role,
             on_fatal=self._on_fatal,
-            on_damage=self.care.suspect,
+            on_damage=self.suspect,
             catch_up_bytes_per_second=0,
             yields_to=None,
             now_ms=self.now_ms,
@@ -144,18 +146,18 @@ class SimProcess:
             if peer != self.node_id
         }
 
-    async def _fetch(
-        self, first_index: int, last_index: int, max_bytes: int, *, uncommitted: bool
-    ) -> FetchedFrames:
-        raise ReadFailed("repairs of the simulator are its own")
-
     def start(self) -> None:
         """Let the replica begin, once the node knows of this process: its disk may fail at once."""
-        self.post(self.shell.start)
+        self.post(self._begin)
         self._tick()
         self._checkpoint()
         if self.owner is not None:
             self.owner.start()
+
+    def _begin(self) -> None:
+        self.shell.start()
+        self.repairer.start()
+        self._scrubber.start()
 
     def die(self) -> None:
         self.alive = False
@@ -222,7 +224,6 @@ class SimProcess:
         # Fitness is looked at with every tick, and needs none at a certain moment.
         if is_early and self.shell.done != done and fitness == (core.may_lead, core.has_room):
             raise Violation("ticks", f"{self.node_id} did with a tick what it would have slept over")
-        self.care.tick()
         retainer = self.replica.retainer
         self.replica.admission.reserve_in_use = retainer.is_writing and self._is_full
 
@@ -289,9 +290,7 @@ class SimProcess:
 
     # -- the network calls these
 
-    def serve(
-        self, peer: str, message: Question, deadline_ms: int, answer: Callable[[Outcome], None]
-    ) -> None:
+    def serve(self, peer: str, message: Request, deadline_ms: int, answer: Callable[[Outcome], None]) -> None:
         """In a turn."""
 
         async def serve() -> None:
@@ -321,7 +320,7 @@ class SimProcess:
 
         def back(outcome: Outcome) -> None:
             source = self.sim.nodes[peer].process
-            if source is not None and not isinstance(outcome, DLedgerError | PeerUnreachable):
+            if source is not None and not isinstance(outcome, Fetched | DLedgerError | PeerUnreachable):
                 asker, answer = source, outcome
                 asker.after(network.delay_ms(), lambda: asker.shell.peer_answered(self.node_id, answer))
 
@@ -335,6 +334,19 @@ class SimProcess:
         """In a turn."""
         task = self._spawn(peer_transport.receive_pushes(self, stream))
         stream.on_follower_notices = task.cancel
+
+    def suspect(self, index: int) -> None:
+        """A read of `index` failed."""
+        self.repairer.suspect(index)
+
+    def disk_failed(self, error: DLedgerError) -> None:
+        """As NodeServer has it: this process promises nothing more, and ends."""
+
+        def fail() -> None:
+            raise error
+
+        self.shell.give_up()
+        self.sim.clock.after(0, lambda: self.on_disk(fail))
 
     # -- the shell calls these
 

@@ -13,19 +13,21 @@ from dledger.core.raft import RaftCore
 from dledger.core.values import NO_BASE
 from dledger.errors import DLedgerError, StorageError
 from dledger.node.admission import Admission
+from dledger.node.fetching import LogFetcher
 from dledger.node.log_state import LogState
 from dledger.node.rebuilding import Rebuilding
+from dledger.node.repairer import Repairer
 from dledger.node.replica import Replica
 from dledger.node.retainer import Retainer
 from dledger.node.shell import AppendOutcome
+from dledger.rpc.ports import FetchedFrames
 from dledger.store import opening, recovery
-from dledger.store.api import Frames
+from dledger.store.api import Damage, Frames
 from dledger.store.batch import parse_batch
 from dledger.store.files import FileSequence
 from dledger.store.opening import Opening
 from dledger.store.repair import Repair
 from dledger.store.scan import Judgement, Verdict
-from dledger.testing.care import Care
 
 
 def recovered_without_fdatasync(patch: pytest.MonkeyPatch) -> None:
@@ -85,7 +87,11 @@ def floor_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def damage_never_repaired(patch: pytest.MonkeyPatch) -> None:
     """Damage is noted, and stays."""
-    patch.setattr(Care, "_repair", lambda care, damage: None)
+
+    async def repair(repairer: Repairer, damage: Damage) -> bool:
+        return False
+
+    patch.setattr(Repairer, "_repair", repair)
 
 
 def damaged_node_leads(patch: pytest.MonkeyPatch) -> None:
@@ -118,13 +124,14 @@ def repair_not_compared_with_what_follows(patch: pytest.MonkeyPatch) -> None:
 def only_committed_entries_given(patch: pytest.MonkeyPatch) -> None:
     """After a power failure nobody knows what is committed before a leader commits something, and a damaged
     node that is needed for that waits for its repair."""
-    original = Care.give
+    original = LogFetcher.fetch
 
-    def give(care: Care, first_index: int, last_index: int) -> Frames | None:
-        last_index = min(last_index, care._process.replica.core.committed_index)
-        return original(care, first_index, last_index)
+    async def fetch(
+        fetcher: LogFetcher, first_index: int, last_index: int, max_bytes: int, *, uncommitted: bool = False
+    ) -> FetchedFrames:
+        return await original(fetcher, first_index, last_index, max_bytes)
 
-    patch.setattr(Care, "give", give)
+    patch.setattr(LogFetcher, "fetch", fetch)
 
 
 def rebuilding_node_keeps_its_vote(patch: pytest.MonkeyPatch) -> None:

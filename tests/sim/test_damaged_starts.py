@@ -72,6 +72,20 @@ def test_two_nodes_with_different_damage_go_on(where: str, others: list[str]) ->
         c.must_be_whole()
 
 
+@pytest.mark.parametrize("on_first", [(3, 7, 11), (5, 9, 13)])
+@pytest.mark.parametrize("where", WHERE)
+def test_two_nodes_whose_damages_lie_between_each_others_go_on(where: str, on_first: tuple[int, ...]) -> None:
+    c = Down()
+    on_second = [index for index in (3, 5, 7, 9, 11, 13) if index not in on_first]
+    for index in on_first:
+        c.flip("n0", c.batch_of("n0", index), where)
+    for index in on_second:
+        c.flip("n1", c.batch_of("n1", index), where)
+    c.boot_all(["n0", "n1"])
+    c.must_lead_and_store()
+    c.must_be_whole()
+
+
 def test_three_of_five_nodes_each_with_damage_of_its_own_go_on() -> None:
     c = Down(5)
     for number in range(3):

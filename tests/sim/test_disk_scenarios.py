@@ -190,6 +190,8 @@ def test_batch_whose_fsync_failed_is_not_read_from_the_page_cache() -> None:
     c.network.gate = lambda _source, _target, message: not _is_append(message)
     end = c.end_of(leader)
     node = c.nodes[leader]
+    # The next sync is that of the batch: no file is prepared meanwhile.
+    c.process(leader).store.prepare = lambda *_ahead, **_options: True  # type: ignore[method-assign]
     assert c.fail_disk(leader, "fdatasync", 1, 50)
     attempt = c.write(leader, 5)
     c.run_until(lambda: node.process is None, limit_ms=SOON_MS)

@@ -39,13 +39,15 @@ from tests.sim import (
 MOST_SEEDS = 300
 #: Mistakes that only a rare history shows are looked for from here on: the seeds before show nothing.
 FIRST_SEED = {
-    "epoch_not_compared": 113,
+    "epoch_not_compared": 144,
     "late_votes_dropped": 9,
-    "read_without_round": 17,
+    "pushed_while_rebuilding_and_forgotten": 68,
+    "quorum_slept_over": 62,
+    "read_without_round": 94,
     "recovered_without_fdatasync": 31,
     "rejoined_without_hearing_all": 14,
-    "room_judged_after_the_fill": 33,
-    "room_not_reserved": 32,
+    "room_judged_after_the_fill": 35,
+    "room_not_reserved": 66,
 }
 
 #: Streams and links that break all the time, clocks far apart, many readers.
@@ -225,6 +227,10 @@ def _two_damaged_nodes() -> None:
     test_damaged_starts.test_two_nodes_with_different_damage_go_on("body", [])
 
 
+def _cut_while_it_is_read() -> None:
+    test_rebuilding.test_a_job_that_has_read_what_is_truncated_meanwhile_is_void("the last entry")
+
+
 BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
     (planted_stalls.leader_that_commits_nothing_stays, _leader_whose_pushes_are_lost),
     (
@@ -284,7 +290,7 @@ BY_SCENARIO: list[tuple[planted.Plant, Callable[[], None]]] = [
     ),
     (
         planted_bad_days.rebuild_outlives_a_truncation,
-        test_rebuilding.test_a_job_that_has_read_what_is_truncated_meanwhile_is_void,
+        _cut_while_it_is_read,
     ),
     (planted_bad_days.stalled_leader_stays, _leader_whose_fsync_hangs),
     (planted_bad_days.stalled_leader_always_goes, _one_disk_that_hangs),
