@@ -93,7 +93,11 @@ class RepairWork(Protocol):
         """All of the range has come, and chains from the good entry before it to the good one after it."""
 
     def feed(self, frames: Frames) -> None:
-        """Whole batches from `next_index` on; what goes beyond the range is left out. Any thread."""
+        """Whole batches from `next_index` on; what goes beyond the range is left out. Any thread.
+
+        `next_index` goes back to the first entry if they show that good batches of this disk, which were
+        taken between those that came, are of another history.
+        """
 
     def copy(self, max_bytes: int) -> bool:
         """Once it is fed: do some of what is left to be done beside the log. False: nothing. Any thread."""

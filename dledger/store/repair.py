@@ -10,7 +10,15 @@ from pathlib import Path
 from dledger.core.values import Tail
 from dledger.errors import Code, ReadFailed, StorageError
 from dledger.store.api import Damage, EntryDamaged, Frames, ScrubStep
-from dledger.store.batch import HEADER_SIZE, Batch, chain_of, encode_blank, parse_batch, unpack_header
+from dledger.store.batch import (
+    HEADER_SIZE,
+    Batch,
+    DamagedBatch,
+    chain_of,
+    encode_blank,
+    parse_batch,
+    unpack_header,
+)
 from dledger.store.damage import KnownDamage, header_at, locate, look_at
 from dledger.store.disk import PAGE, Buffer, Disk, write_all
 from dledger.store.files import FileSequence
@@ -23,6 +31,10 @@ _CHUNK = 1 << 20
 _ZEROS = bytes(_CHUNK)
 #: So little of a file that still grows may be left for `finish` to copy.
 _LEFT = 1 << 20
+
+
+class _Misfit(StorageError):
+    """Good entries that do not end as what follows the damage proves."""
 
 
 @dataclass(slots=True)
@@ -71,6 +83,8 @@ class Repair:
         self._install = install
         self._failed = failed
         self._fed = known.before
+        self._takes_own = True
+        self._has_own = False
         self._copies: dict[int, _Copy] = {}
         self._records: int | None = None  # a file of its own: they may be many
         self._records_size = self._records_written = 0
@@ -88,19 +102,38 @@ class Repair:
 
     def feed(self, frames: Frames) -> None:
         """See RepairWork."""
+        try:
+            self._feed(frames)
+        except (DamagedBatch, _Misfit):
+            if not self._has_own:
+                raise
+            self._begin_without_own()
+            if frames.first_index == self.next_index:
+                self._feed(frames)
+
+    def _begin_without_own(self) -> None:
+        """A lost write may have left a good batch of another history, which fits behind what came before it
+        as well as the right one does. With it, no member's entries would ever fit."""
+        self.abandon()
+        self._fed = self.known.before
+        self._records_size = 0
+        self._takes_own = self._has_own = False
+
+    def _feed(self, frames: Frames) -> None:
         after = self.known.after
         offset = 0
         while not self.is_fed and offset < len(frames.data):
             batch = parse_batch(frames.data, offset, self._fed, data_file_size=self._data.file_size)
             offset += batch.size
             if batch.last_index > after.index or (batch.last_index == after.index and batch.tail != after):
-                raise StorageError(
+                raise _Misfit(
                     f"entries up to {batch.last_index} do not fit: they end as {batch.tail}, but what "
                     f"follows the damage proves {after}",
                     code=Code.DATA_DAMAGED,
                 )
             self._take(batch)
-            if self._take_own():
+            if self._takes_own and self._take_own():
+                self._has_own = True
                 offset = _skip(frames.data, offset, self.next_index)
         if self.is_fed and self._ends_its_file(after):
             with self._writing():

@@ -266,3 +266,31 @@ def test_rule_9_the_writing_thread_has_little_to_do_for_a_repair_of_a_large_file
     assert disk.written - before < 2 << 20, "what is left of a file that grows"
     assert read_all(store, max_bytes=1 << 20) == join(batches)
     store.close()
+
+
+@pytest.mark.parametrize(("first_lost", "in_pieces"), [(3, False), (3, True), (5, False)])
+def test_rule_10_an_own_batch_of_another_history_does_not_keep_a_range_from_being_repaired(
+    first_lost: int, in_pieces: bool
+) -> None:
+    """A lost write has left what an earlier leader had written there. It follows what came before, and ends
+    before the damage does, so that only the next entries of the member show what it is."""
+    disk, store, damage = damaged(first_lost, first_lost + 2)
+    _, member = new_sim_store()
+    member.append(BATCHES[:50])
+    member.sync()
+    first, own, *_ = lost(damage)
+    other = encode_batch(first.tail, own.term, [b"other"], data_file_size=SIZE)
+    assert other.pos == own.pos and other.size <= own.size and other.last_index < damage.last_index
+    file = ROOT / "data" / file_name(own.pos - own.pos % SIZE)
+    for offset, byte in enumerate(bytes(other.data), own.pos % SIZE):
+        disk.flip(file, offset, disk.content(file)[offset] ^ byte)
+    work = store.begin_repair(damage)
+    for _ in range(20):
+        if not work.is_fed:
+            max_bytes = 1 if in_pieces else 1 << 20
+            work.feed(member.read(work.next_index, damage.last_index, max_bytes, whole_batches=True))
+    assert work.is_fed
+    while work.copy(100):
+        pass
+    work.finish()
+    assert store.damages == () and read_all(store) == join(BATCHES[:50]) and not temporaries(disk)
