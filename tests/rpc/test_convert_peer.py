@@ -381,7 +381,11 @@ def test_the_table_of_numbers_is_not_empty() -> None:
 
 
 @pytest.mark.parametrize("value", _BEYOND)
-@pytest.mark.parametrize(("kind", "reader", "path", "name"), _NUMBERS, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(
+    ("kind", "reader", "path", "name"),
+    _NUMBERS,
+    ids=[".".join((kind.DESCRIPTOR.name, *path, name)) for kind, _, path, name in _NUMBERS],
+)
 def test_every_number_of_a_peer_has_an_upper_end(
     kind: type[Any], reader: Callable[[Any], object], path: tuple[str, ...], name: str, value: int
 ) -> None:
