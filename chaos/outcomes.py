@@ -124,6 +124,9 @@ LOG_INFOS = frozenset(
         Code.DATA_DAMAGED,
         Code.FSYNC_FAILED,
         Code.STATE_DAMAGED,
+        Code.MEMBERS_DIFFER,
+        Code.TERM_REFUSED,
+        Code.SECRET_REFUSED,
     }
 )
 #: The same of the broker, with messages.
