@@ -185,6 +185,9 @@ BROKER_INFOS = frozenset(
         Status.NAMESRV_UNREACHABLE,
         Status.QUEUE_ORDER,
         Status.IMAGE_DAMAGED,
+        Status.CHANGE_NOT_ALLOWED,
+        Status.NAMESRV_TERM_REFUSED,
+        Status.NAMESRV_NOT_ALLOWED,
     }
 )
 
