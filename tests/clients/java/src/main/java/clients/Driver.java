@@ -39,6 +39,8 @@ import org.apache.rocketmq.client.java.message.MessageViewImpl;
 
 /** The released Java client, told what to do by lines of JSON on stdin (see remote.py). */
 public final class Driver {
+    private static final long CLOSE_MS = 20_000;
+
     private static final Duration AWAIT = Duration.ofMillis(1500);
 
     private final ClientServiceProvider provider = ClientServiceProvider.loadService();
@@ -131,11 +133,25 @@ public final class Driver {
                 this.<SimpleConsumer>client(request).changeInvisibleDuration(message(request), seconds(request));
                 return null;
             case "close":
-                clients.remove(request.get("client").getAsInt()).close();
+                close(clients.remove(request.get("client").getAsInt()));
                 return null;
             default:
                 throw new IllegalArgumentException(text(request, "do"));
         }
+    }
+
+    /** A client that renews its telemetry stream while it closes waits for that stream without end. */
+    private static void close(Closeable client) throws InterruptedException {
+        Thread closing = new Thread(() -> {
+            try {
+                client.close();
+            } catch (Exception error) {
+                error.printStackTrace();
+            }
+        });
+        closing.setDaemon(true);
+        closing.start();
+        closing.join(CLOSE_MS);
     }
 
     private Producer producer(JsonObject request) throws Exception {
