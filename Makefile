@@ -24,7 +24,7 @@ TESTS ?= tests
 PROTO_FILES := $(wildcard proto/*/v1/*.proto)
 # The protocol of RocketMQ's clients is named after them; its generated modules live with who serves it.
 CLIENT_PROTO_FILES := $(wildcard proto/apache/rocketmq/v2/*.proto)
-CLIENT_STUBS := broker_adapter/messaging/v2
+CLIENT_STUBS := broker_adapter/proxy/v2
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-long test-clients clients clients-python clients-node clients-java clients-go lint format proto sim sim-broker chaos chaos-planted soak-chaos bench bench-peers soak soak-processes soak-broker clean
@@ -158,15 +158,15 @@ format: $(DEV) ## Format the code and sort its imports (seconds)
 
 # The oldest generator that the code may need at run time decides which grpcio and protobuf users must have.
 PROTO_TOOLS := build/proto-tools
-proto: $(DEV) ## Generate dledger/v1, broker_adapter/v1 and broker_adapter/messaging/v2 from proto/ (seconds)
+proto: $(DEV) ## Generate dledger/v1, broker_adapter/v1 and broker_adapter/proxy/v2 from proto/ (seconds)
 	@test -x $(PROTO_TOOLS)/bin/python || $(BIN)/python -m venv $(PROTO_TOOLS)
 	@$(PROTO_TOOLS)/bin/python -m pip --disable-pip-version-check install --quiet grpcio-tools==1.76.0
 	@$(PROTO_TOOLS)/bin/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO_FILES)
 	@mkdir -p build/stubs $(CLIENT_STUBS)
 	@$(PROTO_TOOLS)/bin/python -m grpc_tools.protoc -I proto --python_out=build/stubs --pyi_out=build/stubs $(CLIENT_PROTO_FILES)
 	@cd build/stubs/apache/rocketmq/v2 && for file in *.py *.pyi; do \
-	  sed -e "s/^from apache\.rocketmq\.v2 import/from broker_adapter.messaging.v2 import/" \
-	    -e "s/'apache\.rocketmq\.v2\.\([a-z]*_pb2\)'/'broker_adapter.messaging.v2.\1'/" $$file > $(CURDIR)/$(CLIENT_STUBS)/$$file; \
+	  sed -e "s/^from apache\.rocketmq\.v2 import/from broker_adapter.proxy.v2 import/" \
+	    -e "s/'apache\.rocketmq\.v2\.\([a-z]*_pb2\)'/'broker_adapter.proxy.v2.\1'/" $$file > $(CURDIR)/$(CLIENT_STUBS)/$$file; \
 	done
 
 sim: $(DEV) ## Simulated clusters under faults, one per seed (about a second per seed; SEEDS=200)

@@ -8,7 +8,7 @@ import time
 from benchmarks import brokers
 from benchmarks.common import BODY, Row, percentile, say, scratch
 from broker_adapter.errors import BrokerError
-from broker_adapter.message_id import parse_offset_id
+from broker_adapter.format.message_id import parse_offset_id
 
 KILLS = 30
 MOST_P50_MS = 600.0

@@ -19,7 +19,7 @@ from broker_adapter.cli.local_broker import BROKER_KIND
 from broker_adapter.client import Admin, Producer, StaticRoutes
 from broker_adapter.errors import TopicRefused
 from broker_adapter.namesrv.client import NameServerClient
-from dledger.cli.local_cluster import LocalCluster
+from dledger.cli.local.local_cluster import LocalCluster
 
 TOPIC = "BenchTopic"
 TAG = "TagA"

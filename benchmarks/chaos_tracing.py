@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.common import Row, cpu_seconds, say, scratch
-from chaos.cluster import ChaosCluster, Kind
+from chaos.cluster.cluster import ChaosCluster, Kind
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter
 from chaos.workloads.broker import BrokerWorkload

@@ -22,10 +22,10 @@ from google.protobuf.message import Message
 from benchmarks import brokers, ours, yardsticks
 from benchmarks.broker_produce import Cpu
 from benchmarks.common import BODY, BenchError, Load, Operation, Row, interleaved, rounds_for, scratch
-from broker_adapter.messaging.methods import METHODS, SERVICE_NAME
-from broker_adapter.messaging.v2 import definition_pb2 as pb
-from broker_adapter.messaging.v2 import service_pb2 as calls
-from dledger.rpc.channels import open_channel
+from broker_adapter.proxy.messages.methods import METHODS, SERVICE_NAME
+from broker_adapter.proxy.v2 import definition_pb2 as pb
+from broker_adapter.proxy.v2 import service_pb2 as calls
+from dledger.rpc.transport.channels import open_channel
 
 LEAST_RATE = 3000
 #: Messages a second that are there to be received.

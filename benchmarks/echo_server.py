@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from dledger.rpc.channels import server_options
+from dledger.rpc.transport.channels import server_options
 
 SERVICE = "bench.Echo"
 

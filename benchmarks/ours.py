@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from benchmarks.common import BODY, Operation, cpu_seconds
-from dledger.cli.local_cluster import LocalCluster
+from dledger.cli.local.local_cluster import LocalCluster
 from dledger.client import AsyncClient
 
 NAME = "dledger"

@@ -26,7 +26,7 @@ from benchmarks.common import (
     show,
     write_json,
 )
-from dledger.node.wakefulness import DEVICE, CpuLatency
+from dledger.node.loop.wakefulness import DEVICE, CpuLatency
 
 PEERS = (peers_etcd, peers_nats)
 _OURS, _ETCD, _NATS = ours.NAME, peers_etcd.NAME, peers_nats.NAME

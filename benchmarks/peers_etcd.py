@@ -23,7 +23,7 @@ import grpc
 import grpc.aio
 
 from benchmarks.common import BODY, BenchError, Operation, child, free_ports, say
-from dledger.rpc.channels import channel_options
+from dledger.rpc.transport.channels import channel_options
 
 NAME = "etcd"
 APT_PACKAGES = ("etcd-server", "etcd-client")

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter, thread_time
 
-from broker_adapter.message import Message, encode, patch_offsets
-from broker_adapter.properties import join_properties
+from broker_adapter.format.message import Message, encode, patch_offsets
+from broker_adapter.format.properties import join_properties
 from broker_adapter.store.dispatcher import Dispatcher
 from dledger import EntryRun
 from dledger.core.values import Tail
-from dledger.store.batch import encode_batch
+from dledger.store.format.batch import encode_batch
 
 QUEUES = 8
 BATCH = 800

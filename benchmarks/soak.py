@@ -20,7 +20,7 @@ import click
 from benchmarks.common import RESULTS, Row, end_on_signals, say, scratch, show, write_json
 from benchmarks.soak_load import SoakLoad
 from benchmarks.soak_samples import Sampler
-from dledger.cli.local_cluster import LocalCluster
+from dledger.cli.local.local_cluster import LocalCluster
 
 DATA_FILE_SIZE = 8 << 20
 #: A tail cache that is full within the warm-up: it is no growth.

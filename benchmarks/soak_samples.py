@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from benchmarks.common import slope
 from benchmarks.memory import resident_mib
-from dledger.cli.local_cluster import LocalCluster
+from dledger.cli.local.local_cluster import LocalCluster
 
 _EVERY_S = 1.0
 #: A process that just started fills its caches; that is no growth.

@@ -6,8 +6,8 @@ from typing import Any
 
 from benchmarks import ours, yardsticks
 from benchmarks.common import BODY, BenchError, Load, Operation, Row, interleaved, rounds_for, scratch
-from dledger.cli.cluster_plan import DEFAULT_GROUP
-from dledger.rpc.channels import open_channel
+from dledger.cli.local.cluster_plan import DEFAULT_GROUP
+from dledger.rpc.transport.channels import open_channel
 from dledger.v1 import log_pb2, log_pb2_grpc
 
 LEAST_SHARE_OF_ECHO = 0.45

@@ -30,7 +30,7 @@ from benchmarks.common import (
     scratch,
 )
 from benchmarks.echo_server import SERVICE
-from dledger.rpc.channels import open_channel
+from dledger.rpc.transport.channels import open_channel
 
 NAME = "yardsticks"
 UNARY_IN_FLIGHT = 64

@@ -76,7 +76,9 @@ class PullResult(NamedTuple):
     next_offset: int
     min_offset: int
     max_offset: int  # one behind the last message
-    records: Sequence[bytes] = ()  # message records (`broker_adapter.message`), in the order of the queue
+    records: Sequence[
+        bytes
+    ] = ()  # message records (`broker_adapter.format.message`), in the order of the queue
 
 
 class QueueOffset(NamedTuple):

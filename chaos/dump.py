@@ -12,12 +12,12 @@ from bisect import bisect_left
 from hashlib import blake2b
 from pathlib import Path
 
-from broker_adapter.delivery.commands import DELIVERY_TOPIC
 from broker_adapter.errors import StoredDataDamaged
-from broker_adapter.message import ENTRY_HEADER_SIZE, Message, decode
+from broker_adapter.format.message import ENTRY_HEADER_SIZE, Message, decode
 from broker_adapter.metadata.commands import METADATA_TOPIC
+from broker_adapter.pop.commands import DELIVERY_TOPIC
 from broker_adapter.store.offline import OfflineQueues
-from chaos.cluster import ChaosCluster, Kind, derived_of
+from chaos.cluster.cluster import ChaosCluster, Kind, derived_of
 from chaos.trace.schema import LEDGER, Ev
 from chaos.trace.writer import TraceWriter
 from chaos.workloads.messages import UNREADABLE, digest, number_of

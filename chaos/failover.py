@@ -9,11 +9,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal, get_args
 
-from chaos.cluster import ChaosCluster
-from chaos.faults import Fault, Kill, Network, Stop
-from chaos.topology import isolate
+from chaos.cluster.cluster import ChaosCluster
+from chaos.faults.faults import Fault, Kill, Network, Stop
+from chaos.network.topology import isolate
+from chaos.network.trouble import Trouble
 from chaos.trace.writer import TraceWriter
-from chaos.trouble import Trouble
 from chaos.workloads.log import LogWorkload
 from chaos.workloads.spec import LoadSpec, Setting
 from dledger.client import AsyncClient

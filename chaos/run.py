@@ -12,13 +12,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from chaos.cluster import ChaosCluster
+from chaos.cluster.cluster import ChaosCluster
 from chaos.dump import dump_cluster, dump_source
-from chaos.nemesis import Nemesis
-from chaos.quick_check import quick_check
-from chaos.quick_trace import QuickReport
-from chaos.scenario import Scenario, plan
-from chaos.soak import to_file
+from chaos.faults.nemesis import Nemesis
+from chaos.plans.scenario import Scenario, plan
+from chaos.plans.soak import to_file
+from chaos.quick.check import quick_check
+from chaos.quick.trace import QuickReport
 from chaos.trace.files import seal
 from chaos.trace.schema import RAW_DIR, Ev
 from chaos.trace.writer import TraceWriter

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from chaos.nemesis import Done
-from chaos.quick_trace import QuickReport
-from chaos.scenario import Scenario
+from chaos.faults.nemesis import Done
+from chaos.plans.scenario import Scenario
+from chaos.quick.trace import QuickReport
 from chaos.workloads.tally import Tally
 
 

@@ -43,35 +43,35 @@ if TYPE_CHECKING:
     )
     from dledger.client.loop_thread import LoopThread
     from dledger.core.values import Role
-    from dledger.node.config import NodeConfig, is_loopback, load_config, parse_config
-    from dledger.node.config_faults import read_toml, validate
-    from dledger.node.entry_run import EntryRun
-    from dledger.node.logs import configure_logging, get_logger
-    from dledger.node.metrics import Histogram
-    from dledger.node.owned_append import Assigned
-    from dledger.node.owner import GrpcService
-    from dledger.node.polling import when_idle
-    from dledger.node.program import Program
-    from dledger.node.role_events import RoleEvent
-    from dledger.node.secret_file import load_secret
-    from dledger.node.server import NodeServer
-    from dledger.node.shell import AppendOutcome
-    from dledger.node.state_machine import (
+    from dledger.logs import configure_logging, get_logger
+    from dledger.metrics import Histogram
+    from dledger.node.loop.polling import when_idle
+    from dledger.node.loop.watchdog import LoopWatchdog
+    from dledger.node.machine.entry_run import EntryRun
+    from dledger.node.machine.state_machine import (
         Applied,
         AppliedEntry,
         DurableStateMachine,
         ImageRefused,
         StateMachine,
     )
+    from dledger.node.owner import GrpcService
+    from dledger.node.program import Program
+    from dledger.node.role_events import RoleEvent
+    from dledger.node.server import NodeServer
+    from dledger.node.setup.config import NodeConfig, is_loopback, load_config, parse_config
+    from dledger.node.setup.config_faults import read_toml, validate
+    from dledger.node.setup.secret_file import load_secret
     from dledger.node.tracing import NodeTrace
-    from dledger.node.watchdog import LoopWatchdog
-    from dledger.rpc import handlers
-    from dledger.rpc.channels import MAX_PAYLOAD_BYTES, ChannelSecurity, open_channel
-    from dledger.rpc.host import GrpcHost, GrpcMethod
+    from dledger.replica.owned_append import Assigned
+    from dledger.replica.shell import AppendOutcome
     from dledger.rpc.log_client import NetworkFailure, answer_of, end_call
     from dledger.rpc.peer_names import AdminNames, PeerNames, certificate_names, normal_name
-    from dledger.rpc.secret_files import check_secret_file
-    from dledger.rpc.tls import ClientTls, ServerTls
+    from dledger.rpc.transport import handlers
+    from dledger.rpc.transport.channels import MAX_PAYLOAD_BYTES, ChannelSecurity, open_channel
+    from dledger.rpc.transport.host import GrpcHost, GrpcMethod
+    from dledger.rpc.transport.secret_files import check_secret_file
+    from dledger.rpc.transport.tls import ClientTls, ServerTls
     from dledger.status.web import (
         HttpServer,
         WebHandler,
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     )
     from dledger.store.descriptors import PRIVATE_DIRECTORY, descriptors, raise_limit
     from dledger.store.disk import Disk, OsDisk, read_file, replace_file
-    from dledger.store.inspect import OfflineLog, StoredEntry
+    from dledger.store.offline.inspect import OfflineLog, StoredEntry
 
 __all__ = [
     "MAX_PAYLOAD_BYTES",
@@ -182,33 +182,33 @@ __all__ = [
 
 #: Where a name is, unless `dledger.client` has it.
 _MODULE_OF = {
-    "AppendOutcome": "dledger.node.shell",
-    "Applied": "dledger.node.state_machine",
-    "AppliedEntry": "dledger.node.state_machine",
-    "Assigned": "dledger.node.owned_append",
-    "ChannelSecurity": "dledger.rpc.channels",
-    "ClientTls": "dledger.rpc.tls",
+    "AppendOutcome": "dledger.replica.shell",
+    "Applied": "dledger.node.machine.state_machine",
+    "AppliedEntry": "dledger.node.machine.state_machine",
+    "Assigned": "dledger.replica.owned_append",
+    "ChannelSecurity": "dledger.rpc.transport.channels",
+    "ClientTls": "dledger.rpc.transport.tls",
     "Disk": "dledger.store.disk",
-    "DurableStateMachine": "dledger.node.state_machine",
-    "ImageRefused": "dledger.node.state_machine",
-    "EntryRun": "dledger.node.entry_run",
+    "DurableStateMachine": "dledger.node.machine.state_machine",
+    "ImageRefused": "dledger.node.machine.state_machine",
+    "EntryRun": "dledger.node.machine.entry_run",
     "Exit": "dledger.cli.exits",
-    "GrpcHost": "dledger.rpc.host",
-    "GrpcMethod": "dledger.rpc.host",
+    "GrpcHost": "dledger.rpc.transport.host",
+    "GrpcMethod": "dledger.rpc.transport.host",
     "GrpcService": "dledger.node.owner",
-    "Histogram": "dledger.node.metrics",
+    "Histogram": "dledger.metrics",
     "HttpServer": "dledger.status.web",
     "LoopThread": "dledger.client.loop_thread",
-    "MAX_PAYLOAD_BYTES": "dledger.rpc.channels",
+    "MAX_PAYLOAD_BYTES": "dledger.rpc.transport.channels",
     "NetworkFailure": "dledger.rpc.log_client",
-    "NodeConfig": "dledger.node.config",
+    "NodeConfig": "dledger.node.setup.config",
     "NodeServer": "dledger.node.server",
     "NodeTrace": "dledger.node.tracing",
-    "OfflineLog": "dledger.store.inspect",
+    "OfflineLog": "dledger.store.offline.inspect",
     "OsDisk": "dledger.store.disk",
     "PeerNames": "dledger.rpc.peer_names",
     "AdminNames": "dledger.rpc.peer_names",
-    "load_secret": "dledger.node.secret_file",
+    "load_secret": "dledger.node.setup.secret_file",
     "certificate_names": "dledger.rpc.peer_names",
     "normal_name": "dledger.rpc.peer_names",
     "MAX_TERM": "dledger.core.values",
@@ -216,41 +216,41 @@ _MODULE_OF = {
     "Program": "dledger.node.program",
     "Role": "dledger.core.values",
     "RoleEvent": "dledger.node.role_events",
-    "ServerTls": "dledger.rpc.tls",
-    "StateMachine": "dledger.node.state_machine",
-    "StoredEntry": "dledger.store.inspect",
-    "TlsFiles": "dledger.rpc.tls",
+    "ServerTls": "dledger.rpc.transport.tls",
+    "StateMachine": "dledger.node.machine.state_machine",
+    "StoredEntry": "dledger.store.offline.inspect",
+    "TlsFiles": "dledger.rpc.transport.tls",
     "WebHandler": "dledger.status.web",
     "answer_of": "dledger.rpc.log_client",
-    "configure_logging": "dledger.node.logs",
+    "configure_logging": "dledger.logs",
     "end_call": "dledger.rpc.log_client",
-    "get_logger": "dledger.node.logs",
-    "is_loopback": "dledger.node.config",
+    "get_logger": "dledger.logs",
+    "is_loopback": "dledger.node.setup.config",
     "json_answer": "dledger.status.web",
-    "load_config": "dledger.node.config",
+    "load_config": "dledger.node.setup.config",
     "metrics_answer": "dledger.status.web",
-    "open_channel": "dledger.rpc.channels",
+    "open_channel": "dledger.rpc.transport.channels",
     "page_file": "dledger.status.web",
-    "parse_config": "dledger.node.config",
+    "parse_config": "dledger.node.setup.config",
     "parse_servers": "dledger.cli.client_options",
     "print_json": "dledger.cli.output",
     "print_table": "dledger.cli.output",
     "read_file": "dledger.store.disk",
-    "read_toml": "dledger.node.config_faults",
+    "read_toml": "dledger.node.setup.config_faults",
     "replace_file": "dledger.store.disk",
-    "check_secret_file": "dledger.rpc.secret_files",
+    "check_secret_file": "dledger.rpc.transport.secret_files",
     "serve_web": "dledger.status.web",
     "static": "dledger.status.web",
     "tls_files": "dledger.cli.client_options",
-    "validate": "dledger.node.config_faults",
+    "validate": "dledger.node.setup.config_faults",
     "PRIVATE_DIRECTORY": "dledger.store.descriptors",
     "descriptors": "dledger.store.descriptors",
     "raise_limit": "dledger.store.descriptors",
-    "when_idle": "dledger.node.polling",
-    "LoopWatchdog": "dledger.node.watchdog",
+    "when_idle": "dledger.node.loop.polling",
+    "LoopWatchdog": "dledger.node.loop.watchdog",
 }
 #: Names that are modules themselves.
-_MODULES = {"handlers": "dledger.rpc.handlers"}
+_MODULES = {"handlers": "dledger.rpc.transport.handlers"}
 
 
 def __getattr__(name: str) -> Any:

@@ -50,8 +50,8 @@ class Log(Protocol):
 
 
 class SingleRunner:
-    """Implements broker_adapter.adapter.BrokerAdapter. `job` gets the number of each run once it is in the
-    log; `next_due` waits for the time of the next one."""
+    """Implements broker_adapter.role.adapter.BrokerAdapter. `job` gets the number of each run once it is in
+    the log; `next_due` waits for the time of the next one."""
 
     def __init__(self, job: Job, next_due: Callable[[], Awaitable[None]]) -> None:
         self.runs = Runs()

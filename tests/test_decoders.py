@@ -17,22 +17,22 @@ from typing import Any
 import pytest
 from zlib_ng.zlib_ng import crc32
 
-from broker_adapter.consume_queue_unit import decode_units
-from broker_adapter.delivery import image as delivery_image
-from broker_adapter.delivery.records import decode as decode_delivery
-from broker_adapter.delivery.records import encode as encode_delivery
-from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.errors import StoredDataDamaged
-from broker_adapter.message import decode, decode_all
+from broker_adapter.format.consume_queue_unit import decode_units
+from broker_adapter.format.message import decode, decode_all
 from broker_adapter.metadata.records import decode as decode_metadata
 from broker_adapter.metadata.records import encode as encode_metadata
 from broker_adapter.metadata.state import MetadataState
+from broker_adapter.pop import image as delivery_image
+from broker_adapter.pop.records import decode as decode_delivery
+from broker_adapter.pop.records import encode as encode_delivery
+from broker_adapter.pop.state import DeliveryState
 from chaos.checker.readers import jepsen
 from chaos.checker.readers.history import ReaderError
 from dledger import EntryRun
 from dledger.core.sessions import SessionTable
-from dledger.store.batch import DamagedBatch, decode_entries, unpack_header, verify_entries
-from dledger.store.internal import ImageChunk, SessionBatch, Stamped, decode_internal, encode_internal
+from dledger.store.format.batch import DamagedBatch, decode_entries, unpack_header, verify_entries
+from dledger.store.format.internal import ImageChunk, SessionBatch, Stamped, decode_internal, encode_internal
 from tests.broker_adapter.store.helpers import V6, Log
 from tests.broker_adapter.store.poison import delivery_elements, metadata_commands, mutated
 from tests.store.helpers import make_batches

@@ -26,18 +26,20 @@ CORE_OUTSIDE = {
 #: The generated protocol modules; everything outside the gRPC layers sees our own types.
 GENERATED = "dledger.v1"
 BROKER_GENERATED = "broker_adapter.v1"
-CLIENT_GENERATED = "broker_adapter.messaging.v2"
+CLIENT_GENERATED = "broker_adapter.proxy.v2"
 #: The gRPC layers of the broker: modules whose names begin so.
-BROKER_RPC = ("broker_adapter.rpc.", "broker_adapter.namesrv.rpc_", "broker_adapter.messaging.forwarding.")
-CLIENT_RPC = ("broker_adapter.messaging.",)
+BROKER_RPC = ("broker_adapter.rpc.", "broker_adapter.namesrv.rpc_", "broker_adapter.proxy.forwarding.")
+CLIENT_RPC = ("broker_adapter.proxy.",)
 #: Who may import generated modules of the broker.
 RPC_OF = {BROKER_GENERATED: BROKER_RPC, CLIENT_GENERATED: CLIENT_RPC}
 
-_BASE = {"dledger.errors", "dledger.core"}
+_BASE = {"dledger.errors", "dledger.logs", "dledger.metrics", "dledger.core"}
 _STATUS_TYPES = "dledger.status.model"
 #: unit -> units of this repository it may import. The unit of a module is its longest prefix in this table.
 ALLOWED: dict[str, set[str]] = {
     "dledger.errors": set(),
+    "dledger.logs": set(),
+    "dledger.metrics": set(),
     "dledger.core": {"dledger.errors"},
     _STATUS_TYPES: set(),
     GENERATED: set(),
@@ -45,13 +47,29 @@ ALLOWED: dict[str, set[str]] = {
     "dledger.rpc": {*_BASE, _STATUS_TYPES, GENERATED},
     "dledger.status": {*_BASE, _STATUS_TYPES},
     "dledger.client": {*_BASE, _STATUS_TYPES, "dledger.rpc"},
-    "dledger.node": {*_BASE, _STATUS_TYPES, "dledger.store", "dledger.rpc", "dledger.status"},
-    "dledger.testing": {*_BASE, _STATUS_TYPES, "dledger.store", "dledger.rpc", "dledger.node"},
+    "dledger.replica": {*_BASE, "dledger.store"},
+    "dledger.node": {
+        *_BASE,
+        _STATUS_TYPES,
+        "dledger.store",
+        "dledger.replica",
+        "dledger.rpc",
+        "dledger.status",
+    },
+    "dledger.testing": {
+        *_BASE,
+        _STATUS_TYPES,
+        "dledger.store",
+        "dledger.replica",
+        "dledger.rpc",
+        "dledger.node",
+    },
     "dledger.cli": {
         *_BASE,
         _STATUS_TYPES,
         "dledger.status",
         "dledger.store",
+        "dledger.replica",
         "dledger.node",
         "dledger.client",
     },
@@ -60,6 +78,7 @@ ALLOWED: dict[str, set[str]] = {
         *_BASE,
         _STATUS_TYPES,
         "dledger.client",
+        "dledger.replica",
         "dledger.node",
         "dledger.rpc",
         "dledger.status",
@@ -71,7 +90,13 @@ ALLOWED: dict[str, set[str]] = {
     # What anybody may use: `dledger` itself, and of it only the names that it exports.
     "broker_adapter": {"dledger", BROKER_GENERATED, CLIENT_GENERATED},
     # Its simulator is an extension of the log's.
-    "broker_adapter.testing": {"dledger", "dledger.testing", "dledger.node", "broker_adapter"},
+    "broker_adapter.testing": {
+        "dledger",
+        "dledger.testing",
+        "dledger.replica",
+        "dledger.node",
+        "broker_adapter",
+    },
     # The commands of the broker are added to those of the log.
     "broker_adapter.cli": {"dledger", "dledger.cli", "broker_adapter"},
     "chaos.trace.schema": set(),
@@ -84,6 +109,7 @@ ALLOWED: dict[str, set[str]] = {
         *_BASE,
         _STATUS_TYPES,
         "dledger.client",
+        "dledger.replica",
         "dledger.node",
         "dledger.store",
         "dledger.cli",
@@ -223,15 +249,15 @@ MODULES = {
     "dledger.errors",
     "dledger.v1",
     "dledger.v1.log_pb2",
-    "dledger.rpc.channels",
+    "dledger.rpc.transport.channels",
     "dledger.node.server",
     "broker_adapter",
     "broker_adapter.errors",
     "broker_adapter.v1",
     "broker_adapter.v1.namesrv_pb2",
-    "broker_adapter.messaging.v2",
-    "broker_adapter.messaging.v2.service_pb2",
-    "chaos.faults",
+    "broker_adapter.proxy.v2",
+    "broker_adapter.proxy.v2.service_pb2",
+    "chaos.faults.faults",
 }
 
 
@@ -246,14 +272,14 @@ MODULES = {
         ("dledger.core.raft", "from dledger.rpc import channels"),
         ("dledger.core.raft", "from ..rpc import channels"),
         ("dledger.core.raft", "import dledger.node.server"),
-        ("dledger.store.log", "from dledger.rpc.channels import open_channel"),
+        ("dledger.store.log", "from dledger.rpc.transport.channels import open_channel"),
         ("chaos.checker.judge", "import dledger.core.values"),
         ("chaos.checker.judge", "from chaos import faults"),
         ("dledger.client.client", "from dledger.node.server import run_node"),
         ("dledger.client.client", "from dledger.v1 import log_pb2"),
         ("dledger.node.server", "import dledger.v1.log_pb2 as pb"),
         ("dledger.node.server", "import broker_adapter"),
-        ("dledger.node.server", "from chaos.faults import kill"),
+        ("dledger.node.server", "from chaos.faults.faults import kill"),
         ("broker_adapter.store", "from chaos import faults"),
         ("broker_adapter.store", "from dledger.v1 import log_pb2"),
         ("broker_adapter.store", "from dledger.errors import Refused"),
@@ -263,7 +289,7 @@ MODULES = {
         ("broker_adapter.store", "from broker_adapter.v1 import namesrv_pb2"),
         ("broker_adapter.namesrv.tables", "import broker_adapter.v1.namesrv_pb2"),
         ("broker_adapter.store", "from dledger import *"),
-        ("broker_adapter.broker", "from broker_adapter.messaging.v2 import service_pb2"),
+        ("broker_adapter.server.broker", "from broker_adapter.proxy.v2 import service_pb2"),
     ],
 )
 def test_planted_violations_are_found(module: str, source: str) -> None:
@@ -279,13 +305,13 @@ def test_planted_violations_are_found(module: str, source: str) -> None:
         ("dledger.core.raft", "from .values import Role"),
         ("dledger.core.raft", "from dledger.core import values"),
         ("dledger.rpc.log", "from dledger.v1 import log_pb2\nimport asyncio"),
-        ("dledger.node.server", "from dledger.rpc.channels import open_channel"),
+        ("dledger.node.server", "from dledger.rpc.transport.channels import open_channel"),
         ("broker_adapter.store", "from dledger import Refused, StateMachine\nimport asyncio\nimport dledger"),
         ("broker_adapter.store", "from broker_adapter.errors import Status\nfrom struct import Struct"),
         ("broker_adapter.rpc.wire", "from broker_adapter.v1 import namesrv_pb2"),
-        ("broker_adapter.messaging.front", "from broker_adapter.messaging.v2 import service_pb2"),
+        ("broker_adapter.proxy.front", "from broker_adapter.proxy.v2 import service_pb2"),
         ("broker_adapter.namesrv.rpc_service", "import broker_adapter.v1.namesrv_pb2 as pb"),
-        ("chaos.faults", "import broker_adapter\nfrom dledger.node.server import run_node"),
+        ("chaos.faults.faults", "import broker_adapter\nfrom dledger.node.server import run_node"),
     ],
 )
 def test_rightful_imports_are_not(module: str, source: str) -> None:

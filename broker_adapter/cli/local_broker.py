@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dledger.cli.cluster_kinds import Additions, ClusterKind, OwnerFacts
-from dledger.cli.cluster_plan import HOST, ClusterPlan, CompanionPlan, free_ports
+from dledger.cli.local.cluster_kinds import Additions, ClusterKind, OwnerFacts
+from dledger.cli.local.cluster_plan import HOST, ClusterPlan, CompanionPlan, free_ports
 from dledger.cli.output import human_bytes
 
 NAMESRV_VARIABLE = "DLEDGER_NAMESRV"
@@ -19,7 +19,7 @@ def _prepare(base_port: int) -> Additions:
     address, http_address = f"{HOST}:{grpc}", f"{HOST}:{http}"
     companion = CompanionPlan(_NAMESRV, "broker_adapter.namesrv", address, http_address)
     config = {"directory": "data", "listen": address, "http_listen": http_address}
-    program = {"factory": "broker_adapter.program:broker", "settings": {"namesrv": [address]}}
+    program = {"factory": "broker_adapter.server.program:broker", "settings": {"namesrv": [address]}}
     return Additions({"program": program}, [(companion, config)])
 
 

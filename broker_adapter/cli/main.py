@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker_adapter.cli.local_broker import BROKER_KIND
-from dledger.cli.cluster_commands import add_kind
+from dledger.cli.local.cluster_commands import add_kind
 from dledger.cli.main import RootGroup
 from dledger.cli.main import cli as log_cli
 from dledger.cli.main import main as log_main
@@ -13,7 +13,7 @@ add_kind(BROKER_KIND)
 cli = log_cli.extended(
     {
         "broker": "broker_adapter.cli.broker_group:broker",
-        "demo": "broker_adapter.cli.demo_command:demo",
+        "demo": "broker_adapter.cli.demo.demo_command:demo",
     }
 )
 

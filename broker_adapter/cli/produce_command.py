@@ -14,7 +14,7 @@ from broker_adapter.cli.broker_options import target_options
 from broker_adapter.cli.broker_target import Target
 from broker_adapter.cli.produce_run import ProduceRun, Tally
 from broker_adapter.client import Producer, SendReceipt
-from broker_adapter.message import MAX_BODY_BYTES
+from broker_adapter.format.message import MAX_BODY_BYTES
 from dledger import Exit
 from dledger.cli.append_command import open_source
 from dledger.cli.line_source import LineBatches

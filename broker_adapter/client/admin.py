@@ -11,7 +11,7 @@ from broker_adapter.client.directory import Directory
 from broker_adapter.client.routes import Route, StaticRoute
 from broker_adapter.client.values import Message, message_of
 from broker_adapter.errors import IllegalMessage, Status
-from broker_adapter.message_id import parse_offset_id
+from broker_adapter.format.message_id import parse_offset_id
 from broker_adapter.rpc.broker_client import BrokerClient, NotConnected
 from dledger import TlsFiles
 

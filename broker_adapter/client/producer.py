@@ -18,8 +18,15 @@ from broker_adapter.client.routes import Route, RouteSource, names_with_master, 
 from broker_adapter.client.unique_keys import UniqueKeys
 from broker_adapter.client.values import MessageQueue, Receipts, SendReceipt
 from broker_adapter.errors import Busy, IllegalMessage, PutRefused, Status, TopicRefused
-from broker_adapter.java_hash import java_hash
-from broker_adapter.properties import KEYS, TAGS, UNIQ_KEY, PropertiesText, join_properties, with_property
+from broker_adapter.format.java_hash import java_hash
+from broker_adapter.format.properties import (
+    KEYS,
+    TAGS,
+    UNIQ_KEY,
+    PropertiesText,
+    join_properties,
+    with_property,
+)
 from dledger import TlsFiles
 
 DEFAULT_TIMEOUT = 10.0

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from broker_adapter.message_id import format_unique_key
+from broker_adapter.format.message_id import format_unique_key
 
 #: The counter comes last in a key.
 _COUNTER_DIGITS = 4

@@ -10,14 +10,14 @@ from zlib_ng.zlib_ng import crc32
 
 from broker_adapter.api import PullStatus, SendResult
 from broker_adapter.errors import IllegalMessage, Status
-from broker_adapter.host import MAX_PORT, Host
-from broker_adapter.message import MIN_RECORD_SIZE, Version, decode
-from broker_adapter.message_id import format_offset_id
-from broker_adapter.properties import KEYS, MAX_PROPERTIES_BYTES, TAGS, UNIQ_KEY, split_properties
-from broker_adapter.sys_flag import HOST_BITS
-from broker_adapter.topic_names import MAX_TOPIC_LENGTH
+from broker_adapter.format.host import MAX_PORT, Host
+from broker_adapter.format.message import MIN_RECORD_SIZE, Version, decode
+from broker_adapter.format.message_id import format_offset_id
+from broker_adapter.format.properties import KEYS, MAX_PROPERTIES_BYTES, TAGS, UNIQ_KEY, split_properties
+from broker_adapter.format.sys_flag import HOST_BITS
+from broker_adapter.format.topic_names import MAX_TOPIC_LENGTH
 
-#: The fixed part of a record with IPv4 hosts (`broker_adapter.message`).
+#: The fixed part of a record with IPv4 hosts (`broker_adapter.format.message`).
 _USUAL = struct.Struct(">IIIiiqqiq4siq4siiqi")
 _V1 = int(Version.V1)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from broker_adapter.api import MESSAGE_TYPES, GroupConfig, QueueOffset, TopicConfig
 from broker_adapter.errors import BrokerError, Status, error_for
-from broker_adapter.topic_names import MAX_DERIVED_TOPIC_LENGTH, RETRY_PREFIX, check_topic_name
+from broker_adapter.format.topic_names import MAX_DERIVED_TOPIC_LENGTH, RETRY_PREFIX, check_topic_name
 
 #: The topic whose messages carry the commands. It appears in no ConsumeQueue.
 METADATA_TOPIC = "DLEDGER_SYS_METADATA"

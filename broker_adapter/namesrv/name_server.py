@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from broker_adapter.api import TopicConfig
 from broker_adapter.errors import BrokerError, NameServerBusy, Status, TopicRefused
+from broker_adapter.format.topic_names import check_topic_name
 from broker_adapter.namesrv.admission import Executor
 from broker_adapter.namesrv.kv_config import KvConfig
 from broker_adapter.namesrv.tables import NO_SESSION, NodeKey, RouteTables
@@ -22,7 +23,6 @@ from broker_adapter.namesrv.values import (
     TableLimits,
 )
 from broker_adapter.namesrv.watching import Watcher, Watchers
-from broker_adapter.topic_names import check_topic_name
 from dledger import get_logger
 
 _log = get_logger("namesrv")

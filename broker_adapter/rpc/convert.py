@@ -21,9 +21,9 @@ from broker_adapter.api import (
     outgoing_messages,
 )
 from broker_adapter.errors import BrokerError, NotMaster, PutIndeterminate, Status, error_for
-from broker_adapter.host import Host
-from broker_adapter.message_id import OffsetIds
-from broker_adapter.properties import PropertiesText, text_of
+from broker_adapter.format.host import Host
+from broker_adapter.format.message_id import OffsetIds
+from broker_adapter.format.properties import PropertiesText, text_of
 from broker_adapter.v1 import broker_pb2 as pb
 
 T = TypeVar("T")

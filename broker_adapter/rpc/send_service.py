@@ -9,7 +9,7 @@ import grpc.aio
 
 from broker_adapter.api import BrokerApi, OutgoingMessage
 from broker_adapter.errors import BrokerError, IllegalMessage, PutIndeterminate, Status
-from broker_adapter.properties import PROPERTY_SEPARATOR
+from broker_adapter.format.properties import PROPERTY_SEPARATOR
 from broker_adapter.rpc.calls import (
     Context,
     Places,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker_adapter.message import ENTRY_HEADER_SIZE
+from broker_adapter.format.message import ENTRY_HEADER_SIZE
 from dledger import Applied, AppliedEntry
 
 NOTHING = Applied(-1, -1, 0)

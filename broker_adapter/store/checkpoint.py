@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 from zlib_ng.zlib_ng import crc32
 
 from broker_adapter.errors import BrokerError, Status, StoredDataDamaged
-from broker_adapter.index_layout import IndexHeader, IndexShape
+from broker_adapter.format.index_layout import IndexHeader, IndexShape
+from broker_adapter.format.topic_names import check_topic_name
 from broker_adapter.store.consume_queue import QueueState
 from broker_adapter.store.consume_queues import QueuePosition
 from broker_adapter.store.files import Files, read_file, replace_file
 from broker_adapter.store.index_file import IndexState
-from broker_adapter.topic_names import check_topic_name
 from dledger import Applied
 
 FILE_NAME = "derived_checkpoint"

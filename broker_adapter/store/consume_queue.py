@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from zlib_ng.zlib_ng import crc32
 
-from broker_adapter.consume_queue_unit import FILLER_SIZE, UNIT_SIZE, ConsumeQueueUnit, decode_units
 from broker_adapter.errors import ReadFailed, Status, StoredDataDamaged
+from broker_adapter.format.consume_queue_unit import FILLER_SIZE, UNIT_SIZE, ConsumeQueueUnit, decode_units
 from broker_adapter.store.open_files import OpenFiles
 
 #: One read gives no more units, whatever is asked for.

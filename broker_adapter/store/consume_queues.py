@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import structlog
 
-from broker_adapter.consume_queue_unit import UNITS_PER_FILE, ConsumeQueueUnit
+from broker_adapter.format.consume_queue_unit import UNITS_PER_FILE, ConsumeQueueUnit
 from broker_adapter.store.consume_queue import ConsumeQueue, QueueState
 from broker_adapter.store.files import Files, list_directory
 from broker_adapter.store.open_files import Changes, OpenFiles

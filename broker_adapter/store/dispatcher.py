@@ -16,9 +16,9 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
-from broker_adapter.consume_queue_unit import UNITS_PER_FILE
 from broker_adapter.errors import StoredDataDamaged
-from broker_adapter.index_layout import IndexShape
+from broker_adapter.format.consume_queue_unit import UNITS_PER_FILE
+from broker_adapter.format.index_layout import IndexShape
 from broker_adapter.store.applied import NOTHING
 from broker_adapter.store.checkpoint import Image, decode_image, encode_image, read_checkpoint
 from broker_adapter.store.checkpointer import Checkpointer

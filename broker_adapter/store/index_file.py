@@ -1,4 +1,4 @@
-"""One IndexFile (`broker_adapter.index_layout`): items are appended by one thread, chains followed by any.
+"""One IndexFile (`broker_adapter.format.index_layout`): one thread appends items, any follows chains.
 
 Items are in the file as soon as they count. Its slots are kept in memory while it is the newest file, and
 written when it is full or closed: they follow from the items, and are made of them again after a crash.
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from zlib_ng.zlib_ng import crc32
 
-from broker_adapter.index_layout import (
+from broker_adapter.format.index_layout import (
     HEADER_SIZE,
     ITEM_SIZE,
     MAX_SECONDS,
@@ -30,8 +30,8 @@ from broker_adapter.index_layout import (
     link,
     may_be_stored_within,
 )
+from broker_adapter.format.key_hashes import Int64s
 from broker_adapter.store.consume_queue import Disagreement
-from broker_adapter.store.key_hashes import Int64s
 from broker_adapter.store.open_files import OpenFiles
 
 _ITEMS = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from broker_adapter.index_layout import IndexShape, index_key, index_keys, key_hash
+from broker_adapter.format.index_layout import IndexShape, index_key, index_keys, key_hash
+from broker_adapter.format.key_hashes import key_hashes
 from broker_adapter.store.consume_queue import Disagreement
 from broker_adapter.store.files import Files, list_directory
 from broker_adapter.store.index_file import IndexFile, IndexState, Keys
-from broker_adapter.store.key_hashes import key_hashes
 from broker_adapter.store.open_files import Changes, OpenFiles
 
 _log = structlog.get_logger(part="reput")

@@ -7,7 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from broker_adapter.consume_queue_unit import UNIT_SIZE, ConsumeQueueUnit, decode_units, queue_offset_at
+from broker_adapter.format.consume_queue_unit import (
+    UNIT_SIZE,
+    ConsumeQueueUnit,
+    decode_units,
+    queue_offset_at,
+)
 from broker_adapter.store.consume_queues import DIRECTORY
 from broker_adapter.store.files import Files, OsFiles, list_directory
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 
 from broker_adapter.errors import Status, StoredDataDamaged
-from broker_adapter.message import ENTRY_HEADER_SIZE, Version, decode
+from broker_adapter.format.message import ENTRY_HEADER_SIZE, Version, decode
+from broker_adapter.format.sys_flag import HOST_BITS
 from broker_adapter.store.routes import Route, Routes
-from broker_adapter.sys_flag import HOST_BITS
 from dledger import AppliedEntry
 
 #: Of a record of V1 with IPv4 hosts: size, magic, queue id, queue offset, physical offset, sys_flag, store

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker_adapter.errors import IllegalMessage, Status, StoredDataDamaged
-from broker_adapter.java_hash import tag_code
-from broker_adapter.message import Message
-from broker_adapter.properties import KEYS, MAX_PROPERTIES_BYTES, TAGS, UNIQ_KEY, split_properties
+from broker_adapter.format.java_hash import tag_code
+from broker_adapter.format.message import Message
+from broker_adapter.format.properties import KEYS, MAX_PROPERTIES_BYTES, TAGS, UNIQ_KEY, split_properties
+from broker_adapter.format.topic_names import MAX_TOPIC_LENGTH, check_topic_name
 from broker_adapter.store.consume_queue import ConsumeQueue
-from broker_adapter.topic_names import MAX_TOPIC_LENGTH, check_topic_name
 
 METADATA_TOPIC = "DLEDGER_SYS_METADATA"
 DELIVERY_TOPIC = "DLEDGER_SYS_DELIVERY"

@@ -1,5 +1,5 @@
-"""One life of a simulated broker: the real parts, put together as `broker_adapter.program` does it, around a
-simulated node, files and clock. It is the program that owns the node."""
+"""One life of a simulated broker: the real parts, put together as `broker_adapter.server.program` does it,
+around a simulated node, files and clock. It is the program that owns the node."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from random import Random
 from typing import TYPE_CHECKING, cast
 
 from broker_adapter.api import BrokerInfo, BrokerRole
-from broker_adapter.broker import Broker
-from broker_adapter.broker_role import BrokerRoleAdapter
-from broker_adapter.delivery.commands import Outcome as DeliveryOutcome
-from broker_adapter.delivery.service import DeliveryService, Topics
-from broker_adapter.delivery.state import DeliveryState
-from broker_adapter.group_service import GroupService
-from broker_adapter.host import Host
-from broker_adapter.index_layout import IndexShape
-from broker_adapter.message_writer import MessageWriter
+from broker_adapter.commitlog.message_writer import MessageWriter
+from broker_adapter.config.settings import BrokerSettings, DeliverySettings
+from broker_adapter.format.host import Host
+from broker_adapter.format.index_layout import IndexShape
 from broker_adapter.metadata.commands import METADATA_TOPIC
 from broker_adapter.metadata.coordinator import CoordinatorConfig
+from broker_adapter.metadata.group_service import GroupService
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.metadata.values import Outcome
-from broker_adapter.program import DispatchedFiles
-from broker_adapter.queue_reader import QueueReader
-from broker_adapter.replicated_state import ReplicatedState
-from broker_adapter.role_change import RoleChangeHandler, RoleChangeLimits
-from broker_adapter.settings import BrokerSettings, DeliverySettings
+from broker_adapter.pop.commands import Outcome as DeliveryOutcome
+from broker_adapter.pop.service import DeliveryService, Topics
+from broker_adapter.pop.state import DeliveryState
+from broker_adapter.role.broker_role import BrokerRoleAdapter
+from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
+from broker_adapter.server.broker import Broker
+from broker_adapter.server.program import DispatchedFiles
+from broker_adapter.server.replicated_state import ReplicatedState
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
+from broker_adapter.store.queue_reader import QueueReader
 from broker_adapter.store.stage import Stage
 from broker_adapter.testing.derived import ROOT, DerivedFiles, LateStage
 from broker_adapter.testing.machine import CheckedDispatcher
@@ -39,7 +39,7 @@ from dledger.testing.owned_node import OwnedNode
 
 if TYPE_CHECKING:
     from broker_adapter.testing.simulation import BrokerSimulation
-    from dledger.node.shell import RoleNotice
+    from dledger.replica.shell import RoleNotice
     from dledger.testing.process import SimProcess
 
 #: Small, so that files roll, times and limits are met, and members come and go within a run.

@@ -6,8 +6,8 @@ import asyncio
 from random import Random
 
 from broker_adapter.api import Assignment, PullResult, PullStatus, QueueOffset
-from broker_adapter.consume_queue_unit import FILLER_SIZE
 from broker_adapter.errors import GroupRefused, IllegalMessage
+from broker_adapter.format.consume_queue_unit import FILLER_SIZE
 from broker_adapter.testing.broker_node import SimBroker
 from broker_adapter.testing.clients import FAILURES, TAGS, TOPICS, Client
 from broker_adapter.testing.simulation import BrokerSimulation

@@ -9,8 +9,10 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import NamedTuple
 
-from broker_adapter.delivery import records
-from broker_adapter.delivery.commands import (
+from broker_adapter.errors import StoredDataDamaged
+from broker_adapter.metadata.commands import Command, DeleteGroup, DeleteTopic, PutTopic, ResetOffsets
+from broker_adapter.pop import records
+from broker_adapter.pop.commands import (
     Ack,
     Bury,
     Change,
@@ -28,10 +30,8 @@ from broker_adapter.delivery.commands import (
     QueueKey,
     Sent,
 )
-from broker_adapter.delivery.handles import topic_digest
-from broker_adapter.delivery.state import DeliveryState
-from broker_adapter.errors import StoredDataDamaged
-from broker_adapter.metadata.commands import Command, DeleteGroup, DeleteTopic, PutTopic, ResetOffsets
+from broker_adapter.pop.handles import topic_digest
+from broker_adapter.pop.state import DeliveryState
 from dledger.testing import Violation
 
 FirstOffset = Callable[[QueueKey], int | None]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from broker_adapter.delivery import records
-from broker_adapter.delivery.api import Delivery
-from broker_adapter.delivery.commands import Change, ChangeKind, PassedOn, QueueKey
-from broker_adapter.delivery.handles import parse_receipt
 from broker_adapter.errors import StoredDataDamaged
-from broker_adapter.message import Message
-from broker_adapter.properties import UNIQ_KEY, split_properties
+from broker_adapter.format.message import Message
+from broker_adapter.format.properties import UNIQ_KEY, split_properties
+from broker_adapter.format.topic_names import DEAD_LETTER_PREFIX
+from broker_adapter.pop import records
+from broker_adapter.pop.api import Delivery
+from broker_adapter.pop.commands import Change, ChangeKind, PassedOn, QueueKey
+from broker_adapter.pop.handles import parse_receipt
 from broker_adapter.testing.delivery_model import DeliveryModel
-from broker_adapter.topic_names import DEAD_LETTER_PREFIX
 from dledger.testing import Violation
 
 Place = tuple[str, int, int]  # group, queue id, offset

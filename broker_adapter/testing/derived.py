@@ -9,7 +9,7 @@ from random import Random
 
 from broker_adapter.store.stage import Job
 from dledger.testing import CrashKind
-from dledger.testing.sim_disk import CrashPoint, SimDisk
+from dledger.testing.virtual.sim_disk import CrashPoint, SimDisk
 
 ROOT = Path("/broker")
 _LATE_MS = (0, 0, 0, 5, 40)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.metadata.state import MetadataState
+from broker_adapter.pop.state import DeliveryState
 from broker_adapter.store.dispatcher import Dispatcher
 from dledger import Applied, AppliedEntry
 

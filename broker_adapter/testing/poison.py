@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker_adapter.delivery.commands import DELIVERY_TOPIC
-from broker_adapter.delivery.records import MAGIC as DELIVERY_MAGIC
-from broker_adapter.message import Message, encode, patch_offsets
+from broker_adapter.format.message import Message, encode, patch_offsets
+from broker_adapter.format.sys_flag import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from broker_adapter.metadata.commands import METADATA_TOPIC
 from broker_adapter.metadata.records import MAGIC as METADATA_MAGIC
-from broker_adapter.sys_flag import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+from broker_adapter.pop.commands import DELIVERY_TOPIC
+from broker_adapter.pop.records import MAGIC as DELIVERY_MAGIC
 from broker_adapter.testing.broker_node import GatedAppends, SimBroker
 from broker_adapter.testing.clients import FAILURES, QUEUES, TOPICS, Client
 from broker_adapter.testing.truth import POISON

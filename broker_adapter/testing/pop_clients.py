@@ -9,9 +9,9 @@ from random import Random
 from typing import TypeVar
 
 from broker_adapter.api import GroupConfig, OutgoingMessage, QueueOffset
-from broker_adapter.delivery.api import AckStatus, Delivery, Resolution
 from broker_adapter.errors import GroupRefused, IllegalMessage, PutRefused, ReadFailed, Status
-from broker_adapter.message import decode
+from broker_adapter.format.message import decode
+from broker_adapter.pop.api import AckStatus, Delivery, Resolution
 from broker_adapter.testing.broker_node import SimBroker
 from broker_adapter.testing.clients import FAILURES, QUEUES, Client
 from broker_adapter.testing.simulation import BrokerSimulation

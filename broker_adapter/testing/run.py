@@ -13,7 +13,7 @@ from typing import TextIO
 
 import structlog
 
-from broker_adapter.delivery.commands import QueueKey
+from broker_adapter.pop.commands import QueueKey
 from broker_adapter.testing.broker_node import SimBroker
 from broker_adapter.testing.clients import TOPICS, Administrator, Client, Producer
 from broker_adapter.testing.consumers import GroupLog, Member

@@ -15,10 +15,10 @@ from broker_adapter.testing.truth import LogTruth
 from dledger import DLedgerError
 from dledger.testing import CrashKind, Profile, Simulation, Violation
 from dledger.testing.durable import StateThread
-from dledger.testing.event_loop import virtual_loop
 from dledger.testing.nemesis import Nemesis
 from dledger.testing.process import SimProcess
-from dledger.testing.sim_disk import CrashPoint
+from dledger.testing.virtual.event_loop import virtual_loop
+from dledger.testing.virtual.sim_disk import CrashPoint
 
 T = TypeVar("T")
 

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker_adapter.api import QueueOffset, SendResult
-from broker_adapter.consume_queue_unit import FILLER_SIZE, MAX_FILLERS
-from broker_adapter.delivery.commands import DELIVERY_TOPIC, QueueKey
 from broker_adapter.errors import StoredDataDamaged
-from broker_adapter.java_hash import tag_code
-from broker_adapter.message import Message, decode
+from broker_adapter.format.consume_queue_unit import FILLER_SIZE, MAX_FILLERS
+from broker_adapter.format.java_hash import tag_code
+from broker_adapter.format.message import Message, decode
+from broker_adapter.format.properties import split_properties
+from broker_adapter.format.sys_flag import TRANSACTION_MASK
 from broker_adapter.metadata import records
 from broker_adapter.metadata.commands import METADATA_TOPIC, DeleteGroup, ResetOffsets
 from broker_adapter.metadata.records import Unknown
-from broker_adapter.properties import split_properties
+from broker_adapter.pop.commands import DELIVERY_TOPIC, QueueKey
 from broker_adapter.store.consume_queue import ConsumeQueue
-from broker_adapter.sys_flag import TRANSACTION_MASK
 from broker_adapter.testing.delivery_model import look_at_delivery
 from broker_adapter.testing.delivery_truth import DeliveryTruth
 from broker_adapter.testing.group_model import GroupModel, look_at

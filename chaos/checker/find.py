@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from chaos.checker.census import Census
+from chaos.checker.checks.registry import Check, Part
 from chaos.checker.engine import Engine, Row, union
-from chaos.checker.registry import Check, Part
 
 MAX_WITNESSES = 32
 #: Sources of few rows that are run as one query.

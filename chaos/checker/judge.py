@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from chaos.checker.census import take_census
+from chaos.checker.checks.registry import Check, Severity
 from chaos.checker.engine import Engine, Row
 from chaos.checker.find import find, population_of
-from chaos.checker.registry import Check, Severity
 from chaos.trace.schema import file_name
 
 #: Without these a run shows nothing about loss, whatever else is in its trace: one of each.

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import click
 
 from chaos.checker.checks import CHECKS
+from chaos.checker.checks.registry import Check, Severity
 from chaos.checker.engine import Engine, EngineFailed
-from chaos.checker.figures import Figures, take_figures
 from chaos.checker.files import file_troubles
 from chaos.checker.follow import WATCHED, follow
 from chaos.checker.intake import Intake, IntakeError, take_in
@@ -26,8 +26,15 @@ from chaos.checker.java import NoJava
 from chaos.checker.judge import RunResult, Verdict, judge
 from chaos.checker.readers.history import ReaderError
 from chaos.checker.readers.sources import Format, run_directories
-from chaos.checker.registry import Check, Severity
-from chaos.checker.report import as_json, one_line, overall, verdict_sentence, write_junit, write_report
+from chaos.checker.reporting.figures import Figures, take_figures
+from chaos.checker.reporting.report import (
+    as_json,
+    one_line,
+    overall,
+    verdict_sentence,
+    write_junit,
+    write_report,
+)
 from chaos.checker.tables import make_tables
 
 if TYPE_CHECKING:

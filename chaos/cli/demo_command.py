@@ -15,10 +15,10 @@ from random import SystemRandom
 
 import click
 
+from chaos.plans.scenario import Scenario, find_scenario
 from chaos.run import Result, Run, Watch
-from chaos.scenario import Scenario, find_scenario
-from dledger.cli.demo_command import say
-from dledger.cli.demo_input import default_input, read_lines
+from dledger.cli.demo.demo_command import say
+from dledger.cli.demo.demo_input import default_input, read_lines
 from dledger.errors import DLedgerError
 
 SCENARIO = "main-job"

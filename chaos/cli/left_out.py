@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chaos.scenario import Scenario
+from chaos.plans.scenario import Scenario
 from chaos.workloads.released.installed import client_python
 from dledger.errors import ConfigError
 

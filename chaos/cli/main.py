@@ -13,7 +13,7 @@ from chaos.cli.demo_command import demo
 from chaos.cli.failover_command import failover
 from chaos.cli.run_command import run
 from chaos.cli.soak_command import soak
-from chaos.scenario import all_scenarios
+from chaos.plans.scenario import all_scenarios
 
 #: As where a run could not be carried out.
 _EXIT_FAILED = 3

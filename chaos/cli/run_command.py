@@ -21,8 +21,8 @@ from chaos.cli.left_out import runnable
 from chaos.cli.side_by_side import Ended, Job, run_side_by_side
 from chaos.cli.soak_command import BROKEN
 from chaos.cli.view import COLOURS, RunView, print_result
+from chaos.plans.scenario import Scenario, all_scenarios, find_scenario
 from chaos.run import RESULT_FILE, Result, Run
-from chaos.scenario import Scenario, all_scenarios, find_scenario
 from chaos.verdict import Verdict
 from chaos.workloads.messages import lines_of
 from dledger.errors import ConfigError, DLedgerError

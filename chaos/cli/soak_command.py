@@ -16,9 +16,9 @@ from rich.console import Console
 
 from chaos.cli.checking import check_runs, require_checker
 from chaos.cli.left_out import runnable
+from chaos.plans.scenario import Scenario, all_scenarios
+from chaos.plans.soak import draw
 from chaos.run import Result, Run
-from chaos.scenario import Scenario, all_scenarios
-from chaos.soak import draw
 from chaos.verdict import Verdict
 from dledger.errors import ConfigError
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from chaos.spoil.disk import SpoiledDisk
 from chaos.spoil.orders import Counters, Did, OrderFile
 from dledger import ConfigError, NodeConfig, NodeServer
-from dledger.node.config import ProgramConfig
 from dledger.node.program import load_program
+from dledger.node.setup.config import ProgramConfig
 
 
 class _MakesNodes(Protocol):

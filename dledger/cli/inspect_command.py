@@ -14,7 +14,13 @@ import click
 from dledger.cli.client_options import GREATEST
 from dledger.cli.exits import Exit
 from dledger.cli.output import human_bytes, print_json, print_table
-from dledger.store.inspect import DirectoryReport, EntryReport, FileReport, inspect_directory, list_entries
+from dledger.store.offline.inspect import (
+    DirectoryReport,
+    EntryReport,
+    FileReport,
+    inspect_directory,
+    list_entries,
+)
 from dledger.store.scan import Verdict
 
 _COLUMNS = ("index", "term", "pos", "size", "more", "kind", "body_crc", "chain_crc", "indexed")

@@ -13,13 +13,13 @@ import click
 
 from dledger.cli.exits import EXIT_CODES_HELP, Exit, exit_code_of, print_error
 from dledger.errors import Code, DLedgerError
-from dledger.node.libraries import configure_libraries
+from dledger.node.setup.libraries import configure_libraries
 
 # command -> module:attribute. Loaded when used: a server must not pay for what only the demo needs.
 _COMMANDS = {
     "init": "dledger.cli.server_commands:init",
     "server": "dledger.cli.server_commands:server",
-    "cluster": "dledger.cli.cluster_commands:cluster",
+    "cluster": "dledger.cli.local.cluster_commands:cluster",
     "append": "dledger.cli.append_command:append",
     "read": "dledger.cli.read_command:read",
     "status": "dledger.cli.status_command:status",
@@ -30,7 +30,7 @@ _COMMANDS = {
     "restore": "dledger.cli.upkeep_commands:restore",
     "set-term": "dledger.cli.set_term_command:set_term",
     "inspect": "dledger.cli.inspect_command:inspect",
-    "demo": "dledger.cli.demo_command:demo",
+    "demo": "dledger.cli.demo.demo_command:demo",
 }
 
 

@@ -15,8 +15,8 @@ from dledger.core.values import FlushMode
 from dledger.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dledger.node.config import NodeConfig
-    from dledger.node.state_machine import StateMachine
+    from dledger.node.machine.state_machine import StateMachine
+    from dledger.node.setup.config import NodeConfig
 
 _config_option = click.option(
     "--config",
@@ -78,7 +78,7 @@ def init(
       dledger init --config n1.toml --new-secret
       dledger init --directory /var/lib/log --cluster-id orders --node-id n1
     """
-    from dledger.node.config_faults import read_toml
+    from dledger.node.setup.config_faults import read_toml
     from dledger.store.identity import Identity, first_incarnation, init_directory, member_list
 
     values = read_toml(path) if path is not None else {}
@@ -110,7 +110,7 @@ def init(
 
 def _init_secret(config: Path | None, name: object, *, new: bool) -> None:
     """Before the directory is made: a node whose secret is no good would not start."""
-    from dledger.node.secret_file import load_secret, make_secret
+    from dledger.node.setup.secret_file import load_secret, make_secret
 
     if not isinstance(name, str) or config is None:
         if new:
@@ -226,7 +226,7 @@ def _state_machine(name: str) -> StateMachine:
 
 def node_config(path: Path | None, overrides: Mapping[str, Any]) -> NodeConfig:
     """The configuration of a file, with single keys of its tables replaced."""
-    from dledger.node.config import load_config, parse_config
+    from dledger.node.setup.config import load_config, parse_config
 
     if path is None:
         return parse_config(overrides, where="command line")

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from dledger.cli.client_options import GREATEST
-from dledger.store.set_term import report_term
-from dledger.store.set_term import set_term as set_offline
+from dledger.store.offline.set_term import report_term
+from dledger.store.offline.set_term import set_term as set_offline
 
 
 @click.command("set-term")

@@ -15,11 +15,11 @@ from dledger.cli.output import human_bytes
 from dledger.client import AsyncClient, TlsFiles
 from dledger.core.values import FlushMode
 from dledger.errors import ConfigError, DLedgerError
-from dledger.node.config import duration_ms
+from dledger.node.setup.config import duration_ms
 from dledger.store.api import Frames
-from dledger.store.backup import read_manifest, restore_directory, write_backup
-from dledger.store.batch import decode_entries
+from dledger.store.format.batch import decode_entries
 from dledger.store.identity import Identity
+from dledger.store.offline.backup import read_manifest, restore_directory, write_backup
 
 
 @click.command()

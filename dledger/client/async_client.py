@@ -18,10 +18,10 @@ from dledger.client.reader import Reader, ReadMode
 from dledger.client.session import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, Appender, Session
 from dledger.client.values import AppendResult, AttemptHook, Entry
 from dledger.errors import Code, ConfigError, DLedgerError, Indeterminate, NotLeader, ReadFailed
-from dledger.rpc.channels import ChannelSecurity
 from dledger.rpc.log_client import LogClient, NetworkFailure
 from dledger.rpc.ports import BackupHead, ScrubProgress
-from dledger.rpc.tls import ClientTls, TlsFiles
+from dledger.rpc.transport.channels import ChannelSecurity
+from dledger.rpc.transport.tls import ClientTls, TlsFiles
 from dledger.status.model import NodeStatus
 
 if TYPE_CHECKING:

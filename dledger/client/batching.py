@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from dledger.client.frames import HEADER_SIZE
 from dledger.client.values import AppendResult, AttemptHook
 from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest
-from dledger.rpc.channels import MAX_PAYLOAD_BYTES
 from dledger.rpc.log_client import AppendAnswer
+from dledger.rpc.transport.channels import MAX_PAYLOAD_BYTES
 
 #: What a batch in a session holds besides its bodies: the session entry, with room to spare (bytes).
 _SESSION_ENTRY_BYTES = 256

@@ -18,7 +18,7 @@ from dledger.client.reader import ReadMode
 from dledger.client.session import CLOSE_TIMEOUT, DEFAULT_TIMEOUT, Appender, Session
 from dledger.client.values import AppendResult, Entry
 from dledger.errors import DLedgerError
-from dledger.rpc.tls import TlsFiles
+from dledger.rpc.transport.tls import TlsFiles
 from dledger.status.model import NodeStatus
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from contextlib import suppress
 import tenacity
 
 from dledger.errors import DLedgerError, NotLeader
-from dledger.rpc.channels import ChannelSecurity
 from dledger.rpc.log_client import LogClient, TlsFailure
+from dledger.rpc.transport.channels import ChannelSecurity
 from dledger.status.model import NodeStatus
 
 #: A server that does not say within this time how it is counts as silent, in seconds.

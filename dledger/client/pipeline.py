@@ -18,9 +18,9 @@ from dledger.client.directory import Directory
 from dledger.client.rules import Verdict, is_against_the_leader, judge
 from dledger.client.values import AttemptHook
 from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest, NotLeader, Overloaded, Refused
-from dledger.rpc.channels import CONNECT_TIMEOUT_MS
 from dledger.rpc.log_client import AppendAnswer, AppendStream, LogClient, NetworkFailure
 from dledger.rpc.request_wire import SessionMark, wire_ms
+from dledger.rpc.transport.channels import CONNECT_TIMEOUT_MS
 
 #: How long a broken stream may take to hand over the answers that arrived before it broke, in seconds.
 _LAST_ANSWERS = 0.5

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from dledger.errors import ConfigError
-from dledger.node.libraries import configure_libraries
+from dledger.node.setup.libraries import configure_libraries
 
 
 def main() -> int:
@@ -16,8 +16,8 @@ def main() -> int:
     arguments = parser.parse_args()
     configure_libraries()
     # These import grpc and numpy, for which the choice has to be made before.
-    from dledger.node.config import load_config
     from dledger.node.run import EXIT_CONFIG, run_node
+    from dledger.node.setup.config import load_config
 
     try:
         config = load_config(arguments.config)

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Callable
 
 from dledger.errors import Code, DLedgerError, Indeterminate, NotLeader, Overloaded
 from dledger.node.async_shell import AsyncShell
-from dledger.node.config import NodeConfig
+from dledger.node.loop.pacing import Pace
+from dledger.node.members.repairer import Scrubber
 from dledger.node.node_log import NodeLog
-from dledger.node.pacing import Pace
-from dledger.node.repairer import Scrubber
+from dledger.node.setup.config import NodeConfig
 from dledger.rpc.ports import BackupHead, ScrubProgress
 from dledger.status.model import DamagedRange, NodeStatus
 from dledger.store.api import Damage, LogStore

@@ -30,20 +30,20 @@ from dledger.core.messages import (
 )
 from dledger.core.values import Role
 from dledger.errors import Code, DLedgerError, InvalidRequest, NotLeader, ReadFailed, StorageError
-from dledger.node.catch_up import CatchUp, Wanted
-from dledger.node.disk_jobs import CheckpointJob, HardStateReport, Report, StoredReport
-from dledger.node.inbound import Inbound
-from dledger.node.logs import get_logger
-from dledger.node.metrics import Histogram
-from dledger.node.owned_append import Fill, prepare
-from dledger.node.peers import PeerLink
-from dledger.node.polling import vigil_of, when_idle
-from dledger.node.readable import ReadableLog
-from dledger.node.rebuilding import RebuildJob, Rebuilt
-from dledger.node.replica import Replica
-from dledger.node.shell import AppendOutcome, DiskJob, PurgeJob, ResetJob, RoleNotice, TruncateJob
-from dledger.node.ticker import Ticker, next_tick_ms
-from dledger.node.yielding import NO_APPENDS, Appends
+from dledger.logs import get_logger
+from dledger.metrics import Histogram
+from dledger.node.disk.disk_jobs import CheckpointJob, HardStateReport, Report, StoredReport
+from dledger.node.loop.polling import vigil_of, when_idle
+from dledger.node.loop.readable import ReadableLog
+from dledger.node.loop.ticker import Ticker, next_tick_ms
+from dledger.node.members.catch_up import CatchUp, Wanted
+from dledger.node.members.inbound import Inbound
+from dledger.node.members.peers import PeerLink
+from dledger.node.members.yielding import NO_APPENDS, Appends
+from dledger.replica.owned_append import Fill, prepare
+from dledger.replica.rebuilding import RebuildJob, Rebuilt
+from dledger.replica.replica import Replica
+from dledger.replica.shell import AppendOutcome, DiskJob, PurgeJob, ResetJob, RoleNotice, TruncateJob
 from dledger.rpc.ports import AppendToken
 from dledger.store.api import EntryDamaged, Frames, LogStore
 
@@ -61,7 +61,7 @@ def monotonic_ms() -> int:
 
 
 class StateKeeper(Protocol):
-    """Whoever applies the log to a state machine; see dledger.node.applier."""
+    """Whoever applies the log to a state machine; see dledger.node.machine.applier."""
 
     def start(self) -> None: ...
     def save(self, image_index: int) -> None: ...
@@ -69,7 +69,7 @@ class StateKeeper(Protocol):
 
 
 class DiskQueue(Protocol):
-    """The thread that writes; see dledger.node.disk_worker."""
+    """The thread that writes; see dledger.node.disk.disk_worker."""
 
     @property
     def fsync_began_ms(self) -> int | None: ...
@@ -85,7 +85,7 @@ class DiskQueue(Protocol):
 
 
 class AsyncShell:
-    """Implements dledger.node.shell.Shell, and the events of peers and disk. Wired once, before use."""
+    """Implements dledger.replica.shell.Shell, and the events of peers and disk. Wired once, before use."""
 
     def __init__(
         self,

@@ -8,15 +8,15 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 
 from dledger.errors import Code, InvalidRequest, NotLeader, ReadFailed
+from dledger.metrics import NodeMetrics
 from dledger.node.async_shell import AsyncShell
-from dledger.node.fetching import LogFetcher
-from dledger.node.metrics import NodeMetrics
-from dledger.node.read_points import ReadPoints
-from dledger.node.readable import ReadableLog
+from dledger.node.loop.readable import ReadableLog
+from dledger.node.members.fetching import LogFetcher
+from dledger.node.members.read_points import ReadPoints
 from dledger.rpc.log_client import LogClient, NetworkFailure
 from dledger.rpc.ports import AppendToken, Chunk, ServiceLimits
 from dledger.store.api import EntryDamaged, LogStore
-from dledger.store.batch import MAGIC_NORMAL, decode_entries
+from dledger.store.format.batch import MAGIC_NORMAL, decode_entries
 
 
 def _refuse_append(

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from dledger.core.values import OwnerFitness, Role
 from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest, NotLeader
-from dledger.node.applier import Applier
+from dledger.logs import get_logger
+from dledger.metrics import NodeMetrics
 from dledger.node.async_shell import AsyncShell, monotonic_ms
-from dledger.node.config import NodeConfig
-from dledger.node.logs import get_logger
-from dledger.node.metrics import NodeMetrics
-from dledger.node.owned_append import Fill
+from dledger.node.loop.readable import ReadableLog
+from dledger.node.machine.applier import Applier
 from dledger.node.owner_status import OwnerStatus
-from dledger.node.readable import ReadableLog
-from dledger.node.replica import Replica
 from dledger.node.role_events import RoleEvents, RoleListener
-from dledger.node.shell import AppendOutcome
+from dledger.node.setup.config import NodeConfig
+from dledger.replica.owned_append import Fill
+from dledger.replica.replica import Replica
+from dledger.replica.shell import AppendOutcome
 from dledger.rpc.serving import GrpcService as GrpcService  # for the programs, which see the node only
 from dledger.rpc.serving import check_services
 

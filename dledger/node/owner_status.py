@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from dledger.node.logs import get_logger
+from dledger.logs import get_logger
 
 _log = get_logger("node")
 

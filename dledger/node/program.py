@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from dledger.errors import Code, ConfigError
-from dledger.node.config import NodeConfig
 from dledger.node.server import NodeServer
+from dledger.node.setup.config import NodeConfig
 
 
 class Program(Protocol):

@@ -6,12 +6,13 @@ import asyncio
 
 from dledger.core.values import FlushMode
 from dledger.errors import Code, DLedgerError, StorageError
-from dledger.node.config import NodeConfig
-from dledger.node.logs import get_logger
-from dledger.node.security import NodeSecurity
+from dledger.logs import get_logger
+from dledger.node.setup.config import NodeConfig
+from dledger.node.setup.security import NodeSecurity
 from dledger.rpc.log_client import LogClient
 from dledger.status.model import NodeStatus
 from dledger.store.disk import OsDisk
+from dledger.store.format.layout import NodePaths
 from dledger.store.identity import (
     Identity,
     first_incarnation,
@@ -19,7 +20,6 @@ from dledger.store.identity import (
     load_identity,
     member_list,
 )
-from dledger.store.layout import NodePaths
 from dledger.store.state_files import read_hard_state
 
 _log = get_logger("rejoin")

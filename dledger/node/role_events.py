@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from dledger.core.values import Role
-from dledger.node.logs import get_logger
-from dledger.node.shell import RoleNotice
+from dledger.logs import get_logger
+from dledger.replica.shell import RoleNotice
 
 _log = get_logger("node")
 

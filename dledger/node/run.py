@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from dledger.errors import Code, ConfigError, DLedgerError
-from dledger.node.config import NodeConfig
-from dledger.node.logs import configure_logging, get_logger
-from dledger.node.polling import NodeLoop
+from dledger.logs import configure_logging, get_logger
+from dledger.node.loop.polling import NodeLoop
+from dledger.node.loop.wakefulness import DEVICE, CpuLatency, Vigil
+from dledger.node.loop.watchdog import LoopWatchdog
+from dledger.node.machine.state_machine import StateMachine
 from dledger.node.program import Program, load_program
 from dledger.node.rejoin import prepare_rejoin
 from dledger.node.server import NodeServer
-from dledger.node.state_machine import StateMachine
-from dledger.node.wakefulness import DEVICE, CpuLatency, Vigil
-from dledger.node.watchdog import LoopWatchdog
+from dledger.node.setup.config import NodeConfig
 from dledger.store.descriptors import descriptors, raise_limit
 from dledger.store.disk import Disk
 

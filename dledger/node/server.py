@@ -14,31 +14,31 @@ from functools import partial
 
 from dledger.core.values import CoreConfig, Membership, Role
 from dledger.errors import DLedgerError
+from dledger.logs import get_logger
+from dledger.metrics import NodeMetrics
 from dledger.node.admin import NodeAdmin
-from dledger.node.admission import AppendLimits
-from dledger.node.allocator import Allocator
-from dledger.node.applier import Applier
 from dledger.node.async_shell import AsyncShell, monotonic_ms
-from dledger.node.body_reader import BodyReader
-from dledger.node.config import NodeConfig, duration_ms
-from dledger.node.disk_worker import DiskWorker
-from dledger.node.inbound import Inbound
-from dledger.node.logs import get_logger
-from dledger.node.metrics import NodeMetrics
+from dledger.node.disk.allocator import Allocator
+from dledger.node.disk.body_reader import BodyReader
+from dledger.node.disk.disk_worker import DiskWorker
+from dledger.node.loop.readable import ReadableLog
+from dledger.node.loop.threads import finished
+from dledger.node.loop.wall_clock import JumpWatch, wall_ms
+from dledger.node.machine.applier import Applier
+from dledger.node.machine.state_machine import StateMachine
+from dledger.node.members.inbound import Inbound
+from dledger.node.members.peers import PeerEvents, PeerLink
+from dledger.node.members.repairer import Repairer, Scrubber
 from dledger.node.node_log import NodeLog
 from dledger.node.owner import OwnerFace
-from dledger.node.peers import PeerEvents, PeerLink
-from dledger.node.readable import ReadableLog
-from dledger.node.repairer import Repairer, Scrubber
-from dledger.node.replica import Replica, ReplicaConfig
-from dledger.node.secret_file import load_secret
-from dledger.node.security import NodeSecurity
-from dledger.node.shell import RoleNotice
-from dledger.node.state_machine import StateMachine
+from dledger.node.setup.config import NodeConfig, duration_ms
+from dledger.node.setup.secret_file import load_secret
+from dledger.node.setup.security import NodeSecurity
 from dledger.node.status_view import StatusView
-from dledger.node.threads import finished
 from dledger.node.tracing import NodeTrace, TracingShell
-from dledger.node.wall_clock import JumpWatch, wall_ms
+from dledger.replica.admission import AppendLimits
+from dledger.replica.replica import Replica, ReplicaConfig
+from dledger.replica.shell import RoleNotice
 from dledger.rpc.append_wire import AppendEncoder
 from dledger.rpc.cluster_secret import ClusterSecret
 from dledger.rpc.envelope import Identity
@@ -52,7 +52,7 @@ from dledger.store.api import LogStore
 from dledger.store.disk import Disk, readable_by_others
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import member_list
-from dledger.store.set_term import check_range
+from dledger.store.offline.set_term import check_range
 
 _log = get_logger("node")
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 from dledger.core.values import FlushMode, Role
 from dledger.errors import DLedgerError
+from dledger.metrics import NodeMetrics
 from dledger.node.admin import damaged_range
-from dledger.node.applier import Applier
-from dledger.node.config import NodeConfig
-from dledger.node.disk_worker import DiskWorker
-from dledger.node.metrics import NodeMetrics
+from dledger.node.disk.disk_worker import DiskWorker
+from dledger.node.machine.applier import Applier
+from dledger.node.members.peers import PeerLink
+from dledger.node.members.repairer import Repairer, Scrubber
 from dledger.node.owner_status import OwnerStatus
-from dledger.node.peers import PeerLink
-from dledger.node.repairer import Repairer, Scrubber
-from dledger.node.replica import Replica
-from dledger.node.shell import RoleNotice
+from dledger.node.setup.config import NodeConfig
+from dledger.replica.replica import Replica
+from dledger.replica.shell import RoleNotice
 from dledger.rpc.log_client import LogClient
 from dledger.status.cluster import Answer
 from dledger.status.metrics import StatusExporter

@@ -13,9 +13,9 @@ from dledger.core.messages import Message, VoteRequest, VoteResponse
 from dledger.core.values import HardState, Role, VoteResult
 from dledger.errors import DLedgerError
 from dledger.node.async_shell import AsyncShell
-from dledger.node.disk_jobs import HardStateReport, Report, StoredReport
-from dledger.node.owned_append import Fill
-from dledger.node.shell import (
+from dledger.node.disk.disk_jobs import HardStateReport, Report, StoredReport
+from dledger.replica.owned_append import Fill
+from dledger.replica.shell import (
     AppendOutcome,
     DiskJob,
     HardStateJob,
@@ -25,7 +25,7 @@ from dledger.node.shell import (
     TruncateJob,
     WriteJob,
 )
-from dledger.store.batch import Batch
+from dledger.store.format.batch import Batch
 
 T = TypeVar("T")
 

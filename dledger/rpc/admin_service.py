@@ -10,9 +10,9 @@ import grpc.aio
 from dledger.errors import Code, DLedgerError, InvalidRequest
 from dledger.rpc.convert_admin import backup_head_to_pb, node_status_to_pb, scrub_to_pb
 from dledger.rpc.convert_log import status_of
-from dledger.rpc.handlers import malformed
 from dledger.rpc.peer_names import AdminNames
 from dledger.rpc.ports import AdminPort
+from dledger.rpc.transport.handlers import malformed
 from dledger.v1 import admin_pb2 as pb
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]

@@ -14,16 +14,16 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest, Overloaded
-from dledger.rpc.call_limit import FirstMessages
 from dledger.rpc.convert_log import AppendResult, append_response
-from dledger.rpc.handlers import malformed
-from dledger.rpc.outbox import Outbox
 from dledger.rpc.ports import LogPort, ServiceLimits
+from dledger.rpc.transport.call_limit import FirstMessages
+from dledger.rpc.transport.handlers import malformed
+from dledger.rpc.transport.outbox import Outbox
 from dledger.v1 import log_pb2 as pb
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
-_HEADER_SIZE = 48  # of an entry, see dledger.store.batch
+_HEADER_SIZE = 48  # of an entry, see dledger.store.format.batch
 
 
 class AppendService:

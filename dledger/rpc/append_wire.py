@@ -12,8 +12,8 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from dledger.core.messages import Append
-from dledger.rpc.handlers import parser
-from dledger.rpc.wire import BYTES, VARINT, tag, varint
+from dledger.rpc.transport.handlers import parser
+from dledger.rpc.transport.wire import BYTES, VARINT, tag, varint
 from dledger.v1 import peer_pb2 as pb
 
 _NO_KIND = 7  # of fields: there is none of this number

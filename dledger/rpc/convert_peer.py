@@ -46,7 +46,7 @@ from dledger.v1 import peer_pb2 as pb
 Frames = bytes | memoryview
 
 # Only what the terms of a push are peeked from: size, index and term of a stored entry. The replica verifies
-# the whole batch later; the layout is that of dledger.store.batch.
+# the whole batch later; the layout is that of dledger.store.format.batch.
 _PEEK = struct.Struct(">4xiqq")
 _HEADER_SIZE = 48
 

@@ -15,12 +15,12 @@ import grpc
 import grpc.aio
 
 from dledger.errors import Code, DLedgerError, Overloaded, error_for
-from dledger.rpc.call_limit import TOO_MANY_CALLS
-from dledger.rpc.channels import CallCount, ChannelSecurity, open_channel
 from dledger.rpc.convert_admin import backup_head_from_pb, node_status_from_pb, scrub_from_pb
 from dledger.rpc.ports import BackupHead, ScrubProgress
 from dledger.rpc.request_wire import SessionMark, encode_append_request, serialize_request, wire_ms
-from dledger.rpc.tls_failures import explain
+from dledger.rpc.transport.call_limit import TOO_MANY_CALLS
+from dledger.rpc.transport.channels import CallCount, ChannelSecurity, open_channel
+from dledger.rpc.transport.tls_failures import explain
 from dledger.status.model import NodeStatus
 from dledger.v1 import admin_pb2, admin_pb2_grpc, log_pb2, log_pb2_grpc
 

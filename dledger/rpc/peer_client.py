@@ -21,13 +21,13 @@ from dledger.core.messages import (
 from dledger.errors import InvalidRequest, error_for
 from dledger.rpc import convert_peer as convert
 from dledger.rpc.append_wire import AppendEncoder, serialize_push
-from dledger.rpc.channels import CallCount, ChannelSecurity, open_channel
 from dledger.rpc.envelope import Identity
-from dledger.rpc.outbox import Writing
 from dledger.rpc.peer_transport import Answer, PeerTlsFailure, PeerUnreachable, Question
 from dledger.rpc.ports import FetchedFrames
 from dledger.rpc.push_stream import PushSender
-from dledger.rpc.tls_failures import explain
+from dledger.rpc.transport.channels import CallCount, ChannelSecurity, open_channel
+from dledger.rpc.transport.outbox import Writing
+from dledger.rpc.transport.tls_failures import explain
 from dledger.v1 import peer_pb2 as pb
 from dledger.v1 import peer_pb2_grpc
 

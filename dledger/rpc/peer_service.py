@@ -18,12 +18,12 @@ from dledger.core.messages import (
 )
 from dledger.errors import Code, DLedgerError, InvalidRequest, Overloaded
 from dledger.rpc import convert_peer as convert
-from dledger.rpc.call_limit import FirstMessages
 from dledger.rpc.envelope import refusal
-from dledger.rpc.handlers import malformed
 from dledger.rpc.peer_names import PeerNames
 from dledger.rpc.ports import PeerPort
 from dledger.rpc.push_stream import PushReceiver
+from dledger.rpc.transport.call_limit import FirstMessages
+from dledger.rpc.transport.handlers import malformed
 from dledger.v1 import peer_pb2 as pb
 
 _log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol
 from dledger.core.messages import Message, PushMessage, PushResponse
 from dledger.core.values import Base
 from dledger.errors import DLedgerError, InvalidRequest
-from dledger.rpc.channels import MAX_CONNECTIONS, MAX_PAYLOAD_BYTES
 from dledger.rpc.convert_log import AppendResult
 from dledger.rpc.envelope import Identity
+from dledger.rpc.transport.channels import MAX_CONNECTIONS, MAX_PAYLOAD_BYTES
 from dledger.status.model import DamagedRange, NodeStatus
 
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from dledger.core.messages import Commit, Goodbye, PushMessage, PushResponse
 from dledger.errors import InvalidRequest
-from dledger.rpc.outbox import Outbox, Writing
 from dledger.rpc.ports import PeerPort
+from dledger.rpc.transport.outbox import Outbox, Writing
 
 Payload = bytes | memoryview | None
 

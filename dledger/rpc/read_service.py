@@ -8,8 +8,8 @@ import grpc.aio
 
 from dledger.errors import Code, DLedgerError, InvalidRequest, Overloaded, ReadFailed
 from dledger.rpc.convert_log import status_of
-from dledger.rpc.handlers import malformed
 from dledger.rpc.ports import LogPort
+from dledger.rpc.transport.handlers import malformed
 from dledger.v1 import log_pb2 as pb
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dledger.rpc.wire import tag, varint
+from dledger.rpc.transport.wire import tag, varint
 from dledger.v1 import log_pb2 as pb
 
 _BODY_TAG = tag(pb.AppendRequest, "bodies")

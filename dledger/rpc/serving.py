@@ -13,14 +13,14 @@ from dledger.errors import ConfigError
 from dledger.rpc.admin_service import AdminService
 from dledger.rpc.append_service import AppendService
 from dledger.rpc.append_wire import parse_push
-from dledger.rpc.call_limit import CallLimit, HandlerList
-from dledger.rpc.channels import new_server
-from dledger.rpc.handlers import both_stream, server_stream, service, unary
-from dledger.rpc.host import bind
 from dledger.rpc.peer_names import AdminNames, PeerNames
 from dledger.rpc.peer_service import PeerService
 from dledger.rpc.ports import AdminPort, LogPort, PeerPort
 from dledger.rpc.read_service import ReadService
+from dledger.rpc.transport.call_limit import CallLimit, HandlerList
+from dledger.rpc.transport.channels import new_server
+from dledger.rpc.transport.handlers import both_stream, server_stream, service, unary
+from dledger.rpc.transport.host import bind
 from dledger.v1 import admin_pb2, log_pb2, peer_pb2
 
 LOG_SERVICE = "dledger.v1.LogService"

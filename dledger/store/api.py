@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from dledger.core.values import Base, HardState, Tail, TermRun
 from dledger.errors import Code, ReadFailed, StorageError
-from dledger.store.batch import Batch
+from dledger.store.format.batch import Batch
 from dledger.store.identity import Identity
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from zlib_ng.zlib_ng import crc32
 
 from dledger.errors import Code, InvalidRequest, ReadFailed
-from dledger.store.batch import HEADER_SIZE, MAGIC_NORMAL
+from dledger.store.format.batch import HEADER_SIZE, MAGIC_NORMAL
 
 # Of the header, what can be checked without the entry before: all but index, term and channel.
 _unpack = struct.Struct(">ii16xq4xIIi").unpack_from

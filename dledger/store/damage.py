@@ -17,7 +17,9 @@ from zlib_ng.zlib_ng import crc32
 from dledger.core.values import Base, Tail
 from dledger.errors import StorageError
 from dledger.store.api import Damage
-from dledger.store.batch import (
+from dledger.store.disk import Disk, read_file, replace_file
+from dledger.store.files import FileSequence
+from dledger.store.format.batch import (
     BLANK_SIZE,
     HEADER_SIZE,
     MAGIC_INTERNAL,
@@ -27,10 +29,8 @@ from dledger.store.batch import (
     chain_of,
     unpack_header,
 )
-from dledger.store.disk import Disk, read_file, replace_file
-from dledger.store.files import FileSequence
-from dledger.store.layout import INDEX_RECORD_SIZE, IndexRecord, unpack_record
-from dledger.store.properties import format_properties, is_intact, parse_properties
+from dledger.store.format.layout import INDEX_RECORD_SIZE, IndexRecord, unpack_record
+from dledger.store.format.properties import format_properties, is_intact, parse_properties
 from dledger.store.scan import LogScanner, find_entry
 from dledger.store.state_files import tail_of
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from dledger.core.values import Base, HardState, Tail, TermRun
 from dledger.errors import Code, DLedgerError, ReadFailed, StorageError
 from dledger.store.api import BatchHead, Damage, EntryDamaged, EntryHeader, Frames, ReservedEnd, ScrubStep
-from dledger.store.batch import Batch, encode_blank, place
 from dledger.store.bodies import Span
 from dledger.store.damage import KnownDamage, clip, locate, merge, write_damages
 from dledger.store.disk import Buffer, Disk, OsDisk
 from dledger.store.files import FileSequence, SyncError
+from dledger.store.format.batch import Batch, encode_blank, place
+from dledger.store.format.layout import INDEX_RECORD_SIZE, NodePaths, index_file_size, index_records
 from dledger.store.identity import Identity, load_identity, settle_members
-from dledger.store.layout import INDEX_RECORD_SIZE, NodePaths, index_file_size, index_records
 from dledger.store.opening import Opening, finish_reset, leave_marker, take_lock
 from dledger.store.reading import LogReader
 from dledger.store.recovery import Recovered, clip_runs

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dledger.errors import Code, StorageError
 from dledger.store.disk import LOST, PAGE, UNREADABLE, Buffer, Disk, read_around, write_all
-from dledger.store.layout import file_name, start_of
+from dledger.store.format.layout import file_name, start_of
 
 TEMPORARY = ".tmp"  # ends the name of a file that is to replace another one
 _ZERO_PROBE = 1 << 20  # bytes looked at in one go when searching for anything that is not zero

@@ -14,7 +14,7 @@ from zlib_ng.zlib_ng import crc32
 from dledger.core.values import FlushMode, HardState
 from dledger.errors import Code, ConfigError, StorageError
 from dledger.store.disk import Disk, OsDisk, read_file, replace_file
-from dledger.store.layout import (
+from dledger.store.format.layout import (
     DATA,
     DEFAULT_DATA_FILE_SIZE,
     HARD_STATE,

@@ -21,7 +21,9 @@ from dledger.store.api import (
     ScrubStep,
     check_range,
 )
-from dledger.store.batch import (
+from dledger.store.bodies import Span, check_pos, no_entry_at, span_runs
+from dledger.store.disk import CrashKind
+from dledger.store.format.batch import (
     BLANK_SIZE,
     HEADER_SIZE,
     MAGIC_NORMAL,
@@ -30,8 +32,6 @@ from dledger.store.batch import (
     place,
     unpack_header,
 )
-from dledger.store.bodies import Span, check_pos, no_entry_at, span_runs
-from dledger.store.disk import CrashKind
 from dledger.store.identity import Identity
 
 

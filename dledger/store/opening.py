@@ -11,7 +11,7 @@ from dledger.errors import Code, StorageError
 from dledger.store.damage import read_damages, write_damages
 from dledger.store.disk import Disk, read_around, write_all
 from dledger.store.files import FileSequence
-from dledger.store.layout import NodePaths
+from dledger.store.format.layout import NodePaths
 from dledger.store.recovery import Recovered, choose_base, recover
 from dledger.store.state_files import (
     Checkpoint,

@@ -11,7 +11,10 @@ from typing import TypeVar
 from dledger.core.values import Base, Tail
 from dledger.errors import ReadFailed, StorageError
 from dledger.store.api import BatchHead, EntryDamaged, EntryHeader, Frames, check_range
-from dledger.store.batch import (
+from dledger.store.bodies import Span, check_pos, cut_bodies, no_entry_at, span_runs
+from dledger.store.damage import KnownDamage
+from dledger.store.files import FileSequence
+from dledger.store.format.batch import (
     HEADER_SIZE,
     MAGIC_INTERNAL,
     MAGIC_NORMAL,
@@ -23,10 +26,7 @@ from dledger.store.batch import (
     unpack_header,
     verify_run,
 )
-from dledger.store.bodies import Span, check_pos, cut_bodies, no_entry_at, span_runs
-from dledger.store.damage import KnownDamage
-from dledger.store.files import FileSequence
-from dledger.store.layout import INDEX_RECORD_SIZE, IndexRecord, index_records, unpack_record
+from dledger.store.format.layout import INDEX_RECORD_SIZE, IndexRecord, index_records, unpack_record
 
 _HEADS_CHUNK = 4096  # index records looked at together when searching for internal entries
 _LOWS = bytes((MAGIC_NORMAL, MAGIC_INTERNAL))  # the magics of entries, of which one byte says all

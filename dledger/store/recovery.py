@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from dledger.core.values import NO_BASE, Base, Tail, TermRun
 from dledger.errors import Code, StorageError
-from dledger.store.batch import HEADER_SIZE, Batch, encode_blank, unpack_header
 from dledger.store.damage import KnownDamage, Resumption, is_gone, last_known, make_damage, merge, resume
 from dledger.store.files import FileSequence
-from dledger.store.layout import INDEX_RECORD_SIZE, index_records, unpack_record
+from dledger.store.format.batch import HEADER_SIZE, Batch, encode_blank, unpack_header
+from dledger.store.format.layout import INDEX_RECORD_SIZE, index_records, unpack_record
 from dledger.store.scan import LogScanner, Verdict, judge_end
 from dledger.store.state_files import Checkpoint, StoredBase, tail_of
 

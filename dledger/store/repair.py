@@ -10,7 +10,10 @@ from pathlib import Path
 from dledger.core.values import Tail
 from dledger.errors import Code, ReadFailed, StorageError
 from dledger.store.api import Damage, EntryDamaged, Frames, ScrubStep
-from dledger.store.batch import (
+from dledger.store.damage import KnownDamage, header_at, locate, look_at
+from dledger.store.disk import PAGE, Buffer, Disk, write_all
+from dledger.store.files import FileSequence
+from dledger.store.format.batch import (
     HEADER_SIZE,
     Batch,
     DamagedBatch,
@@ -19,10 +22,7 @@ from dledger.store.batch import (
     parse_batch,
     unpack_header,
 )
-from dledger.store.damage import KnownDamage, header_at, locate, look_at
-from dledger.store.disk import PAGE, Buffer, Disk, write_all
-from dledger.store.files import FileSequence
-from dledger.store.layout import INDEX_RECORD_SIZE, index_records
+from dledger.store.format.layout import INDEX_RECORD_SIZE, index_records
 from dledger.store.reading import LogReader
 from dledger.store.scan import LogScanner
 from dledger.store.space import FULL, full_error

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from zlib_ng.zlib_ng import crc32
 
 from dledger.core.values import Tail
-from dledger.store.batch import (
+from dledger.store.files import FileSequence
+from dledger.store.format.batch import (
     BLANK_SIZE,
     HEADER_SIZE,
     Batch,
@@ -19,8 +20,7 @@ from dledger.store.batch import (
     parse_batch,
     unpack_header,
 )
-from dledger.store.files import FileSequence
-from dledger.store.layout import INDEX_RECORD_SIZE, unpack_record
+from dledger.store.format.layout import INDEX_RECORD_SIZE, unpack_record
 
 _WINDOW = 4 << 20  # bytes read at once
 _SEARCH_WINDOW = 1 << 20

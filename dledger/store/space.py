@@ -16,10 +16,10 @@ from threading import RLock
 from dledger.core.values import Tail
 from dledger.errors import Code, StorageError
 from dledger.store.api import ReservedEnd
-from dledger.store.batch import BLANK_SIZE, HEADER_SIZE
 from dledger.store.disk import Disk
 from dledger.store.files import FileSequence
-from dledger.store.layout import INDEX_RECORD_SIZE, NodePaths, index_file_size
+from dledger.store.format.batch import BLANK_SIZE, HEADER_SIZE
+from dledger.store.format.layout import INDEX_RECORD_SIZE, NodePaths, index_file_size
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _MIN_STATE_RESERVE = 4 << 10

@@ -15,7 +15,7 @@ from zlib_ng.zlib_ng import crc32
 from dledger.core.values import Base, HardState, Tail, TermRun
 from dledger.errors import Code, StorageError
 from dledger.store.disk import Disk, read_file, replace_file
-from dledger.store.properties import format_properties, is_intact, parse_properties
+from dledger.store.format.properties import format_properties, is_intact, parse_properties
 
 _HARD_STATE_KEYS = ("incarnation", "crc")
 _REJOIN_KEYS = ("rejoining", "barredTerm", "floorTerm", "floorIndex")

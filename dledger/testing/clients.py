@@ -11,8 +11,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from dledger.errors import DLedgerError, NotLeader, SessionExpired
-from dledger.node.shell import AppendOutcome
-from dledger.testing.oracle import Append, Outcome, Read
+from dledger.replica.shell import AppendOutcome
+from dledger.testing.checks.oracle import Append, Outcome, Read
 
 if TYPE_CHECKING:
     from dledger.testing.process import SimProcess

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 
 from dledger.core.values import Base, HardState, Tail
 from dledger.errors import StorageError
-from dledger.node.disk_jobs import HARMLESS, CallJob, CheckpointJob, DiskJobs, Job, Report
-from dledger.node.shell import WriteJob
-from dledger.store.batch import Batch
+from dledger.node.disk.disk_jobs import HARMLESS, CallJob, CheckpointJob, DiskJobs, Job, Report
+from dledger.replica.shell import WriteJob
+from dledger.store.format.batch import Batch
 
 if TYPE_CHECKING:
     from dledger.testing.process import SimProcess
 
 
 class ObservedStore:
-    """Implements dledger.node.disk_jobs.JobStore: the store of a process, and the invariants see what is done
-    to it, before and after."""
+    """Implements dledger.node.disk.disk_jobs.JobStore: the store of a process. The invariants see what is
+    done to it, before and after."""
 
     def __init__(self, process: SimProcess) -> None:
         self._store = process.store

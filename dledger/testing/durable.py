@@ -1,6 +1,6 @@
 """Durable state machines in the simulator: files that outlive processes, and their threads in virtual time.
 
-The plan and the feeder are those of a real node; see dledger.node.applier for the shell that they have there.
+The plan and the feeder are those of a real node; dledger.node.machine.applier is their shell there.
 Whatever state a machine has, found again, loaded or applied, is compared with that of a machine which applied
 the one committed log once.
 """
@@ -12,12 +12,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dledger.errors import ReadFailed, StorageError
-from dledger.node.state_feeder import StateFeeder
-from dledger.node.state_machine import Applied, AppliedEntry, DurableStateMachine
-from dledger.node.state_plan import Apply, Load, Piece, Replay, Save, StatePlan
+from dledger.node.machine.state_feeder import StateFeeder
+from dledger.node.machine.state_machine import Applied, AppliedEntry, DurableStateMachine
+from dledger.node.machine.state_plan import Apply, Load, Piece, Replay, Save, StatePlan
 from dledger.store.api import EntryDamaged
 from dledger.store.disk import CrashKind
-from dledger.testing.violation import Violation
+from dledger.testing.virtual.violation import Violation
 
 if TYPE_CHECKING:
     from dledger.testing.process import SimProcess

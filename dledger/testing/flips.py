@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from dledger.store.batch import Batch
+from dledger.store.format.batch import Batch
 
 if TYPE_CHECKING:
     from dledger.testing.simulator import Simulation

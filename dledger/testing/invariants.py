@@ -20,7 +20,7 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.core.values import NO_BASE, Base, HardState, Role, VoteResult
-from dledger.node.shell import (
+from dledger.replica.shell import (
     DiskJob,
     HardStateJob,
     PurgeJob,
@@ -29,10 +29,10 @@ from dledger.node.shell import (
     TruncateJob,
     WriteJob,
 )
-from dledger.store.batch import Batch
-from dledger.testing.housekeeping import Housekeeping
-from dledger.testing.mirror import BatchLog, NodeMirror
-from dledger.testing.violation import Violation
+from dledger.store.format.batch import Batch
+from dledger.testing.checks.housekeeping import Housekeeping
+from dledger.testing.checks.mirror import BatchLog, NodeMirror
+from dledger.testing.virtual.violation import Violation
 
 if TYPE_CHECKING:
     from dledger.testing.process import SimProcess

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dledger.core.values import Role
 from dledger.store.disk import CrashKind
-from dledger.testing.sim_disk import CrashPoint
+from dledger.testing.virtual.sim_disk import CrashPoint
 
 if TYPE_CHECKING:
     from dledger.testing.process import SimProcess

@@ -20,9 +20,9 @@ from dledger.core.messages import Message
 from dledger.errors import DLedgerError
 from dledger.rpc.peer_transport import Answer, PeerUnreachable, Question
 from dledger.rpc.ports import FetchedFrames
-from dledger.testing.clock import VirtualClock
 from dledger.testing.profile import Profile
-from dledger.testing.trace import Trace
+from dledger.testing.virtual.clock import VirtualClock
+from dledger.testing.virtual.trace import Trace
 
 if TYPE_CHECKING:
     from dledger.testing.process import SimProcess

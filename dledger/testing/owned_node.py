@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from dledger.core.values import OwnerFitness
 from dledger.errors import Code, DLedgerError, InvalidRequest, NotLeader, ReadFailed
-from dledger.node.body_reader import BodyReader
-from dledger.node.owned_append import Assigned, Fill
+from dledger.node.disk.body_reader import BodyReader
 from dledger.node.role_events import RoleEvents, RoleListener
-from dledger.node.shell import AppendOutcome, RoleNotice
-from dledger.store.batch import Body
+from dledger.replica.owned_append import Assigned, Fill
+from dledger.replica.shell import AppendOutcome, RoleNotice
+from dledger.store.format.batch import Body
+from dledger.testing.checks.oracle import Append
 from dledger.testing.durable import StateThread
-from dledger.testing.event_loop import VirtualLoop
-from dledger.testing.oracle import Append
+from dledger.testing.virtual.event_loop import VirtualLoop
 
 if TYPE_CHECKING:
     from dledger.testing.process import SimProcess

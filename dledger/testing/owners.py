@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from dledger.core.values import Role
 from dledger.errors import DLedgerError
-from dledger.node.owned_append import Assigned
-from dledger.node.shell import AppendOutcome, RoleNotice
-from dledger.store.batch import Batch, decode_entries
-from dledger.testing.oracle import Append
-from dledger.testing.violation import Violation
+from dledger.replica.owned_append import Assigned
+from dledger.replica.shell import AppendOutcome, RoleNotice
+from dledger.store.format.batch import Batch, decode_entries
+from dledger.testing.checks.oracle import Append
+from dledger.testing.virtual.violation import Violation
 
 if TYPE_CHECKING:
     from dledger.testing.process import SimProcess

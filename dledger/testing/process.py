@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 from dledger.core.messages import Message
 from dledger.errors import DLedgerError
-from dledger.node.fetching import LogFetcher
-from dledger.node.inbound import Inbound
-from dledger.node.owned_append import Fill
-from dledger.node.peers import PeerLink
-from dledger.node.read_points import ReadPoints
-from dledger.node.readable import ReadableLog
-from dledger.node.shell import AppendOutcome, RoleNotice
-from dledger.node.ticker import next_tick_ms
+from dledger.node.loop.readable import ReadableLog
+from dledger.node.loop.ticker import next_tick_ms
+from dledger.node.members.fetching import LogFetcher
+from dledger.node.members.inbound import Inbound
+from dledger.node.members.peers import PeerLink
+from dledger.node.members.read_points import ReadPoints
+from dledger.replica.owned_append import Fill
+from dledger.replica.shell import AppendOutcome, RoleNotice
 from dledger.rpc.envelope import Identity
 from dledger.rpc.peer_transport import PeerUnreachable, Question
 from dledger.store.api import LogStore
 from dledger.testing import peer_transport
 from dledger.testing.disk_thread import DiskThread
-from dledger.testing.event_loop import virtual_loop
 from dledger.testing.network import Fetched, Outcome, PushStream, Request
 from dledger.testing.repairs import repairer_of, scrubber_of
 from dledger.testing.sim_shell import SimShell
-from dledger.testing.violation import Violation
+from dledger.testing.virtual.event_loop import virtual_loop
+from dledger.testing.virtual.violation import Violation
 
 if TYPE_CHECKING:
     from dledger.testing.simulator import Simulation, StateMachine

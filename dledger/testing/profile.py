@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from dledger.core.values import Timing
-from dledger.node.retention import RetentionPolicy
+from dledger.replica.retention import RetentionPolicy
 
 #: The bad days: each is drawn by itself, after all that is drawn for the others.
 BAD_DAYS = ("lose_disk", "clock_jump", "full_disk", "failing_disk", "flip_bits")

@@ -11,7 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 from dledger.errors import Code, StorageError
-from dledger.node.repairer import Repairer, Scrubber
+from dledger.node.members.repairer import Repairer, Scrubber
 from dledger.store.api import Damage, Frames, RepairWork
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ _LONGEST_PAUSE_S = 1.0
 
 
 async def _in_thread(work: Callable[[], T], name: str) -> T:
-    """As dledger.node.threads has it, on a loop in virtual time."""
+    """As dledger.node.loop.threads has it, on a loop in virtual time."""
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 class ObservedDamages:
-    """Implements dledger.node.repairer.RepairableStore: the store of a process."""
+    """Implements dledger.node.members.repairer.RepairableStore: the store of a process."""
 
     def __init__(self, process: SimProcess) -> None:
         self._process = process

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol, TextIO
 
-from dledger.node.replica import Replica
+from dledger.replica.replica import Replica
 from dledger.testing.clients import PlainClient, Reader, SessionClient
 from dledger.testing.durable import MakeMachine
 from dledger.testing.nemesis import Nemesis
 from dledger.testing.profile import Profile, draw_profile
 from dledger.testing.simulator import Simulation, StateMachine
-from dledger.testing.violation import Violation
+from dledger.testing.virtual.violation import Violation
 
 TRACE_LINES = 60
 #: After healing, everything has so many election time-outs, or time-outs of clients, or syncs.

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from dledger.core.messages import Message
 from dledger.errors import DLedgerError, InvalidRequest
 from dledger.node.async_shell import AsyncShell
-from dledger.node.rebuilding import RebuildJob, Rebuilt
-from dledger.node.shell import AppendOutcome, DiskJob, ResetJob, RoleNotice
+from dledger.replica.rebuilding import RebuildJob, Rebuilt
+from dledger.replica.shell import AppendOutcome, DiskJob, ResetJob, RoleNotice
 from dledger.store.api import EntryDamaged
-from dledger.testing.violation import Violation
+from dledger.testing.virtual.violation import Violation
 
 if TYPE_CHECKING:
     from dledger.testing.process import SimProcess

@@ -21,29 +21,29 @@ from typing import Protocol, TextIO
 
 from dledger.core.values import CoreConfig, HardState, Membership, Role
 from dledger.errors import Code, DLedgerError, StorageError
-from dledger.node.admission import AppendLimits
-from dledger.node.logs import silence_logging
-from dledger.node.replica import Replica, ReplicaConfig
-from dledger.node.shell import AppendOutcome, RoleNotice
-from dledger.node.state_machine import AppliedEntry
+from dledger.logs import silence_logging
+from dledger.node.machine.state_machine import AppliedEntry
+from dledger.replica.admission import AppendLimits
+from dledger.replica.replica import Replica, ReplicaConfig
+from dledger.replica.shell import AppendOutcome, RoleNotice
 from dledger.store.api import LogStore
-from dledger.store.batch import MAGIC_NORMAL, Batch, decode_entries, encode_batch, max_batch_size
 from dledger.store.disk import CrashKind
+from dledger.store.format.batch import MAGIC_NORMAL, Batch, decode_entries, encode_batch, max_batch_size
 from dledger.store.identity import Identity
+from dledger.testing.checks.oracle import Append, Oracle
 from dledger.testing.clients import submit
-from dledger.testing.clock import VirtualClock
 from dledger.testing.durable import Judge, MachineFiles, MakeMachine, NodeFiles, StateThread, Truth
 from dledger.testing.flips import Flips
 from dledger.testing.invariants import Invariants
 from dledger.testing.network import Network, PushStream
-from dledger.testing.oracle import Append, Oracle
 from dledger.testing.owners import NodeOwner, OwnedLog, Owner
 from dledger.testing.process import SimProcess
 from dledger.testing.profile import Profile
-from dledger.testing.sim_disk import SimulatedCrash
 from dledger.testing.stores import DiskHost, MemoryHost, StoreHost, batch_ends
-from dledger.testing.trace import Trace
-from dledger.testing.violation import Violation
+from dledger.testing.virtual.clock import VirtualClock
+from dledger.testing.virtual.sim_disk import SimulatedCrash
+from dledger.testing.virtual.trace import Trace
+from dledger.testing.virtual.violation import Violation
 
 #: Of nodes that may lose their disks: the next one is as often lower as higher.
 FIRST_INCARNATION = 1 << 29

@@ -9,15 +9,15 @@ from typing import Protocol
 
 from dledger.core.values import HardState
 from dledger.store.api import EntryDamaged, LogStore
-from dledger.store.batch import Batch
 from dledger.store.disk import CrashKind
 from dledger.store.disk_store import DiskLogStore
+from dledger.store.format.batch import Batch
+from dledger.store.format.layout import INDEX_RECORD_SIZE, NodePaths, file_name, index_file_size
 from dledger.store.identity import Identity, init_directory
-from dledger.store.layout import INDEX_RECORD_SIZE, NodePaths, file_name, index_file_size
 from dledger.store.memory_store import MemoryLogStore
-from dledger.testing.mirror import BatchLog
-from dledger.testing.sim_disk import CrashPoint
-from dledger.testing.write_order import OrderedDisk
+from dledger.testing.checks.mirror import BatchLog
+from dledger.testing.virtual.sim_disk import CrashPoint
+from dledger.testing.virtual.write_order import OrderedDisk
 
 DIRECTORY = Path("/node")
 UNBOUNDED = 1 << 40

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from broker_adapter.api import OutgoingMessage, PullStatus
-from broker_adapter.message import decode
-from broker_adapter.program import BrokerProgram
-from broker_adapter.settings import parse_settings
+from broker_adapter.config.settings import parse_settings
+from broker_adapter.format.message import decode
+from broker_adapter.server.program import BrokerProgram
 from dledger import NodeConfig, parse_config
 from tests.node.local import CLUSTER, GROUP, until
 from tests.process.cluster import free_ports

@@ -35,13 +35,13 @@ from broker_adapter.errors import (
     Status,
     TopicRefused,
 )
-from broker_adapter.host import NO_HOST, Host
-from broker_adapter.message import Message, decode, encode, patch_offsets
-from broker_adapter.properties import KEYS, TAGS, UNIQ_KEY, join_properties, split_properties
+from broker_adapter.format.host import NO_HOST, Host
+from broker_adapter.format.message import Message, decode, encode, patch_offsets
+from broker_adapter.format.properties import KEYS, TAGS, UNIQ_KEY, join_properties, split_properties
+from broker_adapter.format.topic_names import check_topic_name
 from broker_adapter.rpc.limits import BrokerLimits
 from broker_adapter.rpc.service import BrokerService
-from broker_adapter.topic_names import check_topic_name
-from dledger.rpc.channels import new_server
+from dledger.rpc.transport.channels import new_server
 
 _HEADER = 48  # of an entry of the log
 _PERM_READ, _PERM_WRITE = 4, 2

@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from broker_adapter.role_change import RoleChangeHandler, RoleChangeLimits
+from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
 from dledger import Code, NodeTrace, ReadFailed, Role
 
 Pair = tuple[int, int]
@@ -34,7 +34,7 @@ class HandTimer:
 
 
 class HandTimers:
-    """Implements broker_adapter.adapter.Timers; time passes when it is told to."""
+    """Implements broker_adapter.role.adapter.Timers; time passes when it is told to."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -63,7 +63,7 @@ class HandTimers:
 
 
 class HandNode:
-    """Implements broker_adapter.adapter.RoleSource."""
+    """Implements broker_adapter.role.adapter.RoleSource."""
 
     def __init__(self) -> None:
         self.event: Event | None = None
@@ -150,7 +150,7 @@ class Call:
 
 
 class HandAdapter:
-    """Implements broker_adapter.adapter.BrokerAdapter. Each call waits until the test ends it, unless
+    """Implements broker_adapter.role.adapter.BrokerAdapter. Each call waits until the test ends it, unless
     `at_once`. Notes whatever a handler must not do in `wrongs`."""
 
     def __init__(self, *, at_once: bool = True) -> None:

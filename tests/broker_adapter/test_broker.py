@@ -9,7 +9,7 @@ import pytest
 
 from broker_adapter.api import GroupConfig, OutgoingMessage, PullStatus, QueueOffset, TopicConfig
 from broker_adapter.errors import BrokerError, NotMaster, Status
-from broker_adapter.message import decode
+from broker_adapter.format.message import decode
 from broker_adapter.store.dispatcher import Dispatcher
 from tests.broker_adapter.cluster import bodies, brokers, in_step, messages
 from tests.node.local import PATIENT, until

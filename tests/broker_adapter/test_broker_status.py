@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from broker_adapter.broker_status import BrokerStatus
-from broker_adapter.delivery.service import DeliveryFigures
-from broker_adapter.messaging.forwarding.forwarder import Figures
-from broker_adapter.program import BrokerProgram
-from broker_adapter.role_status import HandlerStatus, RoleChangeMetrics, Step
+from broker_adapter.pop.service import DeliveryFigures
+from broker_adapter.proxy.forwarding.forwarder import Figures
+from broker_adapter.role.role_status import HandlerStatus, RoleChangeMetrics, Step
+from broker_adapter.server.broker_status import BrokerStatus
+from broker_adapter.server.program import BrokerProgram
 from broker_adapter.store.applied import NOTHING
 from broker_adapter.store.dispatcher import DispatchFigures
 

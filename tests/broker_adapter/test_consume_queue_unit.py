@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.consume_queue_unit import (
+from broker_adapter.errors import Status, StoredDataDamaged
+from broker_adapter.format.consume_queue_unit import (
     FILLER,
     UNIT_SIZE,
     UNITS_PER_FILE,
@@ -19,8 +20,7 @@ from broker_adapter.consume_queue_unit import (
     position_of,
     queue_offset_at,
 )
-from broker_adapter.errors import Status, StoredDataDamaged
-from broker_adapter.java_hash import tag_code
+from broker_adapter.format.java_hash import tag_code
 
 I8 = st.integers(-(2**63), 2**63 - 1)
 UNITS = st.builds(ConsumeQueueUnit, I8, st.integers(-(2**31), 2**31 - 1), I8)

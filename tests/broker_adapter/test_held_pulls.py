@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from broker_adapter.errors import ReadFailed, Status
-from broker_adapter.held_pulls import HeldPulls
+from broker_adapter.server.held_pulls import HeldPulls
 
 
 async def begun(held: HeldPulls, *pulls: tuple[str, int, int]) -> list[asyncio.Task[None]]:

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker_adapter.errors import Status, StoredDataDamaged
-from broker_adapter.index_layout import (
+from broker_adapter.format.index_layout import (
     HEADER_SIZE,
     ITEM_SIZE,
     IndexHeader,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from broker_adapter.java_hash import java_hash, tag_code
+from broker_adapter.format.java_hash import java_hash, tag_code
 
 
 def hash_by_definition(text: str) -> int:

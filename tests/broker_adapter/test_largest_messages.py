@@ -12,13 +12,13 @@ import pytest
 
 from broker_adapter.api import GroupConfig
 from broker_adapter.client import Producer, PullConsumer, StaticRoutes
-from broker_adapter.messaging.v2 import definition_pb2 as pb
-from broker_adapter.messaging.v2 import service_pb2 as calls
-from broker_adapter.program import BrokerProgram
+from broker_adapter.proxy.v2 import definition_pb2 as pb
+from broker_adapter.proxy.v2 import service_pb2 as calls
+from broker_adapter.server.program import BrokerProgram
 from dledger import AsyncClient, ConfigError
 from tests.broker_adapter.cluster import BrokerCluster, bodies, brokers, in_step
-from tests.broker_adapter.messaging.forwarding.node_calls import NodeCalls, client_of
-from tests.broker_adapter.messaging.world import ack_request, message, resource
+from tests.broker_adapter.proxy.forwarding.node_calls import NodeCalls, client_of
+from tests.broker_adapter.proxy.world import ack_request, message, resource
 from tests.node.local import until
 
 pytestmark = pytest.mark.timeout(120)

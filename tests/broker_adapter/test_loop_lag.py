@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from broker_adapter import loop_lag
-from broker_adapter.loop_lag import LoopLag
+from broker_adapter.server import loop_lag
+from broker_adapter.server.loop_lag import LoopLag
 from tests.node.local import until
 
 

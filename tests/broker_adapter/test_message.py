@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_adapter import message as m
-from broker_adapter import sys_flag
 from broker_adapter.errors import BrokerError, IllegalMessage, Status, StoredDataDamaged
-from broker_adapter.host import Host
-from broker_adapter.message import Message, Version, decode, decode_all, encode, patch_offsets
-from broker_adapter.message_id import OffsetId, parse_offset_id
-from broker_adapter.properties import split_properties
+from broker_adapter.format import message as m
+from broker_adapter.format import sys_flag
+from broker_adapter.format.host import Host
+from broker_adapter.format.message import Message, Version, decode, decode_all, encode, patch_offsets
+from broker_adapter.format.message_id import OffsetId, parse_offset_id
+from broker_adapter.format.properties import split_properties
 
 V1_IPV4 = bytes.fromhex(
     "00000068"  # 104 bytes in all: 88 + 5 of the body + 1 + 1 of the topic + 2 + 7 of the properties

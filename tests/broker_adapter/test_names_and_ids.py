@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.errors import IllegalMessage, Status
-from broker_adapter.host import NO_HOST, Host
-from broker_adapter.message_id import (
+from broker_adapter.format.host import NO_HOST, Host
+from broker_adapter.format.message_id import (
     OffsetId,
     OffsetIds,
     format_offset_id,
     format_unique_key,
     parse_offset_id,
 )
-from broker_adapter.properties import (
+from broker_adapter.format.properties import (
     MAX_PROPERTIES_BYTES,
     PropertiesText,
     encode_properties,
@@ -24,7 +24,7 @@ from broker_adapter.properties import (
     text_of,
     with_property,
 )
-from broker_adapter.topic_names import check_topic_name
+from broker_adapter.format.topic_names import check_topic_name
 
 ADDRESSES = st.one_of(st.binary(min_size=4, max_size=4), st.binary(min_size=16, max_size=16))
 HOSTS = st.builds(Host, ADDRESSES, st.integers(0, 0xFFFF))

@@ -10,10 +10,10 @@ from random import Random
 import pytest
 
 from broker_adapter.api import OutgoingMessage
-from broker_adapter.delivery.state import DeliveryState
 from broker_adapter.errors import IllegalMessage, Status
-from broker_adapter.message import Message, encode, patch_offsets
-from broker_adapter.program import BrokerProgram
+from broker_adapter.format.message import Message, encode, patch_offsets
+from broker_adapter.pop.state import DeliveryState
+from broker_adapter.server.program import BrokerProgram
 from dledger import Assigned
 from tests.broker_adapter.cluster import BrokerCluster, bodies, brokers, in_step, messages
 from tests.broker_adapter.store.helpers import Log

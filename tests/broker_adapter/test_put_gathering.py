@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from broker_adapter.api import OutgoingMessage, SendResult
+from broker_adapter.commitlog.message_writer import MessageWriter
+from broker_adapter.commitlog.record_writer import RecordBatch
 from broker_adapter.errors import Busy, NotMaster, PutIndeterminate, Status
-from broker_adapter.host import Host
-from broker_adapter.message import decode
-from broker_adapter.message_writer import MessageWriter
-from broker_adapter.record_writer import RecordBatch
+from broker_adapter.format.host import Host
+from broker_adapter.format.message import decode
 from dledger import AppendOutcome, Assigned, Code, Indeterminate, Overloaded
 
 HOST = Host(bytes((10, 0, 0, 1)), 10911)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker_adapter.consume_queue_unit import ConsumeQueueUnit
 from broker_adapter.errors import ReadFailed, Status
-from broker_adapter.message import ENTRY_HEADER_SIZE, Message, encode
-from broker_adapter.queue_reader import QueueReader
+from broker_adapter.format.consume_queue_unit import ConsumeQueueUnit
+from broker_adapter.format.message import ENTRY_HEADER_SIZE, Message, encode
+from broker_adapter.store.queue_reader import QueueReader
 from dledger import Code
 from dledger import ReadFailed as LogReadFailed
 

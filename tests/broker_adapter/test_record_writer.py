@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.api import OutgoingMessage
+from broker_adapter.commitlog.record_writer import RecordBatch
 from broker_adapter.errors import IllegalMessage, Status
-from broker_adapter.host import Host
-from broker_adapter.message import Message, encode
-from broker_adapter.properties import join_properties
-from broker_adapter.record_writer import RecordBatch
-from broker_adapter.sys_flag import TRANSACTION_MASK
+from broker_adapter.format.host import Host
+from broker_adapter.format.message import Message, encode
+from broker_adapter.format.properties import join_properties
+from broker_adapter.format.sys_flag import TRANSACTION_MASK
 
 V4, V6 = Host(bytes((10, 0, 0, 1)), 10911), Host(bytes(range(16)), 65535)
 NAMES = st.text("abcXYZ_", min_size=1, max_size=5)

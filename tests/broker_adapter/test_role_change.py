@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.role_change import RoleChangeHandler, RoleChangeLimits
-from broker_adapter.role_status import Outcome, Step
+from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
+from broker_adapter.role.role_status import Outcome, Step
 from dledger import Code, ReadFailed, Refused, Role
 from tests.broker_adapter.role_world import AdapterFailed, Event, HandAdapter, HandNode, World
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.role_change import RoleChangeHandler, RoleChangeLimits
-from broker_adapter.role_status import Step
+from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
+from broker_adapter.role.role_status import Step
 from dledger import NodeServer, NotLeader
 from examples.single_runner import SingleRunner
 from tests.node.local import leader_of, running_nodes, until

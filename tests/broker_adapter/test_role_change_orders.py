@@ -18,8 +18,8 @@ import structlog
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from broker_adapter.role_change import RoleChangeHandler, _Superseded
-from broker_adapter.role_status import Step
+from broker_adapter.role.role_change import RoleChangeHandler, _Superseded
+from broker_adapter.role.role_status import Step
 from dledger import Role, RoleEvent
 from tests.broker_adapter.role_world import AdapterFailed, HandAdapter, World
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker_adapter.role_change import RoleChangeLimits
+from broker_adapter.role.role_change import RoleChangeLimits
 from dledger import Role
 from tests.broker_adapter.role_world import Event, World
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
-from broker_adapter.delivery.api import Sent
 from broker_adapter.errors import BrokerError, Status, error_for
-from broker_adapter.message import decode
-from broker_adapter.program import batch_entries
-from broker_adapter.topic_creation import TopicCreation
+from broker_adapter.format.message import decode
+from broker_adapter.metadata.topic_creation import TopicCreation
+from broker_adapter.pop.api import Sent
+from broker_adapter.server.program import batch_entries
 from dledger import ConfigError
 from tests.broker_adapter.cluster import brokers, in_step
 

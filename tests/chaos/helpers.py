@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 
-from chaos.links import Links
+from chaos.network.links import Links
 
 
 @asynccontextmanager

@@ -71,7 +71,7 @@ BUGS = (
     ),
     Bug(
         "vote-twice-after-restart",
-        "dledger/node/disk_jobs.py",
+        "dledger/node/disk/disk_jobs.py",
         "                self._store.save_hard_state(hard_state)\n",
         "",
         fault("kill", "all", 1, 0.5),
@@ -90,7 +90,7 @@ BUGS = (
     ),
     Bug(
         "promote-before-reput",
-        "broker_adapter/role_change.py",
+        "broker_adapter/role/role_change.py",
         "lambda: self._adapter.wait_dispatched(barrier)\n",
         "lambda: None\n",
         fault("kill", "all", 2, 0.5),
@@ -99,7 +99,7 @@ BUGS = (
     ),
     Bug(
         "reuse-queue-offsets",
-        "broker_adapter/topic_queue_table.py",
+        "broker_adapter/commitlog/topic_queue_table.py",
         "        self._next = dict(next_offsets)\n",
         "        self._next = {**next_offsets, **self._next}\n",
         fault("isolate", "leader", 1, 1.5, 2),
@@ -108,7 +108,7 @@ BUGS = (
     ),
     Bug(
         "acknowledge-before-fsync",
-        "dledger/node/disk_jobs.py",
+        "dledger/node/disk/disk_jobs.py",
         "        self._sync()\n        self.report(writes)\n",
         "        self.report(writes)\n        self._sync()\n",
         # While a sync takes its time, what was written is acknowledged on all three.
@@ -117,7 +117,7 @@ BUGS = (
     ),
     Bug(
         "forget-acks",
-        "broker_adapter/delivery/service.py",
+        "broker_adapter/pop/service.py",
         "        done = await self._commit(Request(elements=elements, release=self._wake(group, topic)))\n",
         "        done = [True] * len(elements)\n",
         fault("kill", "follower", 1, 1),
@@ -126,7 +126,7 @@ BUGS = (
     ),
     Bug(
         "store-repeated-sends",
-        "broker_adapter/delivery/sent_ids.py",
+        "broker_adapter/pop/sent_ids.py",
         "        packed = self._by_digest.get(digest)\n",
         "        packed = None\n",
         fault("kill", "leader", 1, 1, 3),
@@ -135,7 +135,7 @@ BUGS = (
     ),
     Bug(
         "deliver-delayed-at-once",
-        "broker_adapter/delivery/holder.py",
+        "broker_adapter/pop/holder.py",
         "self._put(hold._replace(due_ms=max(0, deliver_at_ms)), timeout_ms)\n",
         "self._put(hold._replace(due_ms=0), timeout_ms)\n",
         KINDS + fault("kill", "follower", 1, 1),
@@ -144,7 +144,7 @@ BUGS = (
     ),
     Bug(
         "deliver-rolled-back",
-        "broker_adapter/delivery/holder.py",
+        "broker_adapter/pop/holder.py",
         "        if ending in (Ending.MOVED, Ending.COMMITTED):\n",
         "        if ending is not Ending.RECALLED:\n",
         KINDS + fault("kill", "leader", 1, 1),
@@ -153,7 +153,7 @@ BUGS = (
     ),
     Bug(
         "give-to-two-at-a-time",
-        "broker_adapter/delivery/state.py",
+        "broker_adapter/pop/state.py",
         "        until_ms = stamp_ms + pop.invisible_ms\n",
         "        until_ms = stamp_ms + pop.invisible_ms // 80\n",
         KINDS + fault("kill", "follower", 1, 1),

@@ -13,10 +13,10 @@ from random import Random
 
 import pytest
 
-from chaos.cluster import ChaosCluster
-from chaos.faults import Kill, Network, Stop, Terminate
-from chaos.topology import isolate
-from chaos.trouble import Trouble
+from chaos.cluster.cluster import ChaosCluster
+from chaos.faults.faults import Kill, Network, Stop, Terminate
+from chaos.network.topology import isolate
+from chaos.network.trouble import Trouble
 from dledger.client import AsyncClient
 from tests.node.local import until
 
@@ -129,7 +129,7 @@ PROGRAM = """
 import asyncio, sys
 from pathlib import Path
 from random import Random
-from chaos.cluster import ChaosCluster
+from chaos.cluster.cluster import ChaosCluster
 
 async def main():
     async with await ChaosCluster.create(Path(sys.argv[1]), nodes=1, rng=Random(1)) as cluster:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaos.copies import Copies, TooManyCopies, plan_flips
+from chaos.cluster.copies import Copies, TooManyCopies, plan_flips
 
 NODES = ["n1", "n2", "n3", "n4", "n5"]
 

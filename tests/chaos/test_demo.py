@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from chaos.cli import demo_command
 from chaos.cli.main import cli
-from chaos.quick_check import QuickReport
+from chaos.plans.scenario import Scenario, find_scenario, plan
+from chaos.quick.check import QuickReport
 from chaos.run import Result, Watch
-from chaos.scenario import Scenario, find_scenario, plan
 from chaos.verdict import Verdict
 
 

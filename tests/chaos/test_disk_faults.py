@@ -10,14 +10,14 @@ from random import Random
 
 import pytest
 
-from chaos.aiming import aim
-from chaos.cluster import ChaosCluster
-from chaos.disk_faults import BitFlip, ClockJump, FailingDisk, FullDisk, HeldUpDisk, PowerLoss
-from chaos.faults import Kill
-from chaos.nemesis import Nemesis
-from chaos.scenario import FaultStep, Occurrence
+from chaos.cluster.cluster import ChaosCluster
+from chaos.faults.aiming import aim
+from chaos.faults.disk_faults import BitFlip, ClockJump, FailingDisk, FullDisk, HeldUpDisk, PowerLoss
+from chaos.faults.faults import Kill
+from chaos.faults.nemesis import Nemesis
+from chaos.plans.scenario import FaultStep, Occurrence
 from chaos.trace.writer import TraceWriter
-from dledger.cli.local_cluster import ClusterError
+from dledger.cli.local.local_cluster import ClusterError
 from dledger.client import AsyncClient
 from dledger.errors import DLedgerError
 

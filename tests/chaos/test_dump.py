@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
-from broker_adapter.consume_queue_unit import encode_units
-from broker_adapter.delivery.commands import DELIVERY_TOPIC
-from broker_adapter.message import Message, encode
+from broker_adapter.format.consume_queue_unit import encode_units
+from broker_adapter.format.message import Message, encode
 from broker_adapter.metadata.commands import METADATA_TOPIC
+from broker_adapter.pop.commands import DELIVERY_TOPIC
 from broker_adapter.store.consume_queues import ConsumeQueues
 from broker_adapter.store.files import OsFiles
-from chaos.cluster import Kind
+from chaos.cluster.cluster import Kind
 from chaos.dump import dump_node
 from chaos.trace.schema import LEDGER, problems
 from chaos.trace.writer import TraceWriter
 from chaos.workloads.messages import digest
 from dledger.core.values import EMPTY_TAIL
-from dledger.store.batch import HEADER_SIZE, Batch, encode_batch
 from dledger.store.disk_store import DiskLogStore
+from dledger.store.format.batch import HEADER_SIZE, Batch, encode_batch
+from dledger.store.format.layout import file_name
 from dledger.store.identity import Identity, init_directory
-from dledger.store.layout import file_name
 
 SIZE = 4096
 BODIES = [b"%d payload %d" % (mid, mid) for mid in range(1, 9)]

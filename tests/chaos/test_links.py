@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from chaos.links import MAX_CONNECTIONS, Links
-from chaos.proxy import MAX_WAITING_BYTES
-from chaos.trouble import LinkCounters, Trouble, combined
+from chaos.network.links import MAX_CONNECTIONS, Links
+from chaos.network.proxy import MAX_WAITING_BYTES
+from chaos.network.trouble import LinkCounters, Trouble, combined
 from tests.chaos.helpers import call, linked
 from tests.node.local import until
 from tests.process.cluster import free_ports

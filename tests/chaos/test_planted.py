@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.scenario import load_scenario, plan
+from chaos.plans.scenario import load_scenario, plan
 from tests.chaos.planted import BUGS, Bug, copy_with, hunt
 
 BY_NAME = {bug.name: bug for bug in BUGS}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from chaos.quick_check import quick_check
-from chaos.quick_trace import QuickReport
+from chaos.quick.check import quick_check
+from chaos.quick.trace import QuickReport
 from chaos.trace.operations import Numbers, Process
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from chaos.plans.scenario import FaultStep, Load, Scenario
 from chaos.run import Run
-from chaos.scenario import FaultStep, Load, Scenario
 from chaos.trace.schema import Ev, problems
 from chaos.verdict import Verdict
 from dledger.errors import ConfigError

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from chaos.cli.main import cli
-from chaos.scenario import (
+from chaos.plans.scenario import (
     FOLDER,
     FaultStep,
     Kind,

@@ -14,7 +14,7 @@ import pytest
 
 from chaos.cli.run_command import changed
 from chaos.cli.side_by_side import Ended, Job, run_side_by_side
-from chaos.scenario import Scenario
+from chaos.plans.scenario import Scenario
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from chaos.cli import soak_command
 from chaos.cli.soak_command import Soak
-from chaos.quick_trace import QuickReport
+from chaos.plans.scenario import Scenario, all_scenarios, load_scenario, plan
+from chaos.plans.soak import DESTRUCTIVE, draw, to_file
+from chaos.quick.trace import QuickReport
 from chaos.run import Result
-from chaos.scenario import Scenario, all_scenarios, load_scenario, plan
-from chaos.soak import DESTRUCTIVE, draw, to_file
 from chaos.verdict import Verdict
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.topology import Pair, bridge, halves, isolate, outward, ring
+from chaos.network.topology import Pair, bridge, halves, isolate, outward, ring
 
 THREE, FIVE = ["n1", "n2", "n3"], ["n1", "n2", "n3", "n4", "n5"]
 

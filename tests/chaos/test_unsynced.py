@@ -17,7 +17,7 @@ from chaos.spoil.disk import SpoiledDisk
 from chaos.spoil.orders import Counters, Did, OrderFile, Orders, combined, read_counter
 from chaos.spoil.unsynced import JOURNAL, lose_power
 from dledger.store.disk import CrashKind, Disk, replace_file
-from dledger.testing.sim_disk import SimDisk
+from dledger.testing.virtual.sim_disk import SimDisk
 
 Operation = tuple[str, str, int, int]
 OPERATIONS = st.tuples(

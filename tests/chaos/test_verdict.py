@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.nemesis import Done
-from chaos.quick_trace import BROKEN, QuickReport
-from chaos.scenario import FaultStep, Occurrence, Scenario
+from chaos.faults.nemesis import Done
+from chaos.plans.scenario import FaultStep, Occurrence, Scenario
+from chaos.quick.trace import BROKEN, QuickReport
 from chaos.trace.schema import OpType
 from chaos.verdict import Phases, Verdict, judge_run
 from chaos.workloads.tally import Tally

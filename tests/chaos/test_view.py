@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from chaos.cli.view import RunView, Shown, curve, panel_of, print_result
-from chaos.quick_trace import QuickReport
+from chaos.quick.trace import QuickReport
 from chaos.run import During, Result
 from chaos.verdict import Verdict
 

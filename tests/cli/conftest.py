@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import dledger
-from dledger.cli.local_cluster import LocalCluster
+from dledger.cli.local.local_cluster import LocalCluster
 from dledger.cli.main import cli
 from tests.node.local import PATIENT
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from dledger.cli.local_cluster import ClusterError, LocalCluster, LocalNode, describe
-from dledger.cli.supervise import events_between
+from dledger.cli.local.local_cluster import ClusterError, LocalCluster, LocalNode, describe
+from dledger.cli.local.supervise import events_between
 
 from .conftest import DATA_FILE_SIZE, Command
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dledger.cli.cluster_plan import (
+from dledger.cli.local.cluster_plan import (
     HOST,
     free_ports,
     load_plan,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dledger.cli.local_cluster import LocalCluster
+from dledger.cli.local.local_cluster import LocalCluster
 from dledger.cli.read_command import entry_to_json
 from dledger.client import AsyncClient, Entry
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dledger.cli import demo as demo_module
-from dledger.cli.demo_input import default_input, read_lines
-from dledger.cli.demo_load import IN_FLIGHT, MIN_LINES, Ack, DemoLoad
-from dledger.cli.log_check import Found
+from dledger.cli.demo.demo import demo as demo_module
+from dledger.cli.demo.demo_input import default_input, read_lines
+from dledger.cli.demo.demo_load import IN_FLIGHT, MIN_LINES, Ack, DemoLoad
+from dledger.cli.demo.log_check import Found
 from dledger.client import AppendResult
 from dledger.errors import DLedgerError, Indeterminate, Refused
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dledger.cli.log_check import Acknowledged, Found, check_log, sha256_of
+from dledger.cli.demo.log_check import Acknowledged, Found, check_log, sha256_of
 
 # Equal lines are in it on purpose: a text has many.
 LINES = [b"a", b"", b"a", b"b", b"", b"c"]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dledger.cli import node_process
-from dledger.cli.node_process import NodeProcess, process_facts, tail_of
+from dledger.cli.local import node_process
+from dledger.cli.local.node_process import NodeProcess, process_facts, tail_of
 
 pytestmark = pytest.mark.process
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dledger.cli.certificates import Authority
-from dledger.cli.local_cluster import LocalCluster
+from dledger.cli.local.certificates import Authority
+from dledger.cli.local.local_cluster import LocalCluster
 
 from .conftest import Command
 

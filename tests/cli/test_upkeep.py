@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.cli.local_cluster import LocalCluster, LocalNode
+from dledger.cli.local.local_cluster import LocalCluster, LocalNode
 from dledger.store.disk_store import DiskLogStore
 
 from .conftest import DATA_FILE_SIZE, Command

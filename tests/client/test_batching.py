@@ -8,7 +8,7 @@ import pytest
 
 from dledger import Indeterminate, Limits, Refused
 from dledger.client.batching import Call, Queue, split
-from dledger.rpc.channels import channel_options
+from dledger.rpc.transport.channels import channel_options
 from tests.client.fake_cluster import swallow
 from tests.client.helpers import cluster_and_client, until
 

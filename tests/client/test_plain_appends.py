@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from dledger import Code, Indeterminate, InvalidRequest, Limits, NotLeader
-from dledger.rpc.channels import MAX_PAYLOAD_BYTES
+from dledger.rpc.transport.channels import MAX_PAYLOAD_BYTES
 from tests.client.fake_cluster import break_stream, refuse, store, store_and_break, swallow
 from tests.client.helpers import cluster_and_client, until
 

@@ -12,7 +12,7 @@ from broker_adapter.api import GroupConfig, TopicConfig
 from broker_adapter.cli.local_broker import BROKER_KIND, is_writable_master
 from broker_adapter.client import Admin, NameServerRoutes
 from dledger import Client, DLedgerError
-from dledger.cli.local_cluster import LocalCluster, LocalNode
+from dledger.cli.local.local_cluster import LocalCluster, LocalNode
 
 #: Small files are made quickly; clients that find nothing come back soon.
 BROKER: dict[str, Any] = {

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
 
-from chaos.links import Links
-from chaos.trouble import Trouble
-from dledger.cli.cluster_plan import to_toml
-from dledger.cli.local_cluster import LocalCluster
+from chaos.network.links import Links
+from chaos.network.trouble import Trouble
+from dledger.cli.local.cluster_plan import to_toml
+from dledger.cli.local.local_cluster import LocalCluster
 
 
 class Network:

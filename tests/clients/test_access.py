@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dledger.cli.certificates import Authority
-from dledger.cli.cluster_plan import free_ports, to_toml
-from dledger.cli.local_cluster import LocalCluster
+from dledger.cli.local.certificates import Authority
+from dledger.cli.local.cluster_plan import free_ports, to_toml
+from dledger.cli.local.local_cluster import LocalCluster
 from tests.clients import installed
 from tests.clients.cluster import client_cluster
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from chaos.cli.checking import check_runs
+from chaos.plans.scenario import find_scenario
 from chaos.run import Run
-from chaos.scenario import find_scenario
 from chaos.verdict import Verdict
 from tests.clients import installed
 

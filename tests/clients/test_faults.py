@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker_adapter.api import GroupConfig
-from dledger.cli.local_cluster import LocalNode
+from dledger.cli.local.local_cluster import LocalNode
 from tests.clients import installed
 from tests.clients.cluster import BROKER, client_cluster
 from tests.clients.load import Loads

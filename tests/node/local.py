@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from dledger.errors import DLedgerError
-from dledger.node.config import parse_config
+from dledger.node.loop.wall_clock import wall_ms
+from dledger.node.machine.state_machine import StateMachine
 from dledger.node.server import NodeServer
-from dledger.node.state_machine import StateMachine
-from dledger.node.wall_clock import wall_ms
+from dledger.node.setup.config import parse_config
 from dledger.rpc.serving import GrpcService
 from dledger.store.disk import Disk
 from dledger.store.identity import Identity, first_incarnation, init_directory

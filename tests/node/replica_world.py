@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from dledger.core.messages import Append, Compare, Goodbye, Message, PushMessage
 from dledger.core.values import CoreConfig, HardState, Membership, Role
 from dledger.errors import DLedgerError, InvalidRequest
-from dledger.node.admission import AppendLimits
-from dledger.node.rebuilding import RebuildJob
-from dledger.node.replica import Replica, ReplicaConfig
-from dledger.node.shell import (
+from dledger.replica.admission import AppendLimits
+from dledger.replica.rebuilding import RebuildJob
+from dledger.replica.replica import Replica, ReplicaConfig
+from dledger.replica.shell import (
     AppendOutcome,
     DiskJob,
     HardStateJob,
@@ -22,7 +22,7 @@ from dledger.node.shell import (
     WriteJob,
 )
 from dledger.store.api import Frames
-from dledger.store.batch import Entry, decode_entries
+from dledger.store.format.batch import Entry, decode_entries
 from dledger.store.identity import Identity
 from dledger.store.memory_store import MemoryLogStore
 

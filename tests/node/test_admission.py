@@ -14,10 +14,10 @@ from dledger.errors import (
     Refused,
     SessionExpired,
 )
-from dledger.node.admission import AppendLimits
-from dledger.node.shell import AppendOutcome
-from dledger.store.batch import HEADER_SIZE
-from dledger.store.internal import SessionBatch, Stamped, encode_internal
+from dledger.replica.admission import AppendLimits
+from dledger.replica.shell import AppendOutcome
+from dledger.store.format.batch import HEADER_SIZE
+from dledger.store.format.internal import SessionBatch, Stamped, encode_internal
 from tests.node.replica_world import Host
 
 # Each batch is reckoned to begin with an entry of the log's own: of a session, with a stamp.

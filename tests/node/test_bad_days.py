@@ -15,8 +15,8 @@ import pytest
 from dledger.client import AsyncClient
 from dledger.core.values import Base
 from dledger.errors import Code, DLedgerError, ReadFailed, StorageError
+from dledger.node.machine.state_machine import AppliedEntry
 from dledger.node.server import NodeServer
-from dledger.node.state_machine import AppliedEntry
 from dledger.rpc.log_client import LogClient
 from dledger.rpc.ports import Chunk
 from dledger.store.disk import Disk

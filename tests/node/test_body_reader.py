@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 
 from dledger.errors import Code, ReadFailed
-from dledger.node.body_reader import BodyReader
-from dledger.node.readable import ReadableLog
+from dledger.node.disk.body_reader import BodyReader
+from dledger.node.loop.readable import ReadableLog
 from dledger.store.api import LogStore
 
 

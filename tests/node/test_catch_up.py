@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dledger.client import AsyncClient
-from dledger.node.catch_up import CatchUp, Wanted
-from dledger.node.yielding import NO_APPENDS, Appends
+from dledger.node.members.catch_up import CatchUp, Wanted
+from dledger.node.members.yielding import NO_APPENDS, Appends
 from dledger.store.api import Frames
 from tests.node.local import GROUP, running_nodes
 

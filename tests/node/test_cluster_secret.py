@@ -15,11 +15,11 @@ import pytest
 
 from dledger.client import AsyncClient
 from dledger.errors import Code, ConfigError, InvalidRequest
-from dledger.node.secret_file import load_secret, make_secret
 from dledger.node.server import NodeServer
-from dledger.rpc.channels import open_channel
+from dledger.node.setup.secret_file import load_secret, make_secret
 from dledger.rpc.cluster_secret import ClusterSecret
 from dledger.rpc.envelope import Identity
+from dledger.rpc.transport.channels import open_channel
 from dledger.v1 import peer_pb2 as pb
 from dledger.v1 import peer_pb2_grpc
 from tests.node.local import CLUSTER, GROUP, make_server, running_nodes

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dledger.errors import Code, ConfigError
-from dledger.node.config import DEFAULT_BODY_BYTES, load_config, parse_config
-from dledger.rpc.channels import MAX_PAYLOAD_BYTES
+from dledger.node.setup.config import DEFAULT_BODY_BYTES, load_config, parse_config
+from dledger.rpc.transport.channels import MAX_PAYLOAD_BYTES
 
 GOOD: dict[str, Any] = {
     "directory": "/data/n1",

@@ -13,10 +13,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dledger.errors import Code, Overloaded
 from dledger.node.server import NodeServer
-from dledger.rpc import call_limit, channels
-from dledger.rpc.channels import open_channel
 from dledger.rpc.envelope import Identity
 from dledger.rpc.log_client import LogClient
+from dledger.rpc.transport import call_limit, channels
+from dledger.rpc.transport.channels import open_channel
 from dledger.v1 import log_pb2, log_pb2_grpc, peer_pb2, peer_pb2_grpc
 from tests.node.local import CLUSTER, GROUP, make_server, running_nodes, until
 from tests.process.cluster import free_ports

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import Code, DLedgerError
-from dledger.node.log_state import LogState
 from dledger.node.server import NodeServer
+from dledger.replica.log_state import LogState
 from dledger.rpc.log_client import LogClient
 from dledger.store.api import EntryDamaged
 from dledger.store.disk_store import DiskLogStore
-from dledger.store.layout import file_name
+from dledger.store.format.layout import file_name
 from tests.node.faulty_disk import FaultyDisk
 from tests.node.local import GROUP, leader_of, make_server, running_nodes, until
 from tests.node.test_bad_days import FILE, SMALL, Counter, equal_and_committed, fill, read_all

@@ -13,8 +13,8 @@ from dledger.errors import DLedgerError
 from dledger.node.server import NodeServer
 from dledger.store.api import BatchHead
 from dledger.store.disk_store import DiskLogStore
-from dledger.store.internal import SessionBatch, decode_internal, strip_stamp
-from dledger.store.layout import file_name
+from dledger.store.format.internal import SessionBatch, decode_internal, strip_stamp
+from dledger.store.format.layout import file_name
 from tests.node.local import leader_of, make_server, running_nodes, until
 from tests.node.test_bad_days import FILE, SMALL, client_of, equal_and_committed, read_all
 

@@ -10,12 +10,12 @@ import pytest
 
 from dledger.core.values import EMPTY_TAIL, Base, FlushMode, HardState, Tail
 from dledger.errors import Code, DLedgerError, StorageError
-from dledger.node import disk_worker, late_bytes
-from dledger.node.disk_jobs import CheckpointJob, HardStateReport, Report, StoredReport
-from dledger.node.disk_worker import DiskWorker
-from dledger.node.metrics import NodeMetrics
-from dledger.node.shell import HardStateJob, TruncateJob, WriteJob
-from dledger.store.batch import Batch, encode_batch
+from dledger.metrics import NodeMetrics
+from dledger.node.disk import disk_worker, late_bytes
+from dledger.node.disk.disk_jobs import CheckpointJob, HardStateReport, Report, StoredReport
+from dledger.node.disk.disk_worker import DiskWorker
+from dledger.replica.shell import HardStateJob, TruncateJob, WriteJob
+from dledger.store.format.batch import Batch, encode_batch
 
 WAIT_S = 5.0
 

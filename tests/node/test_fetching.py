@@ -6,9 +6,9 @@ import pytest
 
 from dledger.core.values import EMPTY_TAIL
 from dledger.errors import ReadFailed
-from dledger.node.fetching import read_for_repair
+from dledger.node.members.fetching import read_for_repair
 from dledger.store.api import EntryDamaged
-from dledger.store.batch import encode_batch
+from dledger.store.format.batch import encode_batch
 from dledger.store.identity import Identity
 from dledger.store.memory_store import MemoryLogStore
 

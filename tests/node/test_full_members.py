@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dledger.core.messages import HeartbeatResponse
 from dledger.errors import Code, Overloaded
-from dledger.node.shell import AppendOutcome, HardStateJob, TruncateJob
+from dledger.replica.shell import AppendOutcome, HardStateJob, TruncateJob
 from tests.node.replica_world import Host, World
 
 

@@ -12,8 +12,8 @@ from dledger.core.messages import (
     VoteRequest,
 )
 from dledger.errors import Code
-from dledger.node.held import HeldMessages
-from dledger.node.shell import HardStateJob
+from dledger.replica.held import HeldMessages
+from dledger.replica.shell import HardStateJob
 from tests.node.replica_world import World
 
 

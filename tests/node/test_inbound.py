@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dledger.core.messages import PushResponse, PushType
 from dledger.errors import Code
-from dledger.node.inbound import Inbound
+from dledger.node.members.inbound import Inbound
 from dledger.rpc.envelope import Identity
 from dledger.rpc.ports import FetchedFrames
 from dledger.rpc.push_stream import PushReceiver

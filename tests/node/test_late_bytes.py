@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dledger.node.late_bytes import KEPT_BYTES, STEP_BYTES, LateBytes
+from dledger.node.disk.late_bytes import KEPT_BYTES, STEP_BYTES, LateBytes
 
 MIB = 1 << 20
 

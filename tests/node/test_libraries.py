@@ -9,7 +9,7 @@ import sys
 ENGINE = "GRPC_EXPERIMENTS"
 ALGEBRA = "OPENBLAS_NUM_THREADS"
 CONFIGURE = """
-from dledger.node.libraries import configure_libraries
+from dledger.node.setup.libraries import configure_libraries
 configure_libraries()
 """
 

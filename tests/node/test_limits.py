@@ -11,14 +11,14 @@ import pytest
 
 from dledger.core.messages import Heartbeat
 from dledger.errors import Code, DLedgerError, Overloaded
-from dledger.node.config import parse_config
-from dledger.node.inbound import Inbound
-from dledger.node.repairer import Repairer
-from dledger.rpc.channels import open_channel
+from dledger.node.members.inbound import Inbound
+from dledger.node.members.repairer import Repairer
+from dledger.node.setup.config import parse_config
 from dledger.rpc.envelope import Identity as PeerIdentity
 from dledger.rpc.log_client import LogClient
 from dledger.rpc.ports import FetchedFrames
-from dledger.store.batch import encode_batch
+from dledger.rpc.transport.channels import open_channel
+from dledger.store.format.batch import encode_batch
 from dledger.store.identity import Identity
 from dledger.store.memory_store import MemoryLogStore
 from dledger.v1 import log_pb2, log_pb2_grpc

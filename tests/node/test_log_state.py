@@ -8,9 +8,9 @@ import pytest
 
 from dledger.core.sessions import Judgement
 from dledger.core.values import Base
-from dledger.node.images import ImageWriter
-from dledger.node.log_state import LogState
-from dledger.store.internal import (
+from dledger.replica.images import ImageWriter
+from dledger.replica.log_state import LogState
+from dledger.store.format.internal import (
     ImageBegin,
     Internal,
     NoOp,

@@ -22,11 +22,11 @@ from dledger import (
     Role,
     RoleEvent,
 )
-from dledger.node.admission import AppendLimits
-from dledger.node.owned_append import Fill, prepare
+from dledger.replica.admission import AppendLimits
+from dledger.replica.owned_append import Fill, prepare
 from dledger.rpc.log_client import LogClient
 from dledger.store.api import ReservedEnd
-from dledger.store.batch import HEADER_SIZE, MAGIC_NORMAL
+from dledger.store.format.batch import HEADER_SIZE, MAGIC_NORMAL
 from tests.node.local import GROUP, leader_of, running_nodes, until
 from tests.node.replica_world import Host, World
 from tests.node.test_admission import SMALL

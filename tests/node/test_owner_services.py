@@ -17,8 +17,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from dledger import Code, ConfigError, GrpcService, InvalidRequest, NodeServer
 from dledger.node.owner_status import OwnerStatus
-from dledger.rpc.channels import open_channel
 from dledger.rpc.log_client import LogClient
+from dledger.rpc.transport.channels import open_channel
 from tests.node.local import GROUP, PATIENT, leader_of, make_server, running_nodes, until
 from tests.process.cluster import free_ports
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dledger.errors import Code, DLedgerError, NotLeader, Overloaded
-from dledger.node.admission import AppendLimits
-from dledger.node.allocator import Allocator
-from dledger.node.shell import AppendOutcome
+from dledger.node.disk.allocator import Allocator
+from dledger.replica.admission import AppendLimits
+from dledger.replica.shell import AppendOutcome
 from dledger.store.api import ReservedEnd
 from tests.node.local import running_nodes, until
 from tests.node.replica_world import Host

@@ -10,7 +10,7 @@ import pytest
 
 from dledger.client import AsyncClient
 from dledger.core.messages import Message, VoteRequest
-from dledger.node.peers import PeerLink
+from dledger.node.members.peers import PeerLink
 from dledger.rpc import convert_peer, peer_client
 from dledger.rpc.envelope import Identity
 from tests.node.local import GROUP, PATIENT, running_nodes, until

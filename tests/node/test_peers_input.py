@@ -11,7 +11,7 @@ import pytest
 
 from dledger.errors import Code
 from dledger.node.server import NodeServer
-from dledger.rpc.channels import open_channel
+from dledger.rpc.transport.channels import open_channel
 from dledger.v1 import peer_pb2 as pb
 from dledger.v1 import peer_pb2_grpc
 from tests.node.local import CLUSTER, GROUP, make_server

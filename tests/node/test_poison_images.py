@@ -10,14 +10,14 @@ import pytest
 
 from dledger import AppliedEntry, ImageRefused
 from dledger.core.values import Base
-from dledger.node.images import ImageWriter
-from dledger.node.log_state import LogState
-from dledger.node.retainer import Retainer
-from dledger.node.retention import RetentionPolicy
-from dledger.node.state_feeder import StateFeeder
-from dledger.node.state_plan import Load, Loaded
-from dledger.store.batch import encode_batch
-from dledger.store.internal import (
+from dledger.node.machine.state_feeder import StateFeeder
+from dledger.node.machine.state_plan import Load, Loaded
+from dledger.replica.images import ImageWriter
+from dledger.replica.log_state import LogState
+from dledger.replica.retainer import Retainer
+from dledger.replica.retention import RetentionPolicy
+from dledger.store.format.batch import encode_batch
+from dledger.store.format.internal import (
     ImageBegin,
     ImageChunk,
     ImageEnd,

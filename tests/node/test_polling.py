@@ -8,8 +8,8 @@ import socket
 
 import pytest
 
-from dledger.node import polling
-from dledger.node.polling import MOST_BUSY_S, NodeLoop, SparingSelector, when_idle
+from dledger.node.loop import polling
+from dledger.node.loop.polling import MOST_BUSY_S, NodeLoop, SparingSelector, when_idle
 
 
 def ready(selector: SparingSelector, timeout: float | None) -> list[object]:

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from dledger.errors import Code, Overloaded, ReadFailed
-from dledger.node.read_points import ReadPoints
-from dledger.node.readable import ReadableLog
+from dledger.node.loop.readable import ReadableLog
+from dledger.node.members.read_points import ReadPoints
 
 
 async def test_readable_is_what_is_committed_and_stored() -> None:

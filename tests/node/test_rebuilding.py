@@ -8,7 +8,7 @@ import pytest
 
 from dledger.core.messages import VoteRequest, VoteResponse
 from dledger.core.values import Role, VoteResult
-from dledger.node import rebuilding
+from dledger.replica import rebuilding
 from dledger.store.memory_store import MemoryLogStore
 from tests.node.replica_world import Host, World
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dledger.client import AsyncClient
-from dledger.node.config import parse_config
 from dledger.node.rejoin import prepare_rejoin
 from dledger.node.server import NodeServer
+from dledger.node.setup.config import parse_config
 from dledger.store.identity import Identity, init_directory, load_identity
 from tests.node.local import CLUSTER, GROUP, leader_of, make_server, running_nodes, until
 from tests.process.cluster import free_ports

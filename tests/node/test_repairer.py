@@ -12,11 +12,11 @@ import pytest
 
 from dledger.core.values import EMPTY_TAIL
 from dledger.errors import Code, DLedgerError, InvalidRequest, StorageError
-from dledger.node.repairer import Repairer, Scrubber, Source
+from dledger.node.members.repairer import Repairer, Scrubber, Source
 from dledger.rpc.peer_transport import PeerUnreachable
 from dledger.rpc.ports import FetchedFrames
 from dledger.store.api import Damage, LogStore, ScrubStep
-from dledger.store.batch import Batch, encode_batch
+from dledger.store.format.batch import Batch, encode_batch
 from dledger.store.identity import Identity
 from dledger.store.memory_store import MemoryLogStore
 from tests.node.local import until

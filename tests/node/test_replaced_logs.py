@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dledger.core.messages import Append, InstallBase
 from dledger.core.values import Base, TermRun
-from dledger.node.shell import PurgeJob, ResetJob, WriteJob
-from dledger.store.batch import Batch, encode_batch
-from dledger.store.internal import Purge, encode_internal
+from dledger.replica.shell import PurgeJob, ResetJob, WriteJob
+from dledger.store.format.batch import Batch, encode_batch
+from dledger.store.format.internal import Purge, encode_internal
 from dledger.store.state_files import tail_of
 from tests.node.replica_world import FILE_SIZE, World
 

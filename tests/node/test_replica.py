@@ -17,10 +17,10 @@ from dledger.core.messages import (
 )
 from dledger.core.values import Role
 from dledger.errors import Code, DLedgerError, Indeterminate, NotLeader, Overloaded
-from dledger.node.admission import AppendLimits
-from dledger.node.shell import AppendOutcome, DiskJob, HardStateJob, WriteJob
-from dledger.store.batch import HEADER_SIZE, MAGIC_NORMAL
-from dledger.store.internal import NoOp, Stamped, encode_internal
+from dledger.replica.admission import AppendLimits
+from dledger.replica.shell import AppendOutcome, DiskJob, HardStateJob, WriteJob
+from dledger.store.format.batch import HEADER_SIZE, MAGIC_NORMAL
+from dledger.store.format.internal import NoOp, Stamped, encode_internal
 from tests.node.replica_world import Host, World, pushes
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from dledger.core.values import Base
-from dledger.node.admission import AppendLimits
-from dledger.node.retention import Border, RetentionPolicy, wanted_base
-from dledger.node.shell import PurgeJob
+from dledger.replica.admission import AppendLimits
+from dledger.replica.retention import Border, RetentionPolicy, wanted_base
+from dledger.replica.shell import PurgeJob
+from dledger.store.format.internal import Purge, decode_internal, strip_stamp
 from dledger.store.identity import Identity
-from dledger.store.internal import Purge, decode_internal, strip_stamp
 from dledger.store.memory_store import MemoryLogStore
 from tests.node.replica_world import Host
 

@@ -10,7 +10,7 @@ import pytest
 from dledger.client import AsyncClient
 from dledger.errors import Code, StorageError
 from dledger.store.disk_store import DiskLogStore
-from dledger.store.set_term import report_term, set_term
+from dledger.store.offline.set_term import report_term, set_term
 from tests.node.local import CLUSTER, GROUP, make_server, running_nodes, until
 
 _NODES = ("n1", "n2", "n3")

@@ -11,10 +11,10 @@ import pytest
 from dledger import Applied, AppliedEntry, DurableStateMachine
 from dledger.core.values import Base
 from dledger.errors import Code, StorageError
-from dledger.node.state_feeder import StateFeeder
-from dledger.node.state_plan import Apply, Load, Loaded, Replay, Save, StatePlan
-from dledger.store.batch import HEADER_SIZE, Batch, encode_batch
+from dledger.node.machine.state_feeder import StateFeeder
+from dledger.node.machine.state_plan import Apply, Load, Loaded, Replay, Save, StatePlan
 from dledger.store.disk import CrashKind
+from dledger.store.format.batch import HEADER_SIZE, Batch, encode_batch
 from dledger.store.identity import Identity
 from dledger.store.memory_store import MemoryLogStore
 from tests.store.helpers import IDENTITY, SIZE, make_batches

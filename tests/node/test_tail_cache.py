@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dledger.core.values import EMPTY_TAIL, Tail
-from dledger.node import tail_cache
-from dledger.node.tail_cache import TailCache
-from dledger.store.batch import Batch, encode_batch, unpack_header
+from dledger.replica import tail_cache
+from dledger.replica.tail_cache import TailCache
+from dledger.store.format.batch import Batch, encode_batch, unpack_header
 
 FILE_SIZE = 4096
 

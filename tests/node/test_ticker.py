@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dledger.node.replica import Replica
-from dledger.node.ticker import LOOK_MS, Ticker, next_tick_ms
+from dledger.node.loop.ticker import LOOK_MS, Ticker, next_tick_ms
+from dledger.replica.replica import Replica
 from tests.node.local import PATIENT, leader_of, running_nodes, until
 from tests.node.replica_world import World
 

@@ -14,9 +14,9 @@ from dledger.core.messages import VoteRequest
 from dledger.core.values import HardState
 from dledger.errors import NotLeader
 from dledger.node.async_shell import AsyncShell
-from dledger.node.config import parse_config
+from dledger.node.machine.state_machine import AppliedEntry, StateMachine
 from dledger.node.server import NodeServer
-from dledger.node.state_machine import AppliedEntry, StateMachine
+from dledger.node.setup.config import parse_config
 from dledger.node.tracing import NodeTrace, TracingShell
 from dledger.store.identity import Identity, init_directory
 from tests.node.local import CLUSTER, GROUP, until

@@ -9,12 +9,12 @@ import pytest
 
 from dledger.core.values import Base
 from dledger.errors import Code, ConfigError, DLedgerError, StorageError
-from dledger.node.allocator import Allocator
-from dledger.node.config import duration_ms, parse_config
-from dledger.node.disk_jobs import CheckpointJob, StoredReport
-from dledger.node.pacing import Pace
-from dledger.node.shell import PurgeJob, ResetJob
-from dledger.node.wall_clock import JumpWatch
+from dledger.node.disk.allocator import Allocator
+from dledger.node.disk.disk_jobs import CheckpointJob, StoredReport
+from dledger.node.loop.pacing import Pace
+from dledger.node.loop.wall_clock import JumpWatch
+from dledger.node.setup.config import duration_ms, parse_config
+from dledger.replica.shell import PurgeJob, ResetJob
 from tests.node.test_disk_worker import WAIT_S, Rig, write_jobs
 
 

@@ -13,8 +13,8 @@ import aiohttp
 import pytest
 
 from dledger.client import AsyncClient
-from dledger.node.polling import NodeLoop, SparingSelector
-from dledger.node.wakefulness import DEVICE, LINGER_S, CpuLatency, Vigil
+from dledger.node.loop.polling import NodeLoop, SparingSelector
+from dledger.node.loop.wakefulness import DEVICE, LINGER_S, CpuLatency, Vigil
 from tests.node.local import GROUP, running_nodes, until
 from tests.process.cluster import ProcessCluster, free_ports
 

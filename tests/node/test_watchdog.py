@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dledger.node.watchdog import EXIT_STUCK, StallJudge
+from dledger.node.loop.watchdog import EXIT_STUCK, StallJudge
 
 #: A loop that runs something for ever, and says so.
 _STUCK = """

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dledger.node.yielding import Appends, YieldingPace
+from dledger.node.members.yielding import Appends, YieldingPace
 
 RANGE = 1 << 20
 MIB = 1 << 20

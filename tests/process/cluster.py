@@ -16,12 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dledger.cli import cluster_plan
+from dledger.cli.local import cluster_plan
 from dledger.errors import DLedgerError
 from dledger.rpc.log_client import LogClient
 from dledger.status.model import NodeStatus
-from dledger.store.batch import Entry, decode_entries
 from dledger.store.disk_store import DiskLogStore
+from dledger.store.format.batch import Entry, decode_entries
 from dledger.store.identity import Identity, init_directory
 from tests.process.faulty_node import Faults
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from dledger.node.libraries import configure_libraries
+from dledger.node.setup.libraries import configure_libraries
 from dledger.store.disk import Buffer
 from tests.node.faulty_disk import FaultyDisk
 
@@ -29,7 +29,7 @@ class Faults:
     is not. `slow_ms`: so long takes every fdatasync, besides what it really takes. `die_at`: the process
     kills itself before the first operation that fits, such as "rename base" (by a purge), "rename base to
     reset" (everything is to be removed) or "unlink data/* then rename base", or in the middle of "write IC"
-    (an entry that has this tag of dledger.store.internal)."""
+    (an entry that has this tag of dledger.store.format.internal)."""
 
     capacity: int | None = None
     stuck: bool = False
@@ -114,8 +114,8 @@ def main() -> int:
     arguments = parser.parse_args()
     configure_libraries()
     # These import grpc and numpy, for which the choice has to be made before.
-    from dledger.node.config import load_config
     from dledger.node.run import run_node
+    from dledger.node.setup.config import load_config
 
     config = load_config(arguments.config)
     return run_node(config, rejoin=arguments.rejoin, disk=SpoiledDisk(config.directory, arguments.faults))

@@ -11,7 +11,7 @@ import pytest
 from dledger.client import AsyncClient
 from dledger.status.model import NodeStatus
 from dledger.store.disk import OsDisk
-from dledger.store.layout import NodePaths
+from dledger.store.format.layout import NodePaths
 from dledger.store.state_files import read_hard_state
 from tests.process.cluster import GROUP, ProcessCluster
 from tests.process.workload import Workload, others

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from dledger.cli.local_cluster import LocalCluster, LocalNode
+from dledger.cli.local.local_cluster import LocalCluster, LocalNode
 from dledger.client import AsyncClient
 from dledger.errors import Code, ReadFailed
-from dledger.node.config import load_config
 from dledger.node.server import NodeServer
+from dledger.node.setup.config import load_config
 from dledger.status.model import NodeStatus
-from dledger.store.batch import decode_entries
 from dledger.store.disk_store import DiskLogStore
+from dledger.store.format.batch import decode_entries
 from examples.kv import KeyValueStore, get, put_command
 from tests.node.local import until
 from tests.process.cluster import GROUP, ProcessCluster

@@ -9,9 +9,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from dledger.rpc import accepting
-from dledger.rpc.accepting import AT_ONCE, AcceptingServer
-from dledger.rpc.channels import new_server, open_channel
+from dledger.rpc.transport import accepting
+from dledger.rpc.transport.accepting import AT_ONCE, AcceptingServer
+from dledger.rpc.transport.channels import new_server, open_channel
 
 _FAR_LESS_S = 30.0
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dledger.errors import Code, Overloaded
-from dledger.rpc import call_limit
-from dledger.rpc.call_limit import CallLimit, FirstMessages
+from dledger.rpc.transport import call_limit
+from dledger.rpc.transport.call_limit import CallLimit, FirstMessages
 
 
 class Aborted(Exception):

@@ -33,7 +33,7 @@ from dledger.errors import Code, InvalidRequest
 from dledger.rpc import convert_peer as convert
 from dledger.rpc.append_wire import encode_append
 from dledger.rpc.envelope import Identity
-from dledger.store.batch import encode_batch
+from dledger.store.format.batch import encode_batch
 from dledger.v1 import peer_pb2 as pb
 
 _IDENTITY = Identity("c", "g", "n1", ("n1", "n2"), incarnation=3)

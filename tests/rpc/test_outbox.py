@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dledger.rpc.outbox import Outbox
+from dledger.rpc.transport.outbox import Outbox
 
 
 async def test_everything_is_written_in_order_until_finished() -> None:

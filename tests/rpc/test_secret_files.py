@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.messaging.access.accounts import read_accounts
-from dledger.cli.certificates import Authority
+from broker_adapter.proxy.access.accounts import read_accounts
+from dledger.cli.local.certificates import Authority
 from dledger.errors import ConfigError
-from dledger.rpc.tls import TlsFiles, load
+from dledger.rpc.transport.tls import TlsFiles, load
 
 ACCOUNTS = '[[accounts]]\naccess_key = "a"\nsecret = "hidden"\n'
 

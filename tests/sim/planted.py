@@ -37,15 +37,15 @@ from dledger.core.rejoining import Rejoining
 from dledger.core.sessions import SessionTable
 from dledger.core.values import HardState, Membership, Role, VoteResult
 from dledger.errors import Code, DLedgerError, NotLeader, SessionExpired
-from dledger.node import ticker
-from dledger.node.admission import Admission, ExpiryUnconfirmed
-from dledger.node.disk_jobs import DiskJobs, OtherJob
-from dledger.node.log_state import LogState
-from dledger.node.replica import Replica
-from dledger.node.retainer import Retainer
-from dledger.node.shell import AppendOutcome, TruncateJob
-from dledger.store.batch import Batch
-from dledger.store.internal import Internal, Purge
+from dledger.node.disk.disk_jobs import DiskJobs, OtherJob
+from dledger.node.loop import ticker
+from dledger.replica.admission import Admission, ExpiryUnconfirmed
+from dledger.replica.log_state import LogState
+from dledger.replica.replica import Replica
+from dledger.replica.retainer import Retainer
+from dledger.replica.shell import AppendOutcome, TruncateJob
+from dledger.store.format.batch import Batch
+from dledger.store.format.internal import Internal, Purge
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

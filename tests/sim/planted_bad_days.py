@@ -12,19 +12,19 @@ from dledger.core.leadership import Leadership
 from dledger.core.raft import RaftCore
 from dledger.core.values import NO_BASE
 from dledger.errors import DLedgerError, StorageError
-from dledger.node.admission import Admission
-from dledger.node.fetching import LogFetcher
-from dledger.node.log_state import LogState
-from dledger.node.rebuilding import Rebuilding
-from dledger.node.repairer import Repairer
-from dledger.node.replica import Replica
-from dledger.node.retainer import Retainer
-from dledger.node.shell import AppendOutcome
+from dledger.node.members.fetching import LogFetcher
+from dledger.node.members.repairer import Repairer
+from dledger.replica.admission import Admission
+from dledger.replica.log_state import LogState
+from dledger.replica.rebuilding import Rebuilding
+from dledger.replica.replica import Replica
+from dledger.replica.retainer import Retainer
+from dledger.replica.shell import AppendOutcome
 from dledger.rpc.ports import FetchedFrames
 from dledger.store import opening, recovery
 from dledger.store.api import Damage, Frames
-from dledger.store.batch import parse_batch
 from dledger.store.files import FileSequence
+from dledger.store.format.batch import parse_batch
 from dledger.store.opening import Opening
 from dledger.store.repair import Repair
 from dledger.store.scan import Judgement, Verdict

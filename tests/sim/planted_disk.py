@@ -7,9 +7,9 @@ import pytest
 from dledger.core.effects import ResetLog
 from dledger.core.following import Following
 from dledger.core.messages import InstallBase
-from dledger.node.disk_jobs import DiskJobs, OtherJob, StoredReport
-from dledger.node.shell import ResetJob
-from dledger.node.tail_cache import TailCache
+from dledger.node.disk.disk_jobs import DiskJobs, OtherJob, StoredReport
+from dledger.replica.shell import ResetJob
+from dledger.replica.tail_cache import TailCache
 from dledger.rpc.peer_names import PeerNames
 from dledger.rpc.peer_service import PeerService
 from dledger.store.disk_store import DiskLogStore

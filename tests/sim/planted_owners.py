@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from dledger.core.values import Tail
-from dledger.node import async_shell, owned_append
-from dledger.node.admission import Admission
-from dledger.node.owned_append import Assigned
-from dledger.node.replica import Replica
-from dledger.store.batch import Batch
+from dledger.node import async_shell
+from dledger.replica import owned_append
+from dledger.replica.admission import Admission
+from dledger.replica.owned_append import Assigned
+from dledger.replica.replica import Replica
+from dledger.store.format.batch import Batch
 
 
 def epoch_not_compared(patch: pytest.MonkeyPatch) -> None:

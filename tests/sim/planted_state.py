@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dledger.node.readable import ReadableLog
-from dledger.node.state_feeder import Recovered, StateFeeder
-from dledger.node.state_plan import Loaded, Piece, Save, StatePlan
+from dledger.node.loop.readable import ReadableLog
+from dledger.node.machine.state_feeder import Recovered, StateFeeder
+from dledger.node.machine.state_plan import Loaded, Piece, Save, StatePlan
 
 
 def taken_over_whatever_the_log_says(patch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dledger.node import peers
-from dledger.node.inbound import Inbound
+from dledger.node.members import peers
+from dledger.node.members.inbound import Inbound
 from tests.sim.planted_stalls import leader_that_commits_nothing_stays
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from dledger.core.messages import Append, PushMessage
 from dledger.errors import Code, ReadFailed
-from dledger.node.shell import AppendOutcome
-from dledger.store.batch import Batch
+from dledger.replica.shell import AppendOutcome
 from dledger.store.disk import CrashKind
-from dledger.store.layout import INDEX_RECORD_SIZE, NodePaths, file_name, index_file_size
+from dledger.store.format.batch import Batch
+from dledger.store.format.layout import INDEX_RECORD_SIZE, NodePaths, file_name, index_file_size
 from dledger.testing.stores import DIRECTORY, DiskHost
 from tests.sim.cluster import KINDS, SOON_MS, Cluster
 from tests.sim.test_retention_scenarios import Retaining

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import pytest
 
 from dledger.store.disk import CrashKind
-from dledger.testing.sim_disk import CrashPoint
+from dledger.testing.virtual.sim_disk import CrashPoint
 from tests.sim.cluster import KINDS, SOON_MS
 from tests.sim.test_damage_scenarios import Damaged
 

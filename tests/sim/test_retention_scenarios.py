@@ -8,8 +8,8 @@ from dledger.core.messages import Append as AppendMessage
 from dledger.core.messages import Message
 from dledger.core.values import Base
 from dledger.errors import Code, StorageError
-from dledger.node.retention import RetentionPolicy
-from dledger.node.shell import AppendOutcome
+from dledger.replica.retention import RetentionPolicy
+from dledger.replica.shell import AppendOutcome
 from dledger.store.disk import CrashKind
 from dledger.testing import Attempt
 from tests.sim.cluster import KINDS, SOON_MS, Cluster

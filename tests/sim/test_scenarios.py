@@ -17,10 +17,10 @@ from dledger.core.messages import (
 )
 from dledger.core.values import HardState, Role
 from dledger.errors import Code, Refused
-from dledger.node.shell import AppendOutcome
+from dledger.replica.shell import AppendOutcome
 from dledger.store.disk import CrashKind
 from dledger.testing import QUIET, check_end
-from dledger.testing.sim_disk import CrashPoint
+from dledger.testing.virtual.sim_disk import CrashPoint
 from tests.sim.cluster import KINDS, SOON_MS, Cluster
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from dledger.core.values import Role
 from dledger.errors import Code, DLedgerError, NotLeader, SessionExpired
-from dledger.node.shell import AppendOutcome
+from dledger.replica.shell import AppendOutcome
 from dledger.testing import Attempt
 from tests.sim.cluster import SOON_MS, Cluster
 

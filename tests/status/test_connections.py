@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dledger.cli.certificates import Authority
+from dledger.cli.local.certificates import Authority
 from dledger.status.connections import ConnectionLimits, client_address
 from dledger.status.hosts import AllowedHosts
 from dledger.status.http import start_http

@@ -8,11 +8,11 @@ from zlib import crc32
 
 from dledger.core.values import EMPTY_TAIL, Tail
 from dledger.store.api import LogStore
-from dledger.store.batch import Batch, encode_batch
 from dledger.store.disk_store import DiskLogStore
+from dledger.store.format.batch import Batch, encode_batch
 from dledger.store.identity import Identity, init_directory
-from dledger.testing.sim_disk import SimDisk
-from dledger.testing.write_order import OrderedDisk
+from dledger.testing.virtual.sim_disk import SimDisk
+from dledger.testing.virtual.write_order import OrderedDisk
 
 ROOT = Path("/node")
 SIZE = 1024  # bytes per data file

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dledger.store import disk as disk_module
 from dledger.store.disk import Buffer
-from dledger.testing.sim_disk import SimDisk
+from dledger.testing.virtual.sim_disk import SimDisk
 
 
 class RottenDisk(SimDisk):

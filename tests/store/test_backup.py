@@ -12,9 +12,9 @@ import pytest
 from dledger.core.values import NO_BASE
 from dledger.errors import Code, StorageError
 from dledger.store.api import Frames, LogStore
-from dledger.store.backup import read_manifest, restore_directory, write_backup
 from dledger.store.disk_store import DiskLogStore
-from dledger.testing.sim_disk import CrashPoint, SimDisk, SimulatedCrash
+from dledger.store.offline.backup import read_manifest, restore_directory, write_backup
+from dledger.testing.virtual.sim_disk import CrashPoint, SimDisk, SimulatedCrash
 from tests.store.helpers import IDENTITY, SIZE, make_batches, new_sim_store, read_all
 
 BACKUP, TARGET = Path("/backup"), Path("/new")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dledger.core.values import EMPTY_TAIL, Tail
 from dledger.errors import Code, InvalidRequest
-from dledger.store.batch import (
+from dledger.store.format.batch import (
     MAGIC_INTERNAL,
     MAGIC_NORMAL,
     DamagedBatch,
@@ -21,7 +21,7 @@ from dledger.store.batch import (
     verify_entries,
     verify_run,
 )
-from dledger.store.layout import index_records, unpack_record
+from dledger.store.format.layout import index_records, unpack_record
 from tests.store.helpers import SIZE, dumb_batch, join, make_batches
 
 BODIES = st.lists(st.binary(max_size=60), max_size=4)

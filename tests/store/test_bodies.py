@@ -10,13 +10,20 @@ import pytest
 from dledger.core.values import EMPTY_TAIL, Tail
 from dledger.errors import Code, InvalidRequest, ReadFailed
 from dledger.store.api import EntryDamaged, LogStore
-from dledger.store.batch import HEADER_SIZE, MAGIC_NORMAL, Batch, decode_entries, encode_batch, unpack_header
 from dledger.store.bodies import MAX_GAP_BYTES, MAX_READ_BYTES, span_runs
 from dledger.store.disk_store import DiskLogStore
+from dledger.store.format.batch import (
+    HEADER_SIZE,
+    MAGIC_NORMAL,
+    Batch,
+    decode_entries,
+    encode_batch,
+    unpack_header,
+)
+from dledger.store.format.layout import NodePaths, file_name
 from dledger.store.identity import init_directory
-from dledger.store.layout import NodePaths, file_name
 from dledger.store.memory_store import MemoryLogStore
-from dledger.testing.sim_disk import SimDisk
+from dledger.testing.virtual.sim_disk import SimDisk
 from tests.store.helpers import IDENTITY, ROOT, SIZE, make_batches
 
 LARGE = 4 << 20  # bytes of a data file in which reads have room

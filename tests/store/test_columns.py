@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dledger.core.values import EMPTY_TAIL, Tail
-from dledger.store import columns
-from dledger.store.batch import (
+from dledger.store.disk_store import DiskLogStore
+from dledger.store.format import columns
+from dledger.store.format.batch import (
     Batch,
     DamagedBatch,
     Run,
@@ -23,10 +24,9 @@ from dledger.store.batch import (
     parse_batches,
     verify_run,
 )
-from dledger.store.columns import crc32_columns, lay_out
-from dledger.store.disk_store import DiskLogStore
+from dledger.store.format.columns import crc32_columns, lay_out
+from dledger.store.format.layout import index_records
 from dledger.store.identity import init_directory
-from dledger.store.layout import index_records
 from tests.store.helpers import IDENTITY, dumb_entry, join
 
 SIZE = 1 << 16

@@ -9,11 +9,11 @@ import pytest
 
 from dledger.core.values import HardState
 from dledger.errors import Code, StorageError
-from dledger.store.batch import Batch
 from dledger.store.disk_store import DiskLogStore
+from dledger.store.format.batch import Batch
 from dledger.store.identity import init_directory, load_identity
-from dledger.testing.sim_disk import CrashKind, CrashPoint, SimDisk, SimulatedCrash
-from dledger.testing.write_order import OrderedDisk
+from dledger.testing.virtual.sim_disk import CrashKind, CrashPoint, SimDisk, SimulatedCrash
+from dledger.testing.virtual.write_order import OrderedDisk
 from tests.store.helpers import IDENTITY, ROOT, SIZE, join, make_batches, read_all
 
 

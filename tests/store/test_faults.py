@@ -11,12 +11,12 @@ import pytest
 
 from dledger.core.values import EMPTY_TAIL, HardState
 from dledger.errors import Code, DLedgerError, ReadFailed, StorageError
-from dledger.store.batch import encode_batch, verify_entries
 from dledger.store.disk import OsDisk, write_all
 from dledger.store.disk_store import DiskLogStore
+from dledger.store.format.batch import encode_batch, verify_entries
+from dledger.store.format.layout import file_name
 from dledger.store.identity import init_directory
-from dledger.store.layout import file_name
-from dledger.testing.sim_disk import CrashKind, SimDisk
+from dledger.testing.virtual.sim_disk import CrashKind, SimDisk
 from tests.store.helpers import IDENTITY, ROOT, SIZE, join, make_batches, new_sim_store, read_all
 
 

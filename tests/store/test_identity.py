@@ -12,8 +12,8 @@ import pytest
 from dledger.core.values import FlushMode, HardState
 from dledger.errors import Code, ConfigError, StorageError
 from dledger.store.disk_store import DiskLogStore
+from dledger.store.format.properties import format_properties, is_intact, parse_properties
 from dledger.store.identity import Identity, init_directory, load_identity, member_list
-from dledger.store.properties import format_properties, is_intact, parse_properties
 from tests.store.helpers import IDENTITY, make_batches
 
 

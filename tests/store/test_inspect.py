@@ -6,14 +6,20 @@ from pathlib import Path
 from random import Random
 
 from dledger.core.values import HardState
-from dledger.store.batch import decode_entries
 from dledger.store.disk import Disk
 from dledger.store.disk_store import DiskLogStore
+from dledger.store.format.batch import decode_entries
+from dledger.store.format.layout import file_name
 from dledger.store.identity import init_directory
-from dledger.store.inspect import DirectoryReport, OfflineLog, StoredEntry, inspect_directory, list_entries
-from dledger.store.layout import file_name
+from dledger.store.offline.inspect import (
+    DirectoryReport,
+    OfflineLog,
+    StoredEntry,
+    inspect_directory,
+    list_entries,
+)
 from dledger.store.scan import Verdict
-from dledger.testing.sim_disk import CrashKind
+from dledger.testing.virtual.sim_disk import CrashKind
 from tests.store.helpers import IDENTITY, ROOT, make_batches, new_sim_store
 
 

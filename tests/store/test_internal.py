@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dledger.store.internal import (
+from dledger.store.format.internal import (
     Internal,
     NoOp,
     SessionBatch,

@@ -14,12 +14,12 @@ import pytest
 from broker_adapter.store.files import OsFiles, make_directories
 from broker_adapter.store.files import replace_file as replace_derived_file
 from chaos.trace.files import BufferedFile, MappedFile
-from dledger.cli.local_cluster import LocalCluster
+from dledger.cli.local.local_cluster import LocalCluster
 from dledger.errors import StorageError
-from dledger.store.backup import read_manifest, restore_directory, write_backup
 from dledger.store.disk import OsDisk, readable_by_others, replace_file
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import init_directory
+from dledger.store.offline.backup import read_manifest, restore_directory, write_backup
 from tests.store.helpers import IDENTITY, make_batches, new_sim_store
 from tests.store.test_backup import frames_of
 

@@ -10,10 +10,10 @@ import pytest
 from dledger.core.values import EMPTY_TAIL
 from dledger.errors import Code, StorageError
 from dledger.store.api import Frames
-from dledger.store.batch import Batch, encode_batch
 from dledger.store.disk_store import DiskLogStore
-from dledger.store.layout import file_name, index_file_size
-from dledger.testing.sim_disk import CrashKind, SimDisk
+from dledger.store.format.batch import Batch, encode_batch
+from dledger.store.format.layout import file_name, index_file_size
+from dledger.testing.virtual.sim_disk import CrashKind, SimDisk
 from tests.conftest import THIRDS
 from tests.store.helpers import ROOT, SIZE, join, make_batches, new_sim_store, read_all
 

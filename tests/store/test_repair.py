@@ -12,13 +12,13 @@ import pytest
 from dledger.core.values import EMPTY_TAIL
 from dledger.errors import Code, StorageError
 from dledger.store.api import Damage, Frames
-from dledger.store.batch import BLANK_SIZE, HEADER_SIZE, Batch, encode_batch
 from dledger.store.disk import Buffer, OsDisk
 from dledger.store.disk_store import DiskLogStore
+from dledger.store.format.batch import BLANK_SIZE, HEADER_SIZE, Batch, encode_batch
+from dledger.store.format.layout import file_name
 from dledger.store.identity import Identity, init_directory
-from dledger.store.layout import file_name
-from dledger.testing.sim_disk import CrashKind, SimDisk
-from dledger.testing.write_order import OrderedDisk
+from dledger.testing.virtual.sim_disk import CrashKind, SimDisk
+from dledger.testing.virtual.write_order import OrderedDisk
 from tests.store.helpers import IDENTITY, ROOT, SIZE, join, make_batches, new_sim_store, read_all, spoil
 
 BATCHES = make_batches(60, seed=11)

@@ -10,11 +10,11 @@ import pytest
 from dledger.core.values import NO_BASE, Base, HardState, Tail, TermRun
 from dledger.errors import Code, ReadFailed, StorageError
 from dledger.store.api import LogStore
-from dledger.store.batch import Batch
 from dledger.store.disk_store import DiskLogStore
-from dledger.store.layout import file_name
+from dledger.store.format.batch import Batch
+from dledger.store.format.layout import file_name
 from dledger.store.state_files import read_hard_state
-from dledger.testing.sim_disk import SimDisk
+from dledger.testing.virtual.sim_disk import SimDisk
 from tests.store.helpers import ROOT, SIZE, join, make_batches, new_sim_store, read_all
 from tests.store.test_contract import Reopen, opened, store
 

@@ -9,10 +9,10 @@ import pytest
 
 from dledger.core.values import MAX_INCARNATION, MAX_TERM, HardState
 from dledger.errors import Code, InvalidRequest, StorageError
-from dledger.store.batch import encode_batch
 from dledger.store.disk_store import DiskLogStore
+from dledger.store.format.batch import encode_batch
 from dledger.store.identity import Identity, init_directory
-from dledger.store.set_term import check_range, report_term, set_term
+from dledger.store.offline.set_term import check_range, report_term, set_term
 
 BOMB = 2**63 - 1
 

@@ -14,13 +14,13 @@ import pytest
 from dledger.core.values import Base, HardState
 from dledger.errors import Code, StorageError
 from dledger.store.api import LogStore
-from dledger.store.batch import encode_batch
 from dledger.store.disk import OsDisk
 from dledger.store.disk_store import DiskLogStore
+from dledger.store.format.batch import encode_batch
+from dledger.store.format.layout import file_name
 from dledger.store.identity import init_directory
-from dledger.store.layout import file_name
 from dledger.store.memory_store import MemoryLogStore
-from dledger.testing.sim_disk import CrashKind, SimDisk
+from dledger.testing.virtual.sim_disk import CrashKind, SimDisk
 from tests.store.helpers import IDENTITY, ROOT, SIZE, join, make_batches, new_sim_store, read_all
 from tests.store.test_contract import Reopen, opened, store
 

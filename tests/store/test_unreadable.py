@@ -14,12 +14,12 @@ from dledger.errors import Code, StorageError
 from dledger.store import disk as disk_module
 from dledger.store import files as files_module
 from dledger.store.api import EntryDamaged, Frames
-from dledger.store.batch import Batch
 from dledger.store.disk import Buffer, OsDisk
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.files import FileSequence
+from dledger.store.format.batch import Batch
 from dledger.store.identity import init_directory
-from dledger.testing.sim_disk import CrashKind, SimDisk
+from dledger.testing.virtual.sim_disk import CrashKind, SimDisk
 from tests.store.helpers import IDENTITY, ROOT, join, make_batches, read_all
 from tests.store.rotten_disk import RottenDisk
 

@@ -12,11 +12,11 @@ import pytest
 from dledger.core.values import NO_BASE, Base, HardState
 from dledger.errors import Code, StorageError
 from dledger.store.api import Frames
-from dledger.store.batch import Batch
 from dledger.store.disk_store import DiskLogStore
+from dledger.store.format.batch import Batch
+from dledger.store.format.layout import file_name
 from dledger.store.identity import init_directory
-from dledger.store.layout import file_name
-from dledger.testing.sim_disk import CrashKind, CrashPoint, SimDisk, SimulatedCrash
+from dledger.testing.virtual.sim_disk import CrashKind, CrashPoint, SimDisk, SimulatedCrash
 from tests.store.helpers import IDENTITY, ROOT, SIZE, join, make_batches, read_all
 
 RESET = Base(700, 50, 60 * SIZE, 4711)

@@ -9,8 +9,8 @@ import pytest
 from dledger.store.disk import CrashKind
 from dledger.testing import QUIET, RunOptions, Simulation, Violation, run_seed
 from dledger.testing.__main__ import main
-from dledger.testing.clock import VirtualClock
-from dledger.testing.oracle import Append, Oracle
+from dledger.testing.checks.oracle import Append, Oracle
+from dledger.testing.virtual.clock import VirtualClock
 from tests.sim import planted
 
 

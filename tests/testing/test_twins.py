@@ -10,9 +10,9 @@ import pytest
 
 from dledger.core.values import FlushMode
 from dledger.errors import Code, StorageError
-from dledger.node.disk_jobs import CheckpointJob
-from dledger.node.disk_worker import DiskWorker
-from dledger.node.metrics import NodeMetrics
+from dledger.metrics import NodeMetrics
+from dledger.node.disk.disk_jobs import CheckpointJob
+from dledger.node.disk.disk_worker import DiskWorker
 from dledger.store.api import LogStore
 from dledger.store.identity import Identity
 from dledger.store.memory_store import MemoryLogStore

@@ -9,8 +9,8 @@ import pytest
 from dledger.store import state_files
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.files import FileSequence
-from dledger.testing.sim_disk import SimDisk
-from dledger.testing.violation import Violation
+from dledger.testing.virtual.sim_disk import SimDisk
+from dledger.testing.virtual.violation import Violation
 from tests.store.helpers import make_batches, new_sim_store
 
 Misdeed = Callable[[SimDisk, DiskLogStore, pytest.MonkeyPatch], None]

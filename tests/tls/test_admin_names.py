@@ -9,9 +9,9 @@ import pytest
 
 from dledger.client import TlsFiles
 from dledger.errors import Code, ConfigError, DLedgerError
-from dledger.node.config import parse_config
+from dledger.node.setup.config import parse_config
 from dledger.rpc.log_client import LogClient
-from dledger.rpc.tls import channel_security, load
+from dledger.rpc.transport.tls import channel_security, load
 from tests.node.local import GROUP
 
 from .world import NODES, TlsWorld, running

@@ -15,13 +15,13 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from dledger.cli.certificates import Authority
+from dledger.cli.local.certificates import Authority
 from dledger.cli.server_commands import node_config
 from dledger.client import AsyncClient, TlsFiles
 from dledger.errors import Code, ConfigError, InvalidRequest
-from dledger.node.config import is_loopback, load_config, parse_config
+from dledger.node.setup.config import is_loopback, load_config, parse_config
 from dledger.rpc.peer_names import PeerNames
-from dledger.rpc.tls import Use, load
+from dledger.rpc.transport.tls import Use, load
 from tests.node.local import make_server
 from tests.process.cluster import toml_of
 

@@ -14,16 +14,16 @@ from typing import Any
 import grpc
 import pytest
 
-from dledger.cli.certificates import Authority
+from dledger.cli.local.certificates import Authority
 from dledger.client import TlsFiles
 from dledger.core.messages import Heartbeat, PositionRequest, PushResponse, TakeLeadership, VoteRequest
 from dledger.errors import Code, DLedgerError, InvalidRequest, NotLeader
 from dledger.node.server import NodeServer
-from dledger.rpc.channels import ChannelSecurity
 from dledger.rpc.envelope import Identity
 from dledger.rpc.log_client import LogClient, NetworkFailure, TlsFailure
 from dledger.rpc.peer_client import PeerClient
-from dledger.rpc.tls import channel_security, load
+from dledger.rpc.transport.channels import ChannelSecurity
+from dledger.rpc.transport.tls import channel_security, load
 from tests.node.local import CLUSTER, GROUP, PATIENT, make_server, until
 from tests.process.cluster import free_ports
 

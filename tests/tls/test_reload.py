@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from dledger.cli.certificates import Authority
+from dledger.cli.local.certificates import Authority
 from dledger.client import TlsFiles
 from dledger.errors import ConfigError, NotLeader
 from dledger.node.server import NodeServer
-from dledger.rpc import tls
-from dledger.rpc.tls import TlsKeeper
+from dledger.rpc.transport import tls
+from dledger.rpc.transport.tls import TlsKeeper
 from tests.node.local import PATIENT, until
 from tests.process.cluster import free_ports
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from dledger.cli.certificates import Authority
+from dledger.cli.local.certificates import Authority
 from dledger.client import AsyncClient, TlsFiles
 from dledger.node.server import NodeServer
 from tests.node.local import GROUP, make_server, until

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chaos.checker.checks import availability, broker, consumer, histories, log, producer, raft, role, trace
-from chaos.checker.registry import Check
+from chaos.checker.checks.registry import Check
 
 CHECKS: tuple[Check, ...] = (
     *trace.CHECKS,

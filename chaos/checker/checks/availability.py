@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.checker.registry import Check, Part, hard
+from chaos.checker.checks.registry import Check, Part, hard
 
 #: After everything is healed, a send is acknowledged within so long; ns.
 RECOVERY_NS = 60_000_000_000

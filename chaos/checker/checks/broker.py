@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from chaos.checker.checks.registry import DRAINED, WHOLE, Check, Part, hard
 from chaos.checker.checks.sources import UNITS
-from chaos.checker.registry import DRAINED, WHOLE, Check, Part, hard
 
 _AGREED = """
 SELECT run, log, qoff, min(lidx) AS lidx_min, max(lidx) AS lidx_max, min(size) AS size_min,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from chaos.checker.checks.registry import DRAINED, WHOLE, Check, Part, hard, warning
 from chaos.checker.checks.sources import DELIVERIES, OFFSETS
-from chaos.checker.registry import DRAINED, WHOLE, Check, Part, hard, warning
 
 #: A consumer that has lost a queue hears of it with its next heartbeat, or, when its lease is over, finds out
 #: itself; so long two may read beside each other; ns.

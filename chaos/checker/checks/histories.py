@@ -6,7 +6,7 @@ positions are checked as logs: L1-L12.
 
 from __future__ import annotations
 
-from chaos.checker.registry import WHOLE, Check, Part, hard, void, warning
+from chaos.checker.checks.registry import WHOLE, Check, Part, hard, void, warning
 
 #: What reads showed: one row an element, with the interval of the read.
 _TOLD = """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from chaos.checker.checks.registry import DRAINED, WHOLE, Check, Part, hard, warning
 from chaos.checker.checks.sources import DELIVERIES, PLACED
-from chaos.checker.registry import DRAINED, WHOLE, Check, Part, hard, warning
 
 
 def linearizable(stale: bool) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from chaos.checker.checks.registry import DRAINED, WHOLE, Check, Part, hard
 from chaos.checker.checks.sources import HISTORY, PLACED
-from chaos.checker.registry import DRAINED, WHOLE, Check, Part, hard
 
 #: Every index when it was first known to be committed, and how many nodes held it then: for each node a row,
 #: at which what is durable there is known.

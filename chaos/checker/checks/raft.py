@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from chaos.checker.checks.registry import DRAINED, WHOLE, Check, Part, hard, warning
 from chaos.checker.checks.sources import DURABLE, HISTORY
-from chaos.checker.registry import DRAINED, WHOLE, Check, Part, hard, warning
 
 _LEADERS = """
 SELECT run, term, min(node) AS node, max(node) AS node_other, max_by(src, node) AS src,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from chaos.checker.checks.registry import WHOLE, Check, Part, hard, warning
 from chaos.checker.checks.sources import HISTORY, OFFSETS, UNITS
-from chaos.checker.registry import WHOLE, Check, Part, hard, warning
 
 #: A broker that was elected is master, or has lost its leadership, after so long; ns.
 PROMOTION_NS = 10_000_000_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.checker.registry import Part, void
+from chaos.checker.checks.registry import Part, void
 from chaos.trace.schema import ENDING
 
 #: Acknowledged sends that there must be before the first fault and after the last.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from broker_adapter.java_hash import java_hash
+from broker_adapter.format.java_hash import java_hash
 
 
 @dataclass(frozen=True, slots=True)

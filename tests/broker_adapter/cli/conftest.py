@@ -10,7 +10,7 @@ import pytest
 
 from broker_adapter.cli.local_broker import BROKER_KIND, NAMESRV_VARIABLE, is_writable_master
 from broker_adapter.cli.main import cli
-from dledger.cli.local_cluster import LocalCluster, LocalNode
+from dledger.cli.local.local_cluster import LocalCluster, LocalNode
 from tests.cli.conftest import Command
 
 #: Small enough that starting a node writes little.

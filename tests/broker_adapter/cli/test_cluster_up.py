@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.cli.local_broker import BROKER_KIND
-from dledger.cli.cluster_plan import plan_cluster
-from dledger.cli.local_cluster import LocalCluster
+from dledger.cli.local.cluster_plan import plan_cluster
+from dledger.cli.local.local_cluster import LocalCluster
 
 from .conftest import BrokerCommand
 

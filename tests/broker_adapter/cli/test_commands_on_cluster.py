@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dledger.cli.local_cluster import LocalCluster
+from dledger.cli.local.local_cluster import LocalCluster
 
 from .conftest import BrokerCommand, wait_for_master
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from broker_adapter.cli import broker_demo
-from broker_adapter.cli.demo_check import Queue, Stored
-from broker_adapter.cli.demo_load import BrokerLoad
+from broker_adapter.cli.demo import broker_demo
+from broker_adapter.cli.demo.demo_check import Queue, Stored
+from broker_adapter.cli.demo.demo_load import BrokerLoad
 from broker_adapter.client import SendReceipt
 from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, Status
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from broker_adapter.cli.demo_check import (
+from broker_adapter.cli.demo.demo_check import (
     Acknowledged,
     Delivery,
     OffsetWatch,

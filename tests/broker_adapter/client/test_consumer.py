@@ -16,7 +16,7 @@ from broker_adapter.client.listening import GroupListener
 from broker_adapter.client.routes import StaticRoutes
 from broker_adapter.client.values import Message, MessageQueue
 from broker_adapter.errors import Status, TopicRefused
-from broker_adapter.properties import TAGS
+from broker_adapter.format.properties import TAGS
 from tests.broker_adapter.client.helpers import routes_to, until
 from tests.broker_adapter.memory_broker import MemoryBrokers
 

@@ -25,7 +25,7 @@ from broker_adapter.errors import (
     Status,
     TopicRefused,
 )
-from broker_adapter.message_id import parse_offset_id
+from broker_adapter.format.message_id import parse_offset_id
 from broker_adapter.rpc.broker_client import BrokerClient, NotConnected
 from tests.broker_adapter.client.helpers import Held, brokers_and_producer, routes_to, until
 from tests.broker_adapter.memory_broker import MemoryBrokers

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from broker_adapter.consume_queue_unit import UNIT_SIZE, encode_unit
-from broker_adapter.consume_queue_unit import ConsumeQueueUnit as Unit
-from broker_adapter.java_hash import tag_code
-from broker_adapter.message import ENTRY_HEADER_SIZE, decode
-from broker_adapter.message_id import parse_offset_id
+from broker_adapter.format.consume_queue_unit import UNIT_SIZE, encode_unit
+from broker_adapter.format.consume_queue_unit import ConsumeQueueUnit as Unit
+from broker_adapter.format.java_hash import tag_code
+from broker_adapter.format.message import ENTRY_HEADER_SIZE, decode
+from broker_adapter.format.message_id import parse_offset_id
+from broker_adapter.format.properties import TAGS, split_properties
 from broker_adapter.metadata.commands import METADATA_TOPIC
-from broker_adapter.properties import TAGS, split_properties
-from dledger.store.batch import MAGIC_NORMAL, Entry
+from dledger.store.format.batch import MAGIC_NORMAL, Entry
 from tests.broker_adapter.process.load import Load, Notes, Place
 from tests.broker_adapter.process.processes import BrokerProcesses
 

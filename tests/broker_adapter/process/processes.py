@@ -19,7 +19,7 @@ from dledger.status.model import NodeStatus
 from tests.process.cluster import ProcessCluster, free_ports, toml_of
 
 REPO = Path(__file__).resolve().parents[3]
-BROKER = "broker_adapter.program:broker"
+BROKER = "broker_adapter.server.program:broker"
 TIMING: dict[str, Any] = {"heartbeat_ms": 100, "election_min_ms": 500, "election_max_ms": 1000}
 #: Small enough that files end and checkpoints are made all the time.
 SMALL: dict[str, Any] = {

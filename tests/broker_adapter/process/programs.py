@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker_adapter.program import BrokerProgram
-from broker_adapter.settings import parse_settings
+from broker_adapter.config.settings import parse_settings
+from broker_adapter.server.program import BrokerProgram
 from dledger import AppliedEntry, NodeConfig, NodeServer
 from tests.process.faulty_node import SpoiledDisk
 

@@ -10,7 +10,7 @@ import pytest
 from broker_adapter.api import PullStatus, QueueStats
 from broker_adapter.client import PullConsumer
 from broker_adapter.errors import ReadFailed, Status
-from broker_adapter.message import decode
+from broker_adapter.format.message import decode
 from broker_adapter.rpc.broker_client import BrokerClient
 from tests.broker_adapter.process.checker import Queues, check
 from tests.broker_adapter.process.load import Load

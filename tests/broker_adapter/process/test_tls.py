@@ -14,7 +14,7 @@ from broker_adapter.client import Admin, Consumer, Message, NameServerRoutes, Pr
 from broker_adapter.errors import BrokerError, NameServerUnavailable
 from broker_adapter.rpc.broker_client import BrokerClient
 from dledger import ClientTls, TlsFiles
-from dledger.cli.local_cluster import LocalCluster, LocalNode
+from dledger.cli.local.local_cluster import LocalCluster, LocalNode
 from tests.broker_adapter.cli.conftest import BrokerCommand
 from tests.broker_adapter.process.processes import SMALL, TIMING, until_shown
 

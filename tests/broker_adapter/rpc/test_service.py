@@ -31,8 +31,8 @@ from broker_adapter.errors import (
     ResponseCode,
     Status,
 )
-from broker_adapter.message import decode
-from broker_adapter.properties import split_properties
+from broker_adapter.format.message import decode
+from broker_adapter.format.properties import split_properties
 from broker_adapter.rpc import send_service
 from broker_adapter.rpc.broker_client import BrokerClient, NoAnswer, NotConnected
 from broker_adapter.rpc.calls import LARGE_BYTES, LargeAnswers

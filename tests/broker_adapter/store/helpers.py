@@ -9,14 +9,14 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
-from broker_adapter.host import Host
-from broker_adapter.index_layout import IndexShape, index_keys
-from broker_adapter.java_hash import tag_code
-from broker_adapter.message import Message, Version, decode, encode, patch_offsets
-from broker_adapter.properties import join_properties, split_properties
+from broker_adapter.format.host import Host
+from broker_adapter.format.index_layout import IndexShape, index_keys
+from broker_adapter.format.java_hash import tag_code
+from broker_adapter.format.message import Message, Version, decode, encode, patch_offsets
+from broker_adapter.format.properties import join_properties, split_properties
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
 from broker_adapter.store.stage import Job
-from dledger.testing.sim_disk import SimDisk
+from dledger.testing.virtual.sim_disk import SimDisk
 
 ROOT = Path("/broker")
 METADATA = "DLEDGER_SYS_METADATA"

@@ -8,7 +8,20 @@ from contextlib import suppress
 from random import Random
 
 from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
-from broker_adapter.delivery.commands import (
+from broker_adapter.format.message import patch_offsets
+from broker_adapter.metadata.commands import (
+    Command,
+    CommitOffsets,
+    DeleteGroup,
+    DeleteTopic,
+    NewGeneration,
+    PutGroup,
+    PutTopic,
+    ResetOffsets,
+)
+from broker_adapter.metadata.records import encode as encode_metadata
+from broker_adapter.metadata.state import MetadataState
+from broker_adapter.pop.commands import (
     Ack,
     Bury,
     Change,
@@ -28,25 +41,12 @@ from broker_adapter.delivery.commands import (
     Sent,
     SentId,
 )
-from broker_adapter.delivery.queue_state import QueueDelivery
-from broker_adapter.delivery.records import encode as encode_delivery
-from broker_adapter.delivery.state import DeliveryState
-from broker_adapter.message import patch_offsets
-from broker_adapter.metadata.commands import (
-    Command,
-    CommitOffsets,
-    DeleteGroup,
-    DeleteTopic,
-    NewGeneration,
-    PutGroup,
-    PutTopic,
-    ResetOffsets,
-)
-from broker_adapter.metadata.records import encode as encode_metadata
-from broker_adapter.metadata.state import MetadataState
-from broker_adapter.replicated_state import ReplicatedState
+from broker_adapter.pop.queue_state import QueueDelivery
+from broker_adapter.pop.records import encode as encode_delivery
+from broker_adapter.pop.state import DeliveryState
+from broker_adapter.server.replicated_state import ReplicatedState
 from broker_adapter.store.dispatcher import Dispatcher
-from dledger.testing.sim_disk import SimDisk
+from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.store.helpers import (
     ROOT,
     SMALL,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from broker_adapter.consume_queue_unit import ConsumeQueueUnit, encode_units
 from broker_adapter.errors import ReadFailed, Status, StoredDataDamaged
+from broker_adapter.format.consume_queue_unit import ConsumeQueueUnit, encode_units
 from broker_adapter.store.consume_queue import ConsumeQueue, Disagreement
 from broker_adapter.store.open_files import OpenFiles
-from dledger.testing.sim_disk import SimDisk
+from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.store.helpers import ROOT
 
 DIRECTORY = ROOT / "consumequeue/T/3"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from broker_adapter.consume_queue_unit import FILLER_SIZE, MAX_FILLERS, ConsumeQueueUnit
 from broker_adapter.errors import ReadFailed, Status
-from broker_adapter.java_hash import tag_code
-from broker_adapter.message import Version, decode
+from broker_adapter.format.consume_queue_unit import FILLER_SIZE, MAX_FILLERS, ConsumeQueueUnit
+from broker_adapter.format.java_hash import tag_code
+from broker_adapter.format.message import Version, decode
 from broker_adapter.store import dispatching
 from dledger import ImageRefused
-from dledger.testing.sim_disk import SimDisk
+from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.store.helpers import (
     EVER,
     ROOT,

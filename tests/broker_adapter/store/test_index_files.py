@@ -6,12 +6,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from broker_adapter.index_layout import IndexItem, IndexShape, decode_header, decode_items, key_hash
+from broker_adapter.format.index_layout import IndexItem, IndexShape, decode_header, decode_items, key_hash
+from broker_adapter.format.key_hashes import key_hashes
 from broker_adapter.store.consume_queue import Disagreement
 from broker_adapter.store.files import OsFiles
 from broker_adapter.store.index_files import IndexFiles, KeyedMessage
-from broker_adapter.store.key_hashes import key_hashes
-from dledger.testing.sim_disk import SimDisk
+from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.store.helpers import EVER, ROOT
 
 START = 1_700_000_000_000  # 2023-11-14 22:13:20 UTC

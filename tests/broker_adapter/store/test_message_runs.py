@@ -11,7 +11,7 @@ from broker_adapter.store.dispatcher import DispatchFigures
 from broker_adapter.store.dispatching import Dispatching
 from broker_adapter.store.message_runs import RunFinder
 from dledger import EntryRun
-from dledger.testing.sim_disk import SimDisk
+from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.store.helpers import (
     V6,
     Entry,

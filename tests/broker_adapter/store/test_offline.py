@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from broker_adapter.consume_queue_unit import FILLER, ConsumeQueueUnit, encode_units
+from broker_adapter.format.consume_queue_unit import FILLER, ConsumeQueueUnit, encode_units
 from broker_adapter.store.consume_queues import DIRECTORY, ConsumeQueues
 from broker_adapter.store.offline import OfflineQueues
-from dledger.testing.sim_disk import SimDisk
+from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.store.helpers import ROOT
 
 

@@ -8,9 +8,9 @@ from random import Random
 import pytest
 from zlib_ng.zlib_ng import crc32
 
-from broker_adapter.delivery.records import encode as encode_delivery
 from broker_adapter.metadata.records import encode as encode_metadata
-from broker_adapter.replicated_state import ReplicatedState
+from broker_adapter.pop.records import encode as encode_delivery
+from broker_adapter.server.replicated_state import ReplicatedState
 from dledger import EntryRun, ImageRefused
 from tests.broker_adapter.store.helpers import Log, as_stored, look
 from tests.broker_adapter.store.poison import (

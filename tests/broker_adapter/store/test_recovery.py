@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_adapter.index_layout import IndexShape
+from broker_adapter.format.index_layout import IndexShape
 from broker_adapter.store.dispatcher import StoreOptions
-from dledger.testing.sim_disk import CrashKind, CrashPoint, SimDisk, SimulatedCrash
+from dledger.testing.virtual.sim_disk import CrashKind, CrashPoint, SimDisk, SimulatedCrash
 from tests.broker_adapter.store.helpers import ROOT, SMALL, Log, Node, commands_of, dumb_look, look
 from tests.conftest import THIRDS
 

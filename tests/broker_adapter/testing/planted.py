@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from broker_adapter.api import SendResult
-from broker_adapter.broker_role import BrokerRoleAdapter
-from broker_adapter.message_writer import MessageWriter
+from broker_adapter.commitlog.message_writer import MessageWriter
+from broker_adapter.commitlog.topic_queue_table import TopicQueueTable
 from broker_adapter.metadata.commands import Command, CommitOffsets, NewGeneration
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.metadata.values import Group, Outcome
-from broker_adapter.role_change import RoleChangeHandler
+from broker_adapter.role.broker_role import BrokerRoleAdapter
+from broker_adapter.role.role_change import RoleChangeHandler
 from broker_adapter.store import dispatching
 from broker_adapter.store.checkpoint import Image, encode_image
 from broker_adapter.store.checkpointer import Checkpointer
@@ -27,9 +28,8 @@ from broker_adapter.store.dispatcher import Dispatcher
 from broker_adapter.store.index_files import IndexFiles
 from broker_adapter.store.open_files import Changes
 from broker_adapter.testing.broker_node import GatedAppends
-from broker_adapter.topic_queue_table import TopicQueueTable
 from dledger import AppendOutcome, AppliedEntry
-from dledger.node.readable import ReadableLog
+from dledger.node.loop.readable import ReadableLog
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from broker_adapter import replicated_state
-from broker_adapter.delivery import dead_letters, image
-from broker_adapter.delivery.api import AckStatus, Delivery
-from broker_adapter.delivery.commands import Drop, Pop, QueueKey
-from broker_adapter.delivery.committer import Done, Request
-from broker_adapter.delivery.dead_letters import DeadLetters
-from broker_adapter.delivery.holder import Holder
-from broker_adapter.delivery.queue_state import QueueDelivery
-from broker_adapter.delivery.receiver import Receiver
-from broker_adapter.delivery.sender import Sender
-from broker_adapter.delivery.service import DeliveryService
-from broker_adapter.delivery.state import DeliveryState
-from broker_adapter.delivery.upkeep import Upkeep
-from broker_adapter.message import decode
-from broker_adapter.topic_names import DEAD_LETTER_PREFIX
+from broker_adapter.format.message import decode
+from broker_adapter.format.topic_names import DEAD_LETTER_PREFIX
+from broker_adapter.pop import dead_letters, image
+from broker_adapter.pop.api import AckStatus, Delivery
+from broker_adapter.pop.commands import Drop, Pop, QueueKey
+from broker_adapter.pop.committer import Done, Request
+from broker_adapter.pop.dead_letters import DeadLetters
+from broker_adapter.pop.holder import Holder
+from broker_adapter.pop.queue_state import QueueDelivery
+from broker_adapter.pop.receiver import Receiver
+from broker_adapter.pop.sender import Sender
+from broker_adapter.pop.service import DeliveryService
+from broker_adapter.pop.state import DeliveryState
+from broker_adapter.pop.upkeep import Upkeep
+from broker_adapter.server import replicated_state
 
 
 def image_without_delivery(patch: pytest.MonkeyPatch) -> None:

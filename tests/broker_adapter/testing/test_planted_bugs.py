@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from broker_adapter.testing import broker_profile, run_seed
-from dledger.node.retention import RetentionPolicy
+from dledger.replica.retention import RetentionPolicy
 from dledger.testing import Profile
 from tests.broker_adapter.testing import planted, planted_delivery
 from tests.sim import planted_owners

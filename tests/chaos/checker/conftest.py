@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from chaos.checker.checks import CHECKS
+from chaos.checker.checks.registry import Check, Severity
 from chaos.checker.intake import take_in
 from chaos.checker.judge import RunResult
 from chaos.checker.main import check_loaded
-from chaos.checker.registry import Check, Severity
 from tests.chaos.checker.runs import convert_histories, write_mutations
 
 if TYPE_CHECKING:

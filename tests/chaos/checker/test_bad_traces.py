@@ -12,9 +12,9 @@ import duckdb
 import pytest
 
 from chaos.checker.checks import CHECKS
+from chaos.checker.checks.registry import Severity
 from chaos.checker.intake import PARQUET_DIR, IntakeError, take_in
 from chaos.checker.judge import RunResult, Verdict, sentence
-from chaos.checker.registry import Severity
 from chaos.checker.synthetic import Line, Trace, clean_trace
 from chaos.trace.parquet import convert
 from chaos.trace.schema import INT_MAX, RAW_DIR

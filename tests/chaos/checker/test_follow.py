@@ -12,9 +12,9 @@ import pytest
 
 from chaos.checker import main as command
 from chaos.checker.checks import CHECKS
+from chaos.checker.checks.registry import Severity
 from chaos.checker.follow import MONOTONE, WATCHED, Outcome, follow
 from chaos.checker.judge import RunResult, Verdict, judge
-from chaos.checker.registry import Severity
 from chaos.checker.synthetic import Trace, clean_trace
 from chaos.checker.tables import make_tables
 from chaos.trace.schema import RAW_DIR

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from chaos.checker.checks import CHECKS
+from chaos.checker.checks.registry import Severity
 from chaos.checker.judge import RunResult, Verdict, judge
-from chaos.checker.registry import Severity
 from chaos.checker.synthetic import clean_trace
 from chaos.checker.tables import make_tables
-from chaos.scenario import TAKING
+from chaos.plans.scenario import TAKING
 from chaos.trace.schema import Ev
 from tests.chaos.checker.conftest import WAITS_FOR_SPARK
 from tests.chaos.checker.duck import DuckEngine

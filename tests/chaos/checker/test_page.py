@@ -11,11 +11,11 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webdriver import WebDriver
 
 from chaos.checker.checks import CHECKS
-from chaos.checker.figures import BINS, Figures, take_figures
 from chaos.checker.intake import take_in
 from chaos.checker.judge import judge
-from chaos.checker.plots import draw
-from chaos.checker.report import write_report
+from chaos.checker.reporting.figures import BINS, Figures, take_figures
+from chaos.checker.reporting.plots import draw
+from chaos.checker.reporting.report import write_report
 from chaos.checker.synthetic import Trace, clean_trace
 from chaos.checker.tables import make_tables
 from tests.chaos.checker.duck import DuckEngine

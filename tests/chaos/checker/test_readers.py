@@ -14,11 +14,11 @@ import pytest
 
 from chaos.checker import main as command
 from chaos.checker.checks import CHECKS
+from chaos.checker.checks.registry import Check
 from chaos.checker.intake import take_in
 from chaos.checker.judge import RunResult, Verdict, judge
 from chaos.checker.readers.history import HistoryTrace, Model, ReaderError
 from chaos.checker.readers.sources import Format, detect, run_directories
-from chaos.checker.registry import Check
 from chaos.checker.tables import make_tables
 from chaos.trace.schema import RAW_DIR, OpType, problems
 from tests.chaos.checker.conftest import WAITS_FOR_SPARK

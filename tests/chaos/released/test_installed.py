@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 from chaos.cli.left_out import runnable
 from chaos.cli.main import cli
+from chaos.plans.scenario import all_scenarios, find_scenario
 from chaos.run import Run
-from chaos.scenario import all_scenarios, find_scenario
 from chaos.workloads.released.installed import VARIABLE, client_kinds, client_python
 from dledger.errors import ConfigError
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from broker_adapter.java_hash import java_hash
+from broker_adapter.format.java_hash import java_hash
 from chaos.workloads.released.consumers import GROUPS, Member, ReleasedGroup
 from chaos.workloads.released.process import ClientDied, ClientError, ClientProcess
 from chaos.workloads.released.producers import ReleasedProducer

@@ -1,0 +1,280 @@
+"""Messages into the log: only while this broker is master of the leadership that the node has, and with
+queue offsets that are taken in the step in which the log takes the messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from broker_adapter.api import OutgoingMessage, SendResult
+from broker_adapter.commitlog import put_gathering
+from broker_adapter.commitlog.put_gathering import Fill, Put, PutGathering
+from broker_adapter.commitlog.record_writer import RecordBatch
+from broker_adapter.commitlog.topic_queue_table import Arrival, TopicQueueTable
+from broker_adapter.errors import (
+    BrokerError,
+    Busy,
+    IllegalMessage,
+    NotMaster,
+    PutIndeterminate,
+    PutRefused,
+    Status,
+)
+from broker_adapter.format.host import Host
+from broker_adapter.format.message import ENTRY_HEADER_SIZE, record_size
+from broker_adapter.format.message_id import OffsetIds
+from dledger import (
+    AppendOutcome,
+    Assigned,
+    Code,
+    DLedgerError,
+    Indeterminate,
+    InvalidRequest,
+    NotLeader,
+    Overloaded,
+)
+
+
+class AppendPort(put_gathering.AppendPort, Protocol):
+    """What of `dledger.NodeServer` a writer needs."""
+
+    def cluster_time_ms(self) -> int: ...
+
+
+class QueuedRecords(NamedTuple):
+    """Messages of one queue that are to be put together with others."""
+
+    topic: str
+    queue_id: int
+    batch: RecordBatch
+
+
+class LateCommand(NamedTuple):
+    """A command that tells of the messages it is put together with: `body` gets the first queue offset of
+    each batch of them, and gives `size` bytes."""
+
+    size: int
+    body: Callable[[Sequence[int]], bytes]
+
+
+class MessageWriter:
+    """`open_for` and `close` are the broker's role; nothing else opens or closes it.
+
+    `master` says where the master is, for those who ask the wrong broker. `max_append_bytes` and
+    `max_append_messages`: what comes at once is appended at once up to here; the log's limits of a batch.
+    """
+
+    def __init__(
+        self,
+        node: AppendPort,
+        store_host: Host,
+        *,
+        max_body_bytes: int,
+        max_command_bytes: int,
+        timeout_ms: int,
+        max_append_bytes: int,
+        max_append_messages: int,
+        master: Callable[[], str | None],
+        node_id: str = "",
+        on_refused: Callable[[BrokerError], None] = lambda _: None,
+    ) -> None:
+        """`on_refused`: told of every write that is refused for the role of this broker."""
+        #: Called whenever writes are taken, or taken no more.
+        self.on_change: Callable[[], None] = lambda: None
+        self.table = TopicQueueTable()
+        self._gathering = PutGathering(
+            node,
+            self.table,
+            self.check_master,
+            most_bytes=max_append_bytes,
+            most_messages=max_append_messages,
+        )
+        self._node = node
+        self._store_host = store_host
+        self._max_body_bytes = max_body_bytes
+        self._max_command_bytes = max_command_bytes
+        self._timeout_ms = timeout_ms
+        self._master = master
+        self._node_id = node_id
+        self._on_refused = on_refused
+        self._expected: tuple[int, int] | None = None
+        self._stopping = False
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self._max_body_bytes
+
+    @property
+    def max_command_bytes(self) -> int:
+        return self._max_command_bytes
+
+    @property
+    def expected(self) -> tuple[int, int] | None:
+        """(term, role_epoch) of the mastership; None: writes are refused."""
+        return self._expected
+
+    def open_for(self, term: int, role_epoch: int) -> None:
+        self._expected = (term, role_epoch)
+        self.on_change()
+
+    def close(self) -> None:
+        """From now on every write is refused."""
+        self._expected = None
+        self.on_change()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self.close()
+
+    def check_master(self) -> tuple[int, int]:
+        """The leadership to write under. NotMaster, PutRefused (SHUTTING_DOWN)."""
+        if self._stopping:
+            raise PutRefused(Status.SHUTTING_DOWN, "this broker is shutting down")
+        if self._expected is None:
+            raise self._not_master()
+        return self._expected
+
+    def arrived(self, arrivals: Iterable[Arrival]) -> list[Arrival]:
+        """Queues that have grown beyond what this master gave them: pass them to `skip_to` on the loop. From
+        any thread."""
+        return [] if self._expected is None else self.table.behind(arrivals)
+
+    def skip_to(self, arrivals: Iterable[Arrival]) -> None:
+        """The next messages of these queues come behind what they have: an offset is never used twice."""
+        for topic, queue_id, end in arrivals:
+            self.table.raise_to(topic, queue_id, end)
+
+    async def put(
+        self,
+        topic: str,
+        queue_id: int,
+        messages: Sequence[OutgoingMessage],
+        *,
+        born_host: Host,
+        timeout_ms: int = 0,
+    ) -> SendResult:
+        """All of the messages in one queue, consecutive and committed, or none of them.
+
+        PutRefused and IllegalMessage: nothing was stored. PutIndeterminate: nobody knows (yet).
+        """
+        self.check_master()
+        batch = self.records(topic, queue_id, messages, born_host=born_host).batch
+        put = Put(topic, queue_id, batch, timeout_ms or self._timeout_ms)
+        try:
+            outcome = await self._gathering.add(put)
+        except DLedgerError as error:
+            raise self._as_broker_error(error) from error
+        physical = [pos + ENTRY_HEADER_SIZE for pos in put.positions]
+        ids = OffsetIds(self._store_host, physical)
+        index = outcome.index + put.place if outcome.index >= 0 else -1
+        return SendResult(queue_id, put.first_offset, physical, ids, outcome.term, self._node_id, index)
+
+    async def put_command(self, topic: str, command: bytes) -> int:
+        """A record of a reserved topic, which is in no queue. The index of its entry, once committed."""
+        expected = self.check_master()
+        batch = self._command_batch(topic, command)
+
+        def fill(assigned: Assigned) -> Sequence[bytes]:
+            return batch.fill(0, assigned.positions, assigned.stamp_ms)
+
+        return (await self._append(batch.sizes, fill, expected, 0)).index
+
+    def records(
+        self,
+        topic: str,
+        queue_id: int,
+        messages: Sequence[OutgoingMessage],
+        *,
+        born_host: Host,
+        is_moved: bool = False,
+    ) -> QueuedRecords:
+        """The records of messages that are to be put into a queue. `is_moved`: they were taken in when
+        more may have been allowed than now. IllegalMessage."""
+        if not messages:
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, "a batch has at least one message")
+        batch = RecordBatch(
+            topic,
+            queue_id,
+            messages,
+            born_host=born_host,
+            store_host=self._store_host,
+            now_ms=self._node.cluster_time_ms(),
+            max_body_bytes=self._max_command_bytes if is_moved else self._max_body_bytes,
+        )
+        return QueuedRecords(topic, queue_id, batch)
+
+    async def put_together(
+        self,
+        queued: Sequence[QueuedRecords],
+        command_topic: str,
+        commands: Sequence[LateCommand],
+        *,
+        timeout_ms: int = 0,
+    ) -> list[int]:
+        """Batches of any queues and, behind them, commands of a reserved topic, all or nothing in one append.
+        The first queue offset of each batch, once it is committed. Errors as those of `put`."""
+        expected = self.check_master()
+        overhead = record_size(0, len(command_topic), 0, v6_hosts=2 if self._store_host.is_v6 else 0)
+        sizes = [size for one in queued for size in one.batch.sizes]
+        sizes += [overhead + command.size for command in commands]
+        firsts: list[int] = []
+
+        def fill(assigned: Assigned) -> Sequence[bytes]:
+            positions, stamp_ms = assigned.positions, assigned.stamp_ms
+            records: list[bytes] = []
+            next_offsets: dict[tuple[str, int], int] = {}
+            for topic, queue_id, batch in queued:
+                queue = (topic, queue_id)
+                first = next_offsets.get(queue, self.table.next_offset(*queue))
+                at = len(records)
+                records += batch.fill(first, positions[at : at + len(batch)], stamp_ms)
+                next_offsets[queue] = first + len(batch)
+                firsts.append(first)
+            for command in commands:
+                batch = self._command_batch(command_topic, command.body(firsts))
+                records += batch.fill(0, positions[len(records) :][:1], stamp_ms)
+            for topic, queue_id, batch in queued:  # nothing fails any more: offsets of all or of none
+                self.table.take(topic, queue_id, len(batch))
+            return records
+
+        await self._append(sizes, fill, expected, timeout_ms)
+        return firsts
+
+    def _command_batch(self, topic: str, command: bytes) -> RecordBatch:
+        return RecordBatch(
+            topic,
+            0,
+            [OutgoingMessage(command)],
+            born_host=self._store_host,
+            store_host=self._store_host,
+            now_ms=self._node.cluster_time_ms(),
+            max_body_bytes=self._max_command_bytes,
+        )
+
+    async def _append(
+        self, sizes: Sequence[int], fill: Fill, expected: tuple[int, int], timeout_ms: int
+    ) -> AppendOutcome:
+        try:
+            return await self._node.append_batch(
+                sizes, fill, expected=expected, timeout_ms=timeout_ms or self._timeout_ms
+            )
+        except DLedgerError as error:
+            raise self._as_broker_error(error) from error
+
+    def _as_broker_error(self, error: DLedgerError) -> BrokerError:
+        match error:
+            case NotLeader():
+                return self._not_master()
+            case Indeterminate():
+                return PutIndeterminate(Status.OUTCOME_UNKNOWN, error.message)
+            case Overloaded():
+                full = error.code is Code.DISK_FULL
+                return Busy(Status.DISK_FULL if full else Status.TOO_MANY_PENDING_BYTES, error.message)
+            case InvalidRequest():
+                return IllegalMessage(Status.BODY_TOO_LARGE, error.message)
+        return PutRefused(Status.SHUTTING_DOWN, error.message)
+
+    def _not_master(self) -> NotMaster:
+        error = NotMaster("this broker is not the master", master_address=self._master())
+        self._on_refused(error)
+        return error

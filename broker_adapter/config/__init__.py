@@ -1,0 +1,1 @@
+"""`[program.settings]` of a node with a broker on it."""

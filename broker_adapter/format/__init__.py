@@ -1,0 +1,1 @@
+"""Bytes that RocketMQ defines: records, properties, ids, units of ConsumeQueues, items of IndexFiles."""

@@ -1,0 +1,118 @@
+"""Messages that are in no queue yet: delayed ones, and halves whose transaction has not ended.
+
+They are kept whole, in memory and in the state image, so that purging the log cannot lose them: the limits of
+the settings bound how many bytes that may be.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from broker_adapter.pop.commands import Ending, Hold, HoldKind
+from broker_adapter.pop.records import decode, encode
+
+#: Ends are remembered for so long, so that they may be repeated. Part of the state's rules.
+MAX_ENDS = 20_000
+MAX_END_AGE_MS = 600_000
+
+
+class HeldMessage(NamedTuple):
+    """Kept as the command that an image has of it."""
+
+    command: bytes
+    kind: HoldKind
+    topic: str
+    due_ms: int  # of the delivery; of a half: of the next check
+    client: bytes  # the address that it came from
+    checks: int = 0  # how often the producer was asked
+
+    @staticmethod
+    def of(hold: Hold) -> HeldMessage:
+        return HeldMessage(encode([hold]), hold.kind, hold.topic, hold.due_ms, hold.born_host[:-4])
+
+    @property
+    def hold(self) -> Hold:
+        """All of it. Takes a while."""
+        command = decode(self.command)
+        hold = command.elements[0] if command is not None else None
+        assert isinstance(hold, Hold)
+        return hold
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, nearly."""
+        return len(self.command) + 200
+
+
+class Ended(NamedTuple):
+    hold_id: int
+    ending: Ending
+    stamp_ms: int
+
+
+class HeldMessages:
+    """`all` is changed by the methods alone."""
+
+    def __init__(self) -> None:
+        self.all: dict[int, HeldMessage] = {}
+        self.bytes = 0
+        self._bytes_of: dict[bytes, int] = {}
+        self._ended: dict[int, Ending] = {}
+        self._order: deque[Ended] = deque()
+
+    def put(self, hold_id: int, message: HeldMessage) -> None:
+        self.all[hold_id] = message
+        self.bytes += message.size
+        self._bytes_of[message.client] = self.bytes_of(message.client) + message.size
+
+    def bytes_of(self, client: bytes) -> int:
+        """Of messages that came from an address."""
+        return self._bytes_of.get(client, 0)
+
+    def _take_out(self, hold_id: int) -> bool:
+        message = self.all.pop(hold_id, None)
+        if message is None:
+            return False
+        self.bytes -= message.size
+        left = self._bytes_of[message.client] - message.size
+        if left:
+            self._bytes_of[message.client] = left
+        else:
+            del self._bytes_of[message.client]
+        return True
+
+    def end(self, hold_id: int, ending: Ending, stamp_ms: int) -> bool:
+        """Whether there was such a message; it is gone then."""
+        if not self._take_out(hold_id):
+            return False
+        self.remember(Ended(hold_id, ending, stamp_ms))
+        return True
+
+    def remember(self, ended: Ended) -> None:
+        self._order.append(ended)
+        self._ended[ended.hold_id] = ended.ending
+        while len(self._order) > MAX_ENDS or self._order[0].stamp_ms < ended.stamp_ms - MAX_END_AGE_MS:
+            del self._ended[self._order.popleft().hold_id]
+
+    def ending(self, hold_id: int) -> Ending | None:
+        """How a message ended, as long as that is remembered."""
+        return self._ended.get(hold_id)
+
+    def ends(self) -> list[Ended]:
+        return list(self._order)
+
+    def checked(self, hold_id: int, next_ms: int) -> bool:
+        message = self.all.get(hold_id)
+        if message is None or message.kind is not HoldKind.HALF:
+            return False
+        self.all[hold_id] = message._replace(due_ms=next_ms, checks=message.checks + 1)
+        return True
+
+    def of_topic(self, topic: str) -> list[int]:
+        """Numbers of all that wait for the queues of a topic."""
+        return [number for number, one in self.all.items() if one.topic == topic]
+
+    def drop(self, hold_id: int) -> None:
+        """The topic was deleted: what waited for it is forgotten."""
+        self._take_out(hold_id)

@@ -1,0 +1,167 @@
+"""The bytes of the whole state of delivery, as the state image and the checkpoint hold it.
+
+    0    4    "DDSI"
+    4    1    version, 2; 1 is read
+    5    4    CRC32 of all that follows
+    9    8    applied index
+         4    number of texts, and of each: 2+n
+         4    number of queues, sorted, and of each: group 4, topic 4 (places of texts), queue id 4, cursor 8,
+              number of segments 4, and of each: size 4, bytes (`queue_state.QueueDelivery.encoded`)
+         4    number of held messages, and of each: number 8, due 8, checks 4, size 4, a command with its Hold
+         4    number of ends, and of each: number 8, ending 1, stamp 8
+         4    number of ids, and of each: digest 16, queue id 4, queue offset 8, stamp 8
+
+(big endian) Equal states have equal bytes. In version 1 a queue has, instead of segments, the number of its
+pending messages 4, and of each what a segment has, with places of the texts of all.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from zlib_ng.zlib_ng import crc32
+
+from broker_adapter.errors import Status, StoredDataDamaged
+from broker_adapter.pop.commands import Ending, Hold, QueueKey
+from broker_adapter.pop.held_messages import Ended, HeldMessage
+from broker_adapter.pop.queue_state import PENDING, Held, QueueDelivery
+from broker_adapter.pop.records import decode
+from broker_adapter.pop.sent_ids import SentIds
+from broker_adapter.pop.state import DeliveryState
+
+MAGIC = b"DDSI"
+VERSION = 2
+_FIRST_VERSION = 1
+
+_HEADER = struct.Struct(">4sBI")
+_APPLIED = struct.Struct(">q")
+_COUNT = struct.Struct(">I")
+_TEXT = struct.Struct(">H")
+_QUEUE = struct.Struct(">IIiqI")
+_SEGMENT = struct.Struct(">I")
+_HELD = struct.Struct(">qqiI")
+_ENDED = struct.Struct(">qBq")
+_ID_SIZE = 36
+
+
+def save(state: DeliveryState) -> bytes:
+    """On the applying thread."""
+    texts: dict[str, int] = {}
+    queues = [_queue(queue, texts) for queue in state.sorted_queues()]
+    held = [_held(hold_id, state.held.all[hold_id]) for hold_id in sorted(state.held.all)]
+    ends = [_ENDED.pack(*ended) for ended in state.held.ends()]
+    ids = state.ids.save()
+    raw_texts = [text.encode() for text in texts]
+    payload = b"".join(
+        (
+            _APPLIED.pack(state.applied_index),
+            _COUNT.pack(len(raw_texts)),
+            *[_TEXT.pack(len(raw)) + raw for raw in raw_texts],
+            _COUNT.pack(len(queues)),
+            *queues,
+            _COUNT.pack(len(held)),
+            *held,
+            _COUNT.pack(len(ends)),
+            *ends,
+            _COUNT.pack(len(ids) // _ID_SIZE),
+            ids,
+        )
+    )
+    return _HEADER.pack(MAGIC, VERSION, crc32(payload)) + payload
+
+
+def load(state: DeliveryState, image: bytes) -> None:
+    """Forget everything and take over what `save` gave; nothing: the empty state. On the applying thread.
+
+    StoredDataDamaged (METADATA_DAMAGED) if it is not that; the state is empty then.
+    """
+    state.clear()
+    if not image:
+        return
+    found = DeliveryState()  # made without the lock of the other one, for which the event loop would wait
+    try:
+        magic, version, crc = _HEADER.unpack_from(image)
+        payload = image[_HEADER.size :]
+        if magic != MAGIC or version not in (_FIRST_VERSION, VERSION) or crc32(payload) != crc:
+            raise ValueError(f"magic {magic!r}, version {version}, or another checksum")
+        _Reader(payload).read(found, has_segments=version != _FIRST_VERSION)
+    except (ValueError, IndexError, struct.error, StoredDataDamaged) as error:
+        text = f"no image of delivery: {type(error).__name__}: {str(error)[:200]}"
+        raise StoredDataDamaged(Status.METADATA_DAMAGED, text) from None
+    state.take(found)
+
+
+def _queue(queue: QueueDelivery, texts: dict[str, int]) -> bytes:
+    def place(text: str) -> int:
+        return texts.setdefault(text, len(texts))
+
+    key, segments = queue.key, list(queue.encoded())
+    pieces = [_QUEUE.pack(place(key.group), place(key.topic), key.queue_id, queue.cursor, len(segments))]
+    for segment in segments:
+        pieces += (_SEGMENT.pack(len(segment)), segment)
+    return b"".join(pieces)
+
+
+def _held(hold_id: int, message: HeldMessage) -> bytes:
+    return _HELD.pack(hold_id, message.due_ms, message.checks, len(message.command)) + message.command
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def read(self, state: DeliveryState, *, has_segments: bool) -> None:
+        (state.applied_index,) = self._take(_APPLIED)
+        texts = self._texts()
+        for _ in range(self._count()):
+            group, topic, queue_id, cursor, count = self._take(_QUEUE)
+            queue = QueueDelivery(QueueKey(texts[group], texts[topic], queue_id), cursor)
+            if has_segments:
+                pending = [one for _ in range(count) for one in self._segment()]
+            else:
+                pending = [self._pending(texts) for _ in range(count)]
+            state.restore(queue, pending)
+        for _ in range(self._count()):
+            hold_id, due_ms, checks, size = self._take(_HELD)
+            command = decode(self._bytes(size))
+            if command is None or len(command.elements) != 1 or not isinstance(command.elements[0], Hold):
+                raise ValueError(f"no held message {hold_id}")
+            message = HeldMessage.of(command.elements[0])
+            state.held.put(hold_id, message._replace(due_ms=due_ms, checks=checks))
+        for _ in range(self._count()):
+            hold_id, ending, stamp_ms = self._take(_ENDED)
+            state.held.remember(Ended(hold_id, Ending(ending), stamp_ms))
+        state.ids = SentIds(self._bytes(self._count() * _ID_SIZE))
+        if self._at != len(self._data):
+            raise ValueError(f"{len(self._data) - self._at} bytes too many")
+
+    def _texts(self) -> list[str]:
+        return [self._bytes(self._take(_TEXT)[0]).decode() for _ in range(self._count())]
+
+    def _segment(self) -> list[tuple[int, Held]]:
+        inside = _Reader(self._bytes(self._count()))
+        texts = inside._texts()
+        found = [inside._pending(texts) for _ in range(inside._count())]
+        if inside._at != len(inside._data):
+            raise ValueError("a segment with bytes too many")
+        return found
+
+    def _pending(self, texts: list[str]) -> tuple[int, Held]:
+        offset, pop, until_ms, attempts, owner, attempt, renews, given_ms = self._take(PENDING)
+        return offset, Held(pop, until_ms, attempts, texts[owner], texts[attempt], bool(renews), given_ms)
+
+    def _count(self) -> int:
+        return int(self._take(_COUNT)[0])
+
+    def _take(self, form: struct.Struct) -> tuple[int, ...]:
+        found = form.unpack_from(self._data, self._at)
+        self._at += form.size
+        return found
+
+    def _bytes(self, size: int) -> bytes:
+        found = self._data[self._at : self._at + size]
+        if len(found) != size:
+            raise ValueError(f"{size} bytes at {self._at} of {len(self._data)}")
+        self._at += size
+        return found

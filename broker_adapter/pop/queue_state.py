@@ -1,0 +1,184 @@
+"""One queue as one group has consumed it: a cursor, and what was given and is not done."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from heapq import heapify, heappop, heappush
+from operator import itemgetter
+from struct import Struct
+from typing import NamedTuple
+
+from broker_adapter.pop.commands import QueueKey
+
+#: Times that are over are kept in the heap until there are so many more than messages.
+_SLACK = 64
+#: Pending messages are encoded in segments of so many offsets (a power of two), those that have changed.
+SEGMENT = 256
+_SEGMENT_BITS = 8
+
+_COUNT = Struct(">I")
+_TEXT = Struct(">H")
+PENDING = Struct(">qqqiII?q")
+_until = itemgetter(1)
+
+
+class Held(NamedTuple):
+    """A message that was given to `owner`, and is not done. Visible again when `until_ms` is reached."""
+
+    pop: int
+    until_ms: int
+    attempts: int  # how often it was given
+    owner: str  # the client
+    attempt_id: str  # of the call that got it, "" without one
+    renews: bool
+    given_ms: int  # when: renewals have an end
+
+
+class QueueDelivery:
+    """Offsets below `cursor` and not pending are done. `pending` is changed by `put` and `remove` alone."""
+
+    __slots__ = (
+        "_by_attempt",
+        "_by_owner",
+        "_encoded",
+        "_latest_ms",
+        "_members",
+        "_times",
+        "cursor",
+        "key",
+        "pending",
+    )
+
+    def __init__(self, key: QueueKey, cursor: int) -> None:
+        self.key = key
+        self.cursor = cursor
+        self.pending: dict[int, Held] = {}
+        self._times: list[tuple[int, int]] = []  # a heap of (until, offset), with some that are over
+        # Not sets: their order is the same in every process.
+        self._by_owner: dict[str, dict[int, None]] = {}
+        self._by_attempt: dict[str, dict[int, None]] = {}
+        self._latest_ms: int | None = None  # the greatest of all times; None: not known, or there is none
+        self._members: dict[int, int] = {}  # by segment: how many are pending
+        self._encoded: dict[int, bytes] = {}  # by segment, those that have not changed since
+
+    @property
+    def least(self) -> int:
+        """The first offset that is not done."""
+        return min(self.cursor, min(self.pending, default=self.cursor))
+
+    @property
+    def owners(self) -> Collection[str]:
+        """All clients that hold something of it."""
+        return self._by_owner.keys()
+
+    def held_by(self, owner: str) -> list[int]:
+        """Offsets."""
+        return list(self._by_owner.get(owner, ()))
+
+    def held_in_attempt(self, attempt_id: str) -> list[int]:
+        """Offsets."""
+        return sorted(self._by_attempt.get(attempt_id, ()))
+
+    def put(self, offset: int, held: Held) -> None:
+        """In place of what was there."""
+        before = self.pending.get(offset)
+        if before is not None:
+            self.remove(offset)
+        self.pending[offset] = held
+        self._by_owner.setdefault(held.owner, {})[offset] = None
+        if held.attempt_id:
+            self._by_attempt.setdefault(held.attempt_id, {})[offset] = None
+        segment = offset >> _SEGMENT_BITS
+        self._members[segment] = self._members.get(segment, 0) + 1
+        self._encoded.pop(segment, None)
+        if self._latest_ms is not None:
+            self._latest_ms = max(self._latest_ms, held.until_ms)
+        heappush(self._times, (held.until_ms, offset))
+        if len(self._times) > 2 * len(self.pending) + _SLACK:
+            self._times = [(one.until_ms, at) for at, one in self.pending.items()]
+            heapify(self._times)
+
+    def remove(self, offset: int) -> None:
+        held = self.pending.pop(offset)
+        _discard(self._by_owner, held.owner, offset)
+        if held.attempt_id:
+            _discard(self._by_attempt, held.attempt_id, offset)
+        segment = offset >> _SEGMENT_BITS
+        self._encoded.pop(segment, None)
+        self._members[segment] -= 1
+        if not self._members[segment]:
+            del self._members[segment]
+        if held.until_ms == self._latest_ms:
+            self._latest_ms = None
+
+    def latest_expiry(self) -> int | None:
+        """When the last of them becomes, or became, visible again."""
+        if self._latest_ms is None:
+            self._latest_ms = max(map(_until, self.pending.values()), default=None)
+        return self._latest_ms
+
+    def is_held(self, now_ms: int) -> bool:
+        """Whether anything of it is invisible."""
+        latest_ms = self.latest_expiry()
+        return latest_ms is not None and latest_ms > now_ms
+
+    def next_expiry(self) -> int | None:
+        """When the first of them becomes, or became, visible again."""
+        times = self._times
+        while times and not self._is_current(times[0]):
+            heappop(times)
+        return times[0][0] if times else None
+
+    def expired(self, now_ms: int, most: int, without: Collection[int] = ()) -> list[tuple[int, Held]]:
+        """Up to `most` that are visible again, those first that have been so for the longest."""
+        found: list[tuple[int, Held]] = []
+        seen: dict[tuple[int, int], None] = {}
+        while len(found) < most:
+            expiry = self.next_expiry()
+            if expiry is None or expiry > now_ms:
+                break
+            entry = heappop(self._times)
+            if entry not in seen and entry[1] not in without:
+                found.append((entry[1], self.pending[entry[1]]))
+            seen[entry] = None
+        for entry in seen:
+            heappush(self._times, entry)
+        return found
+
+    def encoded(self) -> Iterator[bytes]:
+        """Its pending messages by offset, a segment each: what has changed is encoded again.
+
+        4    number of texts, and of each: 2+n
+        4    number of messages, and of each: offset 8, pop 8, until 8, attempts 4, owner 4, attempt id 4
+             (places of texts), renews 1, given 8
+        """
+        for segment in sorted(self._members):
+            found = self._encoded.get(segment)
+            if found is None:
+                found = self._encoded[segment] = self._encode(segment << _SEGMENT_BITS)
+            yield found
+
+    def _encode(self, first: int) -> bytes:
+        texts: dict[str, int] = {}
+        place, pack, get = texts.setdefault, PENDING.pack, self.pending.get
+        messages = []
+        for offset in range(first, first + SEGMENT):
+            held = get(offset)
+            if held is not None:
+                pop, until_ms, attempts, owner, attempt, renews, given_ms = held
+                at, attempt_at = place(owner, len(texts)), place(attempt, len(texts))
+                messages.append(pack(offset, pop, until_ms, attempts, at, attempt_at, renews, given_ms))
+        raw = [text.encode() for text in texts]
+        names = [_TEXT.pack(len(one)) + one for one in raw]
+        return b"".join((_COUNT.pack(len(raw)), *names, _COUNT.pack(len(messages)), *messages))
+
+    def _is_current(self, entry: tuple[int, int]) -> bool:
+        held = self.pending.get(entry[1])
+        return held is not None and held.until_ms == entry[0]
+
+
+def _discard(index: dict[str, dict[int, None]], name: str, offset: int) -> None:
+    offsets = index[name]
+    del offsets[offset]
+    if not offsets:
+        del index[name]

@@ -1,0 +1,338 @@
+r"""The bytes of commands: the bodies of the messages of `DLEDGER_SYS_DELIVERY`.
+
+    0    2    "DD"
+    2    1    version, 1 so far
+    3    16   request id, by which the proposer knows the outcomes; zeros: nobody waits for them
+    19   2    number of texts, and of each: 2+n; elements name groups, topics, clients by their place here
+         5+n  elements up to the end: kind 1, bytes that follow 4, payload
+
+Kinds and their payloads (g, t, q: group 2, topic 2, queue id 4)::
+
+    1 Pop      g t q, client 2, attempt id 2, invisible ms 8, flags 1 (1 renews, 2 orderly, 4 repeats,
+               8 first offset from the state), begin 8, end 8, number of fresh 4, then each
+               offset 8; up to the end (offset 8, pop 8) of those given again
+    2 Ack, 3 Drop   g t q, offset 8, pop 8
+    4 Change   g t q, offset 8, pop 8, invisible ms 8, kind 1 (0 change, 1 renew, 2 return, 3 release)
+    5 Sent     up to the end: digest 16, queue id 4, queue offset 8
+    6 Hold     kind 1 (0 delayed, 1 half), topic 2, queue id 4, due 8, message id 2, client 2, flag 4,
+               sys_flag 4, born 8, then with 1 byte of length: digest, born host; with 4: properties; the body
+    7 End      number 8, ending 1 (0 moved, 1 committed, 2 rolled back, 3 recalled)
+    8 Checked  number 8, next check 8
+    9 Bury     g t q, offset 8, pop 8, invisible ms 8
+    10 PassedOn  g t q, pop 8; up to the end offsets 8
+    11 Purged  topic 2, queue id 4, below 8
+    12 Fold    g t q, idle ms 8, most 4
+
+(big endian, signed but for lengths, counts and places) A version or kind that a node does not know is passed
+over: newer nodes write what older ones do not know. What does not fit is damage, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from broker_adapter.errors import Status, StoredDataDamaged
+from broker_adapter.pop.commands import (
+    MAX_ELEMENTS,
+    Ack,
+    Bury,
+    Change,
+    ChangeKind,
+    Checked,
+    Drop,
+    Element,
+    End,
+    Ending,
+    Fold,
+    Hold,
+    HoldKind,
+    PassedOn,
+    Pop,
+    Purged,
+    QueueKey,
+    Sent,
+    SentId,
+    Unknown,
+)
+
+MAGIC = b"DD"
+VERSION = 1
+REQUEST_ID_SIZE = 16
+#: The request id of a command whose outcomes nobody waits for.
+NO_REQUEST = bytes(REQUEST_ID_SIZE)
+
+_HEADER = struct.Struct(">2sB16sH")
+_TEXT = struct.Struct(">H")
+_ELEMENT = struct.Struct(">BI")
+_POP = struct.Struct(">HHiHHqBqqI")
+_HELD = struct.Struct(">HHiqq")
+_CHANGE = struct.Struct(">HHiqqqB")
+_SENT = struct.Struct(">16siq")
+_HOLD = struct.Struct(">BHiqHHiiq")
+_END = struct.Struct(">qB")
+_CHECKED = struct.Struct(">qq")
+_PAIR = struct.Struct(">qq")
+_SIZE = struct.Struct(">I")
+_BURY = struct.Struct(">HHiqqq")
+_PASSED_ON = struct.Struct(">HHiq")
+_PURGED = struct.Struct(">Hiq")
+_FOLD = struct.Struct(">HHiqi")
+_RENEWS, _ORDERLY, _REPEATS, _FIRST_FROM_STATE = 1, 2, 4, 8
+#: One Pop moves a cursor by no more: a receive looks at far fewer messages.
+_MOST_SPANNED = 1 << 20
+_DIGEST_SIZES, _HOST_SIZES = (0, 16), (0, 8, 20)
+#: Of a time in milliseconds, so that the sum of two fits into its field.
+_MOST_MS = 1 << 62
+
+_POP_KIND, _ACK_KIND, _DROP_KIND, _CHANGE_KIND, _SENT_KIND, _HOLD_KIND, _END_KIND, _CHECKED_KIND = range(1, 9)
+_BURY_KIND, _PASSED_ON_KIND, _PURGED_KIND, _FOLD_KIND = range(9, 13)
+
+#: What `Sent` adds to a command: so much, and so much for each id.
+SENT_OVERHEAD, SENT_SIZE = _ELEMENT.size, _SENT.size
+
+
+class Command(NamedTuple):
+    request_id: bytes
+    elements: list[Element]
+
+
+def encode(elements: Sequence[Element], request_id: bytes = NO_REQUEST) -> bytes:
+    """The bytes of a command. Further `encode_sent` may follow them."""
+    if len(elements) > MAX_ELEMENTS or len(request_id) != REQUEST_ID_SIZE:
+        raise ValueError(f"{len(elements)} elements, request id {request_id!r}")
+    texts: dict[str, int] = {}
+    payload = b"".join([_encode_element(element, texts) for element in elements])
+    pieces = [_HEADER.pack(MAGIC, VERSION, request_id, len(texts))]
+    for text in texts:
+        raw = text.encode()
+        pieces += (_TEXT.pack(len(raw)), raw)
+    pieces.append(payload)
+    return b"".join(pieces)
+
+
+def encode_sent(ids: Sequence[SentId]) -> bytes:
+    """The element that tells of these ids, to follow a command: SENT_OVERHEAD, and SENT_SIZE for each."""
+    payload = b"".join([_SENT.pack(*one) for one in ids])
+    return _ELEMENT.pack(_SENT_KIND, len(payload)) + payload
+
+
+def decode(data: bytes) -> Command | None:
+    """The command in `data`; None: of a version that is not known. StoredDataDamaged (COMMAND_DAMAGED)."""
+    try:
+        magic, version, request_id, count = _HEADER.unpack_from(data)
+        if magic != MAGIC:
+            raise ValueError(f"magic {magic!r}")
+        if version != VERSION:
+            return None
+        at = _HEADER.size
+        texts = []
+        for _ in range(count):
+            (size,) = _TEXT.unpack_from(data, at)
+            at += _TEXT.size
+            texts.append(_slice(data, at, size).decode())
+            at += size
+        elements: list[Element] = []
+        while at < len(data):
+            kind, size = _ELEMENT.unpack_from(data, at)
+            at += _ELEMENT.size
+            elements.append(_decode_element(kind, _slice(data, at, size), texts))
+            at += size
+        if len(elements) > MAX_ELEMENTS:
+            raise ValueError(f"{len(elements)} elements")
+    except (ValueError, IndexError, struct.error) as error:
+        text = f"no command of delivery: {type(error).__name__}: {str(error)[:200]}"
+        raise StoredDataDamaged(Status.COMMAND_DAMAGED, text) from None
+    return Command(request_id, elements)
+
+
+def _encode_element(element: Element, texts: dict[str, int]) -> bytes:
+    match element:
+        case Ack():
+            return _framed(_ACK_KIND, _HELD.pack(*_places(element.key, texts), element.offset, element.pop))
+        case Pop():
+            return _framed(_POP_KIND, _encode_pop(element, texts))
+        case Drop():
+            return _framed(_DROP_KIND, _HELD.pack(*_places(element.key, texts), element.offset, element.pop))
+        case Change(key, offset, pop, invisible_ms, kind):
+            fields = _CHANGE.pack(*_places(key, texts), offset, pop, invisible_ms, kind)
+            return _framed(_CHANGE_KIND, fields)
+        case Sent(ids):
+            return encode_sent(ids)
+        case Hold():
+            return _framed(_HOLD_KIND, _encode_hold(element, texts))
+        case End(hold_id, ending):
+            return _framed(_END_KIND, _END.pack(hold_id, ending))
+        case Checked(hold_id, next_ms):
+            return _framed(_CHECKED_KIND, _CHECKED.pack(hold_id, next_ms))
+        case Bury(key, offset, pop, invisible_ms):
+            return _framed(_BURY_KIND, _BURY.pack(*_places(key, texts), offset, pop, invisible_ms))
+        case PassedOn(key, pop, offsets):
+            head = _PASSED_ON.pack(*_places(key, texts), pop)
+            return _framed(_PASSED_ON_KIND, head + struct.pack(f">{len(offsets)}q", *offsets))
+        case Purged(topic, queue_id, below):
+            return _framed(_PURGED_KIND, _PURGED.pack(_place(topic, texts), queue_id, below))
+        case Fold(key, idle_ms, most):
+            return _framed(_FOLD_KIND, _FOLD.pack(*_places(key, texts), idle_ms, most))
+    raise AssertionError(element)
+
+
+def _encode_pop(pop: Pop, texts: dict[str, int]) -> bytes:
+    flags = _RENEWS * pop.renews | _ORDERLY * pop.is_orderly | _REPEATS * pop.repeats
+    flags |= _FIRST_FROM_STATE * pop.first_from_state
+    head = _POP.pack(
+        *_places(pop.key, texts),
+        _place(pop.client_id, texts),
+        _place(pop.attempt_id, texts),
+        pop.invisible_ms,
+        flags,
+        pop.begin,
+        pop.end,
+        len(pop.fresh),
+    )
+    fresh = struct.pack(f">{len(pop.fresh)}q", *pop.fresh)
+    return b"".join((head, fresh, *(_PAIR.pack(*one) for one in pop.again)))
+
+
+def _encode_hold(hold: Hold, texts: dict[str, int]) -> bytes:
+    properties = hold.properties.encode()
+    head = _HOLD.pack(
+        hold.kind,
+        _place(hold.topic, texts),
+        hold.queue_id,
+        hold.due_ms,
+        _place(hold.message_id, texts),
+        _place(hold.client_id, texts),
+        hold.flag,
+        hold.sys_flag,
+        hold.born_ms,
+    )
+    lengths = bytes((len(hold.digest),)), bytes((len(hold.born_host),)), _SIZE.pack(len(properties))
+    return b"".join(
+        (head, lengths[0], hold.digest, lengths[1], hold.born_host, lengths[2], properties, hold.body)
+    )
+
+
+def _decode_element(kind: int, data: bytes, texts: Sequence[str]) -> Element:
+    if kind in (_ACK_KIND, _DROP_KIND):
+        group, topic, queue_id, offset, pop = _HELD.unpack(data)
+        key = QueueKey(texts[group], texts[topic], queue_id)
+        return Ack(key, offset, pop) if kind == _ACK_KIND else Drop(key, offset, pop)
+    if kind == _POP_KIND:
+        return _decode_pop(data, texts)
+    if kind == _CHANGE_KIND:
+        group, topic, queue_id, offset, pop, invisible_ms, how = _CHANGE.unpack(data)
+        _check_ms(invisible_ms)
+        return Change(
+            QueueKey(texts[group], texts[topic], queue_id), offset, pop, invisible_ms, ChangeKind(how)
+        )
+    if kind == _SENT_KIND:
+        return Sent(tuple([SentId(*one) for one in _SENT.iter_unpack(data)]))
+    if kind == _HOLD_KIND:
+        return _decode_hold(data, texts)
+    if kind == _END_KIND:
+        hold_id, ending = _END.unpack(data)
+        return End(hold_id, Ending(ending))
+    if kind == _CHECKED_KIND:
+        hold_id, next_ms = _CHECKED.unpack(data)
+        _check_ms(next_ms)
+        return Checked(hold_id, next_ms)
+    return _decode_newer(kind, data, texts)
+
+
+def _decode_newer(kind: int, data: bytes, texts: Sequence[str]) -> Element:
+    """Kinds that the first version of delivery did not have."""
+    if kind == _BURY_KIND:
+        group, topic, queue_id, offset, pop, invisible_ms = _BURY.unpack(data)
+        _check_ms(invisible_ms)
+        return Bury(QueueKey(texts[group], texts[topic], queue_id), offset, pop, invisible_ms)
+    if kind == _PASSED_ON_KIND:
+        group, topic, queue_id, pop = _PASSED_ON.unpack_from(data)
+        offsets = struct.unpack(f">{(len(data) - _PASSED_ON.size) // 8}q", data[_PASSED_ON.size :])
+        return PassedOn(QueueKey(texts[group], texts[topic], queue_id), pop, offsets)
+    if kind == _PURGED_KIND:
+        topic, queue_id, below = _PURGED.unpack(data)
+        return Purged(texts[topic], queue_id, below)
+    if kind == _FOLD_KIND:
+        group, topic, queue_id, idle_ms, most = _FOLD.unpack(data)
+        _check_ms(idle_ms)
+        return Fold(QueueKey(texts[group], texts[topic], queue_id), idle_ms, most)
+    return Unknown(kind)
+
+
+def _decode_pop(data: bytes, texts: Sequence[str]) -> Pop:
+    group, topic, queue_id, client, attempt, invisible_ms, flags, begin, end, count = _POP.unpack_from(data)
+    at = _POP.size + 8 * count
+    fresh = struct.unpack_from(f">{count}q", data, _POP.size)
+    if not 0 <= begin <= end <= begin + _MOST_SPANNED or any(not begin <= offset < end for offset in fresh):
+        raise ValueError(f"fresh offsets outside of {begin} and {end}")
+    _check_ms(invisible_ms)
+    return Pop(
+        QueueKey(texts[group], texts[topic], queue_id),
+        texts[client],
+        texts[attempt],
+        invisible_ms,
+        bool(flags & _RENEWS),
+        bool(flags & _ORDERLY),
+        bool(flags & _REPEATS),
+        begin,
+        end,
+        fresh,
+        tuple(_PAIR.iter_unpack(data[at:])),
+        bool(flags & _FIRST_FROM_STATE),
+    )
+
+
+def _decode_hold(data: bytes, texts: Sequence[str]) -> Hold:
+    kind, topic, queue_id, due_ms, message_id, client, flag, sys_flag, born_ms = _HOLD.unpack_from(data)
+    at = _HOLD.size
+    digest = _slice(data, at + 1, data[at])
+    at += 1 + len(digest)
+    born_host = _slice(data, at + 1, data[at])
+    at += 1 + len(born_host)
+    if len(digest) not in _DIGEST_SIZES or len(born_host) not in _HOST_SIZES:
+        raise ValueError(f"a digest of {len(digest)} bytes, a host of {len(born_host)}")
+    _check_ms(due_ms)
+    (size,) = _SIZE.unpack_from(data, at)
+    at += _SIZE.size
+    properties = _slice(data, at, size).decode()
+    return Hold(
+        HoldKind(kind),
+        texts[topic],
+        queue_id,
+        due_ms,
+        digest,
+        texts[message_id],
+        texts[client],
+        flag,
+        sys_flag,
+        born_ms,
+        born_host,
+        properties,
+        data[at + size :],
+    )
+
+
+def _check_ms(time_ms: int) -> None:
+    if not 0 <= time_ms < _MOST_MS:
+        raise ValueError(f"{time_ms} ms")
+
+
+def _framed(kind: int, payload: bytes) -> bytes:
+    return _ELEMENT.pack(kind, len(payload)) + payload
+
+
+def _places(key: QueueKey, texts: dict[str, int]) -> tuple[int, int, int]:
+    return _place(key.group, texts), _place(key.topic, texts), key.queue_id
+
+
+def _place(text: str, texts: dict[str, int]) -> int:
+    return texts.setdefault(text, len(texts))
+
+
+def _slice(data: bytes, at: int, size: int) -> bytes:
+    found = data[at : at + size]
+    if len(found) != size:
+        raise ValueError(f"{size} bytes at {at} of {len(data)}")
+    return found

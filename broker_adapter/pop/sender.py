@@ -1,0 +1,236 @@
+"""Messages into their queues, each once: a repetition is answered as the first one was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
+
+from broker_adapter.api import OutgoingMessage, TopicConfig
+from broker_adapter.commitlog.message_writer import MessageWriter, QueuedRecords
+from broker_adapter.errors import BrokerError, IllegalMessage, PutIndeterminate, Status
+from broker_adapter.format.host import NO_HOST, Host
+from broker_adapter.format.properties import UNIQ_KEY
+from broker_adapter.pop.api import Sent
+from broker_adapter.pop.commands import Element
+from broker_adapter.pop.committer import Committer, Done, Request
+from broker_adapter.pop.handles import first_id_digest, id_digest
+from broker_adapter.pop.sent_ids import Place
+from broker_adapter.pop.state import DeliveryState
+
+T = TypeVar("T")
+
+
+class First(NamedTuple):
+    """Of a message that is sent here already. `queue_id` -1: it is held."""
+
+    queue_id: int
+    done: Done
+
+
+class Sender:
+    """`sending` are requests whose id the state does not know yet."""
+
+    def __init__(self, state: DeliveryState, committer: Committer, writer: MessageWriter) -> None:
+        self._state = state
+        self._committer = committer
+        self._writer = writer
+        self._sending: dict[bytes, Request] = {}
+        self._awaited: dict[bytes, asyncio.Future[None]] = {}  # until the id is in `sending` no more
+        self._turns: dict[str, int] = {}
+
+    def clear(self) -> None:
+        for digest in list(self._sending):
+            self._release(digest)
+        self._turns.clear()
+
+    def queue_of(self, config: TopicConfig, queue_id: int) -> int:
+        """The queue that is asked for, or the next one in turn. IllegalMessage."""
+        if queue_id == -1:
+            turn = self._turns[config.name] = (self._turns.get(config.name, -1) + 1) % config.write_queues
+            return turn
+        if not 0 <= queue_id < config.write_queues:
+            text = f"topic {config.name} has {config.write_queues} queues to write, none is {queue_id}"
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
+        return queue_id
+
+    async def send(
+        self,
+        config: TopicConfig,
+        message: OutgoingMessage,
+        message_id: str,
+        queue_id: int,
+        born_host: str,
+        timeout_ms: int,
+    ) -> Sent:
+        topic = config.name
+        queue_id = self.queue_of(config, queue_id)
+        digest = id_digest(topic, message_id) if message_id else b""
+        if digest:
+            first = await self.outcome(topic, message_id, timeout_ms)
+            if isinstance(first, Place):
+                return Sent(first.queue_id, first.queue_offset, True)
+            if first is not None:
+                return (
+                    Sent(first.queue_id, first.done.offsets[0], True)
+                    if first.done.offsets
+                    else Sent(-1, -1, True)
+                )
+            message = with_id(message, message_id)
+        records = self._writer.records(topic, queue_id, [message], born_host=host_of(born_host))
+        request = self.request(digest, queued=[records])
+        done = await settled(timeout_ms, request.done)
+        return Sent(queue_id, done.offsets[0])
+
+    def begin(
+        self,
+        config: TopicConfig,
+        message: OutgoingMessage,
+        message_id: str,
+        queue_id: int,
+        born_host: str,
+        timeout_ms: int,
+        done: Callable[[Sent | BrokerError], None],
+    ) -> bool:
+        """As `send`, of a message that surely was not sent before. False: nothing was done."""
+        digest = id_digest(config.name, message_id) if message_id else b""
+        if digest:
+            if digest in self._sending:
+                return False
+            with self._state.lock:
+                if self._find(config.name, message_id, digest) is not None:
+                    return False
+            message = with_id(message, message_id)
+        queue_id = self.queue_of(config, queue_id)
+        records = self._writer.records(config.name, queue_id, [message], born_host=host_of(born_host))
+        request = self.request(digest, queued=[records])
+
+        def told(outcome: Done | BrokerError) -> None:
+            done(outcome if isinstance(outcome, BrokerError) else Sent(queue_id, outcome.offsets[0]))
+
+        when_settled(timeout_ms, request.done, told)
+        return True
+
+    async def outcome(self, topic: str, message_id: str, timeout_ms: int) -> First | Place | None:
+        """What became of the message with this id; None: it was not sent before. While that is in doubt it is
+        waited for: until the message is applied, or this broker is not master any more.
+
+        PutIndeterminate after `timeout_ms`; whatever else the first one ended with."""
+        loop, digest = asyncio.get_running_loop(), id_digest(topic, message_id)
+        end = loop.time() + timeout_ms / 1000
+        while (request := self._sending.get(digest)) is not None:
+            left_ms = max(0, int(1000 * (end - loop.time())))
+            if request.done.done() and isinstance(request.done.exception(), PutIndeterminate):
+                await settled(left_ms, self._awaited.setdefault(digest, loop.create_future()))
+                continue
+            try:
+                done = await settled(left_ms, request.done)
+            except PutIndeterminate:
+                if not request.done.done():
+                    raise
+            else:
+                return First(request.queued[0].queue_id if request.queued else -1, done)
+        with self._state.lock:
+            return self._find(topic, message_id, digest)
+
+    def _find(self, topic: str, message_id: str, digest: bytes) -> Place | None:
+        """Under the lock."""
+        ids = self._state.ids
+        return ids.find(digest) or ids.find(first_id_digest(topic, message_id))
+
+    def request(
+        self,
+        digest: bytes,
+        *,
+        queued: Sequence[QueuedRecords] = (),
+        elements: Sequence[Element] = (),
+        released: Callable[[Request], None] = lambda _: None,
+    ) -> Request:
+        """Submitted, known under its id as long as the state does not know it. Then `released` is told."""
+
+        def release() -> None:
+            self._release(digest)
+            released(request)
+
+        request = Request(queued=queued, elements=elements, digest=digest, release=release)
+        self._committer.submit(request)
+        if digest:
+            self._sending[digest] = request
+        return request
+
+    def _release(self, digest: bytes) -> None:
+        self._sending.pop(digest, None)
+        awaited = self._awaited.pop(digest, None)
+        if awaited is not None and not awaited.done():
+            awaited.set_result(None)
+
+
+def with_id(message: OutgoingMessage, message_id: str) -> OutgoingMessage:
+    return message._replace(properties={**message.properties, UNIQ_KEY: message_id})
+
+
+@lru_cache(1_024)
+def host_of(text: str) -> Host:
+    """What the transport says of a client is kept if it is an address, and is no reason to refuse."""
+    try:
+        return Host.parse(text)
+    except ValueError:
+        return NO_HOST
+
+
+async def settled(timeout_ms: int, done: asyncio.Future[T]) -> T:
+    """As `within`, of what goes on whoever waits for it: what every message goes through, so without the
+    futures and the time-out that `shield` and `asyncio.timeout` would make for it."""
+    if not done.done():
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+
+        def end(_: object = None) -> None:
+            if not over.done():
+                over.set_result(None)
+
+        done.add_done_callback(end)
+        timer = loop.call_later(timeout_ms / 1000, end)
+        try:
+            await over
+        finally:
+            timer.cancel()
+            done.remove_done_callback(end)
+        if not done.done():
+            raise _unknown_after(timeout_ms)
+    return done.result()
+
+
+def when_settled(timeout_ms: int, done: asyncio.Future[T], tell: Callable[[T | BrokerError], None]) -> None:
+    """As `settled`, without a coroutine that waits: `tell` is called, once, in a later turn of the loop."""
+
+    def over(_: object = None) -> None:
+        timer.cancel()
+        done.remove_done_callback(over)
+        if not done.done():
+            tell(_unknown_after(timeout_ms))
+            return
+        error = done.exception()
+        if error is None:
+            tell(done.result())
+        elif isinstance(error, BrokerError):
+            tell(error)
+        else:
+            raise error
+
+    timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, over)
+    done.add_done_callback(over)
+
+
+async def within(timeout_ms: int, done: Awaitable[T]) -> T:
+    """PutIndeterminate (OUTCOME_UNKNOWN) after `timeout_ms`."""
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            return await done
+    except TimeoutError:
+        raise _unknown_after(timeout_ms) from None
+
+
+def _unknown_after(timeout_ms: int) -> PutIndeterminate:
+    return PutIndeterminate(Status.OUTCOME_UNKNOWN, f"not known to be committed after {timeout_ms} ms")

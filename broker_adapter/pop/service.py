@@ -1,0 +1,480 @@
+"""The delivery of single messages, put together of its parts: what a master offers to its clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from broker_adapter.api import OutgoingMessage, TopicConfig
+from broker_adapter.commitlog.message_writer import MessageWriter
+from broker_adapter.config.settings import BrokerSettings
+from broker_adapter.errors import (
+    BrokerError,
+    IllegalMessage,
+    PutIndeterminate,
+    ReadFailed,
+    Status,
+    error_for,
+)
+from broker_adapter.metadata.state import MetadataState
+from broker_adapter.pop.api import (
+    AckStatus,
+    Delayed,
+    Delivery,
+    Filter,
+    Half,
+    OrphanedHalf,
+    Resolution,
+    Sent,
+)
+from broker_adapter.pop.commands import Ack, Change, Changed, QueueKey
+from broker_adapter.pop.committer import ROUND_BYTES, ROUND_ENTRIES, Committer, Done, Request
+from broker_adapter.pop.dead_letters import DeadLetters
+from broker_adapter.pop.handles import Receipt, parse_receipt, receipt_handle
+from broker_adapter.pop.holder import Holder
+from broker_adapter.pop.queue_state import Held
+from broker_adapter.pop.receiver import Bounds, Receive, ReceiveLimits, Receiver, not_passed_on
+from broker_adapter.pop.renewals import Renewals
+from broker_adapter.pop.room import Received, Room
+from broker_adapter.pop.sender import Sender, settled, when_settled, within
+from broker_adapter.pop.state import DeliveryState
+from broker_adapter.pop.upkeep import Upkeep
+from broker_adapter.pop.views import GroupTopic, Views
+from broker_adapter.store.queue_reader import QueueReader
+from dledger import when_idle
+
+_PERM_WRITE, _PERM_READ = 2, 4
+_MAX_MESSAGES = 1_024
+_MAX_BYTES = 16 << 20
+
+
+class DeliveryFigures(NamedTuple):
+    """For metrics."""
+
+    pending: int
+    held_messages: int
+    held_bytes: int
+    waiting_receives: int
+    refused_fresh: int
+    dead_letters: int
+    rounds: int
+    damaged: int
+
+
+class Topics(NamedTuple):
+    """How topics and groups come into being."""
+
+    to_write: Callable[[str], Awaitable[TopicConfig]]  # BrokerError unless messages may be sent to it
+    make: Callable[[str], Awaitable[None]]  # a topic of the broker's own making
+    know_group: Callable[[str], Awaitable[None]]
+    is_coming: Callable[[str], bool]  # whether somebody waits for a topic: what comes now is behind him
+
+
+class DeliveryService:
+    """Implements `broker_adapter.pop.api.DeliveryApi`, and `broker_adapter.role.broker_role.MasterService`;
+    one for all times as master."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        state: DeliveryState,
+        metadata: MetadataState,
+        writer: MessageWriter,
+        reader: QueueReader,
+        files: Bounds,
+        topics: Topics,
+        *,
+        now_ms: Callable[[], int],
+        wall_ms: Callable[[], int],
+        run: Callable[[Callable[[], Any]], Awaitable[Any]],
+        new_request_id: Callable[[], bytes],
+        max_round_bytes: int = ROUND_BYTES,
+        max_round_entries: int = ROUND_ENTRIES,
+    ) -> None:
+        """`now_ms` is cluster time, `wall_ms` what clients go by; `run` does what blocks, on a reader's
+        thread; `new_request_id` gives 16 bytes that are never given twice, on any node."""
+        self._settings = settings
+        self._state = state
+        self._metadata = metadata
+        self._writer = writer
+        self._topics = topics
+        self._now_ms = now_ms
+        self._wall_ms = wall_ms
+        delivery = settings.delivery
+        self._committer = committer = Committer(
+            writer,
+            new_request_id=new_request_id,
+            max_waiting_bytes=delivery.max_waiting_bytes,
+            when_idle=when_idle,
+            max_round_bytes=max_round_bytes,
+            max_round_entries=max_round_entries,
+        )
+        self._views = Views()
+        self._sender = Sender(state, committer, writer)
+        self._dead_letters = DeadLetters(committer, writer, topics.make, taken_ms=delivery.release_ms)
+        limits = ReceiveLimits(
+            delivery.max_pending_per_queue,
+            delivery.max_pending,
+            delivery.invisible_ms,
+            delivery.max_given_bytes,
+        )
+        self._receiver = Receiver(
+            state,
+            committer,
+            reader,
+            files,
+            self._views,
+            self._dead_letters,
+            now_ms=now_ms,
+            run=run,
+            limits=limits,
+        )
+        self._holder = Holder(state, committer, writer, self._sender, now_ms=now_ms, settings=delivery)
+        self._renewals = Renewals(state, committer, self._views, now_ms=now_ms, settings=delivery)
+        self._upkeep = Upkeep(state, committer, self._views, files, now_ms=now_ms, settings=delivery)
+
+    # -- MasterService ------------------------------------------------------------------------------------
+
+    def start(self, term: int, role_epoch: int) -> None:
+        self._holder.start()
+        self._renewals.start()
+        self._upkeep.start()
+
+    async def stop(self) -> None:
+        self._holder.stop()
+        self._renewals.stop()
+        self._upkeep.stop()
+        text = "this broker is not the master any more"
+        refused = error_for(Status.NOT_MASTER, text)
+        self._committer.abandon(refused, PutIndeterminate(Status.OUTCOME_UNKNOWN, text))
+        self._sender.clear()
+        self._views.clear()
+
+    # -- for the program ----------------------------------------------------------------------------------
+
+    @property
+    def on_outcomes(self) -> Callable[[bytes, list[Any]], None]:
+        """For the state, on the machine's thread."""
+        return self._committer.on_outcomes
+
+    @property
+    def room(self) -> Room:
+        """In memory, for what is on its way to consumers."""
+        return self._receiver.room
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether an arrival concerns anybody."""
+        return self._views.is_awaited
+
+    def arrived(self, arrivals: Sequence[tuple[str, int, int]]) -> None:
+        """(topic, queue id, max offset) of queues that have grown."""
+        self._views.arrived(dict.fromkeys(topic for topic, _, _ in arrivals))
+
+    def wake_all(self) -> None:
+        """Receives look again, and end if this broker takes no writes."""
+        self._views.wake_all()
+
+    def figures(self) -> DeliveryFigures:
+        state = self._state
+        return DeliveryFigures(
+            state.pending_count,
+            len(state.held.all),
+            state.held.bytes,
+            len(self._views),
+            self._receiver.refused_fresh,
+            self._dead_letters.moved,
+            self._committer.rounds,
+            state.damaged,
+        )
+
+    # -- sending ------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        topic: str,
+        message: OutgoingMessage,
+        *,
+        message_id: str,
+        queue_id: int = -1,
+        born_host: str = "",
+        timeout_ms: int = 0,
+    ) -> Sent:
+        config = await self._to_write(topic)
+        return await self._sender.send(
+            config, message, message_id, queue_id, born_host, self._timeout(timeout_ms)
+        )
+
+    def begin_send(
+        self,
+        topic: str,
+        message: OutgoingMessage,
+        *,
+        message_id: str,
+        queue_id: int = -1,
+        born_host: str = "",
+        timeout_ms: int = 0,
+        done: Callable[[Sent | BrokerError], None],
+    ) -> bool:
+        self._writer.check_master()
+        config = self._metadata.topic(topic)
+        if config is None or not config.perm & _PERM_WRITE or self._topics.is_coming(topic):
+            return False
+        return self._sender.begin(
+            config, message, message_id, queue_id, born_host, self._timeout(timeout_ms), done
+        )
+
+    async def send_delayed(
+        self,
+        topic: str,
+        message: OutgoingMessage,
+        *,
+        message_id: str,
+        deliver_at_ms: int,
+        queue_id: int = -1,
+        born_host: str = "",
+        timeout_ms: int = 0,
+    ) -> Delayed:
+        config = await self._to_write(topic)
+        timeout_ms = self._timeout(timeout_ms)
+        # Cluster time stands still while no node runs, so it may be far behind the time that was meant.
+        due_ms = self._now_ms() + deliver_at_ms - self._wall_ms()
+        return await self._holder.delay(config, message, message_id, due_ms, queue_id, born_host, timeout_ms)
+
+    async def recall(self, topic: str, recall_handle: str) -> str:
+        self._writer.check_master()
+        return await self._holder.recall(topic, recall_handle, self._timeout(0))
+
+    async def send_half(
+        self,
+        topic: str,
+        message: OutgoingMessage,
+        *,
+        message_id: str,
+        client_id: str,
+        check_after_ms: int = 0,
+        queue_id: int = -1,
+        born_host: str = "",
+        timeout_ms: int = 0,
+    ) -> Half:
+        config = await self._to_write(topic)
+        timeout_ms = self._timeout(timeout_ms)
+        return await self._holder.half(
+            config, message, message_id, client_id, check_after_ms, queue_id, born_host, timeout_ms
+        )
+
+    async def end_transaction(self, topic: str, transaction_id: str, resolution: Resolution) -> None:
+        self._writer.check_master()
+        await self._holder.end_transaction(topic, transaction_id, resolution, self._timeout(0))
+
+    def on_orphan(self, ask: Callable[[OrphanedHalf], None]) -> None:
+        self._holder.on_orphan(ask)
+
+    # -- receiving ----------------------------------------------------------------------------------------
+
+    async def receive(
+        self,
+        group: str,
+        topic: str,
+        *,
+        client_id: str,
+        wanted: Filter = Filter(),  # noqa: B008 - immutable
+        max_messages: int = 32,
+        max_bytes: int = 4 << 20,
+        invisible_ms: int = 0,
+        wait_ms: int = 0,
+        attempt_id: str = "",
+    ) -> Received:
+        self._writer.check_master()
+        config = self._to_read(topic)
+        if max_messages < 1 or max_bytes < 1 or invisible_ms < 0 or wait_ms < 0:
+            text = f"max_messages {max_messages}, max_bytes {max_bytes}, {invisible_ms} ms, wait {wait_ms} ms"
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
+        await self._topics.know_group(group)
+        known = self._metadata.group(group)
+        if known is None or not known.config.consume_enable:
+            text = f"group {group} may not consume (consume_enable is off)"
+            raise ReadFailed(Status.GROUP_NOT_ENABLED, text)
+        if len(self._views) >= self._settings.max_held_pulls:
+            text = f"{len(self._views)} receives wait for messages; try again later"
+            raise ReadFailed(Status.TOO_MANY_HELD_PULLS, text)
+        self._renewals.heard_of(client_id)
+        call = Receive(
+            GroupTopic(group, topic),
+            known.config,
+            config.read_queues,
+            partial(self._first_offset, group, topic),
+            client_id,
+            wanted,
+            min(max_messages, _MAX_MESSAGES),
+            min(max_bytes, _MAX_BYTES),
+            invisible_ms,
+            attempt_id,
+        )
+        deadline = asyncio.get_running_loop().time() + min(wait_ms, self._settings.max_wait_ms) / 1000
+        return await self._receiver.receive(call, deadline, partial(self._check_open, group, topic))
+
+    def passed_on(self, group: str, topic: str, deliveries: Sequence[Delivery]) -> None:
+        self._renewals.passed_on(_place_of(group, topic, one) for one in deliveries if one.is_renewed)
+
+    def give_back(self, group: str, topic: str, deliveries: Sequence[Delivery]) -> None:
+        back = []
+        for one in deliveries:
+            key, offset, pop = _place_of(group, topic, one)
+            back.append(not_passed_on(key, offset, pop, is_repeated=one.is_repeated))
+        if back:
+            self._receiver.give_back(GroupTopic(group, topic), back)
+
+    async def ack(self, group: str, topic: str, handles: Sequence[str]) -> list[AckStatus]:
+        places, elements = self._acks(group, topic, handles)
+        if not elements:
+            return _ack_statuses(len(handles), [], [])
+        done = await self._commit(Request(elements=elements, release=self._wake(group, topic)))
+        return _ack_statuses(len(handles), places, done)
+
+    def begin_ack(
+        self,
+        group: str,
+        topic: str,
+        handles: Sequence[str],
+        *,
+        timeout_ms: int = 0,
+        done: Callable[[list[AckStatus] | BrokerError], None],
+    ) -> bool:
+        places, elements = self._acks(group, topic, handles)
+        if not elements:
+            return False
+        request = Request(elements=elements, release=self._wake(group, topic))
+        self._committer.submit(request)
+
+        def told(outcome: Done | BrokerError) -> None:
+            if isinstance(outcome, BrokerError):
+                done(outcome)
+            else:
+                done(_ack_statuses(len(handles), places, outcome.outcomes))
+
+        most = self._timeout(0)
+        when_settled(min(timeout_ms or most, most), request.done, told)
+        return True
+
+    async def change_invisible(self, group: str, topic: str, handle: str, invisible_ms: int) -> str:
+        self._writer.check_master()
+        if invisible_ms < 0:
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"invisible_ms {invisible_ms}")
+        key, receipt, held = self._held(group, topic, handle)
+        if held is None:
+            raise _invalid()
+        change = Change(key, receipt.offset, receipt.pop, invisible_ms)
+        (outcome,) = await self._commit(Request(elements=[change], release=self._wake(group, topic)))
+        if not isinstance(outcome, Changed):
+            raise _invalid()
+        return receipt_handle(topic, key.queue_id, receipt.offset, outcome.pop)
+
+    async def dead_letter(self, group: str, topic: str, handle: str) -> None:
+        self._writer.check_master()
+        key, receipt, held = self._held(group, topic, handle)
+        if held is None or receipt.offset in (view := self._views.queue(key)).reserved:
+            raise _invalid()
+        reserved, who = view.reserved, GroupTopic(group, topic)
+        reserved.add(receipt.offset)
+
+        async def move() -> bool:
+            try:
+                record = await self._receiver.record(key, receipt.offset)
+                return await self._dead_letters.move(key, receipt.offset, receipt.pop, record)
+            finally:
+                reserved.discard(receipt.offset)
+                self._views.wake_one(who)
+
+        # It goes on if the client goes.
+        if not await within(self._timeout(0), asyncio.shield(asyncio.ensure_future(move()))):
+            raise _invalid()
+
+    def heard_of(self, client_id: str) -> None:
+        self._renewals.heard_of(client_id)
+
+    async def release(self, client_id: str, group: str = "") -> None:
+        self._writer.check_master()
+        await within(self._timeout(0), asyncio.shield(self._renewals.let_go(client_id, group)))
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    async def _to_write(self, topic: str) -> TopicConfig:
+        self._writer.check_master()
+        return await self._topics.to_write(topic)
+
+    def _to_read(self, topic: str) -> TopicConfig:
+        config = self._metadata.topic(topic)
+        if config is None:
+            raise error_for(Status.TOPIC_UNKNOWN, f"there is no topic {topic[:255]!r}")
+        if not config.perm & _PERM_READ:
+            text = f"topic {topic} gives no messages (perm {config.perm})"
+            raise error_for(Status.TOPIC_NOT_READABLE, text)
+        return config
+
+    def _first_offset(self, group: str, topic: str, queue_id: int) -> int:
+        """Where a queue that is new to the group begins now: while a receive waits, that may be reset."""
+        known = self._metadata.group(group)
+        return 0 if known is None else known.offsets.get((topic, queue_id), 0)
+
+    def _check_open(self, group: str, topic: str) -> None:
+        """Whether a receive that waits may go on: the topic may have been deleted meanwhile."""
+        self._writer.check_master()
+        self._to_read(topic)
+        if self._metadata.group(group) is None:
+            raise error_for(Status.GROUP_UNKNOWN, f"there is no group {group[:255]!r} any more")
+
+    def _held(self, group: str, topic: str, handle: str) -> tuple[QueueKey, Receipt, Held | None]:
+        """What a handle stands for; None unless it is valid by what is known here. What counts is what the
+        state says when the command is applied."""
+        receipt = parse_receipt(topic, handle) or Receipt(-1, -1, -1)
+        key = QueueKey(group, topic, receipt.queue_id)
+        with self._state.lock:
+            queue = self._state.queue(key)
+            held = None if queue is None else queue.pending.get(receipt.offset)
+        if held is None or held.pop != receipt.pop or held.until_ms <= self._now_ms():
+            return key, receipt, None
+        return key, receipt, held
+
+    def _acks(self, group: str, topic: str, handles: Sequence[str]) -> tuple[list[int], list[Ack]]:
+        """Of the handles that are valid by what is known here: their places, and what acknowledges them."""
+        self._writer.check_master()
+        places: list[int] = []
+        elements: list[Ack] = []
+        for place, handle in enumerate(handles):
+            key, receipt, held = self._held(group, topic, handle)
+            if held is not None:
+                places.append(place)
+                elements.append(Ack(key, receipt.offset, receipt.pop))
+        return places, elements
+
+    async def _commit(self, request: Request) -> list[Any]:
+        self._committer.submit(request)
+        return (await settled(self._timeout(0), request.done)).outcomes
+
+    def _wake(self, group: str, topic: str) -> Callable[[], None]:
+        """Somebody may wait for what an orderly queue gives next, or for another time."""
+        return partial(self._views.wake_one, GroupTopic(group, topic))
+
+    def _timeout(self, timeout_ms: int) -> int:
+        return timeout_ms or self._settings.send_timeout_ms
+
+
+def _place_of(group: str, topic: str, one: Delivery) -> tuple[QueueKey, int, int]:
+    receipt = parse_receipt(topic, one.handle)
+    assert receipt is not None
+    return QueueKey(group, topic, receipt.queue_id), receipt.offset, receipt.pop
+
+
+def _ack_statuses(count: int, places: Sequence[int], outcomes: Sequence[object]) -> list[AckStatus]:
+    found = [AckStatus.INVALID_HANDLE] * count
+    for place, outcome in zip(places, outcomes, strict=True):
+        if outcome:
+            found[place] = AckStatus.OK
+    return found
+
+
+def _invalid() -> ReadFailed:
+    return ReadFailed(Status.HANDLE_INVALID, "the handle is unreadable, over, or was replaced by a newer one")

@@ -1,0 +1,412 @@
+"""The state of delivery that every node makes of the commands in the log. Deterministic: its time is that of
+the store stamps.
+
+Per group, topic and queue there are a cursor, the next offset that was never given, and the pending messages:
+given to somebody until a time, and not done. What is below the cursor and not pending is done. A message
+whose time has come may be given again, under a new pop; the pop is the number that its handle carries, and
+only the newest one counts. Each element of a command is judged by what the state is when it is applied, and
+has an outcome of its own.
+
+Threads: one applies. Others read under `lock`, which is held for one command at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from threading import Lock
+from typing import TypeVar
+
+from broker_adapter.errors import Status, StoredDataDamaged
+from broker_adapter.metadata.commands import Command, DeleteGroup, DeleteTopic, ResetOffsets
+from broker_adapter.pop.commands import (
+    Ack,
+    Bury,
+    Change,
+    Changed,
+    ChangeKind,
+    Checked,
+    Drop,
+    Element,
+    End,
+    Fold,
+    Hold,
+    Holding,
+    Outcome,
+    PassedOn,
+    Pop,
+    Popped,
+    Purged,
+    QueueKey,
+    Sent,
+)
+from broker_adapter.pop.handles import topic_digest
+from broker_adapter.pop.held_messages import HeldMessage, HeldMessages
+from broker_adapter.pop.queue_state import Held, QueueDelivery
+from broker_adapter.pop.records import NO_REQUEST, decode
+from broker_adapter.pop.sent_ids import SentIds
+
+#: A pop's or a held message's number is the index of its command and the place in it.
+_PLACE_BITS = 16
+#: No command was stored later: the times that are made of it fit into their fields.
+MAX_STAMP_MS = 1 << 62
+
+_K = TypeVar("_K")
+
+#: Where a group begins in a queue, as the log has it at this point; None: there is no such group or topic.
+FirstOffset = Callable[[str, str, int], int | None]
+
+
+class _Contents:
+    """What is replaced as a whole when an image is loaded."""
+
+    def __init__(self) -> None:
+        self.applied_index = -1
+        self.queues: dict[QueueKey, QueueDelivery] = {}
+        self.held = HeldMessages()
+        self.ids = SentIds()
+        self.pending_count = 0
+        self.by_group: dict[str, dict[QueueKey, QueueDelivery]] = {}
+        self.pending_of: dict[str, int] = {}  # by group
+        self.by_place: dict[tuple[str, int], dict[QueueKey, QueueDelivery]] = {}  # by topic and queue id
+        self.by_owner: dict[str, dict[QueueKey, QueueDelivery]] = {}
+
+
+class DeliveryState:
+    """`on_outcomes` is told, on the applying thread, what came of every command with a request id.
+    `first_offset` is asked when a command needs it: groups and topics that were deleted get no state."""
+
+    def __init__(
+        self,
+        *,
+        on_outcomes: Callable[[bytes, list[Outcome]], None] | None = None,
+        first_offset: FirstOffset = lambda group, topic, queue_id: 0,
+    ) -> None:
+        self.lock = Lock()
+        self._on_outcomes = on_outcomes
+        self._first_offset = first_offset
+        # Counted since the start of this node; no part of the state.
+        self.unknown = 0
+        self.damaged = 0
+        self._now = _Contents()
+
+    def clear(self) -> None:
+        """The empty state. On the applying thread."""
+        self.take(DeliveryState())
+
+    def take(self, other: DeliveryState) -> None:
+        """What the other one has, which is used no more. On the applying thread."""
+        before = self._now
+        with self.lock:
+            self._now = other._now
+        del before  # not under the lock: it may be much
+
+    # -- reading, under the lock --------------------------------------------------------------------------
+
+    @property
+    def applied_index(self) -> int:
+        return self._now.applied_index
+
+    @applied_index.setter
+    def applied_index(self, index: int) -> None:
+        self._now.applied_index = index
+
+    @property
+    def queues(self) -> dict[QueueKey, QueueDelivery]:
+        return self._now.queues
+
+    @property
+    def held(self) -> HeldMessages:
+        return self._now.held
+
+    @property
+    def ids(self) -> SentIds:
+        return self._now.ids
+
+    @ids.setter
+    def ids(self, ids: SentIds) -> None:
+        self._now.ids = ids
+
+    @property
+    def pending_count(self) -> int:
+        """Of all groups."""
+        return self._now.pending_count
+
+    def queue(self, key: QueueKey) -> QueueDelivery | None:
+        return self._now.queues.get(key)
+
+    def pending_of(self, group: str) -> int:
+        """How many messages the group was given that are not done."""
+        return self._now.pending_of.get(group, 0)
+
+    def owners(self) -> list[str]:
+        """All clients that hold something."""
+        return list(self._now.by_owner)
+
+    def queues_of(self, owner: str) -> list[QueueDelivery]:
+        """Of which a client holds something, in any group."""
+        return list(self._now.by_owner.get(owner, {}).values())
+
+    def held_in_attempt(self, group: str, topic: str, attempt_id: str) -> list[tuple[QueueKey, int, Held]]:
+        """What a call with this attempt id has got and is not done, by queue and offset."""
+        found = []
+        for key, queue in self._now.by_group.get(group, {}).items():
+            if key.topic == topic:
+                found += [(key, at, queue.pending[at]) for at in queue.held_in_attempt(attempt_id)]
+        return sorted(found)
+
+    # -- for any thread -----------------------------------------------------------------------------------
+
+    def offsets_of(self, group: str) -> dict[tuple[str, int], int]:
+        """The first offset that is not done, of each queue of which the group was given anything."""
+        with self.lock:
+            queues = self._now.by_group.get(group, {})
+            return {(key.topic, key.queue_id): queue.least for key, queue in queues.items()}
+
+    # -- the state machine, on one thread -----------------------------------------------------------------
+
+    def apply(self, index: int, stamp_ms: int, body: bytes) -> None:
+        """The body of a message of DLEDGER_SYS_DELIVERY, whatever it is; `index` is that of its entry.
+
+        Entries up to `applied_index` have been applied before and are passed over.
+        """
+        if index <= self.applied_index:
+            return
+        try:
+            if not 0 <= stamp_ms < MAX_STAMP_MS:
+                raise StoredDataDamaged(Status.RECORD_FIELD, f"stored at {stamp_ms} ms")
+            command = decode(body)
+        except StoredDataDamaged:
+            self.damaged += 1
+            command = None
+        else:
+            self.unknown += command is None
+        with self.lock:
+            self.applied_index = index
+            if command is None:
+                return
+            numbers = range(index << _PLACE_BITS, (index + 1) << _PLACE_BITS)
+            outcomes = [
+                self._execute(element, number, stamp_ms)
+                for number, element in zip(numbers, command.elements, strict=False)
+            ]
+        if self._on_outcomes is not None and command.request_id != NO_REQUEST:
+            self._on_outcomes(command.request_id, outcomes)
+
+    def metadata_changed(self, command: Command) -> None:
+        """A command on topics and groups took effect."""
+        match command:
+            case DeleteGroup(group=group):
+                self._forget(list(self._now.by_group.get(group, {}).values()))
+            case DeleteTopic(topic=topic):
+                self._forget([queue for key, queue in self.queues.items() if key.topic == topic])
+            case ResetOffsets(group=group, offsets=offsets):
+                for topic, queue_id, offset in offsets:
+                    queue = self.queues.get(QueueKey(group, topic, queue_id))
+                    if queue is not None:
+                        self._forget([queue], QueueDelivery(queue.key, offset))
+
+    def topic_cut(self, topic: str) -> None:
+        """A topic came into being or ended: nothing of one that had its name is of it."""
+        waiting = self.held.of_topic(topic)
+        ids = self.ids.without(topic_digest(topic))
+        with self.lock:
+            self.ids = ids
+            for number in waiting:
+                self.held.drop(number)
+
+    def restore(self, queue: QueueDelivery, pending: Sequence[tuple[int, Held]]) -> None:
+        """A queue of an image."""
+        self._add(queue)
+        for offset, held in pending:
+            self._put(queue, offset, held)
+
+    # -- elements -----------------------------------------------------------------------------------------
+
+    def _execute(self, element: Element, number: int, stamp_ms: int) -> Outcome:
+        match element:
+            case Ack(key, offset, pop):
+                return self._done(key, offset, pop, stamp_ms)
+            case Drop(key, offset, pop):
+                return self._done(key, offset, pop, None)
+            case Pop():
+                return self._pop(element, number, stamp_ms)
+            case Change():
+                return self._change(element, number, stamp_ms)
+            case Sent(ids):
+                for digest, queue_id, queue_offset in ids:
+                    self.ids.put(digest, queue_id, queue_offset, stamp_ms)
+            case Hold():
+                self.held.put(number, HeldMessage.of(element))
+                if element.digest:
+                    self.ids.put(element.digest, -1, number, stamp_ms)
+                return Holding(number)
+            case End(hold_id, ending):
+                return self.held.end(hold_id, ending, stamp_ms)
+            case Checked(hold_id, next_ms):
+                return self.held.checked(hold_id, next_ms)
+            case Bury():
+                return self._bury(element, number, stamp_ms)
+            case PassedOn(key, pop, offsets):
+                self._passed_on(key, pop, offsets, stamp_ms)
+            case Purged(topic, queue_id, below):
+                self._purged(topic, queue_id, below)
+            case Fold(key, idle_ms, most):
+                return self._fold(key, stamp_ms - idle_ms, most)
+            case _:
+                self.unknown += 1
+        return None
+
+    def _pop(self, pop: Pop, number: int, stamp_ms: int) -> Popped:
+        queue = self.queues.get(pop.key)
+        if queue is None:
+            first = self._first_offset(*pop.key)
+            if first is None:
+                return Popped(number, stamp_ms, (), False)
+            queue = QueueDelivery(pop.key, first if pop.first_from_state else pop.begin)
+            self._add(queue)
+        until_ms = stamp_ms + pop.invisible_ms
+        if pop.is_orderly and not pop.repeats and queue.is_held(stamp_ms):
+            return Popped(number, until_ms, (), False)
+        given: list[tuple[int, int]] = []
+        for offset, old in pop.again:
+            held = queue.pending.get(offset)
+            if held is None or held.pop != old:
+                continue
+            if held.attempt_id != pop.attempt_id if pop.repeats else held.until_ms > stamp_ms:
+                continue
+            given.append((offset, held.attempts + (not pop.repeats)))
+        is_next = pop.begin == queue.cursor
+        if is_next and not (pop.is_orderly and len(queue.pending) != len(given)):
+            queue.cursor = pop.end
+            given += [(offset, 1) for offset in pop.fresh]
+        else:
+            is_next = False
+        for offset, attempt in given:
+            held = Held(number, until_ms, attempt, pop.client_id, pop.attempt_id, pop.renews, stamp_ms)
+            self._put(queue, offset, held)
+        return Popped(number, until_ms, tuple(given), is_next)
+
+    def _found(self, key: QueueKey, offset: int, pop: int) -> tuple[QueueDelivery, Held] | None:
+        """What is pending under this pop."""
+        queue = self.queues.get(key)
+        held = queue and queue.pending.get(offset)
+        return (queue, held) if queue and held and held.pop == pop else None
+
+    def _done(self, key: QueueKey, offset: int, pop: int, stamp_ms: int | None) -> bool:
+        """`stamp_ms` None: also when its time is over."""
+        found = self._found(key, offset, pop)
+        if found is None or (stamp_ms is not None and found[1].until_ms <= stamp_ms):
+            return False
+        self._remove(found[0], offset)
+        return True
+
+    def _change(self, change: Change, number: int, stamp_ms: int) -> Changed | None:
+        found = self._found(change.key, change.offset, change.pop)
+        if found is None or found[1].until_ms <= stamp_ms:
+            return None
+        queue, held = found
+        held = held._replace(until_ms=stamp_ms + change.invisible_ms)
+        if change.kind is ChangeKind.CHANGE:
+            held = held._replace(pop=number, renews=False)
+        elif change.kind is ChangeKind.RETURN:
+            # Nor does the call that did not get it hold it: repeated, it is given it as anybody is.
+            held = held._replace(attempts=held.attempts - 1, attempt_id="", renews=False)
+        elif change.kind is ChangeKind.RELEASE:
+            held = held._replace(renews=False)
+        self._put(queue, change.offset, held)
+        return Changed(held.pop, held.until_ms)
+
+    def _bury(self, bury: Bury, number: int, stamp_ms: int) -> Changed | None:
+        found = self._found(bury.key, bury.offset, bury.pop)
+        if found is None:
+            return None
+        queue, held = found
+        until_ms = stamp_ms + bury.invisible_ms
+        held = held._replace(pop=number, until_ms=until_ms, owner="", attempt_id="", renews=False)
+        self._put(queue, bury.offset, held)
+        return Changed(number, until_ms)
+
+    def _passed_on(self, key: QueueKey, pop: int, offsets: Sequence[int], stamp_ms: int) -> None:
+        for offset in offsets:
+            found = self._found(key, offset, pop)
+            if found is not None and found[1].until_ms > stamp_ms:
+                self._put(found[0], offset, found[1]._replace(renews=True))
+
+    def _purged(self, topic: str, queue_id: int, below: int) -> None:
+        for queue in self._now.by_place.get((topic, queue_id), {}).values():
+            for offset in [offset for offset in queue.pending if offset < below]:
+                self._remove(queue, offset)
+
+    def _fold(self, key: QueueKey, before_ms: int, most: int) -> int:
+        queue = self.queues.get(key)
+        if queue is None:
+            return 0
+        for count in range(most):
+            held = queue.pending.get(queue.cursor - 1)
+            if held is None or held.until_ms > before_ms:
+                return count
+            queue.cursor -= 1
+            self._remove(queue, queue.cursor)
+        return most
+
+    # -- parts of them ------------------------------------------------------------------------------------
+
+    def _add(self, queue: QueueDelivery) -> None:
+        key, now = queue.key, self._now
+        now.queues[key] = queue
+        now.by_group.setdefault(key.group, {})[key] = queue
+        now.by_place.setdefault((key.topic, key.queue_id), {})[key] = queue
+
+    def _put(self, queue: QueueDelivery, offset: int, held: Held) -> None:
+        now, key = self._now, queue.key
+        if (before := queue.pending.get(offset)) is None:
+            self._count(key.group, 1)
+        queue.put(offset, held)
+        if before is not None and before.owner != held.owner:
+            self._may_be_rid_of(before.owner, queue)
+        now.by_owner.setdefault(held.owner, {})[key] = queue
+
+    def _remove(self, queue: QueueDelivery, offset: int) -> None:
+        owner = queue.pending[offset].owner
+        queue.remove(offset)
+        self._count(queue.key.group, -1)
+        self._may_be_rid_of(owner, queue)
+
+    def _may_be_rid_of(self, owner: str, queue: QueueDelivery) -> None:
+        if owner not in queue.owners:
+            _discard(self._now.by_owner, owner, queue.key)
+
+    def _count(self, group: str, more: int) -> None:
+        now = self._now
+        now.pending_count += more
+        now.pending_of[group] = now.pending_of.get(group, 0) + more
+        if not now.pending_of[group]:
+            del now.pending_of[group]
+
+    def _forget(self, queues: list[QueueDelivery], instead: QueueDelivery | None = None) -> None:
+        """All that was given of these queues. What that costs does not grow with how much it is, as long as
+        the lock is held: the event loop waits for it."""
+        now = self._now
+        with self.lock:
+            for queue in queues:
+                key = queue.key
+                for owner in queue.owners:
+                    _discard(now.by_owner, owner, key)
+                if queue.pending:
+                    self._count(key.group, -len(queue.pending))
+                del now.queues[key]
+                _discard(now.by_group, key.group, key)
+                _discard(now.by_place, (key.topic, key.queue_id), key)
+            if instead is not None:
+                self._add(instead)
+
+    def sorted_queues(self) -> Iterator[QueueDelivery]:
+        """As an image has them."""
+        return (self.queues[key] for key in sorted(self.queues))
+
+
+def _discard(index: dict[_K, dict[QueueKey, QueueDelivery]], name: _K, key: QueueKey) -> None:
+    queues = index[name]
+    del queues[key]
+    if not queues:
+        del index[name]

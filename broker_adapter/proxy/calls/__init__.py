@@ -1,0 +1,1 @@
+"""The calls of MessagingService, as the master answers them."""

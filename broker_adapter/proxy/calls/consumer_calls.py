@@ -1,0 +1,215 @@
+"""What consumers of both kinds call: to receive, acknowledge, give back and give up messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
+
+from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
+from broker_adapter.errors import BrokerError, ReadFailed
+from broker_adapter.pop.api import AckStatus, Delivery, DeliveryApi
+from broker_adapter.proxy.calls.results import Done, joint, status_or_raise
+from broker_adapter.proxy.messages.context import CallContext
+from broker_adapter.proxy.messages.directory import Directory
+from broker_adapter.proxy.messages.filters import filter_of
+from broker_adapter.proxy.messages.message_in import duration_ms
+from broker_adapter.proxy.messages.message_out import delivered_message, timestamp
+from broker_adapter.proxy.messages.names import group_of, topic_of
+from broker_adapter.proxy.messages.rejected import ELSEWHERE, Code, Rejected, ok, status_of
+from broker_adapter.proxy.v2 import definition_pb2 as pb
+from broker_adapter.proxy.v2 import service_pb2 as calls
+from broker_adapter.rpc.calls import LARGE_BYTES, Turns
+
+MAX_RECEIVED = 1_024
+_MAX_ACKS = 1_024
+_MAX_HANDLE_LENGTH = 4_096
+_MAX_ATTEMPT_ID_LENGTH = 255
+#: What is left of a deadline for the way back; what of it even a late answer needs.
+_WAY_BACK_MS, _LATE_MS = 300, 50
+
+
+class ConsumerCalls:
+    """`now_ms` is cluster time."""
+
+    def __init__(
+        self,
+        delivery: DeliveryApi,
+        directory: Directory,
+        settings: ClientServiceSettings,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._delivery = delivery
+        self._directory = directory
+        self._settings = settings
+        self._now_ms = now_ms
+        self._turns = Turns()
+
+    async def receive_message(
+        self, request: calls.ReceiveMessageRequest, context: CallContext
+    ) -> AsyncGenerator[calls.ReceiveMessageResponse, None]:
+        """Of any queue of the topic, whichever is named: consumers look at one queue at a time, some of them
+        at the same one always."""
+        group = group_of(request.group, context.namespace)
+        topic = topic_of(request.message_queue.topic, context.namespace)
+        deliveries = await self._receive(group, topic, request, context)
+        if deliveries and context.passage is not None:
+            # Without the records, which take room in memory.
+            given = [one._replace(record=b"") for one in deliveries]
+            context.passage.then(partial(self._passed_on, group, topic, given))
+        if deliveries:
+            yield calls.ReceiveMessageResponse(status=ok())
+        else:
+            nothing = pb.Status(code=Code.MESSAGE_NOT_FOUND, message="no message within the time to wait")
+            yield calls.ReceiveMessageResponse(status=nothing)
+        now_ms = self._now_ms()
+        for delivery in deliveries:  # they take room in memory until this ends, which drops them
+            if len(delivery.record) >= LARGE_BYTES:
+                await self._turns.wait()
+            message = delivered_message(delivery, request.message_queue.topic, now_ms)
+            yield calls.ReceiveMessageResponse(message=message)
+        yield calls.ReceiveMessageResponse(delivery_timestamp=timestamp(now_ms))
+
+    def _passed_on(self, group: str, topic: str, deliveries: Sequence[Delivery], is_passed_on: bool) -> None:
+        (self._delivery.passed_on if is_passed_on else self._delivery.give_back)(group, topic, deliveries)
+
+    async def ack_message(
+        self, request: calls.AckMessageRequest, context: CallContext
+    ) -> calls.AckMessageResponse:
+        group, topic = _names(request, context)
+        results = await self._delivery.ack(group, topic, _handles(request))
+        return _ack_response(request, results)
+
+    def begin_ack(self, request: calls.AckMessageRequest, context: CallContext, done: Done) -> bool:
+        """As `ack_message`. False, or any error: nothing was done."""
+        group, topic = _names(request, context)
+
+        def acknowledged(outcome: list[AckStatus] | BrokerError) -> None:
+            if isinstance(outcome, list):
+                done(_ack_response(request, outcome))
+            elif outcome.status in ELSEWHERE:
+                done(outcome)
+            else:
+                done(calls.AckMessageResponse(status=status_of(outcome)))
+
+        handles = _handles(request)
+        timeout_ms = 0 if context.timeout_s is None else max(1, int(context.timeout_s * 1000) - _LATE_MS)
+        return self._delivery.begin_ack(group, topic, handles, timeout_ms=timeout_ms, done=acknowledged)
+
+    async def change_invisible_duration(
+        self, request: calls.ChangeInvisibleDurationRequest, context: CallContext
+    ) -> calls.ChangeInvisibleDurationResponse:
+        group, topic = _names(request, context)
+        handle = _handle(request.receipt_handle)
+        settings = self._settings
+        wanted_ms = duration_ms(request.invisible_duration)
+        if not 0 <= wanted_ms <= settings.max_invisible_ms:
+            text = f"{wanted_ms} ms; 0 to {settings.max_invisible_ms} are allowed"
+            raise Rejected(Code.ILLEGAL_INVISIBLE_TIME, text)
+        invisible_ms = max(wanted_ms, settings.min_retry_ms, 1)
+        try:
+            renewed = await self._delivery.change_invisible(group, topic, handle, invisible_ms)
+        except ReadFailed as error:
+            # Clients take over whatever handle is in the answer: so it is the old one.
+            return calls.ChangeInvisibleDurationResponse(
+                status=status_or_raise(error, Code.INVALID_RECEIPT_HANDLE), receipt_handle=handle
+            )
+        return calls.ChangeInvisibleDurationResponse(status=ok(), receipt_handle=renewed)
+
+    async def forward_message_to_dead_letter_queue(
+        self, request: calls.ForwardMessageToDeadLetterQueueRequest, context: CallContext
+    ) -> calls.ForwardMessageToDeadLetterQueueResponse:
+        group, topic = _names(request, context)
+        status = ok()
+        try:
+            await self._delivery.dead_letter(group, topic, _handle(request.receipt_handle))
+        except ReadFailed as error:
+            status = status_or_raise(error, Code.INVALID_RECEIPT_HANDLE)
+        return calls.ForwardMessageToDeadLetterQueueResponse(status=status)
+
+    async def _receive(
+        self, group: str, topic: str, request: calls.ReceiveMessageRequest, context: CallContext
+    ) -> list[Delivery]:
+        if len(request.attempt_id) > _MAX_ATTEMPT_ID_LENGTH:
+            raise Rejected(Code.BAD_REQUEST, f"an attempt id of {len(request.attempt_id)} characters")
+        if request.batch_size < 1:
+            raise Rejected(Code.BAD_REQUEST, f"batch size {request.batch_size} is less than 1")
+        wait_ms = self._wait_ms(duration_ms(request.long_polling_timeout), context)
+        receive = partial(
+            self._delivery.receive,
+            group,
+            topic,
+            client_id=context.client_id,
+            wanted=filter_of(request.filter_expression),
+            max_messages=min(request.batch_size, MAX_RECEIVED),
+            invisible_ms=self._invisible_ms(request),
+            attempt_id=request.attempt_id,
+        )
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000
+        if self._directory.topic_or_default(topic) != self._directory.topic(topic):
+            # Nobody has sent to it yet: as if it were there and empty.
+            if not await self._directory.topic_comes(topic, wait_ms / 1000):
+                return []
+            wait_ms = max(0, int((deadline - loop.time()) * 1000))
+        return await receive(wait_ms=wait_ms)
+
+    def _invisible_ms(self, request: calls.ReceiveMessageRequest) -> int:
+        """0 for push consumers, who leave it to the server, and have it renewed."""
+        if request.auto_renew:
+            return 0
+        settings, wanted = self._settings, duration_ms(request.invisible_duration)
+        if not settings.min_invisible_ms <= wanted <= settings.max_invisible_ms:
+            least, most = settings.min_invisible_ms, settings.max_invisible_ms
+            raise Rejected(Code.ILLEGAL_INVISIBLE_TIME, f"{wanted} ms; {least} to {most} are allowed")
+        return wanted
+
+    def _wait_ms(self, wanted: int, context: CallContext) -> int:
+        if wanted < 0:
+            raise Rejected(Code.ILLEGAL_POLLING_TIME, f"a long polling timeout of {wanted} ms")
+        settings = self._settings
+        wait_ms = min(max(wanted, settings.min_polling_ms), settings.max_polling_ms)
+        if context.timeout_s is not None:
+            wait_ms = min(wait_ms, int(context.timeout_s * 1000) - _WAY_BACK_MS)
+        return max(0, wait_ms)
+
+
+def _names(
+    request: calls.AckMessageRequest
+    | calls.ChangeInvisibleDurationRequest
+    | calls.ForwardMessageToDeadLetterQueueRequest,
+    context: CallContext,
+) -> tuple[str, str]:
+    return group_of(request.group, context.namespace), topic_of(request.topic, context.namespace)
+
+
+def _handle(text: str) -> str:
+    if not 0 < len(text) <= _MAX_HANDLE_LENGTH:
+        text = f"a receipt handle has 1 to {_MAX_HANDLE_LENGTH} characters"
+        raise Rejected(Code.INVALID_RECEIPT_HANDLE, text)
+    return text
+
+
+def _ack_status(result: AckStatus) -> pb.Status:
+    if result is AckStatus.OK:
+        return ok()
+    return pb.Status(code=Code.INVALID_RECEIPT_HANDLE, message="the handle is none, or over")
+
+
+def _handles(request: calls.AckMessageRequest) -> list[str]:
+    """Rejected (BAD_REQUEST)."""
+    if not 0 < (count := len(request.entries)) <= _MAX_ACKS:
+        raise Rejected(Code.BAD_REQUEST, f"{count} entries; 1 to {_MAX_ACKS} are allowed")
+    handles = [entry.receipt_handle for entry in request.entries]
+    # What is too long for a handle is none, and looked at no further.
+    return [handle if len(handle) <= _MAX_HANDLE_LENGTH else "" for handle in handles]
+
+
+def _ack_response(request: calls.AckMessageRequest, results: Sequence[AckStatus]) -> calls.AckMessageResponse:
+    entries = [
+        calls.AckMessageResultEntry(
+            message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=_ack_status(result)
+        )
+        for entry, result in zip(request.entries, results, strict=True)
+    ]
+    return calls.AckMessageResponse(status=joint([entry.status for entry in entries]), entries=entries)

@@ -1,0 +1,202 @@
+"""Every call of MessagingService but Telemetry, as the master answers it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
+from typing import Any, NamedTuple, Protocol
+
+from google.protobuf.message import DecodeError, Message
+
+from broker_adapter.api import BrokerApi
+from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
+from broker_adapter.errors import BrokerError
+from broker_adapter.pop.api import DeliveryApi
+from broker_adapter.proxy.calls.client_calls import ClientCalls, RouteCalls
+from broker_adapter.proxy.calls.consumer_calls import ConsumerCalls
+from broker_adapter.proxy.calls.producer_calls import ProducerCalls
+from broker_adapter.proxy.calls.queue_calls import QueueCalls
+from broker_adapter.proxy.calls.results import Done
+from broker_adapter.proxy.calls.routes import Routes
+from broker_adapter.proxy.messages.context import CallContext
+from broker_adapter.proxy.messages.directory import Directory
+from broker_adapter.proxy.messages.methods import ACK_MESSAGE, METHODS, SEND_MESSAGE
+from broker_adapter.proxy.messages.rejected import ELSEWHERE, Code, Rejected, status_of
+from broker_adapter.proxy.v2 import definition_pb2 as pb
+from broker_adapter.proxy.v2 import service_pb2 as calls
+
+_log = logging.getLogger(__name__)
+
+
+#: Takes the answer of a call, or why there is none.
+Answered = Callable[[bytes | Exception], None]
+
+
+class Answering(Protocol):
+    """Whoever answers calls: bytes of the request in, bytes of the answer out.
+
+    BrokerErrors (`rejected.ELSEWHERE`) leave what this node cannot answer, or does not know the outcome of;
+    all other errors are answers, too. A stream raises before its first answer or not at all.
+    """
+
+    async def unary(self, method: str, request: bytes, context: CallContext) -> bytes: ...
+
+    def begin(self, method: str, request: bytes, context: CallContext, answered: Answered) -> bool:
+        """As `unary`, for what comes in great numbers: without a task. `answered` is called once, in a later
+        turn of the loop. False: nothing was done, and `unary` has the answer."""
+
+    def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]: ...
+
+
+class Parts(NamedTuple):
+    """What the handlers work with. `max_body_bytes`: of one message; `now_ms`: cluster time; `on_sent` is
+    told (client id, topic) of every send."""
+
+    delivery: DeliveryApi
+    broker: BrokerApi
+    directory: Directory
+    routes: Mapping[str, Routes]
+    settings: ClientServiceSettings
+    max_body_bytes: int
+    now_ms: Callable[[], int]
+    on_sent: Callable[[str, str], None] = lambda client_id, topic: None
+
+
+class MessagingHandlers:
+    """Implements Answering, on the master's event loop."""
+
+    def __init__(self, parts: Parts) -> None:
+        delivery, directory, settings = parts.delivery, parts.directory, parts.settings
+        clients = ClientCalls(delivery, directory)
+        routes = RouteCalls(directory, parts.routes)
+        producers = ProducerCalls(
+            delivery,
+            directory,
+            max_body_bytes=parts.max_body_bytes,
+            max_batch_messages=settings.max_batch_messages,
+            on_sent=parts.on_sent,
+        )
+        consumers = ConsumerCalls(delivery, directory, settings, parts.now_ms)
+        queues = QueueCalls(parts.broker, settings)
+        self._unary: dict[str, Callable[[Any, CallContext], Awaitable[Message | bytes]]] = {
+            "QueryRoute": routes.query_route,
+            "QueryAssignment": routes.query_assignment,
+            "Heartbeat": clients.heartbeat,
+            "NotifyClientTermination": clients.notify_client_termination,
+            "SendMessage": producers.send_message,
+            "EndTransaction": producers.end_transaction,
+            "RecallMessage": producers.recall_message,
+            "AckMessage": consumers.ack_message,
+            "ChangeInvisibleDuration": consumers.change_invisible_duration,
+            "ForwardMessageToDeadLetterQueue": consumers.forward_message_to_dead_letter_queue,
+            "UpdateOffset": queues.update_offset,
+            "GetOffset": queues.get_offset,
+            "QueryOffset": queues.query_offset,
+            "SyncLiteSubscription": _sync_lite_subscription,
+        }
+        self._streams: dict[str, Callable[[Any, CallContext], AsyncGenerator[Message, None]]] = {
+            "ReceiveMessage": consumers.receive_message,
+            "PullMessage": queues.pull_message,
+        }
+
+        self._begin: dict[str, Callable[[Any, CallContext, Done], bool]] = {
+            SEND_MESSAGE: producers.begin_send,
+            ACK_MESSAGE: consumers.begin_ack,
+        }
+        self._under_way = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Until none of the calls is under way here, or so long. Streams are not waited for."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+
+    async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
+        self._one_more()
+        try:
+            answer = await self._unary[method](parse(method, request), context)
+        except (Rejected, BrokerError) as error:
+            return refusal_or_raise(method, error, request)
+        finally:
+            self._one_less()
+        return answer if isinstance(answer, bytes) else answer.SerializeToString()
+
+    def begin(self, method: str, request: bytes, context: CallContext, answered: Answered) -> bool:
+        begin = self._begin.get(method)
+        if begin is None:
+            return False
+
+        def done(outcome: Message | BrokerError) -> None:
+            self._one_less()
+            answered(outcome if isinstance(outcome, BrokerError) else outcome.SerializeToString())
+
+        try:
+            is_begun = begin(parse(method, request), context, done)
+        except (Rejected, BrokerError):
+            return False  # `unary` finds the same wrong, and says so
+        if is_begun:
+            self._one_more()
+        return is_begun
+
+    def _one_more(self) -> None:
+        self._under_way += 1
+        self._idle.clear()
+
+    def _one_less(self) -> None:
+        self._under_way -= 1
+        if not self._under_way:
+            self._idle.set()
+
+    async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
+        try:
+            async with aclosing(self._streams[method](parse(method, request), context)) as answers:
+                async for answer in answers:
+                    yield answer.SerializeToString()
+            return
+        except (Rejected, BrokerError) as error:
+            refused_with = refusal_or_raise(method, error, request)
+        # Out of there: an error keeps what was read in memory, and who does not read this keeps the error.
+        yield refused_with
+
+
+def parse(method: str, request: bytes) -> Message:
+    """Without fields that are not known here: parts of a request go into answers, some of them into each of
+    thousands, and what no limit knows of went with them. Rejected (BAD_REQUEST) for bytes that are no message
+    of the method."""
+    try:
+        found = METHODS[method].request.FromString(request)
+    except DecodeError as error:
+        raise Rejected(Code.BAD_REQUEST, "the bytes are no message of this protocol") from error
+    found.DiscardUnknownFields()
+    return found
+
+
+def refusal_or_raise(method: str, error: Rejected | BrokerError, request: bytes) -> bytes:
+    """The answer that an error is; raises it if another node, or a later time, may give a better one."""
+    if isinstance(error, BrokerError) and error.status in ELSEWHERE:
+        raise error
+    return refusal(method, status_of(error), request)
+
+
+def refusal(method: str, status: pb.Status, request: bytes) -> bytes:
+    return METHODS[method].refusal(status, request)
+
+
+def refused(method: str, error: Exception, request: bytes) -> bytes:
+    """An error as the answer of a call. Any that is not foreseen is a bug, met nobody knows where."""
+    if isinstance(error, Rejected | BrokerError):
+        return refusal(method, status_of(error), request)
+    _log.error("%s failed", method, exc_info=error)
+    text = f"internal error: {type(error).__name__}"
+    return refusal(method, pb.Status(code=Code.INTERNAL_SERVER_ERROR, message=text), request)
+
+
+async def _sync_lite_subscription(
+    request: calls.SyncLiteSubscriptionRequest, context: CallContext
+) -> calls.SyncLiteSubscriptionResponse:
+    text = "lite topics are not supported"
+    return calls.SyncLiteSubscriptionResponse(status=pb.Status(code=Code.NOT_IMPLEMENTED, message=text))

@@ -1,0 +1,30 @@
+"""Answers made of the outcomes of several entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from broker_adapter.errors import BrokerError
+from broker_adapter.proxy.messages.rejected import ELSEWHERE, Code, Rejected, status_of
+from broker_adapter.proxy.v2 import definition_pb2 as pb
+
+#: Takes the answer of a call, a message, or what is not the call's affair (`ELSEWHERE`).
+Done = Callable[[Any | BrokerError], None]
+
+
+def joint(statuses: Sequence[pb.Status]) -> pb.Status:
+    """Of the whole: what all entries agree on, else MULTIPLE_RESULTS."""
+    first = statuses[0]
+    if all(status.code == first.code for status in statuses):
+        return first
+    return pb.Status(code=Code.MULTIPLE_RESULTS, message="the entries have different results")
+
+
+def status_or_raise(error: BaseException, otherwise: Code = Code.INTERNAL_SERVER_ERROR) -> pb.Status:
+    """What an entry is answered; raises what is not the entry's affair."""
+    if isinstance(error, Rejected):
+        return status_of(error)
+    if isinstance(error, BrokerError) and error.status not in ELSEWHERE:
+        return status_of(error, otherwise)
+    raise error

@@ -1,0 +1,91 @@
+"""All clients of the cluster, as the master knows them, and the way to each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from broker_adapter.proxy.clients import ClientInfo, ClientStreams
+from broker_adapter.proxy.v2 import service_pb2 as calls
+
+#: A client that has sent to a topic counts so long as a producer of it, whatever its settings say (seconds).
+_SENT_LATELY_S = 300.0
+_MAX_SENDERS, _MAX_TOPICS = 64, 4_096
+
+#: (client id, command) on its way to a node. False: there is no room for it.
+TellNode = Callable[[str, calls.TelemetryCommand], bool]
+
+
+class RemoteClients:
+    """Those of one other node, as long as its stream to this one lasts."""
+
+    def __init__(self, tell: TellNode) -> None:
+        self.tell = tell
+        self.infos: dict[str, ClientInfo] = {}
+
+    def said(self, clients: Mapping[str, ClientInfo], gone: Sequence[str]) -> None:
+        for client_id in gone:
+            self.infos.pop(client_id, None)
+        self.infos.update(clients)
+
+
+class RecentSenders:
+    """Who has sent to a topic lately: the newest of them, of the newest topics."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._at: dict[str, dict[str, float]] = {}
+
+    def sent(self, client_id: str, topic: str) -> None:
+        senders = self._at.get(topic)
+        if senders is None:
+            if len(self._at) >= _MAX_TOPICS:
+                del self._at[next(iter(self._at))]
+            senders = self._at[topic] = {}
+        senders.pop(client_id, None)
+        senders[client_id] = self._now_s()
+        if len(senders) > _MAX_SENDERS:
+            del senders[next(iter(senders))]
+
+    def of(self, topic: str) -> list[str]:
+        """The last one first."""
+        since = self._now_s() - _SENT_LATELY_S
+        return [client for client, at in reversed(self._at.get(topic, {}).items()) if at >= since]
+
+
+class ConnectedClients:
+    """`local`: of this node. Other nodes are added while their streams last."""
+
+    def __init__(self, local: ClientStreams, now_s: Callable[[], float]) -> None:
+        self._local = local
+        self._nodes: list[RemoteClients] = []
+        self._senders = RecentSenders(now_s)
+        self.sent = self._senders.sent
+
+    def add(self, node: RemoteClients) -> None:
+        self._nodes.append(node)
+
+    def remove(self, node: RemoteClients) -> None:
+        self._nodes.remove(node)
+
+    def tell_producer(self, topic: str, client_id: str, command: calls.TelemetryCommand) -> bool:
+        """The producer with this id, or else one of the topic: by its own word, in turns, or because it has
+        sent to it lately. False: none is connected anywhere."""
+        return (
+            self._tell(client_id, command)
+            or self._local.tell_any(topic, command)
+            or self._tell_any_remote(topic, command)
+            or any(self._tell(sender, command) for sender in self._senders.of(topic))
+        )
+
+    def _tell(self, client_id: str, command: calls.TelemetryCommand) -> bool:
+        if self._local.tell(client_id, command):
+            return True
+        return any(client_id in node.infos and node.tell(client_id, command) for node in self._nodes)
+
+    def _tell_any_remote(self, topic: str, command: calls.TelemetryCommand) -> bool:
+        for node in self._nodes:
+            for client_id, info in list(node.infos.items()):
+                if topic in info.topics and node.tell(client_id, command):
+                    node.infos[client_id] = node.infos.pop(client_id)  # the others first, next time
+                    return True
+        return False

@@ -1,0 +1,335 @@
+"""Who answers a call: this node if it is the master, else the master. Nobody yet: the call waits.
+
+What surely did not happen is sent again, to whoever is master then; what may have happened only if it may
+happen twice (`repeats`), and then once, marked: the call may be what ended the master that was asked. A call
+waits up to its deadline less what an answer needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from functools import partial
+
+from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
+from broker_adapter.errors import BrokerError, PutIndeterminate, Status, error_for
+from broker_adapter.proxy.calls.handlers import Answered, Answering
+from broker_adapter.proxy.clients import ClientStreams
+from broker_adapter.proxy.forwarding.frames import MAX_PART_BYTES
+from broker_adapter.proxy.forwarding.link import LinkRefused, MasterLink
+from broker_adapter.proxy.forwarding.members import Members
+from broker_adapter.proxy.forwarding.repeats import is_repeatable
+from broker_adapter.proxy.messages.context import CallContext
+from broker_adapter.proxy.messages.methods import APPENDING
+from broker_adapter.proxy.messages.rejected import Code, Rejected
+from dledger import RoleEvent, get_logger
+
+_log = get_logger("forwarding")
+
+#: What is left of a deadline for the way back, and what of it even a late answer needs (seconds).
+_WAY_BACK_S, _LATE_S = 0.2, 0.05
+#: Whoever called himself master and did not take a call is asked again after this.
+_AGAIN_S = 0.05
+#: Between two streams to the same node.
+_RECONNECT_S = 0.05
+_REFUSED_S = 1.0
+#: Nothing was done; or, of these, nothing that could be found out later.
+_SURELY_NOT = frozenset({Status.NOT_MASTER, Status.SHUTTING_DOWN, Status.NOT_CONNECTED, Status.NOT_CONFIRMED})
+
+Place = Answering | MasterLink
+
+
+class Figures:
+    """For metrics. `outcomes` by (method, outcome) of calls that were forwarded; `held_s` all that waited."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[tuple[str, str]] = Counter()
+        self.held = 0
+        self.held_s = 0.0
+
+
+class Forwarder:
+    """Implements Answering. On the event loop; `start` once, `stop` once.
+
+    `local` answers while `is_writable` says so. Whatever changes that calls `changed`; `role_changed` is told
+    who leads.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        members: Members,
+        local: Answering,
+        clients: ClientStreams,
+        settings: ClientServiceSettings,
+        is_writable: Callable[[], bool],
+    ) -> None:
+        self.figures = Figures()
+        self.link: MasterLink | None = None
+        self._node_id = node_id
+        self._members = members
+        self._local = local
+        self._clients = clients
+        self._settings = settings
+        self._is_writable = is_writable
+        self._leader: str | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._linked_to: str | None = None
+        self._ended: set[asyncio.Task[None]] = set()
+        self._going_on: set[asyncio.Task[None]] = set()  # with calls that began without a task
+        self._change: asyncio.Future[None] | None = None
+        self._is_stopped = False
+        clients.on_change = self._client_changed
+
+    # -- who is master ------------------------------------------------------------------------------------
+
+    def role_changed(self, event: RoleEvent) -> None:
+        """The stream to a leader stays while nobody else is known to lead: it may be the one who goes on."""
+        self._leader = event.leader_id
+        if event.leader_id is not None and event.leader_id != self._linked_to and not self._is_stopped:
+            self._let_go()
+            if event.leader_id != self._node_id:
+                self._linked_to = event.leader_id
+                self._following = asyncio.create_task(self._follow(event.leader_id))
+        self.changed()
+
+    def changed(self) -> None:
+        """Whoever waits for a master looks again."""
+        if self._change is not None:
+            self._change.set_result(None)
+            self._change = None
+
+    async def stop(self) -> None:
+        self._is_stopped = True
+        self._let_go()
+        for task in self._going_on:
+            task.cancel()
+        await asyncio.gather(*self._ended, *self._going_on, return_exceptions=True)
+
+    def _let_go(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            self._ended.add(self._following)
+            self._following.add_done_callback(self._ended.discard)
+        self._following = self._linked_to = None
+
+    async def _follow(self, leader: str) -> None:
+        settings = self._settings
+        while True:
+            pause = _RECONNECT_S
+            self.link = link = MasterLink(
+                leader,
+                self._members,
+                self._clients,
+                max_calls=settings.max_calls + settings.max_waiting_receives,
+                max_bytes=settings.max_forwarded_bytes,
+                on_change=self.changed,
+            )
+            try:
+                await link.run()
+            except LinkRefused as error:
+                _log.error("the leader takes no calls of this node", leader=leader, reason=str(error))
+                pause = _REFUSED_S
+            except Exception as error:
+                # Whatever it is, it is not the last attempt: all calls of this node's clients go this way.
+                _log.error("the connection to the leader failed", leader=leader, exc_info=error)
+                pause = _REFUSED_S
+            finally:
+                if self.link is link:
+                    self.link = None
+            await asyncio.sleep(pause)
+
+    def _client_changed(self, client_id: str) -> None:
+        if self.link is not None:
+            self.link.tell_client(client_id)
+
+    # -- Answering ----------------------------------------------------------------------------------------
+
+    async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
+        return await self._until_answered(_Held(self, method, request, context))
+
+    def begin(self, method: str, request: bytes, context: CallContext, answered: Answered) -> bool:
+        """A call that waits for a master, or is sent again, takes a task from then on."""
+        place = self.place()
+        if place is None or method not in APPENDING or len(request) > MAX_PART_BYTES:
+            return False
+        call = _Held(self, method, request, context)
+        told = partial(self._told, call, place, answered)
+        if isinstance(place, MasterLink):
+            return self._hand_on(place, call, told)
+        return place.begin(method, request, context, told)
+
+    def _hand_on(self, link: MasterLink, call: _Held, told: Answered) -> bool:
+        timer: asyncio.TimerHandle | None = None
+
+        def over(outcome: bytes | Exception) -> None:
+            if timer is not None:
+                timer.cancel()
+            told(outcome)
+
+        def too_late() -> None:
+            let_go()
+            told(call.too_late())
+
+        try:
+            let_go = link.hand_on(call.method, call.request, call.context(), over)
+        except BrokerError:
+            return False
+        if call.last_moment is not None:
+            timer = asyncio.get_running_loop().call_at(call.last_moment, too_late)
+        return True
+
+    def _told(self, call: _Held, place: Place, answered: Answered, outcome: bytes | Exception) -> None:
+        if isinstance(outcome, BrokerError):
+            task = asyncio.create_task(self._go_on(call, place, answered, outcome))
+            self._going_on.add(task)
+            task.add_done_callback(self._going_on.discard)
+            return
+        call.count(place, "answered")
+        answered(outcome)
+
+    async def _go_on(self, call: _Held, place: Place, answered: Answered, error: BrokerError) -> None:
+        """With a call that `place` has not answered."""
+        try:
+            call.failed(place, error)
+            answer = await self._until_answered(call)
+        except asyncio.CancelledError:
+            answered(error)  # this node stops
+            raise
+        except Exception as last:
+            answered(last)
+        else:
+            answered(answer)
+
+    async def _until_answered(self, call: _Held) -> bytes:
+        while True:
+            place = await call.place()
+            try:
+                async with asyncio.timeout_at(call.last_moment):
+                    answer = await place.unary(call.method, call.request, call.context())
+            except TimeoutError:
+                call.failed(place, call.too_late())
+            except BrokerError as error:
+                call.failed(place, error)
+            else:
+                call.count(place, "answered")
+                return answer
+
+    async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
+        call = _Held(self, method, request, context)
+        while True:
+            place = await call.place()
+            async with aclosing(place.stream(method, request, call.context())) as answers:
+                try:
+                    async with asyncio.timeout_at(call.last_moment):
+                        first = await anext(answers)
+                except TimeoutError:
+                    call.failed(place, call.too_late())
+                except BrokerError as error:
+                    call.failed(place, error)
+                else:
+                    call.count(place, "answered")
+                    yield first
+                    async for answer in answers:
+                        yield answer
+                    return
+
+    # -- for calls under way ------------------------------------------------------------------------------
+
+    def place(self) -> Place | None:
+        """Who answers now."""
+        if self._is_writable():
+            return self._local
+        link = self.link
+        return link if link is not None and link.is_writable and self._leader == link.node_id else None
+
+    @property
+    def settings(self) -> ClientServiceSettings:
+        return self._settings
+
+    async def wait(self, until: float) -> None:
+        """For a change, or a point in time of the loop."""
+        if self._change is None:
+            self._change = asyncio.get_running_loop().create_future()
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await asyncio.shield(self._change)
+
+
+class _Held:
+    """One call, until somebody answers it."""
+
+    def __init__(self, forwarder: Forwarder, method: str, request: bytes, context: CallContext) -> None:
+        if len(request) > MAX_PART_BYTES:
+            text = f"a request of {len(request)} bytes; nodes hand on up to {MAX_PART_BYTES}"
+            raise Rejected(Code.PAYLOAD_TOO_LARGE, text)
+        self._forwarder = forwarder
+        self.method = method
+        self.request = request
+        self._context = context
+        self._loop = loop = asyncio.get_running_loop()
+        begin = loop.time()
+        self._deadline = None if context.timeout_s is None else begin + context.timeout_s
+        held_s = forwarder.settings.max_hold_ms / 1000
+        self._give_up = begin + held_s if self._deadline is None else self._deadline - _WAY_BACK_S
+        #: An answer that comes later is of no use.
+        self.last_moment = None if self._deadline is None else self._deadline - _LATE_S
+        self._error: BrokerError | None = None
+        self._unknown = 0  # attempts of which nobody knows what became of them
+        self._not_before = 0.0
+
+    async def place(self) -> Place:
+        """BrokerError if there is nobody in time: what is known of the call by then."""
+        forwarder, loop = self._forwarder, self._loop
+        if self._error is None and (found := forwarder.place()) is not None:
+            return found
+        began = loop.time()
+        try:
+            while (now := loop.time()) < self._give_up:
+                found = forwarder.place()
+                if found is not None and now >= self._not_before:
+                    return found
+                await forwarder.wait(self._give_up if found is None else self._not_before)
+        finally:
+            forwarder.figures.held += 1
+            forwarder.figures.held_s += loop.time() - began
+        raise self._last_word()
+
+    def context(self) -> CallContext:
+        """With what is left of the deadline."""
+        context = self._context._replace(is_repeated=self._unknown > 0)
+        if self._deadline is None:
+            return context
+        return context._replace(timeout_s=max(0.0, self._deadline - self._loop.time()))
+
+    def failed(self, place: Place, error: BrokerError) -> None:
+        """Raises, unless the call may be sent again."""
+        is_unknown = error.status is Status.OUTCOME_UNKNOWN
+        self._unknown += is_unknown
+        self._error = error
+        once_more = is_unknown and self._unknown == 1 and is_repeatable(self.method, self.request)
+        may_again = error.status in _SURELY_NOT or once_more
+        if may_again and self._loop.time() < self._give_up:
+            self._not_before = self._loop.time() + _AGAIN_S
+            self.count(place, "sent again")
+            return
+        self.count(place, "unknown" if self._unknown else "refused")
+        raise self._last_word()
+
+    def too_late(self) -> BrokerError:
+        return PutIndeterminate(Status.OUTCOME_UNKNOWN, "the master has not answered in time")
+
+    def count(self, place: Place, outcome: str) -> None:
+        if isinstance(place, MasterLink):
+            self._forwarder.figures.outcomes[self.method, outcome] += 1
+
+    def _last_word(self) -> BrokerError:
+        """A refusal says nothing of an attempt before it whose outcome is not known."""
+        error = self._error
+        if error is None:
+            return error_for(Status.NOT_MASTER, "there is no master yet, or it cannot be reached")
+        if self._unknown and error.status in _SURELY_NOT:
+            return PutIndeterminate(Status.OUTCOME_UNKNOWN, f"it may be done; then: {error.message}")
+        return error

@@ -1,0 +1,126 @@
+"""What travels between two nodes, and how much of it in one frame."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
+
+from broker_adapter.errors import BrokerError, Status, error_for
+from broker_adapter.proxy.clients import ClientInfo
+from broker_adapter.proxy.messages.context import CallContext
+from broker_adapter.v1 import forward_pb2 as pb
+from dledger import MAX_PAYLOAD_BYTES
+
+SERVICE: Final = "dledger.broker.v1.ForwardService"
+METHOD: Final = f"/{SERVICE}/Forward"
+VERSION: Final = 1
+
+#: A request or answer that a frame has room for, whatever else is in it (bytes).
+MAX_PART_BYTES: Final = MAX_PAYLOAD_BYTES
+#: A frame takes up what waits until it has so much; something greater goes alone.
+_FRAME_BYTES = 1 << 20
+#: What a call, an answer or a client takes beside its bytes, about.
+_OVERHEAD = 128
+
+AddTo = Callable[[Any], None]
+
+
+class Outbox:
+    """What waits for the stream. `new_frame` makes an empty one."""
+
+    def __init__(self, new_frame: Callable[[], Any]) -> None:
+        self.bytes = 0
+        self._new_frame = new_frame
+        self._waiting: deque[tuple[int, AddTo]] = deque()
+        self._wake = asyncio.Event()
+        self._has_room = asyncio.Event()
+
+    def put(self, size: int, add: AddTo) -> None:
+        """`add` puts `size` bytes into the frame that they travel in, when that is made."""
+        size += _OVERHEAD
+        self.bytes += size
+        self._waiting.append((size, add))
+        self._wake.set()
+
+    async def room(self, most: int) -> None:
+        """Until less than `most` bytes wait."""
+        while self.bytes >= most:
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    async def run(self, write: Callable[[Any], Awaitable[object]]) -> None:
+        """Without an end; raises what `write` raises."""
+        while True:
+            while self._waiting:
+                await write(self._frame())
+                self._has_room.set()
+            self._wake.clear()
+            await self._wake.wait()
+
+    def _frame(self) -> Any:
+        frame, waiting, total = self._new_frame(), self._waiting, 0
+        while waiting and (not total or total + waiting[0][0] <= _FRAME_BYTES):
+            size, add = waiting.popleft()
+            add(frame)
+            total += size
+        self.bytes -= total
+        return frame
+
+
+def context_to_pb(context: CallContext) -> pb.CallerContext:
+    found = pb.CallerContext(
+        client_id=context.client_id,
+        namespace=context.namespace,
+        language=context.language,
+        client_version=context.client_version,
+        remote=context.remote,
+        account=context.account,
+        listener=context.listener,
+        is_repeated=context.is_repeated,
+    )
+    if context.timeout_s is not None:
+        found.timeout_ms = max(0, int(context.timeout_s * 1000))
+    return found
+
+
+def context_from_pb(found: pb.CallerContext) -> CallContext:
+    return CallContext(
+        client_id=found.client_id,
+        namespace=found.namespace,
+        language=found.language,
+        client_version=found.client_version,
+        remote=found.remote,
+        account=found.account,
+        timeout_s=found.timeout_ms / 1000 if found.HasField("timeout_ms") else None,
+        listener=found.listener,
+        is_repeated=found.is_repeated,
+    )
+
+
+def clients_to_pb(clients: Iterable[tuple[str, ClientInfo]]) -> list[pb.ConnectedClient]:
+    return [
+        pb.ConnectedClient(
+            client_id=client_id,
+            client_type=int(info.client_type),
+            group=info.group,
+            topics=sorted(info.topics),
+        )
+        for client_id, info in clients
+    ]
+
+
+def clients_from_pb(found: Iterable[pb.ConnectedClient]) -> dict[str, ClientInfo]:
+    return {
+        one.client_id: ClientInfo(one.client_type, one.group, frozenset(one.topics))  # type: ignore[arg-type]
+        for one in found
+    }
+
+
+def error_from_pb(code: int, message: str) -> BrokerError:
+    """What the other side did not answer itself. A number that is not known here says nothing for sure."""
+    try:
+        return error_for(Status(code), message)
+    except ValueError:
+        return error_for(Status.OUTCOME_UNKNOWN, f"{code} {message}")

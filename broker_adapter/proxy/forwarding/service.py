@@ -1,0 +1,277 @@
+"""The master's end of the streams of other nodes: it answers their calls, and never sends one on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import grpc
+import grpc.aio
+
+from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
+from broker_adapter.errors import BrokerError, Busy, IllegalMessage, Status, error_for
+from broker_adapter.proxy.calls.handlers import Answering, refused
+from broker_adapter.proxy.connected import ConnectedClients, RemoteClients
+from broker_adapter.proxy.forwarding.frames import (
+    SERVICE,
+    Outbox,
+    clients_from_pb,
+    context_from_pb,
+)
+from broker_adapter.proxy.forwarding.members import Members
+from broker_adapter.proxy.messages.context import CallContext, Passage
+from broker_adapter.proxy.messages.methods import METHODS
+from broker_adapter.proxy.messages.rejected import ELSEWHERE
+from broker_adapter.proxy.v2 import service_pb2 as calls
+from broker_adapter.v1 import forward_pb2 as pb
+from dledger import InvalidRequest, get_logger, handlers
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+_log = get_logger("forwarding")
+
+#: Answers in many parts wait while so much is waiting for the stream; commands are not taken at all (bytes).
+_MUCH = 4 << 20
+#: Told to the other side whatever class of error it is: only it knows where else to ask.
+_TOLD = ELSEWHERE | {Status.TOO_MANY_CALLS}
+
+
+class ForwardService:
+    """Add `handler` to a gRPC server, and call `stop` before the server stops. `announce` whenever what
+    `is_writable` gives has changed."""
+
+    name: Final = SERVICE
+
+    def __init__(
+        self,
+        answering: Answering,
+        members: Members,
+        connected: ConnectedClients,
+        settings: ClientServiceSettings,
+        is_writable: Callable[[], bool],
+    ) -> None:
+        self._answering = answering
+        self._members = members
+        self._connected = connected
+        self._max_calls = settings.max_calls + settings.max_waiting_receives
+        self._is_writable = is_writable
+        self._nodes: set[_NodeStream] = set()
+        self._is_stopped = False
+
+    @property
+    def handler(self) -> grpc.GenericRpcHandler:
+        return handlers.service(SERVICE, {"Forward": handlers.both_stream(self._forward, pb.FromNode)})
+
+    @property
+    def nodes(self) -> list[str]:
+        """Whose streams end here."""
+        return sorted(node.node_id for node in self._nodes)
+
+    def announce(self) -> None:
+        for node in self._nodes:
+            node.announce(self._is_writable())
+
+    def stop(self) -> None:
+        """End all streams. Repeatable."""
+        self._is_stopped = True
+        for node in self._nodes:
+            node.end()
+
+    async def _forward(self, _: object, context: Context) -> None:
+        hello = await context.read()
+        if not isinstance(hello, pb.FromNode) or self._is_stopped:
+            return
+        try:
+            node_id = self._members.check(hello.hello, context.auth_context())
+        except InvalidRequest as error:
+            _log.warning("no calls are taken", of=hello.hello.node_id[:64], reason=error.message)
+            welcome = pb.ForwardWelcome(code=int(error.code), message=error.message)
+            await context.write(pb.FromMaster(welcome=welcome))
+            return
+        await context.write(pb.FromMaster(welcome=pb.ForwardWelcome(), is_writable=self._is_writable()))
+        node = _NodeStream(
+            node_id,
+            self._answering,
+            self._is_writable,
+            self._max_calls,
+            waits_for_ends=hello.hello.tells_passed_on,
+        )
+        self._nodes.add(node)
+        self._connected.add(node.clients)
+        try:
+            node.announce(self._is_writable())  # it may have changed meanwhile
+            await node.serve(context)
+        finally:
+            self._nodes.discard(node)
+            self._connected.remove(node.clients)
+
+
+class _NodeStream:
+    """One node's stream. What it asked for to be done is done, also when the stream ends; what waits for
+    messages ends with it."""
+
+    def __init__(
+        self,
+        node_id: str,
+        answering: Answering,
+        is_writable: Callable[[], bool],
+        max_calls: int,
+        *,
+        waits_for_ends: bool,
+    ) -> None:
+        """`waits_for_ends`: the node says of calls with several answers when it has passed all of them on."""
+        self.node_id = node_id
+        self.clients = RemoteClients(self._tell)
+        self.unary: set[asyncio.Task[None]] = set()
+        self._begun = 0  # calls without a task
+        self._streams: dict[int, asyncio.Task[None]] = {}
+        self._waits_for_ends = waits_for_ends
+        self._passed_on: dict[int, asyncio.Future[None]] = {}  # calls that were answered to their end
+        self._answering = answering
+        self._is_writable = is_writable
+        self._max_calls = max_calls
+        self._outbox = Outbox(pb.FromMaster)
+        self._ending = asyncio.Event()
+        self._tells_again_s = 0.0
+
+    def announce(self, is_writable: bool) -> None:
+        def add(frame: pb.FromMaster) -> None:
+            frame.is_writable = is_writable
+
+        self._outbox.put(0, add)
+
+    def end(self) -> None:
+        self._ending.set()
+
+    async def serve(self, context: Context) -> None:
+        tasks = [
+            asyncio.ensure_future(work)
+            for work in (self._read_all(context), self._outbox.run(context.write), self._ending.wait())
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in [*tasks, *self._streams.values()]:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, *self._streams.values(), return_exceptions=True)
+            for ended in ends:
+                # gRPC's own errors are of a connection that has broken.
+                if isinstance(ended, Exception) and not isinstance(ended, grpc.aio.BaseError):
+                    _log.error("a stream of calls from another node failed", exc_info=ended)
+
+    def _tell(self, client_id: str, command: calls.TelemetryCommand) -> bool:
+        if self._outbox.bytes >= _MUCH:
+            return False
+        data = command.SerializeToString()
+        self._outbox.put(len(data), lambda frame: frame.commands.add(client_id=client_id, command=data))
+        return True
+
+    async def _read_all(self, context: Context) -> None:
+        while isinstance(frame := await context.read(), pb.FromNode):
+            if frame.clients or frame.gone:
+                self.clients.said(clients_from_pb(frame.clients), frame.gone)
+            for call in frame.calls:
+                self._begin(call)
+            for call_id in frame.passed_on:
+                if (passed_on := self._passed_on.get(call_id)) is not None and not passed_on.done():
+                    passed_on.set_result(None)
+            for call_id in frame.cancelled:
+                if (task := self._streams.get(call_id)) is not None:
+                    task.cancel()
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    def _begin(self, call: pb.ForwardedCall) -> None:
+        method = METHODS.get(call.method)
+        if call.context.is_repeated:
+            self._tell_of_repeated(call)
+        if method is None:
+            self._refuse(call, IllegalMessage(Status.REQUEST_MALFORMED, f"no method {call.method[:64]!r}"))
+        elif not self._is_writable():
+            self._refuse(call, error_for(Status.NOT_MASTER, "this node is not the master"))
+        elif len(self.unary) + len(self._streams) + self._begun >= self._max_calls:
+            self._refuse(call, Busy(Status.TOO_MANY_CALLS, f"{self._max_calls} calls are under way"))
+        elif method.streams_answers:
+            task = self._streams[call.id] = asyncio.create_task(self._stream(call))
+            task.add_done_callback(lambda _: self._streams.pop(call.id, None))
+        else:
+            self._begin_unary(call)
+
+    def _tell_of_repeated(self, call: pb.ForwardedCall) -> None:
+        """If this node ends now, too, its log names the call. A failover repeats many: one line a second."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._tells_again_s:
+            self._tells_again_s = now_s + 1
+            _log.warning(
+                "a call that another master has not answered is tried once more, here",
+                method=call.method[:64],
+                client=call.context.client_id[:256],
+                node=self.node_id,
+            )
+
+    def _begin_unary(self, call: pb.ForwardedCall) -> None:
+        try:
+            context = context_from_pb(call.context)
+            is_begun = self._answering.begin(call.method, call.request, context, partial(self._told, call))
+        except Exception as error:
+            self._failed(call, error)  # it is this call's affair, not the stream's
+            return
+        if is_begun:
+            self._begun += 1
+            return
+        task = asyncio.create_task(self._unary(call, context))
+        self.unary.add(task)
+        task.add_done_callback(self.unary.discard)
+
+    def _told(self, call: pb.ForwardedCall, outcome: bytes | Exception) -> None:
+        self._begun -= 1
+        if isinstance(outcome, Exception):
+            self._failed(call, outcome)
+        else:
+            self._answer(call, outcome, is_last=True)
+
+    async def _unary(self, call: pb.ForwardedCall, context: CallContext) -> None:
+        try:
+            answer = await self._answering.unary(call.method, call.request, context)
+        except Exception as error:
+            self._failed(call, error)
+        else:
+            self._answer(call, answer, is_last=True)
+
+    async def _stream(self, call: pb.ForwardedCall) -> None:
+        passage = Passage()
+        self._passed_on[call.id] = passed_on = asyncio.get_running_loop().create_future()
+        try:
+            context = context_from_pb(call.context)._replace(passage=passage)
+            async with aclosing(self._answering.stream(call.method, call.request, context)) as answers:
+                async for answer in answers:
+                    await self._outbox.room(_MUCH)
+                    self._answer(call, answer, is_last=False)
+            self._outbox.put(0, lambda frame: frame.answers.add(id=call.id, is_last=True))
+            if self._waits_for_ends:
+                await passed_on
+            passage.settle(True)
+        except Exception as error:
+            self._failed(call, error)
+        finally:  # also when the caller has gone, or the stream to its node has broken
+            passage.settle(False)
+            del self._passed_on[call.id]
+
+    def _failed(self, call: pb.ForwardedCall, error: Exception) -> None:
+        if isinstance(error, BrokerError) and error.status in _TOLD:
+            self._refuse(call, error)
+        else:
+            self._answer(call, refused(call.method, error, call.request), is_last=True)
+
+    def _answer(self, call: pb.ForwardedCall, answer: bytes, *, is_last: bool) -> None:
+        call_id = call.id
+        self._outbox.put(
+            len(answer), lambda frame: frame.answers.add(id=call_id, answer=answer, is_last=is_last)
+        )
+
+    def _refuse(self, call: pb.ForwardedCall, error: BrokerError) -> None:
+        answer = pb.ForwardedAnswer(id=call.id, is_last=True, code=int(error.status), message=error.message)
+        self._outbox.put(len(error.message), lambda frame: frame.answers.append(answer))

@@ -1,0 +1,383 @@
+"""MessagingService on a gRPC server: metadata, deadlines, limits and streams.
+
+What calls mean is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import grpc
+import grpc.aio
+
+from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
+from broker_adapter.errors import BrokerError, Busy, Status
+from broker_adapter.proxy.access.guard import Guard
+from broker_adapter.proxy.calls.client_calls import RouteCalls
+from broker_adapter.proxy.calls.handlers import Answering, parse, refusal, refused
+from broker_adapter.proxy.client_settings import ServerLimits
+from broker_adapter.proxy.clients import ClientStreams
+from broker_adapter.proxy.messages.context import NODE_JS, NODE_PORT, CallContext, Passage
+from broker_adapter.proxy.messages.directory import Directory
+from broker_adapter.proxy.messages.methods import (
+    END_TRANSACTION,
+    METHODS,
+    QUERY_ROUTE,
+    SERVICE_NAME,
+    TELEMETRY,
+)
+from broker_adapter.proxy.messages.rejected import Code, Rejected, status_of
+from broker_adapter.proxy.telemetry import MAX_COMMAND_BYTES, Conversation
+from broker_adapter.proxy.v2 import definition_pb2 as pb
+from broker_adapter.proxy.v2 import service_pb2 as calls
+from broker_adapter.rpc.calls import LARGE_BYTES, LargeRequests, Places, peer_host, stopping
+from dledger import get_logger
+from dledger import handlers as grpc_handlers
+
+_log = get_logger("messaging")
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+_CLIENT_ID: Final = "x-mq-client-id"
+_NAMESPACE: Final = "x-mq-namespace"
+_LANGUAGE: Final = "x-mq-language"
+_VERSION: Final = "x-mq-client-version"
+_USER_AGENT: Final = "user-agent"
+_MAX_HEADER_LENGTH = 255
+#: What clients in Node.js call their language, and what tells them from others that speak HTTP.
+_HTTP, _NODE_AGENT = "HTTP", "grpc-node-js"
+#: A receive that is not waited for to its end: the client asks again, where it is not kept.
+_NOTHING = pb.Status(code=Code.MESSAGE_NOT_FOUND, message="no message: this node is shutting down")
+
+
+class MessagingService:
+    """The gRPC face of one node. `answering`: who answers what the node does not know itself. `guard` None:
+    everybody may do everything.
+
+    Add `handler`, or one for another port, to a gRPC server, under the name `name` for health and reflection.
+    In the end: `drain`; the server stops, and meanwhile `send_away`; `stop`.
+    """
+
+    name: Final = SERVICE_NAME
+
+    def __init__(
+        self,
+        answering: Answering,
+        routes: RouteCalls,
+        directory: Directory,
+        clients: ClientStreams,
+        settings: ClientServiceSettings,
+        limits: ServerLimits,
+        guard: Guard | None = None,
+    ) -> None:
+        self.clients = clients
+        self._answering = answering
+        self._routes = routes
+        self._directory = directory
+        self._limits = limits
+        self._guard = guard
+        self._max_calls = settings.max_calls
+        self._large = LargeRequests(settings.max_request_bytes)
+        self._receives = Places("calls that wait for messages", settings.max_waiting_receives)
+        self._under_way: set[asyncio.Task[bytes]] = set()
+        self._begun: set[asyncio.Future[bytes]] = set()  # without a task
+        self._on_answer: asyncio.Future[None] | None = None
+        self._waiting: set[asyncio.Task[bytes]] = set()
+        self._open: set[asyncio.Event] = set()
+        self._leaving = False
+        self._stopping = False
+
+    @property
+    def handler(self) -> grpc.GenericRpcHandler:
+        """All methods of the service, for `grpc.aio.Server.add_generic_rpc_handlers`."""
+        return self.handler_at(NODE_PORT)
+
+    def handler_at(self, listener: str) -> grpc.GenericRpcHandler:
+        """Of a port (`messaging.context`): routes depend on where a client has come to."""
+        telemetry = partial(self._telemetry, listener)
+        methods: dict[str, Any] = {
+            TELEMETRY: grpc_handlers.both_stream(telemetry, calls.TelemetryCommand, command_of)
+        }
+        for name, method in METHODS.items():
+            # Bytes in and bytes out: who answers may be another node.
+            if method.streams_answers:
+                methods[name] = grpc.unary_stream_rpc_method_handler(self._stream(name, listener))
+            else:
+                methods[name] = grpc.unary_unary_rpc_method_handler(self._unary(name, listener))
+        return grpc_handlers.service(SERVICE_NAME, methods)
+
+    @property
+    def waiting_receives(self) -> int:
+        return self._receives.taken
+
+    async def drain(self, seconds: float) -> None:
+        """So long for the calls that are under way now, but for those that wait for messages."""
+        tasks, begun = list(self._under_way), set(self._begun)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                if tasks:
+                    await asyncio.wait(tasks)
+                while begun & self._begun:
+                    self._on_answer = asyncio.get_running_loop().create_future()
+                    await self._on_answer
+
+    def send_away(self) -> None:
+        """The server takes no new calls: the conversations end, and receives as if there were no messages, so
+        that clients begin both anew at another node. What is called yet is answered as ever."""
+        self._leaving = True
+        for waiting in list(self._waiting):
+            waiting.cancel()
+        for wake in self._open:
+            wake.set()
+
+    def stop(self) -> None:
+        """Refuse new calls and end all that is under way. Repeatable."""
+        self._stopping = True
+        self.send_away()
+        for task in self._under_way:
+            task.cancel()
+        for answer in self._begun:
+            answer.cancel()
+
+    # -- calls
+
+    def _unary(self, method: str, listener: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        async def answer(request: bytes, context: Context) -> bytes:
+            call = self._admitted(method, request, context, listener)
+            if self._stopping:
+                raise stopping()
+            if (begun := self._begun_at_once(method, request, call)) is not None:
+                return await begun
+            # A client that has gone does not take back what it asked for.
+            return await asyncio.shield(self._begin(method, request, call))
+
+        async def behaviour(request: bytes, context: Context) -> bytes:
+            try:
+                if len(request) < LARGE_BYTES:
+                    return await answer(request, context)
+                async with self._large.taking(len(request)):
+                    return await answer(request, context)
+            except asyncio.CancelledError:
+                if self._stopping:
+                    return refusal(method, status_of(stopping()), request)
+                raise
+            except Exception as error:
+                return refused(method, error, request)
+
+        return behaviour
+
+    def _begun_at_once(self, method: str, request: bytes, call: CallContext) -> asyncio.Future[bytes] | None:
+        """Its answer, if the call needs no task: none that would end with a client that has gone."""
+        self._check_room()
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        answered = partial(self._answered, method, request, answer)
+        if not self._answering.begin(method, request, call, answered):
+            return None
+        self._begun.add(answer)
+        return answer
+
+    def _answered(
+        self, method: str, request: bytes, answer: asyncio.Future[bytes], outcome: bytes | Exception
+    ) -> None:
+        self._begun.discard(answer)
+        if self._on_answer is not None and not self._on_answer.done():
+            self._on_answer.set_result(None)
+        if not answer.done():
+            if isinstance(outcome, Exception):
+                outcome = refused(method, outcome, request)
+            answer.set_result(outcome)
+
+    def _check_room(self) -> None:
+        """Busy if too many calls are under way: all that are not answered, whoever still waits for them."""
+        if len(self._under_way) + len(self._begun) >= self._max_calls:
+            raise Busy(Status.TOO_MANY_CALLS, f"{self._max_calls} calls are under way")
+
+    def _begin(self, method: str, request: bytes, call: CallContext) -> asyncio.Task[bytes]:
+        task = asyncio.create_task(self._answer(method, request, call))
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[bytes]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # who asked may have gone: then nobody else looks at it
+
+    async def _answer(self, method: str, request: bytes, call: CallContext) -> bytes:
+        if method == QUERY_ROUTE:
+            asked = parse(method, request)
+            assert isinstance(asked, calls.QueryRouteRequest)
+            if (answer := await self._routes.known_route(asked, call)) is not None:
+                return answer
+        return await self._answering.unary(method, request, call)
+
+    def _stream(self, method: str, listener: str) -> Callable[[bytes, Context], AsyncIterator[bytes]]:
+        async def behaviour(request: bytes, context: Context) -> AsyncIterator[bytes]:
+            passage = Passage()
+            try:
+                call = self._admitted(method, request, context, listener)._replace(passage=passage)
+                async with aclosing(self._answering.stream(method, request, call)) as answers:
+                    with self._receives.taking():
+                        first = await self._until_leaving(anext(answers))
+                    if first is None:
+                        yield refusal(method, _NOTHING, request)
+                        return
+                    yield first
+                    async for answer in answers:
+                        yield answer
+                passage.settle(True)  # whoever wrote the last one has come back for more
+            except Exception as error:
+                yield refused(method, error, request)
+            finally:  # gRPC lets go of this when the call is over, however that came
+                passage.settle(False)
+
+        return behaviour
+
+    async def _until_leaving(self, work: Coroutine[Any, Any, bytes]) -> bytes | None:
+        """The first answer of a stream, as only that is waited for; None: this node stops."""
+        task = asyncio.create_task(work)
+        self._waiting.add(task)
+        if self._leaving:
+            task.cancel()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            ours = asyncio.current_task()
+            if self._leaving and not (ours is not None and ours.cancelling()):
+                return None
+            raise
+        finally:
+            self._waiting.discard(task)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)  # before its stream is closed
+
+    # -- who calls
+
+    def _called(self, context: Context, listener: str) -> CallContext:
+        """Rejected, also (UNAUTHORIZED) for who has not signed as an account."""
+        metadata = metadata_of(context)
+        call = context_of(metadata, context, listener)
+        if self._guard is None:
+            return call
+        return call._replace(account=self._guard.admit(metadata, call.remote))
+
+    def _admitted(self, method: str, request: bytes, context: Context, listener: str) -> CallContext:
+        """Rejected, also (FORBIDDEN) for what the account may not do, and (PAYLOAD_TOO_LARGE)."""
+        call = self._called(context, listener)
+        if len(request) > (most := METHODS[method].max_bytes):
+            text = f"a request of {len(request)} bytes; {most} are allowed for {method}"
+            raise Rejected(Code.PAYLOAD_TOO_LARGE, text)
+        if self._guard is not None:
+            self._guard.check(call.account, method, parse(method, request), call.namespace)
+        return call
+
+    # -- telemetry
+
+    async def _telemetry(self, listener: str, _: object, context: Context) -> None:
+        wake = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        try:
+            if self._leaving:
+                raise stopping()
+            call = self._called(context, listener)
+            conversation = Conversation(
+                call,
+                self.clients,
+                self._directory,
+                self._limits,
+                later=loop.call_later,
+                wake=wake.set,
+                may_hear=partial(self._may_hear, call.account),
+            )
+        except (Rejected, BrokerError) as error:
+            await context.write(calls.TelemetryCommand(status=status_of(error)))
+            return
+        self._open.add(wake)
+        reader = asyncio.create_task(self._read_all(conversation, call, context))
+        reader.add_done_callback(lambda _: wake.set())
+        try:
+            while True:
+                while (command := conversation.next_to_write()) is not None:
+                    await context.write(command)
+                if reader.done() or self._leaving:
+                    return
+                wake.clear()
+                await wake.wait()
+        finally:
+            self._open.discard(wake)
+            conversation.close()
+            reader.cancel()
+            (ended,) = await asyncio.gather(reader, return_exceptions=True)
+            if isinstance(ended, Exception) and not isinstance(ended, grpc.aio.BaseError):
+                _log.error("a telemetry stream failed", exc_info=ended)
+
+    async def _read_all(self, conversation: Conversation, call: CallContext, context: Context) -> None:
+        """Until the client has said all, or something that is no command."""
+        while isinstance(command := await context.read(), calls.TelemetryCommand | Rejected):
+            try:
+                if isinstance(command, Rejected):
+                    raise command
+                if self._guard is not None:
+                    self._guard.check(call.account, TELEMETRY, command, call.namespace)
+            except Rejected as error:
+                conversation.tell(calls.TelemetryCommand(status=status_of(error)))
+            else:
+                conversation.heard(command)
+
+    def _may_hear(self, account: str, command: calls.TelemetryCommand) -> bool:
+        """Whoever is asked about a transaction sees its message: he must be one who may end it."""
+        if self._guard is None or command.WhichOneof("command") != "recover_orphaned_transaction_command":
+            return True
+        topic = command.recover_orphaned_transaction_command.message.topic
+        try:
+            self._guard.check(account, END_TRANSACTION, calls.EndTransactionRequest(topic=topic), "")
+        except Rejected:
+            return False
+        return True
+
+
+_parse_command = grpc_handlers.parser(calls.TelemetryCommand)
+
+
+def command_of(data: bytes) -> calls.TelemetryCommand | Rejected | None:
+    """None for bytes that are no command; Rejected (PAYLOAD_TOO_LARGE) for such as nobody looks at: 4 MiB of
+    the smallest fields that there are take the event loop tenths of a second to be read."""
+    if len(data) <= MAX_COMMAND_BYTES:
+        return _parse_command(data)
+    text = f"settings of {len(data)} bytes; {MAX_COMMAND_BYTES} are allowed"
+    return Rejected(Code.PAYLOAD_TOO_LARGE, text)
+
+
+def metadata_of(context: Context) -> dict[str, str]:
+    """Rejected (REQUEST_HEADER_FIELDS_TOO_LARGE)."""
+    found: dict[str, str] = {}
+    for name, value in context.invocation_metadata() or ():
+        if isinstance(value, str):
+            found[name] = value
+    for name in (_CLIENT_ID, _NAMESPACE, _LANGUAGE, _VERSION):
+        if len(found.get(name, "")) > _MAX_HEADER_LENGTH:
+            text = f"{name} has more than {_MAX_HEADER_LENGTH} characters"
+            raise Rejected(Code.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
+    return found
+
+
+def context_of(found: Mapping[str, str], context: Context, listener: str) -> CallContext:
+    """Of a call with this metadata. Rejected (CLIENT_ID_REQUIRED)."""
+    if not (client_id := found.get(_CLIENT_ID, "")):
+        raise Rejected(Code.CLIENT_ID_REQUIRED, f"there is no {_CLIENT_ID} in the metadata of the call")
+    language = found.get(_LANGUAGE, "").upper()
+    if language == _HTTP or _NODE_AGENT in found.get(_USER_AGENT, ""):
+        language = NODE_JS
+    return CallContext(
+        client_id=client_id,
+        namespace=found.get(_NAMESPACE, ""),
+        language=language,
+        client_version=found.get(_VERSION, ""),
+        remote=peer_host(context),
+        timeout_s=context.time_remaining(),
+        listener=listener,
+    )

@@ -1,0 +1,1 @@
+"""What is in the calls: messages, names, filter expressions, errors; in and out."""

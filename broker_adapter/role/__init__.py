@@ -1,0 +1,1 @@
+"""The broker's role follows the node's: RoleChangeHandler, what it drives, what it shows."""

@@ -1,0 +1,232 @@
+"""What the status page, JSON and /metrics say of the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from broker_adapter.role.role_status import HandlerStatus, RoleChangeMetrics
+from broker_adapter.store.dispatching import SetAside
+from dledger import Histogram
+
+if TYPE_CHECKING:
+    from broker_adapter.server.program import BrokerProgram
+
+
+#: A dispatch that is further behind than this is worth a look (bytes).
+_MUCH_BEHIND = 1 << 20
+
+
+class BrokerStatus:
+    def __init__(self, program: BrokerProgram) -> None:
+        self._program = program
+
+    def shown(self) -> Mapping[str, Any]:
+        program = self._program
+        adapter, handler = program.adapter, program.handler
+        figures = program.dispatcher.figures()
+        return {
+            "card": self._card(),
+            "broker": program.settings.name,
+            "cluster": program.settings.cluster,
+            "broker_role": adapter.role.value,
+            "broker_id": adapter.broker_id,
+            "term": adapter.term,
+            "role_epoch": adapter.role_epoch,
+            "writable": program.writer.expected is not None,
+            "dispatch_behind_bytes": program.files.dispatch_behind_bytes,
+            "dispatched_index": figures.dispatched.index,
+            "dispatched_pos": figures.dispatched.end_pos,
+            "checkpoint_index": figures.checkpoint.index,
+            "index_pending": figures.index_pending,
+            "index_items": figures.index_items,
+            "foreign_records": figures.foreign_records,
+            "set_aside": figures.set_aside._asdict(),
+            "topics": len(program.metadata.topics),
+            "groups": len(program.metadata.groups()),
+            "held_pulls": len(program.broker.held),
+            "delivery": program.delivery.figures()._asdict(),
+            "clients": {"by_type": dict(program.clients.streams.by_type()), **self._forwarding()},
+            "role_change": handler.status.as_dict(),
+            "nameservers": {
+                address: {"registered": status.registered, "last_error": status.last_error}
+                for address, status in program.registrations().items()
+            },
+        }
+
+    def _card(self) -> Mapping[str, Any]:
+        """What the status page shows, which knows nothing of brokers: see showOwner in its view.js."""
+        program = self._program
+        adapter, status = program.adapter, program.handler.status
+        figures = program.dispatcher.figures()
+        behind = program.files.dispatch_behind_bytes
+        servers = program.registrations().values()
+        registered = sum(server.registered for server in servers)
+        took = status.elected_to_writable_ms
+        if status.waits_for:
+            state = {"text": f"waits for {status.waits_for}", "level": "warn"}
+        elif not status.fit:
+            state = {"text": status.last_failure or "unfit to lead", "level": "bad"}
+        else:
+            state = {"text": "takes messages" if program.writer.expected is not None else "ok"}
+        clients = len(program.clients.streams)
+        facts: list[tuple[str, Any]] = [
+            ("Role", adapter.role.value),
+            ("State", state),
+            ("Broker id", adapter.broker_id),
+            ("Last switch", {"unix_ms": status.last_switch_unix_ms}),
+            ("Elected to writable", f"{took} ms" if took >= 0 else ""),
+            ("RocketMQ clients", f"{clients} here" if clients else ""),
+            ("Set aside", _set_aside(figures.set_aside)),
+            ("Dispatch lag", {"bytes": behind, "level": "warn" if behind > _MUCH_BEHIND else "ok"}),
+            (
+                "NameServers",
+                {
+                    "text": f"{registered} of {len(servers)}",
+                    "level": "ok" if registered == len(servers) else "warn",
+                },
+            ),
+        ]
+        return {"title": f"Broker {program.settings.name}", "facts": facts}
+
+    def _forwarding(self) -> Mapping[str, Any]:
+        program = self._program
+        link = program.forwarder.link
+        return {
+            "forwards_to": link.node_id if link is not None and link.is_writable else "",
+            "forwarded_under_way": 0 if link is None else len(link),
+            "forwarded_from": program.forwarding.nodes,
+        }
+
+    def metrics(self) -> Iterable[Metric]:
+        program = self._program
+        figures, changes = program.dispatcher.figures(), program.handler.metrics
+        delivery = program.delivery.figures()
+        clients = program.clients.service
+        gauges = (
+            ("broker_is_master", "1 on the master.", program.adapter.is_master),
+            ("broker_writable", "1 while messages are accepted.", program.writer.expected is not None),
+            (
+                "broker_dispatch_behind_bytes",
+                "Committed here and not yet dispatched.",
+                program.files.dispatch_behind_bytes,
+            ),
+            ("broker_index_pending", "Messages that the index lags behind.", figures.index_pending),
+            ("broker_held_pulls", "Pulls that wait for messages.", len(program.broker.held)),
+            ("broker_topics", "Topics.", len(program.metadata.topics)),
+            ("broker_delivery_pending", "Messages given to consumers and not done.", delivery.pending),
+            ("broker_delivery_held_messages", "Delayed and half messages.", delivery.held_messages),
+            ("broker_delivery_held_bytes", "Bytes of delayed and half messages.", delivery.held_bytes),
+            ("broker_delivery_waiting_receives", "Receives that wait.", delivery.waiting_receives),
+            (
+                "broker_loop_lag_seconds",
+                "How late the event loop was at most, in the last minute or two.",
+                program.loop_lag.longest_s,
+            ),
+            (
+                "broker_waiting_receives",
+                "Calls of RocketMQ 5 clients that wait for messages.",
+                clients.waiting_receives,
+            ),
+        )
+        for name, text, value in gauges:
+            yield GaugeMetricFamily(name, text, value=float(value))
+        counters = (
+            ("broker_foreign_records", "Entries of the log that are no messages.", figures.foreign_records),
+            (
+                "broker_set_aside",
+                "Committed entries that could not be applied.",
+                figures.set_aside.number,
+            ),
+            (
+                "broker_delivery_refused_fresh",
+                "Times that nothing fresh was given, as too much is pending.",
+                delivery.refused_fresh,
+            ),
+            ("broker_delivery_dead_letters", "Messages given too often.", delivery.dead_letters),
+            ("broker_delivery_appends", "Appends, each of many requests.", delivery.rounds),
+            ("broker_loop_stalls", "Times that the event loop was late by 0.1 s.", program.loop_lag.stalls),
+            ("broker_delivery_damaged", "Commands that could not be read.", delivery.damaged),
+        )
+        for name, text, value in counters:
+            family = CounterMetricFamily(name, text)
+            family.add_metric([], value)
+            yield family
+        yield from _client_metrics(program)
+        yield _elected_to_writable(changes.elected_to_writable)
+        yield from _role_change(program.handler.status, changes)
+
+
+def _set_aside(found: SetAside) -> Any:
+    """Empty, and so not shown, without any."""
+    if not found.number:
+        return ""
+    text = f"{found.number} entries, the last one {found.last_index}: {found.last_reason}"
+    return {"text": text, "level": "bad"}
+
+
+def _client_metrics(program: BrokerProgram) -> Iterable[Metric]:
+    """Of clients of RocketMQ 5."""
+    clients = GaugeMetricFamily("broker_clients", "Clients connected to this node.", labels=["type"])
+    for client_type, count in program.clients.streams.by_type().items():
+        clients.add_metric([client_type], count)
+    yield clients
+    figures = program.forwarder.figures
+    forwarded = CounterMetricFamily(
+        "broker_forwarded_calls", "Calls handed on to the master.", labels=["method", "outcome"]
+    )
+    for labels, count in figures.outcomes.items():
+        forwarded.add_metric(labels, count)
+    yield forwarded
+    held = CounterMetricFamily("broker_held_calls", "Calls that had to wait for a master.")
+    held.add_metric([], figures.held)
+    yield held
+    held_s = CounterMetricFamily("broker_held_calls_seconds", "How long calls have waited for a master.")
+    held_s.add_metric([], figures.held_s)
+    yield held_s
+
+
+def _elected_to_writable(histogram: Histogram) -> Metric:
+    family = HistogramMetricFamily(
+        "broker_elected_to_writable_seconds", "From the election of this node to its first accepted write."
+    )
+    names = [*(str(float(bound)) for bound in histogram.buckets), "+Inf"]
+    family.add_metric([], list(zip(names, accumulate(histogram.counts), strict=True)), histogram.sum)
+    return family
+
+
+def _role_change(status: HandlerStatus, changes: RoleChangeMetrics) -> Iterable[Metric]:
+    """What the handler is at, and all that it has counted."""
+    wait = GaugeMetricFamily(
+        "broker_role_change_waiting_seconds",
+        "How long the role change under way has waited in its step, by which it is named; none at rest.",
+        labels=["step"],
+    )
+    if status.waits_for:
+        wait.add_metric([status.step.value], status.waiting_ms / 1000)
+    yield wait
+    yield GaugeMetricFamily("broker_fit", "1 while this node may be handed leadership.", float(status.fit))
+    for name, text, label, counts in (
+        ("broker_role_switches", "Changes of role that were completed.", "to", changes.switches),
+        ("broker_role_change_step_seconds", "Spent in each step of role changes.", "step", changes.seconds),
+        ("broker_role_change_failures", "Steps that failed, and were tried again.", "step", changes.failures),
+        (
+            "broker_role_change_overdue",
+            "Steps beyond the time limit.",
+            "step",
+            changes.overdue,
+        ),
+        ("broker_hand_overs", "Leadership handed on by a broker unfit.", "outcome", changes.hand_overs),
+    ):
+        family = CounterMetricFamily(name, text, labels=[label])
+        for key, count in counts.items():
+            family.add_metric([str(key)], count)
+        yield family
+    for name, text, number in (
+        ("broker_role_events_superseded", "Role events given up for newer ones.", changes.superseded),
+        ("broker_role_events_stale", "Role events older than one that had been there.", changes.stale_events),
+    ):
+        yield CounterMetricFamily(name, text, value=number)

@@ -1,0 +1,568 @@
+"""The broker on its node: `factory = "broker_adapter.server.program:broker"` in `[program]` of the node."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from broker_adapter.api import BrokerInfo, BrokerRole
+from broker_adapter.commitlog.message_writer import MessageWriter
+from broker_adapter.config.settings import BrokerSettings, parse_settings
+from broker_adapter.errors import BrokerError, ReadFailed, Status
+from broker_adapter.format.consume_queue_unit import ConsumeQueueUnit
+from broker_adapter.format.host import Host
+from broker_adapter.format.index_layout import IndexShape
+from broker_adapter.format.message import Version, record_size
+from broker_adapter.format.properties import MAX_PROPERTIES_BYTES
+from broker_adapter.format.topic_names import MAX_DERIVED_TOPIC_LENGTH
+from broker_adapter.metadata.commands import METADATA_TOPIC, Command, PutGroup
+from broker_adapter.metadata.group_service import GroupService
+from broker_adapter.metadata.proposals import Proposals
+from broker_adapter.metadata.state import MetadataState
+from broker_adapter.metadata.values import Outcome
+from broker_adapter.namesrv.registration import Registrar
+from broker_adapter.namesrv.values import Registration
+from broker_adapter.pop.commands import Outcome as DeliveryOutcome
+from broker_adapter.pop.committer import LEAST_ROUND_ENTRIES, ROUND_BYTES, ROUND_ENTRIES
+from broker_adapter.pop.service import DeliveryService, Topics
+from broker_adapter.pop.state import DeliveryState
+from broker_adapter.proxy.access.guard import Guard
+from broker_adapter.proxy.calls.handlers import MessagingHandlers
+from broker_adapter.proxy.clients import ClientStreams
+from broker_adapter.proxy.forwarding.forwarder import Forwarder
+from broker_adapter.proxy.forwarding.members import Members
+from broker_adapter.proxy.forwarding.service import ForwardService
+from broker_adapter.proxy.ports import ClientPorts
+from broker_adapter.proxy.serving import ClientService, ReplicatedDirectory, client_service
+from broker_adapter.role.broker_role import BrokerRoleAdapter
+from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
+from broker_adapter.rpc.service import BrokerService
+from broker_adapter.server.broker import Broker
+from broker_adapter.server.broker_status import BrokerStatus
+from broker_adapter.server.loop_lag import LoopLag
+from broker_adapter.server.replicated_state import ReplicatedState
+from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
+from broker_adapter.store.queue_reader import QueueReader
+from dledger import (
+    AdminNames,
+    Code,
+    ConfigError,
+    GrpcService,
+    NodeConfig,
+    NodeServer,
+    NodeTrace,
+    PeerNames,
+    TlsFiles,
+    get_logger,
+)
+
+_log = get_logger("broker")
+
+_READER_THREADS = 2
+_PURGE_LOOK_S = 1.0
+_FILES_LOOK_S = 1.0
+#: Batches under way may take so long when the process is asked to end.
+_DRAIN_S = 2.0
+#: For what clients ask in the moment in which the node stops listening (seconds).
+_LAST_CALLS_S = 0.5
+#: Steps of role changes that the status shows.
+_HISTORY = 16
+#: What a record may have beside its body; the same of a command, which has no properties.
+_MAX_OVERHEAD = record_size(0, MAX_DERIVED_TOPIC_LENGTH, MAX_PROPERTIES_BYTES, version=Version.V2, v6_hosts=2)
+_COMMAND_OVERHEAD = record_size(0, MAX_DERIVED_TOPIC_LENGTH, 0, version=Version.V2, v6_hosts=2)
+#: What an append has beside a message: the headers of entries, the time, a command that tells of it.
+_APPEND_OVERHEAD = 4 << 10
+
+
+def broker(config: NodeConfig, settings: Mapping[str, Any]) -> BrokerProgram:
+    """The factory. ConfigError for wrong settings."""
+    return BrokerProgram(config, parse_settings(settings))
+
+
+def largest_body(max_body_bytes: int, max_batch_bytes: int) -> int:
+    """What the log's limits of a body and of a batch leave for that of a message. ConfigError: nothing."""
+    if max_body_bytes <= _MAX_OVERHEAD:
+        text = f"limits.max_body_bytes {max_body_bytes}: a broker needs {_MAX_OVERHEAD} more"
+        raise ConfigError(text, code=Code.CONFIG_INVALID)
+    if max_batch_bytes <= (beside := _MAX_OVERHEAD + _APPEND_OVERHEAD):
+        text = (
+            f"limits.max_batch_bytes {max_batch_bytes}: a broker needs {beside} more, and data files for it"
+        )
+        raise ConfigError(text, code=Code.CONFIG_INVALID)
+    return min(max_body_bytes, max_batch_bytes - _APPEND_OVERHEAD) - _MAX_OVERHEAD
+
+
+def batch_entries(most: int) -> int:
+    """The log's limit of entries in a batch, if a broker can work with it. ConfigError."""
+    if most < LEAST_ROUND_ENTRIES:
+        text = f"limits.max_batch_entries {most}: a broker needs {LEAST_ROUND_ENTRIES} at least"
+        raise ConfigError(text, code=Code.CONFIG_INVALID)
+    return most
+
+
+class DispatchedFiles:
+    """The Dispatcher's files as readers and the role adapter want them."""
+
+    def __init__(self, node: NodeServer, dispatcher: Dispatcher) -> None:
+        self._node = node
+        self._dispatcher = dispatcher
+
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """ReadFailed (NOT_CONFIRMED) while the queues are made again from an image: until its replay is over
+        they seem to begin where the image ends, and consumers would skip what there is. So also before."""
+        self._check_complete()
+        queue = self._dispatcher.queues.get(topic, queue_id)
+        found = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        self._check_complete()  # also if that has just begun
+        return found
+
+    def units(self, topic: str, queue_id: int, offset: int, count: int) -> Sequence[ConsumeQueueUnit]:
+        queue = self._dispatcher.queues.get(topic, queue_id)
+        return [] if queue is None else queue.read(offset, count)
+
+    def find_keys(self, topic: str, key: str, begin_ms: int, end_ms: int, most: int) -> Sequence[int]:
+        found = self._dispatcher.index.find(topic, key, begin_ms, end_ms)
+        return [offset for offset, _ in zip(found, range(most), strict=False)]
+
+    def next_offsets(self) -> Mapping[tuple[str, int], int]:
+        return self._dispatcher.queues.next_offsets()
+
+    async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int:
+        return await self._node.wait_applied(index, timeout_ms)
+
+    @property
+    def dispatch_behind_bytes(self) -> int:
+        """Committed here and not yet dispatched. What the log writes for itself is not counted."""
+        node = self._node
+        if node.applied_index >= node.committed_index:
+            return 0
+        return max(0, node.committed_pos - self._dispatcher.dispatched.end_pos)
+
+    def _check_complete(self) -> None:
+        if self._node.applied_index < 0:
+            raise ReadFailed(Status.NOT_CONFIRMED, "this broker has still to make its queues of the log")
+
+
+class BrokerProgram:
+    """Implements `dledger.Program`: makes the parts, connects them, starts and stops them in order."""
+
+    def __init__(
+        self, config: NodeConfig, settings: BrokerSettings, *, trace: NodeTrace | None = None
+    ) -> None:
+        """`trace`: is told what the node and the broker on it do."""
+        self.config = config
+        self.settings = settings
+        self._trace = trace
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="pull")
+        self._purging: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._complaints: dict[str, str] = {}  # of work that comes round again: what was logged last
+        self._guard: Guard | None = None
+        self._registrar: Registrar | None = None
+        self._topics: Mapping[str, Any] = {}
+        self._topics_version = 0
+        self.loop_lag = LoopLag()
+        self.delivery_state = DeliveryState(
+            on_outcomes=self._on_outcomes, first_offset=lambda *queue: self.metadata.first_offset(*queue)
+        )
+        self.metadata = MetadataState(
+            on_result=self._on_result,
+            on_topic_cut=self._on_topic_cut,
+            on_done=self._on_metadata_done,
+        )
+        self.dispatcher = self._make_dispatcher()
+
+    def make_node(self, **options: Any) -> NodeServer:
+        """`options`: further ones of NodeServer, for tests."""
+        config, settings = self.config, self.settings
+        self.node = node = NodeServer(
+            config,
+            self.dispatcher,
+            owned=True,
+            trace=None if self._trace is None else _DispatchTrace(self._trace),
+            **options,
+        )
+        max_record, max_entries = config.limits.max_body_bytes, batch_entries(config.limits.max_batch_entries)
+        largest = min(settings.max_body_bytes, largest_body(max_record, node.max_batch_bytes))
+        self.files = files = DispatchedFiles(node, self.dispatcher)
+        self.writer = writer = MessageWriter(
+            node,
+            _store_host(config.address),
+            max_body_bytes=largest,
+            max_command_bytes=max_record - _COMMAND_OVERHEAD,
+            timeout_ms=settings.send_timeout_ms,
+            max_append_bytes=node.max_batch_bytes,
+            max_append_messages=max_entries,
+            master=self.master_address,
+            node_id=config.node_id,
+            on_refused=self._on_refused,
+        )
+        self.proposals = Proposals(
+            lambda command: writer.put_command(METADATA_TOPIC, command),
+            new_request_id=lambda: os.urandom(16),
+        )
+        groups = GroupService(
+            self.metadata,
+            self.proposals,
+            files,
+            monotonic_ms=_monotonic_ms,
+            auto_create=settings.auto_create_groups,
+            auto_create_up_to=settings.auto_create_up_to,
+        )
+        reader = QueueReader(files, node)
+        self.broker = Broker(
+            settings,
+            node,
+            writer,
+            files,
+            reader,
+            self.metadata,
+            self.proposals,
+            groups,
+            self._readers,
+            self.info,
+            self.delivery_state.offsets_of,
+        )
+        self.delivery = self._make_delivery(files, reader, groups, max_entries)
+        self.service = BrokerService(self.broker, operators=self._operators())
+        node.add_service(GrpcService(self.service.name, self.service.handler))
+        self._serve_clients(largest)
+        self.adapter = BrokerRoleAdapter(
+            writer,
+            files,
+            [groups, self.delivery],
+            slave_id=1 + sorted(config.members).index(config.node_id),
+            on_change=self._role_changed,
+        )
+        limits = RoleChangeLimits(patience_s=settings.role_change_report_ms / 1000, history=_HISTORY)
+        self.handler = RoleChangeHandler(node, self.adapter, limits=limits, trace=self._trace)
+        status = BrokerStatus(self)
+        node.show_status(status.shown)
+        node.add_metrics(status.metrics)
+        return node
+
+    def _make_delivery(
+        self, files: DispatchedFiles, reader: QueueReader, groups: GroupService, max_entries: int
+    ) -> DeliveryService:
+        node = self.node
+        return DeliveryService(
+            self.settings,
+            self.delivery_state,
+            self.metadata,
+            self.writer,
+            reader,
+            files,
+            Topics(
+                self.broker.topic_to_write,
+                self.broker.make_topic,
+                groups.make_known,
+                self.broker.creation.is_under_way,
+            ),
+            now_ms=node.cluster_time_ms,
+            wall_ms=_wall_ms,
+            run=self._read,
+            new_request_id=lambda: os.urandom(16),
+            max_round_bytes=min(ROUND_BYTES, node.max_batch_bytes // 2),
+            max_round_entries=min(ROUND_ENTRIES, max_entries),
+        )
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.loop_lag.start()
+        if self.node.node_status().flush_mode != "SYNC_FLUSH":
+            self.adapter.master_role = BrokerRole.ASYNC_MASTER
+        if self.settings.namesrv:
+            self._registrar = Registrar(self.settings.namesrv, self._tls_files())
+        self.delivery.on_orphan(self.clients.ask_producer)
+        if self.settings.rocketmq_v2.enabled:
+            self.writer.on_change = self._writable_changed
+            self.node.on_role(self.forwarder.role_changed)
+            await self.ports.start()
+            self._looking = asyncio.create_task(self._look_at_files())
+        self.handler.start()
+        self._purging = asyncio.create_task(self._follow_purges())
+
+    async def stop(self) -> None:
+        """Leadership goes first. Until clients have been told to go elsewhere, their calls are held for the
+        new master and handed on to it."""
+        self.writer.stop()
+        self.loop_lag.stop()
+        # What is in the log already is committed in a moment: better an answer than a doubt.
+        await asyncio.gather(self.service.drain(_DRAIN_S), self.clients.handlers.drain(_DRAIN_S))
+        self.broker.held.close()
+        self.delivery.wake_all()
+        await self.node.step_aside()
+        await self.clients.service.drain(_DRAIN_S)
+        closing = asyncio.gather(self.node.stop_serving(_LAST_CALLS_S), self.ports.stop(_LAST_CALLS_S))
+        self.clients.service.send_away()
+        await closing
+        await self.handler.stop()
+        if self._registrar is not None:
+            await self._registrar.stop()
+        self.service.stop()
+        self.clients.service.stop()
+        self.forwarding.stop()
+        await self.forwarder.stop()
+        if self._looking is not None:
+            self._looking.cancel()
+        if self._purging is not None:
+            self._purging.cancel()
+            await asyncio.gather(self._purging, return_exceptions=True)
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    def info(self) -> BrokerInfo:
+        config, adapter = self.config, self.adapter
+        return BrokerInfo(
+            cluster=self.settings.cluster,
+            broker_name=self.settings.name,
+            broker_id=adapter.broker_id,
+            role=adapter.role,
+            term=adapter.term,
+            role_epoch=adapter.role_epoch,
+            node_id=config.node_id,
+            address=config.address,
+            master_address=config.address if adapter.is_master else self.master_address(),
+        )
+
+    def master_address(self) -> str | None:
+        """What this node believes; a client looks further if it is wrong."""
+        leader = self.node.leader_id
+        return None if leader is None else self.config.members.get(leader)
+
+    def registrations(self) -> Mapping[str, Any]:
+        return {} if self._registrar is None else self._registrar.status()
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    def _serve_clients(self, max_body_bytes: int) -> None:
+        """The service for clients of RocketMQ 5, and the one by which nodes pass their calls on."""
+        self.clients = clients = self._make_client_service(max_body_bytes)
+        settings = self.settings.rocketmq_v2
+        self.ports = ClientPorts(
+            clients.service, settings, self._tls_files(), allow_plaintext=self.config.allow_plaintext
+        )
+        self.forwarding = ForwardService(
+            clients.handlers, Members(self.config), clients.connected, settings, self._is_writable
+        )
+        if settings.enabled:
+            self.node.add_service(GrpcService(clients.service.name, clients.service.handler))
+            self.node.add_service(GrpcService(self.forwarding.name, self.forwarding.handler))
+
+    def _make_client_service(self, max_body_bytes: int) -> ClientService:
+        settings, broker = self.settings, self.broker
+        self.directory = ReplicatedDirectory(self.metadata, broker.ensure_topic, broker.topic_or_default)
+        if settings.rocketmq_v2.access_control is not None:
+            self._guard = Guard(settings.rocketmq_v2.access_control, time.time)
+        return client_service(
+            settings.name,
+            self.config.members,
+            settings.rocketmq_v2,
+            delivery=self.delivery,
+            broker=self.broker,
+            directory=self.directory,
+            max_body_bytes=max_body_bytes,
+            now_ms=self.node.cluster_time_ms,
+            answering=self._make_forwarder,
+            guard=self._guard,
+            node_has_tls=self.config.tls is not None,
+        )
+
+    def _make_forwarder(self, handlers: MessagingHandlers, streams: ClientStreams) -> Forwarder:
+        """Calls of clients to the master, wherever it is."""
+        settings = self.settings.rocketmq_v2
+        self.forwarder = Forwarder(
+            self.config.node_id, Members(self.config), handlers, streams, settings, self._is_writable
+        )
+        return self.forwarder
+
+    def _is_writable(self) -> bool:
+        return self.writer.expected is not None
+
+    async def _look_at_files(self) -> None:
+        """Certificates and accounts of clients."""
+        looks = [self.ports.look] if self._guard is None else [self.ports.look, self._guard.look]
+        while True:
+            await asyncio.sleep(_FILES_LOOK_S)
+            for look in looks:
+                await self._carry_out(look, "certificates or accounts could not be looked at")
+
+    def _writable_changed(self) -> None:
+        self.forwarder.changed()
+        self.forwarding.announce()
+
+    def _make_dispatcher(self) -> Dispatcher:
+        settings, directory = self.settings, self.config.directory
+        root = settings.directory or directory.with_name(f"{directory.name}-broker")
+        options = StoreOptions(
+            units_per_file=settings.units_per_file,
+            index_shape=IndexShape(settings.index_slots, settings.index_items),
+            checkpoint_interval_s=settings.checkpoint_ms / 1000,
+        )
+        replicated = ReplicatedState(self.metadata, self.delivery_state)
+        return Dispatcher(
+            root,
+            replicated,
+            delivery=replicated.apply_delivery,
+            durable_index=lambda: self.node.durable_index,
+            on_arrival=self._on_arrival,
+            options=options,
+        )
+
+    def _operators(self) -> AdminNames | None:
+        """Whose certificates may change what belongs to all, as at the node itself."""
+        tls = self.config.tls
+        if tls is None or tls.client_auth == "none":
+            return None
+        return AdminNames(tls.admin_names, PeerNames(self.config.members, tls.peer_names))
+
+    def _tls_files(self) -> TlsFiles | None:
+        tls = self.config.tls
+        return None if tls is None else TlsFiles(tls.ca, tls.certificate, tls.key)
+
+    def _role_changed(self) -> None:
+        """Beside the role and never in its way: the registrar has tasks of its own."""
+        self.broker.held.wake_all()
+        self.delivery.wake_all()
+        self.directory.role_changed()
+        self._register()
+
+    def _register(self) -> None:
+        if self._registrar is None or self.adapter.broker_id < 0:
+            return
+        topics = self.metadata.topics
+        if topics is not self._topics:
+            self._topics = topics
+            self._topics_version = max(self._topics_version + 1, self.metadata.applied_index)
+        self._registrar.update(
+            Registration(
+                cluster=self.settings.cluster,
+                broker_name=self.settings.name,
+                node_id=self.config.node_id,
+                broker_id=self.adapter.broker_id,
+                role=self.adapter.role,
+                address=self.config.address,
+                term=self.adapter.term,
+                role_epoch=self.adapter.role_epoch,
+                http_address=self.config.http_members.get(self.config.node_id, self.config.http_listen),
+                data_version=self._topics_version,
+                topics=tuple(topics.values()),
+            )
+        )
+
+    def _on_result(self, request_id: bytes, outcome: Outcome) -> None:
+        """On the machine's thread."""
+        self.proposals.on_result(request_id, outcome)
+        self._call_soon(self._topics_may_have_changed)
+
+    def _on_metadata_done(self, command: Command) -> None:
+        """On the machine's thread."""
+        self.delivery_state.metadata_changed(command)
+        if isinstance(command, PutGroup):
+            self._call_soon(self.clients.streams.group_changed, command.config.name)
+
+    def _on_outcomes(self, request_id: bytes, outcomes: list[DeliveryOutcome]) -> None:
+        """On the machine's thread."""
+        self.delivery.on_outcomes(request_id, outcomes)
+
+    async def _read(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+
+    def _on_topic_cut(self, topic: str) -> None:
+        self.dispatcher.queues.delete_topic(topic)
+        self.delivery_state.topic_cut(topic)
+
+    def _on_arrival(self, arrivals: Arrivals) -> None:
+        """On the machine's thread. Waking the loop is dear; who begins to wait from now on looks himself."""
+        if beyond := self.writer.arrived(arrivals):
+            self._call_soon(self.writer.skip_to, beyond)
+        if len(self.broker.held):
+            self._call_soon(self.broker.held.arrived, arrivals)
+        if self.delivery.is_awaited:
+            self._call_soon(self.delivery.arrived, arrivals)
+
+    def _on_refused(self, error: BrokerError) -> None:
+        if self._trace is not None:
+            term, code = self.adapter.term, error.status.name
+            self._trace.event("role", "refused", {"term": term, "code": code})
+
+    def _call_soon(self, call: Callable[..., None], *arguments: Any) -> None:
+        loop = self._loop
+        if loop is not None:
+            with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                loop.call_soon_threadsafe(call, *arguments)
+
+    def _topics_may_have_changed(self) -> None:
+        self.directory.topics_changed()
+        if self.metadata.topics is not self._topics:
+            self._register()
+
+    async def _follow_purges(self) -> None:
+        """ConsumeQueues and indexes begin where the log does."""
+        begin = -1
+        while True:
+            now = self.node.begin_pos
+            if now != begin:
+                purge = partial(self.dispatcher.purge_below, now)
+                if await self._carry_out(purge, "derived files could not be purged"):
+                    begin = now
+            await asyncio.sleep(_PURGE_LOOK_S)
+
+    async def _carry_out(self, work: Callable[[], None], failure: str) -> bool:
+        """A piece of work that comes round again. Whatever happens to it, it is not the last time."""
+        try:
+            await self._read(work)
+        except Exception as error:
+            if self._complaints.get(failure) != repr(error):  # once, not each time
+                self._complaints[failure] = repr(error)
+                _log.error(failure, exc_info=error)
+            return False
+        self._complaints.pop(failure, None)
+        return True
+
+
+class _DispatchTrace:
+    """Implements `dledger.NodeTrace`: what the node tells, and how far the queues are built. The Dispatcher
+    is its state machine, so that is as far as the node has applied, or loaded."""
+
+    def __init__(self, trace: NodeTrace) -> None:
+        self._trace = trace
+        self.begin = trace.begin
+
+    def event(self, ev: str, e: str, fields: dict[str, Any]) -> None:
+        self._trace.event(ev, e, fields)
+        if e == "apply":
+            self._trace.event("store", "reput", {"lidx": fields["last"]})
+        elif e == "load":
+            self._trace.event("store", "reput", {"lidx": fields["lidx"]})
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def _store_host(address: str) -> Host:
+    """Records and message ids have room for an address, not for a name."""
+    host, _, port = address.rpartition(":")
+    try:
+        return Host.parse(address)
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"members: {address}: {error}", code=Code.CONFIG_INVALID) from error
+    family, _, _, _, where = sorted(found, key=lambda one: one[0] != socket.AF_INET)[0]
+    text = f"[{where[0]}]" if family == socket.AF_INET6 else str(where[0])
+    return Host.parse(f"{text}:{port}")

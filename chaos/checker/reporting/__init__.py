@@ -1,0 +1,1 @@
+"""What people get to see: figures, plots, the page, results.json."""

@@ -1,0 +1,93 @@
+"""Nodes that write a trace of what they do: factories for `[program]` in a node's configuration.
+
+Settings: `trace_directory` and `trace_run`, and those of the broker where there is one.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from broker_adapter.config.settings import parse_settings
+from broker_adapter.server.program import BrokerProgram
+from chaos.trace.files import MappedFile
+from chaos.trace.schema import LEDGER, Ev
+from chaos.trace.writer import TraceWriter
+from dledger import ConfigError, NodeConfig, NodeServer
+
+_EV = {ev.value: ev for ev in Ev}
+_OF_LEDGER = frozenset(
+    {"append", "truncate", "flush", "recover", "install", "purge", "commit", "apply", "load", "ack", "reput"}
+)
+
+
+class NodeTraceFile:
+    """Implements `dledger.NodeTrace`. Each event is in the file when it has been told, before anybody outside
+    can see what it tells of: a node that is killed has left all of them."""
+
+    def __init__(self, run_directory: Path, run: str) -> None:
+        self._run_directory = run_directory
+        self._run = run
+        self._node_id = ""
+        self._writer: TraceWriter | None = None
+
+    def begin(self, node_id: str, incarnation: int) -> None:
+        self._node_id = node_id
+        src = f"node:{node_id}"
+        self._writer = TraceWriter(self._run_directory, self._run, src, incarnation, file=MappedFile)
+        # The node still has things to tell after its program was stopped.
+        atexit.register(self._writer.close)
+
+    def event(self, ev: str, e: str, fields: dict[str, Any]) -> None:
+        assert self._writer is not None, "an event before the beginning"
+        told = {"e": e, "node": self._node_id, **fields}
+        if e in _OF_LEDGER:
+            told["ledger"] = LEDGER
+        self._writer.write(_EV[ev], told)
+
+
+class TracedLog:
+    """Implements `dledger.Program`: a node with nothing on it but the trace."""
+
+    def __init__(self, config: NodeConfig, trace: NodeTraceFile) -> None:
+        self._config = config
+        self._trace = trace
+
+    def make_node(self, **options: Any) -> NodeServer:
+        return NodeServer(self._config, trace=self._trace, **options)
+
+    async def start(self) -> None:
+        return
+
+    async def stop(self) -> None:
+        return
+
+
+class TracedBroker(BrokerProgram):
+    """A broker whose node is traced."""
+
+    def __init__(self, config: NodeConfig, settings: Mapping[str, Any], trace: NodeTraceFile) -> None:
+        super().__init__(config, parse_settings(settings), trace=trace)
+
+
+def log(config: NodeConfig, settings: Mapping[str, Any]) -> TracedLog:
+    """The factory of nodes without brokers."""
+    trace, _ = _trace_of(settings)
+    return TracedLog(config, trace)
+
+
+def broker(config: NodeConfig, settings: Mapping[str, Any]) -> TracedBroker:
+    """The factory of nodes with brokers."""
+    trace, rest = _trace_of(settings)
+    return TracedBroker(config, rest, trace)
+
+
+def _trace_of(settings: Mapping[str, Any]) -> tuple[NodeTraceFile, dict[str, Any]]:
+    rest = dict(settings)
+    try:
+        directory, run = rest.pop("trace_directory"), rest.pop("trace_run")
+    except KeyError as error:
+        raise ConfigError(f"program.settings lacks {error}") from None
+    return NodeTraceFile(Path(directory), str(run)), rest

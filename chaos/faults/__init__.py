@@ -1,0 +1,1 @@
+"""Faults: aimed, begun, ended, and the evidence that each really happened."""

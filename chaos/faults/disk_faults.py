@@ -1,0 +1,301 @@
+"""Faults of disks and clocks: as `chaos.faults.faults`; what the node did shows that each happened."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from chaos.cluster.cluster import ChaosCluster, started
+from chaos.cluster.copies import plan_flips
+from chaos.faults.faults import Effect, Kill, all_answer, pid_facts, until
+from chaos.spoil.disk import used_bytes
+from chaos.spoil.orders import Did, Orders
+from dledger.client import AsyncClient
+from dledger.errors import DLedgerError
+from dledger.store.offline.inspect import list_entries
+
+#: How a node ends whose disk has failed (docs/operations.md).
+_DISK_FAILED = "failed (exit code 74)"
+_STUCK = Orders(stuck=True)
+#: Less than it takes a node to make way for a disk that hangs.
+SYNCS_WITHIN_S = 1.0
+#: Of the latest entries none is damaged: an end without its index records looks like a torn write.
+_MARGIN = 64
+
+
+class HeldUpDisk:
+    """Syncs of files take longer by `slow_ms`, or do not return before the end (0)."""
+
+    def __init__(self, cluster: ChaosCluster, targets: Sequence[str], *, slow_ms: int = 0) -> None:
+        self.kind = "slow_disk" if slow_ms else "stuck_disk"
+        self.targets = targets
+        self._cluster = cluster
+        self._orders = Orders(slow_ms=slow_ms, stuck=not slow_ms)
+        self._did = Did.SLOW_SYNC if slow_ms else Did.STUCK_SYNC
+
+    async def begin(self) -> Effect:
+        self._before = {target: self._count(target) for target in self.targets}
+        for target in self.targets:
+            self._cluster.spoils.begin(target, self._orders)
+        alive = await asyncio.to_thread(_all_alive, self._cluster, self.targets)
+        return Effect(alive)
+
+    async def end(self) -> Effect:
+        alive = await asyncio.to_thread(_all_alive, self._cluster, self.targets)
+        held = {target: self._count(target) - self._before[target] for target in self.targets}
+        for target in self.targets:
+            self._cluster.spoils.end(target, self._orders)
+        # What another fault has killed meanwhile was slow until then; it was not stuck until the end.
+        happened = all(held.values()) and (alive or self._did is Did.SLOW_SYNC)
+        return Effect(happened, {f"syncs.{node}": count for node, count in held.items()})
+
+    def _count(self, target: str) -> int:
+        return self._cluster.spoils.count([target], self._did)
+
+
+class FullDisk:
+    """No more bytes than now, until the end. It happened if most of the nodes said that they had no room:
+    then nothing is committed any more that could use up what the others have left. It is over when none says
+    so."""
+
+    kind = "full_disk"
+
+    def __init__(self, cluster: ChaosCluster, targets: Sequence[str]) -> None:
+        self.targets = targets
+        self._cluster = cluster
+        self._orders: dict[str, Orders] = {}
+
+    async def begin(self) -> Effect:
+        used = {t: await asyncio.to_thread(used_bytes, self._store(t)) for t in self.targets}
+        self._orders = {target: Orders(quota_bytes=quota) for target, quota in used.items()}
+        for target, orders in self._orders.items():
+            self._cluster.spoils.begin(target, orders)
+        # What was reserved before is used up first.
+        most = len(self.targets) // 2 + 1
+        happened = await until(lambda: len(self._full()) >= most)
+        return Effect(
+            happened, {"full": ",".join(self._full()), **{f"bytes.{n}": b for n, b in used.items()}}
+        )
+
+    async def end(self) -> Effect:
+        for target, orders in self._orders.items():
+            self._cluster.spoils.end(target, orders)
+        return Effect(await until(lambda: all(self._has_no_room(t) is False for t in self.targets)))
+
+    def _full(self) -> list[str]:
+        return [target for target in self.targets if self._has_no_room(target)]
+
+    def _has_no_room(self, target: str) -> bool | None:
+        """None: it does not say."""
+        status = self._cluster.local.node_status(target)
+        return None if status is None else status.no_room
+
+    def _store(self, target: str) -> Path:
+        return self._cluster.local.store_directory(target)
+
+
+class FailingDisk:
+    """Writes, or syncs, fail until the node has ended for it. At the end the disk is mended, and the node
+    started again."""
+
+    def __init__(self, cluster: ChaosCluster, kind: str, targets: Sequence[str]) -> None:
+        self.kind = kind
+        self.targets = targets
+        self._cluster = cluster
+        fails_writes = kind == "write_error"
+        self._orders = Orders(write_error=fails_writes, sync_error=not fails_writes)
+        self._did = Did.WRITE_ERROR if fails_writes else Did.SYNC_ERROR
+
+    async def begin(self) -> Effect:
+        before = self._cluster.spoils.count(self.targets, self._did)
+        alive = await asyncio.to_thread(_all_alive, self._cluster, self.targets)
+        for target in self.targets:
+            self._cluster.spoils.begin(target, self._orders)
+        ended = alive and await until(lambda: not any(map(self._is_alive, self.targets)))
+        ends = {target: await asyncio.to_thread(self._why_down, target) for target in self.targets}
+        errors = self._cluster.spoils.count(self.targets, self._did) - before
+        happened = ended and errors >= len(self.targets) and set(ends.values()) == {_DISK_FAILED}
+        return Effect(happened, {"errors": errors, **{f"end.{node}": why for node, why in ends.items()}})
+
+    async def end(self) -> Effect:
+        for target in self.targets:
+            self._cluster.spoils.end(target, self._orders)
+        down = [target for target in self.targets if not await asyncio.to_thread(self._is_alive, target)]
+        pids = {t: await started(self._cluster.local.start_node, t) for t in down}
+        answer = await all_answer(self._cluster.local, self.targets)
+        return Effect(answer and down == list(self.targets), pid_facts(pids))
+
+    def _is_alive(self, target: str) -> bool:
+        return self._cluster.local.process(target).is_alive
+
+    def _why_down(self, target: str) -> str:
+        return self._cluster.local.process(target).why_down()
+
+
+class PowerLoss(Kill):
+    """SIGKILL to all targets at once, and what no returned sync covers is lost, in part or whole. It happened
+    if there was something to lose. So that there is, power fails while each target syncs, if any of them does
+    so within `SYNCS_WITHIN_S`: their disks are held up until then."""
+
+    def __init__(self, cluster: ChaosCluster, targets: Sequence[str], rng: Random) -> None:
+        super().__init__(cluster, targets)
+        self.kind = "power_loss"
+        self._rng = rng
+
+    async def begin(self) -> Effect:
+        before = {target: self._syncs(target) for target in self.targets}
+        for target in self.targets:
+            self._chaos.spoils.begin(target, _STUCK)
+        try:
+            await until(lambda: not any(self._is_idle(*one) for one in before.items()), SYNCS_WITHIN_S)
+            killed = await super().begin()
+        finally:
+            for target in self.targets:
+                self._chaos.spoils.end(target, _STUCK)
+        facts, lost = dict(killed.facts), 0
+        for target in self.targets:
+            loss = await asyncio.to_thread(self._chaos.spoils.lose_power, target, self._rng)
+            facts |= {f"undone.{target}": loss.undone, f"lost_bytes.{target}": loss.lost_bytes}
+            lost += loss.undone
+        return Effect(killed.happened and lost > 0, facts)
+
+    def _is_idle(self, target: str, before: int) -> bool:
+        """It runs, and has nothing that it would sync."""
+        return self._cluster.process(target).is_alive and self._syncs(target) == before
+
+    def _syncs(self, target: str) -> int:
+        """That were held up."""
+        return self._chaos.spoils.count([target], Did.STUCK_SYNC)
+
+
+@dataclass(slots=True)
+class _Flip:
+    """One byte of one entry of one node, and what it was."""
+
+    node: str
+    index: int
+    path: Path
+    offset: int
+    good: int
+
+    @property
+    def is_repaired(self) -> bool:
+        return _read_byte(self.path, self.offset) == self.good
+
+
+class BitFlip:
+    """A bit flips in some entries of each target, which are durable on all nodes. At the end the targets are
+    scrubbed; it happened if that, or a reader before it, found the damage, and it was repaired."""
+
+    kind = "bit_flip"
+
+    def __init__(self, cluster: ChaosCluster, targets: Sequence[str], entries: int, rng: Random) -> None:
+        self.targets = targets
+        self._cluster = cluster
+        self._entries = entries
+        self._rng = rng
+        self._flips: list[_Flip] = []
+        self._found_before = 0
+
+    async def begin(self) -> Effect:
+        seen = await self._cluster.statuses()
+        if len(seen) < len(self._cluster.node_ids):
+            return Effect(False, {"error": f"only {' '.join(seen)} say what is durable"})
+        self._found_before = sum(seen[target].scrub_found for target in self.targets)
+        first = max(status.ledger_begin_index for status in seen.values())
+        last = min(min(status.durable_index, status.committed_index) for status in seen.values())
+        known = range(max(0, first), max(0, last - _MARGIN))
+        plan = plan_flips(self._cluster.copies, self.targets, known, self._entries, self._rng)
+        for node, index in plan:
+            flip = await asyncio.to_thread(self._flip, node, index)
+            if flip is None:
+                self._cluster.copies.repaired(node, index)
+            else:
+                self._flips.append(flip)
+        flipped = {flip.node for flip in self._flips if not flip.is_repaired}
+        return Effect(flipped == set(self.targets), {"entries": self._names()})
+
+    async def end(self) -> Effect:
+        try:
+            async with AsyncClient(self._cluster.addresses, group=self._cluster.local.plan.group) as client:
+                for target in self.targets:
+                    address = self._cluster.local.plan.node(target).address
+                    async with aclosing(client.scrub(address)) as steps:
+                        async for _ in steps:
+                            pass
+        except DLedgerError as error:
+            return Effect(False, {"error": error.message})
+        repaired = await until(lambda: all(flip.is_repaired for flip in self._flips))
+        for flip in self._flips:
+            if flip.is_repaired:
+                self._cluster.copies.repaired(flip.node, flip.index)
+        seen = await self._cluster.statuses()
+        found = sum(seen[t].scrub_found for t in self.targets if t in seen) - self._found_before
+        return Effect(repaired and found > 0, {"found": found, "flips": len(self._flips)})
+
+    def _names(self) -> str:
+        return ",".join(f"{flip.node}:{flip.index}" for flip in self._flips)
+
+    def _flip(self, node: str, index: int) -> _Flip | None:
+        """None: the entry is not where it should be."""
+        store = self._cluster.local.store_directory(node)
+        entry = next((one for one in list_entries(store, index, index) if one.index == index), None)
+        if entry is None:
+            return None
+        size = self._cluster.data_file_size
+        pos = entry.pos + self._rng.randrange(entry.size)
+        path, offset = store / "data" / f"{pos - pos % size:020d}", pos % size
+        good = _read_byte(path, offset)
+        with path.open("r+b") as file:
+            os.pwrite(file.fileno(), bytes([good ^ 1 << self._rng.randrange(8)]), offset)
+        return _Flip(node, index, path, offset, good)
+
+
+class ClockJump:
+    """The wall clock jumps by `jump_ms`, and back at the end. It happened if the node read the wrong time."""
+
+    kind = "clock_jump"
+
+    def __init__(self, cluster: ChaosCluster, targets: Sequence[str], jump_ms: int) -> None:
+        self.targets = targets
+        self._cluster = cluster
+        self._jump_ms = jump_ms
+
+    async def begin(self) -> Effect:
+        self._before = await self._offsets()
+        for target in self.targets:
+            self._cluster.spoils.begin(target, Orders(clock_ms=self._jump_ms))
+        return Effect(await until(lambda: all(map(self._has_jumped, self.targets))))
+
+    async def end(self) -> Effect:
+        after = await self._offsets()
+        reads = {t: self._cluster.spoils.count([t], Did.WRONG_TIME) for t in self.targets}
+        for target in self.targets:
+            self._cluster.spoils.end(target, Orders(clock_ms=self._jump_ms))
+        facts = {f"offset_ms.{node}": after[node] - self._before.get(node, 0) for node in after}
+        return Effect(all(reads.values()), {**facts})
+
+    async def _offsets(self) -> dict[str, int]:
+        """By which the targets say that their clocks are off."""
+        seen = await self._cluster.statuses()
+        return {node: seen[node].clock_offset_ms for node in self.targets if node in seen}
+
+    def _has_jumped(self, target: str) -> bool:
+        """As it says itself: by half of it at least, as the clock it is compared with is drawn along."""
+        status = self._cluster.local.node_status(target)
+        off = 0 if status is None else status.clock_offset_ms - self._before.get(target, 0)
+        return abs(off - self._jump_ms) < abs(self._jump_ms) / 2
+
+
+def _all_alive(cluster: ChaosCluster, targets: Sequence[str]) -> bool:
+    return all(cluster.local.process(target).is_alive for target in targets)
+
+
+def _read_byte(path: Path, offset: int) -> int:
+    with path.open("rb") as file:
+        return os.pread(file.fileno(), 1, offset)[0]

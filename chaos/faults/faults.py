@@ -1,0 +1,211 @@
+"""Faults on a cluster: each begins, ends, and says of both by what it can tell that they really happened."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from chaos.cluster.cluster import ChaosCluster, started
+from chaos.network.topology import Pair
+from chaos.network.trouble import Trouble
+from dledger.cli.local.local_cluster import LocalCluster
+
+_POLL_S = 0.05
+_WAIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What came of it. `facts`: the evidence."""
+
+    happened: bool
+    facts: dict[str, int | str] = field(default_factory=dict)
+
+
+class Fault(Protocol):
+    """One fault on chosen targets. `begin` and `end` are called once each, in this order."""
+
+    kind: str
+    targets: Sequence[str]
+
+    async def begin(self) -> Effect: ...
+    async def end(self) -> Effect: ...
+
+
+class Kill:
+    """SIGKILL to all targets at once; at the end they are started again, `rejoin` with empty directories."""
+
+    def __init__(self, cluster: ChaosCluster, targets: Sequence[str], *, wipe: bool = False) -> None:
+        self.kind = "wipe" if wipe else "kill"
+        self.targets = targets
+        self._chaos = cluster
+        self._cluster = cluster.local
+        self._wipe = wipe
+
+    async def begin(self) -> Effect:
+        if self._wipe:
+            for target in self.targets:
+                self._chaos.copies.lose(target)
+        pids = {target: await asyncio.to_thread(self._pid, target) for target in self.targets}
+        ends = await asyncio.gather(*(asyncio.to_thread(self._kill, target) for target in self.targets))
+        happened = all(pids.values()) and all(end == "killed by SIGKILL" for end in ends)
+        if self._wipe:
+            await asyncio.to_thread(self._lose_directories)
+            for target in self.targets:
+                self._chaos.spoils.forget(target)
+        return Effect(happened, pid_facts(pids))
+
+    async def end(self) -> Effect:
+        pids = {
+            target: await started(self._cluster.start_node, target, rejoin=self._wipe)
+            for target in self.targets
+        }
+        answer = await all_answer(self._cluster, self.targets)
+        if self._wipe:
+            # One at a time: two that have lost everything would wait for each other.
+            answer = answer and await until(lambda: all(map(self._has_rejoined, self.targets)))
+            await self._chaos.see_what_is_whole()
+        return Effect(answer, pid_facts(pids))
+
+    def _has_rejoined(self, target: str) -> bool:
+        status = self._cluster.node_status(target)
+        return status is not None and not status.rejoining
+
+    def _pid(self, target: str) -> int:
+        """0: it does not run."""
+        process = self._cluster.process(target)
+        return (process.pid or 0) if process.is_alive else 0
+
+    def _kill(self, target: str) -> str:
+        process = self._cluster.process(target)
+        process.kill()
+        return process.why_down()
+
+    def _lose_directories(self) -> None:
+        """Moved away, not deleted: whoever looks into a failed run wants to see them."""
+        for target in self.targets:
+            folder = self._cluster.folder(target)
+            lost = sum(1 for path in folder.iterdir() if path.name.startswith("lost-"))
+            (folder / f"lost-{lost + 1}").mkdir()
+            for name in ("store", "store-broker"):
+                if (folder / name).exists():
+                    (folder / name).rename(folder / f"lost-{lost + 1}" / name)
+
+
+class Stop:
+    """SIGSTOP to all targets, SIGCONT at the end."""
+
+    kind = "stop"
+
+    def __init__(self, cluster: ChaosCluster, targets: Sequence[str]) -> None:
+        self.targets = targets
+        self._cluster = cluster.local
+
+    async def begin(self) -> Effect:
+        pids = {t: await asyncio.to_thread(self._signal, t, signal.SIGSTOP) for t in self.targets}
+        # Paused at once, or, without a process, never.
+        happened = all(pids.values()) and await until(lambda: all(map(self._is_paused, self.targets)))
+        return Effect(happened, pid_facts(pids))
+
+    async def end(self) -> Effect:
+        still = [t for t in self.targets if await asyncio.to_thread(self._is_paused, t)]
+        for target in still:
+            await asyncio.to_thread(self._signal, target, signal.SIGCONT)
+        return Effect(still == list(self.targets) and await all_answer(self._cluster, still))
+
+    def _is_paused(self, target: str) -> bool:
+        return self._cluster.process(target).is_paused
+
+    def _signal(self, target: str, number: signal.Signals) -> int:
+        process = self._cluster.process(target)
+        if not process.is_alive:
+            return 0
+        return self._cluster.send_signal(target, number)
+
+
+class Terminate:
+    """SIGTERM to the targets, one after the other, each started again before the next: a rolling restart. The
+    last one is down until the end."""
+
+    kind = "term"
+
+    def __init__(self, cluster: ChaosCluster, targets: Sequence[str]) -> None:
+        self.targets = targets
+        self._chaos = cluster
+        self._cluster = cluster.local
+
+    async def begin(self) -> Effect:
+        happened = True
+        for position, target in enumerate(self.targets):
+            was_alive = await asyncio.to_thread(self._is_alive, target)
+            ended = await asyncio.to_thread(self._cluster.stop_node, target)
+            happened = happened and was_alive and ended
+            if position < len(self.targets) - 1:
+                await started(self._cluster.start_node, target)
+                await self._chaos.wait_healthy()
+        return Effect(happened, {"graceful": int(happened)})
+
+    async def end(self) -> Effect:
+        last = self.targets[-1:]
+        for target in last:
+            await started(self._cluster.start_node, target)
+        return Effect(await all_answer(self._cluster, last))
+
+    def _is_alive(self, target: str) -> bool:
+        return self._cluster.process(target).is_alive
+
+
+class Network:
+    """Trouble on directed links. That it happened shows at the end, by what the links counted."""
+
+    def __init__(
+        self,
+        cluster: ChaosCluster,
+        kind: str,
+        targets: Sequence[str],
+        pairs: frozenset[Pair],
+        trouble: Trouble,
+    ) -> None:
+        self.kind = kind
+        self.targets = targets
+        self._links = cluster.links
+        self._pairs = pairs
+        self._trouble = trouble
+
+    async def begin(self) -> Effect:
+        self._fault = self._links.begin(self._trouble, self._pairs)
+        return Effect(bool(self._pairs), {"links": " ".join(f"{a}>{b}" for a, b in sorted(self._pairs))})
+
+    async def end(self) -> Effect:
+        done = self._links.end(self._fault)
+        facts: dict[str, int | str] = {
+            "held": done.held,
+            "swallowed": done.swallowed,
+            "delayed": done.delayed,
+            "resets": done.resets,
+            "passed": done.passed,
+        }
+        return Effect(done.hurt_by(self._trouble), facts)
+
+
+def pid_facts(pids: dict[str, int]) -> dict[str, int | str]:
+    return {f"pid.{name}": pid for name, pid in pids.items()}
+
+
+async def all_answer(cluster: LocalCluster, targets: Sequence[str]) -> bool:
+    """Wait until all of them say how they are. False: not in time."""
+    return await until(lambda: all(cluster.node_status(target) is not None for target in targets))
+
+
+async def until(condition: Callable[[], bool], within_s: float = _WAIT_S) -> bool:
+    """Ask `condition` in a thread until it holds. False: not in time."""
+    try:
+        async with asyncio.timeout(within_s):
+            while not await asyncio.to_thread(condition):
+                await asyncio.sleep(_POLL_S)
+            return True
+    except TimeoutError:
+        return False

@@ -1,0 +1,1 @@
+"""The network between nodes, hurt link by link: proxies on loopback."""

@@ -1,0 +1,1 @@
+"""What a run does: scenario files, and random ones drawn from them."""

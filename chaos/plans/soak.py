@@ -1,0 +1,79 @@
+"""Random scenarios, one after the other, for hours: drawn from those that come with the package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from pydantic import ValidationError
+
+from chaos.plans.scenario import FaultStep, Scenario, plan
+from dledger.cli.local.cluster_plan import to_toml
+from dledger.errors import ConfigError
+
+#: Faults that take copies of entries away: two of them at once might take a majority.
+DESTRUCTIVE = ("wipe", "bit_flip")
+#: Scenarios are short, and what is repeated in them is repeated more often where there is more time.
+_LONGER = (1, 2, 3)
+#: Seconds until the second fault begins, at most.
+_LATEST = 6.0
+
+
+def draw(rng: Random, scenarios: Sequence[Scenario]) -> Scenario:
+    """One of the scenarios with another load, size and length, every other time with another fault on top."""
+    while True:
+        base = rng.choice(scenarios)
+        content = base.model_dump()
+        content["load"] = _drawn_load(rng, content["load"])
+        content["nodes"] = max(base.nodes, rng.choice((3, 3, 5)))
+        content["seconds"] *= rng.choice(_LONGER)
+        if rng.random() < 0.5:
+            other = rng.choice(scenarios)
+            _add_fault(rng, content, other)
+        try:
+            drawn = Scenario.model_validate(content)
+            plan(drawn)
+        except (ValidationError, ConfigError):
+            continue
+        return drawn
+
+
+def _drawn_load(rng: Random, load: dict[str, Any]) -> dict[str, Any]:
+    changes: dict[str, Any] = {
+        "clients": rng.randint(2, 6),
+        "max_batch": rng.choice((1, 4, 16)),
+        "max_bytes": rng.choice((20, 200, 2000)),
+        "consumers": rng.randint(1, 3),
+    }
+    if not load["rate"]:
+        changes["rate"] = rng.choice((0, 0, rng.randint(200, 2000)))
+    return load | changes
+
+
+def _add_fault(rng: Random, content: dict[str, Any], other: Scenario) -> None:
+    """One step of `other`, once, at a drawn time."""
+    steps = [step for step in other.fault if _go_together(step, content)]
+    if steps:
+        step = rng.choice(steps).model_dump() | {"at": round(rng.uniform(1.0, _LATEST), 1), "every": 0.0}
+        content["fault"] = (*content["fault"], step)
+        content["seconds"] = max(content["seconds"], step["at"] + step["lasts"])
+        content["settings"] = {**other.settings, **content["settings"]}
+        content["name"] = f"{content['name']}-and-{step['kind'].replace('_', '-')}"
+
+
+def _go_together(step: FaultStep, content: dict[str, Any]) -> bool:
+    kinds = {one["kind"] for one in content["fault"]}
+    if "all" in (step.target, *(one["target"] for one in content["fault"])):
+        return False  # one of the two would find nobody that is left to be hit
+    return not (step.kind in DESTRUCTIVE and kinds & set(DESTRUCTIVE))
+
+
+def to_file(scenario: Scenario) -> str:
+    """The text of a scenario file that says the same."""
+    content = scenario.model_dump(mode="json", exclude={"fault"})
+    steps = [step.model_dump(mode="json", exclude_defaults=True, exclude={"kind"}) for step in scenario.fault]
+    faults = [
+        "[[fault]]\n" + to_toml({"kind": scenario.fault[n].kind, **step}) for n, step in enumerate(steps)
+    ]
+    return "\n".join([to_toml(content), *faults])

@@ -1,0 +1,488 @@
+"""A cluster of real server processes on this machine: made, started, hurt and watched.
+
+Used by `dledger cluster`, the demo, the process tests and the benchmarks::
+
+    with LocalCluster.create(tmp_path, nodes=3, base_port=0) as cluster:
+        cluster.start()
+        leader = cluster.wait_for_leader()
+        cluster.kill(leader.node_id)
+        cluster.wait_for_leader(other_than=leader.node_id)
+        cluster.start_node(leader.node_id)
+
+Everything about the cluster is in its directory, so any process may open it again with `LocalCluster(dir)`.
+Methods block; from asyncio call them in a thread.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import http.client
+import json
+import signal
+import ssl
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from dledger.cli.local.cluster_plan import (
+    DEFAULT_BASE_PORT,
+    DEFAULT_GROUP,
+    PLAN_FILE,
+    ClusterPlan,
+    CompanionPlan,
+    NodePlan,
+    load_plan,
+    plan_cluster,
+    ports_in_use,
+    save_plan,
+    to_toml,
+)
+from dledger.cli.local.node_process import NodeProcess, tail_of
+from dledger.core.values import FlushMode
+from dledger.errors import Code, ConfigError, DLedgerError
+from dledger.node.setup.secret_file import make_secret
+from dledger.status.encoding import node_status_from_json
+from dledger.status.model import NodeStatus
+from dledger.store.descriptors import PRIVATE_DIRECTORY
+from dledger.store.identity import Identity, first_incarnation, init_directory, member_list
+
+if TYPE_CHECKING:
+    from dledger.client import TlsFiles
+
+#: Smaller than a server's default: a laptop's disk should not be taken by a demo.
+LOCAL_DATA_FILE_SIZE = 64 << 20
+TLS_FOLDER = "tls"
+SECRET_FILE = "secret"
+CLIENT_NAME = "client"  # in the certificate for users of a local cluster
+#: Between two questions to the nodes: at first, each time longer by so much, and at most.
+_POLL_SECONDS, _LONGER, _POLL_AT_MOST_SECONDS = 0.02, 1.25, 0.15
+_ASK_SECONDS = 1.0
+
+
+T = TypeVar("T")
+
+
+class ClusterError(DLedgerError):
+    """The local cluster is not in a state in which that can be done, or did not get there in time."""
+
+    default_code = Code.ILLEGAL_MEMBER_STATE
+
+
+@dataclass(frozen=True, slots=True)
+class LocalNode:
+    """One node, or server beside the nodes, as seen from outside and by itself.
+
+    Numbers are -1 when the node does not say.
+    """
+
+    node_id: str
+    state: str  # running, paused, silent (runs, but does not answer), down
+    pid: int | None
+    address: str
+    http_address: str
+    role: str = "UNKNOWN"
+    term: int = -1
+    leader_id: str = ""
+    ledger_begin_index: int = -1
+    ledger_end_index: int = -1
+    committed_index: int = -1
+    health: str = ""
+    why: str = ""  # why it is down
+    last_log_lines: tuple[str, ...] = ()  # of its log, if it is down after a failure
+    owner: Mapping[str, Any] = field(default_factory=dict)  # what the program on the node says
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class LocalCluster:
+    """The cluster in `directory`. ConfigError if there is none."""
+
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory).resolve()
+        self.plan: ClusterPlan = load_plan(self.directory)
+        self._processes = {
+            node.node_id: NodeProcess(self.folder(node.node_id), self.folder(node.node_id) / "node.toml")
+            for node in self.plan.nodes
+        }
+        self._companions = {
+            c.name: NodeProcess(self.directory / c.name, self.directory / c.name / "config.toml", c.module)
+            for c in self.plan.companions
+        }
+        ca = self.directory / TLS_FOLDER / "ca.pem"
+        self._https = ssl.create_default_context(cafile=str(ca)) if self.plan.tls else None
+
+    @classmethod
+    def exists(cls, directory: Path | str) -> bool:
+        return (Path(directory) / PLAN_FILE).exists()
+
+    @classmethod
+    def create(
+        cls,
+        directory: Path | str,
+        *,
+        nodes: int = 3,
+        base_port: int = DEFAULT_BASE_PORT,
+        group: str = DEFAULT_GROUP,
+        data_file_size: int = LOCAL_DATA_FILE_SIZE,
+        flush_mode: FlushMode = FlushMode.SYNC_FLUSH,
+        settings: Mapping[str, Any] | None = None,
+        tls: bool = False,
+        companions: Sequence[tuple[CompanionPlan, Mapping[str, Any]]] = (),
+    ) -> Self:
+        """Write plan, configs and identities into an empty or absent directory. Starts nothing.
+
+        base_port 0 takes free ports. `settings` are further keys of every node's config. `tls`: with mutual
+        TLS, and certificates made for it; `tls_files` is then for clients. `companions`: servers beside the
+        nodes, with their configs; they are started before the nodes and stopped after them.
+        """
+        root = Path(directory).resolve()
+        if root.exists() and any(root.iterdir()):
+            raise ConfigError(f"{root} is not empty and holds no complete cluster: choose another --dir")
+        root.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+        plan = replace(
+            plan_cluster(uuid.uuid4().hex, group, nodes, base_port, tls=tls),
+            companions=tuple(companion for companion, _ in companions),
+        )
+        if tls:
+            from dledger.cli.local.certificates import make_local  # an optional dependency
+
+            names = [*(node.node_id for node in plan.nodes), *(c.name for c in plan.companions)]
+            make_local(root / TLS_FOLDER, names)
+        make_secret(root / SECRET_FILE)
+        members = member_list(node.node_id for node in plan.nodes)
+        for node in plan.nodes:
+            folder = root / node.node_id
+            folder.mkdir(PRIVATE_DIRECTORY)
+            (folder / "node.toml").write_text(_node_config(plan, node, folder, settings or {}))
+            init_directory(
+                folder / "store",
+                Identity(plan.cluster_id, group, node.node_id, data_file_size, flush_mode, members=members),
+                incarnation=first_incarnation(),
+            )
+        for companion, config in companions:
+            (root / companion.name).mkdir(PRIVATE_DIRECTORY)
+            if tls:
+                section = {**_certificates(root, companion.name), "admin_names": [CLIENT_NAME]}
+                config = {**config, "tls": {**section, "broker_names": list(members)}}
+            (root / companion.name / "config.toml").write_text(to_toml(config))
+        save_plan(root, plan)
+        return cls(root)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # -- facts
+
+    @property
+    def node_ids(self) -> list[str]:
+        return [node.node_id for node in self.plan.nodes]
+
+    @property
+    def addresses(self) -> list[str]:
+        """gRPC addresses of all nodes: what a client takes as servers."""
+        return self.plan.addresses
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """For clients; None: the cluster speaks plain text."""
+        if not self.plan.tls:
+            return None
+        from dledger.client import TlsFiles  # with gRPC, which nothing else here needs
+
+        folder = self.directory / TLS_FOLDER
+        return TlsFiles(folder / "ca.pem", folder / "client.pem", folder / "client.key")
+
+    def http_url(self, node_id: str) -> str:
+        return self.url(self.plan.node(node_id).http_address)
+
+    def url(self, http_address: str) -> str:
+        return f"{'https' if self.plan.tls else 'http'}://{http_address}"
+
+    def folder(self, node_id: str) -> Path:
+        return self.directory / self.plan.node(node_id).node_id
+
+    def store_directory(self, node_id: str) -> Path:
+        return self.folder(node_id) / "store"
+
+    def process(self, node_id: str) -> NodeProcess:
+        """Of a node, or of a companion by its name."""
+        return self._companions.get(node_id) or self._processes[self.plan.node(node_id).node_id]
+
+    def running(self) -> list[str]:
+        """The nodes, and then the companions, that run."""
+        processes = {**self._processes, **self._companions}
+        return [name for name, process in processes.items() if process.is_alive]
+
+    def log_tail(self, node_id: str, lines: int = 20) -> list[str]:
+        return tail_of(self.process(node_id).log, lines)
+
+    def node_status(self, node_id: str) -> NodeStatus | None:
+        """All that a node says of itself; None if it does not answer."""
+        process = self.process(node_id)
+        if not process.is_alive or process.is_paused:
+            return None
+        return self._ask_status(self.plan.node(node_id))
+
+    def status(self) -> list[LocalNode]:
+        """All nodes, asked at the same time: a slow one costs no more than its own deadline."""
+        with ThreadPoolExecutor(len(self.plan.nodes)) as pool:
+            return list(pool.map(self._local_node, self.plan.nodes))
+
+    def companions(self) -> list[LocalNode]:
+        """The servers beside the nodes: whether they run. They are not asked anything."""
+        return [
+            self._by_process(self._companions[c.name], c.name, c.address, c.http_address)
+            for c in self.plan.companions
+        ]
+
+    def leader(self) -> LocalNode | None:
+        """The node that says it leads, in the highest term, if any does."""
+        return max((n for n in self.status() if n.role == "LEADER"), key=lambda n: n.term, default=None)
+
+    # -- start and stop
+
+    def start(self, environment: Mapping[str, str] | None = None) -> list[str]:
+        """Start all nodes that are down and return their ids. Refused if a port is taken."""
+        with self._exclusive():
+            down = [node for node in self.plan.nodes if not self.process(node.node_id).is_alive]
+            absent = [c for c in self.plan.companions if not self.process(c.name).is_alive]
+            addresses = [a for c in absent for a in (c.address, c.http_address) if a]
+            addresses += [a for node in down for a in (node.address, node.http_address)]
+            busy = ports_in_use(addresses)
+            if busy:
+                raise ConfigError(
+                    f"in use by another process: {', '.join(busy)}; stop it, or choose another --base-port "
+                    "for a new --dir",
+                    code=Code.PORT_IN_USE,
+                )
+            started = [*(c.name for c in absent), *(node.node_id for node in down)]
+            for name in started:
+                self.process(name).start(environment)
+            return started
+
+    def start_node(
+        self, node_id: str, environment: Mapping[str, str] | None = None, *, rejoin: bool = False
+    ) -> int:
+        """Start one node that is down; returns its pid. `rejoin`: its directory was lost."""
+        if rejoin:
+            store = self.store_directory(node_id)
+            if store.exists() and any(store.iterdir()):
+                raise ClusterError(
+                    f"{store} is not empty: move it away first, if what it holds is not wanted"
+                )
+        with self._exclusive():
+            process = self.process(node_id)
+            if process.is_alive:
+                raise ClusterError(f"{node_id} runs already (pid {process.pid})")
+            return process.start(environment, ["--rejoin"] if rejoin else [])
+
+    def restart_node(self, node_id: str, *, seconds: float = 10.0, rejoin: bool = False) -> int:
+        """Stop one node gracefully, if it runs, and start it again."""
+        self.stop_node(node_id, seconds=seconds)
+        return self.start_node(node_id, rejoin=rejoin)
+
+    def stop(self, *, seconds: float = 10.0) -> dict[str, bool]:
+        """Stop all that run, at once. node_id -> True: ended by itself, False: had to be killed."""
+        running = self.running()
+        nodes = [name for name in running if name not in self._companions]
+        return {**self._stop(nodes, seconds), **self._stop(running[len(nodes) :], seconds)}
+
+    def _stop(self, names: Sequence[str], seconds: float) -> dict[str, bool]:
+        if not names:
+            return {}
+        with ThreadPoolExecutor(len(names)) as pool:
+            ended = pool.map(lambda name: self.process(name).stop(seconds), names)
+            return dict(zip(names, ended, strict=True))
+
+    def stop_node(self, node_id: str, *, seconds: float = 10.0) -> bool:
+        """True: it ended by itself or was down. False: it had to be killed."""
+        process = self.process(node_id)
+        return process.stop(seconds) if process.is_alive else True
+
+    # -- faults
+
+    def kill(self, node_id: str) -> int:
+        """SIGKILL; returns the pid that died. The process is gone when this returns."""
+        pid = self._pid_of_running(node_id)
+        self.process(node_id).kill()
+        return pid
+
+    def pause(self, node_id: str) -> int:
+        return self.send_signal(node_id, signal.SIGSTOP)
+
+    def resume(self, node_id: str) -> int:
+        return self.send_signal(node_id, signal.SIGCONT)
+
+    def send_signal(self, node_id: str, number: signal.Signals) -> int:
+        """Returns the pid it was sent to. Does not wait for what comes of it."""
+        pid = self._pid_of_running(node_id)
+        self.process(node_id).send_signal(number)
+        return pid
+
+    # -- waiting
+
+    def wait_for_leader(self, seconds: float = 30.0, *, other_than: str | None = None) -> LocalNode:
+        """Wait until a node (not `other_than`) leads. ClusterError at the deadline or when none is left."""
+
+        def found(nodes: Sequence[LocalNode]) -> LocalNode | None:
+            leading = [n for n in nodes if n.role == "LEADER" and n.node_id != other_than]
+            return max(leading, key=lambda n: n.term, default=None)
+
+        return self.wait_until(found, seconds, "a leader")
+
+    def wait_for_all(self, seconds: float = 30.0) -> LocalNode:
+        """Wait until every node serves and all know the same leader; that one. Errors as wait_for_leader."""
+
+        def found(nodes: Sequence[LocalNode]) -> LocalNode | None:
+            leaders = {n.leader_id for n in nodes}
+            if len(leaders) != 1:
+                return None
+            return next((n for n in nodes if n.role == "LEADER" and n.node_id in leaders), None)
+
+        return self.wait_until(found, seconds, "a leader that all nodes know")
+
+    def wait_for_answers(self, seconds: float = 30.0) -> Sequence[LocalNode]:
+        """All nodes, as soon as each that runs answers; or at the deadline, with those that do not."""
+
+        def answered(nodes: Sequence[LocalNode]) -> Sequence[LocalNode] | None:
+            return nodes if all(node.state != "silent" for node in nodes) else None
+
+        found, nodes = self._poll(answered, seconds)
+        return found or nodes
+
+    def wait_until(
+        self, found: Callable[[Sequence[LocalNode]], LocalNode | None], seconds: float, what: str
+    ) -> LocalNode:
+        """Ask all nodes again and again until `found` returns one of them."""
+
+        def found_or_hopeless(nodes: Sequence[LocalNode]) -> LocalNode | None:
+            if (node := found(nodes)) is None and all(node.state == "down" for node in nodes):
+                raise ClusterError(f"no {what.removeprefix('a ')}: no node runs. {describe_down(nodes)}")
+            return node
+
+        node, nodes = self._poll(found_or_hopeless, seconds)
+        if node is None:
+            raise ClusterError(f"no {what.removeprefix('a ')} after {seconds:g} s. {describe(nodes)}")
+        return node
+
+    # -- inside
+
+    def _poll(
+        self, found: Callable[[Sequence[LocalNode]], T | None], seconds: float
+    ) -> tuple[T | None, Sequence[LocalNode]]:
+        """Ask all nodes until `found` finds something (None: it did not in time); and what they said last."""
+        deadline = time.monotonic() + seconds
+        pause = _POLL_SECONDS
+        while True:
+            nodes = self.status()
+            result = found(nodes)
+            if result is not None or time.monotonic() > deadline:
+                return result, nodes
+            time.sleep(pause)
+            pause = min(pause * _LONGER, _POLL_AT_MOST_SECONDS)
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Two commands must not start the same node twice at the same moment."""
+        with (self.directory / ".starting").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _pid_of_running(self, node_id: str) -> int:
+        process = self.process(node_id)
+        pid = process.pid
+        if pid is None or not process.is_alive:
+            raise ClusterError(f"{node_id} does not run: {process.why_down() or 'never started'}")
+        return pid
+
+    @staticmethod
+    def _by_process(process: NodeProcess, name: str, address: str, http_address: str) -> LocalNode:
+        """What can be seen from outside."""
+        pid = process.pid
+        if not process.is_alive:
+            why = process.why_down() or "never started"
+            lines = tuple(process.last_errors()) if why.startswith("failed") else ()
+            return LocalNode(name, "down", pid, address, http_address, why=why, last_log_lines=lines)
+        return LocalNode(name, "paused" if process.is_paused else "running", pid, address, http_address)
+
+    def _local_node(self, plan: NodePlan) -> LocalNode:
+        node = self._by_process(self.process(plan.node_id), plan.node_id, plan.address, plan.http_address)
+        if node.state != "running":
+            return node
+        status = self._ask_status(plan)
+        if status is None:
+            return replace(node, state="silent")
+        return replace(
+            node,
+            role=status.role,
+            term=status.term,
+            leader_id=status.leader_id,
+            ledger_begin_index=status.ledger_begin_index,
+            ledger_end_index=status.ledger_end_index,
+            committed_index=status.committed_index,
+            health=status.health,
+            owner=status.owner,
+        )
+
+    def _ask_status(self, node: NodePlan) -> NodeStatus | None:
+        address = node.http_address
+        connection = (
+            http.client.HTTPConnection(address, timeout=_ASK_SECONDS)
+            if self._https is None
+            else http.client.HTTPSConnection(address, timeout=_ASK_SECONDS, context=self._https)
+        )
+        try:
+            connection.request("GET", "/status")
+            response = connection.getresponse()
+            if response.status != 200:
+                return None
+            return node_status_from_json(json.loads(response.read()))
+        except (OSError, http.client.HTTPException, ValueError):
+            return None
+        finally:
+            connection.close()
+
+
+def describe(nodes: Sequence[LocalNode]) -> str:
+    return "; ".join(
+        f"{n.node_id}: {n.why}" if n.state == "down" else f"{n.node_id}: {n.state}, {n.role}, term {n.term}"
+        for n in nodes
+    )
+
+
+def describe_down(nodes: Sequence[LocalNode]) -> str:
+    return "; ".join(f"{n.node_id}: {' | '.join((n.why, *n.last_log_lines))}" for n in nodes)
+
+
+def _node_config(plan: ClusterPlan, node: NodePlan, folder: Path, settings: Mapping[str, Any]) -> str:
+    values: dict[str, Any] = {
+        "node_id": node.node_id,
+        "cluster_id": plan.cluster_id,
+        "group": plan.group,
+        "directory": str(folder / "store"),
+        "http_listen": node.http_address,
+        "cluster_secret_file": str(folder.parent / SECRET_FILE),
+        "members": {n.node_id: n.address for n in plan.nodes},
+        "http_members": {n.node_id: n.http_address for n in plan.nodes},
+    }
+    if plan.tls:
+        values["tls"] = {**_certificates(folder.parent, node.node_id), "admin_names": [CLIENT_NAME]}
+    return to_toml({**values, **settings})
+
+
+def _certificates(root: Path, name: str) -> dict[str, str]:
+    folder = root / TLS_FOLDER
+    paths = {"certificate": f"{name}.pem", "key": f"{name}.key", "ca": "ca.pem"}
+    return {key: str(folder / file) for key, file in paths.items()}

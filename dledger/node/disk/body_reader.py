@@ -1,0 +1,61 @@
+"""Bodies of committed entries by position, for programs that keep positions: any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dledger.errors import Code, InvalidRequest, ReadFailed
+from dledger.node.loop.readable import ReadableLog
+from dledger.store.api import EntryDamaged, LogStore
+from dledger.store.format.batch import HEADER_SIZE
+
+MAX_BYTES = 64 << 20  # of the bodies that one call asks for
+
+
+class BodyReader:
+    """How far may be read is looked up only when it is not far enough: it never falls."""
+
+    def __init__(self, store: LogStore, readable: ReadableLog, on_damage: Callable[[int], None]) -> None:
+        """`on_damage` is called on the thread that reads, with an index that cannot be read."""
+        self._store = store
+        self._readable = readable
+        self._on_damage = on_damage
+        self._end_pos = 0
+
+    def read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+        """See NodeServer.read_bodies."""
+        if len(spans) > 1 and sum([size for _, size in spans]) > MAX_BYTES:
+            raise InvalidRequest(f"bodies of more than {MAX_BYTES} bytes in one call")
+        end_pos = self._end_pos
+        try:
+            try:
+                return self._store.read_bodies(spans, end_pos)
+            except ReadFailed as error:
+                self._look()
+                # Another thread may have looked since this one began.
+                if error.code is not Code.INDEX_OUT_OF_RANGE or self._end_pos <= end_pos:
+                    raise
+                return self._store.read_bodies(spans, self._end_pos)
+        except EntryDamaged as error:
+            self._on_damage(error.index)
+            raise
+
+    def index_at(self, pos: int) -> int:
+        """See NodeServer.index_at_pos."""
+        try:
+            index = self._store.index_at_pos(pos)
+        except EntryDamaged as error:
+            self._on_damage(error.index)
+            raise
+        if index > self._readable.index:
+            raise ReadFailed(f"position {pos} cannot be read yet")
+        return index
+
+    def read_at(self, pos: int) -> bytes:
+        """See NodeServer.body_at."""
+        size = self._store.entry(self.index_at(pos)).size - HEADER_SIZE
+        return self.read([(pos, size)])[0]
+
+    def _look(self) -> None:
+        """How far may be read by now."""
+        self._end_pos = max(self._end_pos, self._store.tail_at(self._readable.index).pos)

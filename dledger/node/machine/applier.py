@@ -1,0 +1,213 @@
+"""Applies committed entries to the program's state machine, saves its images and loads them.
+
+The state machine lives on a thread of its own: it may be slow, and may not hold up the node. What it has
+applied is known on the loop. Without a state machine everything committed counts as applied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from dledger.errors import Code, DLedgerError, ReadFailed, StorageError
+from dledger.logs import get_logger
+from dledger.node.loop.readable import ReadableLog
+from dledger.node.machine.state_feeder import READ_BYTES, StateFeeder
+from dledger.node.machine.state_machine import StateMachine
+from dledger.node.machine.state_plan import Apply, Load, Piece, Replay, Save, StatePlan
+from dledger.node.tracing import NodeTrace
+from dledger.store.api import EntryDamaged, LogStore
+from dledger.store.format.batch import Batch
+
+_log = get_logger("state")
+
+_RETRY_S = 0.2
+_CLOSE_S = 5.0
+
+
+class Applier:
+    """Implements dledger.node.async_shell.StateKeeper. All methods on the loop.
+
+    `recover` first, before anything is made of the store's committed index; then `wire`, `start` once the
+    log's images are known, and `stop` in any case.
+    """
+
+    def __init__(self, machine: StateMachine | None, store: LogStore, trace: NodeTrace | None = None) -> None:
+        self._feeder = None if machine is None else StateFeeder(machine, store)
+        self._plan = StatePlan(replays=self._feeder is not None and self._feeder.is_durable)
+        self._store = store
+        self._trace = trace
+        self._woken = asyncio.Event()
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._is_stopped = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
+
+    async def recover(self) -> None:
+        """Ask the machine what it has kept. StorageError."""
+        if self._feeder is None or not self._feeder.is_durable:
+            return
+        try:
+            recovered = await asyncio.get_running_loop().run_in_executor(self._thread, self._feeder.recover)
+        except Exception as error:
+            raise _failure(error) from error
+        if recovered is None:
+            return
+        found, why_not = recovered
+        if why_not:
+            _log.warning("the state that was kept is not used", reason=why_not, **found._asdict())
+        else:
+            _log.info("state was kept", **found._asdict())
+            self._plan.recovered(found.index)
+
+    def wire(
+        self,
+        readable: ReadableLog,
+        *,
+        cached: Callable[[int, int, int], Sequence[Batch]],
+        newest_image: Callable[[], int],
+        needs_image: Callable[[], bool],
+        saved: Callable[[int, Sequence[bytes]], None],
+        on_damage: Callable[[int], None],
+        on_fatal: Callable[[DLedgerError], None],
+    ) -> None:
+        """`cached`: TailCache.batches. `saved` gets the state as of an image. Both are called on the loop."""
+        self._readable = readable
+        self._cached = cached
+        self._newest_image = newest_image
+        self._needs_image = needs_image
+        self._saved = saved
+        self._on_damage = on_damage
+        self._on_fatal = on_fatal
+
+    @property
+    def applied_index(self) -> int:
+        return self._readable.index if self._feeder is None else self._plan.applied
+
+    def start(self) -> None:
+        if self._is_stopped:
+            return
+        if self._needs_image():
+            self._plan.forget()  # what is damaged around here was purged by others, as if it was here, too
+        if self._feeder is not None:
+            self._task = asyncio.create_task(self._run(self._feeder))
+
+    def save(self, image_index: int) -> None:
+        if self._feeder is None:
+            self._saved(image_index, ())
+            return
+        self._plan.save(image_index)
+        self._woken.set()
+
+    def committed(self) -> None:
+        self._woken.set()
+
+    async def wait(self, index: int, timeout_ms: int) -> None:
+        """Until all committed entries up to `index` are applied. ReadFailed after timeout_ms."""
+        if self._feeder is None:
+            await self._readable.wait(index, timeout_ms)
+            return
+        if self._plan.applied >= index:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = (index, future)
+        self._waiting.append(waiter)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await future
+        except TimeoutError:
+            text = f"applied up to {self._plan.applied}, not yet up to {index}"
+            raise ReadFailed(text, code=Code.READ_NOT_CONFIRMED) from None
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+
+    async def stop(self) -> None:
+        self._is_stopped = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for _, future in self._waiting:
+            if not future.done():
+                future.set_exception(ReadFailed("the node is stopping", code=Code.READ_NOT_CONFIRMED))
+        if self._feeder is not None:
+            await self._close(self._feeder)
+        self._thread.shutdown(wait=False)
+
+    async def _close(self, feeder: StateFeeder) -> None:
+        """Behind the piece that is under way, if there is one."""
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await asyncio.get_running_loop().run_in_executor(self._thread, feeder.close)
+        except Exception as error:
+            _log.error("the state machine could not be closed", exc_info=error)
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    async def _run(self, feeder: StateFeeder) -> None:
+        try:
+            while True:
+                self._woken.clear()
+                if not await self._advance(feeder):
+                    await self._woken.wait()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self._on_fatal(_failure(error))
+
+    async def _advance(self, feeder: StateFeeder) -> bool:
+        """Do the next piece of work. False: there is none now."""
+        piece = self._plan.next(
+            self._store.base.index,
+            self._readable.index,
+            self._newest_image(),
+            needs_image=self._needs_image(),
+        )
+        if piece is None:
+            return False
+        try:
+            return await self._do(feeder, piece)
+        except ReadFailed:
+            await asyncio.sleep(_RETRY_S)  # purged or replaced under us: look again at where the log begins
+            return True
+        except StorageError as error:
+            if error.code is not Code.DATA_DAMAGED:
+                raise
+            self._on_damage(error.index if isinstance(error, EntryDamaged) else self._plan.applied + 1)
+            await asyncio.sleep(_RETRY_S)
+            return True
+
+    async def _do(self, feeder: StateFeeder, piece: Piece) -> bool:
+        loop, plan = asyncio.get_running_loop(), self._plan
+        match piece:
+            case Apply():
+                batches = self._cached(piece.first, piece.last, READ_BYTES)
+                last = await loop.run_in_executor(self._thread, feeder.apply, piece, batches)
+                plan.has_applied(last)
+                if self._trace is not None:
+                    self._trace.event("raft", "apply", {"lidx": piece.first, "last": last})
+            case Replay():
+                plan.replayed(await loop.run_in_executor(self._thread, feeder.replay, piece))
+            case Load():
+                found = await loop.run_in_executor(self._thread, feeder.load, piece)
+                if found is None:
+                    return False
+                plan.loaded(found)
+                if self._trace is not None:
+                    self._trace.event("raft", "load", {"lidx": found.applied})
+                _log.info("state loaded", index=found.applied, size=found.size)
+            case Save(image_index):
+                self._saved(image_index, await loop.run_in_executor(self._thread, feeder.save))
+        for applied_at, future in self._waiting:
+            if applied_at <= plan.applied and not future.done():
+                future.set_result(None)
+        return True
+
+
+def _failure(error: Exception) -> DLedgerError:
+    if isinstance(error, DLedgerError):
+        return error
+    _log.error("the state machine failed", exc_info=error)
+    text = f"the state machine failed: {type(error).__name__}: {error}"
+    return StorageError(text, code=Code.INTERNAL_ERROR)

@@ -1,0 +1,227 @@
+"""This node's way to each other member: short calls at any time, a push stream while it leads.
+
+A peer that does not answer costs nobody else anything: calls have deadlines, only a few are under way at
+once, and what does not fit is dropped. The core repeats what matters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Protocol
+
+from dledger.core.messages import (
+    Heartbeat,
+    Message,
+    PositionRequest,
+    PushMessage,
+    PushResponse,
+    TakeLeadership,
+    VoteRequest,
+)
+from dledger.errors import InvalidRequest
+from dledger.logs import get_logger
+from dledger.rpc.peer_transport import PeerTlsFailure, PeerTransport, PeerUnreachable, PushStream, Question
+from dledger.rpc.ports import FetchedFrames
+
+_log = get_logger("peers")
+
+_MAX_CALLS = {Heartbeat: 8, VoteRequest: 4, TakeLeadership: 1, PositionRequest: 1}
+#: A vote leaves once it is durable. On a slow disk that takes longer than an election time-out, and it still
+#: counts then; of more questions than may be open the oldest gives way.
+_VOTE_WITHIN_S = 5.0
+_BACKOFF_MIN_S = 0.05
+_BACKOFF_MAX_S = 0.5
+#: A stream that lived for so long was a good one: it is opened again at once.
+_GOOD_LIFE_S = 1.0
+_DRAIN_S = 1.0
+_FETCH_BYTES = 1 << 20
+
+
+class PeerEvents(Protocol):
+    """Where what a peer says goes."""
+
+    def peer_answered(self, peer: str, message: Message) -> None: ...
+    def stream_up(self, peer: str, stream_id: int, incarnation: int) -> None: ...
+    def stream_down(self, peer: str, stream_id: int) -> None: ...
+
+
+class PeerLink:
+    """One other member."""
+
+    def __init__(
+        self,
+        peer: str,
+        client: PeerTransport,
+        events: PeerEvents,
+        *,
+        role_epoch: Callable[[], int],
+        call_timeout_ms: int,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        """`role_epoch`: of this node, now. `uniform`: the random source of pauses."""
+        self.peer = peer
+        self._client = client
+        self._events = events
+        self._uniform = uniform
+        self._role_epoch = role_epoch
+        self._stream_id = 0  # of the newest stream
+        self._timeout_s = call_timeout_ms / 1000
+        self._calls: dict[type, deque[asyncio.Task[None]]] = {kind: deque() for kind in _MAX_CALLS}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._keeper: asyncio.Task[None] | None = None
+        self._stream: PushStream | None = None
+        self._last_refusal = ""
+        self._closed = False
+
+    @property
+    def is_connected(self) -> bool:
+        """While this node leads: the push stream is open."""
+        return self._stream is not None and self._stream.is_up
+
+    def connect(self) -> None:
+        self._client.connect()
+
+    def renew(self, make: Callable[[], PeerTransport]) -> None:
+        """New certificates: connect anew. A push stream that works stays on its old connection till it ends;
+        one that never came up may be waiting for what the old certificate cannot get."""
+        if self._closed:
+            return
+        old, self._client = self._client, make()
+        self._spawn(old.retire())
+        self._client.connect()
+        if self._keeper is not None and not self.is_connected:
+            self.lead()
+
+    def ask(self, message: Question) -> None:
+        """Send a question; the answer comes as an event, or never."""
+        calls, most = self._calls[type(message)], _MAX_CALLS[type(message)]
+        if self._closed or (len(calls) >= most and not isinstance(message, VoteRequest)):
+            return
+        if len(calls) >= most:
+            calls.popleft().cancel()
+        call = self._spawn(self._ask(message))
+        calls.append(call)
+        call.add_done_callback(partial(_forget, calls))
+
+    def push(self, message: PushMessage, payload: bytes | memoryview | None) -> None:
+        """Put a message on the stream it names, or nowhere if that is gone."""
+        stream = self._stream
+        if stream is not None and stream.stream_id == message.stream_id:
+            stream.put(message, payload)
+
+    async def fetch(self, first_index: int, last_index: int, timeout_s: float) -> FetchedFrames:
+        """Durable entries of the peer from first_index on, and no more than are good to hold in memory.
+        PeerUnreachable, InvalidRequest if it cannot give them."""
+        frames = self._client.fetch(first_index, last_index, _FETCH_BYTES, timeout_s)
+        async with aclosing(frames) as parts:
+            async for part in parts:
+                return part
+        raise InvalidRequest(f"{self.peer} sent nothing from entry {first_index} on")
+
+    def lead(self) -> None:
+        """Keep a push stream open from now on. A new leadership gets a new stream."""
+        self.follow()
+        if not self._closed:
+            self._keeper = self._spawn(self._keep_stream())
+
+    def follow(self) -> None:
+        """End the push stream after what was put on it."""
+        keeper, stream = self._keeper, self._stream
+        self._keeper = self._stream = None
+        if keeper is None:
+            return
+        if stream is None or not stream.is_up:
+            keeper.cancel()
+        else:
+            stream.finish()
+            asyncio.get_running_loop().call_later(_DRAIN_S, keeper.cancel)
+
+    async def close(self) -> None:
+        """Nothing is sent from now on: the core goes on while a node stops, until its disk has ended."""
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._client.close()
+
+    async def _ask(self, message: Question) -> None:
+        within_s = _VOTE_WITHIN_S if isinstance(message, VoteRequest) else self._timeout_s
+        try:
+            answer = await self._client.ask(message, within_s)
+        except PeerTlsFailure as error:
+            self._note_refusal(str(error))
+            return
+        except PeerUnreachable:
+            return
+        except InvalidRequest as error:
+            self._note_refusal(str(error))
+            return
+        self._events.peer_answered(self.peer, answer)
+
+    async def _keep_stream(self) -> None:
+        me = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        pause = _BACKOFF_MIN_S
+        while True:
+            opened_at = loop.time()
+            await self._run_stream(self._client.open_push(self._next_stream_id()))
+            if self._keeper is not me:
+                return
+            if loop.time() - opened_at > _GOOD_LIFE_S:
+                pause = _BACKOFF_MIN_S
+                continue  # the next one opens as soon as the peer can be reached again
+            await asyncio.sleep(self._uniform(_BACKOFF_MIN_S, pause))
+            pause = min(pause * 2, _BACKOFF_MAX_S)
+
+    def _next_stream_id(self) -> int:
+        """Never repeats, not even over restarts: role_epoch begins with the incarnation. Mostly it is
+        the same for all members, and then so is what they are sent."""
+        self._stream_id = max(self._stream_id + 1, self._role_epoch())
+        return self._stream_id
+
+    async def _run_stream(self, stream: PushStream) -> None:
+        self._stream = stream
+
+        def on_up(incarnation: int) -> None:
+            self._last_refusal = ""
+            self._events.stream_up(self.peer, stream.stream_id, incarnation)
+
+        def on_response(response: PushResponse) -> None:
+            self._events.peer_answered(self.peer, response)
+
+        try:
+            await stream.run(on_up, on_response)
+        except PeerUnreachable as error:
+            _log.debug("push stream ended", peer=self.peer, reason=str(error))
+        except InvalidRequest as error:
+            self._note_refusal(str(error))
+        except Exception as error:
+            # A mistake, here or of the peer: it costs this stream, and not the peer all that comes after it.
+            _log.error("push stream failed", peer=self.peer, exc_info=error)
+        finally:
+            if self._stream is stream:
+                self._stream = None
+            if stream.is_up:
+                stream.is_up = False
+                self._events.stream_down(self.peer, stream.stream_id)
+
+    def _note_refusal(self, reason: str) -> None:
+        if self._last_refusal != reason:  # once, not with every heartbeat
+            self._last_refusal = reason
+            _log.warning("peer refuses to talk", peer=self.peer, address=self._client.address, reason=reason)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _forget(calls: deque[asyncio.Task[None]], call: asyncio.Task[None]) -> None:
+    if call in calls:
+        calls.remove(call)

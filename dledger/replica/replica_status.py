@@ -1,0 +1,114 @@
+"""What a replica says of itself, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dledger.core.values import HardState, OwnerFitness, Role
+
+if TYPE_CHECKING:
+    from dledger.replica.replica import Replica
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerView:
+    """What the leader knows of one follower; bytes are of the data stream."""
+
+    node_id: str
+    push_state: str
+    match_index: int
+    lag_entries: int
+    lag_bytes: int
+    inflight_bytes: int
+    last_contact_ms: int
+    owner: OwnerFitness | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    role: Role
+    term: int
+    role_epoch: int
+    incarnation: int
+    leader_id: str | None
+    ledger_begin_index: int
+    ledger_end_index: int
+    ledger_end_term: int
+    durable_index: int
+    verified_index: int
+    committed_index: int
+    ledger_end_pos: int
+    committed_pos: int
+    pending_bytes: int
+    sessions: int
+    transferring_to: str | None
+    needs_image: bool
+    newest_image: int
+    cluster_time_ms: int
+    clock_offset_ms: int
+    rejoining: str  # what it waits for; empty: it is a full member
+    rebuilding: str  # what the rebuild of the sessions waits for; empty: it is done
+    followers: tuple[FollowerView, ...]
+    limits_hit: dict[str, int]
+
+
+def rejoining_text(state: HardState, missing: tuple[str, ...], end_index: int) -> str:
+    """What a node that lost (the end of) its log still waits for, in words; empty if it is a full member."""
+    if state.rejoining and missing:
+        return f"waiting for {', '.join(missing)} to say how far the log reaches"
+    if state.rejoining:
+        return f"all members have answered; catching up, stored up to {end_index}"
+    if state.is_barred:
+        return f"caught up; counts in the first term after {state.barred_term}"
+    return ""
+
+
+def status_of(replica: Replica) -> ReplicaStatus:
+    core, admission, wall_ms = replica.core, replica.admission, replica.wall_ms()
+    clock = admission.state.clock
+    return ReplicaStatus(
+        role=core.role,
+        term=core.term,
+        role_epoch=core.role_epoch,
+        incarnation=core.hard_state.incarnation,
+        leader_id=core.leader_id,
+        ledger_begin_index=core.log.begin_index,
+        ledger_end_index=core.log.end_index,
+        ledger_end_term=core.log.end_term,
+        durable_index=core.log.durable_index,
+        verified_index=core.log.verified_index,
+        committed_index=core.committed_index,
+        ledger_end_pos=replica.log_tail.pos,
+        committed_pos=replica.committed_pos,
+        pending_bytes=admission.pending_bytes,
+        sessions=len(admission.sessions),
+        transferring_to=core.transferring_to,
+        followers=_follower_views(replica),
+        limits_hit=dict(admission.limits_hit),
+        needs_image=admission.state.needs_image,
+        newest_image=admission.state.newest_image,
+        cluster_time_ms=clock.read(core.now_ms, wall_ms),
+        clock_offset_ms=clock.offset_ms(core.now_ms, wall_ms),
+        rebuilding=replica.rebuilding.text(),
+        rejoining=rejoining_text(core.hard_state, core.rejoining.missing, core.log.end_index),
+    )
+
+
+def _follower_views(replica: Replica) -> tuple[FollowerView, ...]:
+    core = replica.core
+    if core.leadership is None:
+        return ()
+    return tuple(
+        FollowerView(
+            node_id=p.peer,
+            push_state=p.state.value,
+            match_index=p.match_index,
+            lag_entries=core.log.end_index - p.match_index,
+            lag_bytes=replica.log_tail.pos - replica.pos_after(p.match_index),
+            inflight_bytes=p.inflight_bytes,
+            last_contact_ms=core.now_ms - p.last_contact_ms,
+            owner=p.owner,
+        )
+        for p in core.leadership.progress.values()
+    )

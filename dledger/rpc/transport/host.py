@@ -1,0 +1,103 @@
+"""A gRPC server for services of any kind, with health and reflection; how a server binds its port."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from dledger.errors import Code, ConfigError
+from dledger.rpc.transport.channels import new_server
+from dledger.rpc.transport.handlers import both_stream, server_stream, service, unary
+
+if TYPE_CHECKING:
+    from dledger.rpc.serving import GrpcService
+
+
+class GrpcMethod(NamedTuple):
+    """A method: an async function of (request, context). The request is None if its bytes are no message.
+
+    With `streams_answers` it writes to the context; with `streams_requests` too it reads from it, and its
+    first argument is of no use.
+    """
+
+    behavior: Callable[..., Any]
+    request_type: type[Message]
+    streams_answers: bool = False
+    streams_requests: bool = False
+
+
+class GrpcHost:
+    """Serves `services`: full name -> method name -> method. `address` is host:port as really bound."""
+
+    def __init__(
+        self,
+        services: Mapping[str, Mapping[str, GrpcMethod]],
+        *,
+        others: Sequence[GrpcService] = (),
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> None:
+        """`others`: services with handlers of their own. `credentials` None: plain text."""
+        self.address = ""
+        self._services = services
+        self._others = tuple(others)
+        self._credentials = credentials
+        self._health = health.aio.HealthServicer()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, listen: str) -> None:
+        """Bind and serve. ConfigError PORT_IN_USE names the address if it cannot be had."""
+        server = new_server()
+        for name, methods in self._services.items():
+            handlers = {method: _handler(found) for method, found in methods.items()}
+            server.add_generic_rpc_handlers((service(name, handlers),))
+        for other in self._others:
+            server.add_generic_rpc_handlers((other.handler,))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        own = (*self._services, *(other.name for other in self._others))
+        names = (*own, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        self.address = await bind(server, listen, self._credentials)
+        await server.start()
+        self._server = server
+        for name in ("", *own):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls, let those under way end, cut what is left after `grace_s` seconds. Repeatable."""
+        server, self._server = self._server, None
+        if server is not None:
+            await self._health.enter_graceful_shutdown()
+            await server.stop(grace_s)
+
+
+def _handler(method: GrpcMethod) -> Any:
+    if method.streams_requests:
+        return both_stream(method.behavior, method.request_type)
+    make = server_stream if method.streams_answers else unary
+    return make(method.behavior, method.request_type)
+
+
+async def bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> str:
+    """Give a server that was not started its port; host:port as bound. ConfigError PORT_IN_USE."""
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(listen)
+        else:
+            port = server.add_secure_port(listen, credentials)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        # gRPC only releases a server in good order that was started and stopped.
+        await server.start()
+        await server.stop(0)
+        raise ConfigError(
+            f"cannot listen on {listen}: the port is in use by another process, or not ours to bind",
+            code=Code.PORT_IN_USE,
+        )
+    return f"{listen.rpartition(':')[0]}:{port}"

@@ -1,0 +1,1 @@
+"""The bytes of entries and of the files that hold them. Pure."""

@@ -1,0 +1,1 @@
+"""Directories of stopped nodes: backup, inspection, the way back from a term."""

@@ -1,0 +1,211 @@
+"""Delivery on a real node when things happen in the moment in which they hurt."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
+from broker_adapter.errors import ReadFailed, Status, TopicRefused, error_for
+from broker_adapter.format.message import decode
+from broker_adapter.pop.api import AckStatus, Delivery
+from broker_adapter.server.program import BrokerProgram
+from tests.broker_adapter.cluster import brokers, in_step
+from tests.broker_adapter.pop.test_node import bodies, message, send
+from tests.node.local import until
+
+
+async def letters(program: BrokerProgram) -> list[str]:
+    """All that is in the queue of dead letters."""
+    await in_step(program)
+    with suppress(TopicRefused):
+        found = await program.broker.pull("%DLQ%g", 0, 0)
+        return [decode(one).body.decode() for one in found.records]
+    return []
+
+
+async def test_a_message_is_acknowledged_or_a_dead_letter_and_never_both(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        delivery = program.delivery
+        await send(program, "a")
+        (one,) = await delivery.receive("g", "t", client_id="c", invisible_ms=60_000)
+        moving = asyncio.create_task(delivery.dead_letter("g", "t", one.handle))
+        acked = await delivery.ack("g", "t", [one.handle])
+        moved = not isinstance((await asyncio.gather(moving, return_exceptions=True))[0], ReadFailed)
+        assert moved is not (acked == [AckStatus.OK])
+        assert await letters(program) == ["a"] * moved
+        # The other way round.
+        await send(program, "b")
+        (one,) = await delivery.receive("g", "t", client_id="c", invisible_ms=60_000)
+        await delivery.dead_letter("g", "t", one.handle)
+        assert await delivery.ack("g", "t", [one.handle]) == [AckStatus.INVALID_HANDLE]
+        assert await letters(program) == [*["a"] * moved, "b"]
+
+
+async def test_a_repeated_receive_in_front_of_a_dead_letter_does_not_make_two_of_it(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        delivery = program.delivery
+        made, asked, may_go = delivery._dead_letters._make_topic, asyncio.Event(), asyncio.Event()
+
+        async def wait(topic: str) -> None:
+            asked.set()
+            await may_go.wait()
+            await made(topic)
+
+        delivery._dead_letters._make_topic = wait
+        await program.broker.put_group(GroupConfig("g", retry_max_times=0))
+        await send(program, "a")
+        receive = partial(delivery.receive, "g", "t", invisible_ms=100)
+        (one,) = await receive(client_id="c", attempt_id="first")
+        await until(lambda: program.node.cluster_time_ms() > one.invisible_until_ms)
+        burying = asyncio.create_task(receive(client_id="d"))
+        await asked.wait()
+        (again,) = await receive(client_id="c", attempt_id="first")
+        may_go.set()
+        assert await burying == []
+        await until(lambda: program.node.cluster_time_ms() > again.invisible_until_ms)
+        async with asyncio.timeout(30):
+            while not await letters(program):
+                assert await receive(client_id="d", wait_ms=10) == []
+        assert await receive(client_id="d", wait_ms=200) == []
+        assert await letters(program) == ["a"]
+
+
+async def test_a_reset_that_was_acknowledged_counts_in_a_queue_that_is_new_to_the_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        await program.broker.put_group(GroupConfig("g"))
+        await send(program, "a", "b", "c")
+        await program.broker.reset_offsets("g", [QueueOffset("t", 0, 2)])
+        receiver = program.delivery._receiver
+        run = receiver._run
+
+        async def run_and_reset(work: Any) -> Any:
+            """The receive has chosen, and reads."""
+            receiver._run = run
+            found = await run(work)
+            await program.broker.reset_offsets("g", [QueueOffset("t", 0, 0)])
+            return found
+
+        monkeypatch.setattr(receiver, "_run", run_and_reset)
+        receive = partial(program.delivery.receive, "g", "t", client_id="c", invisible_ms=60_000)
+        found: list[Delivery] = []
+        async with asyncio.timeout(30):
+            while len(found) < 3:
+                found += await receive(wait_ms=1000)
+        assert bodies(found) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("abandoned", [1, 12])
+async def test_groups_that_hold_all_they_can_leave_room_for_the_next_one(
+    tmp_path: Path, abandoned: int
+) -> None:
+    async with brokers(tmp_path, 1, {"delivery": {"max_pending": 200}}) as cluster:
+        program = await cluster.master()
+        await program.broker.put_topic(TopicConfig("t", 1, 1))
+        texts = [f"{number}" for number in range(300)]
+        await asyncio.gather(*[send(program, text) for text in texts])
+        receive = partial(program.delivery.receive, topic="t", client_id="c", invisible_ms=600_000)
+        for number in range(abandoned):
+            while await receive(f"abandoned-{number}", max_messages=100):
+                pass
+        taken: list[str] = []
+        async with asyncio.timeout(60):
+            while len(taken) < 300:
+                found = await receive("good")
+                assert found
+                taken += bodies(found)
+                await program.delivery.ack("good", "t", [one.handle for one in found])
+        assert sorted(taken) == sorted(texts)
+        assert program.delivery.figures().pending <= 200 + 32 * abandoned
+
+
+async def test_what_never_reached_its_client_comes_again_though_the_client_lives(tmp_path: Path) -> None:
+    """Its answer was lost, and nobody knows of it."""
+    async with brokers(tmp_path, 1, {"delivery": {"invisible_ms": 200}}) as cluster:
+        program = await cluster.master()
+        await program.broker.put_group(GroupConfig("g", consume_orderly=True))
+        await send(program, "a", "b")
+        receive = partial(program.delivery.receive, "g", "t", client_id="c", max_messages=1)
+        lost = await receive()
+        async with asyncio.timeout(30):
+            while not (found := await receive(wait_ms=50)):
+                program.delivery.heard_of("c")
+        assert bodies(lost) == bodies(found) == ["a"]
+
+
+async def test_what_has_reached_its_client_is_renewed_while_it_lives(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1, {"delivery": {"invisible_ms": 400}}) as cluster:
+        program = await cluster.master()
+        delivery = program.delivery
+        await send(program, "a")
+        (one,) = await delivery.receive("g", "t", client_id="c")
+        delivery.passed_on("g", "t", [one])
+        end_ms = one.invisible_until_ms + 1000
+        while program.node.cluster_time_ms() < end_ms:
+            delivery.heard_of("c")
+            assert await delivery.receive("g", "t", client_id="d", wait_ms=50) == []
+        assert await delivery.ack("g", "t", [one.handle]) == [AckStatus.OK]
+
+
+async def test_what_is_given_back_comes_at_once_and_is_no_attempt(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        delivery = program.delivery
+        await send(program, "a", "b")
+        receive = partial(delivery.receive, "g", "t", client_id="c", wait_ms=20_000)
+        delivery.give_back("g", "t", await receive())
+        found = await receive(attempt_id="call")
+        assert [(one.attempt, decode(one.record).body) for one in found] == [(1, b"a"), (1, b"b")]
+        # A call that is repeated may have reached its client the first time.
+        delivery.give_back("g", "t", await receive(attempt_id="call"))
+        assert [one.attempt for one in await receive()] == [2, 2]
+
+
+async def test_an_offset_that_was_committed_reads_back_though_the_group_is_given_messages(
+    tmp_path: Path,
+) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        await send(program, "a", "b", "c")
+        await program.delivery.receive("g", "t", client_id="c", max_messages=1, invisible_ms=60_000)
+        await program.broker.commit_offsets("g", -1, [QueueOffset("t", 0, 2)])
+        assert (await program.broker.offsets("g"))[1] == [QueueOffset("t", 0, 2)]
+        await program.broker.reset_offsets("g", [QueueOffset("t", 0, 1)])
+        assert (await program.broker.offsets("g"))[1] == [QueueOffset("t", 0, 1)]
+
+
+async def test_dead_letters_that_cannot_be_moved_are_not_in_front_of_fresh_messages(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+
+        async def refuse(topic: str) -> None:
+            raise error_for(Status.TOO_MANY_TOPICS, "there are too many topics")
+
+        program.delivery._dead_letters._make_topic = refuse
+        await program.broker.put_group(GroupConfig("g", retry_max_times=0))
+        await send(program, "worn out")
+        receive = partial(program.delivery.receive, "g", "t", client_id="c", max_messages=1)
+        (one,) = await receive(invisible_ms=1)
+        await until(lambda: program.node.cluster_time_ms() > one.invisible_until_ms)
+        await send(program, "fresh")
+        assert bodies(await receive(invisible_ms=60_000, wait_ms=20_000)) == ["fresh"]
+
+
+async def test_a_message_sent_under_an_id_of_a_deleted_topic_is_stored_in_the_new_one(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        await send(program, "a")
+        await program.broker.delete_topic("t")
+        assert not (await program.delivery.send("t", message("a"), message_id="a")).is_repeated
+        found = await program.delivery.receive("g", "t", client_id="c", wait_ms=20_000)
+        assert bodies(found) == ["a"]

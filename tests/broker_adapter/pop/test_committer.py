@@ -1,0 +1,238 @@
+"""Group commit of delivery: what shares an append, and when the next one goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+
+from broker_adapter.api import OutgoingMessage
+from broker_adapter.commitlog.message_writer import LateCommand, QueuedRecords
+from broker_adapter.commitlog.record_writer import RecordBatch
+from broker_adapter.errors import NotMaster, PutIndeterminate, Status, error_for
+from broker_adapter.format.host import NO_HOST
+from broker_adapter.pop.commands import Ack, Pop, QueueKey
+from broker_adapter.pop.committer import Committer, Request
+from broker_adapter.pop.records import decode, encode
+
+KEY = QueueKey("g", "t", 0)
+MAX_ROUND_BYTES = 2_000
+
+
+class Append:
+    """One append, until the test says what became of it."""
+
+    def __init__(self, queued: Sequence[QueuedRecords], commands: Sequence[LateCommand]) -> None:
+        self.firsts = list(range(len(queued)))
+        bodies = [command.body(self.firsts) for command in commands]
+        self.commands = [command for body in bodies if (command := decode(body)) is not None]
+        self.done: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+
+    def commit(self) -> None:
+        self.done.set_result(self.firsts)
+
+
+class Writer:
+    """Of a broker that is master; what is appended is seen here."""
+
+    def __init__(self) -> None:
+        self.appends: asyncio.Queue[Append] = asyncio.Queue()
+
+    def check_master(self) -> tuple[int, int]:
+        return 1, 1
+
+    async def put_together(
+        self, queued: Sequence[QueuedRecords], topic: str, commands: Sequence[LateCommand], **_: Any
+    ) -> list[int]:
+        append = Append(queued, commands)
+        self.appends.put_nowait(append)
+        return await append.done
+
+
+class World:
+    """`when_idle`: as a loop that always has nothing else to do, unless a test says otherwise."""
+
+    def __init__(self, when_idle: Callable[[Callable[[], None]], None] | None = None) -> None:
+        self.writer = Writer()
+        numbers = count(1)
+        self.committer = Committer(
+            self.writer,  # type: ignore[arg-type]
+            new_request_id=lambda: next(numbers).to_bytes(16, "big"),
+            max_waiting_bytes=1 << 20,
+            when_idle=when_idle or asyncio.get_running_loop().call_soon,
+            max_round_bytes=MAX_ROUND_BYTES,
+        )
+
+    def apply(self, append: Append) -> None:
+        for command in append.commands:
+            self.committer.on_outcomes(command.request_id, [True] * len(command.elements))
+
+
+def ack(offset: int) -> Request:
+    return Request(elements=[Ack(KEY, offset, 7)])
+
+
+def send(digest: bytes) -> Request:
+    message = OutgoingMessage(b"x")
+    batch = RecordBatch("t", 0, [message], born_host=NO_HOST, store_host=NO_HOST, now_ms=1, max_body_bytes=99)
+    return Request(queued=[QueuedRecords("t", 0, batch)], digest=digest)
+
+
+async def turns() -> None:
+    """So that all that can happen has."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_what_comes_in_one_turn_shares_an_append() -> None:
+    world = World()
+    asked = [world.committer.submit(ack(offset)) for offset in range(3)]
+    append = await world.writer.appends.get()
+    append.commit()
+    world.apply(append)
+    assert [done.outcomes for done in await asyncio.gather(*asked)] == [[True]] * 3
+    assert world.committer.rounds == 1
+
+
+@pytest.mark.parametrize("where", ["in the append", "in what is put together"])
+async def test_a_mistake_costs_a_round_and_not_all_that_are_to_come(where: str) -> None:
+    world = World()
+    if where == "in the append":
+        mistaken = world.committer.submit(ack(0))
+        (await world.writer.appends.get()).done.set_exception(ZeroDivisionError("a mistake"))
+    else:
+        mistaken = world.committer.submit(Request(elements=[Ack(KEY, 1 << 70, 7)]))
+    with pytest.raises(PutIndeterminate, match="internal error"):
+        await asyncio.wait_for(mistaken, 30)
+    asked = world.committer.submit(ack(1))
+    append = await asyncio.wait_for(world.writer.appends.get(), 30)
+    append.commit()
+    world.apply(append)
+    assert (await asyncio.wait_for(asked, 30)).outcomes == [True]
+
+
+async def test_what_comes_until_the_loop_is_idle_shares_an_append() -> None:
+    idle: list[Callable[[], None]] = []
+    world = World(idle.append)
+    for offset in range(3):
+        world.committer.submit(ack(offset))
+        await turns()
+    assert world.writer.appends.empty()
+    idle.pop()()
+    append = await world.writer.appends.get()
+    assert [len(command.elements) for command in append.commands] == [3]
+    assert not idle, "asked once"
+    world.committer.submit(ack(3))
+    append.commit()
+    world.apply(append)
+    await turns()
+    assert world.writer.appends.empty(), "the next one is not different"
+    idle.pop()()
+    assert (await world.writer.appends.get()).commands
+
+
+async def test_a_full_append_goes_however_busy_the_loop_is() -> None:
+    idle: list[Callable[[], None]] = []
+    world = World(idle.append)
+    few, size = ack(0), ack(0).size
+    world.committer.submit(few)
+    for offset in range(1, MAX_ROUND_BYTES // size + 1):
+        await turns()
+        assert world.writer.appends.empty()
+        world.committer.submit(ack(offset))
+    append = await world.writer.appends.get()
+    world.committer.submit(ack(-1))
+    idle.pop()()  # of those that went: means nothing while they are under way
+    append.commit()
+    world.apply(append)
+    await turns()
+    assert world.writer.appends.empty()
+    idle.pop()()
+    assert (await world.writer.appends.get()).commands
+
+
+async def test_a_receive_is_not_held_for_smaller_than_it_is() -> None:
+    """Its client and its attempt have names of any length: an append may get too large to be taken."""
+    receive = Pop(KEY, "c" * 255, "\u00e4" * 255, 1, False, False, False, 0, 2, (0, 1), ((2, 3),))
+    alone, both = (len(encode([receive] * n)) for n in (1, 2))
+    other = receive._replace(client_id="d" * 255, attempt_id="\u00f6" * 255)
+    added = len(encode([receive, other])) - alone
+    assert both - alone < added <= Request(elements=[other]).size
+
+
+async def test_the_next_append_waits_until_the_one_before_is_committed_and_applied() -> None:
+    world = World()
+    first = world.committer.submit(ack(0))
+    append = await world.writer.appends.get()
+    later = [world.committer.submit(ack(1))]
+    await turns()
+    append.commit()
+    await turns()
+    later.append(world.committer.submit(ack(2)))
+    await turns()
+    assert world.writer.appends.empty()
+    world.apply(append)
+    await first
+    second = await world.writer.appends.get()
+    assert [len(command.elements) for command in second.commands] == [2]
+    second.commit()
+    world.apply(second)
+    await asyncio.gather(*later)
+
+
+async def test_a_send_is_answered_at_the_commit_whatever_waits_for_the_application() -> None:
+    world = World()
+    first = world.committer.submit(send(bytes(16)))
+    append = await world.writer.appends.get()
+    append.commit()
+    assert (await first).offsets == [0]
+    second = world.committer.submit(send(b"1" * 16))
+    await turns()
+    assert world.writer.appends.empty()
+    world.apply(append)
+    (await world.writer.appends.get()).commit()
+    assert (await second).offsets == [0]
+
+
+async def test_what_has_no_command_is_over_with_the_commit() -> None:
+    world = World()
+    world.committer.submit(send(b""))
+    append = await world.writer.appends.get()
+    assert append.commands == []
+    world.committer.submit(send(b""))
+    append.commit()
+    (await world.writer.appends.get()).commit()
+
+
+async def test_an_append_that_was_refused_is_over_at_once() -> None:
+    world = World()
+    refused = world.committer.submit(ack(0))
+    append = await world.writer.appends.get()
+    later = world.committer.submit(ack(1))
+    append.done.set_exception(error_for(Status.NOT_MASTER, "no master"))
+    with pytest.raises(NotMaster):
+        await refused
+    second = await world.writer.appends.get()
+    second.commit()
+    world.apply(second)
+    assert (await later).outcomes == [True]
+
+
+async def test_a_new_mastership_does_not_wait_for_what_the_old_one_left() -> None:
+    world = World()
+    world.committer.submit(ack(0))
+    append = await world.writer.appends.get()
+    append.commit()
+    await turns()
+    text = "this broker is not the master any more"
+    world.committer.abandon(
+        error_for(Status.NOT_MASTER, text), PutIndeterminate(Status.OUTCOME_UNKNOWN, text)
+    )
+    later = world.committer.submit(ack(1))
+    second = await world.writer.appends.get()
+    second.commit()
+    world.apply(second)
+    assert (await later).outcomes == [True]

@@ -1,0 +1,39 @@
+"""What a client's filter costs is shared among its receives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.format.message import decode
+from broker_adapter.pop.api import MAX_FILTER_STEPS, Filter
+from tests.broker_adapter.cluster import brokers, in_step, messages
+
+
+@pytest.mark.parametrize("what", ["fresh messages", "fresh messages of two queues", "messages given before"])
+async def test_a_costly_filter_is_looked_at_in_pieces(what: str, tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        for number, body in enumerate("abcdef"):
+            queue_id = number % 2 if what == "fresh messages of two queues" else 0
+            await program.broker.send("t", messages(body), queue_id=queue_id)
+        await in_step(program)
+        seen: list[Mapping[str, str]] = []
+
+        def matches(properties: Mapping[str, str]) -> bool:
+            seen.append(properties)
+            return True
+
+        wanted = Filter(matches=matches, steps=MAX_FILTER_STEPS // 2)
+        receive = partial(program.delivery.receive, "g", "t", client_id="c", max_messages=9, wait_ms=20_000)
+        if what == "messages given before":
+            assert len(await receive(invisible_ms=1)) == 6
+        found: list[str] = []
+        for _ in range(3):
+            got = await receive(invisible_ms=60_000, wanted=wanted)
+            assert 0 < len(got) <= 2, "two messages use the steps of one look up"
+            found += [decode(one.record).body.decode() for one in got]
+        assert sorted(found) == list("abcdef") and len(seen) == 6

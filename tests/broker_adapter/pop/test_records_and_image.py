@@ -1,0 +1,195 @@
+"""Bytes of commands, handles and images: what is written today is read tomorrow."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_adapter.api import TopicConfig
+from broker_adapter.errors import StoredDataDamaged
+from broker_adapter.metadata.commands import PutTopic
+from broker_adapter.metadata.records import encode as encode_metadata
+from broker_adapter.metadata.state import MetadataState
+from broker_adapter.pop import image
+from broker_adapter.pop.commands import (
+    Ack,
+    Bury,
+    Change,
+    ChangeKind,
+    Checked,
+    Drop,
+    Element,
+    End,
+    Ending,
+    Fold,
+    Hold,
+    HoldKind,
+    PassedOn,
+    Pop,
+    Purged,
+    QueueKey,
+    Sent,
+    SentId,
+    Unknown,
+)
+from broker_adapter.pop.handles import held_handle, parse_held, parse_receipt, receipt_handle
+from broker_adapter.pop.held_messages import MAX_END_AGE_MS
+from broker_adapter.pop.records import NO_REQUEST, SENT_OVERHEAD, SENT_SIZE, decode, encode, encode_sent
+from broker_adapter.pop.sent_ids import MAX_AGE_MS, SentIds
+from broker_adapter.pop.state import DeliveryState
+from broker_adapter.server.replicated_state import ReplicatedState
+
+KEY = QueueKey("g", "t", 2)
+HOLD = Hold(
+    HoldKind.HALF, "t", 1, 99, b"d" * 16, "id", "client", -1, 4, 5, b"\x7f\0\0\1\0\0\0\2", "p\1v\2", b"b"
+)
+ELEMENTS: list[Element] = [
+    Pop(KEY, "c", "attempt", 60_000, True, False, True, 5, 9, (5, 7), ((1, 11), (3, 12))),
+    Pop(QueueKey("gruppe", "ü", 0), "", "", 1, False, True, False, 0, 0, (), ()),
+    Ack(KEY, 1, 2),
+    Drop(KEY, 3, 4),
+    Change(KEY, 5, 6, 7, ChangeKind.RETURN),
+    Sent((SentId(b"x" * 16, -1, 8), SentId(b"y" * 16, 3, 9))),
+    HOLD,
+    End(7, Ending.RECALLED),
+    Checked(8, 9),
+    Bury(KEY, 1, 2, 3),
+    PassedOn(KEY, 7, (1, 3)),
+    PassedOn(KEY, 7, ()),
+    Purged("t", 4, 99),
+    Fold(KEY, 60_000, 9),
+    Pop(KEY, "c", "", 1, False, False, False, 0, 0, (), (), True),
+]
+
+
+def test_every_element_comes_back() -> None:
+    assert decode(encode(ELEMENTS, b"r" * 16)) == (b"r" * 16, ELEMENTS)
+
+
+def test_bytes_of_a_command() -> None:
+    assert encode([Ack(KEY, 1, 2)]) == (
+        b"DD\1" + NO_REQUEST + b"\0\2" + b"\0\1g" + b"\0\1t" + b"\2\0\0\0\x18"
+        b"\0\0\0\1\0\0\0\2" + b"\0\0\0\0\0\0\0\1" + b"\0\0\0\0\0\0\0\2"
+    )
+
+
+def test_ids_that_follow_a_command_are_part_of_it() -> None:
+    ids = (SentId(b"z" * 16, 1, 2),)
+    late = encode_sent(ids)
+    assert len(late) == SENT_OVERHEAD + SENT_SIZE
+    assert decode(encode([Ack(KEY, 1, 2)]) + late) == (NO_REQUEST, [Ack(KEY, 1, 2), Sent(ids)])
+
+
+@pytest.mark.parametrize("cut", range(len(encode(ELEMENTS))))
+def test_a_command_that_was_cut_is_damage_or_shorter(cut: int) -> None:
+    """Elements end where they say, so a cut is seen unless it falls between two of them."""
+    try:
+        found = decode(encode(ELEMENTS)[:cut])
+    except StoredDataDamaged:
+        return
+    assert found is not None
+    assert found.elements == ELEMENTS[: len(found.elements)]
+
+
+def test_kinds_and_versions_of_newer_nodes_are_passed_over() -> None:
+    newer = encode([Ack(KEY, 1, 2)]) + b"\x63\0\0\0\2??" + encode_sent(())
+    found = decode(newer)
+    assert found is not None
+    assert found.elements == [Ack(KEY, 1, 2), Unknown(0x63), Sent(())]
+    assert decode(b"DD\2" + newer[3:]) is None
+    state = DeliveryState()
+    state.apply(1, 1, newer)
+    state.apply(2, 1, b"DD\2" + newer[3:])
+    state.apply(3, 1, b"what is this")
+    assert (state.unknown, state.damaged, state.applied_index) == (2, 1, 3)
+
+
+def test_a_handle_is_one_of_its_topic_and_nothing_else() -> None:
+    handle = receipt_handle("t", 3, 1 << 40, 1 << 50)
+    assert parse_receipt("t", handle) == (3, 1 << 40, 1 << 50)
+    assert parse_receipt("u", handle) is None
+    for wrong in ("", "x", handle[:-2], handle + "AA", "A" + handle[1:], held_handle("t", 5), "ü" * 38):
+        assert parse_receipt("t", wrong) is None
+    assert parse_held("t", held_handle("t", 5)) == 5
+    assert parse_held("u", held_handle("t", 5)) is None
+
+
+def filled() -> DeliveryState:
+    state = DeliveryState()
+    state.apply(4, 1000, encode([Pop(KEY, "c", "a", 50, True, False, False, 0, 3, (0, 2), ()), HOLD]))
+    state.apply(5, 1001, encode([HOLD._replace(digest=b""), End((4 << 16) + 1, Ending.COMMITTED)]))
+    return state
+
+
+def test_an_image_holds_everything() -> None:
+    saved = image.save(filled())
+    state = DeliveryState()
+    image.load(state, saved)
+    assert image.save(state) == saved
+    queue = state.queues[KEY]
+    assert (queue.cursor, sorted(queue.pending), state.pending_count) == (3, [0, 2], 2)
+    assert queue.pending[2] == (4 << 16, 1050, 1, "c", "a", True, 1000)
+    assert state.held.ending((4 << 16) + 1) is Ending.COMMITTED
+    assert [one.hold.body for one in state.held.all.values()] == [b"b"]
+    assert state.ids.find(b"d" * 16) == (-1, (4 << 16) + 1)
+
+
+def test_every_flipped_byte_of_an_image_is_found_and_leaves_the_empty_state() -> None:
+    saved = image.save(filled())
+    for at in range(len(saved)):
+        state = filled()
+        with pytest.raises(StoredDataDamaged):
+            image.load(state, saved[:at] + bytes((saved[at] ^ 1,)) + saved[at + 1 :])
+        assert image.save(state) == image.save(DeliveryState())
+
+
+#: What `filled()` was saved as by version 1.
+FIRST_IMAGE = (
+    "4444534901bdd80872000000000000000500000004000167000174000163000161000000010000000000000001000000"
+    "0200000000000000030000000200000000000000000000000000040000000000000000041a0000000100000002000000"
+    "030100000000000003e800000000000000020000000000040000000000000000041a0000000100000002000000030100"
+    "000000000003e80000000100000000000500000000000000000063000000000000005f44440100000000000000000000"
+    "0000000000000003000174000269640006636c69656e74060000003601000000000001000000000000006300010002ff"
+    "ffffff00000004000000000000000500087f000001000000020000000470017602620000000100000000000400010100"
+    "000000000003e90000000164646464646464646464646464646464ffffffff000000000004000100000000000003e8"
+)
+
+
+def test_an_image_of_the_first_version_is_taken() -> None:
+    state = DeliveryState()
+    image.load(state, bytes.fromhex(FIRST_IMAGE))
+    assert image.save(state) == image.save(filled())
+
+
+def test_an_image_from_before_there_was_delivery_is_taken() -> None:
+    old = MetadataState()
+    old.apply(3, encode_metadata(PutTopic(TopicConfig("t"))))
+    metadata, delivery = MetadataState(), filled()
+    both = ReplicatedState(metadata, delivery)
+    both.load(old.save())
+    assert metadata.topic("t") == TopicConfig("t")
+    assert image.save(delivery) == image.save(DeliveryState())
+    both.apply_delivery(4, 1000, encode([HOLD]))
+    saved = both.save()
+    other = DeliveryState()
+    ReplicatedState(MetadataState(), other).load(saved)
+    assert image.save(other) == image.save(delivery)
+    for wrong in (b"?", b"DRSI\2" + saved[5:], saved[:-1]):
+        with pytest.raises(StoredDataDamaged):
+            both.load(wrong)
+
+
+def test_ids_are_forgotten_by_age_and_a_newer_one_is_kept() -> None:
+    ids = SentIds()
+    ids.put(b"a" * 16, 0, 1, 0)
+    ids.put(b"a" * 16, 0, 2, MAX_AGE_MS)
+    ids.put(b"b" * 16, 0, 3, MAX_AGE_MS + 1)
+    assert (len(ids), ids.find(b"a" * 16), ids.find(b"b" * 16)) == (2, (0, 2), (0, 3))
+    assert SentIds(ids.save()).save() == ids.save()
+
+
+def test_ends_are_forgotten_by_age() -> None:
+    state = filled()
+    number = next(iter(state.held.all))
+    state.apply(9, 1001 + MAX_END_AGE_MS + 1, encode([End(number, Ending.ROLLED_BACK)]))
+    assert state.held.ending((4 << 16) + 1) is None
+    assert state.held.ending(number) is Ending.ROLLED_BACK

@@ -1,0 +1,224 @@
+"""Who is heard of keeps what it holds; who went, and who is silent, does not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker_adapter.config.settings import DeliverySettings
+from broker_adapter.pop import renewals as renewals_module
+from broker_adapter.pop.commands import Ack, Change, ChangeKind, Element, PassedOn, Pop, QueueKey
+from broker_adapter.pop.committer import Request
+from broker_adapter.pop.records import encode
+from broker_adapter.pop.renewals import Renewals
+from broker_adapter.pop.state import DeliveryState
+from broker_adapter.pop.views import Views
+
+KEY = QueueKey("g", "t", 0)
+START = 1_000_000
+
+
+class World:
+    """A state whose commands are applied as soon as they are asked for, at a time that the test sets."""
+
+    def __init__(self) -> None:
+        self.state = DeliveryState()
+        self.now_ms = START
+        self.changes: list[Change] = []
+        self.told: list[PassedOn] = []
+        self.popped = 0  # the newest pop
+        settings = DeliverySettings(invisible_ms=1000, heard_ms=500, release_ms=10, max_renewed_ms=5000)
+        self.renewals = Renewals(
+            self.state,
+            self,  # type: ignore[arg-type]
+            Views(),
+            now_ms=lambda: self.now_ms,
+            settings=settings,
+        )
+        self._index = 0
+
+    def submit(self, request: Request) -> asyncio.Future[object]:
+        self.changes += [one for one in request.elements if isinstance(one, Change)]
+        self.told += [one for one in request.elements if isinstance(one, PassedOn)]
+        self.apply(*request.elements)
+        return request.done  # type: ignore[return-value]
+
+    def apply(self, *elements: Element) -> None:
+        self._index += 1
+        self.state.apply(self._index, self.now_ms, encode(elements))
+
+    def pop(self, client: str, *, renews: bool = True) -> None:
+        at = queue.cursor if (queue := self.state.queue(KEY)) else 0
+        self.apply(Pop(KEY, client, "", 1000, renews, False, False, at, at + 1, (at,), ()))
+        self.popped = self._index << 16
+
+    def until(self, offset: int) -> int:
+        return self.state.queues[KEY].pending[offset].until_ms - START
+
+
+async def test_only_who_is_heard_of_is_renewed_and_only_when_half_is_over() -> None:
+    world = World()
+    world.renewals.start()
+    world.pop("lives")
+    world.pop("silent")
+    world.pop("lives", renews=False)
+    world.now_ms += 499
+    world.renewals.heard_of("lives")
+    world.renewals.renew()
+    assert world.changes == []
+    world.now_ms += 2
+    world.renewals.renew()
+    assert [world.until(at) for at in range(3)] == [1501, 1000, 1000]
+    world.renewals.stop()
+
+
+async def test_a_new_master_gives_everybody_one_period() -> None:
+    world = World()
+    world.pop("c")
+    world.now_ms += 600
+    world.renewals.start()
+    world.renewals.renew()
+    assert world.until(0) == 1600
+    world.now_ms += 600
+    world.renewals.renew()
+    assert world.until(0) == 1600
+    world.renewals.stop()
+
+
+async def test_renewals_have_an_end() -> None:
+    world = World()
+    world.renewals.start()
+    world.pop("c")
+    while world.until(0) > world.now_ms - START:
+        world.now_ms += 250
+        world.renewals.heard_of("c")
+        world.renewals.renew()
+    assert 5000 <= world.until(0) <= 6000
+    world.renewals.stop()
+
+
+async def test_what_a_client_held_that_went_is_visible_soon_and_not_renewed() -> None:
+    world = World()
+    world.renewals.start()
+    world.pop("c")
+    world.pop("c", renews=False)
+    world.renewals.let_go("c", "other group")
+    assert world.changes == []
+    world.renewals.let_go("c", "g")
+    assert [one.kind for one in world.changes] == [ChangeKind.RELEASE] * 2
+    assert [world.until(at) for at in range(2)] == [10, 10]
+    world.renewals.heard_of("c")
+    world.renewals.renew()
+    assert [world.until(at) for at in range(2)] == [10, 10]
+    world.renewals.stop()
+
+
+async def test_a_client_that_went_is_not_taken_for_heard_of_by_a_new_master() -> None:
+    """What it held is visible so soon that it is left alone."""
+    world = World()
+    world.pop("c")
+    world.now_ms += 995
+    world.renewals.start()
+    world.renewals.let_go("c", "g")
+    world.now_ms += 1
+    world.renewals.renew()
+    assert world.until(0) == 1000
+    world.renewals.stop()
+
+
+async def test_only_what_has_reached_its_client_is_renewed() -> None:
+    world = World()
+    world.renewals.start()
+    pops = []
+    for _ in range(3):
+        world.pop("c", renews=False)
+        pops.append(world.popped)
+    world.renewals.passed_on([(KEY, 0, pops[0]), (KEY, 2, pops[2])])
+    world.apply(Ack(KEY, 2, pops[2]))
+    world.renewals.tell()
+    # Of what is done by then the log hears nothing.
+    assert world.told == [PassedOn(KEY, pops[0], (0,))]
+    world.now_ms += 501
+    world.renewals.heard_of("c")
+    world.renewals.renew()
+    assert [world.until(at) for at in (0, 1)] == [1501, 1000]
+    world.renewals.stop()
+
+
+async def test_what_has_reached_its_client_the_next_master_knows_from_the_log() -> None:
+    world = World()
+    world.renewals.start()
+    for _ in range(2):
+        world.pop("c", renews=False)
+    world.renewals.passed_on([(KEY, 0, world.popped - (1 << 16))])
+    world.renewals.tell()
+    world.renewals.stop()
+    world.now_ms += 501
+    world.renewals.start()
+    world.renewals.renew()
+    assert [world.until(at) for at in (0, 1)] == [1501, 1000]
+    world.renewals.stop()
+
+
+async def finished(world: World) -> None:
+    """Steps that are to come are done now."""
+    while world.renewals._going_on:
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("clients", [1, 100])
+async def test_what_clients_hold_is_gone_through_in_steps_of_a_bounded_size(
+    clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it belongs to one client, or to many, in one queue."""
+    monkeypatch.setattr(renewals_module, "MOST_AT_ONCE", 10)
+    world = World()
+    world.renewals.start()
+    for number in range(100):
+        world.pop(f"c{number % clients}")
+    world.now_ms += 501
+    for number in range(clients):
+        world.renewals.heard_of(f"c{number}")
+    steps: list[int] = []
+
+    def submit(request: Request) -> asyncio.Future[object]:
+        steps.append(len(request.elements))
+        return World.submit(world, request)
+
+    monkeypatch.setattr(world, "submit", submit)
+    world.renewals.renew()
+    assert 0 < sum(steps) <= 10
+    await finished(world)
+    assert max(steps) <= 10
+    assert {world.until(at) for at in range(100)} == {1501}
+    world.renewals.stop()
+
+
+async def test_so_are_the_messages_of_a_client_that_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renewals_module, "MOST_AT_ONCE", 10)
+    world = World()
+    world.renewals.start()
+    for _ in range(35):
+        world.pop("c")
+    ended = world.renewals.let_go("c", "")
+    assert len(world.changes) == 10
+    await finished(world)
+    assert len(world.changes) == 35
+    assert not ended.done()  # the log has what it was told; nobody has answered
+    world.renewals.stop()
+
+
+async def test_what_has_reached_clients_is_told_in_steps_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renewals_module, "MOST_AT_ONCE", 10)
+    world = World()
+    world.renewals.start()
+    for at in range(35):
+        world.pop("c", renews=False)
+        world.renewals.passed_on([(KEY, at, world.popped)])
+    world.renewals.tell()
+    assert len(world.told) == 5  # each pop counts, and each message of it
+    for _ in range(6):
+        world.renewals.tell()
+    assert len(world.told) == 35
+    world.renewals.stop()

@@ -1,0 +1,241 @@
+"""What depends on the state when a command is applied, the state decides: whoever proposed it may have known
+another one."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
+from broker_adapter.metadata.commands import Command, DeleteTopic, PutGroup, PutTopic, ResetOffsets
+from broker_adapter.metadata.records import encode as encode_metadata
+from broker_adapter.metadata.state import MetadataState
+from broker_adapter.pop import image
+from broker_adapter.pop.commands import (
+    Ack,
+    Bury,
+    Change,
+    Changed,
+    ChangeKind,
+    Drop,
+    Element,
+    Fold,
+    Hold,
+    HoldKind,
+    Outcome,
+    PassedOn,
+    Pop,
+    Popped,
+    Purged,
+    QueueKey,
+    Sent,
+    SentId,
+)
+from broker_adapter.pop.handles import id_digest
+from broker_adapter.pop.queue_state import SEGMENT, QueueDelivery
+from broker_adapter.pop.records import encode
+from broker_adapter.pop.state import DeliveryState
+
+KEY = QueueKey("g", "t", 0)
+ID = bytes(range(16))
+
+
+class Log:
+    """Commands of both kinds, applied in order."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1000
+        self.index = 0
+        self.outcomes: list[Outcome] = []
+        self.delivery = DeliveryState(
+            on_outcomes=lambda _, outcomes: self.outcomes.extend(outcomes),
+            first_offset=lambda *queue: self.metadata.first_offset(*queue),
+        )
+        self.metadata = MetadataState(
+            on_done=self.delivery.metadata_changed, on_topic_cut=self.delivery.topic_cut
+        )
+        self.change(PutTopic(TopicConfig("t")))
+        self.change(PutGroup(GroupConfig("g")))
+
+    def change(self, command: Command) -> None:
+        self.index += 1
+        self.metadata.apply(self.index, encode_metadata(command))
+
+    def apply(self, *elements: Element) -> list[Outcome]:
+        self.index += 1
+        self.outcomes.clear()
+        self.delivery.apply(self.index, self.now_ms, encode(elements, ID))
+        return list(self.outcomes)
+
+    def give(self, begin: int, count: int, key: QueueKey = KEY, invisible_ms: int = 50) -> int:
+        """Fresh messages of a queue. Their pop."""
+        offsets = tuple(range(begin, begin + count))
+        pop = Pop(key, "c", "", invisible_ms, False, False, False, begin, begin + count, offsets, (), True)
+        (popped,) = self.apply(pop)
+        assert isinstance(popped, Popped)
+        assert [at for at, _ in popped.given] == list(offsets)
+        return popped.pop
+
+    @property
+    def queue(self) -> QueueDelivery:
+        return self.delivery.queues[KEY]
+
+    @property
+    def pending(self) -> list[int]:
+        return sorted(self.queue.pending)
+
+
+def pop_at(begin: int, **more: bool) -> Pop:
+    return Pop(KEY, "c", "", 50, False, False, False, begin, begin + 1, (begin,), (), **more)
+
+
+def test_a_queue_that_is_new_to_a_group_begins_where_the_log_says() -> None:
+    """A reset came between the choice and the command, and was acknowledged."""
+    log = Log()
+    log.change(ResetOffsets("g", (QueueOffset("t", 0, 7),)))
+    (popped,) = log.apply(pop_at(9, first_from_state=True))
+    assert isinstance(popped, Popped) and not popped.given and not popped.is_fresh_given
+    assert log.queue.cursor == 7
+    log.give(7, 1)
+
+
+def test_a_command_of_an_older_log_begins_where_it_says() -> None:
+    log = Log()
+    log.change(ResetOffsets("g", (QueueOffset("t", 0, 7),)))
+    (popped,) = log.apply(pop_at(9))
+    assert isinstance(popped, Popped) and popped.given == ((9, 1),)
+
+
+def test_a_repetition_makes_no_queue_that_begins_at_0() -> None:
+    log = Log()
+    log.change(ResetOffsets("g", (QueueOffset("t", 0, 7),)))
+    log.apply(pop_at(0, first_from_state=True)._replace(repeats=True, end=0, fresh=()))
+    assert log.queue.cursor == 7
+
+
+def test_a_message_on_its_way_to_the_dead_letters_is_ended_by_its_drop_alone() -> None:
+    log = Log()
+    pop = log.give(0, 2)
+    (taken,) = log.apply(Bury(KEY, 0, pop, 10))
+    assert isinstance(taken, Changed)
+    assert log.apply(Ack(KEY, 0, pop), Change(KEY, 0, pop, 99), Drop(KEY, 0, pop), Bury(KEY, 0, pop, 10)) == [
+        False,
+        None,
+        False,
+        None,
+    ]
+    again = Pop(KEY, "c", "a", 50, False, False, True, 0, 0, (), ((0, pop),), True)
+    assert log.apply(again, Drop(KEY, 0, taken.pop)) == [Popped(log.index << 16, 1050, (), False), True]
+    assert log.pending == [1]
+
+
+@pytest.mark.parametrize("first", ["ack", "change", "repetition"])
+def test_whoever_is_first_has_the_message_and_no_letter_is_stored(first: str) -> None:
+    log = Log()
+    pop = log.give(0, 1)
+    begin = {
+        "ack": Ack(KEY, 0, pop),
+        "change": Change(KEY, 0, pop, 99),
+        "repetition": Pop(KEY, "c", "", 50, False, False, True, 0, 0, (), ((0, pop),), True),
+    }[first]
+    assert log.apply(begin, Bury(KEY, 0, pop, 10))[1] is None
+
+
+def test_a_message_whose_move_ended_half_way_is_given_again() -> None:
+    log = Log()
+    pop = log.give(0, 1)
+    (taken,) = log.apply(Bury(KEY, 0, pop, 10))
+    assert isinstance(taken, Changed)
+    log.now_ms += 10
+    again = Pop(KEY, "d", "", 50, False, False, False, 1, 1, (), ((0, taken.pop),), True)
+    (popped,) = log.apply(again)
+    assert isinstance(popped, Popped) and popped.given == ((0, 2),)
+
+
+def test_only_what_has_reached_its_client_may_be_renewed() -> None:
+    log = Log()
+    pop = log.give(0, 3)
+    log.apply(Ack(KEY, 1, pop), PassedOn(KEY, pop, (0, 1)), PassedOn(KEY, pop + 1, (2,)))
+    assert {at: held.renews for at, held in log.queue.pending.items()} == {0: True, 2: False}
+    log.now_ms += 50
+    log.apply(PassedOn(KEY, pop, (2,)))
+    assert not log.queue.pending[2].renews
+
+
+def test_what_was_purged_is_pending_for_nobody() -> None:
+    log = Log()
+    log.give(0, 4)
+    log.change(PutGroup(GroupConfig("h")))
+    log.give(0, 3, QueueKey("h", "t", 0))
+    log.give(0, 3, QueueKey("h", "t", 1))
+    log.apply(Purged("t", 0, 2))
+    assert {key: sorted(queue.pending) for key, queue in log.delivery.queues.items()} == {
+        KEY: [2, 3],
+        QueueKey("h", "t", 0): [2],
+        QueueKey("h", "t", 1): [0, 1, 2],
+    }
+    assert (log.delivery.pending_count, log.delivery.pending_of("h")) == (6, 4)
+
+
+def test_what_nobody_wants_for_long_is_as_if_it_was_never_given_but_not_what_was_acknowledged() -> None:
+    log = Log()
+    pop = log.give(0, 6)
+    log.apply(Ack(KEY, 2, pop))
+    log.now_ms += 149
+    assert log.apply(Fold(KEY, 100, 9)) == [0]
+    log.now_ms += 1
+    assert log.apply(Fold(KEY, 100, 2)) == [2]
+    assert (log.queue.cursor, log.pending) == (4, [0, 1, 3])
+    assert log.apply(Fold(KEY, 100, 9)) == [1]
+    assert (log.queue.cursor, log.pending) == (3, [0, 1])
+    log.give(3, 3)
+
+
+def test_ids_and_delayed_messages_of_a_deleted_topic_are_not_of_one_with_its_name() -> None:
+    """Also those whose command came after the deletion."""
+    log = Log()
+    log.change(PutTopic(TopicConfig("u")))
+    ids = [(topic, when) for topic in "tu" for when in ("before", "after")]
+    digests = {one: id_digest(*one) for one in ids}
+
+    def send(when: str) -> None:
+        for topic in "tu":
+            hold = Hold(HoldKind.DELAYED, topic, 0, 9, b"", "", "", 0, 0, 0, b"", "", b"x")
+            log.apply(Sent((SentId(digests[topic, when], 0, 5),)), hold)
+
+    send("before")
+    log.change(DeleteTopic("t"))
+    send("after")
+    log.change(PutTopic(TopicConfig("t")))
+    assert {one for one in ids if log.delivery.ids.find(digests[one])} == {("u", "before"), ("u", "after")}
+    assert [one.topic for one in log.delivery.held.all.values()] == ["u", "u"]
+    assert log.delivery.held.bytes == sum(one.size for one in log.delivery.held.all.values())
+
+
+def test_what_has_not_changed_is_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log()
+    pop = log.give(0, 5 * SEGMENT)
+    image.save(log.delivery)
+    encoded: list[int] = []
+    right = QueueDelivery._encode
+
+    def encode_and_note(self: QueueDelivery, first: int) -> bytes:
+        encoded.append(first)
+        return right(self, first)
+
+    monkeypatch.setattr(QueueDelivery, "_encode", encode_and_note)
+    log.apply(Ack(KEY, 7, pop), Change(KEY, 3 * SEGMENT, pop, 9, ChangeKind.CHANGE))
+    saved = image.save(log.delivery)
+    assert encoded == [0, 3 * SEGMENT]
+    other = DeliveryState()
+    image.load(other, saved)
+    assert image.save(other) == saved
+
+
+def test_the_lock_is_not_kept_for_what_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop waits for it."""
+    log = Log()
+    log.give(0, 2000)
+    steps: list[int] = []
+    monkeypatch.setattr(QueueDelivery, "remove", lambda *_: steps.append(1))
+    log.change(ResetOffsets("g", (QueueOffset("t", 0, 3),)))
+    assert (steps, log.queue.cursor, log.delivery.pending_count, log.delivery.owners()) == ([], 3, 0, [])

@@ -1,0 +1,102 @@
+"""What is pending for nothing is noticed by the master, and goes by commands of the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import cast
+
+import pytest
+
+from broker_adapter.config.settings import DeliverySettings
+from broker_adapter.pop import upkeep as upkeep_module
+from broker_adapter.pop.commands import Element, Fold, Purged, QueueKey
+from broker_adapter.pop.committer import Committer, Request
+from broker_adapter.pop.queue_state import Held, QueueDelivery
+from broker_adapter.pop.state import DeliveryState
+from broker_adapter.pop.upkeep import Upkeep
+from broker_adapter.pop.views import Views
+
+DAY_MS = 86_400_000
+KEY = QueueKey("g", "t", 0)
+
+
+class World:
+    def __init__(self, max_pending: int = 1000) -> None:
+        self.state = DeliveryState()
+        self.views = Views()
+        self.least: Counter[tuple[str, int]] = Counter()
+        self.now_ms = DAY_MS
+        self.submitted: list[Element] = []
+        self.upkeep = Upkeep(
+            self.state,
+            cast(Committer, self),
+            self.views,
+            self,
+            now_ms=lambda: self.now_ms,
+            settings=DeliverySettings(max_pending=max_pending),
+        )
+
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        return self.least[topic, queue_id], 1 << 40
+
+    def submit(self, request: Request) -> None:
+        self.submitted += request.elements
+
+    def give(self, count: int, key: QueueKey = KEY) -> None:
+        held = Held(1, DAY_MS, 1, "c", "", False, 0)
+        self.state.restore(QueueDelivery(key, count), [(offset, held) for offset in range(count)])
+
+    def look(self) -> list[Element]:
+        self.submitted.clear()
+        self.upkeep.look()
+        self.upkeep.stop()
+        return list(self.submitted)
+
+
+async def test_what_was_purged_is_told_to_the_log_once_for_all_groups() -> None:
+    world = World()
+    world.give(5)
+    world.give(7, QueueKey("h", "t", 0))
+    world.give(7, QueueKey("h", "t", 1))
+    assert world.look() == []
+    world.least["t", 0] = 3
+    assert world.look() == [Purged("t", 0, 3)]
+
+
+async def test_what_nobody_wants_for_a_day_is_folded() -> None:
+    world = World()
+    world.give(5)
+    world.now_ms += DAY_MS - 1
+    assert world.look() == []
+    world.now_ms += 1
+    assert world.look() == [Fold(KEY, DAY_MS, upkeep_module._MESSAGES)]
+    world.views.queue(KEY).reserved.add(3)  # it is on its way to somebody
+    assert world.look() == []
+
+
+async def test_it_takes_less_when_there_is_little_room_left() -> None:
+    world = World(max_pending=8)
+    world.give(5)
+    world.now_ms += 600_000
+    assert world.look() == [Fold(KEY, 600_000, upkeep_module._MESSAGES)]
+
+
+async def test_a_step_looks_at_so_many_queues_and_the_next_one_at_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    for queue_id in range(25):
+        world.give(1, QueueKey("g", "t", queue_id))
+        world.least["t", queue_id] = 1
+    monkeypatch.setattr(upkeep_module, "_QUEUES", 10)
+    steps: list[int] = []
+    loop = asyncio.get_running_loop()
+    calls = []
+    monkeypatch.setattr(loop, "call_later", lambda delay, *call: calls.append((delay, call)))
+    world.upkeep.look()
+    while calls[-1][0] < 1:
+        steps.append(len(world.submitted))
+        _, (again, *left) = calls[-1]
+        again(*left)
+    assert (steps, len(world.submitted)) == ([10, 20], 25)

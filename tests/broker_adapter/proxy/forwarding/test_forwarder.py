@@ -1,0 +1,641 @@
+"""Who is asked, what is sent again, and how long a call waits: two nodes' ends of a stream, no log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
+from broker_adapter.errors import BrokerError, PutIndeterminate, Status, error_for
+from broker_adapter.proxy.calls.handlers import Answered
+from broker_adapter.proxy.clients import ClientInfo, ClientStreams
+from broker_adapter.proxy.connected import ConnectedClients
+from broker_adapter.proxy.forwarding.forwarder import Forwarder
+from broker_adapter.proxy.forwarding.frames import METHOD, Outbox
+from broker_adapter.proxy.forwarding.link import MasterLink
+from broker_adapter.proxy.forwarding.members import Members
+from broker_adapter.proxy.forwarding.repeats import is_repeatable
+from broker_adapter.proxy.forwarding.service import ForwardService
+from broker_adapter.proxy.messages.context import CallContext, Passage
+from broker_adapter.proxy.messages.rejected import Code
+from broker_adapter.proxy.v2 import service_pb2 as calls
+from broker_adapter.v1 import forward_pb2 as pb
+from dledger import InvalidRequest, NodeConfig, Role, RoleEvent, open_channel, parse_config
+from dledger.rpc.transport.channels import new_server
+from tests.broker_adapter.proxy.world import message
+from tests.node.local import until
+from tests.process.cluster import free_ports
+
+CONTEXT = CallContext("c", "ns", "JAVA", "5", "10.0.0.1:2", "account", 5.0, "tls")
+SEND = calls.SendMessageRequest(messages=[message()]).SerializeToString()
+NAMELESS = calls.SendMessageRequest(messages=[message(), message(message_id="")]).SerializeToString()
+
+
+def config(node_id: str, members: dict[str, str], **more: Any) -> NodeConfig:
+    content = {"directory": "/nowhere", "node_id": node_id, "cluster_id": "c", "members": members, **more}
+    return parse_config(content)
+
+
+class Scripted:
+    """Answers with what is next in `script`: bytes, or raises an error; then with "ok"."""
+
+    takes_tasks = False
+
+    def __init__(self, *script: bytes | BrokerError) -> None:
+        self.script = list(script)
+        self.seen: list[tuple[str, CallContext]] = []
+        self.begun: list[asyncio.Task[None]] = []
+        self.may = asyncio.Event()
+        self.may.set()
+        self.cancelled = 0
+        self.ends: list[bool] = []  # of streams: whether their answers were passed on
+
+    async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
+        self.seen.append((method, context))
+        await self.may.wait()
+        found = self.script.pop(0) if self.script else b"ok"
+        if isinstance(found, BrokerError):
+            raise found
+        return found
+
+    def begin(self, method: str, request: bytes, context: CallContext, answered: Answered) -> bool:
+        if self.takes_tasks:
+            return False
+
+        async def run() -> None:
+            try:
+                answered(await self.unary(method, request, context))
+            except BrokerError as error:
+                answered(error)
+
+        self.begun.append(asyncio.create_task(run()))
+        return True
+
+    async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
+        self.seen.append((method, context))
+        if context.passage is not None:
+            context.passage.then(self.ends.append)
+        try:
+            while self.script:
+                found = self.script.pop(0)
+                if isinstance(found, BrokerError):
+                    raise found
+                yield found
+            await self.may.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
+class Pair:
+    """n1 forwards to n2. `lead` says who leads. `takes_tasks`: calls do not begin without one."""
+
+    takes_tasks = False
+
+    def __init__(self, remote: Scripted, settings: ClientServiceSettings) -> None:
+        ports = free_ports(2)
+        self.members = {f"n{i}": f"127.0.0.1:{port}" for i, port in enumerate(ports, 1)}
+        self.remote, self.local = remote, Scripted(b"local")
+        self.is_local_master = self.is_remote_master = False
+        self.clients = ClientStreams(200)
+        self.connected = ConnectedClients(ClientStreams(9), lambda: 0.0)
+        self.forwarder = Forwarder(
+            "n1",
+            Members(config("n1", self.members)),
+            self.local,
+            self.clients,
+            settings,
+            lambda: self.is_local_master,
+        )
+        self.begun = 0
+        self.settings = settings
+        self.service = self.make_service()
+        self.server: Any = None
+
+    def make_service(self) -> ForwardService:
+        members = Members(config("n2", self.members))
+        return ForwardService(
+            self.remote, members, self.connected, self.settings, lambda: self.is_remote_master
+        )
+
+    async def start(self) -> None:
+        self.server = new_server()
+        self.server.add_generic_rpc_handlers((self.service.handler,))
+        self.server.add_insecure_port(self.members["n2"])
+        await self.server.start()
+
+    async def restart(self) -> None:
+        self.service.stop()
+        await self.server.stop(None)
+        self.service = self.make_service()
+        await self.start()
+
+    def lead(self, leader: str | None) -> None:
+        self.forwarder.role_changed(RoleEvent(Role.FOLLOWER, 1, 1, leader, -1))
+
+    def remote_master(self, is_master: bool) -> None:
+        self.is_remote_master = is_master
+        self.service.announce()
+
+    async def unary(
+        self,
+        method: str = "SendMessage",
+        request: bytes = SEND,
+        timeout_s: float = 5.0,
+        context: CallContext = CONTEXT,
+    ) -> bytes:
+        context = context._replace(timeout_s=timeout_s)
+        answered: asyncio.Future[bytes | Exception] = asyncio.get_running_loop().create_future()
+        if self.takes_tasks or not self.forwarder.begin(method, request, context, answered.set_result):
+            return await self.forwarder.unary(method, request, context)
+        self.begun += 1
+        outcome = await answered
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "in tasks"], autouse=True)
+def takes_tasks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """What holds for calls holds for both ways that they are taken."""
+    for who in (Pair, Scripted):
+        monkeypatch.setattr(who, "takes_tasks", request.param)
+    return bool(request.param)
+
+
+@asynccontextmanager
+async def pair(
+    *script: bytes | BrokerError, settings: ClientServiceSettings | None = None
+) -> AsyncIterator[Pair]:
+    made = Pair(Scripted(*script), settings or ClientServiceSettings())
+    await made.start()
+    made.lead("n2")
+    made.remote_master(True)
+    try:
+        yield made
+    finally:
+        await made.forwarder.stop()
+        made.service.stop()
+        await made.server.stop(None)
+
+
+def unknown() -> BrokerError:
+    return error_for(Status.OUTCOME_UNKNOWN, "who knows")
+
+
+def not_master() -> BrokerError:
+    return error_for(Status.NOT_MASTER, "not I")
+
+
+async def test_who_called_travels_with_the_call() -> None:
+    async with pair(b"answer") as p:
+        assert await p.unary() == b"answer"
+        ((method, context),) = p.remote.seen
+        assert method == "SendMessage"
+        assert context.timeout_s is not None and 0 < context.timeout_s <= 5
+        assert context._replace(timeout_s=5.0) == CONTEXT
+
+
+async def test_calls_in_great_numbers_take_no_task_once_there_is_a_master(takes_tasks: bool) -> None:
+    async with pair() as p:
+        await until(lambda: p.forwarder.place() is not None)
+        for method, is_begun in (("SendMessage", 1), ("AckMessage", 1), ("Heartbeat", 0)):
+            before = p.begun
+            assert await p.unary(method) == b"ok"
+            assert p.begun - before == (0 if takes_tasks else is_begun)
+        p.lead(None)
+        assert not p.forwarder.begin("SendMessage", SEND, CONTEXT, lambda _: None)
+
+
+async def test_a_call_whose_beginning_fails_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> bool:
+        raise ZeroDivisionError
+
+    async with pair() as p:
+        await until(lambda: p.forwarder.place() is not None)
+        p.remote.may.clear()
+        other = asyncio.create_task(p.unary())
+        await until(lambda: bool(p.remote.seen))
+        monkeypatch.setattr(p.remote, "begin", broken)
+        answer = calls.SendMessageResponse.FromString(await p.unary())
+        assert answer.status.code == Code.INTERNAL_SERVER_ERROR
+        p.remote.may.set()
+        assert await other == b"ok"
+        assert p.forwarder.figures.outcomes["SendMessage", "sent again"] == 0
+
+
+async def test_a_node_that_stops_gives_up_what_it_was_to_send_again() -> None:
+    async with pair(not_master()) as p:
+        await until(lambda: p.forwarder.place() is not None)
+        told: list[bytes | Exception] = []
+        assert p.forwarder.begin("SendMessage", SEND, CONTEXT._replace(timeout_s=600), told.append)
+        p.lead(None)
+        p.remote_master(False)
+        await until(lambda: p.forwarder.figures.outcomes["SendMessage", "sent again"] == 1)
+        await p.forwarder.stop()
+        assert [type(one) for one in told] == [type(not_master())]
+
+
+async def test_the_master_itself_is_not_asked_over_a_stream() -> None:
+    async with pair() as p:
+        p.is_local_master = True
+        assert await p.unary() == b"local"
+        assert p.remote.seen == []
+
+
+async def test_a_forwarded_call_goes_no_further() -> None:
+    """The stream's other end answers for itself or says that it is not the master."""
+    async with pair() as p, open_channel(p.members["n2"]) as channel:
+        p.remote_master(False)
+        method: Any = channel.stream_stream(
+            METHOD,
+            request_serializer=pb.FromNode.SerializeToString,
+            response_deserializer=pb.FromMaster.FromString,
+        )
+        stream = method()
+        await stream.write(pb.FromNode(hello=Members(config("n1", p.members)).hello("n2")))
+        assert not (await stream.read()).welcome.code
+        await stream.write(pb.FromNode(calls=[pb.ForwardedCall(id=1, method="SendMessage", request=SEND)]))
+        answers: list[Any] = []
+        while not answers:
+            answers.extend((await stream.read()).answers)
+        assert [(one.id, one.code, one.is_last) for one in answers] == [(1, Status.NOT_MASTER, True)]
+        assert p.remote.seen == []
+        stream.cancel()
+
+
+async def test_what_surely_was_not_done_is_sent_again() -> None:
+    async with pair(not_master(), error_for(Status.SHUTTING_DOWN, "bye"), b"done") as p:
+        assert await p.unary("RecallMessage", b"") == b"done"
+        assert p.forwarder.figures.outcomes["RecallMessage", "sent again"] == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "is_again"),
+    [
+        ("SendMessage", SEND, True),
+        ("SendMessage", NAMELESS, False),
+        ("SendMessage", b"\xff", False),
+        ("AckMessage", b"", True),
+        ("EndTransaction", b"", True),
+        ("Heartbeat", b"", True),
+        ("RecallMessage", b"", False),
+        ("ChangeInvisibleDuration", b"", False),
+        ("ForwardMessageToDeadLetterQueue", b"", False),
+    ],
+)
+async def test_what_may_be_done_is_sent_again_only_if_that_changes_nothing(
+    method: str, request_: bytes, is_again: bool
+) -> None:
+    assert is_repeatable(method, request_) is is_again
+    async with pair(unknown(), b"done") as p:
+        if is_again:
+            assert await p.unary(method, request_) == b"done"
+        else:
+            with pytest.raises(PutIndeterminate):
+                await p.unary(method, request_)
+
+
+async def test_what_may_have_ended_a_master_is_tried_once_more_and_marked() -> None:
+    """A request that froze its master was repeated at the next one, until no quorum was left."""
+    async with pair(unknown(), unknown(), b"done") as p:
+        with pytest.raises(PutIndeterminate):
+            await p.unary("AckMessage", b"")
+        assert [context.is_repeated for _, context in p.remote.seen] == [False, True]
+
+
+async def test_a_call_that_is_tried_once_more_waits_for_a_master_as_any_other() -> None:
+    async with pair(unknown(), not_master(), not_master(), b"done") as p:
+        assert await p.unary("AckMessage", b"") == b"done"
+        assert [context.is_repeated for _, context in p.remote.seen] == [False, True, True, True]
+
+
+async def test_a_refusal_says_nothing_of_an_earlier_attempt() -> None:
+    async with pair(unknown(), *[not_master()] * 99) as p:
+        with pytest.raises(PutIndeterminate, match="may be done"):
+            await p.unary(timeout_s=0.5)
+
+
+async def test_a_silent_master_is_asked_no_longer_than_the_deadline() -> None:
+    async with pair() as p:
+        p.remote.may.clear()
+        with pytest.raises(PutIndeterminate):
+            await p.unary(timeout_s=0.4)
+        await until(lambda: p.forwarder.link is not None and not len(p.forwarder.link))
+        p.remote.may.set()
+        assert await p.unary() == b"ok"
+
+
+async def test_calls_at_a_silent_master_go_to_the_next_one() -> None:
+    async with pair() as p:
+        p.remote.may.clear()
+        waiting = asyncio.create_task(p.unary())
+        await until(lambda: len(p.remote.seen) == 1)
+        p.lead(None)
+        p.is_local_master = True
+        p.lead("n1")
+        assert await waiting == b"local"
+
+
+async def test_calls_outlive_a_stream_that_breaks() -> None:
+    async with pair() as p:
+        p.remote.may.clear()
+        waiting = asyncio.create_task(p.unary())
+        await until(lambda: len(p.remote.seen) == 1)
+        await p.restart()
+        p.remote.may.set()
+        assert await waiting == b"ok"
+        assert len(p.remote.seen) == 2
+
+
+async def test_a_link_that_fails_by_a_mistake_of_its_own_is_not_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serve, failures = MasterLink._serve, 0
+
+    async def fail_once(self: MasterLink, stream: Any) -> None:
+        nonlocal failures
+        failures += 1
+        if failures == 1:
+            raise RuntimeError("a mistake")
+        await serve(self, stream)
+
+    monkeypatch.setattr(MasterLink, "_serve", fail_once)
+    async with pair() as p:
+        assert await p.unary(timeout_s=30.0) == b"ok"
+        assert failures == 2
+
+
+async def test_what_cannot_be_written_ends_its_stream_and_no_other() -> None:
+    """Nobody waits for an answer to what never left."""
+    async with pair(b"before", b"after") as p:
+        assert await p.unary() == b"before"
+        unspeakable = CONTEXT._replace(client_id="\ud800")
+        with pytest.raises(PutIndeterminate):
+            await asyncio.wait_for(p.unary("SendMessage", NAMELESS, 60.0, unspeakable), 30)
+        assert await p.unary() == b"after"
+
+
+async def test_calls_wait_until_the_elected_takes_writes() -> None:
+    async with pair() as p:
+        assert await p.unary() == b"ok"
+        before = p.forwarder.figures.held
+        p.remote_master(False)
+        await until(lambda: p.forwarder.place() is None)
+        waiting = asyncio.create_task(p.unary())
+        await until(lambda: p.forwarder._change is not None)
+        p.remote_master(True)
+        assert await waiting == b"ok"
+        assert p.forwarder.figures.held == before + 1
+
+
+async def test_without_a_master_a_call_is_refused_before_its_deadline() -> None:
+    async with pair() as p:
+        p.lead(None)
+        with pytest.raises(BrokerError) as caught:
+            await p.unary(timeout_s=0.3)
+        assert caught.value.status is Status.NOT_MASTER
+
+
+async def test_streams_give_their_answers_one_by_one_and_end_at_the_master_too() -> None:
+    async with pair(b"1", b"2") as p:
+        answers = p.forwarder.stream("ReceiveMessage", b"", CONTEXT)
+        p.remote.may.clear()
+        async with aclosing(answers):
+            assert [await anext(answers), await anext(answers)] == [b"1", b"2"]
+        await until(lambda: p.remote.cancelled == 1)
+
+
+async def test_a_stream_that_breaks_after_its_first_answer_ends_with_an_error_and_was_not_passed_on() -> None:
+    async with pair(b"1") as p:
+        p.remote.may.clear()
+        answers = p.forwarder.stream("ReceiveMessage", b"", CONTEXT)
+        assert await anext(answers) == b"1"
+        await p.restart()
+        with pytest.raises(BrokerError):
+            await anext(answers)
+        await until(lambda: p.remote.ends == [False])
+
+
+async def test_a_master_that_fails_after_its_first_answer_says_so() -> None:
+    async with pair(b"1", unknown()) as p:
+        answers = p.forwarder.stream("ReceiveMessage", b"", CONTEXT)
+        assert await anext(answers) == b"1"
+        with pytest.raises(BrokerError):
+            await anext(answers)
+        await until(lambda: p.remote.ends == [False])
+
+
+@pytest.mark.parametrize("is_passed_on", [True, False])
+async def test_the_master_hears_what_became_of_answers_that_it_has_given(is_passed_on: bool) -> None:
+    async with pair(b"1", b"2") as p:
+        passage = Passage()
+        answers = p.forwarder.stream("ReceiveMessage", b"", CONTEXT._replace(passage=passage))
+        assert [answer async for answer in answers] == [b"1", b"2"]
+        await p.unary()  # whatever the master was told before this it knows by now
+        assert p.remote.ends == []
+        passage.settle(is_passed_on)
+        await until(lambda: p.remote.ends == [is_passed_on])
+
+
+async def test_answers_that_nobody_took_were_not_passed_on() -> None:
+    async with pair(b"1", b"2") as p:
+        answers = p.forwarder.stream("ReceiveMessage", b"", CONTEXT)
+        async with aclosing(answers):
+            assert await anext(answers) == b"1"
+            await p.unary()  # all of them are here by now
+        await until(lambda: p.remote.ends == [False])
+
+
+async def test_a_node_that_does_not_tell_what_became_of_answers_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is of an older version."""
+
+    def hello(self: Members, remote_id: str) -> pb.ForwardHello:
+        found = right(self, remote_id)
+        found.tells_passed_on = False
+        return found
+
+    right = Members.hello
+    monkeypatch.setattr(Members, "hello", hello)
+    async with pair(b"1") as p:
+        answers = p.forwarder.stream("ReceiveMessage", b"", CONTEXT._replace(passage=Passage()))
+        assert [answer async for answer in answers] == [b"1"]
+        await until(lambda: p.remote.ends == [True])
+
+
+async def test_more_than_the_limit_is_refused() -> None:
+    settings = ClientServiceSettings(max_calls=1, max_waiting_receives=1)
+    async with pair(settings=settings) as p:
+        p.remote.may.clear()
+        tasks = [asyncio.create_task(p.unary()) for _ in range(2)]
+        await until(lambda: len(p.remote.seen) == 2)
+        with pytest.raises(BrokerError) as caught:
+            await p.unary()
+        assert caught.value.status is Status.TOO_MANY_CALLS
+        p.remote.may.set()
+        assert await asyncio.gather(*tasks) == [b"ok", b"ok"]
+    async with pair(settings=ClientServiceSettings(max_forwarded_bytes=len(SEND))) as p:
+        assert await p.unary() == b"ok"
+        with pytest.raises(BrokerError) as caught:
+            await p.unary(request=SEND + SEND)
+        assert caught.value.status is Status.TOO_MANY_CALLS
+
+
+async def test_who_does_not_read_is_no_reason_to_refuse_others_what_is_small() -> None:
+    large = bytes(150_000)
+    async with pair(settings=ClientServiceSettings(max_forwarded_bytes=100_000)) as p:
+        assert await p.unary() == b"ok"
+        link = p.forwarder.link
+        assert link is not None
+        p.remote.script += [b"1", large]
+        async with aclosing(p.forwarder.stream("ReceiveMessage", b"", CONTEXT)) as silent:
+            assert await anext(silent) == b"1"
+            await until(lambda: link.waiting_bytes == len(large))
+            assert await p.unary() == b"ok"
+            p.remote.script += [large]
+            with pytest.raises(BrokerError) as caught:
+                await anext(p.forwarder.stream("ReceiveMessage", b"", CONTEXT))
+            assert caught.value.status is Status.TOO_MANY_CALLS
+        assert (link.bytes, link.waiting_bytes) == (0, 0)
+
+
+async def test_clients_of_a_node_are_known_to_the_master_as_long_as_it_is_connected() -> None:
+    class Silent:
+        def tell(self, command: calls.TelemetryCommand) -> bool:
+            told.append(command)
+            return True
+
+    told: list[calls.TelemetryCommand] = []
+    command = calls.TelemetryCommand(verify_message_command=calls.VerifyMessageCommand(nonce="x"))
+    async with pair() as p:
+        stream = Silent()
+        p.clients.add("a", stream)
+        p.clients.describe("a", ClientInfo(1, "", frozenset({"t"})))  # type: ignore[arg-type]
+        assert await p.unary() == b"ok"
+        await until(lambda: p.connected.tell_producer("t", "gone", command))
+        await until(lambda: told == [command])
+        p.connected.sent("b", "u")
+        assert not p.connected.tell_producer("u", "gone", command)
+        p.clients.add("b", stream)  # it says nothing of itself, but has sent
+        await until(lambda: p.connected.tell_producer("u", "gone", command))
+        await p.restart()
+        assert await p.unary() == b"ok"
+        await until(lambda: p.connected.tell_producer("t", "gone", command))  # told again
+        p.clients.remove("a", stream)
+        await until(lambda: not p.connected.tell_producer("t", "gone", command))
+
+
+class Deaf:
+    """A client's stream that nothing is told over."""
+
+    def tell(self, command: calls.TelemetryCommand) -> bool:
+        return False
+
+    def renew(self) -> None:
+        pass
+
+
+async def test_clients_of_many_topics_are_told_of_in_frames_that_pass() -> None:
+    async with pair() as p:
+        for i in range(200):
+            client_id = f"client-{i}"
+            topics = frozenset(f"{i}-{n}-".ljust(120, "x") for n in range(256))
+            p.clients.add(client_id, Deaf())
+            p.clients.describe(client_id, ClientInfo(1, "", topics))  # type: ignore[arg-type]
+        await p.restart()
+        assert await p.unary() == b"ok"
+        await until(lambda: [len(node.infos) for node in p.connected._nodes] == [200])
+
+
+async def test_a_client_that_comes_and_goes_at_once_is_not_taken_for_connected() -> None:
+    async with pair() as p:
+        assert await p.unary() == b"ok"
+        for client_id in ("a", "b"):
+            stream = Deaf()
+            p.clients.add(client_id, stream)
+            p.clients.remove(client_id, stream)
+        p.clients.add("a", Deaf())
+        p.clients.add("c", Deaf())
+        (node,) = p.connected._nodes
+        await until(lambda: "c" in node.infos)
+        assert set(node.infos) == {"a", "c"}
+
+
+async def test_of_clients_nothing_is_kept_for_a_master_that_cannot_be_reached() -> None:
+    async with pair() as p:
+        await p.server.stop(None)
+        await until(lambda: p.forwarder.link is not None and not p.forwarder.link.is_writable)
+        link = p.forwarder.link
+        assert link is not None
+        for _ in range(100):
+            stream = Deaf()
+            p.clients.add("a", stream)
+            p.clients.remove("a", stream)
+        p.clients.add("b", Deaf())
+        assert link._outbox.bytes == 0
+        await p.restart()
+        await until(lambda: [set(node.infos) for node in p.connected._nodes] == [{"b"}])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"cluster_id": "other"}, {"node_id": "n2"}, {"node_id": "n9"}, {"remote_id": "n1"}, {"version": 9}],
+)
+async def test_only_members_may_forward(change: dict[str, Any]) -> None:
+    async with pair() as p, open_channel(p.members["n2"]) as channel:
+        hello = Members(config("n1", p.members)).hello("n2")
+        for name, value in change.items():
+            setattr(hello, name, value)
+        method: Any = channel.stream_stream(
+            METHOD,
+            request_serializer=pb.FromNode.SerializeToString,
+            response_deserializer=pb.FromMaster.FromString,
+        )
+        stream = method()
+        await stream.write(pb.FromNode(hello=hello))
+        assert (await stream.read()).welcome.code
+        assert not (await stream.read())  # and nothing more
+
+
+def test_members_show_each_other_the_secret_of_the_cluster(tmp_path: Path) -> None:
+    """Forwarded calls say themselves who their caller is, so whoever forwards has to be a member."""
+    members = {"n1": "127.0.0.1:1", "n2": "127.0.0.1:2"}
+    secrets = {}
+    for node, text in (("n1", "a" * 32), ("n2", "a" * 32), ("stranger", "b" * 32)):
+        secrets[node] = tmp_path / node
+        secrets[node].write_text(text)
+    checks = Members(config("n2", members, cluster_secret_file=str(secrets["n2"])))
+    known = Members(config("n1", members, cluster_secret_file=str(secrets["n1"])))
+    assert checks.check(known.hello("n2"), {}) == "n1"
+    for stranger in (
+        Members(config("n1", members)),
+        Members(config("n1", members, cluster_secret_file=str(secrets["stranger"]))),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            checks.check(stranger.hello("n2"), {})
+        assert caught.value.code.name == "SECRET_REFUSED"
+        assert "a" * 32 not in str(caught.value)
+
+
+async def test_what_waits_travels_together_up_to_a_bound() -> None:
+    written: list[Any] = []
+    box = Outbox(list)
+    for size in (10, 10, 2 << 20, 10):
+        box.put(size, lambda frame, size=size: frame.append(size))
+
+    async def write(frame: Any) -> None:
+        written.append(frame)
+
+    running = asyncio.create_task(box.run(write))
+    await until(lambda: len(written) == 3)
+    assert written == [[10, 10], [2 << 20], [10]]
+    assert box.bytes == 0
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
