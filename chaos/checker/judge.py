@@ -10,7 +10,8 @@ from enum import StrEnum
 from chaos.checker.census import take_census
 from chaos.checker.checks.registry import Check, Severity
 from chaos.checker.engine import Engine, Row
-from chaos.checker.find import find, population_of
+from chaos.checker.find import Found, find, population_of
+from chaos.checker.needs import NEEDS, Need, needs_by_check, words
 from chaos.trace.schema import file_name
 
 #: Without these a run shows nothing about loss, whatever else is in its trace: one of each.
@@ -37,7 +38,8 @@ class Verdict(StrEnum):
 
 @dataclass(slots=True)
 class Finding:
-    """What one check found in one run. `violations` counts all, `witnesses` are the first of them."""
+    """What one check found in one run. `violations` counts all, `witnesses` are the first of them. `unmet`:
+    needs of the check that the trace does not meet, which is why the verdict is unknown."""
 
     check: Check
     verdict: Verdict
@@ -45,6 +47,7 @@ class Finding:
     violations: int
     witnesses: list[Row]
     seconds: float
+    unmet: tuple[Need, ...] = ()
 
     @property
     def warnings(self) -> int:
@@ -75,23 +78,25 @@ def judge(
     census = take_census(engine)
     results = {run: RunResult(run, census=counts) for run, counts in sorted(census.items())}
     found = find(engine, checks, census, on_progress)
-    # A file that could not be read may hold what seems to be missing.
-    voided = {run: {"W6"} if (troubles or {}).get(run) else set[str]() for run in results}
-    # What voids the others comes first.
-    for check in sorted(checks, key=lambda c: c.severity is not Severity.VOID):
-        for run, result in results.items():
+    for run, result in results.items():
+        unmet = _unmet(found, checks, run, census[run])
+        # A file that could not be read may hold what seems to be missing.
+        unmet |= {Need.UNDERSTOOD} if (troubles or {}).get(run) else set()
+        unmet |= {Need.ONCE} if run in doubled else set()
+        # What the others need comes first.
+        for check in sorted(checks, key=lambda c: c.severity is not Severity.VOID):
             population = population_of(check, census[run])
             violations = found.counts.get((check.id, run), 0) if population else 0
-            if check.severity is Severity.VOID and violations:
-                voided[run].add(check.id)
+            verdict, without = _verdict(check, population, violations, unmet)
             result.findings.append(
                 Finding(
                     check,
-                    _verdict(check, population, violations, voided[run], run in doubled),
+                    verdict,
                     population,
                     violations,
                     found.witnesses.get((check.id, run), []) if population else [],
                     found.seconds.get(check.id, 0.0),
+                    without,
                 )
             )
     for result in results.values():
@@ -99,14 +104,30 @@ def judge(
     return list(results.values())
 
 
-def _verdict(check: Check, population: int, violations: int, voided: set[str], doubled: bool) -> Verdict:
+def _unmet(found: Found, checks: Sequence[Check], run: str, counts: Mapping[str, int]) -> set[Need]:
+    """The needs that a run does not meet, as far as the checks that decide them were run."""
+    deciding = needs_by_check()
+    return {
+        deciding[check.id]
+        for check in checks
+        if check.id in deciding and population_of(check, counts) and found.counts.get((check.id, run))
+    }
+
+
+def _verdict(
+    check: Check, population: int, violations: int, unmet: set[Need]
+) -> tuple[Verdict, tuple[Need, ...]]:
+    """What a check says of a run, and for want of what it says no more."""
     if not population:
-        return Verdict.ABSENT
-    if not violations or check.severity is Severity.WARNING:
-        return Verdict.VALID
-    if doubled or check.severity is Severity.VOID or voided & set(check.needs):
-        return Verdict.UNKNOWN
-    return Verdict.INVALID
+        return Verdict.ABSENT, ()
+    if check.severity is Severity.VOID:
+        return (Verdict.UNKNOWN if violations else Verdict.VALID), ()
+    without = tuple(need for need in (check.needs if violations else check.clear_needs) if need in unmet)
+    if without:
+        return Verdict.UNKNOWN, without
+    if violations and check.severity is Severity.HARD:
+        return Verdict.INVALID, ()
+    return Verdict.VALID, ()
 
 
 def _conclude(result: RunResult, troubles: Sequence[str]) -> None:
@@ -122,16 +143,37 @@ def _conclude(result: RunResult, troubles: Sequence[str]) -> None:
             )
     verdict = Verdict.UNKNOWN if result.reasons else Verdict.VALID
     for finding in result.findings:
-        if finding.verdict in (Verdict.INVALID, Verdict.UNKNOWN):
-            result.reasons.append(
-                f"{finding.check.id}: {finding.violations} times not so: {finding.check.title}"
-            )
+        if finding.verdict in (Verdict.INVALID, Verdict.UNKNOWN) and finding.violations:
+            said = f"{finding.check.id}: {finding.violations} times not so: {finding.check.title}"
+            without = f"; no proof, for want of {words(finding.unmet)}" if finding.unmet else ""
+            result.reasons.append(said + without)
+    result.reasons += _untold(result)
     verdicts = {finding.verdict for finding in result.findings}
     if Verdict.INVALID in verdicts:
         verdict = Verdict.INVALID
     elif Verdict.UNKNOWN in verdicts:
         verdict = Verdict.UNKNOWN
     result.verdict = verdict
+
+
+def _untold(result: RunResult) -> list[str]:
+    """For want of what which checks that found nothing say nothing."""
+    silent: dict[Need, list[str]] = {}
+    for finding in result.findings:
+        for need in finding.unmet if not finding.violations else ():
+            silent.setdefault(need, []).append(finding.check.id)
+    return [
+        f"for want of {words([need])}{_first_word(result, need)} nothing is said by {', '.join(ids)}"
+        for need, ids in silent.items()
+    ]
+
+
+def _first_word(result: RunResult, need: Need) -> str:
+    """What the check that decides a need has found first."""
+    for finding in result.findings:
+        if finding.check.id == NEEDS[need].by and finding.witnesses:
+            return f" ({sentence(finding.check, finding.witnesses[0])})"
+    return ""
 
 
 def sentence(check: Check, witness: Row) -> str:

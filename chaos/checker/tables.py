@@ -272,6 +272,7 @@ _KINDS = ", ".join(f"'{kind}'" for kind in Ev)
 _LINE_COUNTS = f"""
 SELECT run, src, inc, file, coalesce(ev = 'corrupt', false) AS corrupt, count(*) AS n, min(seq) AS first,
   max(seq) AS last, max(mono) AS last_mono,
+  sum(CASE WHEN seq >= 0 AND seq <= 1073741824 THEN seq END) AS numbers,
   count(*) FILTER (WHERE v IS NULL OR v <> 1) AS other_version,
   count(*) FILTER (WHERE v = 1 AND (ev IS NULL OR ev NOT IN ({_KINDS}) OR src IS NULL OR inc IS NULL
     OR seq IS NULL OR mono IS NULL)) AS misfits,
@@ -289,7 +290,7 @@ FROM events GROUP BY run, src, inc, file, coalesce(ev = 'corrupt', false)
 
 _WRITERS = """
 SELECT run, src, inc, sum(n) AS n, min(first) AS first, max(last) AS last, max(last_mono) AS last_mono,
-  sum(ends) AS ends, sum(begins) AS begins, sum(of_node) AS of_node
+  CAST(sum(numbers) AS BIGINT) AS numbers, sum(ends) AS ends, sum(begins) AS begins, sum(of_node) AS of_node
 FROM line_counts WHERE NOT corrupt AND run IS NOT NULL GROUP BY run, src, inc
 """
 

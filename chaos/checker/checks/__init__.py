@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from chaos.checker.checks import availability, broker, consumer, histories, log, producer, raft, role, trace
 from chaos.checker.checks.registry import Check
+from chaos.checker.completeness import CHECKS as COMPLETENESS
 
 CHECKS: tuple[Check, ...] = (
+    *COMPLETENESS,
     *trace.CHECKS,
     *log.CHECKS,
     *producer.CHECKS,

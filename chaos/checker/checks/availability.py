@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from chaos.checker.checks.registry import Check, Part, hard
+from chaos.checker.needs import EVIDENT, WHOLE, Need
 
 #: After everything is healed, a send is acknowledged within so long; ns.
 RECOVERY_NS = 60_000_000_000
@@ -21,6 +22,8 @@ CHECKS: tuple[Check, ...] = (
         Part(
             _HEALED, f"n > 0 AND coalesce(waited, {RECOVERY_NS} + 1) > {RECOVERY_NS}", "n, waited", few=True
         ),
+        needs=(*WHOLE, Need.CLOCKS),
+        clear_needs=(*WHOLE, Need.FAULTS),
     ),
     hard(
         "A6",
@@ -28,5 +31,6 @@ CHECKS: tuple[Check, ...] = (
         "lines",
         "{node}: {text}",
         Part("meta", "e = 'log_error'", "node, text, src, inc, seq", few=True),
+        needs=EVIDENT,
     ),
 )

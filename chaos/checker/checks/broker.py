@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from chaos.checker.checks.registry import DRAINED, WHOLE, Check, Part, hard
+from chaos.checker.checks.registry import Check, Part, hard
 from chaos.checker.checks.sources import UNITS
+from chaos.checker.needs import DRAINED, EVIDENT, WHOLE, Need
 
 _AGREED = """
 SELECT run, log, qoff, min(lidx) AS lidx_min, max(lidx) AS lidx_max, min(size) AS size_min,
@@ -80,7 +81,7 @@ CHECKS: tuple[Check, ...] = (
             "|| CAST(lidx AS STRING) AS what",
         ),
         # Units of entries that could not be read point nowhere.
-        needs=("W9",),
+        needs=(*EVIDENT, Need.SOUND_FILES),
     ),
     hard(
         "B2",
@@ -88,6 +89,7 @@ CHECKS: tuple[Check, ...] = (
         "min_offs",
         "{log}: operation {op} was answered {min_off} after {before}",
         Part(_LEAST, "k = 0 AND min_off < before", "log, op, min_off, before, src, inc, seq"),
+        needs=(*EVIDENT, Need.OPERATIONS, Need.CLOCKS),
     ),
     hard(
         "B3",
@@ -100,7 +102,7 @@ CHECKS: tuple[Check, ...] = (
             "op, key, mid, 'has another key' AS what, src, inc, seq",
         ),
         Part(_MISSED, "true", "op, key, mid, 'is missing' AS what, src, inc, seq"),
-        needs=WHOLE,
+        needs=(*WHOLE, Need.CLOCKS),
     ),
     hard(
         "B4",
@@ -131,6 +133,7 @@ CHECKS: tuple[Check, ...] = (
             "waited + bound < delay_ms * 999000",
             "mid, delay_ms, waited, src, inc, seq",
         ),
+        needs=(*EVIDENT, Need.OPERATIONS, Need.CLOCKS),
     ),
     hard(
         "B6",
@@ -138,6 +141,6 @@ CHECKS: tuple[Check, ...] = (
         "dump",
         "{node}: its files begin at index {low}, purged was up to {purged}",
         Part(_BEGINNINGS, "low > purged + 1", "node, low, purged", few=True),
-        needs=(*WHOLE, "W9"),
+        needs=(*WHOLE, Need.SOUND_FILES),
     ),
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from chaos.checker.checks.registry import DRAINED, WHOLE, Check, Part, hard, warning
+from chaos.checker.checks.registry import Check, Part, hard, warning
 from chaos.checker.checks.sources import DELIVERIES, OFFSETS
+from chaos.checker.needs import DRAINED, EVIDENT, WHOLE, Need
 
 #: A consumer that has lost a queue hears of it with its next heartbeat, or, when its lease is over, finds out
 #: itself; so long two may read beside each other; ns.
@@ -178,6 +179,7 @@ CHECKS: tuple[Check, ...] = (
         "orderly group_reads",
         "group {grp} on {log}: position {pos} came for the first time after {before}",
         Part(_FIRST_TIMES, "pos < before", "grp, log, pos, mono, before"),
+        needs=(*WHOLE, Need.CLOCKS),
     ),
     warning(
         "C4",
@@ -185,6 +187,7 @@ CHECKS: tuple[Check, ...] = (
         "group_reads",
         "{grp}/{consumer} was given message {mid} of {log} {n} times",
         Part(_TIMES_GIVEN, "n > 1", "grp, consumer, log, mid, n"),
+        needs=WHOLE,
     ),
     hard(
         "C5",
@@ -202,7 +205,7 @@ CHECKS: tuple[Check, ...] = (
             "k = 0 AND f = 'commit_off' AND off < stored",
             "grp, log, op, off, 'after ' || CAST(stored AS STRING) AS what, src, inc, seq",
         ),
-        needs=WHOLE,
+        needs=(*WHOLE, Need.CLOCKS),
     ),
     hard(
         "C6",
@@ -214,7 +217,7 @@ CHECKS: tuple[Check, ...] = (
             "k = 1 AND pos > stored AND rank > 0",
             "grp, consumer, log, k, pos, rank, src, inc, seq, stored",
         ),
-        needs=WHOLE,
+        needs=(*WHOLE, Need.CLOCKS),
     ),
     warning(
         "C7",
@@ -227,6 +230,7 @@ CHECKS: tuple[Check, ...] = (
             "grp, log, consumer, first, last_before, least(last, last_before) - first AS beside",
             few=True,
         ),
+        needs=WHOLE,
     ),
     hard(
         "C8",
@@ -238,6 +242,7 @@ CHECKS: tuple[Check, ...] = (
             "instr('||' || filter || '||', '||' || coalesce(tag, '') || '||') = 0",
             "grp, consumer, mid, tag, filter, src, inc, seq",
         ),
+        needs=(*EVIDENT, Need.IDS),
     ),
     hard(
         "C9",
@@ -254,6 +259,7 @@ CHECKS: tuple[Check, ...] = (
             "n > 1",
             "grp, mid, 'given up ' || CAST(n AS STRING) || ' times' AS what, src, inc, seq",
         ),
+        needs=EVIDENT,
     ),
     hard(
         "C10",
@@ -265,7 +271,7 @@ CHECKS: tuple[Check, ...] = (
             "k = 1 AND coalesce(committed_before, -1) < lidx",
             "k, lidx, mid, src, inc, seq, committed_before",
         ),
-        needs=WHOLE,
+        needs=(*WHOLE, Need.CLOCKS),
     ),
     hard(
         "C11",
@@ -273,6 +279,7 @@ CHECKS: tuple[Check, ...] = (
         "receives acks_ok",
         "{grp}/{consumer} received message {mid} of {log} after operation {op} had acknowledged it",
         Part(_RETURNED, "acked < inv", "grp, consumer, mid, log, op, inv, acked, src, inc, seq"),
+        needs=(*EVIDENT, Need.OPERATIONS, Need.CLOCKS),
     ),
     hard(
         "C12",
@@ -286,6 +293,6 @@ CHECKS: tuple[Check, ...] = (
             "failed IS NULL AND gone IS NULL AND doubted IS NULL AND held < delay_ms * 999000",
             "grp, consumer, consumer_before, mid, log, held, delay_ms, failed, gone, doubted, src, inc, seq",
         ),
-        needs=WHOLE,
+        needs=(*WHOLE, Need.CLOCKS),
     ),
 )

@@ -6,7 +6,8 @@ positions are checked as logs: L1-L12.
 
 from __future__ import annotations
 
-from chaos.checker.checks.registry import WHOLE, Check, Part, hard, void, warning
+from chaos.checker.checks.registry import Check, Part, hard, void, warning
+from chaos.checker.needs import EVIDENT, WHOLE, Need
 
 #: What reads showed: one row an element, with the interval of the read.
 _TOLD = """
@@ -135,7 +136,7 @@ CHECKS: tuple[Check, ...] = (
             "log, op, mid, CASE WHEN sent IS NULL THEN 'was never sent' ELSE 'was sent only later' END "
             "AS what, src, inc, seq",
         ),
-        needs=WHOLE,
+        needs=(*WHOLE, Need.CLOCKS),
     ),
     hard(
         "H2",
@@ -143,6 +144,7 @@ CHECKS: tuple[Check, ...] = (
         "unplaced_reads",
         "{log}: operation {op} showed {mid}, whose send had failed",
         Part(_TOLD_AND_SENT, "fails = sent", "log, op, mid, src, inc, seq"),
+        needs=(*EVIDENT, Need.OPERATIONS),
     ),
     hard(
         "H3",
@@ -151,7 +153,7 @@ CHECKS: tuple[Check, ...] = (
         "{log}: {mid} is lost; the line is that of {whose}",
         Part(_NOT_IN_LAST_READ, "true", "log, mid, 'the last read' AS whose, src, inc, seq"),
         Part(_NEVER_TAKEN, "drained IS NOT NULL", "log, mid, 'its send' AS whose, src, inc, seq"),
-        needs=(*WHOLE, "H0"),
+        needs=(*WHOLE, Need.TAKES),
     ),
     warning(
         "H4",
@@ -159,6 +161,7 @@ CHECKS: tuple[Check, ...] = (
         "takes",
         "{log}: {mid} was taken {n} times",
         Part(_TAKEN, "n > 1", "log, mid, n"),
+        needs=WHOLE,
     ),
     hard(
         "H5",
@@ -166,6 +169,7 @@ CHECKS: tuple[Check, ...] = (
         "set_reads",
         "{log}: operation {op} showed {mid} {n} times",
         Part(_SHOWN, "n > 1", "log, op, mid, n, src, inc, seq"),
+        needs=EVIDENT,
     ),
     warning(
         "H6",
@@ -173,6 +177,7 @@ CHECKS: tuple[Check, ...] = (
         "takes",
         "{log}: {mid} was out before one was asked for that had gone in before it",
         Part(_IN_TURN, "k = 0 AND out_inv_before > out_ret", "log, mid, src, inc, seq"),
+        needs=WHOLE,
     ),
     warning(
         "H7",
@@ -180,6 +185,7 @@ CHECKS: tuple[Check, ...] = (
         "set_reads",
         "{log}: operation {op} showed {shown} of {known} elements that were known before it began",
         Part(_STALE, "k = 1 AND shown < known", "log, op, shown, known, src, inc, seq"),
+        needs=WHOLE,
     ),
     hard(
         "H8",
@@ -187,7 +193,7 @@ CHECKS: tuple[Check, ...] = (
         "register_reads",
         "{log}: the uses of value {mid} cannot be ordered against those of another value",
         Part(_ORDERED, "s_before > f", "log, mid"),
-        needs=(*WHOLE, "W4"),
+        needs=(*WHOLE, Need.IDS, Need.CLOCKS),
     ),
     hard(
         "H9",

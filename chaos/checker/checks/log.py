@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from chaos.checker.checks.registry import DRAINED, WHOLE, Check, Part, hard, warning
+from chaos.checker.checks.registry import Check, Part, hard, warning
 from chaos.checker.checks.sources import DELIVERIES, PLACED
+from chaos.checker.needs import DRAINED, EVIDENT, NODE_LINES, WHOLE, Need
 
 
 def linearizable(stale: bool) -> str:
@@ -113,6 +114,7 @@ CHECKS: tuple[Check, ...] = (
             "mid_min < mid_max OR digest_min < digest_max",
             "log, pos, mid_min AS mid, mid_max AS mid_other",
         ),
+        needs=EVIDENT,
     ),
     hard(
         "L2",
@@ -120,6 +122,7 @@ CHECKS: tuple[Check, ...] = (
         "seen",
         "{log}: message {mid} stands at {pos_min} and at {pos_max}",
         Part(PLACED, "pos_min < pos_max AND retries = 0", "log, mid, pos_min, pos_max"),
+        needs=(*WHOLE, Need.IDS),
     ),
     warning(
         "L2W",
@@ -127,6 +130,7 @@ CHECKS: tuple[Check, ...] = (
         "seen",
         "{log}: message {mid} stands at {pos_min} and at {pos_max} after {retries} retries",
         Part(PLACED, "pos_min < pos_max AND retries > 0", "log, mid, pos_min, pos_max, retries"),
+        needs=WHOLE,
     ),
     hard(
         "L3",
@@ -160,6 +164,7 @@ CHECKS: tuple[Check, ...] = (
         "reads seen",
         "{log} at {pos}: message {mid}, whose send had failed",
         Part(PLACED, "fails > 0 AND oks = 0 AND reads > 0", "log, mid, read_min AS pos"),
+        needs=(*EVIDENT, Need.OPERATIONS, Need.IDS),
     ),
     hard(
         "L6a",
@@ -204,6 +209,7 @@ CHECKS: tuple[Check, ...] = (
         "{log}: operation {op} contradicts operation {op_before}, which had ended before it began "
         "(half-steps {hi} and {lo_before})",
         Part(linearizable(stale=False), *_CONTRADICTS),
+        needs=(*EVIDENT, Need.OPERATIONS, Need.CLOCKS),
     ),
     hard(
         "L8",
@@ -211,6 +217,7 @@ CHECKS: tuple[Check, ...] = (
         "stale_reads",
         "{log}: append {op} began after read {op_before} had shown it or what is behind it",
         Part(linearizable(stale=True), *_CONTRADICTS),
+        needs=(*EVIDENT, Need.OPERATIONS, Need.CLOCKS),
     ),
     hard(
         "L9",
@@ -218,6 +225,7 @@ CHECKS: tuple[Check, ...] = (
         "acked",
         "{log}: {proc} got position {pos} for operation {op}, after {before}",
         Part(_IN_TURN, "pos <= before", "log, proc, op, pos, before, src, inc, seq"),
+        needs=(*EVIDENT, Need.OPERATIONS, Need.PROCESSES, Need.CLOCKS),
     ),
     hard(
         "L10",
@@ -231,6 +239,7 @@ CHECKS: tuple[Check, ...] = (
             "log, op, pos, rank, filtered AS filter, in_read AS before, rank_in_read AS rank_before, src, "
             "inc, seq",
         ),
+        needs=NODE_LINES,
     ),
     hard(
         "L11",
@@ -244,6 +253,7 @@ CHECKS: tuple[Check, ...] = (
             "log, grp, consumer, pos, rank, op, filtered AS filter, before, rank_before, op_before, src, "
             "inc, seq",
         ),
+        needs=NODE_LINES,
     ),
     warning(
         "L12",
@@ -251,5 +261,6 @@ CHECKS: tuple[Check, ...] = (
         "stale_reads",
         "{log}: operation {op} claimed the end {hi} when {acked} positions were acknowledged",
         Part(_LATE, "k = 0 AND acked > hi", "log, op, hi, acked, src, inc, seq"),
+        needs=(*WHOLE, Need.CLOCKS),
     ),
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from chaos.checker.checks.registry import DRAINED, WHOLE, Check, Part, hard
+from chaos.checker.checks.registry import Check, Part, hard
 from chaos.checker.checks.sources import HISTORY, PLACED
+from chaos.checker.needs import DRAINED, EVIDENT, WHOLE, Need
 
 #: Every index when it was first known to be committed, and how many nodes held it then: for each node a row,
 #: at which what is durable there is known.
@@ -62,7 +63,7 @@ CHECKS: tuple[Check, ...] = (
             "e = 'ack' AND coalesce(commit_before, -1) < lidx",
             "node, e, term, lidx, commit_before AS committed_before, src, inc, seq",
         ),
-        needs=WHOLE,
+        needs=(*WHOLE, Need.CLOCKS),
     ),
     hard(
         "P2",
@@ -70,7 +71,7 @@ CHECKS: tuple[Check, ...] = (
         "commits flushes",
         "index {lidx} was committed in term {term} when {held} of {nodes} nodes held it",
         Part(_HOLDERS, "2 * held <= nodes", "lidx, term, held, nodes, src, inc, seq"),
-        needs=WHOLE,
+        needs=(*WHOLE, Need.CLOCKS),
     ),
     hard(
         "P3",
@@ -78,6 +79,7 @@ CHECKS: tuple[Check, ...] = (
         "acked_terms",
         "{ledger}: operation {op} was acknowledged in term {term}, after term {before}",
         Part(_TERMS, "k = 0 AND before > term", "ledger, op, term, before, src, inc, seq"),
+        needs=(*EVIDENT, Need.OPERATIONS, Need.CLOCKS),
     ),
     hard(
         "P4",
@@ -87,6 +89,7 @@ CHECKS: tuple[Check, ...] = (
         Part(
             "doubts", "pos IS NOT NULL AND there > 0 AND same = 0", "mid, lidx, pos, src, inc, seq", few=True
         ),
+        needs=(*EVIDENT, Need.IDS),
     ),
     hard(
         "P5",
@@ -94,6 +97,7 @@ CHECKS: tuple[Check, ...] = (
         "dump",
         "{log} at {pos}: message {mid}, whose send had failed",
         Part(PLACED, "fails > 0 AND oks = 0 AND dumps > 0", "log, mid, pos_min AS pos"),
+        needs=(*EVIDENT, Need.OPERATIONS, Need.IDS),
     ),
     hard(
         "P6",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from chaos.checker.checks.registry import DRAINED, WHOLE, Check, Part, hard, warning
+from chaos.checker.checks.registry import Check, Part, hard, warning
 from chaos.checker.checks.sources import DURABLE, HISTORY
+from chaos.checker.needs import DRAINED, EVIDENT, NODE_LINES, WHOLE, Need
 
 _LEADERS = """
 SELECT run, term, min(node) AS node, max(node) AS node_other, max_by(src, node) AS src,
@@ -89,6 +90,7 @@ CHECKS: tuple[Check, ...] = (
         "leaders",
         "term {term}: {node} and {node_other}",
         Part(_LEADERS, "node < node_other", "term, node, node_other, src, inc, seq", few=True),
+        needs=EVIDENT,
     ),
     hard(
         "R2",
@@ -96,6 +98,7 @@ CHECKS: tuple[Check, ...] = (
         "votes",
         "{node} voted in term {term} for {candidate} and for {candidate_other}",
         Part(_VOTES, "candidate < candidate_other", "node, term, candidate, candidate_other", few=True),
+        needs=(*EVIDENT, Need.CLOCKS),
     ),
     hard(
         "R3",
@@ -123,6 +126,7 @@ CHECKS: tuple[Check, ...] = (
             "node, term, greatest(coalesce(term_before, -1), coalesce(voted_before, -1)) AS before, src, "
             "inc, seq",
         ),
+        needs=(*EVIDENT, Need.CLOCKS),
     ),
     hard(
         "R5",
@@ -134,6 +138,7 @@ CHECKS: tuple[Check, ...] = (
             "e = 'truncate' AND raft_role = 'leader'",
             "node, e, lidx, raft_role AS role, raft_term AS led, src, inc, seq",
         ),
+        needs=(*NODE_LINES, Need.CLOCKS),
     ),
     hard(
         "R6",
@@ -141,6 +146,7 @@ CHECKS: tuple[Check, ...] = (
         "chains",
         "index {lidx} of term {eterm}: histories {chain} and {chain_other}",
         Part(_CHAINS, "key_min < key_max", "ledger, lidx, eterm, chain, chain_other"),
+        needs=EVIDENT,
     ),
     hard(
         "R7",
@@ -152,6 +158,7 @@ CHECKS: tuple[Check, ...] = (
             "e = 'leader' AND committed_before > ended",
             "node, e, term, ended, committed_before, src, inc, seq",
         ),
+        needs=EVIDENT,
     ),
     hard(
         "R8",
@@ -169,6 +176,7 @@ CHECKS: tuple[Check, ...] = (
             "key_min < key_max",
             "ledger, lidx, 'histories' AS what, chain_min AS one, chain_max AS other",
         ),
+        needs=EVIDENT,
     ),
     hard(
         "R9",
@@ -181,6 +189,7 @@ CHECKS: tuple[Check, ...] = (
             "OR (e = 'truncate' AND lidx <= committed_before)",
             "node, e, lidx, committed_before, end_before, src, inc, seq",
         ),
+        needs=(*NODE_LINES, Need.CLOCKS),
     ),
     hard(
         "R10",
@@ -192,6 +201,7 @@ CHECKS: tuple[Check, ...] = (
             "e = 'commit' AND raft_role = 'leader' AND eterm <> term",
             "node, e, term, lidx, eterm, raft_role AS role, src, inc, seq",
         ),
+        needs=(*NODE_LINES, Need.CLOCKS),
     ),
     hard(
         "R11",
@@ -206,6 +216,7 @@ CHECKS: tuple[Check, ...] = (
             "node, term, candidate, last_term, last_index, cand_last_term, cand_last_index, src, inc, seq",
             few=True,
         ),
+        needs=EVIDENT,
     ),
     hard(
         "R12",
@@ -217,6 +228,7 @@ CHECKS: tuple[Check, ...] = (
             "e = 'recover' AND NOT coalesce(wiped, false) AND (ended < flushed OR term < voted_before)",
             "node, e, term, ended, wiped, flushed, voted_before, src, inc, seq",
         ),
+        needs=(*WHOLE, Need.CLOCKS),
     ),
     hard(
         "R13",
@@ -228,6 +240,7 @@ CHECKS: tuple[Check, ...] = (
             "e = 'apply' AND (lidx <> applied_before + 1 OR last > coalesce(committed_before, -1))",
             "node, e, lidx, last, applied_before AS before, committed_before, src, inc, seq",
         ),
+        needs=(*NODE_LINES, Need.CLOCKS),
     ),
     warning(
         "R14",
@@ -235,6 +248,7 @@ CHECKS: tuple[Check, ...] = (
         "leaders",
         "{node} became leader of term {term} with no fault in the 10 s before",
         Part(_SUDDEN, "n > 1 AND begun IS NULL", "node, term, src, inc, seq", few=True),
+        needs=WHOLE,
     ),
     hard(
         "R15",
@@ -242,6 +256,6 @@ CHECKS: tuple[Check, ...] = (
         "dump drained",
         "{ledger}: {node} ends at {low}, {node_other} at {high}",
         Part(_TOPS, "low < high", "ledger, low, high, node, node_other", few=True),
-        needs=(*DRAINED, "W9"),
+        needs=(*DRAINED, Need.SOUND_FILES),
     ),
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from chaos.checker.needs import WHOLE, Need, joined
+
 
 class Severity(StrEnum):
     """What a violation means."""
@@ -43,7 +45,11 @@ class Part:
 class Check:
     """A claim, and where its violations are found.
 
-    `population` names counts of the census: the check applies if none of them is 0.
+    `population` names counts of the census: the check applies if none of them is 0. `needs`: what must be in
+    the trace before a violation is evidence of guilt; `EVIDENT` if lines that are there contradict each
+    other, more if a line that is *not* there is part of it. `clear_needs`: what else must be in the trace
+    before the absence of violations is evidence of innocence. Checks of the trace itself decide needs and
+    have none.
     """
 
     id: str
@@ -52,26 +58,36 @@ class Check:
     population: tuple[str, ...]
     sentence: str
     parts: tuple[Part, ...]
-    #: Checks that must hold before a violation of this one is evidence: if it is that something is *not*
-    #: there, no line may be missing.
-    needs: tuple[str, ...] = ()
+    needs: tuple[Need, ...]
+    clear_needs: tuple[Need, ...]
 
-
-#: The trace is whole.
-WHOLE = ("W1", "W2", "W6", "W7")
-#: And the last reads reached the end.
-DRAINED = (*WHOLE, "W8")
+    def __post_init__(self) -> None:
+        if self.severity is not Severity.VOID and Need.ONCE not in self.needs:
+            raise ValueError(f"{self.id}: no check may find guilt where lines may stand twice: name EVIDENT")
 
 
 def hard(
-    id_: str, title: str, population: str, sentence: str, *parts: Part, needs: tuple[str, ...] = ()
+    id_: str,
+    title: str,
+    population: str,
+    sentence: str,
+    *parts: Part,
+    needs: tuple[Need, ...],
+    clear_needs: tuple[Need, ...] = WHOLE,
 ) -> Check:
-    return Check(id_, title, Severity.HARD, tuple(population.split()), sentence, parts, needs)
+    """A promise. `needs` and `clear_needs`: as of `Check`."""
+    about = (tuple(population.split()), sentence, parts)
+    return Check(id_, title, Severity.HARD, *about, joined(needs), joined(needs, clear_needs))
 
 
-def warning(id_: str, title: str, population: str, sentence: str, *parts: Part) -> Check:
-    return Check(id_, title, Severity.WARNING, tuple(population.split()), sentence, parts)
+def warning(
+    id_: str, title: str, population: str, sentence: str, *parts: Part, needs: tuple[Need, ...]
+) -> Check:
+    """Something worth to know, which never changes a verdict."""
+    about = (tuple(population.split()), sentence, parts)
+    return Check(id_, title, Severity.WARNING, *about, joined(needs), joined(needs))
 
 
 def void(id_: str, title: str, population: str, sentence: str, *parts: Part) -> Check:
-    return Check(id_, title, Severity.VOID, tuple(population.split()), sentence, parts)
+    """A property of the trace, or of the run, without which the run proves nothing."""
+    return Check(id_, title, Severity.VOID, tuple(population.split()), sentence, parts, (), ())

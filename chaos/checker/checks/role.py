@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from chaos.checker.checks.registry import WHOLE, Check, Part, hard, warning
+from chaos.checker.checks.registry import Check, Part, hard, warning
 from chaos.checker.checks.sources import HISTORY, OFFSETS, UNITS
+from chaos.checker.needs import EVIDENT, NODE_LINES, WHOLE, Need
 
 #: A broker that was elected is master, or has lost its leadership, after so long; ns.
 PROMOTION_NS = 10_000_000_000
@@ -86,6 +87,7 @@ CHECKS: tuple[Check, ...] = (
             "AS role, "
             "raft_term AS role_term, src, inc, seq",
         ),
+        needs=(*NODE_LINES, Need.CLOCKS),
     ),
     hard(
         "S2",
@@ -114,6 +116,7 @@ CHECKS: tuple[Check, ...] = (
             "e IN ('ack', 'accept') AND term <= demoted_term",
             "node, e, term, demoted_term, src, inc, seq",
         ),
+        needs=(*NODE_LINES, Need.CLOCKS),
     ),
     hard(
         "S4",
@@ -121,6 +124,7 @@ CHECKS: tuple[Check, ...] = (
         "ready",
         "term {term}: {node} and {node_other}",
         Part(_MASTERS, "node < node_other", "term, node, node_other, src, inc, seq", few=True),
+        needs=EVIDENT,
     ),
     warning(
         "S4W",
@@ -133,6 +137,7 @@ CHECKS: tuple[Check, ...] = (
             "node, term, node_before, src, inc, seq",
             few=True,
         ),
+        needs=WHOLE,
     ),
     hard(
         "S5",
@@ -157,7 +162,7 @@ CHECKS: tuple[Check, ...] = (
             "node, log, qoff, lidx, before, lidx_before",
         ),
         # Units of entries that could not be read point nowhere.
-        needs=("W9",),
+        needs=(*WHOLE, Need.SOUND_FILES),
     ),
     warning(
         "S7",
@@ -165,6 +170,7 @@ CHECKS: tuple[Check, ...] = (
         "elected",
         "{node}, elected in term {term}, was still neither after {waited} ns",
         Part(_PROMOTIONS, f"waited > {PROMOTION_NS}", "node, term, waited, src, inc, seq", few=True),
+        needs=WHOLE,
     ),
     warning(
         "S8",
@@ -172,6 +178,7 @@ CHECKS: tuple[Check, ...] = (
         "routes",
         "{proc} was told of the master of term {term}, after that of {before}",
         Part(_ROUTES, "term < before", "proc, op, term, before, src, inc, seq"),
+        needs=WHOLE,
     ),
     hard(
         "S9",
@@ -183,5 +190,6 @@ CHECKS: tuple[Check, ...] = (
             "k = 0 AND f = 'fetch_off' AND off_answered < stored",
             "grp, log, op, off_answered, stored, src, inc, seq",
         ),
+        needs=(*WHOLE, Need.CLOCKS),
     ),
 )

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from chaos.checker.readers.sources import Format, run_directories
 from chaos.checker.synthetic import Trace, clean_trace
-from tests.chaos.checker import kind_mutations, more_mutations, receive_mutations
+from tests.chaos.checker import kind_mutations, more_mutations, receive_mutations, whole_mutations
 from tests.chaos.checker.mutations import MUTATIONS
 
-assert kind_mutations and more_mutations and receive_mutations
+assert kind_mutations and more_mutations and receive_mutations and whole_mutations
 
 HISTORIES = Path(__file__).parent / "histories"
 #: Shorter traces have no room for some defects.

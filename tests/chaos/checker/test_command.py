@@ -15,12 +15,12 @@ from chaos.checker import main as command
 from chaos.checker.checks import CHECKS
 from chaos.checker.java import NoJava, java_home
 from chaos.checker.synthetic import clean_trace
-from tests.chaos.checker import kind_mutations, more_mutations, receive_mutations
+from tests.chaos.checker import kind_mutations, more_mutations, receive_mutations, whole_mutations
 from tests.chaos.checker.duck_loader import duck_loader
 from tests.chaos.checker.mutations import MUTATIONS
 from tests.chaos.checker.test_readers import EXPECTED
 
-assert kind_mutations and more_mutations and receive_mutations
+assert kind_mutations and more_mutations and receive_mutations and whole_mutations
 
 pytestmark = pytest.mark.xdist_group("spark")
 

@@ -15,6 +15,7 @@ from chaos.checker.checks import CHECKS
 from chaos.checker.checks.registry import Severity
 from chaos.checker.follow import MONOTONE, WATCHED, Outcome, follow
 from chaos.checker.judge import RunResult, Verdict, judge
+from chaos.checker.needs import NEEDS
 from chaos.checker.synthetic import Trace, clean_trace
 from chaos.checker.tables import make_tables
 from chaos.trace.schema import RAW_DIR
@@ -140,9 +141,12 @@ def test_what_is_not_yet_written_is_never_taken_for_broken(tmp_path: Path) -> No
         assert not [(f.check.id, f.witnesses) for f in result.findings if f.verdict is Verdict.INVALID]
 
 
-def test_what_is_watched_are_hard_checks_that_need_nothing_else() -> None:
+def test_what_is_watched_are_hard_checks_whose_needs_can_be_told_of_a_beginning() -> None:
     by_id = {check.id: check for check in CHECKS}
-    assert all(by_id[id_].severity is Severity.HARD and not by_id[id_].needs for id_ in MONOTONE)
+    for id_ in MONOTONE:
+        check = by_id[id_]
+        assert check.severity is Severity.HARD
+        assert all(NEEDS[need].from_prefix and by_id[NEEDS[need].by] in WATCHED for need in check.needs), id_
 
 
 def test_the_command_follows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

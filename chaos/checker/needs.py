@@ -1,0 +1,83 @@
+"""What a verdict needs: the table that `docs/checker.md` shows.
+
+A check says something only of a trace that has what the check rests on. Each need is met or unmet in a run;
+which of the two, one check of the trace itself says (`by`), and nobody else. A check names the needs without
+which a violation of it is no evidence (`Check.needs`) and those without which the absence of violations is
+none (`Check.clear_needs`). The judge turns what such a check found into "unknown" where a need is unmet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Need(StrEnum):
+    """A property of the trace of a run. The value names it for people."""
+
+    LINES = "every line"
+    ONCE = "lines that stand once"
+    UNDERSTOOD = "lines that can be read"
+    OPERATIONS = "whole operations"
+    PROCESSES = "processes with one operation at a time"
+    IDS = "ids of messages that are unique"
+    CLOCKS = "clocks that can be compared"
+    WRITERS = "all writers"
+    FINAL_READS = "final reads"
+    SOUND_FILES = "files without damage"
+    FAULTS = "faults that took effect"
+    TAKES = "answers to all who took"
+
+
+@dataclass(frozen=True, slots=True)
+class NeedSpec:
+    """`by`: the check that says whether it is met. `evidence`: the lines by which it is seen. `writer`: who
+    writes these. `from_prefix`: whether it can be said of a run that still goes on."""
+
+    by: str
+    evidence: str
+    writer: str
+    from_prefix: bool = False
+
+
+_ALL, _CLIENTS, _NEMESIS = "every writer", "clients", "nemesis"
+NEEDS: dict[Need, NeedSpec] = {
+    Need.LINES: NeedSpec("W1", "each writer's lines are numbered without a hole (`seq`)", _ALL, True),
+    Need.ONCE: NeedSpec("W10", "no writer has a number twice; no file or directory is a copy", _ALL, True),
+    Need.UNDERSTOOD: NeedSpec("W6", "kinds of lines, their ranges, `v`; files without garbage", _ALL, True),
+    Need.OPERATIONS: NeedSpec("W2", "one invoke, at most one completion of each `op`", _CLIENTS, True),
+    Need.PROCESSES: NeedSpec("W3", "operations of each `proc`, one after the other", _CLIENTS, True),
+    Need.IDS: NeedSpec("W4", "each `mid` in one send", _CLIENTS, True),
+    Need.CLOCKS: NeedSpec("W5", "`mono`, `boot_id`, `clock_bound_ns`", _ALL, True),
+    Need.WRITERS: NeedSpec("W7", "`expect`, `trace_end`, faults that end processes", _NEMESIS),
+    Need.FINAL_READS: NeedSpec("W8", "`healed`, `drain_target`, last reads", "nemesis, final reader"),
+    Need.SOUND_FILES: NeedSpec("W9", "no `dump_hole`", "reader of the nodes' files"),
+    Need.FAULTS: NeedSpec("V2", "`planned_faults`, `effective` of each fault", _NEMESIS),
+    Need.TAKES: NeedSpec("H0", "outcomes of operations that take from a queue", "histories", True),
+}
+
+#: Evidence by itself: lines that are there contradict each other.
+EVIDENT = (Need.ONCE,)
+#: No line is missing that the contradiction could be explained by, whoever would have written it.
+WHOLE = (Need.ONCE, Need.LINES, Need.UNDERSTOOD, Need.OPERATIONS, Need.WRITERS)
+#: What one node said, in the order in which it said it.
+NODE_LINES = (Need.ONCE, Need.LINES)
+#: And everything was read in the end.
+DRAINED = (*WHOLE, Need.FINAL_READS)
+
+
+def needs_by_check() -> dict[str, Need]:
+    """Which need each check of the trace itself decides."""
+    return {spec.by: need for need, spec in NEEDS.items()}
+
+
+def joined(*several: Sequence[Need]) -> tuple[Need, ...]:
+    """All of them, each once, in the order of `Need`."""
+    wanted = {need for needs in several for need in needs}
+    return tuple(need for need in Need if need in wanted)
+
+
+def words(needs: Iterable[Need]) -> str:
+    """Needs for people: each with the check that decides it."""
+    return ", ".join(f"{need} ({NEEDS[need].by})" for need in needs)
