@@ -6,7 +6,7 @@ Only certain things bound a range: the end of a good batch before it (`before`),
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -32,7 +32,7 @@ from dledger.store.format.batch import (
 from dledger.store.format.layout import INDEX_RECORD_SIZE, IndexRecord, unpack_record
 from dledger.store.format.properties import format_properties, is_intact, parse_properties
 from dledger.store.scan import LogScanner, find_entry
-from dledger.store.state_files import tail_of
+from dledger.store.state_files import NOT_AS_WRITTEN, tail_of
 
 
 class KnownDamage(NamedTuple):
@@ -107,13 +107,17 @@ def read_damages(disk: Disk, path: Path) -> tuple[KnownDamage, ...]:
     if not is_intact(content):
         return ()
     values = parse_properties(content)
-    damages = []
-    for number in range(int(values["count"])):
-        last, first, *rest = map(int, values[f"damage.{number}"].split(","))
-        before, after, offset = Tail(*rest[:4]), Tail(last, *rest[4:7]), rest[7]
-        damage = Damage(first, last, values[f"file.{number}"], offset, values[f"reason.{number}"])
-        damages.append(KnownDamage(damage, before, after))
-    return tuple(damages)
+    try:
+        return tuple(_listed(values, number) for number in range(int(values["count"])))
+    except NOT_AS_WRITTEN:
+        return ()
+
+
+def _listed(values: Mapping[str, str], number: int) -> KnownDamage:
+    last, first, *rest = map(int, values[f"damage.{number}"].split(","))
+    before, after, offset = Tail(*rest[:4]), Tail(last, *rest[4:7]), rest[7]
+    damage = Damage(first, last, values[f"file.{number}"], offset, values[f"reason.{number}"])
+    return KnownDamage(damage, before, after)
 
 
 def is_gone(data: FileSequence, known: KnownDamage) -> bool:

@@ -19,6 +19,8 @@ from dledger.store.format.properties import format_properties, is_intact, parse_
 
 _HARD_STATE_KEYS = ("incarnation", "crc")
 _REJOIN_KEYS = ("rejoining", "barredTerm", "floorTerm", "floorIndex")
+#: What reading a file raises whose sum is right and whose content is not, as another version might write it.
+NOT_AS_WRITTEN = (KeyError, ValueError, TypeError, IndexError)
 _SESSIONS = struct.Struct(">4sqII")
 _SESSIONS_MAGIC = b"DLS1"
 
@@ -120,13 +122,16 @@ def read_checkpoint(disk: Disk, path: Path) -> Checkpoint | None:
         )
     if not is_intact(content):
         return None
-    number = {key: int(value) for key, value in values.items() if key not in ("termRuns", "crc")}
-    return Checkpoint(
-        Tail(number["endIndex"], number["endTerm"], number["endPos"], number["endChainCrc"]),
-        number["committedIndex"],
-        Base(number["beginIndex"] - 1, number["baseTerm"], number["basePos"], number["baseChainCrc"]),
-        tuple(TermRun(*map(int, run.split(":"))) for run in values["termRuns"].split(",") if run),
-    )
+    try:
+        number = {key: int(value) for key, value in values.items() if key not in ("termRuns", "crc")}
+        return Checkpoint(
+            Tail(number["endIndex"], number["endTerm"], number["endPos"], number["endChainCrc"]),
+            number["committedIndex"],
+            Base(number["beginIndex"] - 1, number["baseTerm"], number["basePos"], number["baseChainCrc"]),
+            tuple(TermRun(*map(int, run.split(":"))) for run in values["termRuns"].split(",") if run),
+        )
+    except NOT_AS_WRITTEN:
+        return None
 
 
 def write_base(disk: Disk, path: Path, stored: StoredBase) -> None:
@@ -151,8 +156,11 @@ def read_base(disk: Disk, path: Path) -> StoredBase | None:
     if not is_intact(content):
         return None
     values = parse_properties(content)
-    base = Base(*(int(values[key]) for key in ("baseIndex", "baseTerm", "basePos", "baseChainCrc")))
-    return StoredBase(base, values["resetting"] == "1")
+    try:
+        base = Base(*(int(values[key]) for key in ("baseIndex", "baseTerm", "basePos", "baseChainCrc")))
+        return StoredBase(base, values["resetting"] == "1")
+    except NOT_AS_WRITTEN:
+        return None
 
 
 def write_sessions(disk: Disk, path: Path, index: int, blob: bytes) -> None:
