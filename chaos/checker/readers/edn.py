@@ -29,6 +29,8 @@ _CONSTANTS = {"nil": None, "true": True, "false": False}
 _CHARACTERS = {"newline": "\n", "space": " ", "tab": "\t", "return": "\r"}
 
 
+#: Of a number: more than any history has, and fewer than Python refuses.
+_MOST_DIGITS = 1000
 #: Collections within each other. Histories have a few; what writes values is recursive.
 MAX_DEPTH = 200
 
@@ -151,6 +153,8 @@ def _atom(kind: str, text: str, line: int) -> Any:
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     if _INTEGER.fullmatch(text):
+        if len(text) > _MOST_DIGITS:
+            raise EdnError(f"line {line}: a number of {len(text)} digits")
         return int(text.rstrip("N"))
     if _NUMBER.fullmatch(text):
         return float(text.rstrip("M"))

@@ -71,7 +71,9 @@ def convert(source: Path, run_dir: Path, run: str) -> None:
 
 
 def events(source: Path) -> Iterator[Event]:
-    with source.open(encoding="utf-8") as file:
+    """ReaderError."""
+    # Lines of others are passed over, whatever is in them.
+    with source.open(encoding="utf-8", errors="replace") as file:
         for line, text in enumerate(file, 1):
             if match := _UTIL.match(text):
                 process, how, f, value = match.groups()
