@@ -110,13 +110,15 @@ def ask_broker(target: Target, question: Callable[[Admin], Awaitable[T]]) -> T:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="All facts, as JSON.")
 
+#: Of milliseconds that still fit where they travel, 64 bits.
+_MOST_DIGITS = 18
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def parse_moment(text: str) -> int:
     """ms since 1970: of a time as such a number, as ISO 8601 (local unless it says otherwise), or of an age
     such as 10m. BadParameter if it is none of these."""
-    if text.isascii() and text.isdecimal():
+    if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS:
         return int(text)
     if age := re.fullmatch(r"(\d{1,9})([smhd])", text):
         return max(0, time.time_ns() // 1_000_000 - int(age[1]) * _UNITS_MS[age[2]])

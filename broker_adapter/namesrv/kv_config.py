@@ -109,6 +109,7 @@ def _load(disk: Disk, path: Path) -> _Table:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
+    value.encode()  # JSON may name halves of characters, which nobody can be sent
     return value
 
 
