@@ -27,7 +27,7 @@ CLIENT_PROTO_FILES := $(wildcard proto/apache/rocketmq/v2/*.proto)
 CLIENT_STUBS := broker_adapter/proxy/v2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long test-clients clients clients-python clients-node clients-java clients-go lint format proto sim sim-broker chaos chaos-planted soak-chaos bench bench-peers soak soak-processes soak-broker clean
+.PHONY: help install demo test test-long test-clients clients clients-python clients-node clients-java clients-go lint format proto sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-peers soak soak-processes soak-broker clean
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -174,6 +174,11 @@ sim: $(DEV) ## Simulated clusters under faults, one per seed (about a second per
 
 sim-broker: $(DEV) ## Simulated clusters with brokers, producers and consumers (a second or two per seed; SEEDS=200)
 	@$(BIN)/python -m broker_adapter.testing --seeds $(SEEDS) $(ARGS)
+
+# What is found is kept in build/fuzz, and told with the command that repeats it; the exit code is 1 then.
+fuzz: FUZZ_MINUTES = $(if $(filter command line environment,$(origin MINUTES)),$(MINUTES),5)
+fuzz: $(DEV) ## Changed inputs for every decoder, with a limit of time and memory (MINUTES=5, ARGS="--only name --seed N")
+	@$(BIN)/python -m tests.fuzz --minutes $(FUZZ_MINUTES) $(ARGS)
 
 # The exit code is 1 when a promise was broken, 2 when a run says nothing because its fault did not happen.
 # ARGS="--check" has the Spark checker judge all runs in the end (needs Java 17, and .[checker] or .[dev]).
