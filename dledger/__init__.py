@@ -55,21 +55,20 @@ if TYPE_CHECKING:
         ImageRefused,
         StateMachine,
     )
-    from dledger.node.owner import GrpcService
     from dledger.node.program import Program
     from dledger.node.role_events import RoleEvent
     from dledger.node.server import NodeServer
     from dledger.node.setup.config import NodeConfig, is_loopback, load_config, parse_config
     from dledger.node.setup.config_faults import read_toml, validate
     from dledger.node.setup.secret_file import load_secret
-    from dledger.node.tracing import NodeTrace
+    from dledger.node.setup.trace import NodeTrace
     from dledger.replica.owned_append import Assigned
     from dledger.replica.shell import AppendOutcome
     from dledger.rpc.log_client import NetworkFailure, answer_of, end_call
     from dledger.rpc.peer_names import AdminNames, PeerNames, certificate_names, normal_name
     from dledger.rpc.transport import handlers
     from dledger.rpc.transport.channels import MAX_PAYLOAD_BYTES, ChannelSecurity, open_channel
-    from dledger.rpc.transport.host import GrpcHost, GrpcMethod
+    from dledger.rpc.transport.host import GrpcHost, GrpcMethod, GrpcService
     from dledger.rpc.transport.secret_files import check_secret_file
     from dledger.rpc.transport.tls import ClientTls, ServerTls
     from dledger.status.web import (
@@ -195,7 +194,7 @@ _MODULE_OF = {
     "Exit": "dledger.cli.exits",
     "GrpcHost": "dledger.rpc.transport.host",
     "GrpcMethod": "dledger.rpc.transport.host",
-    "GrpcService": "dledger.node.owner",
+    "GrpcService": "dledger.rpc.transport.host",
     "Histogram": "dledger.metrics",
     "HttpServer": "dledger.status.web",
     "LoopThread": "dledger.client.loop_thread",
@@ -203,7 +202,7 @@ _MODULE_OF = {
     "NetworkFailure": "dledger.rpc.log_client",
     "NodeConfig": "dledger.node.setup.config",
     "NodeServer": "dledger.node.server",
-    "NodeTrace": "dledger.node.tracing",
+    "NodeTrace": "dledger.node.setup.trace",
     "OfflineLog": "dledger.store.offline.inspect",
     "OsDisk": "dledger.store.disk",
     "PeerNames": "dledger.rpc.peer_names",

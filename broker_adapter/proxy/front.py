@@ -19,8 +19,8 @@ from broker_adapter.errors import BrokerError, Busy, Status
 from broker_adapter.proxy.access.guard import Guard
 from broker_adapter.proxy.calls.client_calls import RouteCalls
 from broker_adapter.proxy.calls.handlers import Answering, parse, refusal, refused
-from broker_adapter.proxy.client_settings import ServerLimits
 from broker_adapter.proxy.clients import ClientStreams
+from broker_adapter.proxy.messages.client_settings import ServerLimits
 from broker_adapter.proxy.messages.context import NODE_JS, NODE_PORT, CallContext, Passage
 from broker_adapter.proxy.messages.directory import Directory
 from broker_adapter.proxy.messages.methods import (

@@ -16,10 +16,10 @@ from broker_adapter.proxy.calls.client_calls import RouteCalls
 from broker_adapter.proxy.calls.handlers import Answering, MessagingHandlers, Parts
 from broker_adapter.proxy.calls.orphans import ask_about
 from broker_adapter.proxy.calls.routes import Routes
-from broker_adapter.proxy.client_settings import ServerLimits
 from broker_adapter.proxy.clients import ClientStreams
 from broker_adapter.proxy.connected import ConnectedClients
 from broker_adapter.proxy.front import MessagingService
+from broker_adapter.proxy.messages.client_settings import ServerLimits
 from broker_adapter.proxy.messages.context import NODE_PORT, PLAIN_PORT, TLS_PORT
 from broker_adapter.proxy.messages.directory import Directory
 from dledger import Code, ConfigError

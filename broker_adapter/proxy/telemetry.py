@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from broker_adapter.api import GroupConfig
 from broker_adapter.metadata.creation_limits import client_of
-from broker_adapter.proxy.client_settings import ServerLimits, answered
 from broker_adapter.proxy.clients import ClientInfo, ClientStreams
+from broker_adapter.proxy.messages.client_settings import ServerLimits, answered
 from broker_adapter.proxy.messages.context import NODE_JS, CallContext
 from broker_adapter.proxy.messages.directory import Directory
 from broker_adapter.proxy.messages.names import group_of, topic_of

@@ -4,24 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from broker_adapter.commitlog.message_writer import MessageWriter
+from broker_adapter.config.settings import BrokerSettings
+from broker_adapter.metadata.state import MetadataState
+from broker_adapter.pop.service import DeliveryService
+from broker_adapter.proxy.forwarding.forwarder import Forwarder
+from broker_adapter.proxy.forwarding.service import ForwardService
+from broker_adapter.proxy.serving import ClientService
+from broker_adapter.role.broker_role import BrokerRoleAdapter
+from broker_adapter.role.role_change import RoleChangeHandler
 from broker_adapter.role.role_status import HandlerStatus, RoleChangeMetrics
+from broker_adapter.server.broker import Broker
+from broker_adapter.server.dispatched_files import DispatchedFiles
+from broker_adapter.server.loop_lag import LoopLag
+from broker_adapter.store.dispatcher import Dispatcher
 from broker_adapter.store.dispatching import SetAside
 from dledger import Histogram
-
-if TYPE_CHECKING:
-    from broker_adapter.server.program import BrokerProgram
-
 
 #: A dispatch that is further behind than this is worth a look (bytes).
 _MUCH_BEHIND = 1 << 20
 
 
+class BrokerFacts(Protocol):
+    """The parts of a broker's program whose figures are shown."""
+
+    settings: BrokerSettings
+    adapter: BrokerRoleAdapter
+    handler: RoleChangeHandler
+    dispatcher: Dispatcher
+    writer: MessageWriter
+    files: DispatchedFiles
+    metadata: MetadataState
+    broker: Broker
+    delivery: DeliveryService
+    clients: ClientService
+    forwarder: Forwarder
+    forwarding: ForwardService
+    loop_lag: LoopLag
+
+    def registrations(self) -> Mapping[str, Any]:
+        """What each NameServer last answered to the registration, by address."""
+
+
 class BrokerStatus:
-    def __init__(self, program: BrokerProgram) -> None:
+    def __init__(self, program: BrokerFacts) -> None:
         self._program = program
 
     def shown(self) -> Mapping[str, Any]:
@@ -168,7 +198,7 @@ def _set_aside(found: SetAside) -> Any:
     return {"text": text, "level": "bad"}
 
 
-def _client_metrics(program: BrokerProgram) -> Iterable[Metric]:
+def _client_metrics(program: BrokerFacts) -> Iterable[Metric]:
     """Of clients of RocketMQ 5."""
     clients = GaugeMetricFamily("broker_clients", "Clients connected to this node.", labels=["type"])
     for client_type, count in program.clients.streams.by_type().items():

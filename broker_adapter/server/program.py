@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -15,8 +15,7 @@ from typing import Any
 from broker_adapter.api import BrokerInfo, BrokerRole
 from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.config.settings import BrokerSettings, parse_settings
-from broker_adapter.errors import BrokerError, ReadFailed, Status
-from broker_adapter.format.consume_queue_unit import ConsumeQueueUnit
+from broker_adapter.errors import BrokerError
 from broker_adapter.format.host import Host
 from broker_adapter.format.index_layout import IndexShape
 from broker_adapter.format.message import Version, record_size
@@ -46,6 +45,7 @@ from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
 from broker_adapter.rpc.service import BrokerService
 from broker_adapter.server.broker import Broker
 from broker_adapter.server.broker_status import BrokerStatus
+from broker_adapter.server.dispatched_files import DispatchedFiles
 from broker_adapter.server.loop_lag import LoopLag
 from broker_adapter.server.replicated_state import ReplicatedState
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
@@ -105,49 +105,6 @@ def batch_entries(most: int) -> int:
         text = f"limits.max_batch_entries {most}: a broker needs {LEAST_ROUND_ENTRIES} at least"
         raise ConfigError(text, code=Code.CONFIG_INVALID)
     return most
-
-
-class DispatchedFiles:
-    """The Dispatcher's files as readers and the role adapter want them."""
-
-    def __init__(self, node: NodeServer, dispatcher: Dispatcher) -> None:
-        self._node = node
-        self._dispatcher = dispatcher
-
-    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """ReadFailed (NOT_CONFIRMED) while the queues are made again from an image: until its replay is over
-        they seem to begin where the image ends, and consumers would skip what there is. So also before."""
-        self._check_complete()
-        queue = self._dispatcher.queues.get(topic, queue_id)
-        found = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
-        self._check_complete()  # also if that has just begun
-        return found
-
-    def units(self, topic: str, queue_id: int, offset: int, count: int) -> Sequence[ConsumeQueueUnit]:
-        queue = self._dispatcher.queues.get(topic, queue_id)
-        return [] if queue is None else queue.read(offset, count)
-
-    def find_keys(self, topic: str, key: str, begin_ms: int, end_ms: int, most: int) -> Sequence[int]:
-        found = self._dispatcher.index.find(topic, key, begin_ms, end_ms)
-        return [offset for offset, _ in zip(found, range(most), strict=False)]
-
-    def next_offsets(self) -> Mapping[tuple[str, int], int]:
-        return self._dispatcher.queues.next_offsets()
-
-    async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int:
-        return await self._node.wait_applied(index, timeout_ms)
-
-    @property
-    def dispatch_behind_bytes(self) -> int:
-        """Committed here and not yet dispatched. What the log writes for itself is not counted."""
-        node = self._node
-        if node.applied_index >= node.committed_index:
-            return 0
-        return max(0, node.committed_pos - self._dispatcher.dispatched.end_pos)
-
-    def _check_complete(self) -> None:
-        if self._node.applied_index < 0:
-            raise ReadFailed(Status.NOT_CONFIRMED, "this broker has still to make its queues of the log")
 
 
 class BrokerProgram:

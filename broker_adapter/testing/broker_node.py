@@ -26,7 +26,7 @@ from broker_adapter.pop.state import DeliveryState
 from broker_adapter.role.broker_role import BrokerRoleAdapter
 from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
 from broker_adapter.server.broker import Broker
-from broker_adapter.server.program import DispatchedFiles
+from broker_adapter.server.dispatched_files import DispatchedFiles
 from broker_adapter.server.replicated_state import ReplicatedState
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
 from broker_adapter.store.queue_reader import QueueReader

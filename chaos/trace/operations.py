@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
-from chaos.outcomes import judge
+from chaos.trace.outcomes import judge
 from chaos.trace.schema import Ev, OpType
 from chaos.trace.writer import TraceWriter
 

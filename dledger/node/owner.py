@@ -20,8 +20,8 @@ from dledger.node.setup.config import NodeConfig
 from dledger.replica.owned_append import Fill
 from dledger.replica.replica import Replica
 from dledger.replica.shell import AppendOutcome
-from dledger.rpc.serving import GrpcService as GrpcService  # for the programs, which see the node only
 from dledger.rpc.serving import check_services
+from dledger.rpc.transport.host import GrpcService
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -34,8 +34,9 @@ from dledger.node.owner import OwnerFace
 from dledger.node.setup.config import NodeConfig, duration_ms
 from dledger.node.setup.secret_file import load_secret
 from dledger.node.setup.security import NodeSecurity
+from dledger.node.setup.trace import NodeTrace
 from dledger.node.status_view import StatusView
-from dledger.node.tracing import NodeTrace, TracingShell
+from dledger.node.tracing import TracingShell
 from dledger.replica.admission import AppendLimits
 from dledger.replica.replica import Replica, ReplicaConfig
 from dledger.replica.shell import RoleNotice
@@ -44,7 +45,8 @@ from dledger.rpc.cluster_secret import ClusterSecret
 from dledger.rpc.envelope import Identity
 from dledger.rpc.log_client import LogClient
 from dledger.rpc.peer_client import PeerClient
-from dledger.rpc.serving import GrpcService, NodeGrpc, check_services
+from dledger.rpc.serving import NodeGrpc, check_services
+from dledger.rpc.transport.host import GrpcService
 from dledger.status.http import start_http
 from dledger.status.model import NodeStatus
 from dledger.status.web import HttpServer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -20,7 +19,7 @@ from dledger.rpc.read_service import ReadService
 from dledger.rpc.transport.call_limit import CallLimit, HandlerList
 from dledger.rpc.transport.channels import new_server
 from dledger.rpc.transport.handlers import both_stream, server_stream, service, unary
-from dledger.rpc.transport.host import bind
+from dledger.rpc.transport.host import GrpcService, bind
 from dledger.v1 import admin_pb2, log_pb2, peer_pb2
 
 LOG_SERVICE = "dledger.v1.LogService"
@@ -28,15 +27,6 @@ PEER_SERVICE = "dledger.v1.PeerService"
 ADMIN_SERVICE = "dledger.v1.AdminService"
 _SERVICES = (LOG_SERVICE, PEER_SERVICE, ADMIN_SERVICE)
 _TAKEN = frozenset({*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME})
-
-
-class GrpcService(NamedTuple):
-    """A service of somebody else's on a node's server: its full name, for health and reflection, and its
-    asyncio handlers (`grpc.method_handlers_generic_handler`). Reflection shows its methods if the generated
-    module was imported."""
-
-    name: str
-    handler: grpc.GenericRpcHandler
 
 
 def check_services(services: Sequence[GrpcService]) -> None:

@@ -7,9 +7,17 @@ import asyncio
 import pytest
 
 from broker_adapter import errors as broker
-from chaos.outcomes import BROKER_FAILS, BROKER_INFOS, LOG_FAILS, LOG_INFOS, READ_ONLY, REPEATED, judge
+from chaos.trace.outcomes import (
+    BROKER_FAILS,
+    BROKER_INFOS,
+    LOG_FAILS,
+    LOG_INFOS,
+    READ_ONLY,
+    REPEATED,
+    ClientError,
+    judge,
+)
 from chaos.trace.schema import SENDS, OpType
-from chaos.workloads.released.process import ClientError
 from dledger import errors as log
 
 

@@ -17,7 +17,8 @@ from dledger.node.async_shell import AsyncShell
 from dledger.node.machine.state_machine import AppliedEntry, StateMachine
 from dledger.node.server import NodeServer
 from dledger.node.setup.config import parse_config
-from dledger.node.tracing import NodeTrace, TracingShell
+from dledger.node.setup.trace import NodeTrace
+from dledger.node.tracing import TracingShell
 from dledger.store.identity import Identity, init_directory
 from tests.node.local import CLUSTER, GROUP, until
 from tests.process.cluster import free_ports

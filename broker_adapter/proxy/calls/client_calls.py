@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from broker_adapter.api import TopicConfig
 from broker_adapter.pop.api import DeliveryApi
 from broker_adapter.proxy.calls.routes import Routes
-from broker_adapter.proxy.client_settings import check_client_type, is_consumer
+from broker_adapter.proxy.messages.client_settings import check_client_type, is_consumer
 from broker_adapter.proxy.messages.context import NODE_PORT, CallContext
 from broker_adapter.proxy.messages.directory import Directory, is_orderly
 from broker_adapter.proxy.messages.names import group_of, topic_of

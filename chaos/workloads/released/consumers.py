@@ -16,10 +16,11 @@ from random import Random
 from typing import Any, Literal
 
 from chaos.trace.operations import Numbers, Process
+from chaos.trace.outcomes import ClientError
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter
 from chaos.workloads.messages import digest, number_of
-from chaos.workloads.released.process import ClientError, ClientProcess
+from chaos.workloads.released.process import ClientProcess
 from chaos.workloads.released.topics import Topics
 from chaos.workloads.spec import Setting
 from chaos.workloads.tally import Tally

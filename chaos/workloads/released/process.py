@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from chaos.trace.outcomes import ClientError
 from dledger.errors import Code, DLedgerError
 
 #: Importing the client takes a quarter of a second of CPU; machines that are busy take their time.
@@ -26,16 +27,6 @@ class ClientDied(DLedgerError):
     """The process of a client ended by itself, or does not answer: an error of the run, no finding of it."""
 
     default_code = Code.INTERNAL_ERROR
-
-
-class ClientError(Exception):
-    """What a client raised. `kind`: the class, as the client names it; `code`: RocketMQ's status code, 0 if
-    there is none."""
-
-    def __init__(self, kind: str, code: int, text: str) -> None:
-        self.kind = kind
-        self.code = code
-        super().__init__(f"{kind}: {text}")
 
 
 class ClientProcess:

@@ -15,8 +15,9 @@ from time import time_ns
 from typing import Any
 
 from chaos.trace.operations import Process
+from chaos.trace.outcomes import ClientError
 from chaos.workloads.messages import Bodies, digest, number_of
-from chaos.workloads.released.process import ClientError, ClientProcess
+from chaos.workloads.released.process import ClientProcess
 from chaos.workloads.released.topics import Topics
 from chaos.workloads.released.transactions import Half, Transactions
 from chaos.workloads.senders import TAGS

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from chaos.trace.outcomes import ClientError
 from chaos.workloads.released.consumers import MOST, WAIT_S, Member, Received
-from chaos.workloads.released.process import ClientError
 
 #: For so long nobody else is given what a client that is heard of has. Less than half of what servers are set
 #: to (`delivery.invisible_ms`): with less than half left they renew it, but for times without a master.

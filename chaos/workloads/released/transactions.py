@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from chaos.trace.operations import Process
-from chaos.workloads.released.process import ClientError
+from chaos.trace.outcomes import ClientError
 from chaos.workloads.tally import Tally
 
 #: How transactions end: by their client (committed, rolled back), or when the broker asks.

@@ -16,7 +16,7 @@ from dledger.node.loop.readable import ReadableLog
 from dledger.node.machine.state_feeder import READ_BYTES, StateFeeder
 from dledger.node.machine.state_machine import StateMachine
 from dledger.node.machine.state_plan import Apply, Load, Piece, Replay, Save, StatePlan
-from dledger.node.tracing import NodeTrace
+from dledger.node.setup.trace import NodeTrace
 from dledger.store.api import EntryDamaged, LogStore
 from dledger.store.format.batch import Batch
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
@@ -15,8 +15,14 @@ from dledger.errors import Code, ConfigError
 from dledger.rpc.transport.channels import new_server
 from dledger.rpc.transport.handlers import both_stream, server_stream, service, unary
 
-if TYPE_CHECKING:
-    from dledger.rpc.serving import GrpcService
+
+class GrpcService(NamedTuple):
+    """A service of somebody else's on a node's server: its full name, for health and reflection, and its
+    asyncio handlers (`grpc.method_handlers_generic_handler`). Reflection shows its methods if the generated
+    module was imported."""
+
+    name: str
+    handler: grpc.GenericRpcHandler
 
 
 class GrpcMethod(NamedTuple):

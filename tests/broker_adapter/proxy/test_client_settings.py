@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker_adapter.api import GroupConfig
-from broker_adapter.proxy.client_settings import ServerLimits, answered
+from broker_adapter.proxy.messages.client_settings import ServerLimits, answered
 from broker_adapter.proxy.messages.rejected import Code, Rejected
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from tests.broker_adapter.proxy.world import resource

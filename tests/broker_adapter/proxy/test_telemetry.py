@@ -9,9 +9,9 @@ import pytest
 
 from broker_adapter.api import GroupConfig
 from broker_adapter.proxy import front
-from broker_adapter.proxy.client_settings import ServerLimits
 from broker_adapter.proxy.clients import ClientInfo, ClientStreams
 from broker_adapter.proxy.connected import ConnectedClients
+from broker_adapter.proxy.messages.client_settings import ServerLimits
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.rejected import Code, Rejected
 from broker_adapter.proxy.telemetry import Conversation

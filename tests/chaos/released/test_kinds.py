@@ -11,8 +11,9 @@ from typing import Any, cast
 
 import pytest
 
+from chaos.trace.outcomes import ClientError
 from chaos.workloads.messages import number_of
-from chaos.workloads.released.process import ClientError, ClientProcess
+from chaos.workloads.released.process import ClientProcess
 from chaos.workloads.released.producers import ReleasedProducer
 from chaos.workloads.released.topics import Topics
 from chaos.workloads.released.transactions import Transactions

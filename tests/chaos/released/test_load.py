@@ -13,8 +13,9 @@ from typing import Any, cast
 import pytest
 
 from broker_adapter.format.java_hash import java_hash
+from chaos.trace.outcomes import ClientError
 from chaos.workloads.released.consumers import GROUPS, Member, ReleasedGroup
-from chaos.workloads.released.process import ClientDied, ClientError, ClientProcess
+from chaos.workloads.released.process import ClientDied, ClientProcess
 from chaos.workloads.released.producers import ReleasedProducer
 from chaos.workloads.released.pushed import PushMember
 from chaos.workloads.released.topics import Topics

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from chaos.trace.outcomes import ClientError
 from chaos.workloads.released import process
-from chaos.workloads.released.process import ClientDied, ClientError, ClientProcess
+from chaos.workloads.released.process import ClientDied, ClientProcess
 
 FAKE = Path(__file__).with_name("fake")
 DRIVER = Path(process.__file__).with_name("driver.py")

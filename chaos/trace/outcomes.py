@@ -11,8 +11,17 @@ from typing import NamedTuple
 
 from broker_adapter.errors import BrokerError, Status
 from chaos.trace.schema import READS, SENDS, OpType
-from chaos.workloads.released.process import ClientError
 from dledger.errors import Code, DLedgerError
+
+
+class ClientError(Exception):
+    """What a client raised. `kind`: the class, as the client names it; `code`: RocketMQ's status code, 0 if
+    there is none."""
+
+    def __init__(self, kind: str, code: int, text: str) -> None:
+        self.kind = kind
+        self.code = code
+        super().__init__(f"{kind}: {text}")
 
 
 class Verdict(NamedTuple):
