@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from chaos.workloads.spec import LoadSpec
 from dledger import ConfigError, read_toml
 
-FOLDER = Path(__file__).parent / "scenarios"
+FOLDER = Path(__file__).parents[1] / "scenarios"
 
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
 ProcessKind = Literal["kill", "stop", "term", "wipe"]
