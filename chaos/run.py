@@ -19,6 +19,7 @@ from chaos.plans.scenario import Scenario, plan
 from chaos.plans.soak import to_file
 from chaos.quick.check import quick_check
 from chaos.quick.trace import QuickReport
+from chaos.syncs.trace import syncs_source, write_syncs
 from chaos.trace.files import seal
 from chaos.trace.schema import RAW_DIR, Ev
 from chaos.trace.writer import TraceWriter
@@ -158,10 +159,14 @@ class Run:
             for path in (self._directory / RAW_DIR).glob("node-*"):
                 seal(path)  # of those that were killed
             await asyncio.to_thread(dump_cluster, self._directory, self._name, cluster, settled)
+            if self._trace_nodes:
+                await asyncio.to_thread(write_syncs, self._directory, self._name, cluster.node_ids)
         finally:
             flushing.cancel()
             ids = [f"n{n}" for n in range(1, scenario.nodes + 1)]
-            others = [dump_source(n) for n in ids] + [f"node:{n}" for n in ids if self._trace_nodes]
+            others = [dump_source(n) for n in ids]
+            if self._trace_nodes:
+                others += [name for n in ids for name in (f"node:{n}", syncs_source(n))]
             for member in [*(writer.src for writer in self._writers), *others]:
                 nemesis_writer.write(Ev.META, {"e": "expect", "member": member})
             for writer in self._writers:

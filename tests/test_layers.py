@@ -265,6 +265,8 @@ ALLOWED: dict[str, set[str]] = {
     "chaos.quick": {*_TRACE},
     "chaos.network": set(),
     "chaos.spoil": {*_PRODUCT},
+    # Sees what the product asks of the system, and shares nothing with it.
+    "chaos.syncs": {*_TRACE},
     "chaos.cluster": {
         *_PRODUCT,
         *_TRACE,
@@ -273,6 +275,7 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.server",
         "chaos.network",
         "chaos.spoil",
+        "chaos.syncs",
     },
     "chaos.workloads": {*_PRODUCT, *_TRACE, "broker_adapter.api", "broker_adapter.client"},
     "chaos.workloads.released": {
@@ -303,6 +306,7 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.store",
         "chaos.quick",
         "chaos.network",
+        "chaos.syncs",
         "chaos.cluster",
         "chaos.workloads",
         "chaos.workloads.released",

@@ -21,8 +21,10 @@ from typing import Any, Literal, Self, TypeVar
 from chaos.cluster.copies import Copies
 from chaos.cluster.spoils import Spoils, spoil_settings
 from chaos.network.links import HOST, Links
+from chaos.syncs.trace import recording_environment
 from dledger.cli.local.cluster_plan import CompanionPlan, free_ports, to_toml
 from dledger.cli.local.local_cluster import ClusterError, LocalCluster
+from dledger.cli.local.node_process import import_path
 from dledger.status.model import NodeStatus
 
 Kind = Literal["log", "broker"]
@@ -127,6 +129,7 @@ class ChaosCluster:
             _route_through(local, links, node_id)
             if trace_run is not None:
                 _have_traced(local, node_id, kind, run_directory, trace_run)
+                _have_syncs_recorded(local, node_id, run_directory)
         spoils = Spoils(local, available=spoilable)
         if spoilable:
             for node_id in local.node_ids:
@@ -331,6 +334,13 @@ def _have_traced(local: LocalCluster, node_id: str, kind: Kind, run_directory: P
     traced = {**settings, "trace_directory": str(run_directory.resolve()), "trace_run": run}
     config["program"] = {"factory": f"chaos.cluster.traced_node:{kind}", "settings": traced}
     path.write_text(to_toml(config))
+
+
+def _have_syncs_recorded(local: LocalCluster, node_id: str, run_directory: Path) -> None:
+    """Have a node's process leave behind what it wrote and synced, whatever it says of it."""
+    path = import_path()["PYTHONPATH"]
+    store = local.store_directory(node_id)
+    local.process(node_id).environment = recording_environment(run_directory, node_id, store, path)
 
 
 def _have_spoiled(local: LocalCluster, node_id: str, folder: Path) -> None:

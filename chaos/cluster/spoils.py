@@ -9,6 +9,8 @@ from random import Random
 
 from chaos.spoil.orders import Did, OrderFile, Orders, combined, read_counter
 from chaos.spoil.unsynced import Loss, forget, lose_power
+from chaos.syncs.journal import note_undone
+from chaos.syncs.trace import journals_folder
 from dledger.cli.local.local_cluster import ClusterError, LocalCluster
 
 _FOLDER = "spoil"
@@ -45,7 +47,9 @@ class Spoils:
         """Take what was not durable from a node that was killed."""
         if not self._available:
             raise ClusterError("this cluster's disks keep no record of what is durable")
-        return lose_power(self._local.store_directory(node), self.folder(node), rng)
+        loss = lose_power(self._local.store_directory(node), self.folder(node), rng)
+        note_undone(journals_folder(self._local.directory.parent, node), loss.ranges)
+        return loss
 
     def forget(self, node: str) -> None:
         """The node's directory is gone."""

@@ -51,11 +51,13 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a loss of power did: of `unsynced` changes `undone` were undone; `lost_bytes` of data in them."""
+    """What a loss of power did: of `unsynced` changes `undone` were undone; `lost_bytes` of data in them.
+    `ranges`: inode, begin and length of what is not in files any more as it was written."""
 
     unsynced: int
     undone: int
     lost_bytes: int
+    ranges: tuple[tuple[int, int, int], ...] = ()
 
 
 class UnsyncedRecord:
@@ -163,7 +165,8 @@ def lose_power(root: Path, folder: Path, rng: Random) -> Loss:
     for change in reversed(lost):
         _undo(change, root, folder / KEPT)
     forget(folder)
-    return Loss(len(pending), len(lost), sum(change.length for change in lost if change.kind == "data"))
+    ranges = tuple((one.inode, one.at, one.length) for one in lost if one.inode)
+    return Loss(len(pending), len(lost), sum(c.length for c in lost if c.kind == "data"), ranges)
 
 
 def forget(folder: Path) -> None:

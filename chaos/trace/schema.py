@@ -59,6 +59,8 @@ class Ev(StrEnum):
     DUMP = "dump"
     #: One unit of a node's ConsumeQueue, read from its files after the run.
     CQ = "cq"
+    #: What the operating system was asked and has answered, seen below the product (`chaos.syncs`).
+    DISK = "disk"
 
 
 class OpType(StrEnum):
@@ -222,6 +224,7 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     (Ev.FAULT, "begin"): _event("e fault f targets", "effective evidence params aim"),
     (Ev.FAULT, "end"): _event("e fault f", "effective evidence targets"),
     # aim: "leader" if the plan wants changes of the leader. planned_faults: how many `begin` there must be.
+    # flush_mode: SYNC_FLUSH or ASYNC_FLUSH.
     (Ev.META, "run_begin"): _event(
         "e nodes seed planned_faults", "git config flush_mode aim max_attempts clock_bound_ns text"
     ),
@@ -250,6 +253,12 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     (Ev.DUMP, ""): _event("node lidx eterm", "ledger mid digest chain internal is_committed topic q qoff"),
     # lidx: of the entry that the unit points to; -1: there is none.
     (Ev.CQ, ""): _event("node topic q qoff lidx", "size tag_hash"),
+    # A process of the node began, and what it does to its files is seen.
+    (Ev.DISK, "watched"): _event("e node"),
+    # From now on syncs that have returned cover all entries of this node up to lidx, and no others; -1: none.
+    (Ev.DISK, "synced"): _event("e node ledger lidx"),
+    # The same of term and vote (without it: none).
+    (Ev.DISK, "vote_synced"): _event("e node term", "vote"),
 }
 
 

@@ -76,6 +76,8 @@ class NodeProcess:
         self.folder = folder
         self.config = config
         self._module = module
+        #: Of every start, over that of this process.
+        self.environment: dict[str, str] = {}
         self._keeper: subprocess.Popen[bytes] | None = None
 
     @property
@@ -106,7 +108,7 @@ class NodeProcess:
         self._keeper = subprocess.Popen(
             [shell, "-c", _KEEPER, "sh", str(self.folder), *self._command(), *options],
             cwd=self.folder,
-            env={**os.environ, **_import_path(), **(environment or {})},
+            env={**os.environ, **import_path(), **self.environment, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -226,8 +228,8 @@ def tail_of(path: Path, lines: int, max_bytes: int = 64 * 1024) -> list[str]:
         return []
 
 
-def _import_path() -> dict[str, str]:
-    """So that the child finds the same dledger, installed or not."""
+def import_path() -> dict[str, str]:
+    """The environment in which a child finds the same dledger, installed or not."""
     package = Path(dledger.__file__ or "").resolve().parent.parent
     others = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": f"{package}{os.pathsep}{others}" if others else str(package)}
