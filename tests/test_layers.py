@@ -51,6 +51,12 @@ _BROKER_BASE = {
 }
 _PROXY = {"broker_adapter.proxy.messages", CLIENT_GENERATED}
 _TRACE = {"chaos.trace", "chaos.trace.schema"}
+_CHECKS = {
+    "chaos.trace.schema",
+    "chaos.checker.needs",
+    "chaos.checker.checks.registry",
+    "chaos.checker.checks",
+}
 #: What the harness may use of the product, beside the commands that start it.
 _PRODUCT = {
     *_BASE,
@@ -250,14 +256,21 @@ ALLOWED: dict[str, set[str]] = {
     },
     # The checker judges the product by what it left behind, and knows nothing else of it.
     "chaos.trace.schema": set(),
-    "chaos.checker.checks": {"chaos.trace.schema"},
-    "chaos.checker.readers": {"chaos.trace.schema"},
-    "chaos.checker": {"chaos.trace.schema", "chaos.checker.checks", "chaos.checker.readers"},
-    "chaos.checker.reporting": {"chaos.trace.schema", "chaos.checker.checks", "chaos.checker"},
-    "chaos.checker.main": {
+    "chaos.checker.needs": set(),
+    "chaos.checker.checks.registry": {"chaos.checker.needs"},
+    "chaos.checker.completeness": {"chaos.trace.schema", "chaos.checker.checks.registry"},
+    "chaos.checker.checks": {
         "chaos.trace.schema",
+        "chaos.checker.needs",
+        "chaos.checker.checks.registry",
+        "chaos.checker.completeness",
+    },
+    "chaos.checker.readers": {"chaos.trace.schema"},
+    "chaos.checker": {*_CHECKS, "chaos.checker.readers"},
+    "chaos.checker.reporting": {*_CHECKS, "chaos.checker"},
+    "chaos.checker.main": {
+        *_CHECKS,
         "chaos.checker",
-        "chaos.checker.checks",
         "chaos.checker.readers",
         "chaos.checker.reporting",
     },
