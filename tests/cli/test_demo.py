@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dledger.cli.demo.demo import demo as demo_module
+from dledger.cli.demo import demo as demo_module
 from dledger.cli.demo.demo_input import default_input, read_lines
 from dledger.cli.demo.demo_load import IN_FLIGHT, MIN_LINES, Ack, DemoLoad
 from dledger.cli.demo.log_check import Found
