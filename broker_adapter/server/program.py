@@ -462,9 +462,10 @@ class BrokerProgram:
             self._register()
 
     async def _follow_purges(self) -> None:
-        """ConsumeQueues and indexes begin where the log does."""
+        """ConsumeQueues and indexes begin where the log does; what is not needed any more goes."""
         begin = -1
         while True:
+            await self._carry_out(self.dispatcher.tend, "derived files could not be synced")
             now = self.node.begin_pos
             if now != begin:
                 purge = partial(self.dispatcher.purge_below, now)

@@ -65,6 +65,7 @@ class ConsumeQueue:
         self._file_size = units_per_file * UNIT_SIZE
         self._last_path = -1, directory
         self._crcs: list[int] = []  # of the files that are kept: consecutive, the last one is written to
+        self._retired: tuple[int, int] | None = None  # number and CRC32 of a file that may be taken back
 
     # -- for readers, from any thread -------------------------------------------------------------------
 
@@ -85,6 +86,7 @@ class ConsumeQueue:
             self._check_minimum(offset)  # purged meanwhile
             raise self._damaged(f"the file with offset {offset} is missing") from None
         if units and not _are_in_order(units):
+            self._check_minimum(offset)  # let go meanwhile, and its file made anew
             raise self._damaged(f"not all of {len(units)} units from offset {offset} on can be messages")
         return units
 
@@ -145,6 +147,7 @@ class ConsumeQueue:
     def begin_again(self, offset: int) -> None:
         """Let the queue, whose files were removed, begin here."""
         self._crcs.clear()
+        self._retired = None
         self.begin_at(offset)
 
     def raise_floor(self) -> list[Path]:
@@ -159,6 +162,18 @@ class ConsumeQueue:
             return []
         kept = bisect_left(offsets, physical_offset, lo=1, key=self._physical_offset)
         return self._raise_minimum(self.min_offset + kept)
+
+    def retire(self) -> list[Path]:
+        """A queue in which nothing can be read needs no file. Returns those that may go when a checkpoint of
+        its `state` is durable; if a message comes earlier, the queue goes on in the last of them."""
+        if self.min_offset < self.max_offset or not self._crcs:
+            return []
+        paths, first = self.paths(), self._first_file
+        self._retired = first + len(self._crcs) - 1, self._crcs[-1]
+        self._crcs.clear()
+        for path in paths:
+            self._files.retire(path)
+        return paths
 
     def state(self) -> QueueState:
         return QueueState(
@@ -208,11 +223,22 @@ class ConsumeQueue:
 
     def _write(self, number: int, within: int, data: bytes) -> None:
         path = self._path(number)
-        if not within or not self._crcs:
+        if not self._crcs:
+            self._crcs.append(self._begin_file(number, within, path))
+        elif not within:
             self._files.create(path, self._file_size)
-            self._crcs.append(crc32(bytes(within)))
+            self._crcs.append(0)
         self._files.write(path, data, within)
         self._crcs[-1] = crc32(data, self._crcs[-1])
+
+    def _begin_file(self, number: int, within: int, path: Path) -> int:
+        """The CRC32 of what is before the first unit: zeros, or what a retired file has. That one is not made
+        anew: the durable checkpoint may name it still."""
+        retired, self._retired = self._retired, None
+        if within and retired is not None and retired[0] == number and self._files.take_back(path):
+            return retired[1]
+        self._files.create(path, self._file_size)
+        return crc32(bytes(within))
 
     def _stored(self, offset: int, count: int) -> bytes:
         parts = []
@@ -235,6 +261,8 @@ class ConsumeQueue:
         needless = max(0, offset // self._units_per_file - self._first_file)
         paths = self.paths()[:needless]
         del self._crcs[: len(paths)]
+        for path in paths:
+            self._files.retire(path)
         return paths
 
     def _check_minimum(self, offset: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,6 +61,8 @@ class ConsumeQueues:
         self._open_files = OpenFiles(files, root, limit=max_open_files)
         self._topics: dict[str, dict[int, ConsumeQueue]] = {}
         self._doomed: list[Path] = []
+        #: Files may go with the next checkpoint.
+        self.has_needless_files = False
         #: Indexes of committed messages without a place in their queue. Part of the state, the same on every
         #: node: a replay cannot tell by itself that such a message is not the one that its queue begins with.
         self.misplaced: deque[int] = deque(maxlen=_MOST_MISPLACED)
@@ -108,6 +110,7 @@ class ConsumeQueues:
         """Nothing of a topic can be read any more. Its offsets go on where they are: none is used twice."""
         for queue in self.of_topic(topic):
             self._doomed += queue.raise_floor()
+            self.has_needless_files = True
 
     def purge_below(self, physical_offset: int) -> bool:
         """Raise the least offsets to what the log still has. Whether that changed any."""
@@ -116,6 +119,7 @@ class ConsumeQueues:
             before = queue.min_offset
             self._doomed += queue.purge_below(physical_offset)
             changed = changed or queue.min_offset != before
+        self.has_needless_files = self.has_needless_files or changed
         return changed
 
     def positions(self) -> list[QueuePosition]:
@@ -132,17 +136,21 @@ class ConsumeQueues:
 
     def snapshot(self) -> QueuesSnapshot:
         doomed, self._doomed = self._doomed, []
+        self.has_needless_files = False
+        queues = self.all()
+        for queue in queues:
+            doomed += queue.retire()
         return QueuesSnapshot(
-            [queue.state() for queue in self.all()],
+            [queue.state() for queue in queues],
             list(self.misplaced),
             self._open_files.take_changes(),
             doomed,
         )
 
-    def remove(self, paths: Iterable[Path]) -> None:
-        """From any thread."""
-        for path in paths:
-            self._open_files.remove(path)
+    def remove(self, doomed: Iterable[Path]) -> None:
+        """What a snapshot has given, but for files that were taken back since. From any thread."""
+        for path in doomed:
+            self._open_files.remove_retired(path)
 
     def restore(self, states: Iterable[QueueState], misplaced: Iterable[int] = ()) -> None:
         """Become what a checkpoint says. Disagreement or OSError if the files are not like that."""
@@ -150,7 +158,7 @@ class ConsumeQueues:
         for state in states:
             self.obtain(state.topic, state.queue_id).restore(state)
         kept = {path for queue in self.all() for path in queue.paths()}
-        self.remove(path for path in self._own_files() if path not in kept)
+        self._remove_others(kept)
 
     def forget(self) -> None:
         """No queue is known, whatever files there are."""
@@ -163,12 +171,24 @@ class ConsumeQueues:
     def wipe(self) -> None:
         """Forget everything and remove all files. Others than a ConsumeQueue has are left where they are."""
         self.forget()
-        self.remove(self._own_files())
+        self._remove_others(())
 
     def close(self) -> None:
         self._open_files.close()
 
     # -- inside -----------------------------------------------------------------------------------------
+
+    def _remove_others(self, kept: Collection[Path]) -> None:
+        """Files of queues that are not to be kept, and directories that a crash has left empty."""
+        for path in self._own_files():
+            if path not in kept:
+                self._open_files.remove(path)
+        for topic in list_directory(self._files, self._directory):
+            queues = list_directory(self._files, self._directory / topic)
+            for queue in filter(_QUEUE_NAME.match, queues):
+                self._open_files.remove_empty(self._directory / topic / queue)
+            if not queues:
+                self._open_files.remove_empty(self._directory / topic)
 
     def _own_files(self) -> list[Path]:
         found = []

@@ -152,6 +152,17 @@ class Dispatcher:
                 self._begin_checkpoint(self._applied)
             self._checkpointer.advance()
 
+    def tend(self) -> None:
+        """Make the checkpoint that is due, though nothing is applied any more: needless files wait for it. To
+        be called now and then; waits as `purge_below`."""
+        with self._lock:
+            applied = self._applied
+            if applied is not None and not self._checkpointer.is_busy:
+                is_behind = applied != self._checkpointer.written or self.queues.has_needless_files
+                if is_behind and self._is_checkpoint_due(applied):
+                    self._begin_checkpoint(applied)
+            self._checkpointer.advance()
+
     # -- the state machine ------------------------------------------------------------------------------
 
     def recover(self) -> Applied | None:

@@ -54,6 +54,9 @@ class Files(Protocol):
 
     def mkdir(self, path: Path) -> None: ...
 
+    def rmdir(self, path: Path) -> None:
+        """Remove an empty directory. OSError if it is not empty."""
+
     def exists(self, path: Path) -> bool: ...
 
 
@@ -109,6 +112,9 @@ class OsFiles:
 
     def mkdir(self, path: Path) -> None:
         path.mkdir(PRIVATE_DIRECTORY)
+
+    def rmdir(self, path: Path) -> None:
+        path.rmdir()
 
     def exists(self, path: Path) -> bool:
         return path.exists()

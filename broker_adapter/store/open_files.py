@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from broker_adapter.store.files import Buffer, Files, make_directories, sync_file, write_all
+from broker_adapter.store.files import (
+    Buffer,
+    Files,
+    list_directory,
+    make_directories,
+    sync_file,
+    write_all,
+)
 
 
 @dataclass(slots=True)
@@ -38,22 +46,25 @@ class OpenFiles:
     """One thread writes, any may read. More than `limit` files are open only while as many are in use."""
 
     def __init__(self, files: Files, root: Path, *, limit: int = 256) -> None:
-        """`root` and what is above it are somebody else's to make durable."""
+        """`root` and what is above it are somebody else's to make durable, and stay."""
         self._files = files
         self._root = root
         self._limit = limit
         self._open: OrderedDict[Path, _Open] = OrderedDict()
         self._lock = Lock()
+        self._names_lock = Lock()  # held while names of files and directories come or go
+        self._retired: set[Path] = set()
         self._changes = Changes()
 
     def create(self, path: Path, size: int) -> None:
         """A file of zeros in place of what was there, and the directories above it."""
-        make_directories(self._files, path.parent)
         # Those that were there, too: an earlier life may have made them, and died before it synced.
-        above = path.parents
-        self._changes.directories.update(above[: above.index(self._root) + 1])
+        self._changes.directories.update(self._directories_of(path), (self._root,))
         self._forget(path)
-        handle = self._files.open(path, create=True)
+        with self._names_lock:
+            self._retired.discard(path)
+            make_directories(self._files, path.parent)
+            handle = self._files.open(path, create=True)
         try:
             self._files.truncate(handle, 0)
             self._files.truncate(handle, size)
@@ -84,15 +95,42 @@ class OpenFiles:
             return self._files.size(handle)
 
     def remove(self, path: Path) -> None:
-        """Whether it is there or not."""
-        self._forget(path)
-        if self._files.exists(path):
-            self._files.unlink(path)
+        """Whether it is there or not, and the directories that are empty without it."""
+        with self._names_lock:
+            self._remove(path)
+
+    def retire(self, path: Path) -> None:
+        """The file may go with `remove_retired`, unless it is taken back before. On the writer's thread."""
+        with self._names_lock:
+            self._retired.add(path)
+
+    def take_back(self, path: Path) -> bool:
+        """Whether a retired file is still there: it stays then, with all that is in it. On the writer's
+        thread."""
+        with self._names_lock:
+            is_there = path in self._retired
+            self._retired.discard(path)
+            return is_there
+
+    def remove_retired(self, path: Path) -> None:
+        """From any thread."""
+        with self._names_lock:
+            if path in self._retired:
+                self._retired.discard(path)
+                self._remove(path)
+
+    def remove_empty(self, directory: Path) -> None:
+        """A directory without anything in it, and those above it that are empty without it."""
+        with self._names_lock:
+            self._prune(directory / "any")
 
     def discard(self, path: Path) -> None:
-        """Remove a file whose changes need not be synced. On the writer's thread."""
+        """Remove a file whose changes need not be synced; its directory, which may have to be, stays. On the
+        writer's thread."""
         self._changes.files.discard(path)
-        self.remove(path)
+        with self._names_lock:
+            self._retired.discard(path)
+            self._unlink(path)
 
     def take_changes(self) -> Changes:
         """On the writer's thread."""
@@ -102,6 +140,8 @@ class OpenFiles:
     def close(self) -> None:
         for path in list(self._open):
             self._forget(path)
+        with self._names_lock:
+            self._retired.clear()
 
     # -- inside -----------------------------------------------------------------------------------------
 
@@ -123,6 +163,31 @@ class OpenFiles:
                 found.users -= 1
                 if found.evicted and not found.users:
                     self._files.close(found.handle)
+
+    def _directories_of(self, path: Path) -> list[Path]:
+        """Those above a file, the lowest first, below the root."""
+        above = path.parents
+        return list(above[: above.index(self._root)])
+
+    def _remove(self, path: Path) -> None:
+        self._unlink(path)
+        self._prune(path)
+
+    def _unlink(self, path: Path) -> None:
+        self._forget(path)
+        if self._files.exists(path):
+            self._files.unlink(path)
+
+    def _prune(self, path: Path) -> None:
+        for directory in self._directories_of(path):
+            if not self._files.exists(directory) or list_directory(self._files, directory):
+                return
+            try:
+                self._files.rmdir(directory)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+                    raise  # somebody else has put something there, or taken it away
+                return
 
     def _forget(self, path: Path) -> None:
         with self._lock:

@@ -108,7 +108,8 @@ class QueueReader:
 
     def query(self, topic: str, key: str, *, begin_ms: int, end_ms: int, max_messages: int) -> list[bytes]:
         """Messages of the topic that have this key, stored between the times, the newest first. The index
-        knows hashes only, so every message that it names is looked at."""
+        knows hashes only, so every message that it names is looked at; nor does it forget a deleted topic, so
+        what is below the begin of its queue is of one that had the same name."""
         found = []
         for physical_offset in self._files.find_keys(topic, key, begin_ms, end_ms, max_messages * 4):
             try:
@@ -118,7 +119,9 @@ class QueueReader:
             message = decode(record, verify_body=False)
             properties = split_properties(message.properties)
             wanted = f"{topic}#{key}" in index_keys(topic, properties.get(UNIQ_KEY), properties.get(KEYS))
-            if message.topic == topic and wanted and begin_ms <= message.store_timestamp <= end_ms:
+            if message.topic != topic or not wanted or not begin_ms <= message.store_timestamp <= end_ms:
+                continue
+            if message.queue_offset >= self._files.bounds(topic, message.queue_id)[0]:
                 found.append(record)
                 if len(found) == max_messages:
                     break

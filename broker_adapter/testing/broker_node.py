@@ -274,6 +274,7 @@ class SimBroker:
             if self.node.begin_pos != begin:
                 begin = self.node.begin_pos
                 await self.loop.run_in_executor(None, self.dispatcher.purge_below, begin)
+            await self.loop.run_in_executor(None, self.dispatcher.tend)
             await asyncio.sleep(_PURGE_LOOK_S)
 
     def _check_gate(self) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import TypeVar
 
-from broker_adapter.api import OutgoingMessage, QueueOffset, SendResult
-from broker_adapter.errors import BrokerError, IllegalMessage, NotMaster, PutRefused
+from broker_adapter.api import OutgoingMessage, QueueOffset, SendResult, TopicConfig
+from broker_adapter.errors import BrokerError, IllegalMessage, NotMaster, PutRefused, TopicRefused
 from broker_adapter.testing.broker_node import SimBroker
 from broker_adapter.testing.simulation import BrokerSimulation, NoAnswer, PassedOn
 from broker_adapter.testing.truth import TRY
@@ -103,10 +103,12 @@ class Producer(Client):
                 result = await self.ask_master(send)
             except FAILURES as error:
                 self.sim.count("sends", error)
-                if isinstance(error, IllegalMessage):
-                    raise  # all of them are good
-                if isinstance(error, PutRefused):
+                if isinstance(error, IllegalMessage) and topic != SHORT_LIVED:
+                    raise  # all of them are good; only queues of that topic come and go
+                if isinstance(error, PutRefused | TopicRefused | IllegalMessage):
                     truth.refused.update((body, tried) for body in bodies)
+                    if self.is_stopped and topic == SHORT_LIVED:
+                        return  # nobody will give it the queue
                 elif self.is_stopped or rng.random() < 0.1:
                     self.sim.counts["sends left open"] += 1
                     return
@@ -161,3 +163,26 @@ class Administrator(Client):
         generation = await self.ask_master(lambda broker: broker.broker.reset_offsets(group, [back]))
         self.sim.truth.reset_acknowledged(group, generation)
         self.sim.counts["offsets reset"] += 1
+
+
+class TopicChurn(Client):
+    """Deletes the short-lived topic again and again, and makes it anew, with more queues or with fewer, while
+    others send to it."""
+
+    async def think(self) -> None:
+        await asyncio.sleep(self.rng.randint(10, 250) / 1000)
+
+    async def work(self) -> None:
+        queues = self.rng.randint(1, QUEUES)
+        config = TopicConfig(SHORT_LIVED, read_queues=queues, write_queues=queues)
+        try:
+            if self.rng.random() < 0.6:
+                await self.ask_master(lambda broker: broker.broker.delete_topic(SHORT_LIVED))
+                self.sim.counts["topics deleted"] += 1
+            else:
+                await self.ask_master(lambda broker: broker.broker.put_topic(config))
+                self.sim.counts["topics made"] += 1
+        except FAILURES as error:
+            self.sim.count("churn of topics", error)
+        else:
+            self.completed += 1

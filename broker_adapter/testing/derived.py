@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+from broker_adapter.store.consume_queues import DIRECTORY, ConsumeQueues
+from broker_adapter.store.files import list_directory
 from broker_adapter.store.stage import Job
 from dledger.testing import CrashKind
 from dledger.testing.virtual.sim_disk import CrashPoint, SimDisk
@@ -25,6 +27,21 @@ class DerivedFiles:
 
     def crash(self, kind: CrashKind, rng: Random) -> None:
         self.disk.crash(kind, rng, reorder=rng.random() < 0.5)
+
+    def needless(self, queues: ConsumeQueues) -> list[Path]:
+        """What is there of ConsumeQueues, directories included, and no reader can need."""
+        needed: set[Path] = set()
+        for queue in queues.all():
+            if queue.min_offset < queue.max_offset:
+                needed.update(above for path in queue.paths() for above in (path, *path.parents))
+        return [path for path in self._below(ROOT / DIRECTORY) if path not in needed]
+
+    def _below(self, path: Path) -> list[Path]:
+        """With all that is in it; nothing if it is not there."""
+        if not self.disk.exists(path):
+            return []
+        names = [] if path in self.disk.files() else list_directory(self.disk, path)
+        return [path, *(found for name in names for found in self._below(path / name))]
 
     def crash_within(self, operations: int, point: CrashPoint) -> None:
         """Go down inside one of the next operations."""

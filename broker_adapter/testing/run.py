@@ -13,10 +13,12 @@ from typing import TextIO
 
 import structlog
 
+from broker_adapter.format.message import decode
 from broker_adapter.pop.commands import QueueKey
 from broker_adapter.testing.broker_node import SimBroker
-from broker_adapter.testing.clients import TOPICS, Administrator, Client, Producer
+from broker_adapter.testing.clients import TOPICS, Administrator, Client, Producer, TopicChurn
 from broker_adapter.testing.consumers import GroupLog, Member
+from broker_adapter.testing.derived import DerivedFiles
 from broker_adapter.testing.poison import Poisoner
 from broker_adapter.testing.pop_clients import (
     POP_GROUPS,
@@ -125,6 +127,7 @@ class _Run:
         self._others: list[Client] = [
             AbandonedConsumer(sim, "abandoned", take("abandoned")),
             NewGroups(sim, "new", take("new groups")),
+            TopicChurn(sim, "churn", take("topic churn")),
             *poisoners,
         ]
         self._admin = Administrator(sim, "admin", take("admin"), _GROUPS)
@@ -171,6 +174,7 @@ class _Run:
         for reading in (*self._members, *self._pops):
             reading.is_stopped = True
         self._until("equal logs, all dispatched", sim.is_settled)
+        self._until("files that are needed, and no others", self._is_tidy)
         self._result.heal_ms = sim.clock.now_ms - healed_ms
         self._check_end()
 
@@ -224,6 +228,15 @@ class _Run:
                 least, _ = broker.files.bounds(queue.key.topic, queue.key.queue_id)
                 if min(queue.pending, default=least) < least:
                     return False
+        return True
+
+    def _is_tidy(self) -> bool:
+        """Nothing is left of queues in which nothing can be read: of deleted topics, that is, or purged."""
+        for broker in self._sim.brokers():
+            files = self._sim.nodes[broker.node_id].files
+            assert isinstance(files, DerivedFiles)
+            if files.needless(broker.dispatcher.queues):
+                return False
         return True
 
     def _until(self, what: str, condition: Callable[[], bool]) -> int:
@@ -293,6 +306,15 @@ class _Run:
             self._check_index(
                 broker, topic, [one for one in model.messages if one.physical_offset >= begin_pos]
             )
+            self._check_query(broker, topic)
+
+    def _check_query(self, broker: SimBroker, topic: str) -> None:
+        """Nothing of a deleted topic is found in one that was made anew."""
+        found = broker.reader.query(topic, "shared", begin_ms=0, end_ms=1 << 60, max_messages=_LOOKED_UP)
+        for message in map(decode, found):
+            floor = self._sim.truth.queue((topic, message.queue_id)).floor_at(1 << 60)
+            if message.queue_offset < floor:
+                raise Violation("deleted", f"{broker.node_id}: {message} of {topic}, which begins at {floor}")
 
     def _check_index(self, broker: SimBroker, topic: str, messages: Sequence[Stored]) -> None:
         wanted: dict[str, set[int]] = {}

@@ -8,7 +8,8 @@ import pytest
 
 from broker_adapter.errors import ReadFailed, Status
 from broker_adapter.format.consume_queue_unit import ConsumeQueueUnit
-from broker_adapter.format.message import ENTRY_HEADER_SIZE, Message, encode
+from broker_adapter.format.message import ENTRY_HEADER_SIZE, Message, decode, encode
+from broker_adapter.format.properties import join_properties
 from broker_adapter.store.queue_reader import QueueReader
 from dledger import Code
 from dledger import ReadFailed as LogReadFailed
@@ -68,3 +69,23 @@ def test_an_offset_by_time_is_one_that_the_log_still_has(gone: int, timestamp_ms
 def test_a_queue_of_which_everything_was_purged_has_no_newest_message(begin: int, newest_ms: int) -> None:
     assert QueueReader(Files(10), Log(begin)).newest_ms("t", 0) == newest_ms
     assert QueueReader(Files(0), Log(begin)).newest_ms("t", 0) == 0
+
+
+def test_a_query_finds_nothing_of_a_deleted_topic_with_the_same_name() -> None:
+    """Its messages are in the log and in the index still; the queues of the new topic begin behind them."""
+
+    class Keyed(Log):
+        def body_at(self, pos: int) -> bytes:
+            n = pos // STEP
+            properties = join_properties({"KEYS": "k"})
+            return bytes(encode(Message("t", b"body", properties, queue_offset=n, store_timestamp=1000 + n)))
+
+    class Anew(Files):
+        def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+            return 3, self.end
+
+        def find_keys(self, topic: str, key: str, begin_ms: int, end_ms: int, most: int) -> Sequence[int]:
+            return [n * STEP + ENTRY_HEADER_SIZE for n in reversed(range(self.end))]
+
+    found = QueueReader(Anew(5), Keyed(0)).query("t", "k", begin_ms=0, end_ms=1 << 60, max_messages=9)
+    assert [decode(record).queue_offset for record in found] == [4, 3]

@@ -92,8 +92,9 @@ class _NameChange:
     number: int = 0
 
     def apply(self, names: _Names) -> None:
-        if self.removed is not None:
-            names.pop(self.removed, None)
+        if self.removed is not None and names.pop(self.removed, None) is None:
+            for name in [name for name in names if self.removed in name.parents]:
+                del names[name]  # it was an empty directory: the removals in it are not later than its own
         if self.added is not None:
             names[self.added] = self.file
 
@@ -366,6 +367,14 @@ class SimDisk:
         self._directory(path.parent)
         self._begin("mkdir", path)
         self._rename(_NameChange(path.parent, added=path))
+        self._end()
+
+    def rmdir(self, path: Path) -> None:
+        self._directory(path)
+        if self.listdir(path):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+        self._begin("rmdir", path)
+        self._rename(_NameChange(path.parent, removed=path))
         self._end()
 
     def exists(self, path: Path) -> bool:

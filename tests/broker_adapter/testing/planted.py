@@ -26,7 +26,8 @@ from broker_adapter.store.consume_queue import ConsumeQueue, QueueState
 from broker_adapter.store.consume_queues import ConsumeQueues
 from broker_adapter.store.dispatcher import Dispatcher
 from broker_adapter.store.index_files import IndexFiles
-from broker_adapter.store.open_files import Changes
+from broker_adapter.store.open_files import Changes, OpenFiles
+from broker_adapter.store.queue_reader import QueueReader
 from broker_adapter.testing.broker_node import GatedAppends
 from dledger import AppendOutcome, AppliedEntry
 from dledger.node.loop.readable import ReadableLog
@@ -174,6 +175,28 @@ def purged_one_too_many(patch: pytest.MonkeyPatch) -> None:
 def deleted_messages_come_back(patch: pytest.MonkeyPatch) -> None:
     """Who creates a topic again finds in it what the deleted one had."""
     patch.setattr(ConsumeQueues, "delete_topic", lambda self, topic: None)
+
+
+def files_of_deleted_topics_stay(patch: pytest.MonkeyPatch) -> None:
+    """The newest file of a queue is kept, whatever became of its topic."""
+    patch.setattr(ConsumeQueue, "retire", lambda self: [])
+
+
+def files_go_that_were_taken_back(patch: pytest.MonkeyPatch) -> None:
+    """A topic that is made anew goes on in a file that the next checkpoint removes."""
+    patch.setattr(OpenFiles, "remove_retired", OpenFiles.remove)
+
+
+def queries_find_what_was_deleted(patch: pytest.MonkeyPatch) -> None:
+    """The index knows names of topics, not which of several with one name."""
+    original = QueueReader.query
+
+    def query(self: QueueReader, topic: str, key: str, **rest: Any) -> list[bytes]:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self._files, "bounds", lambda topic, queue_id: (0, 1 << 60))
+            return original(self, topic, key, **rest)
+
+    patch.setattr(QueueReader, "query", query)
 
 
 def index_forgets_a_batch(patch: pytest.MonkeyPatch) -> None:
