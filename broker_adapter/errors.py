@@ -65,6 +65,7 @@ class Status(IntEnum):
     TOPIC_UNKNOWN = 720
     TOPIC_NOT_WRITABLE = 721
     TOPIC_NOT_READABLE = 722
+    TOPIC_CHANGED = 723
     # -- the message or the request
     TOPIC_NAME_INVALID = 730
     TOPIC_NAME_TOO_LONG = 731
@@ -158,6 +159,7 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.TOPIC_UNKNOWN: ResponseCode.TOPIC_NOT_EXIST,
     Status.TOPIC_NOT_WRITABLE: ResponseCode.NO_PERMISSION,
     Status.TOPIC_NOT_READABLE: ResponseCode.NO_PERMISSION,
+    Status.TOPIC_CHANGED: ResponseCode.SYSTEM_BUSY,
     # RocketMQ answers SYSTEM_ERROR to a bad topic name, which producers then send again and again.
     Status.TOPIC_NAME_INVALID: ResponseCode.MESSAGE_ILLEGAL,
     Status.TOPIC_NAME_TOO_LONG: ResponseCode.MESSAGE_ILLEGAL,
@@ -246,7 +248,7 @@ class NotMaster(PutRefused):
 
 
 class Busy(PutRefused):
-    """A limit was reached (pending bytes, a full disk): try again later."""
+    """A limit was reached (pending bytes, a full disk), or the topic is being changed: try again later."""
 
 
 class PutIndeterminate(BrokerError):
@@ -307,6 +309,7 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.TOPIC_UNKNOWN: TopicRefused,
     Status.TOPIC_NOT_WRITABLE: TopicRefused,
     Status.TOPIC_NOT_READABLE: TopicRefused,
+    Status.TOPIC_CHANGED: Busy,
     Status.TOPIC_NAME_INVALID: IllegalMessage,
     Status.TOPIC_NAME_TOO_LONG: IllegalMessage,
     Status.PROPERTIES_INVALID: IllegalMessage,

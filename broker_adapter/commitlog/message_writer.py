@@ -41,6 +41,29 @@ class AppendPort(put_gathering.AppendPort, Protocol):
     def cluster_time_ms(self) -> int: ...
 
 
+class TopicCheck(Protocol):
+    """`broker_adapter.metadata.topic_gate.TopicGate`."""
+
+    def begin(self) -> None: ...
+
+    def refusal(self, topic: str, queue_id: int) -> BrokerError | None:
+        """Why nothing may be appended for this queue now, if so: asked in the step of the append."""
+
+    def fitting_queue(self, topic: str, queue_id: int) -> int: ...
+
+
+class AnyTopic:
+    """For those who keep no topics."""
+
+    def begin(self) -> None: ...
+
+    def refusal(self, topic: str, queue_id: int) -> BrokerError | None:
+        return None
+
+    def fitting_queue(self, topic: str, queue_id: int) -> int:
+        return queue_id
+
+
 class QueuedRecords(NamedTuple):
     """Messages of one queue that are to be put together with others."""
 
@@ -77,15 +100,18 @@ class MessageWriter:
         master: Callable[[], str | None],
         node_id: str = "",
         on_refused: Callable[[BrokerError], None] = lambda _: None,
+        topics: TopicCheck | None = None,
     ) -> None:
         """`on_refused`: told of every write that is refused for the role of this broker."""
         #: Called whenever writes are taken, or taken no more.
         self.on_change: Callable[[], None] = lambda: None
         self.table = TopicQueueTable()
+        self.topics: TopicCheck = topics or AnyTopic()
         self._gathering = PutGathering(
             node,
             self.table,
             self.check_master,
+            self.topics.refusal,
             most_bytes=max_append_bytes,
             most_messages=max_append_messages,
         )
@@ -114,6 +140,7 @@ class MessageWriter:
         return self._expected
 
     def open_for(self, term: int, role_epoch: int) -> None:
+        self.topics.begin()
         self._expected = (term, role_epoch)
         self.on_change()
 
@@ -169,13 +196,19 @@ class MessageWriter:
         index = outcome.index + put.place if outcome.index >= 0 else -1
         return SendResult(queue_id, put.first_offset, physical, ids, outcome.term, self._node_id, index)
 
-    async def put_command(self, topic: str, command: bytes) -> int:
-        """A record of a reserved topic, which is in no queue. The index of its entry, once committed."""
+    async def put_command(
+        self, topic: str, command: bytes, appended: Callable[[int], None] | None = None
+    ) -> int:
+        """A record of a reserved topic, which is in no queue. The index of its entry, once committed;
+        `appended` is told it in the step in which the log takes it. What that raises refuses it."""
         expected = self.check_master()
         batch = self._command_batch(topic, command)
 
         def fill(assigned: Assigned) -> Sequence[bytes]:
-            return batch.fill(0, assigned.positions, assigned.stamp_ms)
+            records = batch.fill(0, assigned.positions, assigned.stamp_ms)
+            if appended is not None:
+                appended(assigned.first_index)
+            return records
 
         return (await self._append(batch.sizes, fill, expected, 0)).index
 

@@ -61,13 +61,15 @@ class Put:
 
 class PutGathering:
     """On the node's event loop. `leadership` gives the (term, role_epoch) to write under, or raises why
-    nothing may be written: it is asked at the moment of the append."""
+    nothing may be written, `refusal` why nothing may be put into a queue of a topic: they are asked at the
+    moment of the append."""
 
     def __init__(
         self,
         node: AppendPort,
         table: TopicQueueTable,
         leadership: Callable[[], tuple[int, int]],
+        refusal: Callable[[str, int], BaseException | None] = lambda topic, queue_id: None,
         *,
         most_bytes: int,
         most_messages: int,
@@ -75,6 +77,7 @@ class PutGathering:
         self._node = node
         self._table = table
         self._leadership = leadership
+        self._refusal = refusal
         self._most_bytes = most_bytes - _HEAD_BYTES
         self._most_messages = most_messages
         self._puts: list[Put] = []
@@ -104,6 +107,9 @@ class PutGathering:
             self._append(together)
 
     def _append(self, puts: Sequence[Put]) -> None:
+        puts = [put for put in puts if not self._is_refused(put)]
+        if not puts:
+            return
         try:
             appended = self._node.append_batch(
                 [size for put in puts for size in put.batch.sizes],
@@ -119,6 +125,12 @@ class PutGathering:
                 self._append([put])
             return
         appended.add_done_callback(lambda future: _answer(puts, future))
+
+    def _is_refused(self, put: Put) -> bool:
+        error = self._refusal(put.topic, put.queue_id)
+        if error is not None:
+            put.fail(error)
+        return error is not None
 
     def _fill(self, puts: Sequence[Put], assigned: Assigned) -> Sequence[bytes]:
         next_offsets: dict[tuple[str, int], int] = {}

@@ -121,6 +121,11 @@ def decode(data: bytes) -> Record:
     return Record(request_id, command)
 
 
+def is_of_topic(data: bytes) -> bool:
+    """Whether this may be a PutTopic or a DeleteTopic: a look at the kind alone."""
+    return data[2:3] in (b"\x01", b"\x02")
+
+
 def topic_to_json(config: TopicConfig) -> JsonObject:
     found: JsonObject = {
         "topicName": config.name,

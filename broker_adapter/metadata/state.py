@@ -76,7 +76,7 @@ class MetadataState:
 
     @property
     def applied_index(self) -> int:
-        """Index of the last entry that was handed to `apply`, -1 before the first."""
+        """Index of the last entry that was applied, -1 before the first. What it did can be read by now."""
         return self._applied_index
 
     @property
@@ -107,21 +107,18 @@ class MetadataState:
         """
         if index <= self._applied_index:
             return
-        self._applied_index = index
+        topics = self._topics
         try:
             request_id, command = decode(body)
+            if isinstance(command, Unknown):
+                self.unknown += 1
+                return
+            outcome = self._judge(index, command)
         except StoredDataDamaged:
             self.damaged += 1
             return
-        if isinstance(command, Unknown):
-            self.unknown += 1
-            return
-        topics = self._topics
-        try:
-            outcome = Outcome(index, self._execute(index, command))
-        except BrokerError as refusal:
-            self.refused += 1
-            outcome = Outcome(index, self._generation_for(command), refusal.status, refusal.message)
+        finally:
+            self._applied_index = index  # not earlier: whoever sees it sees what the command did
         self._tell_of_cut(command, topics)
         if self._on_done is not None and outcome.status is None:
             self._on_done(command)
@@ -141,6 +138,13 @@ class MetadataState:
         self._take(decode_image(image) if image else EMPTY)
 
     # -- the commands -------------------------------------------------------------------------------------
+
+    def _judge(self, index: int, command: Command) -> Outcome:
+        try:
+            return Outcome(index, self._execute(index, command))
+        except BrokerError as refusal:
+            self.refused += 1
+            return Outcome(index, self._generation_for(command), refusal.status, refusal.message)
 
     def _execute(self, index: int, command: Command) -> int:
         """The generation of the group afterwards. BrokerError if refused; nothing is changed then."""

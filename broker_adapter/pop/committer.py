@@ -79,6 +79,12 @@ class Request:
                 self.size += len(element.client_id.encode()) + len(element.attempt_id.encode())
 
     @property
+    def places(self) -> list[tuple[str, int]]:
+        """Topics and queues that it needs: of its messages, and of those that are to be held."""
+        found = [(one.topic, one.queue_id) for one in self.queued]
+        return found + [(one.topic, one.queue_id) for one in self.elements if isinstance(one, Hold)]
+
+    @property
     def entries(self) -> int:
         """Of the append, but for the command that requests share."""
         return sum(len(one.batch.sizes) for one in self.queued) + self.is_hold
@@ -236,10 +242,6 @@ class Committer:
                 break
             self._waiting.popleft()
             self._waiting_bytes -= request.size
-            if request.is_due is not None and not request.is_due():
-                request.fail(ReadFailed(Status.MESSAGE_NOT_FOUND, "it is gone: its topic was deleted"))
-                request.release()
-                continue
             size += request.size
             entries += request.entries
             requests.append(request)
@@ -257,6 +259,10 @@ class Committer:
 
     async def _run(self, requests: list[Request]) -> None:
         by_id: dict[bytes, list[Request]] = {}
+        requests = [request for request in requests if self._is_possible(request)]
+        if not requests:
+            return
+        # From here to the append nothing else runs on the loop, so what was found holds for it.
         try:
             one = _Round(requests, self._new_request_id)
             by_id = one.by_id
@@ -285,6 +291,18 @@ class Committer:
                 request.release()
         else:
             self._committed(requests, firsts)
+
+    def _is_possible(self, request: Request) -> bool:
+        """Whether it may still be appended; it has failed otherwise, and nothing is stored of it."""
+        error: BrokerError | None = None
+        if request.is_due is not None and not request.is_due():
+            error = ReadFailed(Status.MESSAGE_NOT_FOUND, "it is gone: its topic was deleted")
+        for topic, queue_id in request.places:
+            error = error or self._writer.topics.refusal(topic, queue_id)
+        if error is not None:
+            request.fail(error)
+            request.release()
+        return error is None
 
     def _committed(self, requests: list[Request], firsts: list[int]) -> None:
         at = 0

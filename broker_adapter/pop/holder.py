@@ -238,9 +238,8 @@ class Holder:
         if ending in (Ending.MOVED, Ending.COMMITTED):
             hold = message.hold
             outgoing, host = self._moved(hold_id, hold)
-            queued = [
-                self._writer.records(hold.topic, hold.queue_id, [outgoing], born_host=host, is_moved=True)
-            ]
+            queue_id = self._writer.topics.fitting_queue(hold.topic, hold.queue_id)
+            queued = [self._writer.records(hold.topic, queue_id, [outgoing], born_host=host, is_moved=True)]
         request = Request(
             queued=queued,
             elements=[End(hold_id, ending)],

@@ -25,6 +25,7 @@ from broker_adapter.metadata.commands import METADATA_TOPIC, Command, PutGroup
 from broker_adapter.metadata.group_service import GroupService
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
+from broker_adapter.metadata.topic_gate import TopicGate
 from broker_adapter.metadata.values import Outcome
 from broker_adapter.namesrv.registration import Registrar
 from broker_adapter.namesrv.values import Registration
@@ -135,6 +136,7 @@ class BrokerProgram:
             on_topic_cut=self._on_topic_cut,
             on_done=self._on_metadata_done,
         )
+        self.topic_gate = TopicGate(self.metadata)
         self.dispatcher = self._make_dispatcher()
 
     def make_node(self, **options: Any) -> NodeServer:
@@ -161,9 +163,10 @@ class BrokerProgram:
             master=self.master_address,
             node_id=config.node_id,
             on_refused=self._on_refused,
+            topics=self.topic_gate,
         )
         self.proposals = Proposals(
-            lambda command: writer.put_command(METADATA_TOPIC, command),
+            lambda command: writer.put_command(METADATA_TOPIC, command, self.topic_gate.appending(command)),
             new_request_id=lambda: os.urandom(16),
         )
         groups = GroupService(

@@ -19,6 +19,7 @@ from broker_adapter.metadata.coordinator import CoordinatorConfig
 from broker_adapter.metadata.group_service import GroupService
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
+from broker_adapter.metadata.topic_gate import TopicGate
 from broker_adapter.metadata.values import Outcome
 from broker_adapter.pop.commands import Outcome as DeliveryOutcome
 from broker_adapter.pop.service import DeliveryService, Topics
@@ -103,6 +104,7 @@ class SimBroker:
             on_topic_cut=self._on_topic_cut,
             on_done=self.delivery_state.metadata_changed,
         )
+        self.topic_gate = TopicGate(self.metadata)
         self.dispatcher = self._make_dispatcher(process)
         self.machine = CheckedDispatcher(
             self.dispatcher, self.metadata, self.delivery_state, lambda: process.store.base.pos
@@ -139,9 +141,12 @@ class SimBroker:
             max_append_bytes=_MAX_APPEND_BYTES,
             max_append_messages=_MAX_APPEND_MESSAGES,
             master=lambda: self.node.leader_id,
+            topics=self.topic_gate,
         )
         self.proposals = Proposals(
-            lambda command: self.writer.put_command(METADATA_TOPIC, command),
+            lambda command: self.writer.put_command(
+                METADATA_TOPIC, command, self.topic_gate.appending(command)
+            ),
             new_request_id=lambda: self._rng.randbytes(16),
             timeout_ms=_PROPOSAL_MS,
         )

@@ -146,6 +146,8 @@ class LogTruth:
             self._holes.add((message.topic, message.queue_id, message.queue_offset))
             return
         name = message.topic, message.queue_id
+        if not message.body.startswith(POISON):
+            self._check_takes(entry.index, *name)
         queue = self.queues.setdefault(name, QueueModel())
         properties = split_properties(message.properties)
         missing = message.queue_offset - len(queue.messages)
@@ -173,6 +175,14 @@ class LogTruth:
                 properties.get("UNIQ_KEY", ""),
             )
         )
+
+    def _check_takes(self, index: int, topic: str, queue_id: int) -> None:
+        """There is such a queue at this place of the log: nobody would read the message otherwise."""
+        config = dict(self.groups.at(index).topics).get(topic)
+        if config is None or queue_id >= config.write_queues:
+            raise Violation(
+                "lost to a deletion", f"entry {index} is of {topic}-{queue_id}, there is {config}"
+            )
 
     # -- what brokers have derived from it
 

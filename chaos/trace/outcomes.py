@@ -73,6 +73,7 @@ BROKER_FAILS = frozenset(
         Status.TOO_MANY_CALLS,
         Status.NOT_CONNECTED,
         Status.TOPIC_UNKNOWN,
+        Status.TOPIC_CHANGED,
         Status.TOPIC_NOT_WRITABLE,
         Status.TOPIC_NAME_INVALID,
         Status.TOPIC_NAME_TOO_LONG,

@@ -66,6 +66,7 @@ def test_each_refusal_has_a_status_of_its_own() -> None:
         Status.TOO_MANY_CALLS,
         Status.NOT_CONNECTED,
         Status.TOO_MANY_HELD_MESSAGES,
+        Status.TOPIC_CHANGED,
         Status.TOO_MANY_TOPICS,
         Status.TOO_MANY_GROUPS,
         Status.TOO_MANY_MEMBERS,

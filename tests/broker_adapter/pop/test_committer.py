@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from broker_adapter.api import OutgoingMessage
-from broker_adapter.commitlog.message_writer import LateCommand, QueuedRecords
+from broker_adapter.commitlog.message_writer import AnyTopic, LateCommand, QueuedRecords, TopicCheck
 from broker_adapter.commitlog.record_writer import RecordBatch
-from broker_adapter.errors import NotMaster, PutIndeterminate, Status, error_for
+from broker_adapter.errors import BrokerError, Busy, NotMaster, PutIndeterminate, Status, error_for
 from broker_adapter.format.host import NO_HOST
 from broker_adapter.pop.commands import Ack, Pop, QueueKey
 from broker_adapter.pop.committer import Committer, Request
@@ -40,6 +40,7 @@ class Writer:
 
     def __init__(self) -> None:
         self.appends: asyncio.Queue[Append] = asyncio.Queue()
+        self.topics: TopicCheck = AnyTopic()
 
     def check_master(self) -> tuple[int, int]:
         return 1, 1
@@ -236,3 +237,24 @@ async def test_a_new_mastership_does_not_wait_for_what_the_old_one_left() -> Non
     second.commit()
     world.apply(second)
     assert (await later).outcomes == [True]
+
+
+async def test_a_message_whose_topic_is_being_deleted_is_refused_and_others_of_its_round_are_not() -> None:
+    class Deleting(AnyTopic):
+        def refusal(self, topic: str, queue_id: int) -> BrokerError | None:
+            return error_for(Status.TOPIC_CHANGED, "gone") if topic == "t" else None
+
+    world = World()
+    world.writer.topics = Deleting()
+    released: list[str] = []
+    sent = send(b"")
+    sent._release = lambda: released.append("sent")
+    refused, other = world.committer.submit(sent), world.committer.submit(ack(0))
+    append = await world.writer.appends.get()
+    assert append.firsts == []
+    append.commit()
+    world.apply(append)
+    assert (await other).outcomes == [True]
+    with pytest.raises(Busy) as caught:
+        await refused
+    assert caught.value.status is Status.TOPIC_CHANGED and released == ["sent"]

@@ -16,6 +16,7 @@ from broker_adapter.commitlog.topic_queue_table import TopicQueueTable
 from broker_adapter.metadata.commands import Command, CommitOffsets, NewGeneration
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
+from broker_adapter.metadata.topic_gate import TopicGate
 from broker_adapter.metadata.values import Group, Outcome
 from broker_adapter.role.broker_role import BrokerRoleAdapter
 from broker_adapter.role.role_change import RoleChangeHandler
@@ -175,6 +176,16 @@ def purged_one_too_many(patch: pytest.MonkeyPatch) -> None:
 def deleted_messages_come_back(patch: pytest.MonkeyPatch) -> None:
     """Who creates a topic again finds in it what the deleted one had."""
     patch.setattr(ConsumeQueues, "delete_topic", lambda self, topic: None)
+
+
+def messages_behind_the_deletion_of_their_topic(patch: pytest.MonkeyPatch) -> None:
+    """That there is the topic is known from before: by the time of the append it may have been deleted."""
+    patch.setattr(TopicGate, "refusal", lambda self, topic, queue_id: None)
+
+
+def deletions_under_way_overlooked(patch: pytest.MonkeyPatch) -> None:
+    """Only the state is asked, which the deletion may not have reached."""
+    patch.setattr(TopicGate, "_pending", lambda self, topic: [])
 
 
 def files_of_deleted_topics_stay(patch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,8 @@ PLANTS: list[planted.Plant] = [
     planted.checkpoint_with_old_metadata,
     planted.purged_one_too_many,
     planted.deleted_messages_come_back,
+    planted.messages_behind_the_deletion_of_their_topic,
+    planted.deletions_under_way_overlooked,
     planted.files_of_deleted_topics_stay,
     planted.files_go_that_were_taken_back,
     planted.queries_find_what_was_deleted,

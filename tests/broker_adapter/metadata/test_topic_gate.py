@@ -1,0 +1,161 @@
+"""No message lies behind the deletion of its topic in the log: acknowledged, and read by nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from broker_adapter.api import OutgoingMessage, TopicConfig
+from broker_adapter.commitlog.message_writer import MessageWriter
+from broker_adapter.errors import Busy, Status
+from broker_adapter.format.host import NO_HOST, Host
+from broker_adapter.metadata.commands import METADATA_TOPIC, Command, DeleteTopic, PutTopic
+from broker_adapter.metadata.records import encode
+from broker_adapter.metadata.state import MetadataState
+from broker_adapter.metadata.topic_gate import TopicGate
+from dledger import AppendOutcome, Assigned
+
+
+class World:
+    """A master whose log takes everything at once, and applies it when the test says so."""
+
+    def __init__(self) -> None:
+        self.metadata = MetadataState()
+        self.gate = TopicGate(self.metadata)
+        self.log: list[tuple[int, bytes]] = []
+        self.index = 0
+        self.writer = MessageWriter(
+            self,
+            Host(bytes((10, 0, 0, 1)), 10911),
+            max_body_bytes=1000,
+            max_command_bytes=1000,
+            timeout_ms=500,
+            max_append_bytes=1 << 20,
+            max_append_messages=100,
+            master=lambda: None,
+            topics=self.gate,
+        )
+        self.writer.open_for(3, 7)
+
+    def cluster_time_ms(self) -> int:
+        return 1
+
+    def append_batch(
+        self,
+        sizes: Sequence[int],
+        fill: Callable[[Assigned], Sequence[bytes]],
+        *,
+        expected: tuple[int, int],
+        timeout_ms: int = 0,
+    ) -> asyncio.Future[AppendOutcome]:
+        fill(Assigned(self.index, 3, [1000 * self.index + 100 * n for n in range(len(sizes))], 5))
+        future: asyncio.Future[AppendOutcome] = asyncio.get_running_loop().create_future()
+        future.set_result(AppendOutcome(self.index, len(sizes), 3, 0))
+        self.index += len(sizes)
+        return future
+
+    async def propose(self, command: Command) -> None:
+        body = encode(command)
+        index = await self.writer.put_command(METADATA_TOPIC, body, self.gate.appending(body))
+        self.log.append((index, body))
+
+    def apply(self) -> None:
+        for index, body in self.log:
+            self.metadata.apply(index, body)
+
+    async def made(self, queues: int = 2) -> None:
+        await self.propose(put(queues))
+        self.apply()
+
+    async def send(self, queue_id: int = 0) -> None:
+        await self.writer.put("T", queue_id, [OutgoingMessage(b"x")], born_host=NO_HOST)
+
+
+def put(queues: int, *, create_only: bool = False) -> PutTopic:
+    return PutTopic(TopicConfig("T", read_queues=queues, write_queues=queues), create_only)
+
+
+async def refused(world: World, queue_id: int = 0) -> None:
+    before = world.index
+    with pytest.raises(Busy) as caught:
+        await world.send(queue_id)
+    assert caught.value.status is Status.TOPIC_CHANGED
+    assert world.index == before, "nothing was stored"
+
+
+async def test_a_send_behind_a_deletion_that_is_not_applied_yet_is_refused() -> None:
+    world = World()
+    await world.made()
+    await world.send()
+    await world.propose(DeleteTopic("T"))
+    await refused(world)
+    world.apply()
+    await refused(world)
+
+
+async def test_a_topic_that_was_made_anew_takes_messages_once_that_is_applied() -> None:
+    world = World()
+    await world.made()
+    await world.propose(DeleteTopic("T"))
+    await world.propose(put(2, create_only=True))
+    await refused(world)
+    world.apply()
+    await world.send(1)
+
+
+async def test_a_deletion_that_was_refused_is_none() -> None:
+    world = World()
+    await world.propose(DeleteTopic("T"))
+    await world.propose(put(2, create_only=True))
+    world.apply()
+    await world.send()
+
+
+async def test_a_send_to_a_queue_that_the_topic_is_about_to_lose_is_refused() -> None:
+    world = World()
+    await world.made(4)
+    await world.propose(put(2))
+    await world.send(1)
+    await refused(world, 2)
+    world.apply()
+    await refused(world, 2)
+    await world.send(1)
+    assert world.gate.fitting_queue("T", 3) == 1
+
+
+async def test_a_deletion_of_the_leadership_before_that_the_log_has_lost_is_forgotten() -> None:
+    world = World()
+    await world.made()
+    await world.propose(DeleteTopic("T"))
+    world.log.pop()
+    world.writer.close()
+    world.writer.open_for(4, 9)
+    await world.send()
+
+
+async def test_one_put_that_is_refused_leaves_the_others_of_the_same_turn_alone() -> None:
+    world = World()
+    await world.made(2)
+    await world.propose(put(1))
+    ends = await asyncio.gather(*(world.send(n % 2) for n in range(4)), return_exceptions=True)
+    assert [isinstance(end, Busy) for end in ends] == [False, True, False, True]
+
+
+async def test_who_sees_the_index_of_a_command_sees_what_it_did() -> None:
+    """Otherwise a deletion could be taken for applied while the state still had the topic."""
+    seen: list[tuple[int, bool]] = []
+
+    class Watched(MetadataState):
+        def _execute(self, index: int, command: Command) -> int:
+            seen.append((self.applied_index, self.topic("T") is None))
+            found = super()._execute(index, command)
+            seen.append((self.applied_index, self.topic("T") is None))
+            return found
+
+    state = Watched()
+    state.apply(1, encode(put(1)))
+    state.apply(5, encode(DeleteTopic("T")))
+    assert seen == [(-1, True), (-1, False), (1, False), (1, True)]
+    assert state.applied_index == 5
