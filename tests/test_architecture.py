@@ -1,0 +1,81 @@
+"""ARCHITECTURE.md, CONTRIBUTING.md and the index of docs/ name things that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = (
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+    "README.md",
+    *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))),
+)
+_LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
+
+
+def links(page: str) -> list[tuple[str, str]]:
+    return [(m["text"], m["target"]) for m in _LINK.finditer((ROOT / page).read_text())]
+
+
+def defined_in(path: Path) -> set[str]:
+    """Names of the functions and classes of a module, methods as Class.method."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            inner = (n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+            names.update(f"{node.name}.{n.name}" for n in inner)
+    return names
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of the headings of a page."""
+    found = set()
+    for line in page.read_text().splitlines():
+        if line.startswith("#"):
+            words = re.sub(r"[^\w\- ]", "", line.lstrip("#").strip().lower())
+            found.add(words.replace(" ", "-"))
+    return found
+
+
+def faults_of(page: str) -> list[str]:
+    found = []
+    for text, target in links(page):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = ((ROOT / page).parent / name).resolve() if name else ROOT / page
+        if not path.exists():
+            found.append(f"{page}: {target} does not exist")
+        elif anchor and anchor not in anchors(path):
+            found.append(f"{page}: {target}: no such heading")
+        elif path.suffix == ".py" and (symbol := re.fullmatch(r"`([A-Za-z_.]+)`", text)):
+            if symbol[1] not in defined_in(path):
+                found.append(f"{page}: {name} does not define {symbol[1]}")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    assert faults_of(page) == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    indexed = {target for _, target in links("docs/README.md")}
+    missing = [p.name for p in (ROOT / "docs").glob("*.md") if p.name not in indexed | {"README.md"}]
+    assert missing == []
+
+
+def test_a_wrong_link_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.py").write_text("def f(): ...\n")
+    (tmp_path / "p.md").write_text("# H e\n[`f`](a.py) [x](#h-e) [`g`](a.py) [x](b.py) [y](p.md#no)\n")
+    monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
+    assert len(faults_of("p.md")) == 3
