@@ -177,7 +177,7 @@ sim-broker: $(DEV) ## Simulated clusters with brokers, producers and consumers (
 
 # What is found is kept in build/fuzz, and told with the command that repeats it; the exit code is 1 then.
 fuzz: FUZZ_MINUTES = $(if $(filter command line environment,$(origin MINUTES)),$(MINUTES),5)
-fuzz: $(DEV) ## Changed inputs for every decoder, with a limit of time and memory (MINUTES=5, ARGS="--only name --seed N")
+fuzz: $(DEV) ## Changed inputs for every decoder and every call, with limits of time and memory (MINUTES=5, ARGS="--only name --seed N")
 	@$(BIN)/python -m tests.fuzz --minutes $(FUZZ_MINUTES) $(ARGS)
 
 # The exit code is 1 when a promise was broken, 2 when a run says nothing because its fault did not happen.

@@ -1,8 +1,10 @@
-"""`make fuzz`: fuzzes every decoder for a while, and keeps what it finds. See docs/fuzzing.md."""
+"""`make fuzz`: fuzzes decoders and calls for a while, and keeps what it finds. See docs/fuzzing.md."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from tests.fuzz import watched
+from tests.fuzz import calls_run, watched
 from tests.fuzz.registry import CORPUS, TARGETS, corpus_of, inputs, name_of
 from tests.fuzz.target import Target
 
@@ -61,9 +63,14 @@ class Fuzzing:
         print(f"keep:   cp {path} {CORPUS / find.target}/", flush=True)
 
 
-def _repeat(target: Target, path: Path) -> bool:
-    """One input; whether all is well."""
-    data = path.read_bytes()
+def _repeat(name: str, path: Path) -> bool:
+    """One input, or one sequence of calls; whether all is well."""
+    if name in calls_run.NAMES:
+        with tempfile.TemporaryDirectory() as folder:
+            problem = asyncio.run(calls_run.repeat(name, calls_run.read_calls(path), Path(folder)))
+        print(problem or f"{name}: as documented")
+        return not problem
+    target, data = TARGETS[name], path.read_bytes()
     done = watched.run(target, lambda _: iter([data]))
     for find in done.finds:
         print(find.problem.rstrip())
@@ -97,33 +104,56 @@ def main(
     finds: Path,
     list_: bool,
 ) -> None:
-    """Give every decoder changed inputs, each with a limit of time and of memory.
+    """Give decoders changed inputs, and servers changed calls, each with a limit of time and of memory.
 
-    Exit code 0: nothing found; 1: something, told with the command that repeats it; 2: a wrong option. Inputs
-    depend on the seed alone: the same seed with the same --only and --rounds does the same.
+    Decoders get the first half of the time, calls the second. Exit code 0: nothing found; 1: something, told
+    with the command that repeats it; 2: a wrong option. Inputs depend on the seed alone: the same seed with
+    the same --only and --rounds does the same. Calls depend on answers too: a find is repeated from its file.
     """
     targets = [t for name, t in TARGETS.items() if not only or name.startswith(only)]
-    if not targets:
+    calls = [name for name in calls_run.NAMES if not only or name.startswith(only)]
+    if not targets and not calls:
         raise click.UsageError(f"--only {' '.join(only)}: there is no such target; --list names all")
     if list_:
-        print("\n".join(target.name for target in targets))
+        print("\n".join([*(target.name for target in targets), *calls]))
         return
     if file is not None:
-        exact = [target for target in targets if target.name in only]
+        exact = {*(target.name for target in targets), *calls} & set(only)
         if len(exact) != 1:
             raise click.UsageError("--file needs --only with the name of one target")
-        sys.exit(not _repeat(exact[0], file))
+        sys.exit(not _repeat(exact.pop(), file))
     seed = time.time_ns() & 0xFFFF_FFFF if seed is None else seed
-    print(f"{len(targets)} targets, seed {seed}", flush=True)
+    print(f"{len(targets)} decoders, {len(calls)} servers, seed {seed}", flush=True)
+    seconds = float("inf") if rounds else 60 * minutes / (2 if targets and calls else 1)
+    found = _fuzz_decoders(targets, seed, seconds, rounds, finds) if targets else 0
+    if calls:  # after all forks: gRPC has threads
+        found += asyncio.run(_fuzz_calls(calls, seed, seconds, rounds, finds))
+    sys.exit(bool(found))
+
+
+def _fuzz_decoders(
+    targets: Sequence[Target], seed: int, seconds: float, rounds: int | None, finds: Path
+) -> int:
     fuzzing = Fuzzing(targets, seed, finds, sys.stderr.isatty())
-    end_s = float("inf") if rounds else time.monotonic() + 60 * minutes
+    end_s = time.monotonic() + seconds
     number = 0
     while time.monotonic() < end_s and (rounds is None or number < rounds):
         fuzzing.round(number, end_s)
         number += 1
     found = fuzzing.found.total()
     print(f"\n{fuzzing.count:,} inputs in {number} rounds, seed {seed}: {found or 'nothing'} found")
-    sys.exit(bool(found))
+    return found
+
+
+async def _fuzz_calls(
+    names: Sequence[str], seed: int, seconds: float, rounds: int | None, finds: Path
+) -> int:
+    async with calls_run.CallFuzzing(names, seed, finds) as fuzzing:
+        await fuzzing.run(time.monotonic() + seconds, rounds)
+        found = fuzzing.found.total()
+        alarms = f", {fuzzing.alarms} alarms of contradicting members" if fuzzing.alarms else ""
+        print(f"{fuzzing.count:,} calls, seed {seed}: {found or 'nothing'} found{alarms}")
+        return found
 
 
 if __name__ == "__main__":

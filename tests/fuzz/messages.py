@@ -16,28 +16,61 @@ _MOST_DEPTH = 5
 #: Bytes of a message, one of whose lists may be made long.
 _SMALL = 200
 
-#: Field name -> what servers under test know by it. A function is asked each time.
+#: Field name -> what servers under test know by it; none: valid messages mostly leave it out. A function is
+#: asked each time, and a list is the whole of a repeated field.
 Known = Mapping[str, Sequence[Any] | Callable[[Random], Any]]
 
 
 def filled(
-    message: Message, rng: Random, known: Known, *, wild: float = 0.2, most: int = 1000, depth: int = 0
+    message: Message,
+    rng: Random,
+    known: Known,
+    *,
+    wild: float = 0.2,
+    most: int = 1000,
+    depth: int = 0,
+    within: str = "",
 ) -> Message:
     """`message`, with fields filled. `wild`: how probably a field has a value from the ends of its type,
     although there is one that servers know; the rest of the message is valid then. `most`: entries of a
-    list."""
+    list. `within`: the field that holds the message; `known` may say "topic.name" as well as "name"."""
+    if within:
+        prefix = f"{within}."
+        inner = {key.removeprefix(prefix): known[key] for key in known if key.startswith(prefix)}
+        known = {**known, **inner}
+    chosen = {oneof.name: rng.choice(oneof.fields).name for oneof in message.DESCRIPTOR.oneofs}
     for field in message.DESCRIPTOR.fields:
-        if depth > _MOST_DEPTH or rng.random() < (0.1 if field.name in known else 0.3):
+        if depth > _MOST_DEPTH or rng.random() < _left_out(field, known, wild):
+            continue
+        if field.containing_oneof is not None and chosen[field.containing_oneof.name] != field.name:
             continue
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             _fill_map(message, field, rng)
         elif field.is_repeated:
             _fill_list(message, field, rng, known, wild, most, depth)
         elif field.message_type is not None:
-            filled(getattr(message, field.name), rng, known, wild=wild, most=most, depth=depth + 1)
+            filled(
+                getattr(message, field.name),
+                rng,
+                known,
+                wild=wild,
+                most=most,
+                depth=depth + 1,
+                within=field.name,
+            )
         else:
             setattr(message, field.name, _value(field, rng, known, wild))
     return message
+
+
+def _left_out(field: FieldDescriptor, known: Known, wild: float) -> float:
+    """How probably a field is not set."""
+    if not wild:
+        choice = known.get(field.name)
+        if isinstance(choice, tuple) and not choice:
+            return 0.9
+        return 0.02 if choice is not None or field.message_type is not None else 0.3
+    return 0.1 if field.name in known else 0.3
 
 
 def _fill_map(message: Message, field: FieldDescriptor, rng: Random) -> None:
@@ -52,7 +85,12 @@ def _fill_list(
     message: Message, field: FieldDescriptor, rng: Random, known: Known, wild: float, most: int, depth: int
 ) -> None:
     entries = getattr(message, field.name)
-    count = rng.choice((0, 1, 1, 1, 2, 3))
+    choice = known.get(field.name, ())
+    lists = [] if callable(choice) else [one for one in choice if isinstance(one, list)]
+    if lists and rng.random() >= wild:
+        entries.extend(rng.choice(lists))
+        return
+    count = rng.choice((0, 1, 1, 1, 2, 3)) if wild else rng.choice((1, 1, 1, 2))
     if depth < 2 and rng.random() < wild / 5:
         count = rng.choice((100, most))
     single = min(count, 3)
@@ -60,14 +98,14 @@ def _fill_list(
         entries.extend(_value(field, rng, known, wild) for _ in range(single))
     else:
         for _ in range(single):
-            filled(entries.add(), rng, known, wild=wild, most=most, depth=depth + 1)
+            filled(entries.add(), rng, known, wild=wild, most=most, depth=depth + 1, within=field.name)
     if count > single and message.ByteSize() < _SMALL:
         entries.extend([entries[0]] * (count - single))
 
 
 def _value(field: FieldDescriptor, rng: Random, known: Known, wild: float) -> Any:
     choice = known.get(field.name)
-    if choice is not None and rng.random() >= wild:
+    if choice and rng.random() >= wild:
         value = choice(rng) if callable(choice) else rng.choice(choice)
         if isinstance(value, bytes if field.type == FieldDescriptor.TYPE_BYTES else _TYPES[field.cpp_type]):
             return value

@@ -221,7 +221,7 @@ KNOWN: Known = {
     "group": ("g",),
     "local_id": ("n2", "n3"),
     "remote_id": ("n1",),
-    "members": _MEMBERS,
+    "members": (_MEMBERS,),
     "incarnation": (1, 7),
     "term": (7, 8, 1 << 62),
     "round": (1, 2),
@@ -236,7 +236,7 @@ KNOWN: Known = {
     "code": (0, 200),
     "type": (0, 1, 2, 3),
     "vote_result": (0, 1, 2),
-    "frames": (lambda rng: _entries(rng)),
+    "frames": lambda rng: _entries(rng),
     "owner": ("", "{}", '{"a": 1}', "[]", "{"),
 }
 _ENVELOPE = EnvelopeIdentity("c", "g", "n1", tuple(_MEMBERS), incarnation=3)

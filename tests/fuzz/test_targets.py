@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.fuzz import watched
+from tests.fuzz import calls_run, watched
 from tests.fuzz.mutation import mutated
 from tests.fuzz.registry import CORPUS, TARGETS, corpus_of, inputs
 from tests.fuzz.rule import EXCEPTIONS, decoders
@@ -41,7 +41,7 @@ def test_every_decoder_of_the_product_has_a_target_or_a_reason() -> None:
 
 def test_every_folder_of_the_corpus_belongs_to_a_target() -> None:
     folders = {path.name for path in CORPUS.iterdir()}
-    assert folders <= set(TARGETS)
+    assert folders <= {*TARGETS, *calls_run.NAMES}
 
 
 @pytest.mark.parametrize("name", TARGETS)
