@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from chaos.checker.engine import Engine, union
+from chaos.trace.schema import HOSTILE
 
 #: Of histories of other systems, by `run_begin` (see `chaos.checker.readers`).
 MODELS = ("set", "queue", "kafka", "register", "list", "mixed")
@@ -76,7 +77,15 @@ _ROWS: tuple[tuple[str, dict[str, str]], ...] = (
             "demoted": "e = 'demoted'",
         },
     ),
-    ("fault", {"faults": "e = 'begin'", "effective": "e = 'begin' AND effective"}),
+    (
+        "fault",
+        {
+            "faults": "e = 'begin'",
+            "effective": "e = 'begin' AND effective",
+            "hostiles": f"e = 'begin' AND f IN ({', '.join(map(repr, HOSTILE))})",
+        },
+    ),
+    ("meta", {"memories": "e = 'memory'"}),
     ("runs", {"drained": "drained IS NOT NULL", "healed": "healed IS NOT NULL"}),
 )
 _COUNTS = (

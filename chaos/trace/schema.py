@@ -90,7 +90,7 @@ _INT = _words(
     "term eterm last ended committed reput target barrier last_index last_term cand_last_index "
     "cand_last_term role_epoch size tag_hash "
     # Faults and the run.
-    "fault seed nodes planned_faults max_attempts clock_bound_ns"
+    "fault seed nodes planned_faults max_attempts clock_bound_ns window_ms most_bytes"
 )
 _STR = _words(
     "run src host ev e type proc f "
@@ -146,6 +146,14 @@ OPERATIONS = (
 CUTTING = ("kill", "wipe", "crash", "power_loss", "write_error", "sync_error")
 #: Kinds of faults that end a process.
 ENDING = (*CUTTING, "term")
+#: Kinds of faults that are hostile clients. Good ones are owed the same service beside them, so they explain
+#: neither a change of leader nor the end of a process.
+HOSTILE = (
+    *("connection_floods", "exhausted_descriptors", "half_requests", "garbage", "unread_streams"),
+    *("expensive_filters", "telemetry_floods", "topic_floods", "repeated_calls"),
+    *("abandoned_groups", "dying_clients"),
+    *("forged_peers", "forged_registrations", "registration_floods"),
+)
 
 _COMPLETION = (
     "node term code lidx qoff count next_off max_off min_off off end_claim error retry_no ledger topic q"
@@ -225,9 +233,16 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     (Ev.FAULT, "end"): _event("e fault f", "effective evidence targets"),
     # aim: "leader" if the plan wants changes of the leader. planned_faults: how many `begin` there must be.
     # flush_mode: SYNC_FLUSH or ASYNC_FLUSH.
+    # While hostile clients work, good ones are served within window_ms, and no server takes more than
+    # most_bytes of memory.
     (Ev.META, "run_begin"): _event(
-        "e nodes seed planned_faults", "git config flush_mode aim max_attempts clock_bound_ns text"
+        "e nodes seed planned_faults",
+        "git config flush_mode aim max_attempts clock_bound_ns text window_ms most_bytes",
     ),
+    # A server (node: its name) was found to have ended, for whatever reason (text); it had taken so many
+    # bytes of memory at most (size). Both are written of runs with hostile clients.
+    (Ev.META, "ended"): _event("e node text"),
+    (Ev.META, "memory"): _event("e node size"),
     # One line per writer that there must be.
     (Ev.META, "expect"): _event("e member"),
     # The first line of a writer's file.

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from chaos.checker.checks import availability, broker, consumer, histories, log, producer, raft, role, trace
+from chaos.checker.checks import (
+    availability,
+    broker,
+    consumer,
+    histories,
+    hostile,
+    log,
+    producer,
+    raft,
+    role,
+    trace,
+)
 from chaos.checker.checks.registry import Check
 from chaos.checker.completeness import CHECKS as COMPLETENESS
 
@@ -16,5 +27,6 @@ CHECKS: tuple[Check, ...] = (
     *broker.CHECKS,
     *consumer.CHECKS,
     *availability.CHECKS,
+    *hostile.CHECKS,
     *histories.CHECKS,
 )

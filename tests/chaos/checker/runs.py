@@ -6,10 +6,16 @@ from pathlib import Path
 
 from chaos.checker.readers.sources import Format, run_directories
 from chaos.checker.synthetic import Trace, clean_trace
-from tests.chaos.checker import kind_mutations, more_mutations, receive_mutations, whole_mutations
+from tests.chaos.checker import (
+    hostile_mutations,
+    kind_mutations,
+    more_mutations,
+    receive_mutations,
+    whole_mutations,
+)
 from tests.chaos.checker.mutations import MUTATIONS
 
-assert kind_mutations and more_mutations and receive_mutations and whole_mutations
+assert hostile_mutations and kind_mutations and more_mutations and receive_mutations and whole_mutations
 
 HISTORIES = Path(__file__).parent / "histories"
 #: Shorter traces have no room for some defects.
@@ -36,6 +42,8 @@ def write_mutations(folder: Path) -> list[Path]:
         ("clean_receives", receive_mutations.receive_well),
         ("clean_again", receive_mutations.receive_again_with_reason),
         ("clean_kinds", kind_mutations.all_kinds_well),
+        ("clean_hostiles", hostile_mutations.hostile_well),
+        ("clean_kill_beside_hostiles", hostile_mutations.killed_beside_hostiles),
     ):
         trace = short_trace(name)
         change(trace)

@@ -86,6 +86,15 @@ def test_what_is_stored_later_than_it_was_acknowledged_is_no_fault(judged: dict[
     assert (populations["B4"], populations["B5"]) == (1, 1)
 
 
+def test_what_hostile_clients_do_not_bring_about_is_no_fault(judged: dict[str, RunResult]) -> None:
+    for name in ("clean_hostiles", "clean_kill_beside_hostiles"):
+        result = judged[name]
+        assert (result.verdict, result.reasons, fired(result)) == (Verdict.VALID, [], set())
+        assert {f.check.id: f.population for f in result.findings}["A7"] == 1
+    without = {finding.check.id: finding.verdict for finding in judged["clean_True"].findings}
+    assert {without[name] for name in ("A7", "A8", "A9", "A10", "A11")} == {Verdict.ABSENT}
+
+
 # Every part of every check, and the witnesses of each.
 @WAITS_FOR_SPARK
 def test_spark_finds_what_the_second_engine_finds(
