@@ -18,6 +18,7 @@ from broker_adapter.metadata.commands import METADATA_TOPIC
 from broker_adapter.pop.commands import DELIVERY_TOPIC
 from broker_adapter.store.offline import OfflineQueues
 from chaos.cluster.cluster import ChaosCluster, Kind, derived_of
+from chaos.hostile.orders import PREFIX as HOSTILE_PREFIX
 from chaos.trace.schema import LEDGER, Ev
 from chaos.trace.writer import TraceWriter
 from chaos.workloads.messages import UNREADABLE, digest, number_of
@@ -26,6 +27,8 @@ from dledger import OfflineLog, StoredEntry
 _ANY_BODY = 1 << 30
 #: Of the broker's own state: no messages of anybody.
 _OWN_TOPICS = (METADATA_TOPIC, DELIVERY_TOPIC)
+#: What hostile clients make up is nobody's either: topics, and the dead letters of their groups.
+_HOSTILE_TOPICS = (HOSTILE_PREFIX, f"%DLQ%{HOSTILE_PREFIX}", f"%RETRY%{HOSTILE_PREFIX}")
 
 
 def dump_source(node_id: str) -> str:
@@ -103,7 +106,7 @@ class _LedgerDump:
             "is_committed": is_committed,
         }
         message = None if entry.internal or not self._is_broker else _message_in(entry)
-        if entry.internal or (message is not None and message.topic in _OWN_TOPICS):
+        if entry.internal or (message is not None and _is_nobodys(message.topic)):
             fields["internal"] = True
         elif message is not None:
             fields |= {"topic": message.topic, "q": message.queue_id, "qoff": message.queue_offset}
@@ -122,6 +125,11 @@ class _LedgerDump:
         return self._sum.hexdigest()
 
 
+def _is_nobodys(topic: str) -> bool:
+    """Whether no good client sends to it."""
+    return topic in _OWN_TOPICS or topic.startswith(_HOSTILE_TOPICS)
+
+
 def _message_in(entry: StoredEntry) -> Message | None:
     """None: the entry is none, which on a broker's log should not be."""
     try:
@@ -136,7 +144,8 @@ def _dump_queues(writer: TraceWriter, node_id: str, root: Path, indexes: _Indexe
     for topic, queue_id, offset, unit in queues.units():
         index = indexes.at(unit.physical_offset - ENTRY_HEADER_SIZE)
         place = {"node": node_id, "topic": topic, "q": queue_id, "qoff": offset, "lidx": index}
-        writer.write(Ev.CQ, {**place, "size": unit.size, "tag_hash": unit.tag_code})
+        if not _is_nobodys(topic):
+            writer.write(Ev.CQ, {**place, "size": unit.size, "tag_hash": unit.tag_code})
         count += 1
         total.update(
             f"{topic} {queue_id} {offset} {unit.physical_offset} {unit.size} {unit.tag_code}\n".encode()

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 
 from chaos.cluster.cluster import ChaosCluster
 from chaos.dump import dump_cluster, dump_source
+from chaos.faults.hostiles import FOLDER as HOSTILE_FOLDER
+from chaos.faults.hostiles import Hostiles
 from chaos.faults.nemesis import Nemesis
-from chaos.plans.scenario import Scenario, plan
+from chaos.plans.scenario import Scenario, plan, plan_hostiles
 from chaos.plans.soak import to_file
 from chaos.quick.check import quick_check
 from chaos.quick.trace import QuickReport
@@ -24,9 +26,10 @@ from chaos.trace.files import seal
 from chaos.trace.schema import RAW_DIR, Ev
 from chaos.trace.writer import TraceWriter
 from chaos.verdict import Phases, Verdict, judge_run
-from chaos.workloads.broker import BrokerWorkload
+from chaos.workloads.broker import BrokerWorkload, topic_names
 from chaos.workloads.log import LogWorkload
 from chaos.workloads.released.installed import client_kinds
+from chaos.workloads.released.topics import Topics
 from chaos.workloads.released.workload import BROKER_SETTINGS, FOLDER, ClientsWorkload
 from chaos.workloads.spec import DrainTimeout, Setting, Workload
 from chaos.workloads.tally import Tally
@@ -83,6 +86,7 @@ class Result:
     longest_silence_ms: int
     faults: list[str] = field(default_factory=list)
     during: During | None = None
+    hostiles: list[str] = field(default_factory=list)  # each with what it has achieved
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -120,6 +124,7 @@ class Run:
         self._clients = client_kinds() if scenario.workload == "clients" else None
         self._writers: list[TraceWriter] = []
         self._plan = plan(scenario)
+        self._hostile_plan = plan_hostiles(scenario)
         self._behind: list[str] = []
 
     async def run(self) -> Result:
@@ -146,10 +151,19 @@ class Run:
                 broker_settings=BROKER_SETTINGS if self._clients else None,
             )
             nemesis = Nemesis(cluster, nemesis_writer, Random(rng.random()), self._watch.note)
+            hostiles = Hostiles(
+                cluster,
+                nemesis_writer,
+                # Not drawn from the run's own numbers: those of scenarios without hostile clients stay.
+                Random(f"hostile {self._seed}"),
+                self._topics(),
+                self._directory / HOSTILE_FOLDER,
+                self._watch.note,
+            )
             self._watch.tally, self._watch.nemesis, self._watch.cluster = setting.tally, nemesis, cluster
             self._write_begin(nemesis_writer)
             async with cluster:
-                phases = await self._hurt(cluster, nemesis, setting, nemesis_writer)
+                phases = await self._hurt(cluster, nemesis, hostiles, setting, nemesis_writer)
                 self._watch.enter("stopping")
                 settled = await cluster.wait_settled()
                 if settled is not None:
@@ -171,13 +185,18 @@ class Run:
                 nemesis_writer.write(Ev.META, {"e": "expect", "member": member})
             for writer in self._writers:
                 writer.close()
-        result = await self._conclude(nemesis, setting.tally, phases)
+        result = await self._conclude(nemesis, hostiles, setting.tally, phases)
         if result.verdict is Verdict.VALID and not self._keep_stores:
             await asyncio.to_thread(cluster.remove_stores)
         return result
 
     async def _hurt(
-        self, cluster: ChaosCluster, nemesis: Nemesis, setting: Setting, writer: TraceWriter
+        self,
+        cluster: ChaosCluster,
+        nemesis: Nemesis,
+        hostiles: Hostiles,
+        setting: Setting,
+        writer: TraceWriter,
     ) -> Phases:
         """Load, faults, healing, drain. Raises what broke the load."""
         workload = self._workload(cluster, setting)
@@ -190,7 +209,7 @@ class Run:
                 tasks.create_task(workload.read(stop, drained))
                 warm = await self._warm_up(setting.tally)
                 self._watch.enter("faults")
-                await self._faults(nemesis)
+                await self._faults(nemesis, hostiles)
                 self._watch.enter("healing")
                 cluster.links.heal()
                 unhealed = await self._heal(cluster)
@@ -263,16 +282,18 @@ class Run:
                 return
             await asyncio.sleep(0.02)
 
-    async def _faults(self, nemesis: Nemesis) -> None:
+    async def _faults(self, nemesis: Nemesis, hostiles: Hostiles) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._scenario.seconds
-        await nemesis.run(self._plan)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(nemesis.run(self._plan))
+            tasks.create_task(hostiles.run(self._hostile_plan))
         await asyncio.sleep(max(0.0, until - loop.time()))
 
-    async def _conclude(self, nemesis: Nemesis, tally: Tally, phases: Phases) -> Result:
+    async def _conclude(self, nemesis: Nemesis, hostiles: Hostiles, tally: Tally, phases: Phases) -> Result:
         self._watch.enter("checking")
         report = await asyncio.to_thread(quick_check, self._directory)
-        verdict, reasons = judge_run(self._scenario, nemesis.done, tally, phases, report)
+        verdict, reasons = judge_run(self._scenario, nemesis.done, tally, phases, report, hostiles.done)
         reasons += self._behind
         seconds = (phases.over - phases.warm) / 1e9
         silence = tally.longest_silence
@@ -290,6 +311,7 @@ class Run:
             0 if silence is None else (silence.until - silence.since) // 1_000_000,
             [done.name for done in nemesis.done],
             _during(nemesis, tally, phases),
+            [f"{one.name}: {one.evidence}" for one in hostiles.done],
         )
         self._save(RESULT_FILE, result.to_json())
         return result
@@ -301,13 +323,30 @@ class Run:
                 "e": "run_begin",
                 "nodes": self._scenario.nodes,
                 "seed": self._seed,
-                "planned_faults": len(self._plan),
+                "planned_faults": len(self._plan) + len(self._hostile_plan),
                 "git": _git_revision(),
                 "config": self._scenario.model_dump_json(),
                 "flush_mode": "SYNC_FLUSH",
                 "aim": "leader" if self._scenario.aims_at_leader else "",
+                **self._promised(),
             },
         )
+
+    def _promised(self) -> dict[str, int]:
+        """What holds beside hostile clients, as fields of the trace."""
+        if not self._hostile_plan:
+            return {}
+        return {
+            "window_ms": round(1000 * self._scenario.served_within_s),
+            "most_bytes": self._scenario.most_server_mib << 20,
+        }
+
+    def _topics(self) -> list[str]:
+        """Of the good clients."""
+        load = self._scenario.load
+        if self._scenario.workload == "clients":
+            return Topics.of(load.topics, load.queues, push=load.push).names
+        return topic_names(load.topics) if self._scenario.workload == "broker" else []
 
     def _new_writer(self, src: str) -> TraceWriter:
         writer = TraceWriter(self._directory, self._name, src)

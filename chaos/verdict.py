@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from chaos.faults.hostiles import HostileRun
 from chaos.faults.nemesis import Done
 from chaos.plans.scenario import Scenario
 from chaos.quick.trace import QuickReport
@@ -34,7 +35,12 @@ class Phases:
 
 
 def judge_run(
-    scenario: Scenario, done: Sequence[Done], tally: Tally, phases: Phases, report: QuickReport
+    scenario: Scenario,
+    done: Sequence[Done],
+    tally: Tally,
+    phases: Phases,
+    report: QuickReport,
+    hostiles: Sequence[HostileRun] = (),
 ) -> tuple[Verdict, list[str]]:
     """The verdict, and why it is not `valid`. Broken promises count also when the run is void otherwise."""
     unhealed = [f"the cluster did not heal: {phases.unhealed}"] if phases.unhealed else []
@@ -49,15 +55,19 @@ def judge_run(
         reasons += [f"fault {one.occurrence.number}, {one.name}: {failure}" for failure in one.failures]
         if one.occurrence.step.unseats_leader and one.new_term <= one.old_term:
             reasons.append(f"fault {one.occurrence.number}, {one.name}: the leader was not replaced")
-    reasons += _silent(scenario, done, tally, phases)
+    for hostile in hostiles:
+        where = f"hostile client {hostile.occurrence.number}, {hostile.name}"
+        reasons += [f"{where}: {failure}" for failure in hostile.failures]
+    began = [one.began for one in done] + [one.began for one in hostiles]
+    reasons += _silent(scenario, began, tally, phases)
     return (Verdict.VOID if reasons else Verdict.VALID), reasons
 
 
-def _silent(scenario: Scenario, done: Sequence[Done], tally: Tally, phases: Phases) -> list[str]:
-    """Parts of the run in which too little was acknowledged."""
-    first = min((one.began for one in done), default=phases.healed)
+def _silent(scenario: Scenario, began: Sequence[int], tally: Tally, phases: Phases) -> list[str]:
+    """Parts of the run in which too little was acknowledged. `began`: of faults and hostile clients."""
+    first = min(began, default=phases.healed)
     spans = {"before": (0, first), "after": (phases.healed, phases.over)}
-    if done:
+    if began:
         spans["during"] = (first, phases.healed)
     found = {name: tally.acknowledged_between(*span) for name, span in spans.items()}
     least = scenario.min_acknowledged

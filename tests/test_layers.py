@@ -31,8 +31,13 @@ CLIENT_GENERATED = "broker_adapter.proxy.v2"
 #: The gRPC layers of the broker: modules whose names begin so.
 BROKER_RPC = ("broker_adapter.rpc.", "broker_adapter.namesrv.rpc_", "broker_adapter.proxy.forwarding.")
 CLIENT_RPC = ("broker_adapter.proxy.",)
+#: Hostile clients speak the protocols as good ones would not.
+HOSTILE = "chaos.hostile"
 #: Who may import generated modules of the broker.
-RPC_OF = {BROKER_GENERATED: BROKER_RPC, CLIENT_GENERATED: CLIENT_RPC}
+RPC_OF = {
+    BROKER_GENERATED: (*BROKER_RPC, f"{HOSTILE}."),
+    CLIENT_GENERATED: (*CLIENT_RPC, f"{HOSTILE}."),
+}
 
 #: What stands below everything, and what everything of the log may use.
 _GROUND = {"dledger.errors", "dledger.logs", "dledger.metrics"}
@@ -256,6 +261,17 @@ ALLOWED: dict[str, set[str]] = {
     },
     # The checker judges the product by what it left behind, and knows nothing else of it.
     "chaos.trace.schema": set(),
+    # What the harness knows of hostile clients, which have processes of their own.
+    f"{HOSTILE}.kinds": {"chaos.trace.schema"},
+    f"{HOSTILE}.orders": set(),
+    HOSTILE: {
+        f"{HOSTILE}.kinds",
+        f"{HOSTILE}.orders",
+        "dledger",
+        GENERATED,
+        BROKER_GENERATED,
+        CLIENT_GENERATED,
+    },
     "chaos.checker.needs": set(),
     "chaos.checker.checks.registry": {"chaos.checker.needs"},
     "chaos.checker.completeness": {"chaos.trace.schema", "chaos.checker.checks.registry"},
@@ -299,7 +315,7 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.format",
         "chaos.workloads",
     },
-    "chaos.plans": {*_PRODUCT, "dledger.cli.local", "chaos.workloads"},
+    "chaos.plans": {*_PRODUCT, "dledger.cli.local", "chaos.workloads", f"{HOSTILE}.kinds"},
     "chaos.faults": {
         *_PRODUCT,
         *_TRACE,
@@ -309,10 +325,13 @@ ALLOWED: dict[str, set[str]] = {
         "chaos.spoil",
         "chaos.cluster",
         "chaos.plans",
+        f"{HOSTILE}.kinds",
+        f"{HOSTILE}.orders",
     },
     "chaos": {
         *_PRODUCT,
         *_TRACE,
+        f"{HOSTILE}.orders",
         "broker_adapter.format",
         "broker_adapter.metadata",
         "broker_adapter.pop",

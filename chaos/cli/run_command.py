@@ -125,7 +125,9 @@ def run(
     except KeyboardInterrupt:
         console.print("interrupted; all processes of the run are gone")
         sys.exit(130)
-    done = [folders[name] for name, s in scenarios.items() if s.fault and _has_ended(folders[name])]
+    done = [
+        folders[name] for name, s in scenarios.items() if (s.fault or s.hostile) and _has_ended(folders[name])
+    ]
     if len(scenarios) > 1:
         console.print(f"{len(scenarios)} runs in {time.monotonic() - began:.0f} s", highlight=False)
     if with_checker and done:

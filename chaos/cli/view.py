@@ -174,7 +174,7 @@ def print_result(console: Console, result: Result) -> None:
         f"{result.scenario} (seed {result.seed}): [{colour}]{result.verdict.upper()}[/]  "
         f"{report.acknowledged:,} acknowledged ({result.acknowledged_per_second:,.0f}/s in "
         f"{result.operations_per_second:,.0f} operations/s), {report.failed:,} failed, "
-        f"{report.in_doubt:,} in doubt; {len(result.faults)} faults, "
+        f"{report.in_doubt:,} in doubt; {len(result.faults)} faults, {len(result.hostiles)} hostile clients, "
         f"{result.leader_changes} changes of leader, longest silence {result.longest_silence_ms:,} ms",
         f"  lost {report.lost}, duplicated {report.duplicated}, reordered {report.reordered}, "
         f"phantom {report.phantom}, returned {report.returned}, early {report.early}; "

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from chaos.hostile.kinds import KINDS
 from chaos.workloads.spec import LoadSpec
 from dledger import ConfigError, read_toml
 
@@ -44,6 +45,22 @@ NetworkKind = Literal[
     "hang",
 ]
 Kind = ProcessKind | NetworkKind | DiskKind | Literal["clock_jump"]
+HostileKind = Literal[
+    "connection_floods",
+    "exhausted_descriptors",
+    "half_requests",
+    "garbage",
+    "unread_streams",
+    "expensive_filters",
+    "telemetry_floods",
+    "topic_floods",
+    "repeated_calls",
+    "abandoned_groups",
+    "dying_clients",
+    "forged_peers",
+    "forged_registrations",
+    "registration_floods",
+]
 Target = Literal["leader", "follower", "random", "minority", "majority", "all"]
 #: What takes a process away: no other fault is aimed at it meanwhile.
 TAKING = ("kill", "stop", "term", "wipe", "write_error", "sync_error", "power_loss")
@@ -113,6 +130,18 @@ class FaultStep(_Section):
         return self.kind in UNSEATING and self.target in ("leader", "majority", "all")
 
 
+class HostileStep(_Section):
+    """One hostile client in a process of its own, from `at` for `lasts` seconds. `clients`: connections or
+    callers at a time; `rate`: what all of them begin in a second, 0: as fast as they are answered; None: what
+    is usual for the kind."""
+
+    kind: HostileKind
+    at: Seconds = 1.0
+    lasts: Annotated[float, Field(gt=0, le=86_400)] = 10.0
+    clients: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    rate: Annotated[float, Field(ge=0, le=100_000)] | None = None
+
+
 _USUAL = LoadSpec()
 
 
@@ -145,7 +174,9 @@ class Load(_Section):
 class Scenario(_Section):
     """`seconds`: from the end of the warm-up to the healing. `settings`: further keys of every node's
     configuration. `data_file_size` in bytes. `min_acknowledged`: before, during and after the faults, or the
-    run says nothing."""
+    run says nothing. `served_within_s`: beside hostile clients each kind of operation of the good ones
+    succeeds, and each group is given messages, at least so often. `most_server_mib`: memory that each server
+    may take meanwhile."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
     title: Annotated[str, Field(min_length=1, max_length=100)]
@@ -158,11 +189,21 @@ class Scenario(_Section):
     load: Load = Load()
     settings: dict[str, Any] = Field(default_factory=dict)
     fault: tuple[FaultStep, ...] = ()
+    served_within_s: Annotated[float, Field(ge=0.5, le=3_600)] = 5.0
+    most_server_mib: Annotated[int, Field(ge=64, le=1 << 20)] = 1024
+    hostile: tuple[HostileStep, ...] = ()
 
     @model_validator(mode="after")
     def _delays_end_by_clocks_that_are_right(self) -> Scenario:
         if self.load.delayed and any(step.kind == "clock_jump" for step in self.fault):
             raise ValueError("clock_jump and delayed: whose clock jumps holds what is due later for due")
+        return self
+
+    @model_validator(mode="after")
+    def _hostile_clients_have_something_to_call(self) -> Scenario:
+        for step in self.hostile:
+            if KINDS[step.kind].on_brokers and self.workload == "log":
+                raise ValueError(f'{step.kind} needs brokers: workload = "broker" or "clients"')
         return self
 
     @property
@@ -198,6 +239,23 @@ def plan(scenario: Scenario) -> list[Occurrence]:
         raise ConfigError(f"{scenario.name}: no fault ends within {scenario.seconds:g} s")
     found.sort(key=lambda one: one[0])
     return [Occurrence(number, at, step) for number, (at, step) in enumerate(found)]
+
+
+@dataclass(frozen=True, slots=True)
+class HostileOccurrence:
+    """One planned hostile client. To the trace it is a fault, so its number is none of a fault."""
+
+    number: int
+    step: HostileStep
+
+
+def plan_hostiles(scenario: Scenario) -> list[HostileOccurrence]:
+    """All hostile clients of a run that end within `seconds`. ConfigError if none does."""
+    found = [step for step in scenario.hostile if step.at + step.lasts <= scenario.seconds]
+    if scenario.hostile and not found:
+        raise ConfigError(f"{scenario.name}: no hostile client ends within {scenario.seconds:g} s")
+    first = len(plan(scenario))
+    return [HostileOccurrence(number, step) for number, step in enumerate(found, first)]
 
 
 def load_scenario(path: Path) -> Scenario:

@@ -71,9 +71,13 @@ def _go_together(step: FaultStep, content: dict[str, Any]) -> bool:
 
 def to_file(scenario: Scenario) -> str:
     """The text of a scenario file that says the same."""
-    content = scenario.model_dump(mode="json", exclude={"fault"})
+    content = scenario.model_dump(mode="json", exclude={"fault", "hostile"})
     steps = [step.model_dump(mode="json", exclude_defaults=True, exclude={"kind"}) for step in scenario.fault]
     faults = [
         "[[fault]]\n" + to_toml({"kind": scenario.fault[n].kind, **step}) for n, step in enumerate(steps)
     ]
-    return "\n".join([to_toml(content), *faults])
+    hostiles = [
+        "[[hostile]]\n" + to_toml({"kind": step.kind, **step.model_dump(mode="json", exclude_defaults=True)})
+        for step in scenario.hostile
+    ]
+    return "\n".join([to_toml(content), *faults, *hostiles])

@@ -28,6 +28,10 @@ _AT_ONCE = 32
 _MAX_FOUND = 256
 
 
+def topic_names(count: int) -> list[str]:
+    return [f"topic-{n}" for n in range(count)]
+
+
 class BrokerWorkload:
     """Implements `Workload`. `namesrv`: addresses."""
 
@@ -35,7 +39,7 @@ class BrokerWorkload:
         self._setting = setting
         self._spec = replace(setting.spec, at_once=setting.spec.at_once or _AT_ONCE)
         self._routes = NameServerRoutes(namesrv)
-        self._topics = [f"topic-{n}" for n in range(self._spec.topics)]
+        self._topics = topic_names(self._spec.topics)
         self._senders: list[Sender] = []
         plans = GROUPS if self._spec.consumers else ()
         self._groups = [Group(plan, setting, self._routes, self._topics) for plan in plans]
