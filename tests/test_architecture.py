@@ -57,9 +57,8 @@ def faults_of(page: str) -> list[str]:
             found.append(f"{page}: {target} does not exist")
         elif anchor and anchor not in anchors(path):
             found.append(f"{page}: {target}: no such heading")
-        elif path.suffix == ".py" and (symbol := re.fullmatch(r"`([A-Za-z_.]+)`", text)):
-            if symbol[1] not in defined_in(path):
-                found.append(f"{page}: {name} does not define {symbol[1]}")
+        elif path.suffix == ".py" and text.strip("`") not in defined_in(path) and text.startswith("`"):
+            found.append(f"{page}: {name} does not define {text}")
     return found
 
 
