@@ -15,6 +15,7 @@ from importlib import resources
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from dledger.errors import Code, ConfigError
 from dledger.status.connections import ConnectionLimits, ConnectionTable
@@ -23,6 +24,18 @@ from dledger.status.listener import Listener
 from dledger.status.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
 
 _log = logging.getLogger(__name__)
+
+
+class _NotOfSenders(logging.Filter):
+    """Passes over requests that are none of HTTP: whoever sends one gets a 400, and could fill the log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, HttpProcessingError)
+
+
+_request_log = logging.getLogger(f"{__name__}.requests")
+_request_log.addFilter(_NotOfSenders())
 
 _STOP_SECONDS = 1.0
 
@@ -85,7 +98,13 @@ async def serve_web(
     table = ConnectionTable(limits or ConnectionLimits())
     hosts = AllowedHosts({host, socket.gethostname(), *allowed_hosts})
     app = _application(handlers, _within_limits(table, frozenset(probes)), _of_hosts(hosts))
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_STOP_SECONDS)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        logger=_request_log,
+        handler_cancellation=True,
+        shutdown_timeout=_STOP_SECONDS,
+    )
     await runner.setup()
     assert runner.server is not None, "the runner was set up"
     listener = Listener(runner.server, table, tls)

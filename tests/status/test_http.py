@@ -288,3 +288,17 @@ async def test_stop_ends_idle_connections(server: HttpServer) -> None:
     await server.stop()
     assert await reader.read() == b""
     writer.close()
+
+
+@pytest.mark.parametrize(
+    "request_", [b"GET / HTTQ\r\n\r\n", b"GET / HTTP/1.1\r\n\x01Host: a\r\n\r\n", b"\0\0\r\n\r\n"]
+)
+async def test_what_is_no_request_is_answered_and_does_not_fill_the_log(
+    server: HttpServer, request_: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, _, port = server.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request_)
+    assert (await reader.readline()).startswith(b"HTTP/1.0 400")
+    writer.close()
+    assert not caplog.records
