@@ -29,6 +29,7 @@ from broker_adapter.v1 import broker_pb2, forward_pb2, namesrv_pb2
 from dledger.errors import Code
 from dledger.rpc.transport.channels import open_channel
 from dledger.v1 import admin_pb2, log_pb2, peer_pb2
+from tests.fuzz import http_calls
 from tests.fuzz.messages import Known, filled
 from tests.fuzz.mutation import mutated
 from tests.fuzz.servers import MEMORY_BYTES, Server
@@ -42,6 +43,9 @@ CPU_LIMIT_S = 2.0
 WALL_LIMIT_S = 20.0
 #: When a call that waits by its nature is ended.
 CUT_S = 0.5
+#: Of a call: the status port lets a connection be without a whole head for 10 s.
+_HTTP_S = 2 * WALL_LIMIT_S
+_SHARE_OF_HTTP = 0.1
 _MOST_ANSWERS = 50
 _MOST_ENTRIES = 10_000
 
@@ -258,6 +262,10 @@ class Caller:
 
     def next_call(self) -> Call:
         rng = self._rng
+        if rng.random() < _SHARE_OF_HTTP:
+            return Call(
+                self.server.name, http_calls.METHOD, (http_calls.request(rng, self.server.http_address),)
+            )
         method, known = rng.choice(self._methods)
         path = path_of(method)
         count = rng.choice((1, 1, 2, 4)) if method.client_streaming else 1
@@ -279,25 +287,34 @@ class Caller:
     async def make(self, call: Call) -> str:
         """What is wrong with how the server took it; "" if nothing."""
         before_s = self.server.cpu_s()
+        if call.method == http_calls.METHOD:
+            request = call.requests[0]
+            problem = await http_calls.problem_of(self.server.http_address, request, _HTTP_S)
+            return problem or self._state_of_server(before_s)
         waits = call.method.rpartition("/")[2] in WAITING
         try:
             code, details, answers = await self._sent(call, CUT_S if waits else WALL_LIMIT_S)
         except TimeoutError:
             return "the call does not end when its deadline is over"
+        if problem := self._state_of_server(before_s):
+            return problem
+        if code in _BUGS and details != _BY_OWN_SIDE:
+            return f"gRPC status {code}: {details}"
+        if code in _CUT and not waits:
+            return f"no answer within {WALL_LIMIT_S:g} s"
+        return self._judge(call, answers)
+
+    def _state_of_server(self, before_s: float) -> str:
         if not self.server.is_up():
             return f"the server has ended:\n{self.server.new_log()[-4000:]}"
         logged = self.server.new_log()
         if "Traceback" in logged:
             return f"a stack trace in the log:\n{logged[-4000:]}"
-        if code in _BUGS and details != _BY_OWN_SIDE:
-            return f"gRPC status {code}: {details}\n{logged[-2000:]}"
-        if code in _CUT and not waits:
-            return f"no answer within {WALL_LIMIT_S:g} s"
         if (spent_s := self.server.cpu_s() - before_s) > CPU_LIMIT_S:
             return f"{spent_s:.1f} s of the server's CPU time"
         if (used := self.server.memory_bytes()) > MEMORY_BYTES:
             return f"the server uses {used >> 20} MiB, more than {MEMORY_BYTES >> 20}"
-        return self._judge(call, answers)
+        return ""
 
     async def _sent(self, call: Call, seconds: float) -> tuple[grpc.StatusCode, str, list[bytes]]:
         method = _BY_PATH[call.method]

@@ -86,7 +86,8 @@ def _fill_list(
 ) -> None:
     entries = getattr(message, field.name)
     choice = known.get(field.name, ())
-    lists = [] if callable(choice) else [one for one in choice if isinstance(one, list)]
+    is_plain = field.message_type is None and not callable(choice)
+    lists = [one for one in choice if isinstance(one, list)] if is_plain else []
     if lists and rng.random() >= wild:
         entries.extend(rng.choice(lists))
         return

@@ -12,7 +12,7 @@ from broker_adapter.v1 import broker_pb2, namesrv_pb2
 from dledger.rpc.transport.channels import open_channel
 from dledger.v1 import admin_pb2, log_pb2
 from tests.broker_adapter.process.processes import BROKER, SMALL, NameServers
-from tests.process.cluster import GROUP, ProcessCluster
+from tests.process.cluster import GROUP, ProcessCluster, free_ports
 
 #: Resident memory of a server, whatever it was called with, one call at a time.
 MEMORY_BYTES = 512 << 20
@@ -32,6 +32,8 @@ class Server:
         self.folder = folder / self.name
         self.folder.mkdir(parents=True)
         self.address = ""
+        (http_port,) = free_ports(1)
+        self.http_address = f"127.0.0.1:{http_port}"
         self._read_bytes = 0
 
     async def start(self) -> None: ...
@@ -100,7 +102,7 @@ class Node(Server):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        settings = {"timing": _TIMING, **self.settings}
+        settings = {"timing": _TIMING, "http_listen": self.http_address, **self.settings}
         self.cluster = ProcessCluster(self.folder, self.members, settings=settings, data_file_size=8 << 20)
         self.address = self.cluster.members["n1"]
 
@@ -192,7 +194,7 @@ class NameServer(Server):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.servers = NameServers(self.folder, 1)
+        self.servers = NameServers(self.folder, 1, {"http_listen": self.http_address})
         (self.address,) = self.servers.addresses
 
     async def start(self) -> None:

@@ -37,12 +37,12 @@ Seen = dict[str, NodeStatus]
 class NameServers:
     """Started and killed one by one; each keeps its address."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, settings: Mapping[str, Any] | None = None) -> None:
         self._folder = folder
         self.addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         for number, address in enumerate(self.addresses):
-            config = {"directory": str(folder / f"namesrv-{number}"), "listen": address}
+            config = {"directory": str(folder / f"namesrv-{number}"), "listen": address, **(settings or {})}
             self._config(address).write_text(toml_of(config))
 
     def _config(self, address: str) -> Path:
