@@ -281,9 +281,10 @@ ALLOWED: dict[str, set[str]] = {
         "chaos.checker.checks.registry",
         "chaos.checker.completeness",
     },
-    "chaos.checker.readers": {"chaos.trace.schema"},
-    "chaos.checker": {*_CHECKS, "chaos.checker.readers"},
-    "chaos.checker.reporting": {*_CHECKS, "chaos.checker"},
+    "chaos.checker.linearize": set(),
+    "chaos.checker.readers": {"chaos.trace.schema", "chaos.checker.linearize"},
+    "chaos.checker": {*_CHECKS, "chaos.checker.linearize", "chaos.checker.readers"},
+    "chaos.checker.reporting": {*_CHECKS, "chaos.checker", "chaos.checker.readers"},
     "chaos.checker.main": {
         *_CHECKS,
         "chaos.checker",

@@ -6,10 +6,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from chaos.checker.engine import Engine, union
+from chaos.checker.models import MODELS
 from chaos.trace.schema import HOSTILE
-
-#: Of histories of other systems, by `run_begin` (see `chaos.checker.readers`).
-MODELS = ("set", "queue", "kafka", "register", "list", "mixed")
 
 #: Of what tables that count already say, as (table, {count: sum}); of others the rows for which something
 #: holds.
@@ -50,12 +48,13 @@ _SUMS: tuple[tuple[str, dict[str, str]], ...] = (
 )
 _OF_HISTORIES = {
     **{f"of_{model}": f"history = '{model}'" for model in MODELS},
-    "unplaced_reads": "history <> 'list' AND history <> 'kafka' AND f <> 'append' AND outcome = 'ok'",
+    "unplaced_reads": "history IN ('set', 'queue') AND f <> 'append' AND outcome = 'ok'",
     "last_reads": "history IN ('set', 'queue') AND f <> 'append' AND outcome = 'ok'",
     "takes": "history = 'queue' AND f <> 'append'",
     "set_reads": "history = 'set' AND f = 'get' AND outcome = 'ok'",
-    "register_reads": "history = 'register' AND f = 'get' AND outcome = 'ok'",
-    "list_reads": "history = 'list' AND f = 'get' AND outcome = 'ok'",
+    "register_uses": "history IN ('register', 'store') AND (f = 'get' OR f = 'append') AND outcome = 'ok'",
+    "kafka_polls": "history = 'kafka' AND f = 'pull' AND outcome = 'ok'",
+    "kafka_sends": "history = 'kafka' AND f = 'append' AND outcome = 'ok'",
 }
 _ROWS: tuple[tuple[str, dict[str, str]], ...] = (
     (

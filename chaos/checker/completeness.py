@@ -61,7 +61,7 @@ WHERE t.e = 'drain_target' AND t.off >= 0
 """
 
 #: Models of histories (`chaos.checker.readers`) that no last reads belong to.
-_UNDRAINED = "coalesce(history, '') IN ('register', 'list', 'mixed')"
+_UNDRAINED = "coalesce(history, '') IN ('register', 'store')"
 
 _TARGETS = """
 SELECT s.run, s.log, s.top, t.off, r.history FROM (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,6 +32,11 @@ class Engine(Protocol):
     def facts(self, queries: Mapping[str, str]) -> None:
         """Name queries, and keep their results, if that is cheaper than to compute them again. None needs
         another."""
+
+    def fold(self, name: str, sql: str, function: Callable[[str, list[str]], str]) -> None:
+        """Name what a function makes of groups of rows, for what no SQL can say: (run, log, found), one row
+        for each run, log and kind of the rows (run, log, kind, item) of a query. `function` is given the
+        kind and the items, in no order, and is run where the rows are: other processes import it."""
 
     def rows(self, sql: str) -> list[Row]:
         """The rows of a query that gives few."""

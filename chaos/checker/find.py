@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from chaos.checker.census import Census
 from chaos.checker.checks.registry import Check, Part
 from chaos.checker.engine import Engine, Row, union
+from chaos.checker.models import applies
 
 MAX_WITNESSES = 32
 #: Sources of few rows that are run as one query.
@@ -31,6 +32,8 @@ class Found:
 
 def population_of(check: Check, counts: Mapping[str, int]) -> int:
     """How much a check looks at in a run; 0: it does not apply."""
+    if not applies(check, counts):
+        return 0
     of = [counts[name] for name in check.population]
     return of[0] if all(of) else 0
 

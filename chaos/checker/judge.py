@@ -11,21 +11,13 @@ from chaos.checker.census import take_census
 from chaos.checker.checks.registry import Check, Severity
 from chaos.checker.engine import Engine, Row
 from chaos.checker.find import Found, find, population_of
+from chaos.checker.models import ESSENTIAL_OF, model_of
 from chaos.checker.needs import NEEDS, Need, needs_by_check, words
+from chaos.checker.witness_lines import AT, add_source_lines
 from chaos.trace.schema import file_name
 
 #: Without these a run shows nothing about loss, whatever else is in its trace: one of each.
 ESSENTIAL = (("L1",), ("L2",), ("L4",), ("L5",), ("L7",), ("L6b", "L6c"))
-#: For histories of other systems, by their model.
-ESSENTIAL_OF = {
-    "set": (("H1",), ("H2",), ("H3",)),
-    "queue": (("H1",), ("H2",), ("H3",)),
-    "kafka": (("L1",), ("L2",), ("L4",), ("L5",), ("L7",), ("L6b",)),
-    "register": (("H1",), ("H2",), ("H8",)),
-    "list": (("L1",), ("L2",), ("L4",), ("L5",), ("L7",), ("H9",)),
-    # What is both overwritten and appended to would need a search.
-    "mixed": (("H1",), ("H2",), ("H8",)),
-}
 
 
 class Verdict(StrEnum):
@@ -99,6 +91,9 @@ def judge(
                     without,
                 )
             )
+    histories = [result for result in results.values() if model_of(result.census)]
+    if witnesses := [row for one in histories for finding in one.findings for row in finding.witnesses]:
+        add_source_lines(engine, witnesses)
     for result in results.values():
         _conclude(result, (troubles or {}).get(result.run, ()))
     return list(results.values())
@@ -135,8 +130,8 @@ def _conclude(result: RunResult, troubles: Sequence[str]) -> None:
     check."""
     by_id = {finding.check.id: finding for finding in result.findings}
     result.reasons = list(troubles)
-    models = [essential for model, essential in ESSENTIAL_OF.items() if result.census[f"of_{model}"]]
-    for names in models[0] if models else ESSENTIAL:
+    model = model_of(result.census)
+    for names in ESSENTIAL if model is None else ESSENTIAL_OF[model]:
         if all(name not in by_id or by_id[name].verdict is Verdict.ABSENT for name in names):
             result.reasons.append(
                 f"{' and '.join(names)} had nothing to check, and without it a run proves nothing"
@@ -182,7 +177,9 @@ def sentence(check: Check, witness: Row) -> str:
 
 
 def line_of(witness: Row) -> str | None:
-    """Where in the trace a witness stands: file and line."""
+    """Where a witness stands: file and line, of the trace, or of the history that it was made of."""
+    if isinstance(at := witness.get(AT), str):
+        return at
     src, inc, seq = witness.get("src"), witness.get("inc"), witness.get("seq")
     if not isinstance(src, str) or not src or not isinstance(inc, int) or not isinstance(seq, int):
         return None

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import reduce
 from pathlib import Path
@@ -284,6 +284,18 @@ class SparkEngine:
         frame = self._session.sql(sql)
         frame.write.mode("overwrite").parquet(path)
         self._table(name, self._session.read.schema(frame.schema).parquet(path))
+
+    def fold(self, name: str, sql: str, function: Callable[[str, list[str]], str]) -> None:
+        frame = self._session.sql(
+            f"SELECT run, log, kind, array_agg(item) AS items FROM ({sql}) GROUP BY run, log, kind"
+        )
+        # A group may take seconds: not all of them one after the other where the rows lie in one place.
+        frame = frame.repartition(4 * self._session.sparkContext.defaultParallelism, "run", "log")
+        folded = fn.udf(function, StringType(), useArrow=False)
+        path = str(self._work_dir / name)
+        found = frame.select("run", "log", folded("kind", "items").alias("found"))
+        found.write.mode("overwrite").parquet(path)
+        self._table(name, self._session.read.schema(found.schema).parquet(path))
 
     def rows(self, sql: str) -> list[Row]:
         return [cast(dict[str, Cell], row.asDict()) for row in self._session.sql(sql).collect()]

@@ -52,6 +52,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from chaos.checker.engine import Engine
+from chaos.checker.history_tables import make_history_tables
 from chaos.trace.schema import READS, Ev
 
 #: Few rows out of many, kept so that what is joined with them need not be moved.
@@ -487,3 +488,4 @@ def make_tables(engine: Engine, on_progress: Callable[[int, int], None] | None =
                 engine.view(name, sql)
         if on_progress is not None:
             on_progress(step, len(_FACTS))
+    make_history_tables(engine)

@@ -8,6 +8,7 @@ from chaos.checker.checks import (
     consumer,
     histories,
     hostile,
+    kafka,
     log,
     producer,
     raft,
@@ -29,4 +30,5 @@ CHECKS: tuple[Check, ...] = (
     *availability.CHECKS,
     *hostile.CHECKS,
     *histories.CHECKS,
+    *kafka.CHECKS,
 )

@@ -2,8 +2,9 @@
 
 One writer, `client:history`, wrote all of it, because a history is one list in the order of one recorder. An
 operation's number is the line of its invocation in the source (times `SHARE`, plus its place in the line
-where
-one line holds several). `run_begin` says in `text` which model the history is of: `history:<model>`.
+where one line holds several). `run_begin` says in `text` which model the history is of: `history:<model>`,
+and in `config` that it has no times, if that is so. Beside the trace stands which line of the source each
+line was made of (`chaos.checker.readers.lines`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from chaos.checker.readers.lines import LineMap
 from chaos.trace.schema import RAW_DIR, VERSION, Ev, OpType, file_name
 
 #: Operations that one line of a history may stand for.
@@ -25,6 +27,8 @@ _CLIENT, _NEMESIS, _ADMIN = "client:history", "nemesis", "admin"
 #: Where a history has no times, its lines are so far apart; ns.
 _STEP_NS = 1_000
 _HASHED = 1 << 62
+#: What `run_begin` says in `config` where stamps are no times.
+UNTIMED = "untimed"
 _ENDS = {"stop": ("start",), "resume": ("pause",), "start": ("kill",), "heal": ("",)}
 
 #: Writes a source (its file) into a run directory, as the run of that name.
@@ -44,20 +48,21 @@ class Model(StrEnum):
     QUEUE = "queue"
     #: Logs whose sends and polls name offsets (Jepsen: kafka).
     KAFKA = "kafka"
-    #: Keys with one value each, which is overwritten.
+    #: Keys with one value each, of which nobody knows how it began (Jepsen: register).
     REGISTER = "register"
-    #: Keys whose value grows by what is appended to it, and reads that show all of it.
-    LIST = "list"
-    #: Keys that are both overwritten and appended to.
-    MIXED = "mixed"
+    #: Keys with one value each, which had none before it was written (Porcupine).
+    STORE = "store"
 
 
 class HistoryTrace:
     """Writes a run directory. `finish` says what the run was; a trace without it is not whole."""
 
-    def __init__(self, run_dir: Path, run: str, model: Model) -> None:
+    def __init__(self, run_dir: Path, run: str, model: Model, source: Path) -> None:
         self._run = run
         self._model = model
+        self._lines = LineMap(run_dir, source)
+        self._line = 1
+        self._timed = True
         folder = run_dir / RAW_DIR
         folder.mkdir(parents=True)
         self._files: dict[str, TextIOWrapper] = {
@@ -82,15 +87,18 @@ class HistoryTrace:
     ) -> None:
         for file in self._files.values():
             file.close()
+        self._lines.close()
 
     @property
     def now(self) -> int:
         """The stamp of the last event; ns."""
         return self._now
 
-    def tick(self, time: int | None) -> None:
-        """The next event happened at `time` (ns), or, if the history does not say, after the one before.
-        A history's order counts: stamps are made to rise strictly."""
+    def tick(self, line: int, time: int | None) -> None:
+        """The next event stands on `line`, and happened at `time` (ns), or, if the history does not say,
+        after the one before. A history's order counts: stamps are made to rise strictly."""
+        self._line = line
+        self._timed &= time is not None
         self._now = max(self._now + (_STEP_NS if time is None else 1), time or 0)
 
     def mid(self, log: str, value: object) -> int:
@@ -103,13 +111,16 @@ class HistoryTrace:
 
     # -- operations -----------------------------------------------------------------------------------------
 
-    def send(self, op: int, process: str, log: str, value: object) -> None:
-        """An append of `value` was invoked."""
-        self._invoke(op, process, "append", ledger=log, mid=self.mid(log, value), digest=_text(value))
+    def send(
+        self, op: int, process: str, log: str, value: object, mid: int | None = None, **about: Any
+    ) -> None:
+        """An append of `value` was invoked. `mid`: where values repeat, a number for this one."""
+        number = self.mid(log, value) if mid is None else mid
+        self._invoke(op, process, "append", ledger=log, mid=number, digest=_text(value), **about)
 
-    def ask(self, op: int, process: str, f: str, log: str) -> None:
-        """A read of a log was invoked; `f`: get, pull or drain."""
-        self._invoke(op, process, f, ledger=log)
+    def ask(self, op: int, process: str, f: str, log: str | None) -> None:
+        """A read of a log, or, if that is None, of several, was invoked; `f`: get, pull or drain."""
+        self._invoke(op, process, f, **({} if log is None else {"ledger": log}))
 
     def tell(self, process: str, log: str, value: object, i: int = 0, **about: Any) -> None:
         """The read under way showed a value: before its completion."""
@@ -122,6 +133,10 @@ class HistoryTrace:
         op, f = self._under_way(process)
         del self._open[process]
         self._write(_CLIENT, Ev.OP, type=how, op=op, proc=process, f=f, **results)
+
+    def orphan(self, process: str, f: str, how: OpType) -> None:
+        """An operation ended that had not begun: a line is missing."""
+        self._write(_CLIENT, Ev.OP, type=how, op=self._line * SHARE, proc=process, f=f)
 
     def is_busy(self, process: str) -> bool:
         return process in self._open
@@ -137,8 +152,7 @@ class HistoryTrace:
         except KeyError:
             raise ReaderError(f"process {process} ends an operation that it has not begun") from None
 
-    # -- faults and the run
-    # -----------------------------------------------------------------------------------
+    # -- faults and the run ---------------------------------------------------------------------------------
 
     def nemesis(self, name: str, targets: object) -> None:
         """Jepsen writes down each thing that its nemesis does twice: when it begins to, and when it has."""
@@ -169,7 +183,8 @@ class HistoryTrace:
         if targets is not None:
             self._write(_NEMESIS, Ev.META, e="drain_end")
         text = f"history:{self._model}"
-        begin = {"e": "run_begin", "nodes": 0, "seed": 0, "planned_faults": self._fault}
+        begin: dict[str, Any] = {"e": "run_begin", "nodes": 0, "seed": 0, "planned_faults": self._fault}
+        begin |= {} if self._timed else {"config": UNTIMED}
         self._write(_ADMIN, Ev.META, **begin, text=text)
         for src in (_CLIENT, _NEMESIS):
             self._write(_ADMIN, Ev.META, e="expect", member=src)
@@ -178,6 +193,7 @@ class HistoryTrace:
     def _write(self, src: str, ev: Ev, **fields: Any) -> None:
         line: dict[str, Any] = {"v": VERSION, "run": self._run, "src": src, "inc": 0, "seq": self._seq[src]}
         line |= {"host": "history", "mono": self._now, "wall": 0, "ev": ev, **fields}
+        self._lines.add(file_name(src, 0), self._line)
         self._seq[src] += 1
         self._files[src].write(json.dumps(line, separators=(",", ":")) + "\n")
 

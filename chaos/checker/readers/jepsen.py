@@ -1,33 +1,42 @@
 """Jepsen's histories: `history.edn`, and the same as JSON or JSON lines.
 
-Of its workloads: set, queue (with drains), kafka (send, poll, txn, assign, subscribe) and register. What an
-operation without a known outcome (`info`) did stays open, as in Jepsen.
+Of its workloads: set, queue (with drains), kafka (send, poll, txn, assign, subscribe) and register; the first
+two and the last also with values [key value], as `jepsen.independent` has them. What an operation without a
+known outcome (`info`) did stays open, as in Jepsen. An operation that ends without having begun, and one that
+is no part of its workload, are never passed over.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 from chaos.checker.readers.edn import EdnError, forms
-from chaos.checker.readers.history import SHARE, HistoryTrace, Model, ReaderError
+from chaos.checker.readers.elements import QueueReader, SetReader
+from chaos.checker.readers.history import HistoryTrace, Model, ReaderError
 from chaos.checker.readers.kafka import KafkaReader
+from chaos.checker.readers.register import RegisterWriter, text_of
 from chaos.trace.schema import OpType
 
 _TYPES = {"invoke": OpType.INVOKE, "ok": OpType.OK, "fail": OpType.FAIL, "info": OpType.INFO}
-_MODELS = {
-    **dict.fromkeys(("add",), Model.SET),
-    **dict.fromkeys(("enqueue", "dequeue", "drain"), Model.QUEUE),
-    **dict.fromkeys(("send", "poll", "txn", "assign", "subscribe"), Model.KAFKA),
-    **dict.fromkeys(("write", "cas"), Model.REGISTER),
+#: What each model is told by, and all operations that it may have.
+_NAMES: dict[Model, tuple[frozenset[str], frozenset[str]]] = {
+    Model.SET: (frozenset(("add",)), frozenset(("add", "read"))),
+    Model.QUEUE: 2 * (frozenset(("enqueue", "dequeue", "drain")),),
+    Model.KAFKA: (
+        frozenset(("send", "poll", "txn", "assign", "subscribe")),
+        frozenset(("send", "poll", "txn", "assign", "subscribe", "crash", "debug-topic-partitions")),
+    ),
+    Model.REGISTER: (frozenset(("write", "cas")), frozenset(("read", "write", "cas"))),
 }
+#: Micro-operations of kafka. Transactions of others are of lists or registers.
+_PARTS = frozenset(("send", "poll"))
 #: Operations that are looked at to find out what the history is of.
 _LOOK_AT = 10_000
-
 
 #: What a value of another shape than expected, or a number beyond all reason, ends in.
 _WRONG = (
@@ -43,7 +52,7 @@ _WRONG = (
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One event of a history. `time`: ns, None if it has none."""
+    """One event of a history. `time`: ns, None if it has none. `about`: all that it says."""
 
     line: int
     process: str
@@ -52,10 +61,18 @@ class Op:
     value: Any
     time: int | None
     error: str
+    about: Mapping[str, Any]
 
-    @property
-    def number(self) -> int:
-        return self.line * SHARE
+
+@dataclass(frozen=True, slots=True)
+class _Survey:
+    """What the first operations of a history say about all of it."""
+
+    model: Model
+    #: Values are [key value].
+    keyed: bool
+    #: Operations say which keys were rebalanced while they went on.
+    rebalances: bool
 
 
 def convert(source: Path, run_dir: Path, run: str) -> None:
@@ -64,27 +81,31 @@ def convert(source: Path, run_dir: Path, run: str) -> None:
     Raises:
         ReaderError: it is none, or of a workload that is not known here.
     """
-    model = _model_of(source)
-    with HistoryTrace(run_dir, run, model) as trace:
-        reader = _reader(model, trace)
+    survey = _survey(source)
+    known = _NAMES[survey.model][1]
+    with HistoryTrace(run_dir, run, survey.model, source) as trace:
+        reader = _reader(survey, trace)
         for op in operations(source):
             try:
-                trace.tick(op.time)
+                trace.tick(op.line, op.time)
                 if op.process == "nemesis":
                     trace.nemesis(op.f, op.value)
-                else:
+                elif op.f in known:
                     reader.take(op)
+                else:
+                    raise ReaderError(f"operation {op.f} is no part of a history of the kind {survey.model}")
             except _WRONG as error:
                 raise ReaderError(f"{source}:{op.line}: {error}") from error
         trace.finish(reader.targets())
 
 
-def _reader(model: Model, trace: HistoryTrace) -> _Reader:
-    if model is Model.KAFKA:
-        return KafkaReader(trace)
-    if model is Model.REGISTER:
-        return RegisterReader(trace)
-    return SetReader(trace) if model is Model.SET else QueueReader(trace)
+def _reader(survey: _Survey, trace: HistoryTrace) -> _Reader:
+    if survey.model is Model.KAFKA:
+        return KafkaReader(trace, rebalances=survey.rebalances)
+    if survey.model is Model.REGISTER:
+        return _RegisterReader(trace, keyed=survey.keyed)
+    reader: Callable[..., _Reader] = SetReader if survey.model is Model.SET else QueueReader
+    return reader(trace, keyed=survey.keyed)
 
 
 def operations(source: Path) -> Iterator[Op]:
@@ -102,8 +123,9 @@ def operations(source: Path) -> Iterator[Op]:
             how,
             str(form["f"]).removeprefix(":"),
             form.get("value"),
-            time if isinstance(time, int) else None,
+            time if isinstance(time, int) and not isinstance(time, bool) else None,
             str(form.get("error", "")),
+            form,
         )
 
 
@@ -127,13 +149,43 @@ def _array_or_lines(text: str) -> list[Any]:
     return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
-def _model_of(source: Path) -> Model:
-    for op in islice(operations(source), _LOOK_AT):
-        if op.process != "nemesis" and op.f in _MODELS:
-            return _MODELS[op.f]
+def _survey(source: Path) -> _Survey:
+    seen = [op for op in islice(operations(source), _LOOK_AT) if op.process != "nemesis"]
+    for op in seen:
+        for model, (telling, _) in _NAMES.items():
+            if op.f in telling and not (model is Model.KAFKA and _is_elsewhere(op)):
+                rebalances = any("rebalance-log" in one.about for one in seen)
+                return _Survey(model, _is_keyed(model, seen), rebalances)
+    names = sorted(name for telling, _ in _NAMES.values() for name in telling)
     raise ReaderError(
-        f"{source}: of no known workload; known are {', '.join(sorted(_MODELS))} as names of operations"
+        f"{source}: of no known workload; known are {', '.join(names)} as names of operations, and send and "
+        "poll in transactions"
     )
+
+
+def _is_elsewhere(op: Op) -> bool:
+    """Whether it is a transaction of another workload than kafka."""
+    return op.f == "txn" and any(isinstance(part, list) and part[0] not in _PARTS for part in op.value or [])
+
+
+def _is_keyed(model: Model, ops: list[Op]) -> bool:
+    """Whether all values are [key value]: then those of reads begin as [key nil]."""
+    begun = [op.value for op in ops if op.type is OpType.INVOKE and op.f in ("read", "dequeue", "drain")]
+    ended = [op.value for op in ops if op.type is OpType.OK and op.f in ("read", "dequeue", "drain")]
+    if model is Model.REGISTER:
+        begun += [op.value for op in ops if op.type is OpType.INVOKE and op.f == "write"]
+        begun += [
+            value[1] if isinstance(value, list) and len(value) == 2 else None
+            for value in (op.value for op in ops if op.type is OpType.INVOKE and op.f == "cas")
+        ]
+    inner = [value[1] for value in ended if isinstance(value, list) and len(value) == 2]
+    if model is Model.SET and not all(one is None or isinstance(one, list) for one in inner):
+        return False
+    return bool(begun) and len(inner) == len(ended) and all(_is_pair(value) for value in begun)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2
 
 
 class _Reader(Protocol):
@@ -144,114 +196,28 @@ class _Reader(Protocol):
         """See `HistoryTrace.finish`."""
 
 
-class SetReader:
-    """Adds, and reads of the whole set."""
-
-    LOG = "set"
-
-    def __init__(self, trace: HistoryTrace) -> None:
-        self._trace = trace
-        self._last_sent = -1
-        self._reads: dict[str, int] = {}
-        self._last_read = -1
-
-    def take(self, op: Op) -> None:
-        trace = self._trace
-        if op.type is OpType.INVOKE:
-            if op.f == "add":
-                trace.send(op.number, op.process, self.LOG, op.value)
-            elif op.f == "read":
-                trace.ask(op.number, op.process, "get", self.LOG)
-                self._reads[op.process] = trace.now
-            return
-        if not trace.is_busy(op.process):
-            return
-        if op.f == "add" and op.type is OpType.OK:
-            self._last_sent = trace.now
-        if op.f == "read" and op.type is OpType.OK:
-            for i, value in enumerate(op.value or ()):
-                trace.tell(op.process, self.LOG, value, i)
-            self._last_read = max(self._last_read, self._reads[op.process])
-            trace.complete(op.process, OpType.OK, end_claim=True)
-        else:
-            trace.complete(op.process, op.type)
-
-    def targets(self) -> dict[str, int] | None:
-        return {self.LOG: -1} if self._last_read > self._last_sent else None
-
-
-class QueueReader:
-    """Elements that go in and come out; a drain takes out what there is."""
-
-    LOG = "queue"
-
-    def __init__(self, trace: HistoryTrace) -> None:
-        self._trace = trace
-        self._last_sent = -1
-        self._asked: dict[str, int] = {}
-        self._empty_at = -1
-
-    def take(self, op: Op) -> None:
-        trace = self._trace
-        if op.type is OpType.INVOKE:
-            if op.f == "enqueue":
-                trace.send(op.number, op.process, self.LOG, op.value)
-            elif op.f in ("dequeue", "drain"):
-                trace.ask(op.number, op.process, "drain" if op.f == "drain" else "pull", self.LOG)
-                self._asked[op.process] = trace.now
-            return
-        if not trace.is_busy(op.process):
-            return
-        if op.f == "enqueue":
-            if op.type is OpType.OK:
-                self._last_sent = trace.now
-            trace.complete(op.process, op.type)
-            return
-        # A drain that failed may have taken out what it names.
-        taken = (op.value or []) if op.f == "drain" else [op.value] if op.value is not None else []
-        if op.type is not OpType.OK and op.f == "dequeue":
-            taken = []
-        for i, value in enumerate(taken):
-            trace.tell(op.process, self.LOG, value, i)
-        found_empty = (op.f == "drain" and op.type is OpType.OK) or (
-            op.f == "dequeue" and "empty" in op.error
-        )
-        if found_empty or (op.f == "dequeue" and op.type is OpType.OK and not taken):
-            self._empty_at = max(self._empty_at, self._asked[op.process])
-        trace.complete(op.process, op.type)
-
-    def targets(self) -> dict[str, int] | None:
-        return {self.LOG: -1} if self._empty_at > self._last_sent else None
-
-
-class RegisterReader:
+class _RegisterReader:
     """Writes, reads and compare-and-set of one register, or, with values [key value], of many."""
 
-    def __init__(self, trace: HistoryTrace) -> None:
+    def __init__(self, trace: HistoryTrace, *, keyed: bool) -> None:
         self._trace = trace
-        self._keyed = False
+        self._writer = RegisterWriter(trace, says_why=False)
+        self._keyed = keyed
 
     def take(self, op: Op) -> None:
-        trace = self._trace
-        if op.type is OpType.INVOKE:
-            self._keyed |= op.f != "cas" and isinstance(op.value, list)
-            key, value = self._key_and_value(op.value)
-            if op.f == "read":
-                trace.ask(op.number, op.process, "get", key)
-            elif op.f in ("write", "cas"):
-                # Of a compare-and-set only what it writes is looked at.
-                trace.send(op.number, op.process, key, value[1] if op.f == "cas" else value)
-            return
-        if not trace.is_busy(op.process):
-            return
-        if op.f == "read" and op.type is OpType.OK:
-            key, value = self._key_and_value(op.value)
-            if value is not None:
-                trace.tell(op.process, key, value)
-        trace.complete(op.process, op.type)
-
-    def _key_and_value(self, value: Any) -> tuple[str, Any]:
-        return (str(value[0]), value[1]) if self._keyed and isinstance(value, list) else ("register", value)
+        key, value = "register", op.value
+        if self._keyed and _is_pair(value):
+            key, value = str(value[0]), value[1]
+        if op.f == "cas" and isinstance(value, list):
+            self._writer.take(op, key, [text_of(one) for one in value])
+        elif op.f == "read" and op.type is OpType.OK and value is None:
+            # As in Jepsen, that is a read of which nobody knows what it showed.
+            if self._trace.is_busy(op.process):
+                self._trace.complete(op.process, OpType.OK)
+            else:
+                self._trace.orphan(op.process, "get", op.type)
+        else:
+            self._writer.take(op, key, text_of(value))
 
     def targets(self) -> dict[str, int] | None:
         return None

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from chaos.checker.engine import Cell, Engine, Row
+from chaos.checker.readers.history import UNTIMED
 
 #: Equal parts of a run, in which things are counted for the plots.
 BINS = 200
@@ -101,6 +102,10 @@ SELECT run, grp, cause, count(*) AS n FROM (
     p.consumer, p.consumer_before, p.epoch, p.epoch_before
 ) GROUP BY run, grp, cause ORDER BY run, grp, cause
 """
+#: Histories of other systems whose stamps only say what came after what.
+_UNTIMED = f"""
+SELECT run FROM events WHERE ev = 'meta' AND e = 'run_begin' AND config = '{UNTIMED}' GROUP BY run
+"""
 _SPANS = "SELECT run, min(inv) AS begun, max(completed) AS ended FROM ops GROUP BY run"
 #: The part of the run in which a time lies.
 _PART = f"CAST(floor((%s - b.begun) * {BINS} / (b.ended - b.begun + 1)) AS BIGINT)"
@@ -121,6 +126,7 @@ SELECT run, node, part, max(lidx) AS lidx FROM (
 
 _QUERIES = {
     "spans": _SPANS,
+    "untimed": _UNTIMED,
     "roles": _ROLES,
     "faults": _FAULTS,
     "promotions": _PROMOTIONS,
@@ -155,6 +161,8 @@ def take_figures(engine: Engine) -> dict[str, Figures]:
     for row in answers["committed"]:
         by_part = found[str(row["run"])].committed.setdefault(str(row["node"]), {})
         by_part[_int(row["part"])] = _int(row["lidx"])
+    for row in answers["untimed"]:
+        found[str(row["run"])] = Figures()
     return dict(found)
 
 

@@ -15,7 +15,7 @@ from chaos.checker.checks.registry import Check, Severity
 from chaos.checker.intake import take_in
 from chaos.checker.judge import RunResult
 from chaos.checker.main import check_loaded
-from tests.chaos.checker.runs import convert_histories, write_mutations
+from tests.chaos.checker.runs import convert_cases, convert_histories, write_mutations
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,6 +61,7 @@ def by_spark(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> d
     run_dirs = [
         *write_mutations(folder / "mutations"),
         *convert_histories(folder / "histories").values(),
+        *convert_cases(folder / "cases").values(),
     ]
     return _check(spark, folder / "tables", run_dirs, CHECKS)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -44,6 +45,15 @@ class DuckEngine:
     def facts(self, queries: Mapping[str, str]) -> None:
         for name, sql in queries.items():
             self._connection.execute(f"CREATE TABLE {name} AS {sql}")
+
+    def fold(self, name: str, sql: str, function: Callable[[str, list[str]], str]) -> None:
+        groups: dict[tuple[Cell, Cell, str], list[str]] = defaultdict(list)
+        for row in self.rows(sql):
+            groups[row["run"], row["log"], str(row["kind"])].append(str(row["item"]))
+        self._connection.execute(f"CREATE TABLE {name} (run VARCHAR, log VARCHAR, found VARCHAR)")
+        for (run, log, kind), items in groups.items():
+            found = function(kind, items)
+            self._connection.execute(f"INSERT INTO {name} VALUES (?, ?, ?)", [run, log, found])
 
     def rows(self, sql: str) -> list[Row]:
         cursor = self._connection.execute(sql)

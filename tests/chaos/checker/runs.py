@@ -13,6 +13,7 @@ from tests.chaos.checker import (
     receive_mutations,
     whole_mutations,
 )
+from tests.chaos.checker.foreign_cases import CASES, padded, write_history
 from tests.chaos.checker.mutations import MUTATIONS
 
 assert hostile_mutations and kind_mutations and more_mutations and receive_mutations and whole_mutations
@@ -56,3 +57,14 @@ def convert_histories(folder: Path) -> dict[str, Path]:
     """File -> its run directory. Runs are numbered, as files of different kinds have the same name."""
     names = sorted(path.name for path in HISTORIES.iterdir())
     return dict(zip(names, run_directories([HISTORIES / n for n in names], Format.AUTO, folder), strict=True))
+
+
+def convert_cases(folder: Path) -> dict[str, Path]:
+    """Name of the case -> the run directory of its padded history, which is called so."""
+    files = {
+        name: write_history(folder / "in" / name, case.model, padded(case)) for name, case in CASES.items()
+    }
+    converted = {}
+    for name, file in files.items():
+        (converted[name],) = run_directories([file], Format.AUTO, folder / name)
+    return converted
