@@ -19,7 +19,7 @@ from chaos.workloads.groups import GROUPS, Group, Place, delivered
 from chaos.workloads.messages import payload_of
 from chaos.workloads.pacing import Pace
 from chaos.workloads.senders import Sender
-from chaos.workloads.spec import DrainTimeout, Setting
+from chaos.workloads.spec import BROKER, DrainTimeout, Setting
 
 _TIMEOUT_S = 5.0
 _PAUSE_S = 0.1
@@ -47,7 +47,7 @@ class BrokerWorkload:
     async def prepare(self) -> None:
         """Make the topics. BrokerError if that does not succeed."""
         queues = self._spec.queues
-        async with Admin(self._routes, timeout=30) as admin:
+        async with Admin(self._routes, broker=BROKER, timeout=30) as admin:
             for topic in self._topics:
                 await admin.put_topic(TopicConfig(topic, queues, queues))
 
@@ -78,7 +78,7 @@ class BrokerWorkload:
                         await drain.read(consumer, topic, queue)
                 while self._behind(drain):
                     await asyncio.sleep(_PAUSE_S)
-                async with Admin(self._routes, timeout=_TIMEOUT_S) as admin:
+                async with Admin(self._routes, broker=BROKER, timeout=_TIMEOUT_S) as admin:
                     for sender in self._senders:
                         for topic, key in sender.keys:
                             await _look_up(lookup, admin, topic, key)

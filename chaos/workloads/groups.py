@@ -24,7 +24,7 @@ from chaos.trace.operations import Numbers, Process
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter
 from chaos.workloads.messages import digest, number_of
-from chaos.workloads.spec import Setting
+from chaos.workloads.spec import BROKER, Setting
 from chaos.workloads.tally import Tally
 
 _PAUSE_S = 0.2
@@ -169,7 +169,8 @@ class Group:
         writer, numbers = self._setting.client(f"{self.plan.name}-rewinder")
         rng, process = Random(self._setting.rng.random()), Process(writer, numbers)
         places = [(topic, queue) for topic in self.topics for queue in range(self._setting.spec.queues)]
-        async with Admin(self._routes) as admin:
+        # Named: where strangers have registered brokers, too, nobody can tell which is meant.
+        async with Admin(self._routes, broker=BROKER) as admin:
             while not stop.is_set():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(rng.uniform(*_REWIND_S)):

@@ -14,6 +14,9 @@ from chaos.trace.writer import TraceWriter
 from chaos.workloads.messages import number_of
 from chaos.workloads.tally import Tally
 
+#: Name of the one broker that all nodes are together.
+BROKER = "broker-a"
+
 
 @dataclass(frozen=True, slots=True)
 class LoadSpec:

@@ -66,19 +66,22 @@ SELECT run, span, island, min(moment) AS since, max(moment_next) AS until FROM (
 HAVING max(moment_next) - min(moment) > span
 """
 
+#: Reads that go on as long as their reader, or as it keeps a queue: what counts of them is what they bring.
+_LASTING = "('get', 'pull', 'drain')"
 _OP_NAME = "CASE WHEN grp IS NULL THEN f ELSE f || ' of group ' || grp END"
-_DLV_NAME = "'messages for group ' || grp"
+_DLV_NAME = "CASE WHEN grp IS NULL THEN 'reading' ELSE 'messages for group ' || grp END"
 
-#: One success of somebody good: an operation that was answered, a group that was given a message.
+#: One success of somebody good: an operation that was answered, a reader or a group that was given a message.
 _SUCCESSES = f"""
-SELECT run, {_OP_NAME} AS what, ret AS moment FROM ops WHERE ret IS NOT NULL
-UNION ALL SELECT run, {_DLV_NAME}, mono FROM dlv_lines WHERE grp IS NOT NULL
+SELECT run, {_OP_NAME} AS what, ret AS moment FROM ops WHERE ret IS NOT NULL AND f NOT IN {_LASTING}
+UNION ALL SELECT run, {_DLV_NAME}, mono FROM dlv_lines
 """
 
 #: Every kind of operation, also those that never succeed.
 _KINDS = f"""
 SELECT run, what FROM (
-  SELECT run, {_OP_NAME} AS what FROM ops
+  SELECT run, CASE WHEN f = 'get' THEN 'reading' ELSE {_OP_NAME} END AS what FROM ops
+  WHERE f = 'get' OR f NOT IN {_LASTING}
   UNION ALL SELECT run, {_DLV_NAME} FROM member WHERE e = 'join'
 ) GROUP BY run, what
 """
@@ -106,10 +109,13 @@ SELECT run, what, span, before AS since, first AS until FROM (
 ) spaced WHERE first - before > span
 """
 
-#: From when to when somebody waits: for the answer of an operation; for a message that was acknowledged and
-#: that a group wants, without end.
+#: From when to when somebody waits: for the answer of an operation; for a message that was acknowledged, and
+#: that readers of the log or a group want, without end.
 _WAITING = f"""
-SELECT run, {_OP_NAME} AS what, inv AS asked, completed FROM ops WHERE completed IS NOT NULL
+SELECT run, {_OP_NAME} AS what, inv AS asked, completed FROM ops
+WHERE completed IS NOT NULL AND f NOT IN {_LASTING}
+UNION ALL
+SELECT run, 'reading', ret, CAST(NULL AS BIGINT) FROM sends WHERE outcome = 'ok'
 UNION ALL
 SELECT s.run, 'messages for group ' || j.grp, s.ret, CAST(NULL AS BIGINT) FROM sends s
 JOIN (SELECT run, grp, topic, max(filter) AS filter FROM member WHERE e = 'join' GROUP BY run, grp, topic) j

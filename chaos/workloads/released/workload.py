@@ -25,7 +25,7 @@ from chaos.workloads.released.producers import ReleasedProducer
 from chaos.workloads.released.pushed import PUSH_HELD_MS, PushMember
 from chaos.workloads.released.topics import Topics
 from chaos.workloads.released.transactions import Transactions
-from chaos.workloads.spec import DrainTimeout, Setting
+from chaos.workloads.spec import BROKER, DrainTimeout, Setting
 
 _TIMEOUT_S = 5.0
 _PAUSE_S = 0.2
@@ -85,7 +85,7 @@ class ClientsWorkload:
     async def prepare(self) -> None:
         """Make the topics and groups, and start the producers. BrokerError, ClientError or ClientDied if that
         does not succeed."""
-        async with Admin(self._routes, timeout=30) as admin:
+        async with Admin(self._routes, broker=BROKER, timeout=30) as admin:
             for topic, queues in self._topics.queues():
                 await admin.put_topic(TopicConfig(topic, queues, queues))
             for group in self._groups:
@@ -138,7 +138,7 @@ class ClientsWorkload:
                 for topic, queues in self._topics.queues():
                     for queue in range(queues):
                         await reader.read(consumer, topic, queue)
-                async with Admin(self._routes, timeout=_TIMEOUT_S) as admin:
+                async with Admin(self._routes, broker=BROKER, timeout=_TIMEOUT_S) as admin:
                     while behind := await self._behind(admin, reader):
                         await asyncio.sleep(_PAUSE_S)
         except TimeoutError:

@@ -76,11 +76,20 @@ def nobody_is_served_beside_hostile_clients(trace: Trace) -> None:
 @mutation("A7")
 def a_group_is_given_nothing_beside_hostile_clients(trace: Trace) -> None:
     """Its members do nothing, though there are messages for them."""
+    _readers_get_nothing(trace, "client:c0", "client:c1")
+
+
+@mutation("A7", broker=False)
+def a_reader_is_given_nothing_beside_hostile_clients(trace: Trace) -> None:
+    _readers_get_nothing(trace, "client:r0")
+
+
+def _readers_get_nothing(trace: Trace, *readers: str) -> None:
+    """For ten seconds, though there are messages."""
     begin, end = hostile_before_the_faults(trace)
     at, until = _while_a_send_waits(trace, begin), number(end, "mono")
     pause(trace, until - 1, 12)
-    members = ("client:c0", "client:c1")
-    pause(trace, at, 10, lambda line: line["src"] in members and number(line, "mono") < until)
+    pause(trace, at, 10, lambda line: line["src"] in readers and number(line, "mono") < until)
 
 
 @mutation("A8")
