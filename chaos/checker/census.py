@@ -13,7 +13,7 @@ from chaos.trace.schema import HOSTILE
 #: holds.
 _SUMS: tuple[tuple[str, dict[str, str]], ...] = (
     ("line_counts", {"lines": "n", **{name: name for name in ("dump", "cq", "raft", "commits", "acks")}}),
-    ("line_counts", {name: name for name in ("flushes", "applied", "chains")}),
+    ("line_counts", {name: name for name in ("flushes", "applied", "chains", "watched")}),
     (
         "op_counts",
         {
@@ -86,6 +86,7 @@ _ROWS: tuple[tuple[str, dict[str, str]], ...] = (
     ),
     ("meta", {"memories": "e = 'memory'"}),
     ("runs", {"drained": "drained IS NOT NULL", "healed": "healed IS NOT NULL"}),
+    ("runs", {"async": "flush_mode = 'ASYNC_FLUSH'", "sync": "flush_mode = 'SYNC_FLUSH'"}),
 )
 _COUNTS = (
     *_SUMS,

@@ -1,4 +1,4 @@
-"""Is everything in the trace that a verdict needs? One stage, before all other checks: W1-W10, V2.
+"""Is everything in the trace that a verdict needs? One stage, before all other checks: W1-W11, V2.
 
 Each check here decides one need of `chaos.checker.needs`, and nothing else decides it. They are planned and
 counted like all checks; the judge looks at them first.
@@ -69,6 +69,23 @@ SELECT s.run, s.log, s.top, t.off, r.history FROM (
 LEFT JOIN (SELECT run, log, max(off) AS off FROM meta WHERE e = 'drain_target' GROUP BY run, log) t
   ON t.run = s.run AND t.log = s.log
 JOIN runs r ON r.run = s.run
+"""
+
+#: How many nodes of a run were watched, and how many there must be.
+_WATCHED = """
+SELECT r.run, r.history, r.flush_mode, coalesce(r.nodes, 1) AS nodes, coalesce(w.n, 0) AS watched FROM runs r
+LEFT JOIN (SELECT run, count(DISTINCT node) AS n FROM disk WHERE e = 'watched' GROUP BY run) w
+  ON w.run = r.run
+"""
+
+#: How many lives of a node were watched, and in how many it has written a trace.
+_LIVES = """
+SELECT l.run, l.node, l.lives, coalesce(w.n, 0) AS watched, r.flush_mode
+FROM (SELECT run, substr(src, 6) AS node, count(*) AS lives FROM writers WHERE of_node > 0
+  GROUP BY run, substr(src, 6)) l
+LEFT JOIN (SELECT run, node, count(*) AS n FROM disk WHERE e = 'watched' GROUP BY run, node) w
+  ON w.run = l.run AND w.node = l.node
+JOIN runs r ON r.run = l.run
 """
 
 #: Runs with the terms in which leaders were elected or sends acknowledged.
@@ -214,6 +231,24 @@ CHECKS: tuple[Check, ...] = (
             "ELSE n > last - first + 1 OR (n = last - first + 1 AND 2 * numbers <> (first + last) * n) END",
             "src, inc, n, first, last",
             few=True,
+        ),
+    ),
+    void(
+        "W11",
+        "the syncs of all lives of all nodes were seen, where an answer promises that something is durable",
+        "lines",
+        "{what}",
+        Part(
+            _WATCHED,
+            "history IS NULL AND flush_mode = 'SYNC_FLUSH' AND watched < nodes",
+            "'what was synced was seen on ' || CAST(watched AS STRING) || ' of ' || CAST(nodes AS STRING) "
+            "|| ' nodes' AS what",
+        ),
+        Part(
+            _LIVES,
+            "flush_mode = 'SYNC_FLUSH' AND watched < lives",
+            "node || ': what was synced was seen in ' || CAST(watched AS STRING) || ' of ' || "
+            "CAST(lives AS STRING) || ' lives' AS what",
         ),
     ),
     void(

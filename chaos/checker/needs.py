@@ -28,6 +28,7 @@ class Need(StrEnum):
     SOUND_FILES = "files without damage"
     FAULTS = "faults that took effect"
     TAKES = "answers to all who took"
+    SYNCS = "syncs that were seen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ NEEDS: dict[Need, NeedSpec] = {
     Need.SOUND_FILES: NeedSpec("W9", "no `dump_hole`", "reader of the nodes' files"),
     Need.FAULTS: NeedSpec("V2", "`planned_faults`, `effective` of each fault", _NEMESIS),
     Need.TAKES: NeedSpec("H0", "outcomes of operations that take from a queue", "histories", True),
+    Need.SYNCS: NeedSpec("W11", "`watched`: each life of each node, under `SYNC_FLUSH`", "recorder of syncs"),
 }
 
 #: Evidence by itself: lines that are there contradict each other.

@@ -143,17 +143,19 @@ class Synthetic:
             nodes=3,
             seed=self._seed,
             planned_faults=faults,
-            flush_mode="sync",
+            flush_mode="SYNC_FLUSH",
             aim="leader",
             max_attempts=16,
         )
         clients = [f"client:{p}" for p in self._procs] + ["client:r0"]
         clients += ["client:c0", "client:c1"] if self.broker else []
-        for member in [f"node:{n}" for n in _NODES] + clients + ["nemesis"]:
+        for member in [f"{kind}:{n}" for kind in ("node", "disk") for n in _NODES] + clients + ["nemesis"]:
             self._emit(admin, Ev.META, e="expect", member=member)
         for member in [*clients, "nemesis"]:
             self._emit(member, Ev.META, e="writer_begin", boot_id="b")
         for node in _NODES:
+            self._emit(f"disk:{node}", Ev.META, e="writer_begin", boot_id="b")
+            self._disk(node, e="watched")
             self._node(node, Ev.META, e="writer_begin", boot_id="b")
             self._node(node, Ev.STORE, e="recover", term=0, ended=-1, committed=-1)
         for consumer in sorted(set(self._owner)):
@@ -187,6 +189,7 @@ class Synthetic:
         theirs = {f"cand_{name}": value for name, value in ends.items()}
         self._node(node, Ev.RAFT, e="candidate", term=self._term)
         for voter in (node, *[n for n in _NODES if n != node]):
+            self._disk(voter, e="vote_synced", term=self._term, vote=node)
             self._node(voter, Ev.RAFT, e="term_vote", term=self._term, vote=node)
             vote = {**ends, **theirs}
             self._node(voter, Ev.RAFT, e="vote", term=self._term, candidate=node, **vote)
@@ -251,6 +254,7 @@ class Synthetic:
                     ledger=LEDGER,
                 )
                 begin = index + 1
+        self._disk(node, e="synced", lidx=last, ledger=LEDGER)
         self._node(node, Ev.STORE, e="flush", lidx=last, ledger=LEDGER)
 
     def _committed(self, node: str, first: int, last: int) -> None:
@@ -271,6 +275,7 @@ class Synthetic:
         tail = len(self._log)
         orphan: Line = {"lidx": tail, "last": tail, "eterm": self._term, "chain": digest_of("lost", tail)}
         self._node(old, Ev.STORE, e="append", ledger=LEDGER, **orphan)
+        self._disk(old, e="synced", ledger=LEDGER, lidx=tail)
         self._node(old, Ev.STORE, e="flush", ledger=LEDGER, lidx=tail)
         fault: Line = {"fault": self._faults, "f": how, "targets": old}
         self._emit("nemesis", Ev.FAULT, e="begin", effective=True, aim="leader", **fault)
@@ -280,12 +285,14 @@ class Synthetic:
         ended, committed = tail, tail - 1
         if how == "kill":
             self._inc[old] += 1
+            self._disk(old, e="watched")
             self._node(old, Ev.META, e="writer_begin", boot_id="b")
             self._node(old, Ev.STORE, e="recover", term=self._term, ended=ended, committed=committed)
         elif self.broker:
             self._node(old, Ev.ROLE, e="demoted", term=self._term)
         self._node(old, Ev.RAFT, e="follower", term=self._term)
         self._node(old, Ev.STORE, e="truncate", lidx=tail, ledger=LEDGER)
+        self._disk(old, e="synced", ledger=LEDGER, lidx=tail - 1)
         refused = self._invoke(self._procs[2])
         self._complete(refused, OpType.FAIL, code="NOT_LEADER")
         self._elect(voted)
@@ -475,6 +482,9 @@ class Synthetic:
 
     def _node(self, name: str, ev: Ev, /, **fields: Value) -> None:
         self._emit(f"node:{name}", ev, **({} if ev is Ev.META else {"node": name}), **fields)
+
+    def _disk(self, name: str, /, **fields: Value) -> None:
+        self._emit(f"disk:{name}", Ev.DISK, node=name, **fields)
 
     def _emit(self, src: str, ev: Ev, /, **fields: Value) -> None:
         inc = self._inc[src.removeprefix("node:")] if src.startswith("node:") else 0

@@ -20,7 +20,7 @@ placed   one message in one log: how often sent and with what outcome, where it 
 known    one position of a log: which message, and its rank.
 through  one message that a group is through with, and when it was first.
 items    one message of a batch that was sent.
-dump, cq, done, nodes
+dump, cq, done, nodes, disk
          lines of these kinds. `ledger` of an event of a node is never NULL.
 
 Few rows, however long the trace:
@@ -250,6 +250,11 @@ _VIEWS: tuple[tuple[str, str], ...] = (
         FROM events WHERE ev IN ('raft', 'store', 'role')""",
     ),
     (
+        "disk",
+        """SELECT run, node, coalesce(ledger, '') AS ledger, e, lidx, term, coalesce(vote, '') AS vote, mono,
+        src, inc, seq FROM events WHERE ev = 'disk'""",
+    ),
+    (
         "fault",
         """SELECT run, e, fault, f, targets, effective, aim, mono, src, inc, seq FROM events
         WHERE ev = 'fault'""",
@@ -284,6 +289,7 @@ SELECT run, src, inc, file, coalesce(ev = 'corrupt', false) AS corrupt, count(*)
   count(*) FILTER (WHERE ev = 'raft') AS raft, count(*) FILTER (WHERE e = 'commit') AS commits,
   count(*) FILTER (WHERE e = 'ack') AS acks, count(*) FILTER (WHERE e IN ('flush', 'install',
     'append')) AS flushes,
+  count(*) FILTER (WHERE ev = 'disk' AND e = 'watched') AS watched,
   count(*) FILTER (WHERE e = 'apply') AS applied,
   count(*) FILTER (WHERE e = 'append' AND chain IS NOT NULL) AS chains
 FROM events GROUP BY run, src, inc, file, coalesce(ev = 'corrupt', false)
@@ -314,7 +320,8 @@ SELECT m.run, m.nodes, m.planned_faults, m.aim, m.flush_mode, m.max_attempts, m.
   coalesce(f.effective, 0) AS effective
 FROM (
   SELECT run, max(nodes) AS nodes, max(planned_faults) AS planned_faults, max(aim) AS aim,
-    coalesce(max(flush_mode), 'sync') AS flush_mode, coalesce(max(max_attempts), 16) AS max_attempts,
+    CASE WHEN max(flush_mode) = 'ASYNC_FLUSH' THEN 'ASYNC_FLUSH' ELSE 'SYNC_FLUSH' END AS flush_mode,
+    coalesce(max(max_attempts), 16) AS max_attempts,
     coalesce(max(clock_bound_ns), 0) AS bound, min(CASE WHEN e = 'healed' THEN mono END) AS healed,
     min(CASE WHEN e = 'drain_end' THEN mono END) AS drained, count(*) FILTER (WHERE e = 'expect') AS expected,
     max(CASE WHEN e = 'run_begin' AND text LIKE 'history:%' THEN substr(text, 9) END) AS history

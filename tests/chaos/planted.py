@@ -60,6 +60,70 @@ def fault(kind: str, target: str, at: float, lasts: float, every: float = 0) -> 
 #: What released clients send, and how they consume.
 KINDS = "[load]\nclients = 2\nrate = 100\ndelayed = 0.2\ntransactional = 0.2\npush = true\n"
 
+#: What makes nothing durable, or too late, and tells itself that all is well. A fault that takes no data away
+#: is enough: the evidence is in the syncs.
+SYNC_BUGS = (
+    Bug(
+        "report-before-fsync",
+        "dledger/node/disk/disk_jobs.py",
+        "        self._sync()\n        self.report(writes)\n",
+        "        self.report(writes)\n        self._sync()\n",
+        fault("kill", "follower", 1, 0.5),
+        seconds=3,
+        checks=("P2",),
+    ),
+    Bug(
+        "fsync-large-batches-only",
+        "dledger/node/disk/disk_jobs.py",
+        "        self._sync()\n        self.report(writes)\n",
+        "        if sum(batch.size for job in writes for batch in job.batches) > 1024:\n"
+        "            self._sync()\n"
+        "        self.report(writes)\n",
+        fault("kill", "follower", 1, 0.5),
+        seconds=3,
+        checks=("P2",),
+    ),
+    Bug(
+        "fsync-another-file",
+        "dledger/store/files.py",
+        "            handle = self._handles[start]\n            self._sync_handle(handle)\n",
+        "            handle = self._handles[start]\n"
+        "            self._sync_handle(self._handles[max(self._handles)])\n",
+        fault("kill", "follower", 1, 0.5),
+        seconds=3,
+        checks=("P2",),
+    ),
+    Bug(
+        "claim-to-have-synced",
+        "dledger/store/disk_store.py",
+        "            self._data.sync()\n            self._write_records(",
+        "            self._write_records(",
+        fault("kill", "follower", 1, 0.5),
+        seconds=3,
+        checks=("P2",),
+    ),
+    Bug(
+        "never-fsync-the-directory",
+        "dledger/store/files.py",
+        "            self._disk.fdatasync(handle)\n            self._disk.sync_directory(self.directory)\n",
+        "            self._disk.fdatasync(handle)\n",
+        fault("kill", "follower", 1, 0.5),
+        seconds=3,
+        checks=("P2",),
+    ),
+    Bug(
+        "vote-before-it-is-durable",
+        "dledger/node/disk/disk_jobs.py",
+        "                self._store.save_hard_state(hard_state)\n"
+        "                self._deliver(HardStateReport(number))\n",
+        "                self._deliver(HardStateReport(number))\n"
+        "                self._store.save_hard_state(hard_state)\n",
+        fault("kill", "leader", 1, 0.5),
+        seconds=3,
+        checks=("R16",),
+    ),
+)
+
 BUGS = (
     Bug(
         "acknowledge-before-quorum",
@@ -115,6 +179,7 @@ BUGS = (
         fault("slow_disk", "all", 0.5, 3.5) + fault("power_loss", "all", 2, 0.5),
         seconds=4,
     ),
+    *SYNC_BUGS,
     Bug(
         "forget-acks",
         "broker_adapter/pop/service.py",

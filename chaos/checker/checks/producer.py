@@ -1,4 +1,4 @@
-"""What an acknowledgement promises: P1-P6."""
+"""What an acknowledgement promises: P1-P7."""
 
 from __future__ import annotations
 
@@ -6,22 +6,58 @@ from chaos.checker.checks.registry import Check, Part, hard
 from chaos.checker.checks.sources import HISTORY, PLACED
 from chaos.checker.needs import DRAINED, EVIDENT, WHOLE, Need
 
-#: Every index when it was first known to be committed, and how many nodes held it then: for each node a row,
-#: at which what is durable there is known.
-_HOLDERS = """
+#: What syncs cover on a majority, each time that it changes: `durable` is the highest index up to which a
+#: majority of the nodes is durable; `n` numbers the changes.
+_MAJORITY = """
+SELECT run, ledger, mono - bound AS t, lidx AS durable,
+  row_number() OVER (PARTITION BY run, ledger ORDER BY mono, src, seq) AS n
+FROM (
+  SELECT *, row_number() OVER (PARTITION BY run, ledger, mono, src, seq ORDER BY lidx DESC) AS nth FROM (
+    SELECT s.run, s.ledger, s.mono, s.src, s.seq, r.nodes, r.bound,
+      coalesce(max_by(CASE WHEN s.node = g.node THEN s.lidx END, CASE WHEN s.node = g.node THEN s.seq END)
+        OVER (PARTITION BY s.run, s.ledger, g.node ORDER BY s.mono, s.src, s.seq
+          ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW), -1) AS lidx
+    FROM disk s
+    JOIN (SELECT run, node FROM disk WHERE e = 'watched' GROUP BY run, node) g ON g.run = s.run
+    JOIN runs r ON r.run = s.run
+    WHERE s.e = 'synced'
+  )
+) WHERE 2 * nth > nodes AND 2 * (nth - 1) <= nodes
+"""
+
+#: Every index when a client was first told that it is stored, or a node took it for committed, and up to
+#: where a majority was durable then.
+_CLAIMS = f"""
+SELECT c.*, r.flush_mode FROM (
+  SELECT *, coalesce(max_by(durable, n) OVER (PARTITION BY run, ledger ORDER BY t, k
+    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), -1) AS durable_before
+  FROM (
+    SELECT run, ledger, t, 0 AS k, n, durable, CAST(NULL AS BIGINT) AS lidx, '' AS what, '' AS src,
+      CAST(NULL AS BIGINT) AS inc, CAST(NULL AS BIGINT) AS seq FROM ({_MAJORITY})
+    UNION ALL
+    SELECT run, coalesce(ledger, ''), ret, 1, NULL, NULL, lidx, 'acknowledged', src, inc, seq FROM sends
+    WHERE said = 'ok' AND lidx IS NOT NULL AND ret IS NOT NULL
+    UNION ALL
+    SELECT run, ledger, min(mono), 1, NULL, NULL, lidx, 'committed', min_by(src, mono), min_by(inc, mono),
+      min_by(seq, mono) FROM nodes WHERE e = 'commit' GROUP BY run, ledger, lidx
+  )
+) c JOIN runs r ON r.run = c.run WHERE c.k = 1
+"""
+
+#: Where an answer promises less: every index when it was first known to be committed, and how many nodes had
+#: written it then, as they say.
+_WRITERS = """
 SELECT c.*, r.nodes FROM (
   SELECT run, lidx, max(term) AS term, min(src) AS src, min(inc) AS inc, min(seq) AS seq,
-    count(*) FILTER (WHERE flushed >= lidx) AS held
+    count(*) FILTER (WHERE written >= lidx) AS held
   FROM (
     SELECT run, e, lidx, term, at_node, src, inc, seq, ledger, mono,
-      max(CASE WHEN e = 'flush' THEN lidx END) OVER (PARTITION BY run, ledger, at_node ORDER BY mono, e DESC
-        ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS flushed
+      max(CASE WHEN e = 'append' THEN lidx END) OVER (PARTITION BY run, ledger, at_node ORDER BY mono, e
+        ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS written
     FROM (
-      SELECT n.run, 'flush' AS e, CASE WHEN n.e = 'append' THEN n.last ELSE n.lidx END AS lidx, n.term,
+      SELECT n.run, 'append' AS e, CASE WHEN n.e = 'append' THEN n.last ELSE n.lidx END AS lidx, n.term,
         n.node AS at_node, n.src, n.inc, n.seq, n.ledger, n.mono - r.bound AS mono
-      FROM nodes n JOIN runs r ON r.run = n.run
-      WHERE n.e IN ('flush', 'install', 'append') AND (n.e = 'install'
-        OR (n.e = 'flush' AND r.flush_mode = 'sync') OR (n.e = 'append' AND r.flush_mode <> 'sync'))
+      FROM nodes n JOIN runs r ON r.run = n.run WHERE n.e IN ('install', 'append')
       UNION ALL
       SELECT f.run, 'commit', f.lidx, f.term, g.node, f.src, f.inc, f.seq, f.ledger, f.mono FROM (
         SELECT run, ledger, lidx, mono, term, src, inc, seq, row_number() OVER (
@@ -67,11 +103,16 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "P2",
-        "what is committed was durable on a majority before",
-        "commits flushes",
-        "index {lidx} was committed in term {term} when {held} of {nodes} nodes held it",
-        Part(_HOLDERS, "2 * held <= nodes", "lidx, term, held, nodes, src, inc, seq"),
-        needs=(*WHOLE, Need.CLOCKS),
+        "what is acknowledged or committed was synced on a majority before",
+        "oks watched sync",
+        "{ledger}: index {lidx} was {what} when syncs that had returned covered a majority up to "
+        "{durable_before}",
+        Part(
+            _CLAIMS,
+            "flush_mode = 'SYNC_FLUSH' AND durable_before < lidx",
+            "ledger, lidx, what, durable_before, src, inc, seq",
+        ),
+        needs=(*WHOLE, Need.CLOCKS, Need.SYNCS),
     ),
     hard(
         "P3",
@@ -110,5 +151,13 @@ CHECKS: tuple[Check, ...] = (
             "op, log, n, there, first, last, src, inc, seq",
         ),
         needs=DRAINED,
+    ),
+    hard(
+        "P7",
+        "with ASYNC_FLUSH, what is committed was written on a majority before",
+        "commits flushes async",
+        "index {lidx} was committed in term {term} when {held} of {nodes} nodes had written it",
+        Part(_WRITERS, "2 * held <= nodes", "lidx, term, held, nodes, src, inc, seq"),
+        needs=(*WHOLE, Need.CLOCKS),
     ),
 )

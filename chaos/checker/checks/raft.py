@@ -1,4 +1,4 @@
-"""What Raft promises, seen from inside the nodes: R1-R15."""
+"""What Raft promises, seen from inside the nodes: R1-R16."""
 
 from __future__ import annotations
 
@@ -75,6 +75,19 @@ LEFT JOIN (SELECT b.run, b.mono AS begun, coalesce(max(x.mono), b.mono) AS ended
     LEFT JOIN fault x ON x.run = b.run AND x.fault = b.fault AND x.e = 'end'
     WHERE b.e = 'begin' GROUP BY b.run, b.mono) f
   ON f.run = l.run AND f.begun <= l.mono AND l.mono <= f.ended + 10000000000
+"""
+
+#: Votes and leaderships, with the newest term and vote that syncs covered on the node before.
+_VOTED = """
+SELECT run, node, k, e, term, vote, src, inc, seq, max_by(term, CASE WHEN k = 0 THEN seq END) OVER w
+    AS synced_term,
+  max_by(vote, CASE WHEN k = 0 THEN seq END) OVER w AS synced_vote
+FROM (
+  SELECT run, node, mono, 0 AS k, e, term, vote, src, inc, seq FROM disk WHERE e = 'vote_synced'
+  UNION ALL
+  SELECT run, node, mono, 1, e, term, CASE WHEN e = 'leader' THEN node ELSE candidate END, src, inc, seq
+  FROM milestones WHERE e IN ('vote', 'leader')
+) WINDOW w AS (PARTITION BY run, node ORDER BY mono, k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 """
 
 _TOPS = """
@@ -257,5 +270,20 @@ CHECKS: tuple[Check, ...] = (
         "{ledger}: {node} ends at {low}, {node_other} at {high}",
         Part(_TOPS, "low < high", "ledger, low, high, node, node_other", few=True),
         needs=(*DRAINED, Need.SOUND_FILES),
+    ),
+    hard(
+        "R16",
+        "term and vote were synced before the node voted, or led",
+        "votes watched",
+        "{node} ({e}) for {vote} in term {term}, when syncs that had returned covered term {synced_term} and "
+        "a vote for {synced_vote}",
+        # A later term may have become durable before the vote was told.
+        Part(
+            _VOTED,
+            "k = 1 AND (coalesce(synced_term, -1) < term OR (synced_term = term AND synced_vote <> vote))",
+            "node, e, vote, term, coalesce(synced_term, -1) AS synced_term, coalesce(synced_vote, '') AS "
+            "synced_vote, src, inc, seq",
+        ),
+        needs=(*NODE_LINES, Need.CLOCKS, Need.SYNCS),
     ),
 )

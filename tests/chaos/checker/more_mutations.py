@@ -267,6 +267,16 @@ def vote_before_a_restart(trace: Trace, *, wiped: bool) -> None:
     recover["wiped"] = wiped
     last = [line for line in trace.files[src, 0] if line["ev"] == "raft"][-1]
     become(trace, last, voted, inc=last["inc"], mono=last["mono"], candidate=voted["node"])
+    # The vote was durable.
+    synced = next(
+        line
+        for line in lines(trace, Ev.DISK, e="vote_synced", node=voted["node"])
+        if line["term"] == voted["term"]
+    )
+    file = trace.files[str(synced["src"]), 0]
+    at = next(i for i, line in enumerate(file) if number(line, "mono") > number(last, "mono"))
+    file.insert(at, synced | {"vote": voted["node"], "mono": last["mono"]})
+    trace.renumber()
 
 
 @mutation("")

@@ -226,7 +226,7 @@ def an_acknowledged_message_is_gone_from_one_node(trace: Trace) -> None:
     entry["internal"] = True
 
 
-@mutation("L7 L9", broker=False)
+@mutation("L7 L9 P2", broker=False)
 def positions_against_real_time(trace: Trace) -> None:
     """Two messages that one producer sent one after the other change places, for everybody."""
     swap(trace, *[pair for pair in acked(trace) if pair[0]["src"] == "client:p1"][2:4])
@@ -303,18 +303,6 @@ def an_acknowledgement_before_its_commit(trace: Trace) -> None:
     trace.renumber()
 
 
-@mutation("P2")
-def a_commit_that_a_minority_held(trace: Trace) -> None:
-    commit = lines(trace, Ev.RAFT, e="commit")[30]
-    leader_only = [
-        line
-        for line in lines(trace, Ev.STORE, e="flush", lidx=commit["lidx"])
-        if line["mono"] < commit["mono"]
-    ]
-    for line in leader_only[1:]:
-        line["lidx"] = number(line, "lidx") - 1
-
-
 @mutation("P3 S2")
 def an_old_term_acknowledges_again(trace: Trace) -> None:
     """All later answers come from one term, one of them from the term before."""
@@ -334,7 +322,7 @@ def an_answer_names_another_index(trace: Trace) -> None:
 # -- Raft ---------------------------------------------------------------------------------------------
 
 
-@mutation("R1 R3")
+@mutation("R1 R3 R16")
 def two_leaders_of_a_term(trace: Trace) -> None:
     leader = lines(trace, Ev.RAFT, e="leader", term=2)[0]
     other = next(
@@ -349,7 +337,7 @@ def two_leaders_of_a_term(trace: Trace) -> None:
     add(trace, back, e="follower")
 
 
-@mutation("R2")
+@mutation("R2 R16")
 def a_node_votes_twice(trace: Trace) -> None:
     vote = next(line for line in lines(trace, Ev.RAFT, e="vote", term=2) if line["node"] != line["candidate"])
     add(trace, vote, candidate=vote["node"])

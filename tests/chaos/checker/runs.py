@@ -11,12 +11,14 @@ from tests.chaos.checker import (
     kind_mutations,
     more_mutations,
     receive_mutations,
+    sync_mutations,
     whole_mutations,
 )
 from tests.chaos.checker.foreign_cases import CASES, padded, write_history
 from tests.chaos.checker.mutations import MUTATIONS
 
-assert hostile_mutations and kind_mutations and more_mutations and receive_mutations and whole_mutations
+assert hostile_mutations and kind_mutations and more_mutations
+assert receive_mutations and sync_mutations and whole_mutations
 
 HISTORIES = Path(__file__).parent / "histories"
 #: Shorter traces have no room for some defects.
