@@ -191,10 +191,17 @@ CHECKS = (
     ),
     warning(
         "H34",
-        "operations are ordered as a whole: all that one sends before, or after, all of another (G0, G1c)",
+        "operations are ordered as a whole: all that one sends before, or after, all of another (G0, G1c, "
+        "int-send-skip)",
         "kafka_sends",
-        "operations {txn} and {other} are each before the other in some key",
+        "operations {txn} and {other} are each before the other in some key, or others between them ({what})",
         Part(_CYCLES, "what = 'order'", "txn, other, what, src, inc, seq", few=True),
+        # What stands between two messages of one operation is after it and before it.
+        Part(
+            "k_sent",
+            f"{_SENDS} AND txn = txn_before AND rank > rank_before + 1",
+            "txn, op AS other, 'int-send-skip' AS what, src, inc, seq",
+        ),
         needs=(*EVIDENT, Need.IDS),
     ),
     hard(

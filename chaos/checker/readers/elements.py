@@ -25,20 +25,40 @@ class _Op(Protocol):
 
 
 class _Ends:
-    """Which of several sets or queues were looked at to their end after the last was acknowledged."""
+    """Which of several sets or queues were looked at to their end: after the last was acknowledged, or so
+    that all that was acknowledged was shown."""
 
     def __init__(self) -> None:
         self._sent: dict[str, int] = {}
+        self._acked: dict[str, set[int]] = defaultdict(set)
         self._looked: dict[str, int] = {}
+        #: What was taken out of a queue; what the last read of a set showed.
+        self._shown: dict[str, set[int]] = defaultdict(set)
 
-    def sent(self, log: str, now: int) -> None:
+    def sent(self, log: str, now: int, element: int) -> None:
         self._sent[log] = now
+        self._acked[log].add(element)
+
+    def taken(self, log: str, element: int) -> None:
+        self._shown[log].add(element)
+
+    def showed(self, log: str, since: int, elements: set[int]) -> None:
+        """A read of all, which began at `since`."""
+        if since > self._looked.get(log, -1):
+            self._shown[log] = elements
+            self.looked(log, since)
 
     def looked(self, log: str, since: int) -> None:
+        """From then on, there was nothing behind what had been shown."""
         self._looked[log] = max(self._looked.get(log, -1), since)
 
     def reached(self) -> dict[str, int] | None:
-        found = {log: -1 for log, since in self._looked.items() if since > self._sent.get(log, -1)}
+        found = {
+            log: -1
+            for log in self._looked.keys() | self._acked.keys()
+            if self._looked.get(log, -1) > self._sent.get(log, -1)
+            or (self._acked[log] and self._acked[log] <= self._shown[log])
+        }
         return found or None
 
 
@@ -75,7 +95,7 @@ class _CollectionReader:
             self._trace.send(op.line * SHARE, op.process, log, value)
             return
         if op.type is OpType.OK:
-            self._ends.sent(log, self._trace.now)
+            self._ends.sent(log, self._trace.now, self._trace.mid(log, value))
         self._complete(op, "append")
 
     def _complete(self, op: _Op, f: str, **results: Any) -> None:
@@ -104,7 +124,7 @@ class SetReader(_CollectionReader):
                 raise ReaderError(f"a read of a set shows a collection, not {value!r}")
             for i, element in enumerate(value or ()):
                 self._trace.tell(op.process, log, element, i)
-            self._ends.looked(log, began)
+            self._ends.showed(log, began, {self._trace.mid(log, element) for element in value or ()})
             self._complete(op, "get", end_claim=True)
 
 
@@ -137,6 +157,7 @@ class QueueReader(_CollectionReader):
             raise ReaderError(f"a drain shows a collection, not {taken!r}")
         for i, element in enumerate(taken):
             self._trace.tell(op.process, log, element, i)
+            self._ends.taken(log, self._trace.mid(log, element))
         empty = "empty" in op.error or (op.type is OpType.OK and (f == "drain" or not taken))
         if empty and op.type is not OpType.INFO:
             self._ends.looked(log, began)

@@ -245,6 +245,12 @@ case("kafka-sends-of-others-between", "kafka", "valid", "H34")(
     ended(1, "txn", "ok", [["send", "x", [1, 1]], ["send", "x", [3, 3]]]),
     poll(2, {"x": numbers(0, 1, 2, 3)}),
 )
+case("kafka-send-of-another-between", "kafka", "valid", "H34")(
+    begun(0, "txn", [["send", "x", 0], ["send", "x", 2]]),
+    send(1, "ok", ("x", 1, 1)),
+    ended(0, "txn", "ok", [["send", "x", [0, 0]], ["send", "x", 2]]),
+    poll(2, {"x": numbers(0, 1, 2)}),
+)
 # Circles.
 case("kafka-two-orders-of-two-transactions", "kafka", "valid", "H34")(
     begun(0, "txn", [["send", "x", 1], ["send", "y", 1]]),
@@ -303,6 +309,9 @@ case("set-not-read", "set", "unknown", "W8")(add(0, 1))
 case("set-read-at-the-same-time", "set", "unknown", "W8")(
     begun(0, "add", 1), begun(1, "read", None), ended(0, "add", "ok", 1), ended(1, "read", "ok", [])
 )
+case("set-shown-while-it-is-added", "set", "valid")(
+    begun(1, "read", None), begun(0, "add", 1), ended(1, "read", "ok", [1]), ended(0, "add", "ok", 1)
+)
 case("set-missing-for-a-while", "set", "valid", "H7")(add(0, 1), read(1), read(1, 1))
 case("set-gone-again", "set", "invalid", "H3 H7")(
     begun(0, "add", 1), read(1, 1), ended(0, "add", "ok", 1), read(1)
@@ -327,6 +336,7 @@ def drain(process: int, *values: Any, how: str = "ok") -> History:
 case("queue-taken-by-several", "queue", "valid")(
     begun(0, "enqueue", 1), enqueue(1, 2), dequeue(2, 1), dequeue(2, 2), drain(3)
 )
+case("queue-all-taken-without-a-drain", "queue", "valid")(enqueue(0, 1), enqueue(0, 2, "info"), dequeue(1, 1))
 case("queue-taken-while-it-goes-in", "queue", "valid")(
     begun(1, "dequeue", None), begun(0, "enqueue", 1), ended(1, "dequeue", "ok", 1), drain(3)
 )
