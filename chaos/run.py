@@ -148,7 +148,7 @@ class Run:
                 trace_run=self._name if self._trace_nodes else None,
                 spoilable=scenario.spoils,
                 data_file_size=scenario.data_file_size,
-                broker_settings=BROKER_SETTINGS if self._clients else None,
+                broker_settings=self._broker_settings(),
             )
             nemesis = Nemesis(cluster, nemesis_writer, Random(rng.random()), self._watch.note)
             hostiles = Hostiles(
@@ -340,6 +340,14 @@ class Run:
             "window_ms": round(1000 * self._scenario.served_within_s),
             "most_bytes": self._scenario.most_server_mib << 20,
         }
+
+    def _broker_settings(self) -> dict[str, Any]:
+        """What the workload needs, and over it what the scenario says; tables key by key."""
+        needed: dict[str, Any] = dict(BROKER_SETTINGS) if self._clients else {}
+        for key, value in self._scenario.broker_settings.items():
+            before = needed.get(key)
+            needed[key] = {**before, **value} if isinstance(before, dict) else value
+        return needed
 
     def _topics(self) -> list[str]:
         """Of the good clients."""

@@ -173,8 +173,9 @@ class Load(_Section):
 
 class Scenario(_Section):
     """`seconds`: from the end of the warm-up to the healing. `settings`: further keys of every node's
-    configuration. `data_file_size` in bytes. `min_acknowledged`: before, during and after the faults, or the
-    run says nothing. `served_within_s`: beside hostile clients each kind of operation of the good ones
+    configuration; `broker_settings`: of every broker's, over those that the workload needs.
+    `data_file_size` in bytes. `min_acknowledged`: before, during and after the faults, or the run says
+    nothing. `served_within_s`: beside hostile clients each kind of operation of the good ones
     succeeds, and each group is given messages, at least so often. `most_server_mib`: memory that each server
     may take meanwhile."""
 
@@ -188,6 +189,7 @@ class Scenario(_Section):
     data_file_size: Annotated[int, Field(ge=64 << 10, le=1 << 30)] = 16 << 20
     load: Load = Load()
     settings: dict[str, Any] = Field(default_factory=dict)
+    broker_settings: dict[str, Any] = Field(default_factory=dict)
     fault: tuple[FaultStep, ...] = ()
     served_within_s: Annotated[float, Field(ge=0.5, le=3_600)] = 5.0
     most_server_mib: Annotated[int, Field(ge=64, le=1 << 20)] = 1024
