@@ -44,7 +44,7 @@ def parse_servers(_ctx: click.Context, _param: click.Parameter, value: str) -> l
     addresses = [part.strip() for part in value.split(",") if part.strip()]
     for address in addresses:
         host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
             raise click.BadParameter(f"{address!r} is not host:port")
     if not addresses:
         raise click.BadParameter("no address is given")

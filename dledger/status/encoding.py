@@ -17,11 +17,17 @@ def node_status_to_json(status: NodeStatus) -> dict[str, Any]:
 
 
 def node_status_from_json(data: Mapping[str, Any]) -> NodeStatus:
-    """The inverse of node_status_to_json. ValueError when a field is missing.
+    """The inverse of node_status_to_json. ValueError when a field is missing, or is none of its kind.
 
     Fields that a newer node may send are ignored.
     """
-    values = dict(data)
+    try:
+        return _status(dict(data))
+    except (TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"no status of a node: {error}") from None
+
+
+def _status(values: dict[str, Any]) -> NodeStatus:
     values["members"] = tuple(_build(MemberAddress, item) for item in values.get("members", ()))
     values["followers"] = tuple(_build(FollowerStatus, item) for item in values.get("followers", ()))
     values["elections"] = tuple(_build(ElectionEvent, item) for item in values.get("elections", ()))

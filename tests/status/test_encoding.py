@@ -80,6 +80,15 @@ def test_a_missing_field_is_named() -> None:
         node_status_from_json(data)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("elections", [None]), ("members", 7), ("limits_hit", []), ("limits_hit", {"a": float("inf")})],
+)
+def test_a_field_of_another_kind_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match="no status of a node"):
+        node_status_from_json({**node_status_to_json(make_status()), name: value})
+
+
 @pytest.mark.parametrize("cls", [NodeStatus, FollowerStatus, ElectionEvent, MemberAddress])
 def test_names_are_those_of_the_proto(cls: type) -> None:
     """gRPC and HTTP show the same facts under the same names."""
