@@ -39,6 +39,18 @@ class ReaderError(Exception):
     """This is no history that can be read; the text says why, and where."""
 
 
+#: What taking an operation raises that has the form of one, and other values than a history can have.
+MALFORMED = (
+    ReaderError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+
+
 class Model(StrEnum):
     """What the history is of, which decides which checks apply."""
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from chaos.checker.readers.edn import EdnError, forms
 from chaos.checker.readers.elements import QueueReader, SetReader
-from chaos.checker.readers.history import HistoryTrace, Model, ReaderError
+from chaos.checker.readers.history import MALFORMED, HistoryTrace, Model, ReaderError
 from chaos.checker.readers.kafka import KafkaReader
 from chaos.checker.readers.register import RegisterWriter, text_of
 from chaos.trace.schema import OpType
@@ -37,17 +37,6 @@ _NAMES: dict[Model, tuple[frozenset[str], frozenset[str]]] = {
 _PARTS = frozenset(("send", "poll"))
 #: Operations that are looked at to find out what the history is of.
 _LOOK_AT = 10_000
-
-#: What a value of another shape than expected, or a number beyond all reason, ends in.
-_WRONG = (
-    ReaderError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +83,7 @@ def convert(source: Path, run_dir: Path, run: str) -> None:
                     reader.take(op)
                 else:
                     raise ReaderError(f"operation {op.f} is no part of a history of the kind {survey.model}")
-            except _WRONG as error:
+            except MALFORMED as error:
                 raise ReaderError(f"{source}:{op.line}: {error}") from error
         trace.finish(reader.targets())
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.checker.readers.edn import EdnError, forms
-from chaos.checker.readers.history import HistoryTrace, Model, ReaderError
+from chaos.checker.readers.history import MALFORMED, HistoryTrace, Model, ReaderError
 from chaos.checker.readers.register import RegisterWriter, text_of
 from chaos.trace.schema import OpType
 
@@ -56,8 +56,8 @@ def convert(source: Path, run_dir: Path, run: str) -> None:
             trace.tick(line, None)
             try:
                 writer.take(event, event.key, event.value)
-            except ReaderError as error:
-                raise ReaderError(f"{source}:{line}: {error}") from None
+            except MALFORMED as error:
+                raise ReaderError(f"{source}:{line}: {error}") from error
         if not line:
             raise ReaderError(f"{source} holds no line of a register's or a store's log")
         trace.finish(None)
