@@ -13,6 +13,8 @@ _SIGNED = {FieldDescriptor.CPPTYPE_INT32: 31, FieldDescriptor.CPPTYPE_INT64: 63}
 _UNSIGNED = {FieldDescriptor.CPPTYPE_UINT32: 32, FieldDescriptor.CPPTYPE_UINT64: 64}
 _TEXTS = ("", "a", "x" * 255, "\0", "\u00e4\u2028", "../..", "a b", "-1", "%DLQ%g", "%RETRY%g", "x" * 40_000)
 _MOST_DEPTH = 5
+#: Below it, messages are whole: what is wrong with one is a field or two.
+_NEARLY_VALID = 0.08
 #: Bytes of a message, one of whose lists may be made long.
 _SMALL = 200
 
@@ -65,7 +67,7 @@ def filled(
 
 def _left_out(field: FieldDescriptor, known: Known, wild: float) -> float:
     """How probably a field is not set."""
-    if not wild:
+    if wild < _NEARLY_VALID:
         choice = known.get(field.name)
         if isinstance(choice, tuple) and not choice:
             return 0.9
@@ -91,7 +93,7 @@ def _fill_list(
     if lists and rng.random() >= wild:
         entries.extend(rng.choice(lists))
         return
-    count = rng.choice((0, 1, 1, 1, 2, 3)) if wild else rng.choice((1, 1, 1, 2))
+    count = rng.choice((1, 1, 1, 2)) if wild < _NEARLY_VALID else rng.choice((0, 1, 1, 1, 2, 3))
     if depth < 2 and rng.random() < wild / 5:
         count = rng.choice((100, most))
     single = min(count, 3)

@@ -158,6 +158,19 @@ class BrokerNode(Node):
     def _is_ready(self, seen: dict[str, Any]) -> bool:
         return "n1" in seen and bool(seen["n1"].owner.get("writable"))
 
+    async def start(self) -> None:
+        """With the topics and groups that calls know of."""
+        await super().start()
+        service = "/dledger.broker.v1.BrokerService"
+        for name in ("T", "U"):
+            topic = broker_pb2.TopicSettings(name=name, read_queues=2, write_queues=2, perm=6)
+            put = broker_pb2.PutTopicRequest(topic=topic)
+            await self.ask(f"{service}/PutTopic", put, broker_pb2.PutTopicResponse)
+        for name in ("g", "h"):
+            group = broker_pb2.GroupSettings(name=name, consume_enable=True, retry_max_times=16)
+            put_group = broker_pb2.PutGroupRequest(group=group)
+            await self.ask(f"{service}/PutGroup", put_group, broker_pb2.PutGroupResponse)
+
     async def is_served(self) -> str:
         """A send and a pull of it, on a topic that is put first, as fuzzed calls may delete it."""
         topic = broker_pb2.TopicSettings(name="good", read_queues=1, write_queues=1, perm=6)
