@@ -308,7 +308,8 @@ def _events(uses: list[Use]) -> _Node:
 
 def linearized(model: str | None, items: Iterable[str] | None) -> str:
     """What the search finds for one key, as text: "yes"; "perhaps", as there were too many steps; "begun", as
-    an order explains all only if the key had a value in the beginning; or "no" and the operation's number.
+    an order explains all only if the key had a value in the beginning; or "no". The last two with the number
+    of the operation with whose end no order from an empty key explained all.
 
     Args:
         model: `store` if keys begin empty.
@@ -320,7 +321,7 @@ def linearized(model: str | None, items: Iterable[str] | None) -> str:
     if found.answer is Answer.NO and model != "store":
         begun = linearize(uses, begins_empty=False)
         if begun.answer is Answer.YES:
-            return "begun"
+            return f"begun {found.op}"
         found = begun
     if found.answer is Answer.NO:
         return f"no {found.op}"

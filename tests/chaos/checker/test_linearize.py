@@ -148,7 +148,7 @@ def test_columns_are_understood() -> None:
     write = _item(1, 1, 2, "ok", ["write", "a|b"])
     assert linearized("store", [write, _item(2, 3, 4, "ok", ["read", "a|b"])]) == "yes"
     assert linearized("store", [write, _item(2, 3, 4, "ok", ["read", None])]) == "no 2"
-    assert linearized("register", [_item(2, 3, 4, "ok", ["read", "x"])]) == "begun"
+    assert linearized("register", [_item(2, 3, 4, "ok", ["read", "x"])]) == "begun 2"
     assert linearized("store", [_item(2, 3, 4, "ok", ["read", "x"])]) == "no 2"
     assert linearized("store", [write, _item(2, 3, 4, "fail", ["cas", "a|b", "c"], "differs")]) == "no 2"
     assert linearized("store", [write, _item(2, 3, 4, "fail", ["cas", "a|b", "c"])]) == "yes"
