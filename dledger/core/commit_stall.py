@@ -11,13 +11,7 @@ A CommitStall lives as long as its node: what it has learned from one leadership
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from dledger.core.quorum import is_majority
 from dledger.core.values import Timing
-
-if TYPE_CHECKING:
-    from dledger.core.leadership import Leadership
 
 #: In so many of the longest election time-outs the others find a leader, if they can.
 _ELECTIONS_LEFT_TO_OTHERS = 3
@@ -63,21 +57,3 @@ class CommitStall:
         self._successor_from_ms = now_ms + (stall_ms << min(self._led_in_vain, _MOST_DOUBLINGS))
         self._fruitless += 1
         self._led_in_vain += 1
-
-    def found_in(self, leadership: Leadership) -> str:
-        """What is wrong with this leadership; "" if nothing is."""
-        core, log = leadership.core, leadership.core.log
-        if leadership.noop_index is not None and core.committed_index == log.end_index:
-            return ""
-        since_ms = core.now_ms - self.bound_ms
-        if leadership.commit_waits_since_ms > since_ms:
-            return ""
-        progress = leadership.progress
-        idle = [peer for peer in leadership.in_contact() if progress[peer].last_active_ms <= since_ms]
-        stored_here = log.durable_index > core.committed_index or log.durable_index == log.end_index
-        if not is_majority(core.membership, {*idle, *([core.node_id] if stored_here else [])}):
-            return ""
-        return (
-            f"nothing after entry {core.committed_index} was committed for {self.bound_ms} ms;"
-            f" {', '.join(idle)} answered heartbeats, had nothing to store and acknowledged nothing new"
-        )

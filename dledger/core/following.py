@@ -6,8 +6,6 @@ was judged earlier is kept for later, so a message of a deposed leader can chang
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dledger.core.effects import ResetLog, StoreEntries, TruncateLog
 from dledger.core.messages import (
     Append,
@@ -20,11 +18,9 @@ from dledger.core.messages import (
     PushType,
     Truncate,
 )
+from dledger.core.node_state import NodeState
 from dledger.core.values import TermRun
 from dledger.errors import Code
-
-if TYPE_CHECKING:
-    from dledger.core.raft import RaftCore
 
 NO_STREAM = -1
 
@@ -41,7 +37,7 @@ _TYPES: dict[type, PushType] = {
 class Following:
     """The follower's end of the current leader's push stream."""
 
-    def __init__(self, core: RaftCore) -> None:
+    def __init__(self, core: NodeState) -> None:
         self.core = core
         self.stream_id = NO_STREAM
         self.acked_index = -1  # last index acknowledged on this stream

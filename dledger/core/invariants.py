@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from dledger.core.node_state import NodeState
 from dledger.core.values import Role
-
-if TYPE_CHECKING:
-    from dledger.core.raft import RaftCore
 
 # Looked up once: an enum's member costs as much as the rest of a line, and this runs all the time.
 _LEADER, _FOLLOWER = Role.LEADER, Role.FOLLOWER
 
 
-def check_core(core: RaftCore) -> None:
+def check_core(core: NodeState) -> None:
     """Raise AssertionError if the state contradicts itself. Cheap: it runs after every step."""
     log = core.log
     begin, end, committed = log.base.index, log.end_index, core.committed_index
@@ -22,10 +18,10 @@ def check_core(core: RaftCore) -> None:
     assert begin <= log.verified_index <= end, log
     assert log.end_term <= core.hard_state.term, f"an entry of term {log.end_term} in term {core.term}"
     if core.role is _LEADER:
-        assert core.leadership is not None and core.leader_id == core.node_id
+        assert core.leads and core.leader_id == core.node_id
         assert core.hard_state.voted_for == core.node_id and core.shortcut is None
     else:
-        assert core.leadership is None and core.leader_id != core.node_id
+        assert not core.leads and core.leader_id != core.node_id
         assert committed <= log.verified_index, (committed, log)
     if core.shortcut is not None:
         assert core.role is _FOLLOWER

@@ -6,7 +6,6 @@ A Leadership lives for one term of one node and is thrown away with it, so nothi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dledger.core.effects import (
     AppendNoop,
@@ -31,14 +30,12 @@ from dledger.core.messages import (
     TakeLeadershipResponse,
     Truncate,
 )
+from dledger.core.node_state import NodeState
 from dledger.core.progress import Progress, PushState
 from dledger.core.quorum import committed_by, is_majority
 from dledger.core.read_index import ReadIndexQueue
 from dledger.core.values import OwnerFitness, TermRun
 from dledger.errors import Code
-
-if TYPE_CHECKING:
-    from dledger.core.raft import RaftCore
 
 _PROBES = (PushType.COMPARE, PushType.INSTALL_BASE)
 NOBODY_ASKED = -1  # request_id of a transfer to a preferred leader
@@ -55,7 +52,7 @@ class Handover:
 
 
 class Leadership:
-    def __init__(self, core: RaftCore) -> None:
+    def __init__(self, core: NodeState) -> None:
         self.core = core
         self.term = core.term
         self.noop_index: int | None = None
@@ -88,7 +85,7 @@ class Leadership:
         handover, self.handover = self.handover, None
         if handover and handover.request_id != NOBODY_ASKED:
             if handover.asked:
-                core.await_successor(handover)
+                core.await_successor(handover.request_id, handover.to, handover.deadline_ms)
             else:
                 core.emit(TransferEnded(handover.request_id, Code.TAKE_LEADERSHIP_FAILED, reason))
 
@@ -353,7 +350,7 @@ class Leadership:
             self._leave_to_the_best()
             core.step_down("disk-stalled")
             return
-        stall = core.stall.found_in(self)
+        stall = self._commit_stall()
         if stall:
             self._leave_to_the_best()
             core.step_down("commit-stalled", stall)
@@ -375,6 +372,23 @@ class Leadership:
                 self._seek_preferred()
             else:
                 self._seek_fitter()
+
+    def _commit_stall(self) -> str:
+        """What keeps this leadership from committing for longer than it may (rule 14); "" if nothing does."""
+        core, log, bound_ms = self.core, self.core.log, self.core.stall.bound_ms
+        if self.noop_index is not None and core.committed_index == log.end_index:
+            return ""
+        since_ms = core.now_ms - bound_ms
+        if self.commit_waits_since_ms > since_ms:
+            return ""
+        idle = [peer for peer in self.in_contact() if self.progress[peer].last_active_ms <= since_ms]
+        stored_here = log.durable_index > core.committed_index or log.durable_index == log.end_index
+        if not is_majority(core.membership, {*idle, *([core.node_id] if stored_here else [])}):
+            return ""
+        return (
+            f"nothing after entry {core.committed_index} was committed for {bound_ms} ms;"
+            f" {', '.join(idle)} answered heartbeats, had nothing to store and acknowledged nothing new"
+        )
 
     def _has_quorum(self) -> bool:
         """Check-quorum: has a majority answered within the least election time-out?"""

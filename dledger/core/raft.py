@@ -12,17 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
-from dledger.core.commit_stall import CommitStall
 from dledger.core.effects import (
-    CommitAdvanced,
     Effect,
-    Fatal,
     MessageRefused,
     PersistHardState,
     ReadRefused,
     RoleChanged,
-    Send,
     TransferEnded,
     without_overtaken_state,
 )
@@ -45,7 +42,7 @@ from dledger.core.events import (
 )
 from dledger.core.following import Following
 from dledger.core.invariants import check_core
-from dledger.core.leadership import Handover, Leadership
+from dledger.core.leadership import Leadership
 from dledger.core.log_view import LogView
 from dledger.core.messages import (
     Append,
@@ -55,7 +52,6 @@ from dledger.core.messages import (
     Heartbeat,
     HeartbeatResponse,
     InstallBase,
-    Message,
     PositionRequest,
     PositionResponse,
     PushResponse,
@@ -65,21 +61,27 @@ from dledger.core.messages import (
     VoteRequest,
     VoteResponse,
 )
+from dledger.core.node_state import LONG_AGO_MS, NodeState
 from dledger.core.rejoining import Rejoining
 from dledger.core.term_allowance import TermAllowance
-from dledger.core.values import MAX_TERM, CoreConfig, HardState, OwnerFitness, Role, VoteResult
+from dledger.core.values import MAX_TERM, CoreConfig, HardState, Role, VoteResult
 from dledger.errors import Code
 
-ROLE_EPOCHS_PER_INCARNATION = 1 << 32
-ROUNDS_PER_INCARNATION = 1 << 32
-LONG_AGO_MS = -(1 << 60)
 #: Terms without a leader that are usual, as when a vote is split; with each further one, time-outs double.
 _USUAL_TERMS = 3
 #: A disk on which a sync takes twice the longest time-out is as good as stuck (Timing.fsync_stall_ms).
 _MOST_DOUBLINGS = 3
 
 
-class RaftCore:
+class AwaitedSuccessor(NamedTuple):
+    """The member to which this node handed leadership over, and who asked for that."""
+
+    request_id: int
+    to: str
+    deadline_ms: int
+
+
+class RaftCore(NodeState):
     """One node of a group. See `step`."""
 
     def __init__(
@@ -91,49 +93,24 @@ class RaftCore:
         random_ms: Callable[[int, int], int],
     ) -> None:
         """committed_index is the one of the checkpoint; it is bounded by what the log holds (rule 8)."""
-        self.config = config
-        self.node_id = config.node_id
-        self.membership = config.membership
-        self.timing = config.timing
-        self.random_ms = random_ms
-        self.hard_state = hard_state
-        self.log = log
-        self.committed_index = max(log.base.index, min(committed_index, log.end_index))
-        self.role = Role.FOLLOWER
-        self.leader_id: str | None = None
-        self.role_epoch = hard_state.incarnation * ROLE_EPOCHS_PER_INCARNATION
-        self.now_ms = 0
-        self.last_leader_contact_ms = LONG_AGO_MS
-        self.stickiness_dropped = False
-        self.election_deadline_ms = 0
+        super().__init__(config, hard_state, log, committed_index, random_ms)
         self._election_timeout_ms = self.timing.election_max_ms
-        # Answers to a former life must not fit a round of this one.
-        self.vote_round = hard_state.incarnation * ROUNDS_PER_INCARNATION
-        self.candidacy: Candidacy | None = None
-        # The real one of this term: its votes are good until the term ends, whatever is asked meanwhile.
-        self.standing: Candidacy | None = None
         self.term_allowance = TermAllowance()
         self._terms_in_vain = 0  # that this node knows of since it last knew a leader
-        self.shortcut: Shortcut | None = None
         self.leadership: Leadership | None = None
-        self.stall = CommitStall(self.timing)
         self.following = Following(self)
         self.rejoining = Rejoining(self)
-        self.may_lead = True  # not so while damaged, without room, or waiting for a state image
-        self.has_room = True
-        self.owner: OwnerFitness | None = None  # what the program says that owns this node
-        self.fsync_began_ms: int | None = None
-        self.successor_awaited: Handover | None = None
+        self.successor_awaited: AwaitedSuccessor | None = None
         self._announced: tuple[Role, int, str | None] | None = None
-        self.stopped: Fatal | None = None
-        self._effects: list[Effect] = []
-        log.verified_index = self.committed_index
 
     # -- what others may ask ------------------------------------------------------------------------------
 
     @property
-    def term(self) -> int:
-        return self.hard_state.term
+    def leads(self) -> bool:
+        return self.leadership is not None
+
+    def acknowledge(self) -> None:
+        self.following.acknowledge(even_if_known=True)
 
     @property
     def transferring_to(self) -> str | None:
@@ -202,22 +179,6 @@ class RaftCore:
                     self.emit(TransferEnded(event.request_id, Code.NOT_LEADER, "this node does not lead"))
         check_core(self)
         return self.take_effects()
-
-    def emit(self, effect: Effect) -> None:
-        self._effects.append(effect)
-
-    def take_effects(self) -> list[Effect]:
-        """What is still to be carried out."""
-        effects, self._effects = self._effects, []
-        return effects
-
-    def fatal(self, code: Code, reason: str) -> None:
-        """A safety rule would be broken: stop, and drop what else this step wanted to do."""
-        self.stopped = Fatal(code, reason)
-        self._effects = [self.stopped]
-
-    def send(self, peer: str, message: Message) -> None:
-        self.emit(Send(peer, message))
 
     # -- messages -----------------------------------------------------------------------------------------
 
@@ -432,12 +393,6 @@ class RaftCore:
         """No term is left to campaign in. A command leads back (docs/operations.md)."""
         return self._next_term > MAX_TERM
 
-    @property
-    def disk_is_stuck(self) -> bool:
-        """An fsync has been under way for too long. Until one returns, nothing here becomes durable."""
-        began = self.fsync_began_ms
-        return began is not None and self.now_ms - began >= self.timing.fsync_stall_ms
-
     def campaign(self, cause: str, *, transfer: bool) -> None:
         """Stand for election in a term higher than any this node has stored (rule 3)."""
         assert not self.hard_state.rejoining
@@ -600,9 +555,9 @@ class RaftCore:
         if self.leader_id is not None:
             self._successor_known(self.leader_id)
 
-    def await_successor(self, handover: Handover) -> None:
+    def await_successor(self, request_id: int, to: str, deadline_ms: int) -> None:
         """The transfer took our leadership; whether it gave it to the right node shows when one leads."""
-        self.successor_awaited = handover
+        self.successor_awaited = AwaitedSuccessor(request_id, to, deadline_ms)
 
     def _successor_known(self, leader_id: str) -> None:
         awaited, self.successor_awaited = self.successor_awaited, None
@@ -638,10 +593,3 @@ class RaftCore:
             self.leadership.advance_commit()
         else:
             self.following.acknowledge()
-
-    def commit_to(self, index: int) -> None:
-        assert index <= self.log.end_index
-        if index > self.committed_index:
-            self.committed_index = index
-            self.stall.committed()
-            self.emit(CommitAdvanced(index))

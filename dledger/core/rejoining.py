@@ -14,16 +14,13 @@ the lost one (its vote, in a term of which only the two knew then), so they are 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from dledger.core.messages import PositionRequest, PositionResponse
-
-if TYPE_CHECKING:
-    from dledger.core.raft import RaftCore
+from dledger.core.node_state import NodeState
 
 
 class Rejoining:
-    def __init__(self, core: RaftCore) -> None:
+    def __init__(self, core: NodeState) -> None:
         self.core = core
         self._heard: dict[str, PositionResponse] = {}  # in this round
         self._lost: set[str] = set()  # members that said that they are rejoining, too
@@ -94,4 +91,4 @@ class Rejoining:
             replace(state, rejoining=False, barred_term=barred, floor_term=-1, floor_index=-1)
         )
         # The leader learns of it now: on an idle cluster nothing else would be acknowledged.
-        core.following.acknowledge(even_if_known=True)
+        core.acknowledge()

@@ -13,7 +13,7 @@ from dledger.core.messages import HeartbeatResponse, PushResponse
 
 def leader_that_commits_nothing_stays(patch: pytest.MonkeyPatch) -> None:
     """Answered heartbeats keep a leader that commits nothing: writes stop for good."""
-    patch.setattr(CommitStall, "found_in", lambda stall, leadership: "")
+    patch.setattr(Leadership, "_commit_stall", lambda leadership: "")
 
 
 def busy_disks_blamed_on_the_leader(patch: pytest.MonkeyPatch) -> None:
