@@ -41,7 +41,7 @@ from dledger.node.members.inbound import Inbound
 from dledger.node.members.peers import PeerLink
 from dledger.node.members.yielding import NO_APPENDS, Appends
 from dledger.replica.owned_append import Fill, prepare
-from dledger.replica.rebuilding import RebuildJob, Rebuilt
+from dledger.replica.rebuild_job import RebuildJob, Rebuilt
 from dledger.replica.replica import Replica
 from dledger.replica.shell import AppendOutcome, DiskJob, PurgeJob, ResetJob, RoleNotice, TruncateJob
 from dledger.rpc.ports import AppendToken

@@ -38,7 +38,8 @@ from dledger.node.setup.trace import NodeTrace
 from dledger.node.status_view import StatusView
 from dledger.node.tracing import TracingShell
 from dledger.replica.admission import AppendLimits
-from dledger.replica.replica import Replica, ReplicaConfig
+from dledger.replica.parts import ReplicaConfig
+from dledger.replica.replica import Replica
 from dledger.replica.shell import RoleNotice
 from dledger.rpc.append_wire import AppendEncoder
 from dledger.rpc.cluster_secret import ClusterSecret

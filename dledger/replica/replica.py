@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -50,18 +50,19 @@ from dledger.core.events import (
 from dledger.core.log_view import LogView
 from dledger.core.messages import Append, Compare, Message, Truncate
 from dledger.core.raft import RaftCore
-from dledger.core.values import Base, CoreConfig, OwnerFitness, Role, Tail
+from dledger.core.values import Base, OwnerFitness, Role, Tail
 from dledger.errors import Code, DLedgerError, InvalidRequest, NotLeader, Overloaded, StorageError, error_for
 from dledger.replica import pushes
-from dledger.replica.admission import NO_ROOM, Admission, AppendLimits, ExpiryUnconfirmed, RoomIsComing
+from dledger.replica.admission import NO_ROOM, Admission, ExpiryUnconfirmed, RoomIsComing
 from dledger.replica.held import HeldMessages
 from dledger.replica.log_state import LogState
 from dledger.replica.parking import ParkedAppend, Parking
+from dledger.replica.parts import ReplicaConfig
 from dledger.replica.pushes import PushedTails, read_push, refusal
-from dledger.replica.rebuilding import Rebuilding, Rebuilt
+from dledger.replica.rebuild_job import Rebuilt
+from dledger.replica.rebuilding import Rebuilding
 from dledger.replica.replica_status import ReplicaStatus, status_of
 from dledger.replica.retainer import Retainer
-from dledger.replica.retention import RetentionPolicy
 from dledger.replica.shell import (
     AppendOutcome,
     HardStateJob,
@@ -76,15 +77,6 @@ from dledger.replica.tail_cache import TailCache
 from dledger.store.api import EntryDamaged, Frames, LogStore
 from dledger.store.format.batch import Batch, DamagedBatch
 from dledger.store.format.internal import Internal, Purge
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaConfig:
-    core: CoreConfig
-    limits: AppendLimits = field(default_factory=AppendLimits)
-    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
-    cache_bytes: int = 16 << 20  # newest batches kept in memory
-    max_waiting_reads: int = 10_000
 
 
 class Replica:

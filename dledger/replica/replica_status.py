@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dledger.core.values import HardState, OwnerFitness, Role
-
-if TYPE_CHECKING:
-    from dledger.replica.replica import Replica
+from dledger.replica.parts import ReplicaParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ def rejoining_text(state: HardState, missing: tuple[str, ...], end_index: int) -
     return ""
 
 
-def status_of(replica: Replica) -> ReplicaStatus:
+def status_of(replica: ReplicaParts) -> ReplicaStatus:
     core, admission, wall_ms = replica.core, replica.admission, replica.wall_ms()
     clock = admission.state.clock
     return ReplicaStatus(
@@ -95,7 +92,7 @@ def status_of(replica: Replica) -> ReplicaStatus:
     )
 
 
-def _follower_views(replica: Replica) -> tuple[FollowerView, ...]:
+def _follower_views(replica: ReplicaParts) -> tuple[FollowerView, ...]:
     core = replica.core
     if core.leadership is None:
         return ()

@@ -6,20 +6,16 @@ is room for them, and a purge is asked for only once an image above it is commit
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from dledger.core.values import Base
 from dledger.errors import ReadFailed
 from dledger.logs import get_logger
 from dledger.replica.images import CHUNK_BYTES, ImageWriter
+from dledger.replica.parts import ReplicaParts
 from dledger.replica.retention import Border, RetentionPolicy, held_back, wanted_base
 from dledger.store.api import EntryDamaged
 from dledger.store.format.internal import ImageBegin, ImageEnd, Internal, Purge, decode_internal, strip_stamp
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dledger.replica.replica import Replica
 
 _log = get_logger("log")
 
@@ -29,7 +25,7 @@ _PENDING_BYTES = 1 << 20  # chunks wait while so much of the log is uncommitted:
 
 
 class Retainer:
-    def __init__(self, replica: Replica, policy: RetentionPolicy) -> None:
+    def __init__(self, replica: ReplicaParts, policy: RetentionPolicy) -> None:
         self._replica = replica
         self.policy = policy
         self.asked_before = -1  # an operator wants entries below this index to go

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from dledger.core.messages import Message
 from dledger.core.values import Base, HardState, Role, Tail
 from dledger.errors import DLedgerError, InvalidRequest
+from dledger.replica.rebuild_job import RebuildJob
 from dledger.store.format.batch import Batch
-
-if TYPE_CHECKING:
-    from dledger.replica.rebuilding import RebuildJob
 
 
 @dataclass(slots=True)

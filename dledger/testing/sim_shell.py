@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dledger.core.messages import Message
 from dledger.errors import DLedgerError, InvalidRequest
 from dledger.node.async_shell import AsyncShell
-from dledger.replica.rebuilding import RebuildJob, Rebuilt
+from dledger.replica.rebuild_job import RebuildJob, Rebuilt
 from dledger.replica.shell import AppendOutcome, DiskJob, ResetJob, RoleNotice
 from dledger.store.api import EntryDamaged
 from dledger.testing.virtual.violation import Violation

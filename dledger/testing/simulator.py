@@ -24,7 +24,8 @@ from dledger.errors import Code, DLedgerError, StorageError
 from dledger.logs import silence_logging
 from dledger.node.machine.state_machine import AppliedEntry
 from dledger.replica.admission import AppendLimits
-from dledger.replica.replica import Replica, ReplicaConfig
+from dledger.replica.parts import ReplicaConfig
+from dledger.replica.replica import Replica
 from dledger.replica.shell import AppendOutcome, RoleNotice
 from dledger.store.api import LogStore
 from dledger.store.disk import CrashKind

@@ -9,8 +9,9 @@ from dledger.core.messages import Append, Compare, Goodbye, Message, PushMessage
 from dledger.core.values import CoreConfig, HardState, Membership, Role
 from dledger.errors import DLedgerError, InvalidRequest
 from dledger.replica.admission import AppendLimits
-from dledger.replica.rebuilding import RebuildJob
-from dledger.replica.replica import Replica, ReplicaConfig
+from dledger.replica.parts import ReplicaConfig
+from dledger.replica.rebuild_job import RebuildJob
+from dledger.replica.replica import Replica
 from dledger.replica.shell import (
     AppendOutcome,
     DiskJob,
