@@ -83,7 +83,11 @@ def read_lines(path: Path) -> Iterator[Line]:
     """The lines of one life. The last one may be torn by SIGKILL: its call had not begun. JournalDamaged."""
     content = path.read_bytes().rstrip(b"\0")
     whole, _, _ = content.rpartition(b"\n")
-    for number, text in enumerate(whole.decode().split("\n") if whole else [], 1):
+    try:
+        texts = whole.decode().split("\n") if whole else []
+    except UnicodeDecodeError as error:
+        raise JournalDamaged(f"{path}, byte {error.start}: not UTF-8") from None
+    for number, text in enumerate(texts, 1):
         what, *fields = text.split(" ")
         if len(fields) != _FIELDS.get(what, -1):
             raise JournalDamaged(f"{path}, line {number}: {text!r}")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 import tomllib
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,6 +25,7 @@ from broker_adapter.proxy.v2 import definition_pb2
 from chaos.checker.readers import edn, jepsen, porcupine
 from chaos.checker.readers.history import ReaderError
 from chaos.plans.scenario import FOLDER, load_scenario
+from chaos.syncs.journal import JournalDamaged, read_lines
 from dledger.cli.client_options import parse_servers
 from dledger.cli.local.cluster_plan import PLAN_FILE, ClusterPlan, NodePlan, load_plan, save_plan, to_toml
 from dledger.errors import ConfigError
@@ -37,6 +36,7 @@ from dledger.status.encoding import node_status_from_json, node_status_to_json
 from dledger.status.hosts import AllowedHosts
 from tests.broker_adapter.proxy.access.signed import DATE, NOW_S, signed
 from tests.chaos.checker.runs import HISTORIES
+from tests.fuzz.files import folder
 from tests.fuzz.messages import Known
 from tests.fuzz.target import Target
 from tests.fuzz.targets_broker import text
@@ -44,26 +44,14 @@ from tests.fuzz.targets_log import from_wire, made
 from tests.status.fakes import make_status
 
 
-@cache
-def _folder() -> Path:
-    """In memory if there is such a place: a file for each input."""
-    shared = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="dledger-fuzz-", dir=shared if shared.is_dir() else None))
-
-
 def in_file(name: str, read: Callable[[Path], Any]) -> Callable[[bytes], Any]:
     def decode(data: bytes) -> Any:
-        path = _folder() / name
+        path = folder() / name
         path.write_bytes(data)
         path.chmod(0o600)
         return read(path)
 
     return decode
-
-
-def remove_files() -> None:
-    shutil.rmtree(_folder(), ignore_errors=True)
-    _folder.cache_clear()
 
 
 # -- configuration
@@ -135,11 +123,11 @@ def _accounts_toml(rng: Random) -> bytes:
 
 
 def _plan(_: Random) -> bytes:
-    folder = _folder() / "plan"
-    folder.mkdir(exist_ok=True)
+    made = folder() / "plan"
+    made.mkdir(exist_ok=True)
     nodes = tuple(NodePlan(f"n{i}", f"127.0.0.1:{i}", f"127.0.0.1:{i + 100}") for i in range(3))
-    save_plan(folder, ClusterPlan("c", "g", nodes))
-    return (folder / PLAN_FILE).read_bytes()
+    save_plan(made, ClusterPlan("c", "g", nodes))
+    return (made / PLAN_FILE).read_bytes()
 
 
 def _load_plan(data: bytes) -> None:
@@ -242,7 +230,31 @@ def _forms(data: bytes) -> None:
     list(edn.forms(data.decode("utf-8", "replace").splitlines(keepends=True)))
 
 
+_JOURNAL = b"""life 1 2 boot
+has 7 100 data/0
+listed 2
+write 3 7 100 50 5:1:0:20,30
+wrote 4 50
+sync 4 5 7 4 -
+name 6 7 old new
+gone 7 old
+"""
+
+
+def _read_journal(path: Path) -> None:
+    for line in read_lines(path):
+        line.name_at(0)
+
+
 TARGETS = (
+    Target(
+        "sync-journal",
+        lambda _: _JOURNAL,
+        in_file("journal", _read_journal),
+        (read_lines,),
+        (JournalDamaged,),
+        text=True,
+    ),
     Target(
         "node-config",
         _toml(_NODE),

@@ -18,15 +18,8 @@ from tests.fuzz.mutation import mutated
 from tests.fuzz.registry import CORPUS, TARGETS, corpus_of, inputs
 from tests.fuzz.rule import EXCEPTIONS, decoders
 from tests.fuzz.target import Target
-from tests.fuzz.targets_text import remove_files
 
 _SEEDS = 30
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_files_left() -> Iterator[None]:
-    yield
-    remove_files()
 
 
 def test_every_decoder_of_the_product_has_a_target_or_a_reason() -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from select import poll
 from typing import Any
 
+from tests.fuzz.files import folder
 from tests.fuzz.target import Target
 
 #: Of CPU time, so that a busy machine is no find.
@@ -83,6 +84,7 @@ def run(target: Target, inputs: Inputs) -> Slice:
 
     Ends with the first find, of which the caller has to see how it goes on.
     """
+    folder()  # before the fork, so that a child that is killed leaves nothing
     with mmap.mmap(-1, _HEAD.size + _ROOM) as shared, tempfile.TemporaryFile() as results:
         child = os.fork()
         if child == 0:
