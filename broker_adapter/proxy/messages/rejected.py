@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker_adapter.errors import BrokerError, Busy, Status
+from broker_adapter.errors import BrokerError, Busy, IllegalMessage, Status
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 
 Code = pb.Code
@@ -57,11 +57,16 @@ _CODES = {
 
 
 def status_of(error: BrokerError | Rejected, otherwise: Code = Code.INTERNAL_SERVER_ERROR) -> pb.Status:
-    """What a client is told. `otherwise`: what the errors are that mean something in one call only."""
+    """What a client is told. `otherwise`: what the errors are that mean something in one call only.
+
+    What is wrong with a call itself is never an error of the server, which clients would try again.
+    """
     if isinstance(error, Rejected):
         return pb.Status(code=error.code, message=error.message)
     if isinstance(error, Busy):
         otherwise = Code.TOO_MANY_REQUESTS
+    elif isinstance(error, IllegalMessage) and otherwise == Code.INTERNAL_SERVER_ERROR:
+        otherwise = Code.BAD_REQUEST
     return pb.Status(code=_CODES.get(error.status, otherwise), message=f"{int(error.status)} {error.message}")
 
 

@@ -210,7 +210,7 @@ class MemoryDelivery(DeliveryApi):
         self._may_fail()
         wait_ms = max(0, deliver_at_ms - self.wall_ms())
         if wait_ms > MAX_DELAY_MS:
-            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"a delay of {wait_ms} ms")
+            raise IllegalMessage(Status.DELAY_TOO_LONG, f"a delay of {wait_ms} ms")
         handle = f"recall-{next(self._numbers)}"
 
         def due() -> None:
@@ -249,6 +249,8 @@ class MemoryDelivery(DeliveryApi):
         timeout_ms: int = 0,
     ) -> Half:
         self._may_fail()
+        if check_after_ms > MAX_DELAY_MS:
+            raise IllegalMessage(Status.DELAY_TOO_LONG, f"a check after {check_after_ms} ms")
         transaction_id = f"tx-{message_id}"
         record = self._record(topic, message, message_id, 0, born_host)
         after_s = (check_after_ms or self.check_after_ms) / 1000
