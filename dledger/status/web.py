@@ -27,11 +27,11 @@ _log = logging.getLogger(__name__)
 
 
 class _NotOfSenders(logging.Filter):
-    """Passes over requests that are none of HTTP: whoever sends one gets a 400, and could fill the log."""
+    """Passes over requests that are none of HTTP, or whose senders are gone: these could fill the log."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        return not isinstance(error, HttpProcessingError)
+        return not isinstance(error, HttpProcessingError | ConnectionError)
 
 
 _request_log = logging.getLogger(f"{__name__}.requests")

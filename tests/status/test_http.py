@@ -302,3 +302,15 @@ async def test_what_is_no_request_is_answered_and_does_not_fill_the_log(
     assert (await reader.readline()).startswith(b"HTTP/1.0 400")
     writer.close()
     assert not caplog.records
+
+
+async def test_who_leaves_before_being_told_to_go_on_does_not_fill_the_log(
+    server: HttpServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, _, port = server.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /status HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n\r\n")
+    writer.write_eof()
+    await reader.read()
+    writer.close()
+    assert not caplog.records
