@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from chaos.cluster.cluster import ChaosCluster
+from chaos.cluster.starts import Life, written_lines
 from chaos.dump import dump_cluster, dump_source
 from chaos.faults.hostiles import FOLDER as HOSTILE_FOLDER
 from chaos.faults.hostiles import Hostiles
@@ -172,6 +173,7 @@ class Run:
             self._watch.enter("reading what is stored")
             for path in (self._directory / RAW_DIR).glob("node-*"):
                 seal(path)  # of those that were killed
+            self._write_lives(nemesis_writer, cluster.local.lives)
             await asyncio.to_thread(dump_cluster, self._directory, self._name, cluster, settled)
             if self._trace_nodes:
                 await asyncio.to_thread(write_syncs, self._directory, self._name, cluster.node_ids)
@@ -203,6 +205,8 @@ class Run:
         stop, drained = asyncio.Event(), asyncio.Event()
         try:
             await workload.prepare()
+            for log in workload.logs():
+                writer.write(Ev.META, {"e": "log", **log})
             self._watch.enter("warming up")
             async with asyncio.TaskGroup() as tasks:
                 load = tasks.create_task(workload.write(stop))
@@ -355,6 +359,14 @@ class Run:
         if self._scenario.workload == "clients":
             return Topics.of(load.topics, load.queues, push=load.push).names
         return topic_names(load.topics) if self._scenario.workload == "broker" else []
+
+    def _write_lives(self, writer: TraceWriter, lives: Sequence[Life]) -> None:
+        """Which lives of nodes there were, and how much each has written. All have ended."""
+        if self._trace_nodes:
+            for node_id, pid in lives:
+                writer.write(Ev.META, {"e": "started", "node": node_id, "pid": pid})
+            for (node_id, pid), count in written_lines(self._directory):
+                writer.write(Ev.META, {"e": "written", "node": node_id, "pid": pid, "count": count})
 
     def _new_writer(self, src: str) -> TraceWriter:
         writer = TraceWriter(self._directory, self._name, src)

@@ -14,6 +14,7 @@ from chaos.trace.schema import HOSTILE
 _SUMS: tuple[tuple[str, dict[str, str]], ...] = (
     ("line_counts", {"lines": "n", **{name: name for name in ("dump", "cq", "raft", "commits", "acks")}}),
     ("line_counts", {name: name for name in ("flushes", "applied", "chains", "watched")}),
+    ("line_counts", {"of_nodes": "of_node"}),
     (
         "op_counts",
         {
@@ -45,6 +46,7 @@ _SUMS: tuple[tuple[str, dict[str, str]], ...] = (
     ),
     ("read_logs", {"reads": "n", "group_reads": "grouped"}),
     ("known", {"seen": "1"}),
+    ("runs", {"faults": "faults", "effective": "effective"}),
 )
 _OF_HISTORIES = {
     **{f"of_{model}": f"history = '{model}'" for model in MODELS},
@@ -79,8 +81,6 @@ _ROWS: tuple[tuple[str, dict[str, str]], ...] = (
     (
         "fault",
         {
-            "faults": "e = 'begin'",
-            "effective": "e = 'begin' AND effective",
             "hostiles": f"e = 'begin' AND f IN ({', '.join(map(repr, HOSTILE))})",
         },
     ),

@@ -47,28 +47,117 @@ ANTI JOIN (SELECT run, src FROM writers GROUP BY run, src) w ON w.run = m.run AN
 WHERE m.e = 'expect'
 """
 
-_STOPPED = f"""
-SELECT x.run, x.src FROM writers x
-ANTI JOIN fault k ON k.run = x.run AND k.e = 'begin' AND k.f IN ({", ".join(f"'{kind}'" for kind in ENDING)})
-  AND instr(',' || k.targets || ',',
-    ',' || replace(replace(x.src, 'node:', ''), 'client:', '') || ',') > 0
-WHERE x.ends = 0 AND x.src <> 'admin'
+#: Of nodes, W13 says more.
+_STOPPED = """
+SELECT run, src FROM writers WHERE ends = 0 AND src <> 'admin' AND src NOT LIKE 'node:%' GROUP BY run, src
 """
 
-_UNREACHED = """
-SELECT t.run, t.log, t.off, r.top FROM meta t LEFT JOIN read_logs r ON r.run = t.run AND r.log = t.log
-WHERE t.e = 'drain_target' AND t.off >= 0
+_UNEXPECTED = """
+SELECT w.run, w.src FROM (SELECT run, src FROM writers GROUP BY run, src) w
+ANTI JOIN meta m ON m.run = w.run AND m.e = 'expect' AND m.member = w.src
+WHERE w.src <> 'admin'
+"""
+
+#: The process of which each life of a node was.
+_LIVES = """
+SELECT w.run, w.src, w.inc, w.n, w.ends, w.first_mono, w.last_mono, substr(w.src, 6) AS node, b.pid
+FROM writers w
+LEFT JOIN (SELECT run, src, inc, max(pid) AS pid FROM meta WHERE e = 'writer_begin' GROUP BY run, src, inc) b
+  ON b.run = w.run AND b.src = w.src AND b.inc = w.inc
+WHERE w.src LIKE 'node:%'
+"""
+
+_UNTOLD = f"""
+SELECT l.*, s.pid AS started, c.n AS written FROM ({_LIVES}) l
+LEFT JOIN (SELECT run, node, pid FROM meta WHERE e = 'started' GROUP BY run, node, pid) s
+  ON s.run = l.run AND s.node = l.node AND s.pid = l.pid
+LEFT JOIN (SELECT run, node, pid, max(n) AS n FROM meta WHERE e = 'written' GROUP BY run, node, pid) c
+  ON c.run = l.run AND c.node = l.node AND c.pid = l.pid
+"""
+
+_UNSEEN = f"""
+SELECT s.run, s.node, s.pid, s.src, s.inc, s.seq FROM meta s
+ANTI JOIN ({_LIVES}) l ON l.run = s.run AND l.node = s.node AND l.pid = s.pid WHERE s.e = 'started'
+"""
+
+#: Lives that end without a farewell, and no fault took them away while they went on: after their beginning,
+#: and before the next life of the node begins.
+_BROKEN_OFF = f"""
+SELECT x.run, x.node, x.pid FROM (
+  SELECT *, lead(first_mono) OVER (PARTITION BY run, node ORDER BY first_mono, inc) AS next_mono
+  FROM ({_LIVES}) l) x
+ANTI JOIN (
+  SELECT b.run, b.targets, b.mono AS begun, coalesce(max(e.mono), 9223372036854775807) AS ended FROM fault b
+  LEFT JOIN fault e ON e.run = b.run AND e.fault = b.fault AND e.e = 'end'
+  WHERE b.e = 'begin' AND b.f IN ({", ".join(f"'{kind}'" for kind in ENDING)})
+  GROUP BY b.run, b.fault, b.targets, b.mono
+) k ON k.run = x.run AND instr(',' || k.targets || ',', ',' || x.node || ',') > 0
+  AND x.first_mono <= k.ended AND x.last_mono <= k.ended AND (x.next_mono IS NULL OR k.begun <= x.next_mono)
+WHERE x.ends = 0
 """
 
 #: Models of histories (`chaos.checker.readers`) that no last reads belong to.
 _UNDRAINED = "coalesce(history, '') IN ('register', 'store')"
 
+#: Logs that must be read to their end: those that the run says there are, and those with sends; beside the
+#: position that the last reads were to reach.
 _TARGETS = """
-SELECT s.run, s.log, s.top, t.off, r.history FROM (
-  SELECT run, log, max(top) AS top FROM sent_logs WHERE oks > 0 GROUP BY run, log) s
+SELECT a.run, a.log, max(a.told) AS told, max(a.oks) AS oks, max(a.top) AS top, max(t.off) AS off,
+  max(r.history) AS history
+FROM (
+  SELECT run, log, 1 AS told, CAST(0 AS BIGINT) AS oks, CAST(NULL AS BIGINT) AS top FROM meta
+  WHERE e = 'log' AND log IS NOT NULL
+  UNION ALL
+  SELECT run, log, 0, oks, top FROM sent_logs WHERE log IS NOT NULL
+) a JOIN runs r ON r.run = a.run
 LEFT JOIN (SELECT run, log, max(off) AS off FROM meta WHERE e = 'drain_target' GROUP BY run, log) t
-  ON t.run = s.run AND t.log = s.log
-JOIN runs r ON r.run = s.run
+  ON t.run = a.run AND t.log = a.log
+GROUP BY a.run, a.log
+"""
+
+#: How far the last reads of other systems' histories came.
+_UNREACHED = """
+SELECT t.run, t.log, t.off, r.top FROM meta t JOIN runs h ON h.run = t.run AND h.history IS NOT NULL
+LEFT JOIN read_logs r ON r.run = t.run AND r.log = t.log WHERE t.e = 'drain_target' AND t.off >= 0
+"""
+
+#: Final reads: from where to where, and how far those that began at lower positions had come. `low`: where
+#: the log begins.
+_FINAL_READS = """
+SELECT *, max(until) OVER (PARTITION BY run, log ORDER BY from_off, op
+  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+FROM (
+  SELECT q.run, q.log, q.op, q.src, q.inc, q.seq, coalesce(q.from_off, 9223372036854775807) AS from_off,
+    greatest(coalesce(CASE WHEN q.outcome = 'ok' THEN q.next_off END, 0), coalesce(d.top + 1, 0)) AS until,
+    coalesce(m.low, 0) AS low
+  FROM reads q
+  SEMI JOIN final_reads f ON f.op = q.op AND f.run = q.run
+  LEFT JOIN (SELECT v.run, v.log, v.op, max(v.pos) AS top FROM dlv v
+    SEMI JOIN final_reads f ON f.op = v.op AND f.run = v.run GROUP BY v.run, v.log, v.op) d
+    ON d.run = q.run AND d.log = q.log AND d.op = q.op
+  LEFT JOIN (SELECT run, log, max(min_off) AS low FROM reads WHERE outcome = 'ok' GROUP BY run, log) m
+    ON m.run = q.run AND m.log = q.log
+)
+"""
+
+_NOT_READ = f"""
+SELECT t.run, t.log, t.off, coalesce(max(f.until), 0) AS until FROM ({_TARGETS}) t
+LEFT JOIN ({_FINAL_READS}) f ON f.run = t.run AND f.log = t.log
+WHERE t.history IS NULL AND t.off >= 0 GROUP BY t.run, t.log, t.off
+"""
+
+_LOGS_TOLD = """
+SELECT r.run, count(m.run) AS n FROM runs r LEFT JOIN meta m ON m.run = r.run AND m.e = 'log'
+WHERE r.history IS NULL GROUP BY r.run
+"""
+
+#: Faults by what they say at their beginning and at their end.
+_EFFECTS = """
+SELECT b.run, b.fault, b.f, b.targets, b.src, b.inc, b.seq, coalesce(b.effective, false) AS began,
+  count(e.run) AS ends, coalesce(min(CASE WHEN e.effective THEN 1 ELSE 0 END), 0) AS ended
+FROM fault b JOIN runs r ON r.run = b.run AND r.history IS NULL
+LEFT JOIN fault e ON e.run = b.run AND e.fault = b.fault AND e.e = 'end'
+WHERE b.e = 'begin' GROUP BY b.run, b.fault, b.f, b.targets, b.src, b.inc, b.seq, b.effective
 """
 
 #: How many nodes of a run were watched, and how many there must be.
@@ -79,7 +168,7 @@ LEFT JOIN (SELECT run, count(DISTINCT node) AS n FROM disk WHERE e = 'watched' G
 """
 
 #: How many lives of a node were watched, and in how many it has written a trace.
-_LIVES = """
+_WATCHED_LIVES = """
 SELECT l.run, l.node, l.lives, coalesce(w.n, 0) AS watched, r.flush_mode
 FROM (SELECT run, substr(src, 6) AS node, count(*) AS lives FROM writers WHERE of_node > 0
   GROUP BY run, substr(src, 6)) l
@@ -179,7 +268,8 @@ CHECKS: tuple[Check, ...] = (
         "lines",
         "{src}: {what}",
         Part(_ABSENT, "true", "src, 'expected, but wrote nothing' AS what", few=True),
-        Part(_STOPPED, "true", "src, 'stopped writing, and no fault explains it' AS what", few=True),
+        Part(_STOPPED, "true", "src, 'stopped writing' AS what", few=True),
+        Part(_UNEXPECTED, "true", "src, 'wrote, and nobody expected it' AS what", few=True),
         Part(
             "SELECT run, sum(begins) AS begins FROM writers GROUP BY run",
             "begins <> 1",
@@ -190,13 +280,26 @@ CHECKS: tuple[Check, ...] = (
     ),
     void(
         "W8",
-        "the run was healed, and the last reads reached the end of every log",
+        "after the healing every log was read from its beginning to its end",
         "lines",
         "{log}: {what}",
         Part(
             "runs",
             f"healed IS NULL OR (drained IS NULL AND NOT {_UNDRAINED})",
             "'' AS log, 'not healed, or not drained to the end' AS what",
+            few=True,
+        ),
+        Part(_LOGS_TOLD, "n = 0", "'' AS log, 'nobody says which logs there are' AS what", few=True),
+        Part(
+            _TARGETS,
+            f"(off IS NULL OR off < top) AND (oks > 0 OR told = 1) AND NOT {_UNDRAINED}",
+            "log, 'no target of the last reads, or one below an acknowledged position' AS what",
+            few=True,
+        ),
+        Part(
+            _TARGETS,
+            "told = 0 AND history IS NULL",
+            "log, 'messages were sent there, and nobody says that there is such a log' AS what",
             few=True,
         ),
         Part(
@@ -207,10 +310,16 @@ CHECKS: tuple[Check, ...] = (
             few=True,
         ),
         Part(
-            _TARGETS,
-            f"(off IS NULL OR off < top) AND NOT {_UNDRAINED}",
-            "log, 'no target of the last reads, or one below an acknowledged position' AS what",
-            few=True,
+            _NOT_READ,
+            "until <= off",
+            "log, 'the final reads came up to ' || CAST(until - 1 AS STRING) || ' of ' "
+            "|| CAST(off AS STRING) AS what",
+        ),
+        Part(
+            _FINAL_READS,
+            "from_off > greatest(coalesce(before, 0), low)",
+            "log, 'the final reads passed over what is before ' || CAST(from_off AS STRING) AS what, src, "
+            "inc, seq",
         ),
     ),
     void(
@@ -245,11 +354,37 @@ CHECKS: tuple[Check, ...] = (
             "|| ' nodes' AS what",
         ),
         Part(
-            _LIVES,
+            _WATCHED_LIVES,
             "flush_mode = 'SYNC_FLUSH' AND watched < lives",
             "node || ': what was synced was seen in ' || CAST(watched AS STRING) || ' of ' || "
             "CAST(lives AS STRING) || ' lives' AS what",
         ),
+    ),
+    void(
+        "W13",
+        "every life of a node has its file, whole, and ended in peace or by a fault of its time",
+        "of_nodes",
+        "{node}, process {pid}: {what}",
+        Part(
+            _UNTOLD,
+            "pid IS NULL OR started IS NULL",
+            "node, pid, 'nobody says that it was started' AS what",
+            few=True,
+        ),
+        Part(
+            _UNTOLD,
+            "pid IS NOT NULL AND (written IS NULL OR written <> n)",
+            "node, pid, CAST(n AS STRING) || ' lines are there of ' || coalesce(CAST(written AS STRING), "
+            "'a number that nobody tells') AS what",
+            few=True,
+        ),
+        Part(
+            _UNSEEN,
+            "true",
+            "node, pid, 'was started, and has written nothing' AS what, src, inc, seq",
+            few=True,
+        ),
+        Part(_BROKEN_OFF, "true", "node, pid, 'stopped writing, and no fault explains it' AS what", few=True),
     ),
     void(
         "V2",
@@ -264,9 +399,11 @@ CHECKS: tuple[Check, ...] = (
             few=True,
         ),
         Part(
-            "fault",
-            "e = 'begin' AND NOT coalesce(effective, false)",
-            "'fault ' || CAST(fault AS STRING) || ' (' || f || ') did not take effect' AS what",
+            _EFFECTS,
+            "NOT began OR ended = 0",
+            "'fault ' || CAST(fault AS STRING) || ' (' || f || '), ' || CASE WHEN NOT began "
+            "THEN 'did not take effect' WHEN ends = 0 THEN 'did not end' "
+            "ELSE 'had taken no effect when it ended' END AS what, src, inc, seq",
             few=True,
         ),
         Part(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from chaos.checker.checks import CHECKS
 from chaos.checker.judge import RunResult, Verdict
-from chaos.checker.needs import NEEDS
+from chaos.checker.needs import NEEDS, Need
 from chaos.trace.schema import RAW_DIR, SUFFIX
 
 #: Checks that can only get worse. Not: L2 (the completion may still tell of a retry), R12 (a truncation may
@@ -27,7 +27,9 @@ MONOTONE = (
 )
 #: Holds as soon as every expected writer has ended, or was killed.
 _ALL_WRITTEN = "W7"
-#: What those of `MONOTONE` need can be said of a beginning, too.
+#: While a run goes on, the files of all lives of nodes are taken to be there: only its end says which there
+#: were. What else those of `MONOTONE` need can be said of a beginning, too.
+ASSUMED = frozenset({Need.LIVES})
 _NEEDED = {spec.by for spec in NEEDS.values() if spec.from_prefix}
 WATCHED = tuple(check for check in CHECKS if check.id in {*MONOTONE, _ALL_WRITTEN, *_NEEDED})
 

@@ -24,6 +24,7 @@ class Need(StrEnum):
     IDS = "ids of messages that are unique"
     CLOCKS = "clocks that can be compared"
     WRITERS = "all writers"
+    LIVES = "all lives of nodes"
     FINAL_READS = "final reads"
     SOUND_FILES = "files without damage"
     FAULTS = "faults that took effect"
@@ -51,8 +52,9 @@ NEEDS: dict[Need, NeedSpec] = {
     Need.PROCESSES: NeedSpec("W3", "operations of each `proc`, one after the other", _CLIENTS, True),
     Need.IDS: NeedSpec("W4", "each `mid` in one send", _CLIENTS, True),
     Need.CLOCKS: NeedSpec("W5", "`mono`, `boot_id`, `clock_bound_ns`", _ALL, True),
-    Need.WRITERS: NeedSpec("W7", "`expect`, `trace_end`, faults that end processes", _NEMESIS),
-    Need.FINAL_READS: NeedSpec("W8", "`healed`, `drain_target`, last reads", "nemesis, final reader"),
+    Need.WRITERS: NeedSpec("W7", "`expect`, and `trace_end` of each", _NEMESIS),
+    Need.LIVES: NeedSpec("W13", "`started`, `written`, `pid` of each life, faults of its time", _NEMESIS),
+    Need.FINAL_READS: NeedSpec("W8", "`log`, `healed`, `drain_target`, drains", "nemesis, final reader"),
     Need.SOUND_FILES: NeedSpec("W9", "no `dump_hole`", "reader of the nodes' files"),
     Need.FAULTS: NeedSpec("V2", "`planned_faults`, `effective` of each fault", _NEMESIS),
     Need.TAKES: NeedSpec("H0", "outcomes of operations that take from a queue", "histories", True),
@@ -63,6 +65,8 @@ NEEDS: dict[Need, NeedSpec] = {
 EVIDENT = (Need.ONCE,)
 #: No line is missing that the contradiction could be explained by, whoever would have written it.
 WHOLE = (Need.ONCE, Need.LINES, Need.UNDERSTOOD, Need.OPERATIONS, Need.WRITERS)
+#: And of no life of a node.
+NODES = (*WHOLE, Need.LIVES)
 #: What one node said, in the order in which it said it.
 NODE_LINES = (Need.ONCE, Need.LINES)
 #: And everything was read in the end.

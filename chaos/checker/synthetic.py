@@ -35,10 +35,18 @@ class Trace:
     files: dict[tuple[str, int], list[Line]] = field(default_factory=dict)
 
     def renumber(self) -> None:
-        """Give every line the seq of its place, after lines were added or removed."""
+        """Give every line the seq of its place, and have the lines that tell how many lines there are tell
+        it, after lines were added or removed that the trace is to have had, or not, from the beginning."""
+        counts: dict[tuple[Value, Value], int] = {}
         for lines in self.files.values():
             for seq, line in enumerate(lines):
                 line["seq"] = seq
+            for begin in lines:
+                if begin.get("e") == "writer_begin" and "pid" in begin:
+                    counts["written", begin["pid"]] = len(lines)
+        for line in self.all_lines():
+            if (told := counts.get((line.get("e", ""), line.get("pid", -1)))) is not None:
+                line["count"] = told
 
     def all_lines(self) -> Iterator[Line]:
         for lines in self.files.values():
@@ -102,6 +110,7 @@ class Synthetic:
         self._random = random.Random(seed)
         self._now = 1_000_000_000
         self._inc = dict.fromkeys(_NODES, 0)
+        self._pids: dict[tuple[str, int], int] = {}
         self._term = 0
         self._leader = _NODES[0]
         self._log: list[_Entry] = []
@@ -151,12 +160,16 @@ class Synthetic:
         clients += ["client:c0", "client:c1"] if self.broker else []
         for member in [f"{kind}:{n}" for kind in ("node", "disk") for n in _NODES] + clients + ["nemesis"]:
             self._emit(admin, Ev.META, e="expect", member=member)
+        for q in range(len(self._queues)):
+            self._emit(admin, Ev.META, e="log", topic=TOPIC, q=q)
+        if not self.broker:
+            self._emit(admin, Ev.META, e="log", ledger=LEDGER)
         for member in [*clients, "nemesis"]:
             self._emit(member, Ev.META, e="writer_begin", boot_id="b")
         for node in _NODES:
             self._emit(f"disk:{node}", Ev.META, e="writer_begin", boot_id="b")
             self._disk(node, e="watched")
-            self._node(node, Ev.META, e="writer_begin", boot_id="b")
+            self._begin_life(node)
             self._node(node, Ev.STORE, e="recover", term=0, ended=-1, committed=-1)
         for consumer in sorted(set(self._owner)):
             self._emit(
@@ -175,10 +188,19 @@ class Synthetic:
 
     def _end(self) -> None:
         live = {(f"node:{n}", self._inc[n]) for n in _NODES}
+        for (node, inc), pid in self._pids.items():
+            src = f"node:{node}"
+            count = self.written[src, inc] + ((src, inc) in live)
+            self._emit("admin", Ev.META, e="written", node=node, pid=pid, count=count)
         for src, inc in list(self.written):
             if not src.startswith("node:") or (src, inc) in live:
                 self._keep(src, inc, Ev.META, {"e": "trace_end"})
         self._spill()
+
+    def _begin_life(self, node: str) -> None:
+        pid = self._pids[node, self._inc[node]] = 100 + len(self._pids)
+        self._emit("admin", Ev.META, e="started", node=node, pid=pid)
+        self._node(node, Ev.META, e="writer_begin", boot_id="b", pid=pid)
 
     # -- nodes ---------------------------------------------------------------------------------------------
 
@@ -286,7 +308,7 @@ class Synthetic:
         if how == "kill":
             self._inc[old] += 1
             self._disk(old, e="watched")
-            self._node(old, Ev.META, e="writer_begin", boot_id="b")
+            self._begin_life(old)
             self._node(old, Ev.STORE, e="recover", term=self._term, ended=ended, committed=committed)
         elif self.broker:
             self._node(old, Ev.ROLE, e="demoted", term=self._term)

@@ -12,11 +12,13 @@ ops      one operation: invoke and completion joined. inv, ret: ns; ret is NULL 
 sends    one message or entry that was sent: log, pos (queue offset, or index), lidx (index in the ledger).
          What its sender took back has failed; `said` is the outcome of the send itself.
 reads    one operation that read a log or asked for its ends.
+         Those of the final phase that began after the healing are in final_reads as well.
 dlv      one delivered message: log, pos, lidx, and the rank of pos among the known positions of the log
          (NULL if it has none). received: to a group that is given messages one by one. looked_up: what was
          found by key instead.
 seen     what clients and files show to stand somewhere: acknowledged sends, deliveries, dumps.
 placed   one message in one log: how often sent and with what outcome, where it was seen, by whom.
+         finals: how often final reads showed it; in other systems' histories, how often any read did.
 known    one position of a log: which message, and its rank.
 through  one message that a group is through with, and when it was first.
 items    one message of a batch that was sent.
@@ -27,6 +29,7 @@ Few rows, however long the trace:
 
 line_counts  one writer, incarnation and file: its lines by kind. writers: without the files.
 lookups      operations that looked something up by its key.
+final_reads  operations of the final phase, after the healing, that read logs.
 op_counts    one kind of operation and outcome.
 runs         one run: what was planned, promised and done.
 milestones   events of nodes besides those that come with every batch.
@@ -56,7 +59,9 @@ from chaos.checker.history_tables import make_history_tables
 from chaos.trace.schema import READS, Ev
 
 #: Few rows out of many, kept so that what is joined with them need not be moved.
-PICKED = frozenset(("items", "odd_ops", "lookups", "recalled", "unanswered", "moved", "unclear"))
+PICKED = frozenset(
+    ("items", "odd_ops", "lookups", "final_reads", "recalled", "unanswered", "moved", "unclear")
+)
 
 #: Tables of few rows, however long the trace.
 FEW_ROWS = PICKED - {"items"} | frozenset(
@@ -167,7 +172,7 @@ SELECT run, log, mid,
   sum(sent) AS sent, sum(oks) AS oks, sum(fails) AS fails, max(retries) AS retries,
   min(inv) AS inv, min(ret) AS ret, min(sent_digest) AS sent_digest,
   min(digest) AS digest_min, max(digest) AS digest_max,
-  sum(acked) AS acked, sum(reads) AS reads, sum(dumps) AS dumps,
+  sum(acked) AS acked, sum(reads) AS reads, sum(finals) AS finals, sum(dumps) AS dumps,
   min(pos) AS pos_min, max(pos) AS pos_max,
   min(CASE WHEN reads > 0 THEN pos END) AS read_min, max(CASE WHEN reads > 0 THEN pos END) AS read_max,
   bit_or(bit) AS nodes, min(lidx) AS lidx_min, max(lidx) AS lidx_max,
@@ -179,16 +184,19 @@ FROM (
     CASE WHEN log IS NOT NULL AND outcome = 'fail' THEN 1 ELSE 0 END AS fails, retry_no AS retries, inv,
     ret, digest AS sent_digest, digest,
     CASE WHEN outcome = 'ok' AND pos IS NOT NULL THEN 1 ELSE 0 END AS acked,
-    0 AS reads, 0 AS dumps, CASE WHEN outcome = 'ok' THEN pos END AS pos,
+    0 AS reads, 0 AS finals, 0 AS dumps, CASE WHEN outcome = 'ok' THEN pos END AS pos,
     CASE WHEN outcome = 'ok' THEN lidx END AS lidx, CAST(0 AS BIGINT) AS bit
   FROM sends WHERE log IS NOT NULL OR (outcome = 'ok' AND pos IS NOT NULL)
   UNION ALL
-  SELECT run, log, mid, 0, 0, 0, CAST(0 AS BIGINT), CAST(NULL AS BIGINT), CAST(NULL AS BIGINT),
-    CAST(NULL AS BIGINT), digest, 0, 1, 0, pos, CAST(NULL AS BIGINT), CAST(0 AS BIGINT)
-  FROM dlv_lines WHERE pos IS NOT NULL
+  SELECT v.run, v.log, v.mid, 0, 0, 0, CAST(0 AS BIGINT), CAST(NULL AS BIGINT), CAST(NULL AS BIGINT),
+    CAST(NULL AS BIGINT), v.digest, 0, 1, CASE WHEN f.op IS NOT NULL OR h.run IS NOT NULL THEN 1 ELSE 0 END,
+    0, v.pos, CAST(NULL AS BIGINT), CAST(0 AS BIGINT)
+  FROM dlv_lines v LEFT JOIN final_reads f ON f.op = v.op AND f.run = v.run
+  LEFT JOIN (SELECT run FROM runs WHERE history IS NOT NULL) h ON h.run = v.run
+  WHERE v.pos IS NOT NULL
   UNION ALL
   SELECT d.run, d.log, d.mid, 0, 0, 0, CAST(0 AS BIGINT), CAST(NULL AS BIGINT), CAST(NULL AS BIGINT),
-    CAST(NULL AS BIGINT), d.digest, 0, 0, 1, d.pos, d.lidx, coalesce(e.bit, CAST(0 AS BIGINT))
+    CAST(NULL AS BIGINT), d.digest, 0, 0, 0, 1, d.pos, d.lidx, coalesce(e.bit, CAST(0 AS BIGINT))
   FROM dump d
   LEFT JOIN dump_ends e ON e.run = d.run AND e.ledger = coalesce(d.ledger, '') AND e.node = d.node
   WHERE d.mid IS NOT NULL AND d.sure AND d.pos IS NOT NULL
@@ -262,7 +270,7 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     (
         "meta",
         f"""SELECT run, e, nodes, seed, planned_faults, flush_mode, aim, max_attempts, clock_bound_ns,
-        boot_id, member, off, {log_of()} AS log, node, text, mono, src, inc, seq
+        boot_id, member, off, {log_of()} AS log, node, pid, count AS n, ledger, text, mono, src, inc, seq
         FROM events WHERE ev = 'meta'""",
     ),
     (
@@ -277,7 +285,7 @@ _KINDS = ", ".join(f"'{kind}'" for kind in Ev)
 #: Lines by writer, incarnation and file, and of which kinds they are.
 _LINE_COUNTS = f"""
 SELECT run, src, inc, file, coalesce(ev = 'corrupt', false) AS corrupt, count(*) AS n, min(seq) AS first,
-  max(seq) AS last, max(mono) AS last_mono,
+  max(seq) AS last, min(mono) AS first_mono, max(mono) AS last_mono,
   sum(CASE WHEN seq >= 0 AND seq <= 1073741824 THEN seq END) AS numbers,
   count(*) FILTER (WHERE v IS NULL OR v <> 1) AS other_version,
   count(*) FILTER (WHERE v = 1 AND (ev IS NULL OR ev NOT IN ({_KINDS}) OR src IS NULL OR inc IS NULL
@@ -296,7 +304,8 @@ FROM events GROUP BY run, src, inc, file, coalesce(ev = 'corrupt', false)
 """
 
 _WRITERS = """
-SELECT run, src, inc, sum(n) AS n, min(first) AS first, max(last) AS last, max(last_mono) AS last_mono,
+SELECT run, src, inc, sum(n) AS n, min(first) AS first, max(last) AS last, min(first_mono) AS first_mono,
+  max(last_mono) AS last_mono,
   CAST(sum(numbers) AS BIGINT) AS numbers, sum(ends) AS ends, sum(begins) AS begins, sum(of_node) AS of_node
 FROM line_counts WHERE NOT corrupt AND run IS NOT NULL GROUP BY run, src, inc
 """
@@ -316,8 +325,8 @@ JOIN runs r ON r.run = c.run WHERE r.history IS NOT NULL
 
 _RUNS = """
 SELECT m.run, m.nodes, m.planned_faults, m.aim, m.flush_mode, m.max_attempts, m.bound, m.healed, m.drained,
-  m.expected, m.history, f.first_fault, f.last_fault, coalesce(f.faults, 0) AS faults,
-  coalesce(f.effective, 0) AS effective
+  m.expected, m.history, f.first_fault, f.last_fault, CAST(coalesce(f.faults, 0) AS BIGINT) AS faults,
+  CAST(coalesce(f.effective, 0) AS BIGINT) AS effective
 FROM (
   SELECT run, max(nodes) AS nodes, max(planned_faults) AS planned_faults, max(aim) AS aim,
     CASE WHEN max(flush_mode) = 'ASYNC_FLUSH' THEN 'ASYNC_FLUSH' ELSE 'SYNC_FLUSH' END AS flush_mode,
@@ -327,9 +336,13 @@ FROM (
     max(CASE WHEN e = 'run_begin' AND text LIKE 'history:%' THEN substr(text, 9) END) AS history
   FROM meta GROUP BY run) m
 LEFT JOIN (
-  SELECT run, min(mono) AS first_fault, max(mono) AS last_fault,
-    count(*) FILTER (WHERE e = 'begin') AS faults,
-    count(*) FILTER (WHERE e = 'begin' AND effective) AS effective FROM fault GROUP BY run) f ON f.run = m.run
+  SELECT run, min(first) AS first_fault, max(last) AS last_fault, sum(begins) AS faults,
+    sum(CASE WHEN begins = 1 AND began = 1 AND ended = 1 THEN 1 ELSE 0 END) AS effective
+  FROM (
+    SELECT run, fault, min(mono) AS first, max(mono) AS last, count(*) FILTER (WHERE e = 'begin') AS begins,
+      min(CASE WHEN e = 'begin' THEN CASE WHEN effective THEN 1 ELSE 0 END END) AS began,
+      min(CASE WHEN e = 'end' THEN CASE WHEN effective THEN 1 ELSE 0 END END) AS ended
+    FROM fault GROUP BY run, fault) GROUP BY run) f ON f.run = m.run
 """
 
 _MILESTONES = """
@@ -459,6 +472,9 @@ _FACTS: tuple[dict[str, str], ...] = (
         "recalled": "SELECT run, mid, max(outcome) AS outcome FROM ops WHERE f = 'recall' GROUP BY run, mid",
         "op_counts": _OP_COUNTS,
         "lookups": "SELECT run, op FROM ops WHERE f = 'lookup'",
+        "final_reads": """SELECT o.run, o.op FROM ops o
+          JOIN runs r ON r.run = o.run AND r.history IS NULL AND o.inv + r.bound >= r.healed
+          WHERE o.f = 'drain'""",
     },
     {"sends": _SENDS},
     {

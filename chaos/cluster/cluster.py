@@ -20,6 +20,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from chaos.cluster.copies import Copies
 from chaos.cluster.spoils import Spoils, spoil_settings
+from chaos.cluster.starts import StartedNodes
 from chaos.network.links import HOST, Links
 from chaos.syncs.trace import recording_environment
 from dledger.cli.local.cluster_plan import CompanionPlan, free_ports, to_toml
@@ -82,7 +83,7 @@ class ChaosCluster:
     """`async with await ChaosCluster.create(...) as cluster:` starts it; at the end all is killed."""
 
     def __init__(
-        self, kind: Kind, local: LocalCluster, links: Links, spoils: Spoils, data_file_size: int
+        self, kind: Kind, local: StartedNodes, links: Links, spoils: Spoils, data_file_size: int
     ) -> None:
         self.kind = kind
         self.local = local
@@ -113,7 +114,7 @@ class ChaosCluster:
         companions = [_name_server()] if kind == "broker" else []
         of_broker = {**_BROKER, **(broker_settings or {})}
         program = {"program": {"factory": "broker_adapter.server.program:broker", "settings": of_broker}}
-        local = LocalCluster.create(
+        local = StartedNodes.create(
             run_directory / CLUSTER_FOLDER,
             nodes=nodes,
             base_port=0,

@@ -90,7 +90,7 @@ _INT = _words(
     "term eterm last ended committed reput target barrier last_index last_term cand_last_index "
     "cand_last_term role_epoch size tag_hash "
     # Faults and the run.
-    "fault seed nodes planned_faults max_attempts clock_bound_ns window_ms most_bytes"
+    "fault seed nodes planned_faults max_attempts clock_bound_ns window_ms most_bytes pid"
 )
 _STR = _words(
     "run src host ev e type proc f "
@@ -245,8 +245,15 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     (Ev.META, "memory"): _event("e node size"),
     # One line per writer that there must be.
     (Ev.META, "expect"): _event("e member"),
-    # The first line of a writer's file.
-    (Ev.META, "writer_begin"): _event("e boot_id"),
+    # The first line of a writer's file. pid: of its process.
+    (Ev.META, "writer_begin"): _event("e boot_id", "pid"),
+    # A log that there is, whether or not anything was sent to it: one line for the ledger, or for each queue
+    # of each topic that was made.
+    (Ev.META, "log"): _event("e", "ledger topic q"),
+    # The harness has started the process of a node: a life of it begins, which has a file of its own.
+    (Ev.META, "started"): _event("e node pid"),
+    # So many whole lines the file of that life had when its process had ended.
+    (Ev.META, "written"): _event("e node pid count"),
     (Ev.META, "healed"): _event("e"),
     (Ev.META, "drain_begin"): _event("e"),
     # The last position of a log that the final reads must reach: off (-1: empty).

@@ -8,6 +8,7 @@ is never written in another way. What it loses is said in `chaos.trace.files`.
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -62,7 +63,7 @@ class TraceWriter:
         self._seq = 0
         self._last = 0
         self._file: TraceFile | None = file(self.path)
-        self.write(Ev.META, {"e": "writer_begin", "boot_id": boot_id()})
+        self.write(Ev.META, {"e": "writer_begin", "boot_id": boot_id(), "pid": os.getpid()})
 
     @property
     def lines(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from random import Random
@@ -50,6 +50,9 @@ class BrokerWorkload:
         async with Admin(self._routes, broker=BROKER, timeout=30) as admin:
             for topic in self._topics:
                 await admin.put_topic(TopicConfig(topic, queues, queues))
+
+    def logs(self) -> Iterable[Mapping[str, str | int]]:
+        return [{"topic": topic, "q": q} for topic in self._topics for q in range(self._spec.queues)]
 
     async def write(self, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from random import Random
@@ -41,6 +41,9 @@ class LogWorkload:
 
     async def prepare(self) -> None:
         return
+
+    def logs(self) -> Iterable[Mapping[str, str | int]]:
+        return [{"ledger": LEDGER}]
 
     async def write(self, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from random import Random
@@ -92,10 +92,13 @@ class DrainTimeout(Exception):
 
 
 class Workload(Protocol):
-    """`prepare`, then `write` and `read` beside each other, `drain` when all has healed, and `close`."""
+    """`prepare`, `logs`, then `write` and `read` beside each other, `drain` when all has healed, `close`."""
 
     async def prepare(self) -> None:
         """What there has to be before the load begins."""
+
+    def logs(self) -> Iterable[Mapping[str, str | int]]:
+        """All logs that the load uses, as fields that name one: `ledger`, or `topic` and `q`."""
 
     async def write(self, stop: asyncio.Event) -> None:
         """Until `stop`, and until all that is under way has ended."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chaos.checker.checks.registry import Check, Part, hard
 from chaos.checker.checks.sources import UNITS
-from chaos.checker.needs import DRAINED, EVIDENT, WHOLE, Need
+from chaos.checker.needs import DRAINED, EVIDENT, NODES, WHOLE, Need
 
 _AGREED = """
 SELECT run, log, qoff, min(lidx) AS lidx_min, max(lidx) AS lidx_max, min(size) AS size_min,
@@ -141,6 +141,6 @@ CHECKS: tuple[Check, ...] = (
         "dump",
         "{node}: its files begin at index {low}, purged was up to {purged}",
         Part(_BEGINNINGS, "low > purged + 1", "node, low, purged", few=True),
-        needs=(*WHOLE, Need.SOUND_FILES),
+        needs=(*NODES, Need.SOUND_FILES),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chaos.checker.checks.registry import Check, Part, hard, warning
 from chaos.checker.checks.sources import DELIVERIES, OFFSETS
-from chaos.checker.needs import DRAINED, EVIDENT, WHOLE, Need
+from chaos.checker.needs import DRAINED, EVIDENT, NODES, WHOLE, Need
 
 #: A consumer that has lost a queue hears of it with its next heartbeat, or, when its lease is over, finds out
 #: itself; so long two may read beside each other; ns.
@@ -271,7 +271,7 @@ CHECKS: tuple[Check, ...] = (
             "k = 1 AND coalesce(committed_before, -1) < lidx",
             "k, lidx, mid, src, inc, seq, committed_before",
         ),
-        needs=(*WHOLE, Need.CLOCKS),
+        needs=(*NODES, Need.CLOCKS),
     ),
     hard(
         "C11",

@@ -180,11 +180,22 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "L6b",
-        "every acknowledged message was read in the end",
-        "acked drained",
-        "{log}: message {mid} was acknowledged and never read",
-        Part(PLACED, "drained IS NOT NULL AND oks > 0 AND reads = 0", "log, mid"),
-        needs=DRAINED,
+        "every acknowledged message was read in the end, and so was all that the files hold",
+        "acked drained healed",
+        "{log}: message {mid} {what}",
+        Part(
+            PLACED,
+            "drained IS NOT NULL AND oks > 0 AND finals = 0 AND coalesce(lidx_min > purged, true)",
+            "log, mid, CASE WHEN reads = 0 THEN 'was acknowledged and never read' "
+            "ELSE 'was acknowledged and read, and the final reads do not show it' END AS what",
+        ),
+        Part(
+            PLACED,
+            "drained IS NOT NULL AND oks = 0 AND fails = 0 AND sent > 0 AND dumps > 0 AND finals = 0 "
+            "AND pos_max <= target AND coalesce(lidx_min > purged, true)",
+            "log, mid, 'stands in files, and is not read in the end' AS what",
+        ),
+        needs=(*DRAINED, Need.LIVES),
     ),
     hard(
         "L6c",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chaos.checker.checks.registry import Check, Part, hard
 from chaos.checker.checks.sources import HISTORY, PLACED
-from chaos.checker.needs import DRAINED, EVIDENT, WHOLE, Need
+from chaos.checker.needs import DRAINED, EVIDENT, NODES, WHOLE, Need
 
 #: What syncs cover on a majority, each time that it changes: `durable` is the highest index up to which a
 #: majority of the nodes is durable; `n` numbers the changes.
@@ -112,7 +112,7 @@ CHECKS: tuple[Check, ...] = (
             "flush_mode = 'SYNC_FLUSH' AND durable_before < lidx",
             "ledger, lidx, what, durable_before, src, inc, seq",
         ),
-        needs=(*WHOLE, Need.CLOCKS, Need.SYNCS),
+        needs=(*NODES, Need.CLOCKS, Need.SYNCS),
     ),
     hard(
         "P3",

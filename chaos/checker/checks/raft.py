@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chaos.checker.checks.registry import Check, Part, hard, warning
 from chaos.checker.checks.sources import DURABLE, HISTORY
-from chaos.checker.needs import DRAINED, EVIDENT, NODE_LINES, WHOLE, Need
+from chaos.checker.needs import DRAINED, EVIDENT, NODE_LINES, NODES, Need
 
 _LEADERS = """
 SELECT run, term, min(node) AS node, max(node) AS node_other, max_by(src, node) AS src,
@@ -111,7 +111,7 @@ CHECKS: tuple[Check, ...] = (
         "votes",
         "{node} voted in term {term} for {candidate} and for {candidate_other}",
         Part(_VOTES, "candidate < candidate_other", "node, term, candidate, candidate_other", few=True),
-        needs=(*EVIDENT, Need.CLOCKS),
+        needs=(*EVIDENT, Need.LIVES, Need.CLOCKS),
     ),
     hard(
         "R3",
@@ -119,7 +119,7 @@ CHECKS: tuple[Check, ...] = (
         "leaders votes",
         "{node} led term {term} with {votes} of {nodes} votes",
         Part(_ELECTED, "2 * votes <= nodes", "node, term, votes, nodes, src, inc, seq", few=True),
-        needs=WHOLE,
+        needs=NODES,
     ),
     hard(
         "R4",
@@ -139,7 +139,7 @@ CHECKS: tuple[Check, ...] = (
             "node, term, greatest(coalesce(term_before, -1), coalesce(voted_before, -1)) AS before, src, "
             "inc, seq",
         ),
-        needs=(*EVIDENT, Need.CLOCKS),
+        needs=(*EVIDENT, Need.LIVES, Need.CLOCKS),
     ),
     hard(
         "R5",
@@ -241,7 +241,7 @@ CHECKS: tuple[Check, ...] = (
             "e = 'recover' AND NOT coalesce(wiped, false) AND (ended < flushed OR term < voted_before)",
             "node, e, term, ended, wiped, flushed, voted_before, src, inc, seq",
         ),
-        needs=(*WHOLE, Need.CLOCKS),
+        needs=(*NODES, Need.CLOCKS),
     ),
     hard(
         "R13",
@@ -261,7 +261,7 @@ CHECKS: tuple[Check, ...] = (
         "leaders",
         "{node} became leader of term {term} with no fault in the 10 s before",
         Part(_SUDDEN, "n > 1 AND begun IS NULL", "node, term, src, inc, seq", few=True),
-        needs=WHOLE,
+        needs=(*NODES, Need.FAULTS),
     ),
     hard(
         "R15",

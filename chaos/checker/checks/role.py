@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chaos.checker.checks.registry import Check, Part, hard, warning
 from chaos.checker.checks.sources import HISTORY, OFFSETS, UNITS
-from chaos.checker.needs import EVIDENT, NODE_LINES, WHOLE, Need
+from chaos.checker.needs import EVIDENT, NODE_LINES, NODES, WHOLE, Need
 
 #: A broker that was elected is master, or has lost its leadership, after so long; ns.
 PROMOTION_NS = 10_000_000_000
@@ -104,7 +104,7 @@ CHECKS: tuple[Check, ...] = (
             "e = 'accept' AND broker_term IS NOT NULL AND coalesce(ready_term, -1) < term",
             "node, term, op, 'before it was master' AS what, src, inc, seq",
         ),
-        needs=WHOLE,
+        needs=NODES,
     ),
     hard(
         "S3",
@@ -137,7 +137,7 @@ CHECKS: tuple[Check, ...] = (
             "node, term, node_before, src, inc, seq",
             few=True,
         ),
-        needs=WHOLE,
+        needs=(*NODES, Need.FAULTS),
     ),
     hard(
         "S5",
@@ -149,7 +149,7 @@ CHECKS: tuple[Check, ...] = (
             "mid IS NOT NULL AND sure AND qoff >= low AND unit_lidx IS NULL",
             "node, lidx, log, qoff",
         ),
-        needs=WHOLE,
+        needs=NODES,
     ),
     hard(
         "S6",
@@ -162,7 +162,7 @@ CHECKS: tuple[Check, ...] = (
             "node, log, qoff, lidx, before, lidx_before",
         ),
         # Units of entries that could not be read point nowhere.
-        needs=(*WHOLE, Need.SOUND_FILES),
+        needs=(*NODES, Need.SOUND_FILES),
     ),
     warning(
         "S7",
@@ -170,7 +170,7 @@ CHECKS: tuple[Check, ...] = (
         "elected",
         "{node}, elected in term {term}, was still neither after {waited} ns",
         Part(_PROMOTIONS, f"waited > {PROMOTION_NS}", "node, term, waited, src, inc, seq", few=True),
-        needs=WHOLE,
+        needs=NODES,
     ),
     warning(
         "S8",

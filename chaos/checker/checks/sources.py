@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-#: Messages in their logs, beside how far their log was read.
+#: Messages in their logs, beside how far their log was read, had to be read in the end, and what is purged.
 PLACED = """
-SELECT p.*, b.bound, b.start, r.drained FROM placed p
+SELECT p.*, b.bound, b.start, r.drained, t.target, coalesce(x.purged, -1) AS purged FROM placed p
 LEFT JOIN (SELECT run, log, max(read_min) AS bound, min(read_min) AS start FROM placed WHERE reads > 0
   GROUP BY run, log) b ON b.run = p.run AND b.log = p.log
 LEFT JOIN runs r ON r.run = p.run
+LEFT JOIN (SELECT run, log, max(off) AS target FROM meta WHERE e = 'drain_target' GROUP BY run, log) t
+  ON t.run = p.run AND t.log = p.log
+LEFT JOIN (SELECT run, max(lidx) AS purged FROM milestones WHERE e = 'purge' GROUP BY run) x
+  ON x.run = p.run
 """
 
 #: Deliveries, each with the one before it in its read and the one before it to its consumer. Both windows

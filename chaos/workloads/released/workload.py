@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
@@ -99,6 +99,9 @@ class ClientsWorkload:
         async with asyncio.TaskGroup() as tasks:
             for producer in self._producers:
                 tasks.create_task(producer.start())
+
+    def logs(self) -> Iterable[Mapping[str, str | int]]:
+        return [{"topic": topic, "q": q} for topic, queues in self._topics.queues() for q in range(queues)]
 
     async def write(self, stop: asyncio.Event) -> None:
         """And until no message is delayed or half any more: what is stored later nobody would read."""

@@ -171,7 +171,7 @@ def a_route_leads_back_to_an_earlier_master(trace: Trace) -> None:
     ask(trace, last, 9_000_002, "route", answer={"term": 1})
 
 
-@mutation("R14")
+@mutation("R14 V2")
 def a_leader_is_elected_long_after_the_last_fault(trace: Trace) -> None:
     remove(trace, lines(trace, Ev.FAULT, e="end", fault=2)[0])
     later(trace, lines(trace, Ev.FAULT, e="begin", fault=2)[0], 20 * SECOND_NS)

@@ -129,7 +129,7 @@ def clocks_of_two_boots(trace: Trace) -> None:
     lines(trace, Ev.META, e="writer_begin")[0]["boot_id"] = "another"
 
 
-@mutation("W6")
+@mutation("W6 V2")
 def an_unknown_kind_of_line(trace: Trace) -> None:
     lines(trace, Ev.FAULT, e="end")[0]["ev"] = "gossip"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from chaos.checker.synthetic import Line, Trace
 from chaos.trace.schema import Ev
-from tests.chaos.checker.mutations import lines, mutation, number
+from tests.chaos.checker.mutations import add, lines, mutation, number
 
 _OP = 9_100_000
 #: So many messages of a queue are received.
@@ -25,6 +25,7 @@ class Receiver:
         self._op = _OP
         self._mode = mode
         for name in ("s0", "s1"):
+            add(trace, lines(trace, Ev.META, e="expect")[0], member=f"client:{name}")
             self._emit(name, ev="meta", e="writer_begin", boot_id="b")
             self._emit(name, ev="member", e="join", **_who(name), topic="t", mode=mode)
 

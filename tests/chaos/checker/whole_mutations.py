@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chaos.checker.synthetic import Trace
 from chaos.trace.schema import Ev
-from tests.chaos.checker.mutations import lines, mutation
+from tests.chaos.checker.mutations import add, lines, mutation, number, remove
 
 
 @mutation("W1 W10")
@@ -21,3 +21,55 @@ def one_line_stands_twice_and_another_is_gone(trace: Trace) -> None:
     file[1:1] = [dict(begin)]
     info = next(line for line in file if line.get("type") == "info")
     file.remove(info)
+
+
+@mutation("W8 L6b")
+def the_drain_of_a_queue_is_missing(trace: Trace) -> None:
+    """What it would have shown was all read before."""
+    drain = lines(trace, Ev.OP, f="drain", type="invoke", q=0)[0]
+    remove(trace, *[line for line in trace.all_lines() if line.get("op") == drain["op"]])
+
+
+@mutation("W8 L6b", broker=False)
+def the_final_read_begins_late(trace: Trace) -> None:
+    drain = lines(trace, Ev.OP, f="drain", type="invoke")[0]
+    drain["from_off"] = 5
+    early = [line for line in lines(trace, Ev.DLV, op=drain["op"]) if number(line, "lidx") < 5]
+    remove(trace, *early)
+
+
+@mutation("W8")
+def nobody_says_which_queues_there_are(trace: Trace) -> None:
+    remove(trace, *lines(trace, Ev.META, e="log"))
+
+
+@mutation("W8")
+def a_queue_that_there_is_was_not_looked_at(trace: Trace) -> None:
+    add(trace, lines(trace, Ev.META, e="log")[0], q=7)
+
+
+@mutation("L6b")
+def the_head_of_a_queue_is_gone_after_it_was_consumed(trace: Trace) -> None:
+    drain = lines(trace, Ev.OP, f="drain", type="invoke", q=0)[0]
+    remove(trace, lines(trace, Ev.DLV, op=drain["op"], qoff=0)[0])
+
+
+@mutation("W13")
+def a_life_breaks_off(trace: Trace) -> None:
+    """Another life of the node was killed, which does not excuse this one."""
+    del trace.files["node:n1", 1][-1]
+
+
+@mutation("W13")
+def a_life_has_no_file(trace: Trace) -> None:
+    add(trace, lines(trace, Ev.META, e="started")[0], pid=4711)
+
+
+@mutation("W7")
+def an_unexpected_writer(trace: Trace) -> None:
+    remove(trace, lines(trace, Ev.META, e="expect", member="client:r0")[0])
+
+
+@mutation("V2")
+def a_fault_says_at_its_end_that_it_had_no_effect(trace: Trace) -> None:
+    lines(trace, Ev.FAULT, e="end")[1]["effective"] = False

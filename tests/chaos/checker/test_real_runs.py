@@ -1,0 +1,236 @@
+"""Traces of real runs: good ones are valid, and those that lack what a verdict needs are never called so, nor
+invalid."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from chaos.checker.checks import CHECKS
+from chaos.checker.judge import RunResult, judge
+from chaos.checker.judge import Verdict as Judged
+from chaos.checker.needs import NEEDS, Need
+from chaos.checker.synthetic import Line, Trace
+from chaos.checker.tables import make_tables
+from chaos.plans.scenario import Scenario
+from chaos.run import Run
+from chaos.trace.schema import RAW_DIR
+from chaos.verdict import Verdict
+from tests.chaos.checker.duck import DuckEngine
+from tests.chaos.checker.real_traces import drop, drop_operations, load_trace
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
+
+KINDS = ("log", "broker")
+#: What was done to a trace, what the run is then, and the need that is unmet, or the check that is violated.
+Change = Callable[[Trace], None]
+CHANGES: list[tuple[Change, Judged, Need | str, tuple[str, ...]]] = []
+
+
+def change(verdict: Judged, of: Need | str, *kinds: str) -> Callable[[Change], Change]:
+    def register(one: Change) -> Change:
+        CHANGES.append((one, verdict, of, kinds or KINDS))
+        return one
+
+    return register
+
+
+def unknown(need: Need, *kinds: str) -> Callable[[Change], Change]:
+    return change(Judged.UNKNOWN, need, *kinds)
+
+
+def invalid(check: str, *kinds: str) -> Callable[[Change], Change]:
+    return change(Judged.INVALID, check, *kinds)
+
+
+def found(trace: Trace, **fields: object) -> list[Line]:
+    return [line for line in trace.all_lines() if all(line.get(k) == v for k, v in fields.items())]
+
+
+def drains(trace: Trace) -> list[Line]:
+    """Their invokes, those of the longest log first."""
+    asked = found(trace, f="drain", type="invoke")
+    shown = [line["op"] for line in trace.all_lines() if line["ev"] == "dlv"]
+    return sorted(asked, key=lambda line: -shown.count(line["op"]))
+
+
+def position(line: Line) -> int:
+    return int(line.get("qoff", line.get("lidx", -1)))
+
+
+# -- final reads
+
+
+@unknown(Need.FINAL_READS)
+def nothing_was_read_in_the_end(trace: Trace) -> None:
+    assert drop_operations(trace, {line["op"] for line in drains(trace)})
+
+
+@unknown(Need.FINAL_READS)
+def one_log_was_not_read_in_the_end(trace: Trace) -> None:
+    assert drop_operations(trace, {drains(trace)[0]["op"]})
+
+
+@unknown(Need.FINAL_READS)
+def the_final_read_begins_late(trace: Trace) -> None:
+    read = drains(trace)[0]
+    read["from_off"] = 8
+    assert drop(trace, lambda line: line["ev"] == "dlv" and line["op"] == read["op"] and position(line) < 8)
+
+
+@unknown(Need.FINAL_READS)
+def the_final_reads_were_before_the_healing(trace: Trace) -> None:
+    (healed,) = found(trace, e="healed")
+    last = max(int(line["mono"]) for line in found(trace, f="drain"))
+    file = trace.files[str(healed["src"]), int(healed["inc"])]
+    for line in file[file.index(healed) :]:
+        line["mono"] = max(int(line["mono"]), last + 1)
+
+
+@unknown(Need.FINAL_READS)
+def nobody_says_which_logs_there_are(trace: Trace) -> None:
+    """As in traces that are older than this."""
+    assert drop(trace, lambda line: line.get("e") == "log")
+
+
+@unknown(Need.FINAL_READS, "broker")
+def a_queue_that_nobody_wrote_to_was_not_looked_at(trace: Trace) -> None:
+    (line, *_) = found(trace, e="log")
+    file = trace.files[str(line["src"]), int(line["inc"])]
+    file.insert(file.index(line), line | {"topic": "another"})
+    trace.renumber()
+
+
+@invalid("L6b")
+def the_head_of_a_log_is_gone_after_it_was_consumed(trace: Trace) -> None:
+    read = drains(trace)[0]
+    assert drop(trace, lambda line: line["ev"] == "dlv" and line["op"] == read["op"] and position(line) < 8)
+
+
+# -- lives of nodes
+
+
+def a_killed_life(trace: Trace) -> tuple[str, int]:
+    return next(
+        key
+        for key, lines in trace.files.items()
+        if key[0].startswith("node:") and lines[-1].get("e") != "trace_end"
+    )
+
+
+@unknown(Need.LIVES)
+def the_file_of_a_life_is_missing(trace: Trace) -> None:
+    del trace.files[a_killed_life(trace)]
+
+
+@unknown(Need.LIVES)
+def the_file_of_the_life_after_a_kill_is_missing(trace: Trace) -> None:
+    src, inc = a_killed_life(trace)
+    del trace.files[src, inc + 1]
+
+
+@unknown(Need.LIVES)
+def a_killed_life_breaks_off_early(trace: Trace) -> None:
+    lines = trace.files[a_killed_life(trace)]
+    del lines[len(lines) // 2 :]
+
+
+@unknown(Need.LIVES)
+def a_life_that_nobody_killed_breaks_off_at_its_end(trace: Trace) -> None:
+    """Another life of the node was killed, which does not excuse this one."""
+    src, inc = a_killed_life(trace)
+    del trace.files[src, inc + 1][-20:]
+
+
+@unknown(Need.LIVES)
+def a_life_ends_without_a_farewell_and_the_kill_was_before_it(trace: Trace) -> None:
+    src, inc = a_killed_life(trace)
+    del trace.files[src, inc + 1][-1]
+    trace.renumber()
+
+
+@unknown(Need.LIVES)
+def nobody_says_which_lives_there_were(trace: Trace) -> None:
+    """As in traces that are older than this."""
+    assert drop(trace, lambda line: line.get("e") in {"started", "written"})
+
+
+# -- faults
+
+
+@unknown(Need.FAULTS)
+def a_fault_says_at_its_end_that_it_had_no_effect(trace: Trace) -> None:
+    (end, *_) = found(trace, ev="fault", e="end")
+    end["effective"] = False
+
+
+@unknown(Need.FAULTS)
+def a_fault_never_ends(trace: Trace) -> None:
+    assert drop(trace, lambda line: line["ev"] == "fault" and line["e"] == "end")
+
+
+# -- copies
+
+
+@unknown(Need.ONCE)
+def a_file_is_there_twice_and_not_byte_for_byte(trace: Trace) -> None:
+    for key in [key for key in trace.files if key[0].startswith(("client:p", "node:"))]:
+        trace.files[key] += [line | {"wall": int(line["wall"]) + 1} for line in trace.files[key]]
+
+
+@unknown(Need.WRITERS)
+def somebody_wrote_whom_nobody_expected(trace: Trace) -> None:
+    for key in [key for key in trace.files if key[0] == "client:p0"]:
+        trace.files["client:p0x", 0] = [line | {"src": "client:p0x"} for line in trace.files[key]]
+
+
+# -- the runs
+
+
+def scenario(workload: str) -> Scenario:
+    fault = {"kind": "kill", "target": "leader", "at": 1, "lasts": 1.5}
+    load = {"rate": 60, "readers": 1}
+    about = {"name": f"short-{workload}", "title": "A kill", "workload": workload, "seconds": 4}
+    return Scenario.model_validate({**about, "load": load, "fault": [fault]})
+
+
+def names(one: Change, kind: str) -> str:
+    return f"{kind}-{one.__name__}"
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, RunResult]]:
+    folder = tmp_path_factory.mktemp("runs")
+    for kind in KINDS:
+        result = asyncio.run(Run(scenario(kind), folder / f"run-{kind}", seed=5).run())
+        assert result.verdict is Verdict.VALID, result.reasons
+        load_trace(folder / f"run-{kind}", kind).write(folder / kind)
+        for one, *_, kinds in CHANGES:
+            if kind in kinds:
+                trace = load_trace(folder / f"run-{kind}", names(one, kind))
+                one(trace)
+                trace.write(folder / trace.run)
+    engine = DuckEngine()
+    engine.load(sorted(path.parent for path in folder.glob(f"*/{RAW_DIR}") if "run-" not in path.parent.name))
+    make_tables(engine)
+    yield {result.run: result for result in judge(engine, CHECKS)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_good_run_is_valid(kind: str, judged: dict[str, RunResult]) -> None:
+    assert judged[kind].verdict is Judged.VALID, judged[kind].reasons
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "of"),
+    [(names(one, kind), verdict, of) for one, verdict, of, kinds in CHANGES for kind in kinds],
+)
+def test_what_is_missing_is_neither_guilt_nor_innocence(
+    name: str, verdict: Judged, of: Need | str, judged: dict[str, RunResult]
+) -> None:
+    result = judged[name]
+    fired = {finding.check.id for finding in result.findings if finding.violations}
+    assert result.verdict is verdict, (fired, result.reasons)
+    assert (NEEDS[of].by if isinstance(of, Need) else of) in fired, result.reasons
