@@ -14,7 +14,7 @@ from chaos.trace.schema import HOSTILE
 _SUMS: tuple[tuple[str, dict[str, str]], ...] = (
     ("line_counts", {"lines": "n", **{name: name for name in ("dump", "cq", "raft", "commits", "acks")}}),
     ("line_counts", {name: name for name in ("flushes", "applied", "chains", "watched")}),
-    ("line_counts", {"of_nodes": "of_node"}),
+    ("line_counts", {"of_nodes": "of_node", "queued": "queued"}),
     (
         "op_counts",
         {

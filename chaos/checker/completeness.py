@@ -96,6 +96,36 @@ ANTI JOIN (
 WHERE x.ends = 0
 """
 
+#: Nodes, as the run says which there are; how much who read their files says that there was; and how much is
+#: in the trace. `queues`: whether there are brokers on the nodes.
+_FILES_READ = """
+SELECT n.run, n.node, q.run IS NOT NULL AS queues, l.n AS ledger_told, coalesce(d.n, 0) AS ledger_there,
+  c.n AS queues_told, coalesce(u.n, 0) AS queues_there
+FROM (
+  SELECT run, node FROM (
+    SELECT run, substr(member, 6) AS node FROM meta
+    WHERE e = 'expect' AND (member LIKE 'node:%' OR member LIKE 'dump:%')
+    UNION ALL SELECT run, node FROM meta WHERE e IN ('started', 'dumped') AND node IS NOT NULL
+    UNION ALL SELECT run, node FROM dump_ends WHERE node IS NOT NULL
+  ) GROUP BY run, node) n
+LEFT JOIN (SELECT run FROM meta WHERE e = 'log' AND log LIKE 'q:%' GROUP BY run) q ON q.run = n.run
+LEFT JOIN (SELECT run, node, max(n) AS n FROM meta WHERE e = 'dumped' AND ledger <> 'consumequeue'
+  GROUP BY run, node) l ON l.run = n.run AND l.node = n.node
+LEFT JOIN (SELECT run, node, max(n) AS n FROM meta WHERE e = 'dumped' AND ledger = 'consumequeue'
+  GROUP BY run, node) c ON c.run = n.run AND c.node = n.node
+LEFT JOIN (SELECT run, node, sum(n) AS n FROM dump_ends GROUP BY run, node) d
+  ON d.run = n.run AND d.node = n.node
+LEFT JOIN (SELECT run, node, sum(n) AS n FROM cq_ends GROUP BY run, node) u
+  ON u.run = n.run AND u.node = n.node
+"""
+
+#: Runs by how many nodes they have, and of how many the files were read.
+_NODES_READ = f"""
+SELECT r.run, r.nodes, count(f.node) AS n FROM runs r
+LEFT JOIN ({_FILES_READ}) f ON f.run = r.run AND f.ledger_told IS NOT NULL
+WHERE r.history IS NULL GROUP BY r.run, r.nodes
+"""
+
 #: Models of histories (`chaos.checker.readers`) that no last reads belong to.
 _UNDRAINED = "coalesce(history, '') IN ('register', 'store')"
 
@@ -385,6 +415,33 @@ CHECKS: tuple[Check, ...] = (
             few=True,
         ),
         Part(_BROKEN_OFF, "true", "node, pid, 'stopped writing, and no fault explains it' AS what", few=True),
+    ),
+    void(
+        "W12",
+        "the files of every node were read to their end",
+        "lines",
+        "{node}: {what}",
+        Part(
+            _NODES_READ,
+            "n < coalesce(nodes, 1)",
+            "'all' AS node, 'the files of ' || CAST(n AS STRING) || ' nodes were read, of ' "
+            "|| coalesce(CAST(nodes AS STRING), 'a number that nobody tells') AS what",
+            few=True,
+        ),
+        Part(
+            _FILES_READ,
+            "coalesce(ledger_told <> ledger_there, true)",
+            "node, CAST(ledger_there AS STRING) || ' entries are there of ' "
+            "|| coalesce(CAST(ledger_told AS STRING), 'a number that nobody tells') AS what",
+            few=True,
+        ),
+        Part(
+            _FILES_READ,
+            "(queues OR queues_there > 0) AND coalesce(queues_told <> queues_there, true)",
+            "node, CAST(queues_there AS STRING) || ' units of ConsumeQueues are there of ' "
+            "|| coalesce(CAST(queues_told AS STRING), 'a number that nobody tells') AS what",
+            few=True,
+        ),
     ),
     void(
         "V2",

@@ -26,6 +26,7 @@ class Need(StrEnum):
     WRITERS = "all writers"
     LIVES = "all lives of nodes"
     FINAL_READS = "final reads"
+    DUMPS = "all files of nodes"
     SOUND_FILES = "files without damage"
     FAULTS = "faults that took effect"
     TAKES = "answers to all who took"
@@ -55,6 +56,7 @@ NEEDS: dict[Need, NeedSpec] = {
     Need.WRITERS: NeedSpec("W7", "`expect`, and `trace_end` of each", _NEMESIS),
     Need.LIVES: NeedSpec("W13", "`started`, `written`, `pid` of each life, faults of its time", _NEMESIS),
     Need.FINAL_READS: NeedSpec("W8", "`log`, `healed`, `drain_target`, drains", "nemesis, final reader"),
+    Need.DUMPS: NeedSpec("W12", "`dumped` and its `count`, of each node", "reader of the nodes' files"),
     Need.SOUND_FILES: NeedSpec("W9", "no `dump_hole`", "reader of the nodes' files"),
     Need.FAULTS: NeedSpec("V2", "`planned_faults`, `effective` of each fault", _NEMESIS),
     Need.TAKES: NeedSpec("H0", "outcomes of operations that take from a queue", "histories", True),

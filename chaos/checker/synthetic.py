@@ -45,8 +45,15 @@ class Trace:
                 if begin.get("e") == "writer_begin" and "pid" in begin:
                     counts["written", begin["pid"]] = len(lines)
         for line in self.all_lines():
-            if (told := counts.get((line.get("e", ""), line.get("pid", -1)))) is not None:
-                line["count"] = told
+            if line["ev"] in (Ev.DUMP, Ev.CQ):
+                about = "consumequeue" if line["ev"] == Ev.CQ else line.get("ledger", LEDGER)
+                counts[line.get("node", ""), about] = counts.get((line.get("node", ""), about), 0) + 1
+        for line in self.all_lines():
+            match line.get("e"):
+                case "written":
+                    line["count"] = counts.get(("written", line["pid"]), 0)
+                case "dumped":
+                    line["count"] = counts.get((line["node"], line["ledger"]), 0)
 
     def all_lines(self) -> Iterator[Line]:
         for lines in self.files.values():
@@ -496,6 +503,13 @@ class Synthetic:
                 for qoff, index in enumerate(queue):
                     unit: Line = {"topic": TOPIC, "q": q, "qoff": qoff, "lidx": index, "size": 100}
                     self._emit("admin", Ev.CQ, node=node, **unit)
+            self._dumped(node, LEDGER, len(self._log))
+            if self.broker:
+                self._dumped(node, "consumequeue", sum(len(queue) for queue in self._queues))
+
+    def _dumped(self, node: str, ledger: str, count: int) -> None:
+        told: Line = {"node": node, "ledger": ledger, "count": count, "digest": digest_of(ledger, count)}
+        self._emit("admin", Ev.META, e="dumped", text="clean", **told)
 
     # -- writing -------------------------------------------------------------------------------------------
 

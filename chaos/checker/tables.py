@@ -38,6 +38,7 @@ read_logs    one log: how far it was read.
 histories    op_counts of other systems' histories, and of which model these are.
 odd_ops      operations whose lines are not one invoke and one completion at most.
 dump_ends    one node's files of one ledger.
+cq_ends      one ConsumeQueue of one node.
 recalled     messages that somebody tried to take back, and with what outcome.
 unanswered   messages of `sends` that did not fail, and have no position.
 unclear      acknowledged messages of `placed` that may be in `doubts`.
@@ -67,7 +68,7 @@ PICKED = frozenset(
 FEW_ROWS = PICKED - {"items"} | frozenset(
     (
         *("line_counts", "writers", "op_counts", "runs", "milestones", "sent_logs", "read_logs", "histories"),
-        *("dump_ends", "suspects", "doubts", "spells", "holes", "fault", "member", "meta"),
+        *("dump_ends", "cq_ends", "suspects", "doubts", "spells", "holes", "fault", "member", "meta"),
     )
 )
 
@@ -294,6 +295,7 @@ SELECT run, src, inc, file, coalesce(ev = 'corrupt', false) AS corrupt, count(*)
   count(*) FILTER (WHERE ev = 'meta' AND e = 'run_begin') AS begins,
   count(*) FILTER (WHERE ev IN ('raft', 'store', 'role')) AS of_node,
   count(*) FILTER (WHERE ev = 'dump') AS dump, count(*) FILTER (WHERE ev = 'cq') AS cq,
+  count(*) FILTER (WHERE ev = 'dump' AND qoff IS NOT NULL AND mid IS NOT NULL) AS queued,
   count(*) FILTER (WHERE ev = 'raft') AS raft, count(*) FILTER (WHERE e = 'commit') AS commits,
   count(*) FILTER (WHERE e = 'ack') AS acks, count(*) FILTER (WHERE e IN ('flush', 'install',
     'append')) AS flushes,
@@ -466,6 +468,8 @@ _FACTS: tuple[dict[str, str], ...] = (
         "runs": _RUNS,
         "milestones": _MILESTONES,
         "dump_ends": _DUMP_ENDS,
+        "cq_ends": """SELECT run, node, log, min(qoff) AS low, max(qoff) AS high, count(*) AS n FROM cq
+          GROUP BY run, node, log""",
     },
     {"ops": _OPS},
     {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chaos.checker.checks.registry import Check, Part, hard
-from chaos.checker.needs import EVIDENT, WHOLE, Need
+from chaos.checker.needs import EVIDENT, NODES, WHOLE, Need
 
 #: After everything is healed, a send is acknowledged within so long; ns.
 RECOVERY_NS = 60_000_000_000
@@ -32,5 +32,6 @@ CHECKS: tuple[Check, ...] = (
         "{node}: {text}",
         Part("meta", "e = 'log_error'", "node, text, src, inc, seq", few=True),
         needs=EVIDENT,
+        clear_needs=NODES,
     ),
 )

@@ -17,8 +17,9 @@ _LEAST = """
 SELECT *, max(CASE WHEN k = 1 THEN min_off END) OVER (PARTITION BY run, log ORDER BY t, k
   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
 FROM (
-  SELECT r.*, k.k, CASE WHEN k.k = 0 THEN inv ELSE ret END AS t FROM reads r
-  CROSS JOIN (SELECT 0 AS k UNION ALL SELECT 1 AS k) k WHERE r.f = 'min_off' AND r.outcome = 'ok')
+  SELECT r.*, k.k, CASE WHEN k.k = 0 THEN r.inv ELSE r.ret END AS t, p.run IS NOT NULL AS purged FROM reads r
+  LEFT JOIN (SELECT run FROM milestones WHERE e = 'purge' GROUP BY run) p ON p.run = r.run
+  CROSS JOIN (SELECT 0 AS k UNION ALL SELECT 1 AS k) k WHERE r.min_off IS NOT NULL AND r.outcome = 'ok')
 """
 
 _FOUND = """
@@ -58,7 +59,7 @@ WHERE o.f = 'send' AND o.delay_ms > 0 GROUP BY o.run, o.mid, o.delay_ms, o.inv
 _BEGINNINGS = """
 SELECT d.run, d.node, d.low, coalesce(max(p.lidx), -1) AS purged FROM (
   SELECT run, node, min(low) AS low FROM dump_ends GROUP BY run, node) d
-LEFT JOIN milestones p ON p.run = d.run AND p.e IN ('purge', 'install')
+LEFT JOIN milestones p ON p.run = d.run AND p.node = d.node AND p.e IN ('purge', 'install')
 GROUP BY d.run, d.node, d.low
 """
 
@@ -82,14 +83,24 @@ CHECKS: tuple[Check, ...] = (
         ),
         # Units of entries that could not be read point nowhere.
         needs=(*EVIDENT, Need.SOUND_FILES),
+        clear_needs=(*WHOLE, Need.DUMPS),
     ),
     hard(
         "B2",
         "the least offset of a queue never falls, and rises only when something is purged",
         "min_offs",
-        "{log}: operation {op} was answered {min_off} after {before}",
-        Part(_LEAST, "k = 0 AND min_off < before", "log, op, min_off, before, src, inc, seq"),
-        needs=(*EVIDENT, Need.OPERATIONS, Need.CLOCKS),
+        "{log}: operation {op} was answered {min_off} {what}",
+        Part(
+            _LEAST,
+            "k = 0 AND min_off < before",
+            "log, op, min_off, 'after ' || CAST(before AS STRING) AS what, src, inc, seq",
+        ),
+        Part(
+            _LEAST,
+            "k = 0 AND min_off > 0 AND NOT purged",
+            "log, op, min_off, 'and nothing was ever purged' AS what, src, inc, seq",
+        ),
+        needs=(*NODES, Need.CLOCKS),
     ),
     hard(
         "B3",
@@ -141,6 +152,6 @@ CHECKS: tuple[Check, ...] = (
         "dump",
         "{node}: its files begin at index {low}, purged was up to {purged}",
         Part(_BEGINNINGS, "low > purged + 1", "node, low, purged", few=True),
-        needs=(*NODES, Need.SOUND_FILES),
+        needs=(*NODES, Need.DUMPS, Need.SOUND_FILES),
     ),
 )

@@ -115,6 +115,7 @@ CHECKS: tuple[Check, ...] = (
             "log, pos, mid_min AS mid, mid_max AS mid_other",
         ),
         needs=EVIDENT,
+        clear_needs=DRAINED,
     ),
     hard(
         "L2",
@@ -123,6 +124,7 @@ CHECKS: tuple[Check, ...] = (
         "{log}: message {mid} stands at {pos_min} and at {pos_max}",
         Part(PLACED, "pos_min < pos_max AND retries = 0", "log, mid, pos_min, pos_max"),
         needs=(*WHOLE, Need.IDS),
+        clear_needs=DRAINED,
     ),
     warning(
         "L2W",
@@ -157,6 +159,7 @@ CHECKS: tuple[Check, ...] = (
             "ELSE 'has another content than was sent' END AS what",
         ),
         needs=WHOLE,
+        clear_needs=DRAINED,
     ),
     hard(
         "L5",
@@ -165,6 +168,7 @@ CHECKS: tuple[Check, ...] = (
         "{log} at {pos}: message {mid}, whose send had failed",
         Part(PLACED, "fails > 0 AND oks = 0 AND reads > 0", "log, mid, read_min AS pos"),
         needs=(*EVIDENT, Need.OPERATIONS, Need.IDS),
+        clear_needs=DRAINED,
     ),
     hard(
         "L6a",
@@ -177,6 +181,7 @@ CHECKS: tuple[Check, ...] = (
             "log, mid, pos_max AS pos, bound",
         ),
         needs=WHOLE,
+        clear_needs=DRAINED,
     ),
     hard(
         "L6b",
@@ -203,7 +208,7 @@ CHECKS: tuple[Check, ...] = (
         "acked dump",
         "message {mid}, acknowledged at index {lidx}, stands on {n} of {want} nodes",
         Part(_LACKING, "n < want", "mid, lidx, n, want, src, inc, seq", few=True),
-        needs=WHOLE,
+        needs=(*WHOLE, Need.DUMPS),
     ),
     hard(
         "L6d",
@@ -211,7 +216,7 @@ CHECKS: tuple[Check, ...] = (
         "acked dump",
         "index {lidx}, acknowledged, is beyond the end of the files of {n} of {nodes} nodes",
         Part(_BEYOND, "2 * n >= nodes", "lidx, n, nodes", few=True),
-        needs=WHOLE,
+        needs=(*WHOLE, Need.DUMPS),
     ),
     hard(
         "L7",

@@ -100,6 +100,7 @@ CHECKS: tuple[Check, ...] = (
             "node, e, term, lidx, commit_before AS committed_before, src, inc, seq",
         ),
         needs=(*WHOLE, Need.CLOCKS),
+        clear_needs=NODES,
     ),
     hard(
         "P2",
@@ -131,6 +132,7 @@ CHECKS: tuple[Check, ...] = (
             "doubts", "pos IS NOT NULL AND there > 0 AND same = 0", "mid, lidx, pos, src, inc, seq", few=True
         ),
         needs=(*EVIDENT, Need.IDS),
+        clear_needs=(*WHOLE, Need.DUMPS),
     ),
     hard(
         "P5",
@@ -139,6 +141,7 @@ CHECKS: tuple[Check, ...] = (
         "{log} at {pos}: message {mid}, whose send had failed",
         Part(PLACED, "fails > 0 AND oks = 0 AND dumps > 0", "log, mid, pos_min AS pos"),
         needs=(*EVIDENT, Need.OPERATIONS, Need.IDS),
+        clear_needs=(*WHOLE, Need.DUMPS),
     ),
     hard(
         "P6",

@@ -104,6 +104,7 @@ CHECKS: tuple[Check, ...] = (
         "term {term}: {node} and {node_other}",
         Part(_LEADERS, "node < node_other", "term, node, node_other, src, inc, seq", few=True),
         needs=EVIDENT,
+        clear_needs=NODES,
     ),
     hard(
         "R2",
@@ -112,6 +113,7 @@ CHECKS: tuple[Check, ...] = (
         "{node} voted in term {term} for {candidate} and for {candidate_other}",
         Part(_VOTES, "candidate < candidate_other", "node, term, candidate, candidate_other", few=True),
         needs=(*EVIDENT, Need.LIVES, Need.CLOCKS),
+        clear_needs=NODES,
     ),
     hard(
         "R3",
@@ -140,6 +142,7 @@ CHECKS: tuple[Check, ...] = (
             "inc, seq",
         ),
         needs=(*EVIDENT, Need.LIVES, Need.CLOCKS),
+        clear_needs=NODES,
     ),
     hard(
         "R5",
@@ -152,6 +155,7 @@ CHECKS: tuple[Check, ...] = (
             "node, e, lidx, raft_role AS role, raft_term AS led, src, inc, seq",
         ),
         needs=(*NODE_LINES, Need.CLOCKS),
+        clear_needs=NODES,
     ),
     hard(
         "R6",
@@ -160,6 +164,7 @@ CHECKS: tuple[Check, ...] = (
         "index {lidx} of term {eterm}: histories {chain} and {chain_other}",
         Part(_CHAINS, "key_min < key_max", "ledger, lidx, eterm, chain, chain_other"),
         needs=EVIDENT,
+        clear_needs=(*NODES, Need.DUMPS),
     ),
     hard(
         "R7",
@@ -172,6 +177,7 @@ CHECKS: tuple[Check, ...] = (
             "node, e, term, ended, committed_before, src, inc, seq",
         ),
         needs=EVIDENT,
+        clear_needs=NODES,
     ),
     hard(
         "R8",
@@ -190,6 +196,7 @@ CHECKS: tuple[Check, ...] = (
             "ledger, lidx, 'histories' AS what, chain_min AS one, chain_max AS other",
         ),
         needs=EVIDENT,
+        clear_needs=(*NODES, Need.DUMPS),
     ),
     hard(
         "R9",
@@ -203,6 +210,7 @@ CHECKS: tuple[Check, ...] = (
             "node, e, lidx, committed_before, end_before, src, inc, seq",
         ),
         needs=(*NODE_LINES, Need.CLOCKS),
+        clear_needs=NODES,
     ),
     hard(
         "R10",
@@ -215,6 +223,7 @@ CHECKS: tuple[Check, ...] = (
             "node, e, term, lidx, eterm, raft_role AS role, src, inc, seq",
         ),
         needs=(*NODE_LINES, Need.CLOCKS),
+        clear_needs=NODES,
     ),
     hard(
         "R11",
@@ -230,6 +239,7 @@ CHECKS: tuple[Check, ...] = (
             few=True,
         ),
         needs=EVIDENT,
+        clear_needs=NODES,
     ),
     hard(
         "R12",
@@ -254,6 +264,7 @@ CHECKS: tuple[Check, ...] = (
             "node, e, lidx, last, applied_before AS before, committed_before, src, inc, seq",
         ),
         needs=(*NODE_LINES, Need.CLOCKS),
+        clear_needs=NODES,
     ),
     warning(
         "R14",
@@ -269,7 +280,7 @@ CHECKS: tuple[Check, ...] = (
         "dump drained",
         "{ledger}: {node} ends at {low}, {node_other} at {high}",
         Part(_TOPS, "low < high", "ledger, low, high, node, node_other", few=True),
-        needs=(*DRAINED, Need.SOUND_FILES),
+        needs=(*DRAINED, Need.DUMPS, Need.SOUND_FILES),
     ),
     hard(
         "R16",

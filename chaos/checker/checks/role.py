@@ -51,9 +51,14 @@ ON k.run = y.run AND k.begun <= y.since AND y.since <= k.ended + {AFTER_FAULT_NS
 WHERE y.since < y.until_before AND y.node <> y.node_before
 """
 
+#: Units, each with the one before it. `removed`: whether the node has removed entries, or never had some.
 _NUMBERED = """
-SELECT run, node, log, qoff, lidx, lag(qoff) OVER w AS before, lag(lidx) OVER w AS lidx_before FROM cq
-WINDOW w AS (PARTITION BY run, node, log ORDER BY lidx, qoff)
+SELECT c.run, c.node, c.log, c.qoff, c.lidx, lag(c.qoff) OVER w AS before, lag(c.lidx) OVER w AS lidx_before,
+  p.node IS NOT NULL AS removed
+FROM cq c
+LEFT JOIN (SELECT run, node FROM milestones WHERE e IN ('purge', 'install') GROUP BY run, node) p
+  ON p.run = c.run AND p.node = c.node
+WINDOW w AS (PARTITION BY c.run, c.node, c.log ORDER BY c.lidx, c.qoff)
 """
 
 _PROMOTIONS = """
@@ -88,6 +93,7 @@ CHECKS: tuple[Check, ...] = (
             "raft_term AS role_term, src, inc, seq",
         ),
         needs=(*NODE_LINES, Need.CLOCKS),
+        clear_needs=NODES,
     ),
     hard(
         "S2",
@@ -117,6 +123,7 @@ CHECKS: tuple[Check, ...] = (
             "node, e, term, demoted_term, src, inc, seq",
         ),
         needs=(*NODE_LINES, Need.CLOCKS),
+        clear_needs=NODES,
     ),
     hard(
         "S4",
@@ -125,6 +132,7 @@ CHECKS: tuple[Check, ...] = (
         "term {term}: {node} and {node_other}",
         Part(_MASTERS, "node < node_other", "term, node, node_other, src, inc, seq", few=True),
         needs=EVIDENT,
+        clear_needs=NODES,
     ),
     warning(
         "S4W",
@@ -142,14 +150,14 @@ CHECKS: tuple[Check, ...] = (
     hard(
         "S5",
         "every stored message has its unit in the ConsumeQueue of the same node",
-        "dump cq",
+        "queued",
         "{node}: index {lidx} ({log} at {qoff}) is in no ConsumeQueue",
         Part(
             UNITS,
-            "mid IS NOT NULL AND sure AND qoff >= low AND unit_lidx IS NULL",
+            "mid IS NOT NULL AND sure AND lidx > purged AND unit_lidx IS NULL",
             "node, lidx, log, qoff",
         ),
-        needs=NODES,
+        needs=(*NODES, Need.DUMPS),
     ),
     hard(
         "S6",
@@ -161,8 +169,13 @@ CHECKS: tuple[Check, ...] = (
             "qoff <> before + 1 OR lidx = lidx_before",
             "node, log, qoff, lidx, before, lidx_before",
         ),
+        Part(
+            _NUMBERED,
+            "before IS NULL AND qoff > 0 AND NOT removed",
+            "node, log, qoff, lidx, -1 AS before, -1 AS lidx_before",
+        ),
         # Units of entries that could not be read point nowhere.
-        needs=(*NODES, Need.SOUND_FILES),
+        needs=(*NODES, Need.DUMPS, Need.SOUND_FILES),
     ),
     warning(
         "S7",

@@ -98,12 +98,14 @@ FROM (
 )
 """
 
-#: Stored messages beside their units in the ConsumeQueue of the same node. `low`: where that queue begins.
+#: Stored messages beside their units in the ConsumeQueue of the same node. `purged`: up to where the node has
+#: removed entries, or never had them.
 UNITS = """
-SELECT d.run, d.node, d.log, d.qoff, d.lidx, d.mid, d.sure, g.low, c.lidx AS unit_lidx
+SELECT d.run, d.node, d.log, d.qoff, d.lidx, d.mid, d.sure, coalesce(p.purged, -1) AS purged,
+  c.lidx AS unit_lidx
 FROM dump d
 LEFT JOIN cq c ON c.qoff = d.qoff AND c.node = d.node AND c.log = d.log AND c.run = d.run
-LEFT JOIN (SELECT run, node, log, min(qoff) AS low FROM cq GROUP BY run, node, log) g
-  ON g.run = d.run AND g.node = d.node AND g.log = d.log
+LEFT JOIN (SELECT run, node, max(lidx) AS purged FROM milestones WHERE e IN ('purge', 'install')
+  GROUP BY run, node) p ON p.run = d.run AND p.node = d.node
 WHERE d.qoff IS NOT NULL
 """

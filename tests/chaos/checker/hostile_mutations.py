@@ -116,7 +116,7 @@ def a_server_takes_more_memory_than_it_may(trace: Trace) -> None:
         line.pop(name, None)
 
 
-@mutation("A11")
+@mutation("A11 V2")
 def a_hostile_client_achieves_nothing(trace: Trace) -> None:
     _, end = hostile_before_the_faults(trace)
     end["effective"] = False

@@ -171,6 +171,62 @@ def a_fault_never_ends(trace: Trace) -> None:
     assert drop(trace, lambda line: line["ev"] == "fault" and line["e"] == "end")
 
 
+# -- files of nodes
+
+
+@unknown(Need.DUMPS)
+def the_end_of_the_dump_of_a_node_is_missing(trace: Trace) -> None:
+    entries = found(trace, ev="dump", node="n2")
+    last = {id(line) for line in entries[-9:]}
+    trace.files["dump:n2", 0] = [line for line in trace.files["dump:n2", 0] if id(line) not in last]
+    for seq, line in enumerate(trace.files["dump:n2", 0]):
+        line["seq"] = seq
+
+
+@unknown(Need.DUMPS)
+def the_files_of_a_node_were_not_read(trace: Trace) -> None:
+    del trace.files["dump:n2", 0]
+    assert drop(trace, lambda line: line.get("e") == "expect" and line["member"] == "dump:n2")
+
+
+@unknown(Need.DUMPS, "broker")
+def nobody_looked_for_consume_queues(trace: Trace) -> None:
+    assert drop(trace, lambda line: line["ev"] == "cq" or line.get("ledger") == "consumequeue")
+
+
+@invalid("S5", "broker")
+def a_consume_queue_is_absent_on_one_node(trace: Trace) -> None:
+    (place, *_) = found(trace, ev="cq", node="n2")
+    assert drop(trace, lambda u: all(u.get(k) == place[k] for k in ("ev", "node", "topic", "q")))
+
+
+@invalid("S5", "broker")
+def a_consume_queue_is_absent_on_all_nodes(trace: Trace) -> None:
+    (place, *_) = found(trace, ev="cq", node="n2")
+    assert drop(trace, lambda u: all(u.get(k) == place[k] for k in ("ev", "topic", "q")))
+
+
+@invalid("S5", "broker")
+def all_consume_queues_are_absent(trace: Trace) -> None:
+    assert drop(trace, lambda line: line["ev"] == "cq")
+
+
+@invalid("S6", "broker")
+def a_consume_queue_begins_late(trace: Trace) -> None:
+    (place, *_) = found(trace, ev="cq", node="n2", qoff=0)
+    assert drop(trace, lambda u: u is place)
+
+
+@invalid("B6")
+def the_files_of_all_nodes_begin_late(trace: Trace) -> None:
+    assert drop(trace, lambda line: line["ev"] == "dump" and position(line | {"qoff": line["lidx"]}) < 3)
+
+
+@invalid("B2", "broker")
+def the_least_offset_rises_and_nothing_was_purged(trace: Trace) -> None:
+    found(trace, type="ok", f="min_off")[-1]["min_off"] = 1
+
+
 # -- copies
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.checker.synthetic import Trace
+from chaos.checker.synthetic import Line, Trace
 from chaos.trace.schema import Ev
 from tests.chaos.checker.mutations import add, lines, mutation, number, remove
 
@@ -73,3 +73,38 @@ def an_unexpected_writer(trace: Trace) -> None:
 @mutation("V2")
 def a_fault_says_at_its_end_that_it_had_no_effect(trace: Trace) -> None:
     lines(trace, Ev.FAULT, e="end")[1]["effective"] = False
+
+
+def recount_nothing(trace: Trace, *gone: Line) -> None:
+    """Lines are lost from the trace, and those that tell how many there are know nothing of it."""
+    for key, kept in trace.files.items():
+        trace.files[key] = [line for line in kept if not any(line is one for one in gone)]
+        for seq, line in enumerate(trace.files[key]):
+            line["seq"] = seq
+
+
+@mutation("W12 S5")
+def units_are_missing_in_the_dump(trace: Trace) -> None:
+    recount_nothing(trace, *lines(trace, Ev.CQ, node="n2")[-2:])
+
+
+@mutation("W12")
+def the_files_of_a_node_were_not_read(trace: Trace) -> None:
+    """A majority of others has everything."""
+    told = lines(trace, Ev.META, e="dumped", node="n2")
+    recount_nothing(trace, *told, *lines(trace, Ev.DUMP, node="n2"), *lines(trace, Ev.CQ, node="n2"))
+
+
+@mutation("S5")
+def no_node_has_consume_queues(trace: Trace) -> None:
+    remove(trace, *lines(trace, Ev.CQ))
+
+
+@mutation("S5")
+def a_node_lacks_a_consume_queue(trace: Trace) -> None:
+    remove(trace, *lines(trace, Ev.CQ, node="n2", q=1))
+
+
+@mutation("S5 S6")
+def a_consume_queue_begins_late(trace: Trace) -> None:
+    remove(trace, *lines(trace, Ev.CQ, node="n2", q=1, qoff=0))
