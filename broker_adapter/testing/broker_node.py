@@ -227,9 +227,6 @@ class SimBroker:
     def role_changed(self, notice: RoleNotice) -> None:
         self.node.role_changed(notice)
 
-    def progressed(self) -> None:
-        self.node.progressed()
-
     def died(self) -> None:
         pass
 

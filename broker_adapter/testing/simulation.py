@@ -14,7 +14,7 @@ from broker_adapter.testing.derived import DerivedFiles
 from broker_adapter.testing.truth import LogTruth
 from dledger import DLedgerError
 from dledger.testing import CrashKind, Profile, Simulation, Violation
-from dledger.testing.durable import StateThread
+from dledger.testing.durable import CheckedFeeder
 from dledger.testing.nemesis import Nemesis
 from dledger.testing.process import SimProcess
 from dledger.testing.virtual.event_loop import virtual_loop
@@ -58,9 +58,8 @@ class BrokerSimulation(Simulation):
         assert isinstance(files, DerivedFiles)
         return SimBroker(self, process, files, self.seeds.take(f"{process.node_id} broker"))
 
-    def new_state_thread(self, process: SimProcess) -> StateThread:
-        rng = self.seeds.take(f"{process.node_id} state")
-        return StateThread(process, owner_of(process).machine, self.truth, rng)
+    def new_feeder(self, process: SimProcess, rng: Random) -> CheckedFeeder:
+        return CheckedFeeder(process, owner_of(process).machine, self.truth, rng)
 
     def stop(self, node_id: str, done: Callable[[], None] | None = None) -> None:
         """The broker stops first."""

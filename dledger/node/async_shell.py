@@ -147,9 +147,13 @@ class AsyncShell:
 
     def run_ticks(self, period_ms: int, tick: Callable[[], None]) -> None:
         """From now on `tick`, which calls the one below, is called as often as the replica needs it."""
-        due = partial(next_tick_ms, self._replica)
-        self.ticker = Ticker(period_ms, tick, due, now_ms=self._now_ms, later=self._loop.call_later)
+        self.ticker = Ticker(
+            period_ms, tick, self._next_tick_ms, now_ms=self._now_ms, later=self._loop.call_later
+        )
         self.ticker.run()
+
+    def _next_tick_ms(self, now_ms: int) -> int:
+        return next_tick_ms(self._replica, now_ms)
 
     def tick(self) -> None:
         self._step(self._replica.tick)

@@ -25,6 +25,7 @@ from dledger.node.loop.readable import ReadableLog
 from dledger.node.loop.threads import finished
 from dledger.node.loop.wall_clock import JumpWatch, wall_ms
 from dledger.node.machine.applier import Applier
+from dledger.node.machine.state_feeder import StateFeeder
 from dledger.node.machine.state_machine import StateMachine
 from dledger.node.members.inbound import Inbound
 from dledger.node.members.peers import PeerEvents, PeerLink
@@ -155,7 +156,8 @@ class NodeServer(OwnerFace):
             await self._release(self._end_readers, _DISK_STOP_S)
             raise
         try:
-            self._applier = Applier(self._machine, self.store, self._trace)
+            feeder = None if self._machine is None else StateFeeder(self._machine, self.store)
+            self._applier = Applier(feeder, self.store, self._trace)
             await self._applier.recover()
             self._build()
             self._worker.start()
@@ -476,13 +478,8 @@ class NodeServer(OwnerFace):
 
     def _tick(self) -> None:
         self._shell.tick()
-        if self.store.likely_bytes < self._allocator.ahead_bytes:
-            self._allocator.look()
-        # An image that makes room may use the reserve; callers may not, as long as it does.
-        retainer = self._replica.retainer
-        in_use = retainer.is_writing and self._allocator.is_full
-        self._replica.admission.reserve_in_use = in_use
-        self._allocator.use_reserve = in_use and retainer.waits_for_room
+        replica = self._replica
+        replica.admission.reserve_in_use = self._allocator.serve(replica.retainer)
 
     def _checkpoint(self) -> None:
         self._shell.checkpoint()

@@ -1,28 +1,34 @@
 """Durable state machines in the simulator: files that outlive processes, and their threads in virtual time.
 
-The plan and the feeder are those of a real node; dledger.node.machine.applier is their shell there.
-Whatever state a machine has, found again, loaded or applied, is compared with that of a machine which applied
-the one committed log once.
+Applier, plan and feeder are those of a real node; only the thread is simulated. Whatever state a machine has,
+found again, loaded or applied, is compared with that of a machine which applied the one committed log once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from dledger.errors import ReadFailed, StorageError
-from dledger.node.machine.state_feeder import StateFeeder
+from dledger.errors import DLedgerError, ReadFailed, StorageError
+from dledger.node.machine.applier import Applier
+from dledger.node.machine.state_feeder import Recovered, StateFeeder
 from dledger.node.machine.state_machine import Applied, AppliedEntry, DurableStateMachine
-from dledger.node.machine.state_plan import Apply, Load, Piece, Replay, Save, StatePlan
-from dledger.store.api import EntryDamaged
+from dledger.node.machine.state_plan import Apply, Load, Loaded, Replay
 from dledger.store.disk import CrashKind
+from dledger.store.format.batch import Batch
 from dledger.testing.virtual.violation import Violation
 
 if TYPE_CHECKING:
     from dledger.testing.process import SimProcess
 
-RETRY_MS = 20
+T = TypeVar("T")
+
+_RETRY_S = 0.02
+#: How long the thread of a machine takes to get round to a piece of work, in ms.
+_THREAD_MS = (0, 0, 1, 5, 30)
 
 
 class MachineFiles:
@@ -115,121 +121,107 @@ class Truth:
             raise Violation("state machine", f"{node_id} at {applied} derives from {derived}, not {there}")
 
 
-class StateThread:
-    """The thread of the machine of one process. All methods in turns of it, but `recover`."""
+class CheckedFeeder(StateFeeder):
+    """That of a real node. Whatever it brings the machine to is compared with the truth, and whatever else
+    than damage it raises is a finding."""
 
     def __init__(self, process: SimProcess, machine: DurableStateMachine, truth: Judge, rng: Random) -> None:
-        self.machine = machine
+        super().__init__(machine, process.store, rng.choice((1, 300, 1 << 20)))
         self._process = process
         self._truth = truth
-        self._rng = rng
-        self._feeder = StateFeeder(machine, process.store, rng.choice((1, 300, 1 << 20)))
-        self._plan = StatePlan(replays=True)
-        self._is_started = False
-        self._is_busy = False
 
-    @property
-    def applied(self) -> int:
-        return self._plan.applied
+    def check(self, applied: int, base_index: int) -> None:
+        """The machine is said to have applied all up to `applied`, of a log that begins after base_index."""
+        with self._watched():
+            self._truth.check(self._process.node_id, self.machine, applied, base_index)
 
-    def recover(self) -> None:
-        """Before there is a replica."""
-        process = self._process
-        recovered = self._feeder.recover()
-        if recovered is None:
-            return
-        found, why_not = recovered
-        process.sim.counts["states not used" if why_not else "states recovered"] += 1
-        process.sim.trace.add(process.sim.clock.now_ms, process.node_id, "kept", recovered)
-        if not why_not:
-            self._plan.recovered(found.index)
-            self._truth.check(process.node_id, self.machine, found.index, process.store.base.index)
-
-    def start(self) -> None:
-        """Once the log has been read for what is derived from it."""
-        self._is_started = True
-        if self._needs_image():
-            self._plan.forget()
-        self._wake()
-
-    def committed(self) -> None:
-        """More can be read, or what can be read has changed."""
-        self._wake()
-
-    def save(self, image_index: int) -> None:
-        self._plan.save(image_index)
-        self._wake()
-
-    def close(self) -> None:
-        """The node stops in order."""
-        self._feeder.close()
-
-    def _needs_image(self) -> bool:
-        return self._process.replica.admission.state.needs_image
-
-    def _wake(self) -> None:
-        """The loop has named a piece; the thread comes to it a little later."""
-        self._process.progressed()
-        if self._is_busy or not self._is_started:
-            return
-        state = self._process.replica.admission.state
-        if state.is_rebuilding:
-            return
-        piece = self._plan.next(
-            self._process.store.base.index,
-            self._process.readable.index,
-            state.newest_image,
-            needs_image=state.needs_image,
-        )
-        if piece is not None:
-            self._is_busy = True
-            self._process.after(self._rng.choice((0, 0, 1, 5, 30)), lambda: self._do(piece))
-
-    def _do(self, piece: Piece) -> None:
-        process = self._process
-        reports: list[Callable[[], None]] = []
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
         try:
-            process.sim.guarded_disk(process, lambda: reports.append(self._done(piece)))
-        except (ReadFailed, StorageError) as error:
-            process.sim.counts["state pieces put off"] += 1
-            if isinstance(error, EntryDamaged):
-                process.suspect(error.index)
-            elif isinstance(error, StorageError):
-                raise
-            process.after(RETRY_MS, self._again)
-            return
+            yield
+        except (ReadFailed, StorageError):
+            self._process.sim.counts["state pieces put off"] += 1
+            raise
+        except Exception as error:
+            self._process.loop.fail(error)
+            raise
 
-        def reported() -> None:
-            reports[0]()
-            self._again()
+    def recover(self) -> Recovered | None:
+        process = self._process
+        recovered = super().recover()
+        if recovered is None:
+            return None
+        process.sim.counts["states not used" if recovered.why_not else "states recovered"] += 1
+        process.sim.trace.add(process.sim.clock.now_ms, process.node_id, "kept", recovered)
+        if not recovered.why_not:
+            self.check(recovered.found.index, process.store.base.index)
+        return recovered
 
-        process.after(self._rng.choice((0, 0, 1)), reported)
+    def apply(self, piece: Apply, batches: Sequence[Batch] = ()) -> int:
+        with self._watched():
+            applied = super().apply(piece, batches)
+        self.check(applied, self._process.store.base.index)
+        return applied
 
-    def _again(self) -> None:
-        self._is_busy = False
-        self._wake()
+    def replay(self, piece: Replay) -> int:
+        with self._watched():
+            replayed = super().replay(piece)
+        self._process.sim.counts["state pieces replayed"] += 1
+        if replayed == piece.last:
+            self.check(replayed, piece.first - 1)
+        return replayed
 
-    def _done(self, piece: Piece) -> Callable[[], None]:
-        """Do a piece, on the thread. What to report of it on the loop."""
-        plan, feeder, process = self._plan, self._feeder, self._process
-        match piece:
-            case Apply():
-                applied = feeder.apply(piece)
-                self._truth.check(process.node_id, self.machine, applied, process.store.base.index)
-                return lambda: plan.has_applied(applied)
-            case Replay():
-                replayed = feeder.replay(piece)
-                process.sim.counts["state pieces replayed"] += 1
-                if replayed == piece.last:
-                    self._truth.check(process.node_id, self.machine, replayed, piece.first - 1)
-                return lambda: plan.replayed(replayed)
-            case Load():
-                found = feeder.load(piece)
-                if found is None:
-                    return lambda: None
-                process.sim.counts["states loaded"] += 1
-                return lambda: plan.loaded(found)
-            case Save(image_index):
-                self._truth.check(process.node_id, self.machine, image_index - 1, process.store.base.index)
-                state = feeder.save()
-                return lambda: process.shell.state_saved(image_index, state)
+    def load(self, piece: Load) -> Loaded | None:
+        with self._watched():
+            found = super().load(piece)
+        self._process.sim.counts["states loaded"] += found is not None
+        return found
+
+    def save(self) -> list[bytes]:
+        with self._watched():
+            return super().save()
+
+
+class SimApplier(Applier):
+    """The applier of a process: that of a real node, whose thread gets round to its work a little later.
+
+    Without a machine there is nothing to apply: machines that are not durable are checked against the log,
+    and not kept in it."""
+
+    def __init__(self, process: SimProcess, feeder: CheckedFeeder | None, rng: Random) -> None:
+        super().__init__(feeder, process.store, retry_s=_RETRY_S)
+        self._checked = feeder
+        self._process = process
+        self._rng = rng
+
+    def recover_now(self) -> None:
+        """As `recover`, before there is a replica. StorageError."""
+        if self._checked is not None:
+            self.recovered(self._checked.recover())
+
+    def wire_to(self, process: SimProcess) -> None:
+        """For a process that has its replica."""
+        replica = process.replica
+        self.wire(
+            process.readable,
+            cached=replica.cache.batches,
+            newest_image=lambda: replica.admission.state.newest_image,
+            needs_image=lambda: replica.admission.state.needs_image,
+            saved=self._state_saved,
+            on_damage=process.suspect,
+            on_fatal=self._failed,
+        )
+
+    def _failed(self, error: DLedgerError) -> None:
+        if error.__cause__ is not None:  # a finding, and no trouble of the disk
+            self._process.loop.fail(error.__cause__)
+        self._process.disk_failed(error)
+
+    def _state_saved(self, image_index: int, state: Sequence[bytes]) -> None:
+        if self._checked is not None:
+            self._checked.check(image_index - 1, self._process.store.base.index)
+        self._process.shell.state_saved(image_index, state)
+
+    async def _on_thread(self, work: Callable[..., T], *arguments: object) -> T:
+        await asyncio.sleep(self._rng.choice(_THREAD_MS) / 1000)
+        return await asyncio.get_running_loop().run_in_executor(None, work, *arguments)

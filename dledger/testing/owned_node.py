@@ -15,7 +15,6 @@ from dledger.replica.owned_append import Assigned, Fill
 from dledger.replica.shell import AppendOutcome, RoleNotice
 from dledger.store.format.batch import Body
 from dledger.testing.checks.oracle import Append
-from dledger.testing.durable import StateThread
 from dledger.testing.virtual.event_loop import VirtualLoop
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ _READ_INDEX_MS = 1000  # a node waits so long for the leader's answer
 
 
 class OwnedNode:
-    """See `NodeServer` for what each method promises. The owner passes `role_changed` and `progressed` on.
+    """See `NodeServer` for what each method promises. The owner passes `role_changed` on.
 
     `pending_roles`: changes that listeners have not heard of yet.
     """
@@ -38,7 +37,6 @@ class OwnedNode:
         self._append_timeout_ms = append_timeout_ms
         self._role_events = RoleEvents()
         self._role_events.listen(self._heard)
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._bodies: BodyReader | None = None
 
     # -- for the owner
@@ -46,15 +44,6 @@ class OwnedNode:
     def role_changed(self, notice: RoleNotice) -> None:
         self.pending_roles += 1
         self._role_events.announce(notice)
-
-    def progressed(self) -> None:
-        applied = self.applied_index
-        ready = [waiter for waiter in self._waiting if waiter[0] <= applied]
-        if ready:
-            self._waiting = [waiter for waiter in self._waiting if waiter[0] > applied]
-            for _, future in ready:
-                if not future.done():
-                    future.set_result(None)
 
     # -- NodeServer
 
@@ -108,7 +97,7 @@ class OwnedNode:
 
     @property
     def applied_index(self) -> int:
-        return self._state.applied
+        return self._process.applier.applied_index
 
     @property
     def begin_pos(self) -> int:
@@ -157,20 +146,7 @@ class OwnedNode:
     async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int:
         if index is None:
             index = await self._read_index()
-        if self.applied_index >= index:
-            return index
-        future: asyncio.Future[None] = self._loop.create_future()
-        waiter = (index, future)
-        self._waiting.append(waiter)
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                await future
-        except TimeoutError:
-            text = f"applied up to {self.applied_index}, not yet up to {index}"
-            raise ReadFailed(text, code=Code.READ_NOT_CONFIRMED) from None
-        finally:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
+        await self._process.applier.wait(index, timeout_ms)
         return index
 
     def read_bodies(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -183,11 +159,6 @@ class OwnedNode:
 
     def _heard(self, event: object) -> None:
         self.pending_roles -= 1
-
-    @property
-    def _state(self) -> StateThread:
-        assert self._process.state is not None
-        return self._process.state
 
     @property
     def _reader(self) -> BodyReader:

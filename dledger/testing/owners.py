@@ -42,9 +42,6 @@ class NodeOwner(Protocol):
     def role_changed(self, notice: RoleNotice) -> None:
         """Within a turn of the replica: nothing may be asked of it."""
 
-    def progressed(self) -> None:
-        """More of the log can be read, or was applied. As for `role_changed`."""
-
     def died(self) -> None:
         """The process is gone, at once."""
 
@@ -103,9 +100,6 @@ class Owner:
     def role_changed(self, notice: RoleNotice) -> None:
         self._notices.append(notice)
         self._process.after(self._rng.choice((0, 0, 5, 60, 800)), self._hear)
-
-    def progressed(self) -> None:
-        pass
 
     def died(self) -> None:
         pass

@@ -23,6 +23,7 @@ from dledger.rpc.envelope import Identity
 from dledger.rpc.peer_transport import PeerUnreachable, Question
 from dledger.store.api import LogStore
 from dledger.testing import peer_transport
+from dledger.testing.allocating import SimAllocator
 from dledger.testing.disk_thread import DiskThread
 from dledger.testing.network import Fetched, Outcome, PushStream, Request
 from dledger.testing.repairs import repairer_of, scrubber_of
@@ -50,20 +51,6 @@ class _Token:
         self._answer(outcome)
 
 
-class _NoMachine:
-    """Implements dledger.node.async_shell.StateKeeper: machines that are not durable are checked against the
-    log, and not kept in it."""
-
-    def __init__(self, saved: Callable[[int, Sequence[bytes]], None]) -> None:
-        self._saved = saved
-
-    def save(self, image_index: int) -> None:
-        self._saved(image_index, ())
-
-    def start(self) -> None: ...
-    def committed(self) -> None: ...
-
-
 class SimProcess:
     """Once not `alive`, nothing happens any more.
 
@@ -79,6 +66,9 @@ class SimProcess:
         self.disk_factor = 1  # slow disks: every job takes so many times longer
         self.disk_stuck_until_ms = 0
         self._rng = rng
+        #: Ticked only when something is due, as a real node is; else always, and what would have been slept
+        #: over is looked for.
+        self.sleeps = rng.random() < 0.5
         self._rate = 1 + rng.uniform(-sim.profile.skew, sim.profile.skew)
         self._clock_offset_ms = rng.randint(0, 1_000_000)
         self._started_ms = sim.clock.now_ms
@@ -86,29 +76,29 @@ class SimProcess:
         self.loop = virtual_loop(self.after, self.now_ms, rng, on_thread=self.on_disk)
         self.disk = DiskThread(self, rng)
         self.owner = sim.new_owner(self)
-        self._is_full = False  # the allocator found no room
         self._applied_index = -1
         self._machine = sim.new_state_machine()
-        self.state = sim.new_state_thread(self)
+        self.applier = sim.new_applier(self)
         state = replace(store.hard_state, incarnation=store.hard_state.incarnation + 1)
         self.incarnation = state.incarnation
         sim.invariants.saving_hard_state(node_id, state)
         sim.invariants.hard_state_starts(node_id, state)
         store.save_hard_state(state)
         sim.invariants.hard_state_saved(node_id, state)
-        if self.state is not None:
-            self.state.recover()
+        self.applier.recover_now()
         committed = max(store.base.index, store.committed_checkpoint)
         self.readable = ReadableLog(committed, store.end_index, _MAX_WAITING_READS)
         self.loop.entered(self._make_shell)
+        self.allocator = SimAllocator(self, rng)
         self.replica = sim.new_replica(self, store)
+        self.replica.admission.want_room = self.allocator.look
         self.links = self._make_links()
         self.repairer = repairer_of(self, rng)
         self._scrubber = scrubber_of(self)
         fetcher = LogFetcher(store, self.readable, None, self.suspect)
         self.inbound = Inbound(self._identity(), self.shell, fetcher.fetch)
-        keeper = self.state or _NoMachine(self.shell.state_saved)
-        self.shell.wire(self.replica, self.disk, self.inbound, self.links, keeper)
+        self.applier.wire_to(self)
+        self.shell.wire(self.replica, self.disk, self.inbound, self.links, self.applier)
         timeout_ms = sim.profile.request_timeout_ms
         self._read_points = ReadPoints(self.shell.read_index, _MAX_WAITING_READS, timeout_ms)
 
@@ -149,15 +139,20 @@ class SimProcess:
     def start(self) -> None:
         """Let the replica begin, once the node knows of this process: its disk may fail at once."""
         self.post(self._begin)
-        self._tick()
         self._checkpoint()
         if self.owner is not None:
             self.owner.start()
 
     def _begin(self) -> None:
+        self.allocator.start()
         self.shell.start()
         self.repairer.start()
         self._scrubber.start()
+        self.shell.run_ticks(self.sim.profile.tick_ms, self._tick)
+
+    def stop_applying(self, stopped: Callable[[], object]) -> None:
+        """The node stops in order: its state machine is closed. In a turn."""
+        self._spawn(self.applier.stop()).add_done_callback(lambda _: stopped())
 
     def die(self) -> None:
         self.alive = False
@@ -165,11 +160,6 @@ class SimProcess:
         self.loop.die()
         if self.owner is not None:
             self.owner.died()
-
-    def progressed(self) -> None:
-        """More of the log can be read, or was applied."""
-        if self.owner is not None:
-            self.owner.progressed()
 
     # -- time and turns
 
@@ -203,20 +193,11 @@ class SimProcess:
         self.is_paused = False
         inbox, self._inbox = self._inbox, []
         if self._rng.random() < 0.5:
-            inbox.insert(0, self._tick_replica)
+            inbox.insert(0, self._tick)
         for action in inbox:
             self.post(action)
 
     def _tick(self) -> None:
-        if not self.alive:
-            return
-        if not self.is_paused:
-            # As an allocator does: on a thread of its own, where the machine may go down, too.
-            self.on_disk(self._prepare)
-            self.post(self._tick_replica)
-        self.sim.clock.after(self.sim.profile.tick_ms, self._tick)
-
-    def _tick_replica(self) -> None:
         now_ms, core, done = self.now_ms(), self.replica.core, self.shell.done
         fitness = core.may_lead, core.has_room
         is_early = next_tick_ms(self.replica, now_ms) > now_ms
@@ -224,17 +205,7 @@ class SimProcess:
         # Fitness is looked at with every tick, and needs none at a certain moment.
         if is_early and self.shell.done != done and fitness == (core.may_lead, core.has_room):
             raise Violation("ticks", f"{self.node_id} did with a tick what it would have slept over")
-        retainer = self.replica.retainer
-        self.replica.admission.reserve_in_use = retainer.is_writing and self._is_full
-
-    def _prepare(self) -> None:
-        """The allocator keeps space reserved ahead of need; an image that makes room may use the reserve."""
-        size = self.store.data_file_size
-        self._is_full = not self.store.prepare(2 * size)
-        if self._is_full:
-            self.sim.counts["found the disk full"] += 1
-            if self.replica.retainer.waits_for_room:
-                self.store.prepare(size, use_reserve=True)
+        self.replica.admission.reserve_in_use = self.allocator.serve(self.replica.retainer)
 
     def _checkpoint(self) -> None:
         self.after(self.sim.profile.checkpoint_every_ms, self._store_checkpoint)
@@ -360,8 +331,7 @@ class SimProcess:
     def log_is_replaced(self) -> None:
         """As if a piece of the state machine's had just ended: what is named now is done while the old log
         is still there."""
-        if self.state is not None:
-            self.after(0, self.state.committed)
+        self.after(0, self.applier.committed)
 
     def committed(self, committed_index: int) -> None:
         if self._machine is not None:

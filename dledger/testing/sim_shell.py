@@ -35,6 +35,9 @@ class SimShell(AsyncShell):
     def _step(self, work: Callable[..., None], *arguments: object, **options: object) -> None:
         super()._step(self._checked, work, arguments, options)
 
+    def _next_tick_ms(self, now_ms: int) -> int:
+        return super()._next_tick_ms(now_ms) if self._process.sleeps else now_ms
+
     def _checked(
         self,
         now_ms: int,

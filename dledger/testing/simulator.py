@@ -33,7 +33,15 @@ from dledger.store.format.batch import MAGIC_NORMAL, Batch, decode_entries, enco
 from dledger.store.identity import Identity
 from dledger.testing.checks.oracle import Append, Oracle
 from dledger.testing.clients import submit
-from dledger.testing.durable import Judge, MachineFiles, MakeMachine, NodeFiles, StateThread, Truth
+from dledger.testing.durable import (
+    CheckedFeeder,
+    Judge,
+    MachineFiles,
+    MakeMachine,
+    NodeFiles,
+    SimApplier,
+    Truth,
+)
 from dledger.testing.flips import Flips
 from dledger.testing.invariants import Invariants
 from dledger.testing.network import Network, PushStream
@@ -238,7 +246,7 @@ class Simulation:
                 for core in cores
             )
             and all(p.replica.rebuilding.is_done for p in processes)
-            and all(p.state is None or p.state.applied == first.committed_index for p in processes)
+            and all(p.applier.applied_index == first.committed_index for p in processes)
         )
 
     def summary(self) -> str:
@@ -381,14 +389,13 @@ class Simulation:
             self.clock.after(0, finish)
 
         def finish() -> None:
+            process.post(lambda: process.stop_applying(lambda: self.clock.after(0, end)))
+
+        def end() -> None:
             if not process.alive:
                 return
             self.counts["graceful stops"] += 1
             self.trace.add(self.clock.now_ms, node_id, "stopped")
-            if process.state is not None:
-                self.guarded_disk(process, process.state.close)
-            if not process.alive:
-                return
             self._kill(process)
             for stream in self.network.streams_of(node_id):
                 self._tear(stream, process, CrashKind.PROCESS)
@@ -573,14 +580,18 @@ class Simulation:
         owned = self.profile.owned
         return Owner(process, self.seeds.take(f"{process.node_id} owner")) if owned else None
 
-    def new_state_thread(self, process: SimProcess) -> StateThread | None:
+    def new_applier(self, process: SimProcess) -> SimApplier:
+        rng = self.seeds.take(f"{process.node_id} state")
+        return SimApplier(process, self.new_feeder(process, rng), rng)
+
+    def new_feeder(self, process: SimProcess, rng: Random) -> CheckedFeeder | None:
+        """Of a durable state machine, if the simulation has any."""
         if self._durable_machine is None or self._judge is None:
             return None
-        rng = self.seeds.take(f"{process.node_id} state")
         files, store = self.nodes[process.node_id].files, process.store
         assert isinstance(files, MachineFiles)
         machine = self._durable_machine(files, lambda: store.durable_index, rng)
-        return StateThread(process, machine, self._judge, rng)
+        return CheckedFeeder(process, machine, self._judge, rng)
 
     # -- the processes call these, too
 

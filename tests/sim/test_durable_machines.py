@@ -151,7 +151,13 @@ def _replaced_slowly() -> None:
     c = Retaining(durable_machine=Keen, group_bytes=1)
     old = _with_a_tail_that_nobody_else_has(c)
     process = c.process(old)
-    process.disk_stuck_until_ms = c.clock.now_ms + 1_500
+    replaced = process.log_is_replaced
+
+    def stuck() -> None:
+        process.disk_stuck_until_ms = c.clock.now_ms + 1_500
+        replaced()
+
+    process.log_is_replaced = stuck  # type: ignore[method-assign]
     c.network.heal_all()
     c.run_until(lambda: process.replica.core.log.base.index > 0, limit_ms=SOON_MS)
     assert process.store.base.index == -1, "the disk has not come to it"

@@ -12,14 +12,14 @@ from typing import Protocol
 
 from dledger.errors import DLedgerError, StorageError
 from dledger.logs import get_logger
+from dledger.replica.retainer import Retainer
 
 _log = get_logger("disk")
 
-_LOOK_EVERY_S = 0.2
+LOOK_EVERY_S = 0.2
 _LEAST_PASSED_S = 0.05  # looks may follow each other so fast that a rate would mean nothing
 _MEMORY_S = 30.0
-#: As much of the reserve is prepared for an image at a time.
-_IMAGE_BYTES = 256 << 10
+IMAGE_BYTES = 256 << 10
 
 
 class PreparableStore(Protocol):
@@ -28,9 +28,13 @@ class PreparableStore(Protocol):
     def prepare(self, ahead_bytes: int, *, use_reserve: bool = False) -> bool: ...
     def free_bytes(self) -> int: ...
 
+    @property
+    def likely_bytes(self) -> int: ...
+
 
 class Allocator:
-    """Keeps `ahead_bytes` reserved from `start` until `stop`: more while the log grows faster."""
+    """Keeps `ahead_bytes` reserved from `start` until `stop`: more while the log grows faster. The simulator
+    has another thread, and with it other `start`, `look` and `stop`."""
 
     def __init__(
         self,
@@ -41,14 +45,17 @@ class Allocator:
         most_bytes: int = 0,
         position: Callable[[], int] = lambda: 0,
         on_prepared: Callable[[], None] = lambda: None,
+        image_bytes: int = IMAGE_BYTES,
     ) -> None:
         """`position`: where the log ends; at most `most_bytes` are reserved because it moves fast. `on_fatal`
-        and `on_prepared` are called on the thread of the allocator: they must only hand over."""
+        and `on_prepared` are called on the thread of the allocator: they must only hand over. As much of the
+        reserve as `image_bytes` is prepared for an image at a time."""
         self._store = store
         self._least_bytes = self.ahead_bytes = ahead_bytes
         self._most_bytes = most_bytes
         self._position = position
         self._on_prepared = on_prepared
+        self._image_bytes = image_bytes
         self._last_position: int | None = None
         self._last_look_s = 0.0
         self.use_reserve = False  # what is written now makes room
@@ -77,8 +84,8 @@ class Allocator:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._prepare()
-                self._wanted.wait(_LOOK_EVERY_S)
+                self.prepare(monotonic())
+                self._wanted.wait(LOOK_EVERY_S)
                 self._wanted.clear()
         except StorageError as error:
             self._on_fatal(error)
@@ -95,12 +102,22 @@ class Allocator:
             self.ahead_bytes = int(max(self._least_bytes, min(self._most_bytes, max(rate, fading))))
         self._last_position, self._last_look_s = position, now_s
 
-    def _prepare(self) -> None:
-        self.reckon(monotonic())
+    def serve(self, retainer: Retainer) -> bool:
+        """On the loop, after each tick. An image that makes room may use the reserve, and callers may not
+        have what is left of the disk as long as it does: True."""
+        if self._store.likely_bytes < self.ahead_bytes:
+            self.look()
+        in_use = retainer.is_writing and self.is_full
+        self.use_reserve = in_use and retainer.waits_for_room
+        return in_use
+
+    def prepare(self, now_s: float) -> None:
+        """One look, on the allocator's thread. StorageError, after which nobody may look again."""
+        self.reckon(now_s)
         full = not self._store.prepare(self.ahead_bytes)
         self._on_prepared()
         if full and self.use_reserve:
-            self._store.prepare(_IMAGE_BYTES, use_reserve=True)
+            self._store.prepare(self._image_bytes, use_reserve=True)
         if full == self.is_full:
             return
         self.is_full = full

@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from dledger.errors import Code, DLedgerError, ReadFailed, StorageError
 from dledger.logs import get_logger
 from dledger.node.loop.readable import ReadableLog
-from dledger.node.machine.state_feeder import READ_BYTES, StateFeeder
-from dledger.node.machine.state_machine import StateMachine
+from dledger.node.machine.state_feeder import READ_BYTES, Recovered, StateFeeder
 from dledger.node.machine.state_plan import Apply, Load, Piece, Replay, Save, StatePlan
 from dledger.node.setup.trace import NodeTrace
 from dledger.store.api import EntryDamaged, LogStore
 from dledger.store.format.batch import Batch
+
+T = TypeVar("T")
 
 _log = get_logger("state")
 
@@ -33,9 +35,19 @@ class Applier:
     log's images are known, and `stop` in any case.
     """
 
-    def __init__(self, machine: StateMachine | None, store: LogStore, trace: NodeTrace | None = None) -> None:
-        self._feeder = None if machine is None else StateFeeder(machine, store)
-        self._plan = StatePlan(replays=self._feeder is not None and self._feeder.is_durable)
+    def __init__(
+        self,
+        feeder: StateFeeder | None,
+        store: LogStore,
+        trace: NodeTrace | None = None,
+        *,
+        retry_s: float = _RETRY_S,
+    ) -> None:
+        """`feeder`: of the program's state machine, if it has any. A piece that could not be read is tried
+        again after retry_s."""
+        self._feeder = feeder
+        self._retry_s = retry_s
+        self._plan = StatePlan(replays=feeder is not None and feeder.is_durable)
         self._store = store
         self._trace = trace
         self._woken = asyncio.Event()
@@ -49,9 +61,13 @@ class Applier:
         if self._feeder is None or not self._feeder.is_durable:
             return
         try:
-            recovered = await asyncio.get_running_loop().run_in_executor(self._thread, self._feeder.recover)
+            recovered = await self._on_thread(self._feeder.recover)
         except Exception as error:
             raise _failure(error) from error
+        self.recovered(recovered)
+
+    def recovered(self, recovered: Recovered | None) -> None:
+        """What the feeder found; None: nothing."""
         if recovered is None:
             return
         found, why_not = recovered
@@ -139,11 +155,15 @@ class Applier:
         """Behind the piece that is under way, if there is one."""
         try:
             async with asyncio.timeout(_CLOSE_S):
-                await asyncio.get_running_loop().run_in_executor(self._thread, feeder.close)
+                await self._on_thread(feeder.close)
         except Exception as error:
             _log.error("the state machine could not be closed", exc_info=error)
 
     # -- inside -------------------------------------------------------------------------------------------
+
+    async def _on_thread(self, work: Callable[..., T], *arguments: object) -> T:
+        """One piece of work at a time, in order."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     async def _run(self, feeder: StateFeeder) -> None:
         try:
@@ -169,28 +189,30 @@ class Applier:
         try:
             return await self._do(feeder, piece)
         except ReadFailed:
-            await asyncio.sleep(_RETRY_S)  # purged or replaced under us: look again at where the log begins
+            await asyncio.sleep(
+                self._retry_s
+            )  # purged or replaced under us: look again at where the log begins
             return True
         except StorageError as error:
             if error.code is not Code.DATA_DAMAGED:
                 raise
             self._on_damage(error.index if isinstance(error, EntryDamaged) else self._plan.applied + 1)
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(self._retry_s)
             return True
 
     async def _do(self, feeder: StateFeeder, piece: Piece) -> bool:
-        loop, plan = asyncio.get_running_loop(), self._plan
+        plan = self._plan
         match piece:
             case Apply():
                 batches = self._cached(piece.first, piece.last, READ_BYTES)
-                last = await loop.run_in_executor(self._thread, feeder.apply, piece, batches)
+                last = await self._on_thread(feeder.apply, piece, batches)
                 plan.has_applied(last)
                 if self._trace is not None:
                     self._trace.event("raft", "apply", {"lidx": piece.first, "last": last})
             case Replay():
-                plan.replayed(await loop.run_in_executor(self._thread, feeder.replay, piece))
+                plan.replayed(await self._on_thread(feeder.replay, piece))
             case Load():
-                found = await loop.run_in_executor(self._thread, feeder.load, piece)
+                found = await self._on_thread(feeder.load, piece)
                 if found is None:
                     return False
                 plan.loaded(found)
@@ -198,7 +220,7 @@ class Applier:
                     self._trace.event("raft", "load", {"lidx": found.applied})
                 _log.info("state loaded", index=found.applied, size=found.size)
             case Save(image_index):
-                self._saved(image_index, await loop.run_in_executor(self._thread, feeder.save))
+                self._saved(image_index, await self._on_thread(feeder.save))
         for applied_at, future in self._waiting:
             if applied_at <= plan.applied and not future.done():
                 future.set_result(None)
@@ -210,4 +232,6 @@ def _failure(error: Exception) -> DLedgerError:
         return error
     _log.error("the state machine failed", exc_info=error)
     text = f"the state machine failed: {type(error).__name__}: {error}"
-    return StorageError(text, code=Code.INTERNAL_ERROR)
+    failure = StorageError(text, code=Code.INTERNAL_ERROR)
+    failure.__cause__ = error
+    return failure
