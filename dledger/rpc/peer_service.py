@@ -20,6 +20,7 @@ from dledger.errors import Code, DLedgerError, InvalidRequest, Overloaded
 from dledger.rpc import convert_peer as convert
 from dledger.rpc.envelope import refusal
 from dledger.rpc.peer_names import PeerNames
+from dledger.rpc.peer_transport import check_fetch
 from dledger.rpc.ports import PeerPort
 from dledger.rpc.push_stream import PushReceiver
 from dledger.rpc.transport.call_limit import FirstMessages
@@ -131,8 +132,7 @@ class PeerService:
             if request is None:
                 raise malformed()
             self._admit(request.envelope, context)
-            if not 0 <= request.first_index <= request.last_index:
-                raise InvalidRequest(f"a range {request.first_index}..{request.last_index}")
+            check_fetch(request.first_index, request.last_index)
             at = request.first_index
             while at <= request.last_index:
                 frames = await self._port.fetch(

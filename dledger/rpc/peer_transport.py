@@ -17,10 +17,17 @@ from dledger.core.messages import (
     VoteRequest,
     VoteResponse,
 )
+from dledger.errors import InvalidRequest
 from dledger.rpc.ports import FetchedFrames
 
 Question = VoteRequest | Heartbeat | TakeLeadership | PositionRequest
 Answer = VoteResponse | HeartbeatResponse | TakeLeadershipResponse | PositionResponse
+
+
+def check_fetch(first_index: int, last_index: int) -> None:
+    """InvalidRequest if a member asks for no range of entries."""
+    if not 0 <= first_index <= last_index:
+        raise InvalidRequest(f"a range {first_index}..{last_index}")
 
 
 class PeerUnreachable(Exception):

@@ -37,6 +37,19 @@ def check_services(services: Sequence[GrpcService]) -> None:
             raise ConfigError(f"gRPC service {name!r}: the name is empty, or taken by another service")
 
 
+def peer_handler(peers: PeerService) -> grpc.GenericRpcHandler:
+    """Of all calls of the other members."""
+    methods = {
+        "Vote": unary(peers.vote, peer_pb2.VoteRequest),
+        "Heartbeat": unary(peers.heartbeat, peer_pb2.HeartbeatRequest),
+        "Push": both_stream(peers.push, peer_pb2.PushRequest, parse_push),
+        "TakeLeadership": unary(peers.take_leadership, peer_pb2.TakeLeadershipRequest),
+        "Position": unary(peers.position, peer_pb2.PositionRequest),
+        "Fetch": server_stream(peers.fetch, peer_pb2.FetchRequest),
+    }
+    return service(PEER_SERVICE, methods)
+
+
 class NodeGrpc:
     """The gRPC face of a node. `address` is host:port, with the port that was really bound."""
 
@@ -92,14 +105,6 @@ class NodeGrpc:
             "ReadStream": server_stream(self.reads.read_stream, log_pb2.ReadRequest),
             "ReadIndex": unary(self.reads.read_index, log_pb2.ReadIndexRequest),
         }
-        peer = {
-            "Vote": unary(self._peers.vote, peer_pb2.VoteRequest),
-            "Heartbeat": unary(self._peers.heartbeat, peer_pb2.HeartbeatRequest),
-            "Push": both_stream(self._peers.push, peer_pb2.PushRequest, parse_push),
-            "TakeLeadership": unary(self._peers.take_leadership, peer_pb2.TakeLeadershipRequest),
-            "Position": unary(self._peers.position, peer_pb2.PositionRequest),
-            "Fetch": server_stream(self._peers.fetch, peer_pb2.FetchRequest),
-        }
         admin = {
             "GetStatus": unary(self._admin.get_status, admin_pb2.GetStatusRequest),
             "TransferLeadership": unary(self._admin.transfer_leadership, admin_pb2.TransferLeadershipRequest),
@@ -115,4 +120,4 @@ class NodeGrpc:
         described = reflection.aio.ReflectionServicer(names)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(described, of_clients)
         limited = [self._calls.over(handler) for handler in of_clients.handlers]
-        self._server.add_generic_rpc_handlers((service(PEER_SERVICE, peer), *limited))
+        self._server.add_generic_rpc_handlers((peer_handler(self._peers), *limited))

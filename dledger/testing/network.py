@@ -17,7 +17,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from dledger.core.messages import Message
-from dledger.errors import DLedgerError
+from dledger.errors import DLedgerError, InvalidRequest
 from dledger.rpc.peer_transport import Answer, PeerUnreachable, Question
 from dledger.rpc.ports import FetchedFrames
 from dledger.testing.profile import Profile
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 RETRANSMIT_MS = 15  # how often a stream over a link that is cut tries again
 
 Payload = bytes | memoryview | None
-#: A push or its answer; the incarnation of the follower, which it says first; None: the end.
-Carried = tuple[Message, Payload] | int | None
+#: A push or its answer; the incarnation of the follower, which it says first; why it ends the stream; None:
+#: the end.
+Carried = tuple[Message, Payload] | int | InvalidRequest | None
 
 
 @dataclass(frozen=True, slots=True)

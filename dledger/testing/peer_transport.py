@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dledger.core.messages import Message, PushMessage, PushResponse
 from dledger.errors import Code, DLedgerError, InvalidRequest
-from dledger.rpc.peer_transport import Answer, PeerUnreachable, Question
+from dledger.rpc.peer_transport import Answer, PeerUnreachable, Question, check_fetch
 from dledger.rpc.ports import FetchedFrames
 from dledger.rpc.push_stream import Payload, PushReceiver, PushSender
 from dledger.testing.network import Broken, Fetch, Fetched, Outcome, PushStream, Request
@@ -46,7 +46,7 @@ class SimTransport:
             if future.done():
                 return
             if isinstance(outcome, DLedgerError):
-                future.set_exception(InvalidRequest(f"the peer refuses: {outcome}", code=outcome.code))
+                future.set_exception(_refused(outcome))
             elif isinstance(outcome, PeerUnreachable):
                 future.set_exception(outcome)
             else:
@@ -73,6 +73,10 @@ class SimTransport:
 
     async def close(self) -> None: ...
     async def retire(self) -> None: ...
+
+
+def _refused(error: DLedgerError) -> InvalidRequest:
+    return InvalidRequest(f"the peer refuses: {error}", code=error.code)
 
 
 class _SimFetchCall(AsyncGenerator[FetchedFrames, None]):
@@ -143,6 +147,8 @@ class _SimPushCall:
         carried = await self._next()
         if carried is None:
             return None
+        if isinstance(carried, InvalidRequest):
+            raise _refused(carried)
         assert isinstance(carried, tuple) and isinstance(carried[0], PushResponse)
         return carried[0]
 
@@ -171,7 +177,8 @@ class _SimReceivedPushes:
         self._stream.answer((response, None))
 
     async def refuse(self, error: InvalidRequest) -> None:
-        raise AssertionError(f"a push stream was refused: {error}")
+        self._stream.answer(error)
+        self._stream.follower.push_refused(error)
 
 
 async def answer(process: SimProcess, peer: str, message: Request) -> Answer | Fetched | DLedgerError:
@@ -179,6 +186,7 @@ async def answer(process: SimProcess, peer: str, message: Request) -> Answer | F
     try:
         if isinstance(message, Fetch):
             first, last, size = message.first_index, message.last_index, message.max_bytes
+            check_fetch(first, last)
             return Fetched(await process.inbound.fetch(first, last, size, uncommitted=True))
         return await process.inbound.ask(peer, message)  # type: ignore[return-value]  # it fits the question
     except TimeoutError:

@@ -306,6 +306,10 @@ class SimProcess:
         task = self._spawn(peer_transport.receive_pushes(self, stream))
         stream.on_follower_notices = task.cancel
 
+    def push_refused(self, error: DLedgerError) -> None:
+        """No history makes a leader push what a follower refuses."""
+        raise Violation("pushes", f"{self.node_id} refuses a push stream: {error}")
+
     def suspect(self, index: int) -> None:
         """A read of `index` failed."""
         self.repairer.suspect(index)
