@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 from dledger.core.values import CoreConfig, Membership, Role
@@ -27,11 +26,11 @@ from dledger.node.loop.wall_clock import JumpWatch, wall_ms
 from dledger.node.machine.applier import Applier
 from dledger.node.machine.state_feeder import StateFeeder
 from dledger.node.machine.state_machine import StateMachine
-from dledger.node.members.inbound import Inbound
-from dledger.node.members.peers import PeerEvents, PeerLink
+from dledger.node.members.inbound import Fetch, Inbound
 from dledger.node.members.repairer import Repairer, Scrubber
 from dledger.node.node_log import NodeLog
 from dledger.node.owner import OwnerFace
+from dledger.node.parts import Makers, NodeParts, begin_life
 from dledger.node.setup.config import NodeConfig, duration_ms
 from dledger.node.setup.secret_file import load_secret
 from dledger.node.setup.security import NodeSecurity
@@ -56,7 +55,6 @@ from dledger.store.api import LogStore
 from dledger.store.disk import Disk, readable_by_others
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.identity import member_list
-from dledger.store.offline.set_term import check_range
 
 _log = get_logger("node")
 
@@ -161,10 +159,7 @@ class NodeServer(OwnerFace):
             await self._applier.recover()
             self._build()
             self._worker.start()
-            self._allocator.start()
-            self._shell.start()
-            self._repairer.start()
-            self._scrubber.start()
+            self._parts.begin()
             await self._grpc.start(self.config.listen_address)
             if self.config.http_listen:
                 context = self._security.http_context if self._security else None
@@ -175,10 +170,8 @@ class NodeServer(OwnerFace):
         except BaseException:
             await self._abandon()
             raise
-        for link in self._links.values():
-            link.connect()
         timing = self.config.timing
-        self._shell.run_ticks(timing.tick_ms, self._tick)
+        self._parts.run(timing.tick_ms, self._parts.tick)
         self._every("checkpoint", timing.checkpoint_ms, self._checkpoint)
         if self._security is not None:
             self._every("tls", _TLS_LOOK_MS, self._look_at_certificates)
@@ -249,10 +242,7 @@ class NodeServer(OwnerFace):
             _log.error("known to be damaged", **damage._asdict())
         try:
             self.max_batch_bytes = config.limits.batch_bytes(store.data_file_size)
-            state = store.hard_state
-            check_range(state, config.directory)
-            store.save_hard_state(replace(state, incarnation=state.incarnation + 1))
-            store.prepare(_ahead_bytes(store))  # so that the first append need not be refused
+            begin_life(store, config.directory, _ahead_bytes(store))
         except BaseException:
             store.close()
             raise
@@ -260,11 +250,32 @@ class NodeServer(OwnerFace):
 
     def _build(self) -> None:
         config, store = self.config, self.store
-        limits = config.limits
-        committed = max(store.base.index, store.committed_checkpoint)
-        readable = ReadableLog(committed, store.end_index, limits.max_waiting_reads)
+        makers = Makers(
+            shell=self._make_shell,
+            disk=self._make_worker,
+            allocator=self._make_allocator,
+            replica=self._make_replica,
+            transport=self._peer_client,
+            fetch=self._make_log,
+            repairer=self._make_repairer,
+            scrubber=self._make_scrubber,
+            peers=[node_id for node_id in config.members if node_id != config.node_id],
+            identity=self._peer_identity(),
+            call_timeout_ms=config.timing.election_min_ms,
+            max_waiting_reads=config.limits.max_waiting_reads,
+            state_failed=lambda error: self._shell.fatal(error),
+        )
+        self._parts = parts = NodeParts(store, self._applier, makers)
+        self._replica, self._shell, self._readable = parts.replica, parts.shell, parts.readable
+        self._allocator, self._links = parts.allocator, parts.links
+        self._repairer, self._scrubber = parts.repairer, parts.scrubber
+        self._jumps = JumpWatch(self._wall_ms, monotonic_ms)
+        self._build_services(parts.inbound)
+
+    def _make_shell(self, readable: ReadableLog) -> AsyncShell:
+        config, limits = self.config, self.config.limits
         shell = (AsyncShell if self._trace is None else TracingShell)(
-            store,
+            self.store,
             config.members,
             readable,
             self._readers,
@@ -276,15 +287,22 @@ class NodeServer(OwnerFace):
         )
         if self._trace is not None and isinstance(shell, TracingShell):
             shell.trace_to(self._trace, config.node_id)
+        return shell
+
+    def _make_worker(self, shell: AsyncShell) -> DiskWorker:
         self._worker = DiskWorker(
-            store,
-            store.identity.flush_mode,
+            self.store,
+            self.store.identity.flush_mode,
             deliver=shell.disk_reported,
             on_fatal=self._disk_failed,
             metrics=self.metrics,
-            flush_interval_ms=config.timing.flush_interval_ms,
+            flush_interval_ms=self.config.timing.flush_interval_ms,
         )
-        self._allocator = Allocator(
+        return self._worker
+
+    def _make_allocator(self, shell: AsyncShell) -> Allocator:
+        store = self.store
+        return Allocator(
             store,
             _ahead_bytes(store),
             on_fatal=self._disk_failed,
@@ -292,22 +310,10 @@ class NodeServer(OwnerFace):
             position=lambda: store.tail.pos,
             on_prepared=shell.room_was_made,
         )
-        replica = Replica(
-            self._replica_config(),
-            store,
-            shell,
-            random_ms=random.randint,
-            wall_ms=self._wall_ms,
-        )
-        replica.admission.want_room = self._allocator.look
-        self._replica, self._shell, self._readable = replica, shell, readable
-        self._links = self._make_links(shell)
-        self._jumps = JumpWatch(self._wall_ms, monotonic_ms)
-        self._build_log()
-        self._build_care()
-        inbound = Inbound(self._peer_identity(), shell, self.log.fetch)
-        shell.wire(replica, self._worker, inbound, self._links, self._applier)
-        self._build_services(inbound)
+
+    def _make_replica(self, shell: AsyncShell) -> Replica:
+        config = self._replica_config()
+        return Replica(config, self.store, shell, random_ms=random.randint, wall_ms=self._wall_ms)
 
     def _peer_identity(self) -> Identity:
         config, store = self.config, self.store
@@ -321,33 +327,19 @@ class NodeServer(OwnerFace):
             self._secret,
         )
 
-    def _make_links(self, events: PeerEvents) -> dict[str, PeerLink]:
-        config = self.config
-        return {
-            node_id: PeerLink(
-                node_id,
-                self._peer_client(node_id),
-                events,
-                role_epoch=lambda: self._replica.core.role_epoch,
-                call_timeout_ms=config.timing.election_min_ms,
-            )
-            for node_id in config.members
-            if node_id != config.node_id
-        }
-
     def _peer_client(self, node_id: str) -> PeerClient:
         security = self._security.channel(node_id) if self._security else None
         address = self.config.peer_address(node_id)
         return PeerClient(node_id, address, self._peer_identity(), security, self._encoder)
 
-    def _build_log(self) -> None:
-        limits, replica = self.config.limits, self._replica
+    def _make_log(self, parts: NodeParts) -> Fetch:
+        limits, replica = self.config.limits, parts.replica
         self.log = NodeLog(
             self.config.group,
             limits.service(self.store.data_file_size),
             self.store,
-            self._shell,
-            self._readable,
+            parts.shell,
+            parts.readable,
             self._readers,
             self.metrics,
             leader=self._leader_client,
@@ -358,35 +350,28 @@ class NodeServer(OwnerFace):
             read_timeout_ms=limits.read_timeout_ms,
             owned=self._owned,
         )
-        self._bodies = BodyReader(self.store, self._readable, self._suspect_from_afar)
+        self._bodies = BodyReader(self.store, parts.readable, self._suspect_from_afar)
+        return self.log.fetch
 
-    def _build_care(self) -> None:
-        """What looks after the log beside serving it: state, repair, scrub."""
-        store, admission, config = self.store, self._replica.admission, self.config
-        self._applier.wire(
-            self._readable,
-            cached=self._replica.cache.batches,
-            newest_image=lambda: admission.state.newest_image,
-            needs_image=lambda: admission.state.needs_image,
-            saved=self._shell.state_saved,
-            on_damage=self._suspect,
-            on_fatal=self._shell.fatal,
-        )
-        self._repairer = Repairer(
-            store,
-            self._links,
-            self._worker.call,
+    def _make_repairer(self, parts: NodeParts) -> Repairer:
+        return Repairer(
+            self.store,
+            parts.links,
+            parts.disk.call,
             on_fatal=self._disk_failed,
-            on_purged=self._shell.purged_elsewhere,
-            is_urgent=lambda: self._replica.core.leader_id is None or not self._replica.rebuilding.is_done,
-            bytes_per_second=config.limits.repair_bytes_per_second,
+            on_purged=parts.shell.purged_elsewhere,
+            is_urgent=parts.is_urgent,
+            bytes_per_second=self.config.limits.repair_bytes_per_second,
         )
-        self._scrubber = Scrubber(
-            store,
+
+    def _make_scrubber(self, parts: NodeParts) -> Scrubber:
+        scrub = self.config.scrub
+        return Scrubber(
+            self.store,
             self._readers,
-            self._suspect,
-            bytes_per_second=config.scrub.bytes_per_second,
-            pause_s=duration_ms(config.scrub.pause) / 1000,
+            parts.suspect,
+            bytes_per_second=scrub.bytes_per_second,
+            pause_s=duration_ms(scrub.pause) / 1000,
         )
 
     def _build_services(self, inbound: Inbound) -> None:
@@ -476,11 +461,6 @@ class NodeServer(OwnerFace):
         with suppress(RuntimeError):  # the loop is gone
             self._loop.call_soon_threadsafe(self._suspect, index)
 
-    def _tick(self) -> None:
-        self._shell.tick()
-        replica = self._replica
-        replica.admission.reserve_in_use = self._allocator.serve(replica.retainer)
-
     def _checkpoint(self) -> None:
         self._shell.checkpoint()
         self._jumps.look()
@@ -538,9 +518,7 @@ class NodeServer(OwnerFace):
         await self.stop_serving(_GRACE_S)
         for timer in self._timers.values():
             timer.cancel()
-        if self._shell.ticker is not None:
-            self._shell.ticker.stop()
-        self._shell.checkpoint()
+        self._parts.finish()
         await self._abandon()
         _log.info("stopped")
 
@@ -569,16 +547,12 @@ class NodeServer(OwnerFace):
         if self._http is not None:
             await self._http.stop()
         await self._grpc.stop(0)
-        for link in self._links.values():
-            await link.close()
         for client in self._clients.values():
             await client.close()
         for task in self._retired:
             task.cancel()
         await asyncio.gather(*self._retired, return_exceptions=True)
-        self._shell.stop()
-        for part in (self._scrubber, self._repairer, self._applier):
-            await part.stop()
+        await self._parts.stop()
         self._readers.shutdown(wait=False, cancel_futures=True)
         await self._release(self._close_store, 2 * _DISK_STOP_S)
         if not self.is_released:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -13,22 +14,22 @@ if TYPE_CHECKING:
 
 #: How long the thread takes to begin a look that it was asked for, in ms.
 _WAKES_MS = (0, 0, 1, 4)
-_FILES_AHEAD = 2
+FILES_AHEAD = 2
 _MOST_FILES_AHEAD = 4
 
 
 class SimAllocator(Allocator):
     """Looks outside of all turns, where the machine may go down; not while the process is paused."""
 
-    def __init__(self, process: SimProcess, rng: Random) -> None:
+    def __init__(self, process: SimProcess, on_prepared: Callable[[], None], rng: Random) -> None:
         store, size = process.store, process.store.data_file_size
         super().__init__(
             store,
-            _FILES_AHEAD * size,
+            FILES_AHEAD * size,
             on_fatal=self._fail,
             most_bytes=_MOST_FILES_AHEAD * size,
             position=lambda: store.tail.pos,
-            on_prepared=process.shell.room_was_made,
+            on_prepared=on_prepared,
             image_bytes=size,
         )
         self._process = process

@@ -16,7 +16,7 @@ from dledger.errors import DLedgerError, ReadFailed, StorageError
 from dledger.node.machine.applier import Applier
 from dledger.node.machine.state_feeder import Recovered, StateFeeder
 from dledger.node.machine.state_machine import Applied, AppliedEntry, DurableStateMachine
-from dledger.node.machine.state_plan import Apply, Load, Loaded, Replay
+from dledger.node.machine.state_plan import Apply, Load, Loaded, Piece, Replay, Save
 from dledger.store.disk import CrashKind
 from dledger.store.format.batch import Batch
 from dledger.testing.virtual.violation import Violation
@@ -199,28 +199,16 @@ class SimApplier(Applier):
         if self._checked is not None:
             self.recovered(self._checked.recover())
 
-    def wire_to(self, process: SimProcess) -> None:
-        """For a process that has its replica."""
-        replica = process.replica
-        self.wire(
-            process.readable,
-            cached=replica.cache.batches,
-            newest_image=lambda: replica.admission.state.newest_image,
-            needs_image=lambda: replica.admission.state.needs_image,
-            saved=self._state_saved,
-            on_damage=process.suspect,
-            on_fatal=self._failed,
-        )
-
-    def _failed(self, error: DLedgerError) -> None:
+    def failed(self, error: DLedgerError) -> None:
+        """The state of this node cannot be believed."""
         if error.__cause__ is not None:  # a finding, and no trouble of the disk
             self._process.loop.fail(error.__cause__)
         self._process.disk_failed(error)
 
-    def _state_saved(self, image_index: int, state: Sequence[bytes]) -> None:
-        if self._checked is not None:
-            self._checked.check(image_index - 1, self._process.store.base.index)
-        self._process.shell.state_saved(image_index, state)
+    async def _do(self, feeder: StateFeeder, piece: Piece) -> bool:
+        if self._checked is not None and isinstance(piece, Save):
+            self._checked.check(piece.image_index - 1, self._process.store.base.index)
+        return await super()._do(feeder, piece)
 
     async def _on_thread(self, work: Callable[..., T], *arguments: object) -> T:
         await asyncio.sleep(self._rng.choice(_THREAD_MS) / 1000)

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from dledger.core.messages import Message
+from dledger.core.values import HardState
 from dledger.errors import DLedgerError
 from dledger.node.loop.readable import ReadableLog
 from dledger.node.loop.ticker import next_tick_ms
 from dledger.node.members.fetching import LogFetcher
-from dledger.node.members.inbound import Inbound
-from dledger.node.members.peers import PeerLink
 from dledger.node.members.read_points import ReadPoints
+from dledger.node.parts import Makers, NodeParts, begin_life
 from dledger.replica.owned_append import Fill
 from dledger.replica.shell import AppendOutcome, RoleNotice
 from dledger.rpc.envelope import Identity
 from dledger.rpc.peer_transport import PeerUnreachable, Question
 from dledger.store.api import LogStore
 from dledger.testing import peer_transport
-from dledger.testing.allocating import SimAllocator
+from dledger.testing.allocating import FILES_AHEAD, SimAllocator
 from dledger.testing.disk_thread import DiskThread
 from dledger.testing.network import Fetched, Outcome, PushStream, Request
 from dledger.testing.repairs import repairer_of, scrubber_of
 from dledger.testing.sim_shell import SimShell
+from dledger.testing.stores import DIRECTORY
 from dledger.testing.virtual.event_loop import virtual_loop
 from dledger.testing.virtual.violation import Violation
 
@@ -49,6 +49,26 @@ class _Token:
 
     def answer(self, outcome: Any) -> None:
         self._answer(outcome)
+
+
+class _StartingStore:
+    """Implements dledger.node.parts.StartingStore: the store of a process, seen by the invariants."""
+
+    def __init__(self, process: SimProcess) -> None:
+        self._store = process.store
+        self._node_id = process.node_id
+        self._invariants = process.sim.invariants
+        self.prepare = process.store.prepare
+
+    @property
+    def hard_state(self) -> HardState:
+        return self._store.hard_state
+
+    def save_hard_state(self, state: HardState) -> None:
+        self._invariants.saving_hard_state(self._node_id, state)
+        self._invariants.hard_state_starts(self._node_id, state)
+        self._store.save_hard_state(state)
+        self._invariants.hard_state_saved(self._node_id, state)
 
 
 class SimProcess:
@@ -74,40 +94,46 @@ class SimProcess:
         self._started_ms = sim.clock.now_ms
         self._inbox: list[Callable[[], object]] = []  # what a paused process has not seen yet
         self.loop = virtual_loop(self.after, self.now_ms, rng, on_thread=self.on_disk)
+        self.is_stopping = False  # in order: nobody is served any more
         self.disk = DiskThread(self, rng)
         self.owner = sim.new_owner(self)
         self._applied_index = -1
         self._machine = sim.new_state_machine()
         self.applier = sim.new_applier(self)
-        state = replace(store.hard_state, incarnation=store.hard_state.incarnation + 1)
-        self.incarnation = state.incarnation
-        sim.invariants.saving_hard_state(node_id, state)
-        sim.invariants.hard_state_starts(node_id, state)
-        store.save_hard_state(state)
-        sim.invariants.hard_state_saved(node_id, state)
+        begin_life(_StartingStore(self), DIRECTORY, FILES_AHEAD * store.data_file_size)
+        self.incarnation = store.hard_state.incarnation
         self.applier.recover_now()
-        committed = max(store.base.index, store.committed_checkpoint)
-        self.readable = ReadableLog(committed, store.end_index, _MAX_WAITING_READS)
-        self.loop.entered(self._make_shell)
-        self.allocator = SimAllocator(self, rng)
-        self.replica = sim.new_replica(self, store)
-        self.replica.admission.want_room = self.allocator.look
-        self.links = self._make_links()
-        self.repairer = repairer_of(self, rng)
-        self._scrubber = scrubber_of(self)
-        fetcher = LogFetcher(store, self.readable, None, self.suspect)
-        self.inbound = Inbound(self._identity(), self.shell, fetcher.fetch)
-        self.applier.wire_to(self)
-        self.shell.wire(self.replica, self.disk, self.inbound, self.links, self.applier)
+        self.loop.entered(self._put_together)
         timeout_ms = sim.profile.request_timeout_ms
         self._read_points = ReadPoints(self.shell.read_index, _MAX_WAITING_READS, timeout_ms)
 
-    def _make_shell(self) -> None:
-        ids = self.sim.profile.node_ids
+    def _put_together(self) -> None:
+        """What a NodeServer puts together, of parts that are its own but for disk, network and threads."""
+        rng, profile = self._rng, self.sim.profile
+        makers = Makers(
+            shell=self._make_shell,
+            disk=lambda shell: self.disk,
+            allocator=lambda shell: SimAllocator(self, shell.room_was_made, rng),
+            replica=lambda shell: self.sim.new_replica(self, self.store),
+            transport=partial(peer_transport.SimTransport, self),
+            fetch=lambda parts: LogFetcher(self.store, parts.readable, None, self.suspect).fetch,
+            repairer=lambda parts: repairer_of(self, parts, rng),
+            scrubber=lambda parts: scrubber_of(self),
+            peers=[peer for peer in profile.node_ids if peer != self.node_id],
+            identity=Identity("sim", "sim", self.node_id, profile.node_ids, self.incarnation),
+            call_timeout_ms=profile.timing.election_min_ms,
+            max_waiting_reads=_MAX_WAITING_READS,
+            state_failed=self.applier.failed,
+            uniform=rng.uniform,
+        )
+        self.parts = parts = NodeParts(self.store, self.applier, makers)
+        self.replica, self.readable, self.inbound = parts.replica, parts.readable, parts.inbound
+
+    def _make_shell(self, readable: ReadableLog) -> SimShell:
         self.shell = SimShell(
             self.store,
-            {node_id: node_id for node_id in ids},
-            self.readable,
+            {node_id: node_id for node_id in self.sim.profile.node_ids},
+            readable,
             None,
             on_role=self._on_role,
             on_fatal=self._on_fatal,
@@ -117,24 +143,7 @@ class SimProcess:
             now_ms=self.now_ms,
         )
         self.shell.observe(self)
-
-    def _identity(self) -> Identity:
-        return Identity("sim", "sim", self.node_id, self.sim.profile.node_ids, self.incarnation)
-
-    def _make_links(self) -> dict[str, PeerLink]:
-        profile = self.sim.profile
-        return {
-            peer: PeerLink(
-                peer,
-                peer_transport.SimTransport(self, peer),
-                self.shell,
-                role_epoch=lambda: self.replica.core.role_epoch,
-                call_timeout_ms=profile.timing.election_min_ms,
-                uniform=self._rng.uniform,
-            )
-            for peer in profile.node_ids
-            if peer != self.node_id
-        }
+        return self.shell
 
     def start(self) -> None:
         """Let the replica begin, once the node knows of this process: its disk may fail at once."""
@@ -144,15 +153,15 @@ class SimProcess:
             self.owner.start()
 
     def _begin(self) -> None:
-        self.allocator.start()
-        self.shell.start()
-        self.repairer.start()
-        self._scrubber.start()
-        self.shell.run_ticks(self.sim.profile.tick_ms, self._tick)
+        self.parts.begin()
+        self.parts.run(self.sim.profile.tick_ms, self._tick)
 
-    def stop_applying(self, stopped: Callable[[], object]) -> None:
-        """The node stops in order: its state machine is closed. In a turn."""
-        self._spawn(self.applier.stop()).add_done_callback(lambda _: stopped())
+    def stop_parts(self, stopped: Callable[[], object]) -> None:
+        """As NodeServer stops them, once nobody is served any more. In a turn."""
+        if not self.is_stopping:
+            self.is_stopping = True
+            self.parts.finish()
+            self._spawn(self.parts.stop()).add_done_callback(lambda _: stopped())
 
     def die(self) -> None:
         self.alive = False
@@ -201,13 +210,14 @@ class SimProcess:
         now_ms, core, done = self.now_ms(), self.replica.core, self.shell.done
         fitness = core.may_lead, core.has_room
         is_early = next_tick_ms(self.replica, now_ms) > now_ms
-        self.shell.tick()
+        self.parts.tick()
         # Fitness is looked at with every tick, and needs none at a certain moment.
         if is_early and self.shell.done != done and fitness == (core.may_lead, core.has_room):
             raise Violation("ticks", f"{self.node_id} did with a tick what it would have slept over")
-        self.replica.admission.reserve_in_use = self.allocator.serve(self.replica.retainer)
 
     def _checkpoint(self) -> None:
+        if self.is_stopping:
+            return
         self.after(self.sim.profile.checkpoint_every_ms, self._store_checkpoint)
 
     def _store_checkpoint(self) -> None:
@@ -312,7 +322,7 @@ class SimProcess:
 
     def suspect(self, index: int) -> None:
         """A read of `index` failed."""
-        self.repairer.suspect(index)
+        self.parts.suspect(index)
 
     def disk_failed(self, error: DLedgerError) -> None:
         """As NodeServer has it: this process promises nothing more, and ends."""

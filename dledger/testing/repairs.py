@@ -15,6 +15,7 @@ from dledger.node.members.repairer import Repairer, Scrubber
 from dledger.store.api import Damage, Frames, RepairWork
 
 if TYPE_CHECKING:
+    from dledger.node.parts import NodeParts
     from dledger.testing.process import SimProcess
 
 T = TypeVar("T")
@@ -91,15 +92,14 @@ class ObservedRepair:
             raise
 
 
-def repairer_of(process: SimProcess, rng: Random) -> Repairer:
-    """For a process that has its links."""
+def repairer_of(process: SimProcess, parts: NodeParts, rng: Random) -> Repairer:
     return Repairer(
         ObservedDamages(process),
-        process.links,
-        process.disk.call,
+        parts.links,
+        parts.disk.call,
         on_fatal=process.disk_failed,
-        on_purged=process.shell.purged_elsewhere,
-        is_urgent=lambda: process.replica.core.leader_id is None or not process.replica.rebuilding.is_done,
+        on_purged=parts.shell.purged_elsewhere,
+        is_urgent=parts.is_urgent,
         bytes_per_second=0,
         longest_pause_s=_LONGEST_PAUSE_S,
         rng=rng,

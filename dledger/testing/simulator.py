@@ -56,6 +56,7 @@ from dledger.testing.virtual.violation import Violation
 
 #: Of nodes that may lose their disks: the next one is as often lower as higher.
 FIRST_INCARNATION = 1 << 29
+_DISK_STOP_MS = 500  # what a stop waits for the disk
 MAX_LIVES = 1000  # a node that dies in every start would otherwise be restarted for ever
 
 
@@ -145,7 +146,7 @@ class Simulation:
             profile,
             self.trace,
             self.counts,
-            lambda node_id: self.nodes[node_id].process,
+            self._listening,
         )
         self.nodes = {node_id: self._new_node(node_id) for node_id in profile.node_ids}
         self.gone: set[str] = set()  # nodes that are down, and are not started by what heals
@@ -220,6 +221,10 @@ class Simulation:
         process = self.nodes[node_id].process
         assert process is not None, f"{node_id} is down"
         return process
+
+    def _listening(self, node_id: str) -> SimProcess | None:
+        process = self.nodes[node_id].process
+        return None if process is None or process.is_stopping else process
 
     def leader(self) -> str | None:
         """The node that leads the highest term, if one does. It may not know yet that it was deposed."""
@@ -338,8 +343,11 @@ class Simulation:
             self.crash(node_id, rng.choice((CrashKind.PROCESS, CrashKind.POWER)))
             self.counts["nodes gone for good"] += 1
 
-    def _tear(self, stream: PushStream, dead: SimProcess, kind: CrashKind) -> None:
-        """A killed process's kernel says so at once, if it is heard; a machine without power says nothing."""
+    def _tear(
+        self, stream: PushStream, dead: SimProcess, kind: CrashKind, *, own_ms: int | None = None
+    ) -> None:
+        """A killed process's kernel says so at once, if it is heard; a machine without power says nothing.
+        `own_ms`: when the process itself notices, if it lives yet."""
         rng, network = self.network.rng, self.network
         ends = (stream.leader.node_id, stream.follower.node_id)
         is_heard = not network.is_cut(*ends) and not network.is_cut(*reversed(ends))
@@ -347,9 +355,9 @@ class Simulation:
         quick = kind is CrashKind.PROCESS and is_heard
         delay_ms = rng.randint(0, 5) if quick else rng.randint(keepalive_ms // 2, keepalive_ms)
         if stream.leader is dead:
-            stream.break_off(None, delay_ms)
+            stream.break_off(own_ms, delay_ms)
         else:
-            stream.break_off(delay_ms, None)
+            stream.break_off(delay_ms, own_ms)
 
     def _kill(self, process: SimProcess) -> None:
         process.die()
@@ -389,16 +397,27 @@ class Simulation:
             self.clock.after(0, finish)
 
         def finish() -> None:
-            process.post(lambda: process.stop_applying(lambda: self.clock.after(0, end)))
+            for stream in self.network.streams_of(node_id) if process.alive else ():
+                self._tear(stream, process, CrashKind.PROCESS, own_ms=0)
+            process.post(lambda: process.stop_parts(lambda: self.clock.after(0, lambda: released(0))))
 
-        def end() -> None:
+        def released(waited_ms: int) -> None:
+            """What was given to the disk is done first, but nobody waits for one that hangs."""
             if not process.alive:
                 return
+            if process.disk.is_idle:
+                end()
+            elif waited_ms < _DISK_STOP_MS:
+                self.clock.after(1, lambda: released(waited_ms + 1))
+            else:
+                self.counts["stops without the disk"] += 1
+                self.crash(node_id, CrashKind.PROCESS)
+                ended()
+
+        def end() -> None:
             self.counts["graceful stops"] += 1
             self.trace.add(self.clock.now_ms, node_id, "stopped")
             self._kill(process)
-            for stream in self.network.streams_of(node_id):
-                self._tear(stream, process, CrashKind.PROCESS)
             try:
                 process.store.close()
             except SimulatedCrash:
@@ -408,6 +427,9 @@ class Simulation:
                 self._disk_failed(self.nodes[node_id], error)
                 return
             self.nodes[node_id].host.crash(CrashKind.PROCESS, self.nodes[node_id].rng)
+            ended()
+
+        def ended() -> None:
             if done is not None:
                 done()
 

@@ -57,6 +57,19 @@ class Cluster(Simulation):
         self.run_until(lambda: attempt.is_acknowledged, limit_ms=SOON_MS)
         return attempt
 
+    def store_soon(self) -> None:
+        """An append is taken in bounded time; one that was given up or refused is made again, as by a client."""
+        attempts: list[Attempt] = []
+
+        def is_stored() -> bool:
+            if not attempts or attempts[-1].answer is not None:
+                leader = self.leader()
+                if leader is not None:
+                    attempts.append(self.write(leader))
+            return any(attempt.is_acknowledged for attempt in attempts)
+
+        self.run_until(is_stored, limit_ms=SOON_MS)
+
     def only(self, candidate: str) -> None:
         """Nobody else may ask for votes."""
         self.network.gate = lambda source, _target, message: (

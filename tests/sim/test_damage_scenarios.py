@@ -160,7 +160,7 @@ def test_damaged_leader_hands_over_and_leads_no_more_until_it_is_repaired() -> N
     others = c.others(leader)
     # No other member may say what belongs there, for a while.
     for node_id in others:
-        c.process(node_id).repairer.suspect = lambda _index: None  # type: ignore[method-assign]
+        c.process(node_id).parts.repairer.suspect = lambda _index: None  # type: ignore[method-assign]
         c.process(node_id).store.read = _refuse  # type: ignore[method-assign]
     c.flip(leader, c.batch_of(leader, 3))
     c.run_until(lambda: c.leader() not in (None, leader), limit_ms=SOON_MS)

@@ -93,7 +93,7 @@ def test_node_that_restarts_in_any_phase_of_anothers_restart(kind: CrashKind, on
         c.crash(second if delay_ms % 20 else leader, kind)
         c.run_for(delay_ms)
         c.heal()
-        c.must_store()
+        c.store_soon()
         c.run_until(c.is_settled, limit_ms=SOON_MS)
         leader = c.elect()
     c.end()
