@@ -58,7 +58,7 @@ class Cluster(Simulation):
         return attempt
 
     def store_soon(self) -> None:
-        """An append is taken in bounded time; one that was given up or refused is made again, as by a client."""
+        """An append is taken in bounded time; one that failed is made again, as a client does it."""
         attempts: list[Attempt] = []
 
         def is_stored() -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dledger.node.loop.readable import ReadableLog
+from dledger.node.machine.applier import Applier
 from dledger.node.machine.state_feeder import Recovered, StateFeeder
 from dledger.node.machine.state_plan import Loaded, Piece, Save, StatePlan
 
@@ -79,6 +82,16 @@ def saved_too_late(patch: pytest.MonkeyPatch) -> None:
 
     original = StatePlan.next
     patch.setattr(StatePlan, "next", following)
+
+
+def uncommitted_applied_from_the_cache(patch: pytest.MonkeyPatch) -> None:
+    """What is in memory is handed over beyond the end of what is committed."""
+
+    def wire(applier: Applier, readable: ReadableLog, *, cached: Any, **others: Any) -> None:
+        original(applier, readable, cached=lambda first, last, size: cached(first, last + 4, size), **others)
+
+    original = Applier.wire
+    patch.setattr(Applier, "wire", wire)
 
 
 def old_log_read_as_the_new_one(patch: pytest.MonkeyPatch) -> None:

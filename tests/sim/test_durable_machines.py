@@ -57,6 +57,7 @@ def test_random_runs_recover_reject_load_and_replay() -> None:
         planted_state.rest_of_the_batch_not_committed,
         planted_state.not_replayed,
         planted_state.saved_too_late,
+        planted_state.uncommitted_applied_from_the_cache,
     ],
     ids=lambda plant: plant.__name__,
 )
