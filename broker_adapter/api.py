@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class BrokerRole(StrEnum):
@@ -108,6 +108,13 @@ class TopicConfig(NamedTuple):
     sys_flag: int = 0
     order: bool = False
     message_type: str = ""  # RocketMQ's attribute message.type, one of MESSAGE_TYPES; "" takes all
+    auto_created: bool = False  # because a client used it: it expires. No admin has put it since
+
+    def told(self) -> dict[str, Any]:
+        """What clients and NameServers are told, by name: `auto_created` is the broker's own affair."""
+        found = self._asdict()
+        del found["auto_created"]
+        return found
 
 
 class GroupConfig(NamedTuple):

@@ -120,7 +120,7 @@ def list_(target: Target, as_json: bool) -> None:
     """
     found = ask_broker(target, lambda admin: admin.topics())
     if as_json:
-        print_json([config._asdict() for config in found])
+        print_json([config.told() for config in found])
         return
     names = {bits: name for name, bits in _PERMS.items()}
     print_table(

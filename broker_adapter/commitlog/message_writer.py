@@ -123,6 +123,7 @@ class MessageWriter:
         self._master = master
         self._node_id = node_id
         self._on_refused = on_refused
+        self._last_index = -1
         self._expected: tuple[int, int] | None = None
         self._stopping = False
 
@@ -133,6 +134,11 @@ class MessageWriter:
     @property
     def max_command_bytes(self) -> int:
         return self._max_command_bytes
+
+    @property
+    def last_index(self) -> int:
+        """Of the last entry that was appended here, committed or not; -1 without one."""
+        return max(self._last_index, self._gathering.last_index)
 
     @property
     def expected(self) -> tuple[int, int] | None:
@@ -287,9 +293,14 @@ class MessageWriter:
     async def _append(
         self, sizes: Sequence[int], fill: Fill, expected: tuple[int, int], timeout_ms: int
     ) -> AppendOutcome:
+        def noted(assigned: Assigned) -> Sequence[bytes]:
+            records = fill(assigned)
+            self._last_index = assigned.first_index + len(sizes) - 1
+            return records
+
         try:
             return await self._node.append_batch(
-                sizes, fill, expected=expected, timeout_ms=timeout_ms or self._timeout_ms
+                sizes, noted, expected=expected, timeout_ms=timeout_ms or self._timeout_ms
             )
         except DLedgerError as error:
             raise self._as_broker_error(error) from error

@@ -81,6 +81,7 @@ class PutGathering:
         self._most_bytes = most_bytes - _HEAD_BYTES
         self._most_messages = most_messages
         self._puts: list[Put] = []
+        self.last_index = -1  # of what was appended
 
     def add(self, put: Put) -> asyncio.Future[AppendOutcome]:
         """Append it with what else comes in this turn. The future ends as that of `append_batch` does, or
@@ -144,6 +145,7 @@ class PutGathering:
             next_offsets[queue] = put.first_offset + len(put.batch)
         for put in puts:  # from here on nothing fails: offsets are taken of all or of none
             self._table.take(put.topic, put.queue_id, len(put.batch))
+        self.last_index = assigned.first_index + len(records) - 1
         return records
 
 

@@ -65,6 +65,8 @@ class BrokerSettings(BaseModel):
     auto_create_up_to: Positive = 8_000
     #: Topics that one address may have come into being, at one master.
     auto_create_per_client: Positive = 1_000
+    #: A topic that came into being by itself goes when it is empty and was not used for so long. 0: never.
+    auto_create_expire_ms: Annotated[int, Field(ge=0)] = 604_800_000
     default_queues: Annotated[int, Field(ge=1, le=1024)] = 4
     max_body_bytes: Annotated[int, Field(ge=1, le=MAX_BODY_BYTES)] = MAX_BODY_BYTES
     max_held_pulls: Positive = 10_000

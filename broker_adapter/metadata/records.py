@@ -137,6 +137,8 @@ def topic_to_json(config: TopicConfig) -> JsonObject:
     }
     if config.message_type:  # older nodes know none
         found["messageType"] = config.message_type
+    if config.auto_created:  # likewise
+        found["autoCreated"] = True
     return found
 
 
@@ -150,6 +152,7 @@ def topic_from_json(value: JsonObject) -> TopicConfig:
         sys_flag=typed(value["topicSysFlag"], int),
         order=typed(value["order"], bool),
         message_type=typed(value.get("messageType", ""), str),  # older records have none
+        auto_created=typed(value.get("autoCreated", False), bool),
     )
 
 

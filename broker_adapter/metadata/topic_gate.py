@@ -15,6 +15,7 @@ from broker_adapter.errors import BrokerError, Status, StoredDataDamaged, error_
 from broker_adapter.metadata import records
 from broker_adapter.metadata.commands import DeleteTopic, PutTopic
 from broker_adapter.metadata.state import MetadataState
+from broker_adapter.metadata.topic_expiry import TopicUse
 
 
 class _Change(NamedTuple):
@@ -27,8 +28,10 @@ class _Change(NamedTuple):
 class TopicGate:
     """Implements `broker_adapter.commitlog.message_writer.TopicCheck`. On the event loop."""
 
-    def __init__(self, metadata: MetadataState) -> None:
+    def __init__(self, metadata: MetadataState, use: TopicUse | None = None) -> None:
+        """`use` is told of what is appended."""
         self._metadata = metadata
+        self._use = use
         self._changes: dict[str, list[_Change]] = {}  # appended, and not known to be applied
 
     def begin(self) -> None:
@@ -50,6 +53,8 @@ class TopicGate:
 
     def refusal(self, topic: str, queue_id: int) -> BrokerError | None:
         """Why a message that is appended now would be lost there; None: it is not."""
+        if self._use is not None:
+            self._use.touch(topic)
         # In this order: what is applied is forgotten first, so that the state has it when it is asked.
         changes = self._pending(topic)
         config = self._metadata.topic(topic)

@@ -77,7 +77,7 @@ def status_to_json(server: NameServer, info: ClusterInfo) -> dict[str, Any]:
         **info._asdict(),
         "brokers": [entry._asdict() for entry in info.brokers],
         "topic_rows": {
-            topic: {name: config._asdict() for name, config in found.items()} for topic, found in rows.items()
+            topic: {name: config.told() for name, config in found.items()} for topic, found in rows.items()
         },
         "events": [event._asdict() for event in server.events],
         "counts": dict(server.counts),

@@ -6,7 +6,7 @@ the settings bound how many bytes that may be.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import NamedTuple
 
 from broker_adapter.pop.commands import Ending, Hold, HoldKind
@@ -58,6 +58,7 @@ class HeldMessages:
         self.all: dict[int, HeldMessage] = {}
         self.bytes = 0
         self._bytes_of: dict[bytes, int] = {}
+        self._count_of = Counter[str]()  # by topic
         self._ended: dict[int, Ending] = {}
         self._order: deque[Ended] = deque()
 
@@ -65,6 +66,7 @@ class HeldMessages:
         self.all[hold_id] = message
         self.bytes += message.size
         self._bytes_of[message.client] = self.bytes_of(message.client) + message.size
+        self._count_of[message.topic] += 1
 
     def bytes_of(self, client: bytes) -> int:
         """Of messages that came from an address."""
@@ -75,6 +77,9 @@ class HeldMessages:
         if message is None:
             return False
         self.bytes -= message.size
+        self._count_of[message.topic] -= 1
+        if not self._count_of[message.topic]:
+            del self._count_of[message.topic]
         left = self._bytes_of[message.client] - message.size
         if left:
             self._bytes_of[message.client] = left
@@ -108,6 +113,10 @@ class HeldMessages:
             return False
         self.all[hold_id] = message._replace(due_ms=next_ms, checks=message.checks + 1)
         return True
+
+    def is_awaited(self, topic: str) -> bool:
+        """Whether any waits for the queues of a topic."""
+        return topic in self._count_of
 
     def of_topic(self, topic: str) -> list[int]:
         """Numbers of all that wait for the queues of a topic."""

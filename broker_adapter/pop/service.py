@@ -70,6 +70,7 @@ class Topics(NamedTuple):
     make: Callable[[str], Awaitable[None]]  # a topic of the broker's own making
     know_group: Callable[[str], Awaitable[None]]
     is_coming: Callable[[str], bool]  # whether somebody waits for a topic: what comes now is behind him
+    used: Callable[[str], None] = lambda _: None  # told each topic that is received from
 
 
 class DeliveryService:
@@ -412,6 +413,7 @@ class DeliveryService:
         if not config.perm & _PERM_READ:
             text = f"topic {topic} gives no messages (perm {config.perm})"
             raise error_for(Status.TOPIC_NOT_READABLE, text)
+        self._topics.used(topic)
         return config
 
     def _first_offset(self, group: str, topic: str, queue_id: int) -> int:

@@ -162,6 +162,11 @@ class DeliveryState:
             queues = self._now.by_group.get(group, {})
             return {(key.topic, key.queue_id): queue.least for key, queue in queues.items()}
 
+    def is_awaited(self, topic: str) -> bool:
+        """Whether a delayed or half message waits for the topic."""
+        with self.lock:
+            return self.held.is_awaited(topic)
+
     # -- the state machine, on one thread -----------------------------------------------------------------
 
     def apply(self, index: int, stamp_ms: int, body: bytes) -> None:

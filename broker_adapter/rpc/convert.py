@@ -201,7 +201,7 @@ def info_from_pb(response: pb.GetBrokerResponse) -> BrokerInfo:
 
 
 def topic_to_pb(config: TopicConfig) -> pb.TopicSettings:
-    return pb.TopicSettings(**config._asdict())
+    return pb.TopicSettings(**config.told())
 
 
 def topic_from_pb(topic: pb.TopicSettings) -> TopicConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import lru_cache, partial
 from typing import Protocol, TypeVar
@@ -70,9 +70,10 @@ class Broker:
         readers: Executor,
         info: Callable[[], BrokerInfo],
         delivered: Callable[[str], Mapping[tuple[str, int], int]] = lambda _: {},
+        used: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`delivered`: by (topic, queue id), the first offset that is not done of what a group is given one
-        by one."""
+        by one. `used` is told each topic that a client uses."""
         self.held = HeldPulls(settings.max_held_pulls)
         self._settings = settings
         self._node = node
@@ -85,6 +86,7 @@ class Broker:
         self._readers = readers
         self._info = info
         self._delivered = delivered
+        self._used = used
         self._turns: dict[str, int] = {}
         self.creation = TopicCreation(metadata.topic)
         self._limits = CreationLimits(
@@ -198,7 +200,10 @@ class Broker:
         """The topic, or what it would be if it came into being now: nothing is created. TopicRefused,
         IllegalMessage, NotMaster."""
         self._writer.check_master()
-        return self._metadata.topic(name) or self._default(name)
+        config = self._metadata.topic(name)
+        if config is not None:
+            self._used(name)
+        return config or self._default(name)
 
     async def put_topic(self, config: TopicConfig) -> None:
         self._writer.check_master()
@@ -231,6 +236,7 @@ class Broker:
         return sorted(group.config for group in self._metadata.groups())
 
     async def commit_offsets(self, group: str, generation: int, offsets: Sequence[QueueOffset]) -> None:
+        self._use_all(one.topic for one in offsets)
         await self._groups.commit(group, generation, offsets)
 
     async def offsets(self, group: str) -> tuple[int, list[QueueOffset]]:
@@ -245,10 +251,12 @@ class Broker:
         return found.generation, [QueueOffset(*queue, offsets[queue]) for queue in sorted(offsets)]
 
     async def reset_offsets(self, group: str, offsets: Sequence[QueueOffset]) -> int:
+        self._use_all(one.topic for one in offsets)
         return await self._groups.reset(group, offsets)
 
     async def join(self, group: str, member_id: str, topics: Sequence[str], lease_ms: int) -> Assignment:
         self._check_enabled(group)
+        self._use_all(topics)
         return await self._groups.join(group, member_id, topics, lease_ms)
 
     async def leave(self, group: str, member_id: str) -> None:
@@ -259,6 +267,7 @@ class Broker:
     async def topic_to_write(self, topic: str, remote: str = "") -> TopicConfig:
         """Created if it may be. TopicRefused, IllegalMessage, Busy, and what a proposal may raise."""
         config = await self.creation.topic(topic, partial(self._create, topic, remote))
+        self._used(topic)
         if not config.perm & PERM_WRITE:
             raise error_for(
                 Status.TOPIC_NOT_WRITABLE, f"topic {topic} takes no messages (perm {config.perm})"
@@ -286,7 +295,7 @@ class Broker:
             text = f"there is no topic {topic}; create it first (auto_create_topics is off)"
             raise error_for(Status.TOPIC_UNKNOWN, text)
         queues = self._settings.default_queues
-        return TopicConfig(topic, read_queues=queues, write_queues=queues)
+        return TopicConfig(topic, read_queues=queues, write_queues=queues, auto_created=True)
 
     async def _propose(self, wanted: TopicConfig) -> TopicConfig:
         (await self._proposals.propose(PutTopic(wanted, create_only=True))).check()
@@ -309,8 +318,13 @@ class Broker:
             raise error_for(Status.TOPIC_UNKNOWN, f"there is no topic {topic[:255]!r}")
         return config
 
+    def _use_all(self, topics: Iterable[str]) -> None:
+        for topic in {topic for topic in topics if topic in self._metadata.topics}:
+            self._used(topic)
+
     def _check_readable(self, topic: str, queue_id: int) -> None:
         config = self._known_topic(topic)
+        self._used(topic)
         if not config.perm & PERM_READ:
             raise error_for(
                 Status.TOPIC_NOT_READABLE, f"topic {topic} gives no messages (perm {config.perm})"

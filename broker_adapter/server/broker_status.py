@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.config.settings import BrokerSettings
 from broker_adapter.metadata.state import MetadataState
+from broker_adapter.metadata.topic_expiry import TopicExpiry
 from broker_adapter.pop.service import DeliveryService
 from broker_adapter.proxy.forwarding.forwarder import Forwarder
 from broker_adapter.proxy.forwarding.service import ForwardService
@@ -45,6 +46,7 @@ class BrokerFacts(Protocol):
     forwarder: Forwarder
     forwarding: ForwardService
     loop_lag: LoopLag
+    topic_expiry: TopicExpiry
 
     def registrations(self) -> Mapping[str, Any]:
         """What each NameServer last answered to the registration, by address."""
@@ -180,6 +182,11 @@ class BrokerStatus:
             ("broker_delivery_appends", "Appends, each of many requests.", delivery.rounds),
             ("broker_loop_stalls", "Times that the event loop was late by 0.1 s.", program.loop_lag.stalls),
             ("broker_delivery_damaged", "Commands that could not be read.", delivery.damaged),
+            (
+                "broker_topics_expired",
+                "Topics made by use that this node deleted, as nobody used them.",
+                program.topic_expiry.expired,
+            ),
         )
         for name, text, value in counters:
             family = CounterMetricFamily(name, text)

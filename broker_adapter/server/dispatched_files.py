@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.errors import ReadFailed, Status
 from broker_adapter.format.consume_queue_unit import ConsumeQueueUnit
+from broker_adapter.metadata.topic_expiry import Holdings
+from broker_adapter.pop.state import DeliveryState
 from broker_adapter.store.dispatcher import Dispatcher
 from dledger import NodeServer
 
@@ -51,3 +54,16 @@ class DispatchedFiles:
     def _check_complete(self) -> None:
         if self._node.applied_index < 0:
             raise ReadFailed(Status.NOT_CONFIRMED, "this broker has still to make its queues of the log")
+
+
+def holdings(
+    files: DispatchedFiles, dispatcher: Dispatcher, delivery: DeliveryState, writer: MessageWriter
+) -> Holdings:
+    """What the expiry of topics asks of the parts of a broker."""
+    return Holdings(
+        bounds=files.bounds,
+        queue_ids=lambda topic: [queue.queue_id for queue in dispatcher.queues.of_topic(topic)],
+        is_awaited=delivery.is_awaited,
+        last_index=lambda: writer.last_index,
+        dispatched_index=lambda: dispatcher.dispatched.index,
+    )

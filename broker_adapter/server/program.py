@@ -25,6 +25,7 @@ from broker_adapter.metadata.commands import METADATA_TOPIC, Command, PutGroup
 from broker_adapter.metadata.group_service import GroupService
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
+from broker_adapter.metadata.topic_expiry import TopicExpiry, TopicUse
 from broker_adapter.metadata.topic_gate import TopicGate
 from broker_adapter.metadata.values import Outcome
 from broker_adapter.namesrv.registration import Registrar
@@ -46,7 +47,7 @@ from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
 from broker_adapter.rpc.service import BrokerService
 from broker_adapter.server.broker import Broker
 from broker_adapter.server.broker_status import BrokerStatus
-from broker_adapter.server.dispatched_files import DispatchedFiles
+from broker_adapter.server.dispatched_files import DispatchedFiles, holdings
 from broker_adapter.server.loop_lag import LoopLag
 from broker_adapter.server.replicated_state import ReplicatedState
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
@@ -136,7 +137,8 @@ class BrokerProgram:
             on_topic_cut=self._on_topic_cut,
             on_done=self._on_metadata_done,
         )
-        self.topic_gate = TopicGate(self.metadata)
+        self.topic_use = TopicUse(_monotonic_ms)
+        self.topic_gate = TopicGate(self.metadata, self.topic_use)
         self.dispatcher = self._make_dispatcher()
 
     def make_node(self, **options: Any) -> NodeServer:
@@ -190,6 +192,15 @@ class BrokerProgram:
             self._readers,
             self.info,
             self.delivery_state.offsets_of,
+            self.topic_use.touch,
+        )
+        self.topic_expiry = TopicExpiry(
+            self.metadata,
+            self.proposals,
+            self.topic_use,
+            holdings(files, self.dispatcher, self.delivery_state, writer),
+            expire_ms=settings.auto_create_expire_ms,
+            run=self._read,
         )
         self.delivery = self._make_delivery(files, reader, groups, max_entries)
         self.service = BrokerService(self.broker, operators=self._operators())
@@ -198,7 +209,7 @@ class BrokerProgram:
         self.adapter = BrokerRoleAdapter(
             writer,
             files,
-            [groups, self.delivery],
+            [groups, self.delivery, self.topic_expiry],
             slave_id=1 + sorted(config.members).index(config.node_id),
             on_change=self._role_changed,
         )
@@ -225,6 +236,7 @@ class BrokerProgram:
                 self.broker.make_topic,
                 groups.make_known,
                 self.broker.creation.is_under_way,
+                self.topic_use.touch,
             ),
             now_ms=node.cluster_time_ms,
             wall_ms=_wall_ms,

@@ -19,6 +19,7 @@ from broker_adapter.metadata.coordinator import CoordinatorConfig
 from broker_adapter.metadata.group_service import GroupService
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
+from broker_adapter.metadata.topic_expiry import TopicExpiry, TopicUse
 from broker_adapter.metadata.topic_gate import TopicGate
 from broker_adapter.metadata.values import Outcome
 from broker_adapter.pop.commands import Outcome as DeliveryOutcome
@@ -27,7 +28,7 @@ from broker_adapter.pop.state import DeliveryState
 from broker_adapter.role.broker_role import BrokerRoleAdapter
 from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
 from broker_adapter.server.broker import Broker
-from broker_adapter.server.dispatched_files import DispatchedFiles
+from broker_adapter.server.dispatched_files import DispatchedFiles, holdings
 from broker_adapter.server.replicated_state import ReplicatedState
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
 from broker_adapter.store.queue_reader import QueueReader
@@ -56,6 +57,7 @@ GROUPS = CoordinatorConfig(min_lease_ms=300, collect_ms=200, orphan_ms=2000, rej
 ROLES = RoleChangeLimits(patience_s=0.4, retry_first_s=0.02, retry_most_s=0.2, unfit_s=2.0, stop_s=1.0)
 SETTINGS = BrokerSettings(
     default_queues=2,
+    auto_create_expire_ms=500,
     max_body_bytes=600,
     max_wait_ms=500,
     send_timeout_ms=600,
@@ -104,7 +106,8 @@ class SimBroker:
             on_topic_cut=self._on_topic_cut,
             on_done=self.delivery_state.metadata_changed,
         )
-        self.topic_gate = TopicGate(self.metadata)
+        self.topic_use = TopicUse(process.now_ms)
+        self.topic_gate = TopicGate(self.metadata, self.topic_use)
         self.dispatcher = self._make_dispatcher(process)
         self.machine = CheckedDispatcher(
             self.dispatcher, self.metadata, self.delivery_state, lambda: process.store.base.pos
@@ -171,7 +174,9 @@ class SimBroker:
             cast(ThreadPoolExecutor, None),  # the loop has its own idea of threads
             self._info,
             self.delivery_state.offsets_of,
+            self.topic_use.touch,
         )
+        self.topic_expiry = self._make_expiry()
         self.delivery = DeliveryService(
             SETTINGS,
             self.delivery_state,
@@ -184,6 +189,7 @@ class SimBroker:
                 self.broker.make_topic,
                 self.groups.make_known,
                 self.broker.creation.is_under_way,
+                self.topic_use.touch,
             ),
             now_ms=self.node.cluster_time_ms,
             wall_ms=self.node.cluster_time_ms,  # what producers of simulations reckon by
@@ -192,9 +198,23 @@ class SimBroker:
             max_round_bytes=_MAX_ROUND_BYTES,
         )
         self.adapter = BrokerRoleAdapter(
-            self.writer, files, [self.groups, self.delivery], slave_id=1, on_change=self._on_change
+            self.writer,
+            files,
+            [self.groups, self.delivery, self.topic_expiry],
+            slave_id=1,
+            on_change=self._on_change,
         )
         self.handler = RoleChangeHandler(node, self.adapter, limits=ROLES, wall_ms=self.process.wall_ms)
+
+    def _make_expiry(self) -> TopicExpiry:
+        return TopicExpiry(
+            self.metadata,
+            self.proposals,
+            self.topic_use,
+            holdings(self.files, self.dispatcher, self.delivery_state, self.writer),
+            expire_ms=SETTINGS.auto_create_expire_ms,
+            run=lambda work: self.loop.run_in_executor(None, work),
+        )
 
     def _info(self) -> BrokerInfo:
         adapter = self.adapter

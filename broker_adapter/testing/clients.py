@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import TypeVar
 
@@ -19,6 +19,8 @@ T = TypeVar("T")
 TOPICS = ("Orders", "Clicks")
 #: A topic that is deleted and comes into being again.
 SHORT_LIVED = "Sales"
+#: A topic that comes into being by being used, now and then, and goes when nobody does.
+PASSING = "Rumours"
 QUEUES = 2
 TAGS = ("a", "b")
 #: What a request may end in, beside its answer.
@@ -172,7 +174,15 @@ class TopicChurn(Client):
     async def think(self) -> None:
         await asyncio.sleep(self.rng.randint(10, 250) / 1000)
 
+    def __init__(self, sim: BrokerSimulation, name: str, rng: Random, lasting: Sequence[str]) -> None:
+        """`lasting`: topics that are an administrator's, so that they do not expire."""
+        super().__init__(sim, name, rng)
+        self._lasting = list(lasting)
+
     async def work(self) -> None:
+        if self._lasting:
+            await self._make_last(self._lasting[-1])
+            return
         queues = self.rng.randint(1, QUEUES)
         config = TopicConfig(SHORT_LIVED, read_queues=queues, write_queues=queues)
         try:
@@ -186,3 +196,33 @@ class TopicChurn(Client):
             self.sim.count("churn of topics", error)
         else:
             self.completed += 1
+
+    async def _make_last(self, topic: str) -> None:
+        config = TopicConfig(topic, read_queues=QUEUES, write_queues=QUEUES)
+        try:
+            await self.ask_master(lambda broker: broker.broker.put_topic(config))
+        except FAILURES as error:
+            self.sim.count("churn of topics", error)
+        else:
+            self._lasting.pop()
+
+
+class Passerby(Client):
+    """Uses a topic once, and not again for a while: it sends to it, or has it made and sends nothing."""
+
+    async def think(self) -> None:
+        await asyncio.sleep(self.rng.randint(50, 1200) / 1000)
+
+    async def work(self) -> None:
+        sends = self.rng.random() < 0.5
+        self.completed += 1
+        message = OutgoingMessage(b"%s:%d" % (self.name.encode(), self.completed))
+        try:
+            if not sends:
+                await self.ask_master(lambda broker: broker.broker.topic_to_write(PASSING))
+            else:
+                result = await self.ask_master(lambda broker: broker.broker.send(PASSING, [message]))
+                self.sim.truth.sent(result, PASSING, [message.body])
+                self.sim.counts["rumours"] += 1
+        except FAILURES as error:
+            self.sim.count("rumours", error)

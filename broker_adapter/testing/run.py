@@ -16,7 +16,16 @@ import structlog
 from broker_adapter.format.message import decode
 from broker_adapter.pop.commands import QueueKey
 from broker_adapter.testing.broker_node import SimBroker
-from broker_adapter.testing.clients import TOPICS, Administrator, Client, Producer, TopicChurn
+from broker_adapter.testing.clients import (
+    PASSING,
+    SHORT_LIVED,
+    TOPICS,
+    Administrator,
+    Client,
+    Passerby,
+    Producer,
+    TopicChurn,
+)
 from broker_adapter.testing.consumers import GroupLog, Member
 from broker_adapter.testing.derived import DerivedFiles
 from broker_adapter.testing.poison import Poisoner
@@ -99,6 +108,8 @@ def run_seed(seed: int, profile: Profile | None = None, *, sink: TextIO | None =
         result.steps = sim.clock.steps
         result.counts = sim.counts
         result.counts["masterships"] = sim.masterships
+        expired = sim.truth.deletions.total() - sim.truth.deletions[SHORT_LIVED]
+        result.counts["topics expired"] = expired
         result.counts["messages acknowledged"] = len(sim.truth.acknowledged)
         return result
 
@@ -127,7 +138,8 @@ class _Run:
         self._others: list[Client] = [
             AbandonedConsumer(sim, "abandoned", take("abandoned")),
             NewGroups(sim, "new", take("new groups")),
-            TopicChurn(sim, "churn", take("topic churn")),
+            TopicChurn(sim, "churn", take("topic churn"), (*TOPICS, POPPED_TOPIC)),
+            Passerby(sim, "passerby", take("passerby")),
             *poisoners,
         ]
         self._admin = Administrator(sim, "admin", take("admin"), _GROUPS)
@@ -174,7 +186,8 @@ class _Run:
         for reading in (*self._members, *self._pops):
             reading.is_stopped = True
         self._until("equal logs, all dispatched", sim.is_settled)
-        self._until("files that are needed, and no others", self._is_tidy)
+        # While files go, the master may append something of its own.
+        self._until("files that are needed, and no others", lambda: self._is_tidy() and sim.is_settled())
         self._result.heal_ms = sim.clock.now_ms - healed_ms
         self._check_end()
 
@@ -278,6 +291,7 @@ class _Run:
         sim = self._sim
         check_end(sim)
         sim.truth.check_refused()
+        sim.truth.check_expired(PASSING, min(broker.node.begin_pos for broker in sim.brokers()))
         for broker in sim.brokers():
             broker.machine.checked.clear()
             core = broker.process.replica.core

@@ -6,6 +6,7 @@ Queues are lists of messages. Of what brokers derive, nothing is used here but t
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +19,7 @@ from broker_adapter.format.message import Message, decode
 from broker_adapter.format.properties import split_properties
 from broker_adapter.format.sys_flag import TRANSACTION_MASK
 from broker_adapter.metadata import records
-from broker_adapter.metadata.commands import METADATA_TOPIC, DeleteGroup, ResetOffsets
+from broker_adapter.metadata.commands import METADATA_TOPIC, DeleteGroup, DeleteTopic, ResetOffsets
 from broker_adapter.metadata.records import Unknown
 from broker_adapter.pop.commands import DELIVERY_TOPIC, QueueKey
 from broker_adapter.store.consume_queue import ConsumeQueue
@@ -83,6 +84,7 @@ class LogTruth:
         self.acknowledged: dict[tuple[Queue, int], bytes] = {}
         self.refused: set[tuple[bytes, str]] = set()  # (body, try)
         self.commits_acknowledged = 0
+        self.deletions = Counter[str]()  # by topic
         self._seen_commit: dict[str, int] = {}  # by group: index at which an acknowledged commit was there
         self._holes: set[tuple[str, int, int]] = set()  # offsets that messages in no queue have taken
         self._tries: set[tuple[bytes, str]] = set()
@@ -137,6 +139,8 @@ class LogTruth:
             case _:
                 took_effect = cut is not None
         self.delivery.model.metadata(index, command, took_effect)
+        if isinstance(command, DeleteTopic) and took_effect:
+            self.deletions[command.topic] += 1
         for (topic, _), queue in self.queues.items():
             if topic == cut:
                 queue.cuts.append((index, len(queue.messages)))
@@ -302,3 +306,11 @@ class LogTruth:
     def check_refused(self) -> None:
         for body, number in self.refused & self._tries:
             raise Violation("refused", f"try {number} of {body!r} was refused for good, and is committed")
+
+    def check_expired(self, topic: str, begin_pos: int) -> None:
+        """Of a topic that nobody deletes: it went when all its messages had been purged, and not before."""
+        for name, queue in self.queues.items():
+            if name[0] == topic:
+                for one in queue.messages[: queue.floor_at(1 << 60)]:
+                    if one.physical_offset >= begin_pos:
+                        raise Violation("expired", f"{one} of {name}, which the log still has")

@@ -49,6 +49,7 @@ def samples(status: HandlerStatus, changes: RoleChangeMetrics) -> dict[tuple[str
             service=SimpleNamespace(waiting_receives=9), streams=SimpleNamespace(by_type=dict)
         ),
         forwarder=SimpleNamespace(figures=Figures()),
+        topic_expiry=SimpleNamespace(expired=0),
         loop_lag=SimpleNamespace(longest_s=0.5, stalls=3),
         handler=SimpleNamespace(status=status, metrics=changes),
     )

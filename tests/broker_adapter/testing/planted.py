@@ -16,6 +16,7 @@ from broker_adapter.commitlog.topic_queue_table import TopicQueueTable
 from broker_adapter.metadata.commands import Command, CommitOffsets, NewGeneration
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
+from broker_adapter.metadata.topic_expiry import TopicExpiry
 from broker_adapter.metadata.topic_gate import TopicGate
 from broker_adapter.metadata.values import Group, Outcome
 from broker_adapter.role.broker_role import BrokerRoleAdapter
@@ -186,6 +187,11 @@ def messages_behind_the_deletion_of_their_topic(patch: pytest.MonkeyPatch) -> No
 def deletions_under_way_overlooked(patch: pytest.MonkeyPatch) -> None:
     """Only the state is asked, which the deletion may not have reached."""
     patch.setattr(TopicGate, "_pending", lambda self, topic: [])
+
+
+def topics_expire_with_their_messages(patch: pytest.MonkeyPatch) -> None:
+    """What nobody uses goes, whatever there is in it."""
+    patch.setattr(TopicExpiry, "_is_needless", lambda self, topic, first: True)
 
 
 def files_of_deleted_topics_stay(patch: pytest.MonkeyPatch) -> None:

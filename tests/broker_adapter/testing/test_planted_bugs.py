@@ -48,6 +48,7 @@ PLANTS: list[planted.Plant] = [
     planted.deleted_messages_come_back,
     planted.messages_behind_the_deletion_of_their_topic,
     planted.deletions_under_way_overlooked,
+    planted.topics_expire_with_their_messages,
     planted.files_of_deleted_topics_stay,
     planted.files_go_that_were_taken_back,
     planted.queries_find_what_was_deleted,
