@@ -109,7 +109,7 @@ _OWN: Known = {
 _CLIENT: Known = {
     **dict.fromkeys(("lite_topic", "delivery_timestamp", "dead_letter_queue", "receipt_handle"), ()),
     **dict.fromkeys(("message_group", "priority", "body_digest", "store_host", "lite_topic_set"), ()),
-    "invisible_duration.seconds": (1, 20),
+    "invisible_duration.seconds": (2, 60),
     "long_polling_timeout.seconds": (0,),
     "resource_namespace": ("",),
     "topic.name": ("T", "T", "T", "U"),
@@ -350,8 +350,8 @@ class Caller:
                 return "an answer that is no message of the method"
             if problem := _bad_number(answer):
                 return f"{problem}: {str(answer)[:500]}"
-            self._learn(answer)
-            if _is_accepted(answer):
+            if _is_accepted(answer):  # others give back what they were asked with
+                self._learn(answer)
                 self.accepted[call.method] += 1
                 recorded = self._recorded[call.method]
                 if len(recorded) < 20:
