@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from dledger.logs import configure_logging, get_logger
     from dledger.metrics import Histogram
     from dledger.node.loop.polling import when_idle
+    from dledger.node.loop.wake_queue import WakeQueue, settle, wake_queue
     from dledger.node.loop.watchdog import LoopWatchdog
     from dledger.node.machine.entry_run import EntryRun
     from dledger.node.machine.state_machine import (
@@ -146,6 +147,7 @@ __all__ = [
     "StorageError",
     "StoredEntry",
     "TlsFiles",
+    "WakeQueue",
     "WebHandler",
     "answer_of",
     "certificate_names",
@@ -172,9 +174,11 @@ __all__ = [
     "read_toml",
     "replace_file",
     "serve_web",
+    "settle",
     "static",
     "tls_files",
     "validate",
+    "wake_queue",
     "when_idle",
 ]
 
@@ -246,6 +250,9 @@ _MODULE_OF = {
     "descriptors": "dledger.store.descriptors",
     "raise_limit": "dledger.store.descriptors",
     "when_idle": "dledger.node.loop.polling",
+    "WakeQueue": "dledger.node.loop.wake_queue",
+    "settle": "dledger.node.loop.wake_queue",
+    "wake_queue": "dledger.node.loop.wake_queue",
     "LoopWatchdog": "dledger.node.loop.watchdog",
 }
 #: Names that are modules themselves.

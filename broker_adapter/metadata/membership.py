@@ -11,6 +11,7 @@ from broker_adapter.errors import BrokerError, NotMaster, Status, error_for
 from broker_adapter.metadata.commands import Command, NewGeneration
 from broker_adapter.metadata.coordinator import Catalog, CoordinatorConfig, GroupCoordinator, Pending
 from broker_adapter.metadata.values import Outcome
+from dledger import wake_queue
 
 _RENEW_MS = 1_000  # who waits looks again after this, however long its lease is
 
@@ -134,6 +135,7 @@ class Membership:
         event = self._changes.setdefault(group, asyncio.Event())
         with suppress(TimeoutError):
             await asyncio.wait_for(event.wait(), most_ms / 1000)
+        await wake_queue().turn(group)  # all members wait for the same
 
     def _changed(self, group: str) -> None:
         if (event := self._changes.pop(group, None)) is not None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection, Iterable, Iterator
 
 from broker_adapter.errors import NameServerBusy, Status
+from dledger import wake_queue
 
 
 class Watcher:
@@ -51,7 +52,9 @@ class Watchers:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._watchers: set[Watcher] = set()
+        self._watchers: dict[Watcher, None] = {}
+        self._changed: dict[str, None] = {}  # topics that watchers are to be told of next
+        self._is_marking = False
 
     def __len__(self) -> int:
         return len(self._watchers)
@@ -64,12 +67,29 @@ class Watchers:
         if len(self._watchers) >= self._limit:
             raise NameServerBusy(Status.NAMESRV_LIMIT, f"{self._limit} clients watch routes already")
         watcher = Watcher(topics, known)
-        self._watchers.add(watcher)
+        self._watchers[watcher] = None
         return watcher
 
     def remove(self, watcher: Watcher) -> None:
-        self._watchers.discard(watcher)
+        self._watchers.pop(watcher, None)
 
     def mark(self, topics: Collection[str]) -> None:
-        for watcher in self._watchers:
-            watcher.mark(topics)
+        """Watchers are told a few in each turn of the loop: all of them may watch all topics."""
+        self._changed.update(dict.fromkeys(topics))
+        if not self._is_marking:
+            self._mark()
+
+    def _mark(self) -> None:
+        topics, self._changed = self._changed, {}
+        self._is_marking = True
+
+        def mark(watcher: Watcher | None) -> bool:
+            if watcher is not None:
+                watcher.mark(topics)
+            elif self._changed:
+                self._mark()
+            else:
+                self._is_marking = False
+            return True
+
+        wake_queue().each("routes", [*self._watchers, None], mark)

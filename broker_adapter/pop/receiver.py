@@ -36,6 +36,7 @@ from broker_adapter.pop.room import Received, Room
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.pop.views import GroupTopic, QueueView, Views
 from broker_adapter.store.queue_reader import QueueReader
+from dledger import wake_queue
 
 _log = structlog.get_logger(part="delivery")
 
@@ -246,6 +247,7 @@ class Receiver:
                     only_fitting=call.only_fitting,
                 )
                 found: list[Found] = await self._run(work)
+                await wake_queue().turn(call.who.topic)
                 request = self._propose(call, found)
                 is_nothing = request is None and not any(self._worn_out(call, one) for one in found)
                 if is_nothing and any(one.does_not_fit for one in found):
@@ -417,6 +419,7 @@ class Receiver:
     async def _given(self, call: Receive, found: Sequence[Found], request: Request) -> list[Delivery]:
         try:
             done = await asyncio.shield(request.done)
+            await wake_queue().turn(call.who.topic)  # what was asked for together is done together
         except asyncio.CancelledError:
             request.done.add_done_callback(partial(self._take_back, request.elements))
             raise
@@ -480,7 +483,7 @@ class Receiver:
         at = deadline
         if expiry_ms is not None:
             at = min(deadline, loop.time() + max(_LEAST_WAIT_S, (expiry_ms - self._now_ms()) / 1000))
-        timer = loop.call_at(at, _set, woken)
+        timer = loop.call_at(at, self._views.wake, call.who, woken)
         try:
             await woken
         finally:
@@ -526,8 +529,3 @@ def _delivery(call: Receive, pop: Pop, record: bytes, offset: int, attempt: int,
         is_renewed=not call.invisible_ms,
         is_repeated=pop.repeats,
     )
-
-
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

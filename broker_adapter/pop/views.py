@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from broker_adapter.pop.commands import QueueKey
 from broker_adapter.pop.queue_state import QueueDelivery
+from dledger import settle, wake_queue
 
 
 class QueueView:
@@ -46,14 +47,17 @@ class Views:
 
     def __init__(self) -> None:
         self._queues: dict[QueueKey, QueueView] = {}
+        # Those that have not been woken. Not sets: the order in which receives are woken is the same in every
+        # process.
         self._waiting: dict[GroupTopic, dict[asyncio.Future[None], None]] = {}
-        # Not sets: the order in which receives are woken is the same in every process.
         self._by_topic: dict[str, dict[GroupTopic, None]] = {}
+        self._due: set[GroupTopic] = set()  # whose next one has its place in the queue of wake-ups
+        self._count = 0
         self._turns: dict[GroupTopic, int] = {}
 
     def __len__(self) -> int:
         """Receives that wait."""
-        return sum(map(len, self._waiting.values()))
+        return self._count
 
     @property
     def is_awaited(self) -> bool:
@@ -84,33 +88,55 @@ class Views:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(who, {})[future] = None
         self._by_topic.setdefault(who.topic, {})[who] = None
+        self._count += 1
         return future
 
     def leave(self, who: GroupTopic, future: asyncio.Future[None]) -> None:
-        waiting = self._waiting[who]
-        del waiting[future]
-        if not waiting:
-            del self._waiting[who]
-            group_topics = self._by_topic[who.topic]
-            group_topics.pop(who, None)
-            if not group_topics:
-                del self._by_topic[who.topic]
+        self._count -= 1
+        waiting = self._waiting.get(who)
+        if waiting is not None and future in waiting:
+            del waiting[future]
+            if not waiting:
+                self._nobody_of(who)
 
     def arrived(self, topics: Iterable[str]) -> None:
         """Queues of these topics have grown: one receive of each group looks, and wakes the next one if it
         leaves something."""
         for topic in topics:
-            for who in self._by_topic.get(topic, ()):
-                self.wake_one(who)
+            fresh = [who for who in self._by_topic.get(topic, ()) if who not in self._due]
+            self._due.update(fresh)
+            wake_queue().each(topic, fresh, self._wake_next)
 
     def wake_one(self, who: GroupTopic) -> None:
-        for future in self._waiting.get(who, ()):
-            if not future.done():
-                future.set_result(None)
-                return
+        """In its turn: arrivals wake one of each group, and there are many groups."""
+        if who in self._waiting and who not in self._due:
+            self._due.add(who)
+            wake_queue().each(who.topic, (who,), self._wake_next)
+
+    def wake(self, who: GroupTopic, future: asyncio.Future[None]) -> None:
+        """This one, in its turn: times of many may come together."""
+        wake_queue().settle(who.topic, future)
 
     def wake_all(self) -> None:
-        for waiting in self._waiting.values():
-            for future in waiting:
-                if not future.done():
-                    future.set_result(None)
+        if self._waiting:
+            futures = [future for waiting in self._waiting.values() for future in waiting]
+            wake_queue().each(None, futures, settle)
+
+    def _wake_next(self, who: GroupTopic) -> bool:
+        self._due.discard(who)
+        waiting = self._waiting.get(who)
+        while waiting:
+            future = next(iter(waiting))
+            del waiting[future]
+            if not waiting:
+                self._nobody_of(who)
+            if settle(future):
+                return True
+        return False
+
+    def _nobody_of(self, who: GroupTopic) -> None:
+        del self._waiting[who]
+        group_topics = self._by_topic[who.topic]
+        del group_topics[who]
+        if not group_topics:
+            del self._by_topic[who.topic]

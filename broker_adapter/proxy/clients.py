@@ -10,6 +10,7 @@ from broker_adapter.proxy.messages.rejected import Code, Rejected
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.shares import Shares
+from dledger import wake_queue
 
 #: Of settings of all clients that are connected to a node, as they came.
 MAX_SETTINGS_BYTES = 64 << 20
@@ -117,10 +118,13 @@ class ClientStreams:
 
     def group_changed(self, group: str) -> None:
         """Its settings are those of its consumers."""
-        for client_id, info in list(self._infos.items()):
-            if info.group == group:
-                for stream in list(self._streams.get(client_id, [])):
-                    stream.renew()
+        found = [
+            stream
+            for client_id, info in self._infos.items()
+            if info.group == group
+            for stream in self._streams.get(client_id, ())
+        ]
+        wake_queue().each("settings", found, _renew)
 
     def _take(self, client_id: str, info: ClientInfo) -> None:
         before = self._infos.pop(client_id, ClientInfo()).topics
@@ -133,3 +137,8 @@ class ClientStreams:
             self._producers[topic][client_id] = None
         if info != ClientInfo():
             self._infos[client_id] = info
+
+
+def _renew(stream: Stream) -> bool:
+    stream.renew()
+    return True

@@ -35,7 +35,7 @@ from broker_adapter.proxy.telemetry import MAX_COMMAND_BYTES, Conversation
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.rpc.calls import LARGE_BYTES, LargeRequests, Places, peer_host, stopping
-from dledger import get_logger
+from dledger import get_logger, wake_queue
 from dledger import handlers as grpc_handlers
 
 _log = get_logger("messaging")
@@ -129,10 +129,8 @@ class MessagingService:
         """The server takes no new calls: the conversations end, and receives as if there were no messages, so
         that clients begin both anew at another node. What is called yet is answered as ever."""
         self._leaving = True
-        for waiting in list(self._waiting):
-            waiting.cancel()
-        for wake in self._open:
-            wake.set()
+        wake_queue().each("away", self._waiting, asyncio.Task.cancel)
+        wake_queue().each("away", self._open, _set)
 
     def stop(self) -> None:
         """Refuse new calls and end all that is under way. Repeatable."""
@@ -350,6 +348,11 @@ def command_of(data: bytes) -> calls.TelemetryCommand | Rejected | None:
         return _parse_command(data)
     text = f"settings of {len(data)} bytes; {MAX_COMMAND_BYTES} are allowed"
     return Rejected(Code.PAYLOAD_TOO_LARGE, text)
+
+
+def _set(wake: asyncio.Event) -> bool:
+    wake.set()
+    return True
 
 
 def metadata_of(context: Context) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from broker_adapter.api import BrokerApi, GroupConfig, TopicConfig
@@ -22,7 +22,7 @@ from broker_adapter.proxy.front import MessagingService
 from broker_adapter.proxy.messages.client_settings import ServerLimits
 from broker_adapter.proxy.messages.context import NODE_PORT, PLAIN_PORT, TLS_PORT
 from broker_adapter.proxy.messages.directory import Directory
-from dledger import Code, ConfigError
+from dledger import Code, ConfigError, wake_queue
 
 
 class ReplicatedDirectory:
@@ -38,7 +38,8 @@ class ReplicatedDirectory:
         self._metadata = metadata
         self._create = create
         self._default = default
-        self._awaited: dict[str, set[asyncio.Future[bool]]] = {}
+        self._awaited: dict[str, dict[asyncio.Future[bool], None]] = {}
+        self._looked_at: object = None  # the topics that there were
 
     def topic(self, name: str) -> TopicConfig | None:
         return self._metadata.topic(name)
@@ -54,33 +55,43 @@ class ReplicatedDirectory:
         return await self._create(name, remote)
 
     async def topic_comes(self, name: str, seconds: float) -> bool:
-        comes: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        waiting = self._awaited.setdefault(name, set())
-        waiting.add(comes)
-        self.topics_changed()  # it may be there by now
+        if self._metadata.topic(name) is not None:
+            return True
+        loop = asyncio.get_running_loop()
+        comes: asyncio.Future[bool] = loop.create_future()
+        waiting = self._awaited.setdefault(name, {})
+        waiting[comes] = None
+        # The times of many may come together.
+        timer = loop.call_later(seconds, lambda: self._end([comes], comes=False))
         try:
-            async with asyncio.timeout(seconds):
-                return await comes
-        except TimeoutError:
-            return False
+            return await comes
         finally:
-            waiting.discard(comes)
+            timer.cancel()
+            waiting.pop(comes, None)
             if not waiting and self._awaited.get(name) is waiting:
                 del self._awaited[name]
 
     def topics_changed(self) -> None:
+        topics = self._metadata.topics
+        if topics is self._looked_at:
+            return
+        self._looked_at = topics
         for name in [name for name in self._awaited if self._metadata.topic(name) is not None]:
-            self._end_waiting(name, comes=True)
+            self._end(self._awaited.pop(name), comes=True)
 
     def role_changed(self) -> None:
         """Nobody waits here any more: the next master knows better."""
-        for name in list(self._awaited):
-            self._end_waiting(name, comes=False)
+        awaited, self._awaited = self._awaited, {}
+        self._end([one for waiting in awaited.values() for one in waiting], comes=False)
 
-    def _end_waiting(self, name: str, *, comes: bool) -> None:
-        for one in self._awaited.pop(name):
-            if not one.done():
-                one.set_result(comes)
+    def _end(self, waiting: Iterable[asyncio.Future[bool]], *, comes: bool) -> None:
+        def end(one: asyncio.Future[bool]) -> bool:
+            if one.done():
+                return False
+            one.set_result(comes)
+            return True
+
+        wake_queue().each("topics", waiting, end)
 
 
 class ClientService(NamedTuple):

@@ -132,7 +132,7 @@ class Conversation:
 
     def renew(self) -> None:
         """Tell the client its settings if they have changed since."""
-        if self._said is None:
+        if self._said is None or not self._is_open:
             return
         answer = calls.TelemetryCommand(status=ok(), settings=self._settled(self._said)[1])
         if answer != self._answer:

@@ -156,11 +156,8 @@ class Broker:
             if loop.time() >= deadline or self.held.is_closed:
                 return result
             offset = result.next_offset
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self.held.wait(topic, queue_id, offset, partial(self._has, topic, queue_id, offset))
-            except TimeoutError:
-                return result
+            has_grown = partial(self._has, topic, queue_id, offset)
+            await self.held.wait(topic, queue_id, offset, has_grown, deadline)
 
     async def message_at(self, physical_offset: int) -> bytes:
         if physical_offset < 0:

@@ -1,4 +1,4 @@
-"""Long polling: who waits for which queue to grow. On the event loop only; time-outs are the caller's."""
+"""Long polling: who waits for which queue to grow. On the event loop only."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from broker_adapter.errors import ReadFailed, Status
+from dledger import settle, wake_queue
 
 Queue = tuple[str, int]
 
@@ -27,9 +28,15 @@ class HeldPulls:
         return self._closed
 
     async def wait(
-        self, topic: str, queue_id: int, offset: int, has_grown: Callable[[], bool] = lambda: False
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        has_grown: Callable[[], bool] = lambda: False,
+        deadline: float | None = None,
     ) -> None:
-        """Until the queue has a message at `offset`, or `wake_all`. ReadFailed if too many wait already.
+        """Until the queue has a message at `offset`, or `wake_all`, or `deadline` of the loop's clock.
+        ReadFailed if too many wait already.
 
         `has_grown`: whether it has one by now; asked once, when an arrival from then on is noticed.
         """
@@ -39,7 +46,11 @@ class HeldPulls:
             raise ReadFailed(
                 Status.TOO_MANY_HELD_PULLS, f"{self._max_held} pulls wait for messages; try again later"
             )
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        timer = None
+        if deadline is not None:  # those of many may come together
+            timer = loop.call_at(deadline, wake_queue().settle, topic, future)
         waiting = self._held.setdefault((topic, queue_id), {})
         waiting[future] = offset
         self._count += 1
@@ -47,8 +58,10 @@ class HeldPulls:
             if not has_grown():
                 await future
         finally:
+            if timer is not None:
+                timer.cancel()
             self._count -= 1
-            del waiting[future]
+            waiting.pop(future, None)
             if not waiting and self._held.get((topic, queue_id)) is waiting:
                 del self._held[topic, queue_id]
 
@@ -57,16 +70,16 @@ class HeldPulls:
         if not self._held:
             return
         for topic, queue_id, max_offset in arrivals:
-            for future, offset in self._held.get((topic, queue_id), {}).items():
-                if offset < max_offset and not future.done():
-                    future.set_result(None)
+            waiting = self._held.get((topic, queue_id), {})
+            woken = [future for future, offset in waiting.items() if offset < max_offset]
+            for future in woken:
+                del waiting[future]  # has its place in the queue of wake-ups, and needs no second one
+            wake_queue().each(topic, woken, settle)
 
     def wake_all(self) -> None:
         """They look again: the role or the queues have changed."""
-        for waiting in self._held.values():
-            for future in waiting:
-                if not future.done():
-                    future.set_result(None)
+        if self._held:
+            wake_queue().each(None, [one for waiting in self._held.values() for one in waiting], settle)
 
     def close(self) -> None:
         """Nobody waits any more."""

@@ -24,7 +24,7 @@ from broker_adapter.proxy.forwarding.repeats import is_repeatable
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.methods import APPENDING
 from broker_adapter.proxy.messages.rejected import Code, Rejected
-from dledger import RoleEvent, get_logger
+from dledger import RoleEvent, get_logger, wake_queue
 
 _log = get_logger("forwarding")
 
@@ -256,6 +256,7 @@ class Forwarder:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await asyncio.shield(self._change)
+        await wake_queue().turn("held")  # a change of masters concerns all that are held
 
 
 class _Held:

@@ -30,7 +30,7 @@ from broker_adapter.proxy.messages.methods import APPENDING
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.rpc.calls import LARGE_BYTES
 from broker_adapter.v1 import forward_pb2 as pb
-from dledger import get_logger, open_channel, when_idle
+from dledger import get_logger, open_channel, wake_queue, when_idle
 
 _log = get_logger("forwarding")
 
@@ -65,8 +65,8 @@ class _Call:
         return self.answers.popleft()
 
     def wake(self) -> None:
-        if self.arrived is not None and not self.arrived.done():
-            self.arrived.set_result(None)
+        if self.arrived is not None:  # a frame may have answers for thousands
+            wake_queue().settle("answers", self.arrived)
 
     def fail(self, error: BrokerError) -> None:
         self.error = error
@@ -321,13 +321,18 @@ class MasterLink:
         self._is_open, self._is_over = False, True
         self._gathering.stop()
         text = f"the connection to {self.node_id} is broken"
-        for call in list(self._calls.values()):
-            if call.is_complete:
-                continue
+
+        def fail(call_id: int) -> bool:
+            call = self._calls.get(call_id)
+            if call is None or call.is_complete:
+                return False
             if call.is_sent:
                 call.fail(PutIndeterminate(Status.OUTCOME_UNKNOWN, text))
             else:
                 call.fail(PutRefused(Status.NOT_CONNECTED, text))
+            return True
+
+        wake_queue().each("broken", self._calls, fail)
         if self.is_writable:
             self.is_writable = False
             self._on_change()

@@ -27,7 +27,7 @@ from broker_adapter.proxy.messages.methods import METHODS
 from broker_adapter.proxy.messages.rejected import ELSEWHERE
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.v1 import forward_pb2 as pb
-from dledger import InvalidRequest, get_logger, handlers
+from dledger import InvalidRequest, get_logger, handlers, wake_queue
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -154,8 +154,9 @@ class _NodeStream:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in [*tasks, *self._streams.values()]:
+            for task in tasks:
                 task.cancel()
+            wake_queue().each("gone", self._streams.values(), asyncio.Task.cancel)
             ends = await asyncio.gather(*tasks, *self._streams.values(), return_exceptions=True)
             for ended in ends:
                 # gRPC's own errors are of a connection that has broken.

@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from dledger.errors import Code, DLedgerError, Overloaded, ReadFailed
+from dledger.node.loop.wake_queue import settle, wake_queue
 
 
 class ReadableLog:
@@ -91,10 +92,11 @@ class ReadableLog:
     def _wake(self) -> None:
         reached = min(self._committed, self._stored)
         waiting = self._waiting
+        reaching: list[asyncio.Future[None]] = []
         while waiting and waiting[0][0] <= reached:
-            future = heappop(waiting)[2]
-            if not future.done():
-                future.set_result(None)
+            reaching.append(heappop(waiting)[2])
+        if reaching:
+            wake_queue().each("readable", reaching, settle)
 
     def _drop(self, entry: tuple[int, int, asyncio.Future[None]]) -> None:
         if entry in self._waiting:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from dledger.errors import Code, DLedgerError, Overloaded, ReadFailed
+from dledger.node.loop.wake_queue import wake_queue
 
 Waiter = asyncio.Future[int]
 
@@ -45,13 +47,12 @@ class ReadPoints:
             while self._next:
                 served, self._next = self._next, []
                 outcome = await self._one_round()
-                for waiter in served:
-                    _settle(waiter, outcome)
+                wake_queue().each("read points", served, partial(_settle, outcome=outcome))
         except BaseException as error:
             why = "the node is stopping" if isinstance(error, asyncio.CancelledError) else f"a bug: {error!r}"
             left, self._next = (*served, *self._next), []
-            for waiter in left:
-                _settle(waiter, ReadFailed(why, code=Code.READ_NOT_CONFIRMED))
+            failed = ReadFailed(why, code=Code.READ_NOT_CONFIRMED)
+            wake_queue().each("read points", left, partial(_settle, outcome=failed))
             raise
         finally:
             self._round = None
@@ -68,10 +69,11 @@ class ReadPoints:
             return error
 
 
-def _settle(waiter: Waiter, outcome: int | DLedgerError) -> None:
+def _settle(waiter: Waiter, outcome: int | DLedgerError) -> bool:
     if waiter.done():
-        return
+        return False
     if isinstance(outcome, DLedgerError):
         waiter.set_exception(outcome)
     else:
         waiter.set_result(outcome)
+    return True

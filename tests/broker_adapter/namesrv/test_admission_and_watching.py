@@ -59,7 +59,7 @@ def told(watcher: object) -> list[str]:
     return found
 
 
-def test_a_slow_watcher_is_told_each_topic_once() -> None:
+async def test_a_slow_watcher_is_told_each_topic_once() -> None:
     watchers = Watchers(2)
     watcher = watchers.add(None, ["a", "b"])
     assert told(watcher) == ["a", "b"]
@@ -71,7 +71,7 @@ def test_a_slow_watcher_is_told_each_topic_once() -> None:
     assert not watcher.is_behind
 
 
-def test_a_watcher_of_some_topics_hears_of_no_others() -> None:
+async def test_a_watcher_of_some_topics_hears_of_no_others() -> None:
     watchers = Watchers(2)
     watcher = watchers.add(["a", "z"], ["a", "b"])
     assert told(watcher) == ["a", "z"]

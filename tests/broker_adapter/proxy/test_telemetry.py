@@ -142,7 +142,7 @@ def test_settings_that_are_replaced_or_gone_take_no_room() -> None:
     assert streams.settings_room.used == 0
 
 
-def test_a_change_of_a_group_is_told_to_its_consumers() -> None:
+async def test_a_change_of_a_group_is_told_to_its_consumers() -> None:
     streams = ClientStreams(9)
     talk, other = Talk(streams), Talk(streams, "other")
     talk.delivery.groups["g"] = GroupConfig("g", retry_max_times=2)
@@ -159,7 +159,7 @@ def test_a_change_of_a_group_is_told_to_its_consumers() -> None:
     assert not other.told()
 
 
-def test_a_repeated_answer_is_the_newest_one() -> None:
+async def test_a_repeated_answer_is_the_newest_one() -> None:
     """Quirk: Node.js may not listen yet when its settings are answered."""
     streams = ClientStreams(9)
     talk = Talk(streams, language="NODE_JS")

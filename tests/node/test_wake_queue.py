@@ -1,0 +1,107 @@
+"""Herds that wait for one event are woken a few in each turn of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import pytest
+
+from dledger.node.loop.wake_queue import MOST_WOKEN, WakeQueue, settle, wake_queue
+
+
+class Turns:
+    """Counts the turns of the running loop; it makes none of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0
+        selector: Any = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
+        select = selector.select
+
+        def counted(timeout: float | None = None) -> object:
+            self.now += 1
+            return select(timeout)
+
+        monkeypatch.setattr(selector, "select", counted)
+
+
+async def test_few_are_woken_at_once_and_many_a_few_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, turns, woken = WakeQueue(most=3), Turns(monkeypatch), Counter[int]()
+    for _ in range(3):
+        queue.add("t", lambda: woken.update([turns.now]))
+    assert woken == {0: 3}, "nobody else wants to be woken in this turn"
+    for _ in range(2_000):
+        queue.add("t", lambda: woken.update([turns.now]))
+    while len(queue):
+        await asyncio.sleep(0)
+    assert woken.total() == 2_003, "no wake-up is lost"
+    assert max(woken.values()) <= 2 * 3, "a turn may begin with what the one before has left"
+
+
+async def test_keys_take_turns_and_each_keeps_its_order() -> None:
+    queue: WakeQueue = WakeQueue(most=1)
+    woken: list[str] = []
+    for name in ("now", "a1", "a2", "a3", "b1", "c1"):
+        queue.add(name[0], partial(woken.append, name))
+    while len(queue):
+        await asyncio.sleep(0)
+    assert woken == ["now", "a1", "b1", "c1", "a2", "a3"]
+
+
+async def test_those_who_have_gone_take_no_place() -> None:
+    queue = WakeQueue(most=1)
+    loop = asyncio.get_running_loop()
+    futures = [loop.create_future() for _ in range(1_000)]
+    for gone in futures[:-1]:
+        gone.cancel()
+    queue.each("t", futures, settle)
+    assert futures[-1].done(), "at once"
+    assert len(queue) == 0
+
+
+async def test_what_comes_while_others_are_woken_is_woken_too() -> None:
+    queue, woken = WakeQueue(most=2), list[int]()
+
+    def wake(number: int) -> bool:
+        woken.append(number)
+        if number < 100:
+            queue.add("later", lambda: woken.append(number + 1_000))
+        return True
+
+    queue.each("t", range(100), wake)
+    while len(queue):
+        await asyncio.sleep(0)
+    assert sorted(woken) == [*range(100), *range(1_000, 1_100)]
+
+
+async def test_a_wake_up_that_fails_keeps_nobody_else_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    queue, woken = WakeQueue(most=1), list[int]()
+    queue.add("t", lambda: None)
+
+    def fail() -> None:
+        raise ValueError("a mistake")
+
+    queue.add("t", fail)
+    queue.add("t", lambda: woken.append(1))
+    while len(queue):
+        await asyncio.sleep(0)
+    assert woken == [1]
+    assert "a mistake" in caplog.text
+
+
+async def test_whoever_waits_for_a_turn_gets_one_and_may_go() -> None:
+    queue = WakeQueue(most=1)
+    await asyncio.wait_for(queue.turn("t"), 60)
+    waiting = [asyncio.create_task(queue.turn("t")) for _ in range(100)]
+    await asyncio.sleep(0)
+    for one in waiting[::2]:
+        one.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert [one.cancelled() for one in waiting[1::2]] == [False] * 50
+
+
+async def test_all_herds_of_a_loop_share_one_queue() -> None:
+    assert wake_queue() is wake_queue()
+    assert wake_queue()._most == MOST_WOKEN
