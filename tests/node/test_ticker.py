@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dledger.core.values import Base, OwnerFitness
 from dledger.node.loop.ticker import LOOK_MS, Ticker, next_tick_ms
 from dledger.replica.replica import Replica
 from tests.node.local import PATIENT, leader_of, running_nodes, until
@@ -137,6 +138,56 @@ def test_ticks_are_as_frequent_as_ever_while_something_is_uncommitted() -> None:
     assert due_in(world, "a") <= 0
     world.carry()
     assert due_in(world, "a") > 0
+
+
+def set_to(path: str, value: object) -> Callable[[Replica], None]:
+    """What is under way: an attribute of a replica, or of a part of it."""
+
+    def change(replica: Replica) -> None:
+        *owners, name = path.split(".")
+        found: object = replica
+        for owner in owners:
+            found = getattr(found, owner)
+        setattr(found, name, value)
+
+    return change
+
+
+UNDER_WAY: dict[str, Callable[[Replica], None]] = {
+    "entries that are not durable": set_to("core.log.durable_index", -1),
+    "entries that are not committed": set_to("core.committed_index", -1),
+    "a sync that the core waits for": set_to("core.fsync_began_ms", 5),
+    "a sync that has begun": set_to("shell.fsync_began_ms", lambda: 5),
+    "a program that said something new": set_to("owner", OwnerFitness(3, True)),
+    "appends that were gathered": set_to("admission.gathered_bytes", 1),
+    "appends that wait for room": set_to("parking", [None]),
+    "a log that is read again": set_to("admission.state.is_rebuilding", True),
+    "an index that could not be read": set_to("suspects", [0]),
+    "a probe that was not answered": set_to("unread_probes", {"a": None}),
+    "a purge that is to be carried out": set_to("purge_to", Base(0, 1, 64, 7)),
+    "an image that is written": set_to("retainer._writer", object()),
+}
+
+
+@pytest.mark.parametrize("change", UNDER_WAY.values(), ids=[name.replace(" ", "-") for name in UNDER_WAY])
+def test_nothing_is_slept_over_that_is_under_way(change: Callable[[Replica], None]) -> None:
+    world = settled()
+    world["b"].now = world["a"].now
+    assert due_in(world, "b") == LOOK_MS
+    change(world["b"].replica)
+    assert due_in(world, "b") <= 0
+
+
+@pytest.mark.parametrize("what", ["an append", "retention"])
+def test_deadlines_of_callers_and_of_housekeeping_are_kept(what: str) -> None:
+    world = settled()
+    a = world["a"]
+    if what == "an append":
+        a.replica.admission.next_deadline_ms = a.now + 3
+    else:
+        a.replica.retainer.asked_before = 1
+        a.replica.retainer._next_check_ms = a.now + 3
+    assert due_in(world, "a") == 3
 
 
 async def test_three_idle_nodes_are_ticked_about_as_often_as_they_hear_of_each_other(

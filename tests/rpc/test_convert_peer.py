@@ -323,6 +323,16 @@ def test_a_sender_that_names_no_members_is_believed_by_nodes_that_an_older_versi
     assert caught.value.code is Code.MEMBERS_DIFFER
 
 
+def test_a_sender_that_compares_lists_and_names_no_members_is_refused_by_every_node() -> None:
+    """It could name them: that it does not is a mistake, and no older version."""
+    envelope = pb.Envelope(version=2, cluster_id="c", group="g", local_id="n1", remote_id="n2", incarnation=1)
+    for compares in (True, False):
+        receiver = Identity("c", "g", "n2", ("n1", "n2"), 1, compares_members=compares)
+        with pytest.raises(InvalidRequest) as caught:
+            receiver.check(envelope)
+        assert caught.value.code is Code.MEMBERS_DIFFER and not receiver.is_unlisted(envelope)
+
+
 def test_a_refusal_is_raised_with_its_number() -> None:
     refused = pb.VoteResponse(refusal=pb.Refusal(code=int(Code.UNKNOWN_CLUSTER), message="no"))
     with pytest.raises(InvalidRequest) as caught:

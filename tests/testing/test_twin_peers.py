@@ -51,6 +51,10 @@ STREAM = 7
 MEMBERS = ("n0", "n1", "n2")
 
 
+async def soon(condition: Callable[[], object]) -> None:
+    await until(lambda: bool(condition()), PATIENT_S)
+
+
 class Port:
     """Implements dledger.rpc.ports.PeerPort: the asked member, which does what the test says."""
 
@@ -173,11 +177,11 @@ class _Simulated:
     async def come_up(self) -> None:
         done: list[object] = []
         self._outside(lambda: done.append((self._simulation.boot("n1"), self._take())))
-        await until(lambda: bool(done))
+        await soon(lambda: bool(done))
 
     async def go_down(self) -> None:
         self._outside(lambda: self._simulation.crash("n1", CrashKind.PROCESS))
-        await until(lambda: self._simulation.nodes["n1"].process is None)
+        await soon(lambda: self._simulation.nodes["n1"].process is None)
 
     def _outside(self, action: Callable[[], object]) -> None:
         self._simulation.clock.after(0, action)  # type: ignore[arg-type]
@@ -252,7 +256,7 @@ def test_who_gets_no_answer_in_time_asks_no_longer_and_nor_does_the_asked_one_go
     async def script(world: World) -> None:
         with pytest.raises(PeerUnreachable):
             await world.transport.ask(VOTE, SHORT_S)
-        await until(lambda: world.port.cancelled)
+        await soon(lambda: world.port.cancelled)
         world.port.answer = QUESTIONS[0][1]
         assert await world.transport.ask(VOTE, PATIENT_S) == world.port.answer
 
@@ -263,11 +267,11 @@ def test_who_gets_no_answer_in_time_asks_no_longer_and_nor_does_the_asked_one_go
 def test_cancelled_question_is_given_up_at_its_deadline_at_the_latest(run: Run) -> None:
     async def script(world: World) -> None:
         asking = asyncio.ensure_future(world.transport.ask(VOTE, SHORT_S))
-        await until(lambda: world.port.asked)
+        await soon(lambda: world.port.asked)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await until(lambda: world.port.cancelled)
+        await soon(lambda: world.port.cancelled)
 
     run(script)
 
@@ -349,7 +353,7 @@ class Leader:
         self.running = asyncio.ensure_future(stream.run(self.incarnations.append, self.responses.append))
 
     async def up(self) -> Leader:
-        await until(lambda: self.incarnations)
+        await soon(lambda: self.incarnations)
         return self
 
     async def ended(self) -> BaseException | None:
@@ -395,7 +399,7 @@ def test_stream_keeps_the_order_both_ways_and_begins_with_incarnations(run: Run)
             assert leader.incarnations == [world.port.identity.incarnation]
             for index in range(5):
                 leader.stream.put(commit(index), None)
-                await until(lambda index=index: len(leader.responses) == index + 1)  # type: ignore[misc]
+                await soon(lambda index=index: len(leader.responses) == index + 1)  # type: ignore[misc]
             sent = [commit(index) for index in range(5)]
             assert world.port.events[0][:3] == ("opened", "n0", STREAM)  # type: ignore[index]
             assert world.port.events[1:] == sent
@@ -415,7 +419,7 @@ def test_finished_stream_ends_behind_what_was_put_and_in_order(run: Run, says_go
             leader.stream.put(goodbye() if says_goodbye else commit(9), None)
             leader.stream.finish()
             assert await leader.ended() is None
-            await until(lambda: ("ended", says_goodbye) in world.port.events)
+            await soon(lambda: ("ended", says_goodbye) in world.port.events)
             assert world.port.events[-2:] == [last, ("ended", says_goodbye)]
 
     run(script)
@@ -427,8 +431,8 @@ def test_stream_that_its_leader_leaves_is_lost_for_the_follower(run: Run) -> Non
         async with leading(world) as leader:
             await leader.up()
             leader.stream.put(commit(8), None)
-            await until(lambda: commit(8) in world.port.events)
-        await until(lambda: ("ended", False) in world.port.events)
+            await soon(lambda: commit(8) in world.port.events)
+        await soon(lambda: ("ended", False) in world.port.events)
 
     run(script)
 
@@ -455,7 +459,7 @@ def test_stream_opens_once_the_member_can_be_reached(run: Run) -> None:
             assert not leader.stream.is_up
             await world.come_up()
             await leader.up()
-            await until(lambda: commit(8) in world.port.events)
+            await soon(lambda: commit(8) in world.port.events)
 
     run(script, is_up=False)
 
@@ -472,7 +476,7 @@ def test_refused_push_ends_the_stream_with_its_number(run: Run) -> None:
             leader.stream.put(commit(8), None)
             error = await leader.ended()
             assert isinstance(error, InvalidRequest) and error.code is Code.UNEXPECTED_ARGUMENT
-            await until(lambda: ("ended", False) in world.port.events)
+            await soon(lambda: ("ended", False) in world.port.events)
 
     run(script)
 
@@ -482,10 +486,10 @@ def test_replaced_stream_ends_at_once_though_its_leader_sends_nothing(run: Run) 
     async def script(world: World) -> None:
         async with leading(world) as leader:
             await leader.up()
-            await until(lambda: world.port.streams)
+            await soon(lambda: world.port.streams)
             world.port.streams[0].replace()
             assert await leader.ended() is None
-            await until(lambda: ("ended", False) in world.port.events)
+            await soon(lambda: ("ended", False) in world.port.events)
 
     run(script)
 
