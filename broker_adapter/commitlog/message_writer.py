@@ -3,12 +3,13 @@ queue offsets that are taken in the step in which the log takes the messages."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from broker_adapter.api import OutgoingMessage, SendResult
 from broker_adapter.commitlog import put_gathering
-from broker_adapter.commitlog.put_gathering import Fill, Put, PutGathering
+from broker_adapter.commitlog.put_gathering import CommandRecord, Put, PutGathering, QueuedRecords
 from broker_adapter.commitlog.record_writer import RecordBatch
 from broker_adapter.commitlog.topic_queue_table import Arrival, TopicQueueTable
 from broker_adapter.errors import (
@@ -25,7 +26,6 @@ from broker_adapter.format.message import ENTRY_HEADER_SIZE, record_size
 from broker_adapter.format.message_id import OffsetIds
 from dledger import (
     AppendOutcome,
-    Assigned,
     Code,
     DLedgerError,
     Indeterminate,
@@ -62,14 +62,6 @@ class AnyTopic:
 
     def fitting_queue(self, topic: str, queue_id: int) -> int:
         return queue_id
-
-
-class QueuedRecords(NamedTuple):
-    """Messages of one queue that are to be put together with others."""
-
-    topic: str
-    queue_id: int
-    batch: RecordBatch
 
 
 class LateCommand(NamedTuple):
@@ -123,7 +115,6 @@ class MessageWriter:
         self._master = master
         self._node_id = node_id
         self._on_refused = on_refused
-        self._last_index = -1
         self._expected: tuple[int, int] | None = None
         self._stopping = False
 
@@ -138,7 +129,7 @@ class MessageWriter:
     @property
     def last_index(self) -> int:
         """Of the last entry that was appended here, committed or not; -1 without one."""
-        return max(self._last_index, self._gathering.last_index)
+        return self._gathering.last_index
 
     @property
     def expected(self) -> tuple[int, int] | None:
@@ -191,32 +182,25 @@ class MessageWriter:
         PutRefused and IllegalMessage: nothing was stored. PutIndeterminate: nobody knows (yet).
         """
         self.check_master()
-        batch = self.records(topic, queue_id, messages, born_host=born_host).batch
-        put = Put(topic, queue_id, batch, timeout_ms or self._timeout_ms)
-        try:
-            outcome = await self._gathering.add(put)
-        except DLedgerError as error:
-            raise self._as_broker_error(error) from error
+        queued = self.records(topic, queue_id, messages, born_host=born_host)
+        put = Put([queued], timeout_ms=timeout_ms or self._timeout_ms)
+        outcome = await self._committed(self._gathering.add(put))
         physical = [pos + ENTRY_HEADER_SIZE for pos in put.positions]
         ids = OffsetIds(self._store_host, physical)
         index = outcome.index + put.place if outcome.index >= 0 else -1
-        return SendResult(queue_id, put.first_offset, physical, ids, outcome.term, self._node_id, index)
+        return SendResult(queue_id, put.first_offsets[0], physical, ids, outcome.term, self._node_id, index)
 
     async def put_command(
         self, topic: str, command: bytes, appended: Callable[[int], None] | None = None
     ) -> int:
         """A record of a reserved topic, which is in no queue. The index of its entry, once committed;
         `appended` is told it in the step in which the log takes it. What that raises refuses it."""
-        expected = self.check_master()
+        self.check_master()
         batch = self._command_batch(topic, command)
-
-        def fill(assigned: Assigned) -> Sequence[bytes]:
-            records = batch.fill(0, assigned.positions, assigned.stamp_ms)
-            if appended is not None:
-                appended(assigned.first_index)
-            return records
-
-        return (await self._append(batch.sizes, fill, expected, 0)).index
+        record = CommandRecord(batch.sizes[0], lambda _: batch)
+        put = Put((), [record], timeout_ms=self._timeout_ms, appended=appended)
+        outcome = await self._committed(self._gathering.append_now(put))
+        return outcome.index + put.place if outcome.index >= 0 else -1
 
     def records(
         self,
@@ -252,32 +236,18 @@ class MessageWriter:
     ) -> list[int]:
         """Batches of any queues and, behind them, commands of a reserved topic, all or nothing in one append.
         The first queue offset of each batch, once it is committed. Errors as those of `put`."""
-        expected = self.check_master()
+        self.check_master()
         overhead = record_size(0, len(command_topic), 0, v6_hosts=2 if self._store_host.is_v6 else 0)
-        sizes = [size for one in queued for size in one.batch.sizes]
-        sizes += [overhead + command.size for command in commands]
-        firsts: list[int] = []
+        records = [self._late_record(command_topic, overhead, command) for command in commands]
+        put = Put(queued, records, timeout_ms=timeout_ms or self._timeout_ms)
+        await self._committed(self._gathering.append_now(put))
+        return put.first_offsets
 
-        def fill(assigned: Assigned) -> Sequence[bytes]:
-            positions, stamp_ms = assigned.positions, assigned.stamp_ms
-            records: list[bytes] = []
-            next_offsets: dict[tuple[str, int], int] = {}
-            for topic, queue_id, batch in queued:
-                queue = (topic, queue_id)
-                first = next_offsets.get(queue, self.table.next_offset(*queue))
-                at = len(records)
-                records += batch.fill(first, positions[at : at + len(batch)], stamp_ms)
-                next_offsets[queue] = first + len(batch)
-                firsts.append(first)
-            for command in commands:
-                batch = self._command_batch(command_topic, command.body(firsts))
-                records += batch.fill(0, positions[len(records) :][:1], stamp_ms)
-            for topic, queue_id, batch in queued:  # nothing fails any more: offsets of all or of none
-                self.table.take(topic, queue_id, len(batch))
-            return records
+    def _late_record(self, topic: str, overhead: int, command: LateCommand) -> CommandRecord:
+        def batch(firsts: Sequence[int]) -> RecordBatch:
+            return self._command_batch(topic, command.body(firsts))
 
-        await self._append(sizes, fill, expected, timeout_ms)
-        return firsts
+        return CommandRecord(overhead + command.size, batch)
 
     def _command_batch(self, topic: str, command: bytes) -> RecordBatch:
         return RecordBatch(
@@ -290,18 +260,9 @@ class MessageWriter:
             max_body_bytes=self._max_command_bytes,
         )
 
-    async def _append(
-        self, sizes: Sequence[int], fill: Fill, expected: tuple[int, int], timeout_ms: int
-    ) -> AppendOutcome:
-        def noted(assigned: Assigned) -> Sequence[bytes]:
-            records = fill(assigned)
-            self._last_index = assigned.first_index + len(sizes) - 1
-            return records
-
+    async def _committed(self, appended: asyncio.Future[AppendOutcome]) -> AppendOutcome:
         try:
-            return await self._node.append_batch(
-                sizes, noted, expected=expected, timeout_ms=timeout_ms or self._timeout_ms
-            )
+            return await appended
         except DLedgerError as error:
             raise self._as_broker_error(error) from error
 

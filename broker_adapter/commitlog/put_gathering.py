@@ -1,14 +1,16 @@
-"""Batches of messages that come in the same turn of the loop, appended to the log as one.
+"""The one way into the log: what is put in the same turn of the loop is appended as one batch.
 
 What a batch of the log costs (a write, a sync, a push to each follower, the answers) is the same for one
-message and for a thousand. Nobody waits for company: what there is at the end of the turn goes.
+message and for a thousand. Nobody waits for company: what there is at the end of the turn goes. Queue offsets
+are assigned here and nowhere else, in the step in which the log takes the messages.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from itertools import chain
+from typing import NamedTuple, Protocol
 
 from broker_adapter.commitlog.record_writer import RecordBatch
 from broker_adapter.commitlog.topic_queue_table import TopicQueueTable
@@ -27,29 +29,59 @@ class AppendPort(Protocol):
     ) -> asyncio.Future[AppendOutcome]: ...
 
 
+class QueuedRecords(NamedTuple):
+    """Messages of one queue."""
+
+    topic: str
+    queue_id: int
+    batch: RecordBatch
+
+
+class CommandRecord(NamedTuple):
+    """A record of a reserved topic, which is in no queue. `batch` gets the first queue offset of each batch
+    of messages of its put, and gives one record of `size` bytes."""
+
+    size: int
+    batch: Callable[[Sequence[int]], RecordBatch]
+
+
 class Put:
-    """Messages of one queue. `first_offset`, `positions` (of their entries) and `place` (entries before
-    them in the append) are known once the log has taken them."""
+    """Messages of any queues and, behind them, commands: all of it is appended, consecutive, or nothing.
+
+    `first_offsets` (of each batch), `positions` (of all entries) and `place` (entries before them in the
+    append) are known once the log has taken them. `appended` is told the index of its first entry in the
+    step in which the log takes it; what that raises refuses the put."""
 
     __slots__ = (
-        "batch",
+        "appended",
+        "commands",
+        "count",
         "done",
-        "first_offset",
+        "first_offsets",
         "place",
         "positions",
-        "queue_id",
+        "queued",
         "size",
+        "sizes",
         "timeout_ms",
-        "topic",
     )
 
-    def __init__(self, topic: str, queue_id: int, batch: RecordBatch, timeout_ms: int) -> None:
-        self.topic = topic
-        self.queue_id = queue_id
-        self.batch = batch
+    def __init__(
+        self,
+        queued: Sequence[QueuedRecords],
+        commands: Sequence[CommandRecord] = (),
+        *,
+        timeout_ms: int,
+        appended: Callable[[int], None] | None = None,
+    ) -> None:
+        self.queued = queued
+        self.commands = commands
         self.timeout_ms = timeout_ms
-        self.size = sum(batch.sizes) + ENTRY_HEADER_SIZE * len(batch)
-        self.first_offset = -1
+        self.appended = appended
+        self.sizes = [*chain.from_iterable(one.batch.sizes for one in queued), *(c.size for c in commands)]
+        self.count = len(self.sizes)
+        self.size = sum(self.sizes) + ENTRY_HEADER_SIZE * self.count
+        self.first_offsets: list[int] = []
         self.place = 0
         self.positions: Sequence[int] = ()
         self.done: asyncio.Future[AppendOutcome] = asyncio.get_running_loop().create_future()
@@ -93,17 +125,27 @@ class PutGathering:
         self._puts.append(put)
         return put.done
 
+    def append_now(self, put: Put) -> asyncio.Future[AppendOutcome]:
+        """Append it in this step, behind what was added before: for those who judged something that must
+        still hold then."""
+        self._puts.append(put)
+        self._flush()
+        return put.done
+
     def _flush(self) -> None:
         puts, self._puts = [put for put in self._puts if not put.done.done()], []
         together: list[Put] = []
         size = count = 0
         for put in puts:
             size += put.size
-            count += len(put.batch)
-            if together and (size > self._most_bytes or count > self._most_messages):
+            count += put.count
+            if together and (size > self._most_bytes or count > self._most_messages or put.appended):
                 self._append(together)
-                together, size, count = [], put.size, len(put.batch)
+                together, size, count = [], put.size, put.count
             together.append(put)
+            if put.appended:  # alone: a batch that is tried once more would tell it twice
+                self._append(together)
+                together, size, count = [], 0, 0
         if together:
             self._append(together)
 
@@ -113,7 +155,7 @@ class PutGathering:
             return
         try:
             appended = self._node.append_batch(
-                [size for put in puts for size in put.batch.sizes],
+                puts[0].sizes if len(puts) == 1 else [size for put in puts for size in put.sizes],
                 lambda assigned: self._fill(puts, assigned),
                 expected=self._leadership(),
                 timeout_ms=max(put.timeout_ms for put in puts),
@@ -128,23 +170,37 @@ class PutGathering:
         appended.add_done_callback(lambda future: _answer(puts, future))
 
     def _is_refused(self, put: Put) -> bool:
-        error = self._refusal(put.topic, put.queue_id)
-        if error is not None:
-            put.fail(error)
-        return error is not None
+        for topic, queue_id, _ in put.queued:
+            error = self._refusal(topic, queue_id)
+            if error is not None:
+                put.fail(error)
+                return True
+        return False
 
     def _fill(self, puts: Sequence[Put], assigned: Assigned) -> Sequence[bytes]:
+        positions, stamp_ms = assigned.positions, assigned.stamp_ms
         next_offsets: dict[tuple[str, int], int] = {}
         records: list[bytes] = []
         for put in puts:
-            queue = (put.topic, put.queue_id)
-            put.first_offset = next_offsets.get(queue, self._table.next_offset(*queue))
             put.place = len(records)
-            put.positions = assigned.positions[len(records) : len(records) + len(put.batch)]
-            records += put.batch.fill(put.first_offset, put.positions, assigned.stamp_ms)
-            next_offsets[queue] = put.first_offset + len(put.batch)
+            put.positions = positions[put.place : put.place + put.count]
+            put.first_offsets = []
+            for topic, queue_id, batch in put.queued:
+                queue = (topic, queue_id)
+                first = next_offsets.get(queue, self._table.next_offset(*queue))
+                at = len(records)
+                records += batch.fill(first, positions[at : at + len(batch)], stamp_ms)
+                next_offsets[queue] = first + len(batch)
+                put.first_offsets.append(first)
+            for command in put.commands:
+                at = len(records)
+                records += command.batch(put.first_offsets).fill(0, positions[at : at + 1], stamp_ms)
+        for put in puts:
+            if put.appended is not None:
+                put.appended(assigned.first_index + put.place)
         for put in puts:  # from here on nothing fails: offsets are taken of all or of none
-            self._table.take(put.topic, put.queue_id, len(put.batch))
+            for topic, queue_id, batch in put.queued:
+                self._table.take(topic, queue_id, len(batch))
         self.last_index = assigned.first_index + len(records) - 1
         return records
 

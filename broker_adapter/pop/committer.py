@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import structlog
 
-from broker_adapter.commitlog.message_writer import LateCommand, MessageWriter, QueuedRecords
+from broker_adapter.commitlog.message_writer import LateCommand, MessageWriter
+from broker_adapter.commitlog.put_gathering import QueuedRecords
 from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, ReadFailed, Status
 from broker_adapter.pop.commands import DELIVERY_TOPIC, Element, Hold, Outcome, Pop, SentId
 from broker_adapter.pop.records import SENT_OVERHEAD, SENT_SIZE, encode, encode_sent

@@ -8,7 +8,8 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
-from broker_adapter.commitlog.message_writer import MessageWriter, QueuedRecords
+from broker_adapter.commitlog.message_writer import MessageWriter
+from broker_adapter.commitlog.put_gathering import QueuedRecords
 from broker_adapter.errors import BrokerError, IllegalMessage, PutIndeterminate, Status
 from broker_adapter.format.host import NO_HOST, Host
 from broker_adapter.format.properties import UNIQ_KEY

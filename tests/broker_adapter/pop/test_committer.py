@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from broker_adapter.api import OutgoingMessage
-from broker_adapter.commitlog.message_writer import AnyTopic, LateCommand, QueuedRecords, TopicCheck
+from broker_adapter.commitlog.message_writer import AnyTopic, LateCommand, TopicCheck
+from broker_adapter.commitlog.put_gathering import QueuedRecords
 from broker_adapter.commitlog.record_writer import RecordBatch
 from broker_adapter.errors import BrokerError, Busy, NotMaster, PutIndeterminate, Status, error_for
 from broker_adapter.format.host import NO_HOST

@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
-from broker_adapter.commitlog.message_writer import MessageWriter, QueuedRecords
+from broker_adapter.commitlog.message_writer import MessageWriter
+from broker_adapter.commitlog.put_gathering import QueuedRecords
 from broker_adapter.commitlog.record_writer import RecordBatch
 from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, Status
 from broker_adapter.pop.api import Sent
