@@ -100,7 +100,9 @@ class OpenFiles:
             self._remove(path)
 
     def retire(self, path: Path) -> None:
-        """The file may go with `remove_retired`, unless it is taken back before. On the writer's thread."""
+        """The file may go with `remove_retired`, unless it is taken back before: it need not be synced. On
+        the writer's thread."""
+        self._changes.files.discard(path)
         with self._names_lock:
             self._retired.add(path)
 
@@ -110,7 +112,9 @@ class OpenFiles:
         with self._names_lock:
             is_there = path in self._retired
             self._retired.discard(path)
-            return is_there
+        if is_there:
+            self._changes.files.add(path)  # what was written before it was retired, too
+        return is_there
 
     def remove_retired(self, path: Path) -> None:
         """From any thread."""

@@ -274,3 +274,29 @@ def test_a_directory_with_somebody_elses_file_stays(tmp_path: Path) -> None:
 
 def unit_of(number: int) -> bytes:
     return (48 + 200 * number).to_bytes(8, "big") + (100).to_bytes(4, "big") + bytes(8)
+
+
+def test_a_file_that_goes_after_it_was_used_and_let_go_again_need_not_be_synced(tmp_path: Path) -> None:
+    files = OsFiles()
+    path = tmp_path / "t" / "0" / "file"
+    opened = OpenFiles(files, tmp_path)
+    opened.create(path, 100)
+    opened.retire(path)
+    first = opened.take_changes()
+    assert opened.take_back(path)
+    opened.write(path, b"x", 0)
+    opened.retire(path)  # its messages were purged while the first checkpoint was being written
+    first.sync(files)
+    opened.remove_retired(path)
+    opened.take_changes().sync(files)
+
+
+def test_a_file_that_was_taken_back_is_synced_with_all_that_is_in_it(tmp_path: Path) -> None:
+    files = OsFiles()
+    path = tmp_path / "t" / "0" / "file"
+    opened = OpenFiles(files, tmp_path)
+    opened.create(path, 100)
+    opened.retire(path)
+    assert opened.take_changes().files == set()
+    assert opened.take_back(path)
+    assert opened.take_changes().files == {path}
