@@ -16,7 +16,7 @@ from chaos.trace.schema import Ev
 from tests.chaos.checker.conftest import WAITS_FOR_SPARK
 from tests.chaos.checker.duck import DuckEngine
 from tests.chaos.checker.mutations import MUTATIONS, Mutation, lines
-from tests.chaos.checker.runs import HISTORIES, write_mutations
+from tests.chaos.checker.runs import CASES, HISTORIES, write_mutations
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -100,8 +100,8 @@ def test_what_hostile_clients_do_not_bring_about_is_no_fault(judged: dict[str, R
 def test_spark_finds_what_the_second_engine_finds(
     judged: dict[str, RunResult], by_spark: dict[str, RunResult]
 ) -> None:
-    # The histories are judged together with them, and nothing else is.
-    assert len(by_spark) == len(judged) + len(list(HISTORIES.iterdir()))
+    # The histories and cases are judged together with them, and nothing else is.
+    assert len(by_spark) == len(judged) + len(list(HISTORIES.iterdir())) + len(CASES)
     for run, result in judged.items():
         ours = [(f.check.id, f.verdict, f.population, f.violations) for f in by_spark[run].findings]
         theirs = [(f.check.id, f.verdict, f.population, f.violations) for f in result.findings]
