@@ -20,6 +20,7 @@ from dledger.rpc.transport.call_limit import CallLimit, HandlerList
 from dledger.rpc.transport.channels import new_server
 from dledger.rpc.transport.handlers import both_stream, server_stream, service, unary
 from dledger.rpc.transport.host import GrpcService, bind
+from dledger.rpc.transport.unsent_requests import UnsentRequests
 from dledger.v1 import admin_pb2, log_pb2, peer_pb2
 
 LOG_SERVICE = "dledger.v1.LogService"
@@ -73,6 +74,10 @@ class NodeGrpc:
         self._peers = PeerService(peers, peer_names, log.limit_hit)
         self._limits = log.limits
         self._calls = CallLimit(self._limits.max_calls, lambda: log.limit_hit("max_calls"))
+        # Those of members apart: clients must not cost a node its elections.
+        self._unsent, self._unsent_of_members = (
+            UnsentRequests(lambda: log.limit_hit("unsent_requests")) for _ in range(2)
+        )
         self._admin = AdminService(admin, admin_names)
         self._health = health.aio.HealthServicer()
 
@@ -119,5 +124,6 @@ class NodeGrpc:
         names = (*_SERVICES, *self._other_names(), health.SERVICE_NAME, reflection.SERVICE_NAME)
         described = reflection.aio.ReflectionServicer(names)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(described, of_clients)
-        limited = [self._calls.over(handler) for handler in of_clients.handlers]
-        self._server.add_generic_rpc_handlers((peer_handler(self._peers), *limited))
+        limited = [self._unsent.over(self._calls.over(handler)) for handler in of_clients.handlers]
+        of_members = self._unsent_of_members.over(peer_handler(self._peers))
+        self._server.add_generic_rpc_handlers((of_members, *limited))

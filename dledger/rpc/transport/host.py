@@ -9,11 +9,13 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from dledger.errors import Code, ConfigError
+from dledger.rpc.transport.call_limit import HandlerList
 from dledger.rpc.transport.channels import new_server
 from dledger.rpc.transport.handlers import both_stream, server_stream, service, unary
+from dledger.rpc.transport.unsent_requests import UnsentRequests
 
 
 class GrpcService(NamedTuple):
@@ -58,16 +60,19 @@ class GrpcHost:
 
     async def start(self, listen: str) -> None:
         """Bind and serve. ConfigError PORT_IN_USE names the address if it cannot be had."""
-        server = new_server()
+        server, handlers = new_server(), HandlerList()
         for name, methods in self._services.items():
-            handlers = {method: _handler(found) for method, found in methods.items()}
-            server.add_generic_rpc_handlers((service(name, handlers),))
-        for other in self._others:
-            server.add_generic_rpc_handlers((other.handler,))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+            found = {method: _handler(one) for method, one in methods.items()}
+            handlers.add_generic_rpc_handlers((service(name, found),))
+        handlers.add_generic_rpc_handlers([other.handler for other in self._others])
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, handlers)
         own = (*self._services, *(other.name for other in self._others))
         names = (*own, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
+            reflection.aio.ReflectionServicer(names), handlers
+        )
+        unsent = UnsentRequests()
+        server.add_generic_rpc_handlers([unsent.over(handler) for handler in handlers.handlers])
         self.address = await bind(server, listen, self._credentials)
         await server.start()
         self._server = server
