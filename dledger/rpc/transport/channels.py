@@ -15,6 +15,7 @@ from typing import TypeAlias
 import grpc
 import grpc.aio
 
+from dledger.rpc.transport import hung_up
 from dledger.rpc.transport.accepting import accepting_server
 
 Options: TypeAlias = list[tuple[str, str | int]]
@@ -166,4 +167,5 @@ def connections_per_port() -> int:
 def new_server(max_connections: int = MAX_CONNECTIONS) -> grpc.aio.Server:
     """A server with this project's options; the caller adds servicers and ports. It takes fewer connections
     if the process may not have so many descriptors."""
+    hung_up.install()
     return accepting_server(server_options(min(max_connections, connections_per_port())))
