@@ -31,3 +31,41 @@ class Shares:
         else:
             self._of.pop(client, None)
         return True
+
+
+#: One address alone may have so much of `SharedRoom`, as a multiple of what it leaves: three quarters.
+_GENEROUS = 3
+
+
+class SharedRoom:
+    """Bytes that clients share: one alone may have three quarters, and each other one three quarters of what
+    is left then. A client that has none yet gets what fits. "" is a client without a share."""
+
+    def __init__(self, total: int) -> None:
+        self.used = 0
+        self._total = total
+        self._of: dict[str, int] = {}
+
+    def has_room(self, size: int) -> bool:
+        """In all. What is alone has room however large."""
+        return self.used <= 0 or self.used + size <= self._total
+
+    def is_due(self, client: str, size: int) -> bool:
+        """Whether the client's share allows it."""
+        own = self._of.get(client, 0) if client else 0
+        return own <= 0 or own + size <= _GENEROUS * (self._total - self.used - size)
+
+    def take(self, client: str, size: int) -> None:
+        """Negative: give back."""
+        self.used += size
+        if client:
+            left = self._of.get(client, 0) + size
+            if left:
+                self._of[client] = left
+            else:
+                del self._of[client]
+
+
+def client_of(remote: str) -> str:
+    """What limits go by: the address of host:port. Client ids prove nothing."""
+    return remote.rpartition(":")[0] if ":" in remote else remote

@@ -82,8 +82,3 @@ class CreationLimits:
 
     def _busy(self, problem: str) -> BrokerError:
         return error_for(self._status, problem)
-
-
-def client_of(remote: str) -> str:
-    """What limits go by: the address of host:port. Client ids prove nothing."""
-    return remote.rpartition(":")[0] if ":" in remote else remote

@@ -13,6 +13,7 @@ from broker_adapter.metadata.creation_limits import CreationLimits
 from broker_adapter.metadata.membership import Membership
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MAX_GROUPS, MetadataState
+from broker_adapter.shares import client_of
 
 
 class QueueEnds(Protocol):
@@ -21,6 +22,16 @@ class QueueEnds(Protocol):
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]: ...
 
     async def wait_applied(self, index: int | None = None, timeout_ms: int = 5000) -> int: ...
+
+
+class _Groups:
+    """Their names."""
+
+    def __init__(self, metadata: MetadataState) -> None:
+        self._metadata = metadata
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._metadata.group(name) is not None
 
 
 class GroupService:
@@ -35,6 +46,7 @@ class GroupService:
         monotonic_ms: Callable[[], int],
         auto_create: bool,
         auto_create_up_to: int = MAX_GROUPS,
+        auto_create_per_client: int = MAX_GROUPS,
         config: CoordinatorConfig | None = None,
     ) -> None:
         self._metadata = metadata
@@ -42,7 +54,9 @@ class GroupService:
         self._queues = queues
         self._auto_create = auto_create
         self._monotonic_ms = monotonic_ms
-        self._limits = CreationLimits("groups", Status.TOO_MANY_GROUPS, auto_create_up_to, MAX_GROUPS)
+        self._limits = CreationLimits(
+            "groups", Status.TOO_MANY_GROUPS, auto_create_up_to, auto_create_per_client
+        )
         self._membership = Membership(metadata, proposals.propose, monotonic_ms, config)
         self._is_leading = False
 
@@ -75,13 +89,15 @@ class GroupService:
         await self.make_known(group)
         return (await self._proposals.propose(ResetOffsets(group, tuple(offsets)))).check().generation
 
-    async def make_known(self, group: str) -> None:
-        """Created if it may be. GroupRefused (GROUP_UNKNOWN), IllegalMessage, and errors of a proposal."""
+    async def make_known(self, group: str, remote: str = "") -> None:
+        """Created if it may be, for a client at host:port ("": not known). GroupRefused (GROUP_UNKNOWN), Busy
+        (TOO_MANY_GROUPS), IllegalMessage, and errors of a proposal."""
         if self._metadata.group(group) is not None:
             return
         if not self._auto_create:
             raise error_for(Status.GROUP_UNKNOWN, f"there is no group {group[:255]!r}; create it first")
-        self._limits.take("", group, (), len(self._metadata.groups()), self._monotonic_ms() / 1000)
+        count, now_s = len(self._metadata.groups()), self._monotonic_ms() / 1000
+        self._limits.take(client_of(remote), group, _Groups(self._metadata), count, now_s)
         (await self._proposals.propose(PutGroup(GroupConfig(group), create_only=True))).check()
 
     # -- inside -------------------------------------------------------------------------------------------

@@ -174,6 +174,7 @@ class DeliveryApi(Protocol):
         invisible_ms: int = 0,
         wait_ms: int = 0,
         attempt_id: str = "",
+        remote: str = "",
     ) -> list[Delivery]:
         """Messages of any queue of the topic, held for this consumer; empty after `wait_ms` without one.
 
@@ -181,7 +182,8 @@ class DeliveryApi(Protocol):
         long as the client is heard of, once `passed_on` says that it has got it. In a group with
         `consume_orderly` nothing more of a queue is given while something of it is held. `attempt_id`:
         repeated, the same messages are given again. Messages given as often as the group's retry_max_times
-        + 1 go to the group's dead letter topic instead."""
+        + 1 go to the group's dead letter topic instead. `remote`: host:port of the client ("":
+        not known), what limits go by."""
 
     def passed_on(self, group: str, topic: str, deliveries: Sequence[Delivery]) -> None:
         """What `receive` gave has reached the client: from now on what is to be renewed is."""

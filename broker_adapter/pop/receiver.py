@@ -82,6 +82,7 @@ class Receive:
     max_bytes: int
     invisible_ms: int
     attempt_id: str
+    address: str = ""  # of the client, "" if it is not known
     only_fitting: bool = False  # not one byte more than max_bytes
 
     def key(self, queue_id: int) -> QueueKey:
@@ -171,7 +172,7 @@ class Receiver:
 
                 if woken is not None:
                     woken.add_done_callback(give_up)
-                await self.room.take(call.max_bytes)
+                await self.room.take(call.max_bytes, call.address)
         except TimeoutError:
             return Received()
         finally:
@@ -186,9 +187,9 @@ class Receiver:
         try:
             given = await give(call)
             size = sum(len(one.record) for one in given)
-            return Received(given, partial(self.room.give, size))
+            return Received(given, partial(self.room.give, size, call.address))
         finally:
-            self.room.give(call.max_bytes - size)
+            self.room.give(call.max_bytes - size, call.address)
 
     async def _small_or_in_room(
         self,
@@ -199,7 +200,7 @@ class Receiver:
     ) -> Received:
         """As `_in_room`, but what is small needs none. A client that does not read keeps its room for as long
         as it likes, as gRPC takes back nothing: only large messages wait for that."""
-        if self.room.take_now(call.max_bytes):
+        if self.room.take_now(call.max_bytes, call.address):
             return await self._given_room(call, give)
         small = replace(call, max_bytes=min(call.max_bytes, SMALL_BYTES), only_fitting=True)
         try:

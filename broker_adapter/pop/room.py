@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from broker_adapter.pop.api import Delivery
+from broker_adapter.shares import SharedRoom
 
 
 class Received(list[Delivery]):
@@ -26,47 +27,77 @@ class Received(list[Delivery]):
 
 
 class Room:
-    """So many bytes at once; who wants more waits, in the order of the calls. One alone has room always."""
+    """So many bytes at once, shared by addresses of clients: one that does not read leaves some to others. ""
+    is a client without a share. Who wants more waits, in the order of the calls; those whose share is used up
+    hold up no others. What is alone has room always."""
 
     def __init__(self, most: int) -> None:
-        self.taken = 0
-        self._most = most
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._shared = SharedRoom(most)
+        self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}
+
+    @property
+    def taken(self) -> int:
+        return self._shared.used
 
     @property
     def is_awaited(self) -> bool:
         return bool(self._waiting)
 
-    def take_now(self, size: int) -> bool:
+    def take_now(self, size: int, client: str = "") -> bool:
         """False: somebody else has it, or wants it first."""
-        if self._waiting or not self._fits(size):
+        if client in self._waiting or not self._shared.is_due(client, size) or self._has_due():
             return False
-        self.taken += size
+        if not self._shared.has_room(size):
+            return False
+        self._shared.take(client, size)
         return True
 
-    async def take(self, size: int) -> None:
-        if self.take_now(size):
+    async def take(self, size: int, client: str = "") -> None:
+        if self.take_now(size, client):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, future))
+        self._waiting.setdefault(client, deque()).append((size, future))
         try:
             await future
         except asyncio.CancelledError:
             was_given = future.done() and not future.cancelled()
-            self.give(size if was_given else 0)
+            self.give(size if was_given else 0, client)
             raise
 
-    def give(self, size: int) -> None:
+    def give(self, size: int, client: str = "") -> None:
         """Negative: something has turned out to be larger."""
-        self.taken -= size
-        while self._waiting:
-            wanted, future = self._waiting[0]
-            if not future.done():
-                if not self._fits(wanted):
-                    return
-                self.taken += wanted
-                future.set_result(None)
-            self._waiting.popleft()
+        self._shared.take(client, -size)
+        while self._give_next():
+            pass
 
-    def _fits(self, size: int) -> bool:
-        return self.taken <= 0 or self.taken + size <= self._most
+    def _give_next(self) -> bool:
+        """To the first whose share allows it. False: there is nobody, or no room for him."""
+        for client in list(self._waiting):
+            size = self._next_of(client)
+            if size is None or not self._shared.is_due(client, size):
+                continue
+            if not self._shared.has_room(size):
+                return False
+            queue = self._waiting.pop(client)
+            _, future = queue.popleft()
+            if queue:
+                self._waiting[client] = queue  # the last one now
+            self._shared.take(client, size)
+            future.set_result(None)
+            return True
+        return False
+
+    def _has_due(self) -> bool:
+        """Whether somebody waits whose share allows it."""
+        sizes = {client: self._next_of(client) for client in list(self._waiting)}
+        return any(size is not None and self._shared.is_due(client, size) for client, size in sizes.items())
+
+    def _next_of(self, client: str) -> int | None:
+        """What it waits for."""
+        queue = self._waiting[client]
+        while queue and queue[0][1].done():
+            queue.popleft()
+        if not queue:
+            del self._waiting[client]
+            return None
+        return queue[0][0]

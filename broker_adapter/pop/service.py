@@ -42,6 +42,7 @@ from broker_adapter.pop.sender import Sender, settled, when_settled, within
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.pop.upkeep import Upkeep
 from broker_adapter.pop.views import GroupTopic, Views
+from broker_adapter.shares import client_of
 from broker_adapter.store.queue_reader import QueueReader
 from dledger import when_idle
 
@@ -68,7 +69,7 @@ class Topics(NamedTuple):
 
     to_write: Callable[[str], Awaitable[TopicConfig]]  # BrokerError unless messages may be sent to it
     make: Callable[[str], Awaitable[None]]  # a topic of the broker's own making
-    know_group: Callable[[str], Awaitable[None]]
+    know_group: Callable[[str, str], Awaitable[None]]  # by name, for a client at host:port
     is_coming: Callable[[str], bool]  # whether somebody waits for a topic: what comes now is behind him
     used: Callable[[str], None] = lambda _: None  # told each topic that is received from
 
@@ -287,13 +288,14 @@ class DeliveryService:
         invisible_ms: int = 0,
         wait_ms: int = 0,
         attempt_id: str = "",
+        remote: str = "",
     ) -> Received:
         self._writer.check_master()
         config = self._to_read(topic)
         if max_messages < 1 or max_bytes < 1 or invisible_ms < 0 or wait_ms < 0:
             text = f"max_messages {max_messages}, max_bytes {max_bytes}, {invisible_ms} ms, wait {wait_ms} ms"
             raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
-        await self._topics.know_group(group)
+        await self._topics.know_group(group, remote)
         known = self._metadata.group(group)
         if known is None or not known.config.consume_enable:
             text = f"group {group} may not consume (consume_enable is off)"
@@ -313,6 +315,7 @@ class DeliveryService:
             min(max_bytes, _MAX_BYTES),
             invisible_ms,
             attempt_id,
+            client_of(remote),
         )
         deadline = asyncio.get_running_loop().time() + min(wait_ms, self._settings.max_wait_ms) / 1000
         return await self._receiver.receive(call, deadline, partial(self._check_open, group, topic))

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from broker_adapter.proxy.messages.rejected import Code, Rejected
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
-from broker_adapter.shares import Shares
+from broker_adapter.shares import Shares, fits
 from dledger import wake_queue
 
 #: Of settings of all clients that are connected to a node, as they came.
@@ -55,6 +55,7 @@ class ClientStreams:
         self.on_change: Callable[[str], None] = lambda client_id: None
         self._most = most
         self._count = 0
+        self._of_address: Counter[str] = Counter()
         self._streams: dict[str, list[Stream]] = {}
         self._infos: dict[str, ClientInfo] = {}
         self._producers: dict[str, dict[str, None]] = defaultdict(dict)  # of a topic, in order of turns
@@ -80,15 +81,22 @@ class ClientStreams:
         types = [names.get(self.info(client_id).client_type, names[0]) for client_id in self._streams]
         return Counter(found.name for found in types)
 
-    def add(self, client_id: str, stream: Stream) -> None:
-        """Rejected (TOO_MANY_REQUESTS)."""
+    def add(self, client_id: str, stream: Stream, address: str = "") -> None:
+        """Rejected (TOO_MANY_REQUESTS), also if its address has all that it may have: as many as are left."""
         if self._count >= self._most:
             raise Rejected(Code.TOO_MANY_REQUESTS, f"{self._most} clients are connected to this node")
+        own = self._of_address[address]
+        if address and own and not fits(1, own, self._count, self._most):
+            raise Rejected(Code.TOO_MANY_REQUESTS, f"{own} clients of {address} are connected to this node")
+        self._of_address[address] += 1
         self._count += 1
         self._streams.setdefault(client_id, []).append(stream)
         self.on_change(client_id)
 
-    def remove(self, client_id: str, stream: Stream) -> None:
+    def remove(self, client_id: str, stream: Stream, address: str = "") -> None:
+        self._of_address[address] -= 1
+        if not self._of_address[address]:
+            del self._of_address[address]
         streams = self._streams[client_id]
         streams.remove(stream)
         self._count -= 1

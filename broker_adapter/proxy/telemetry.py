@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 
 from broker_adapter.api import GroupConfig
-from broker_adapter.metadata.creation_limits import client_of
 from broker_adapter.proxy.clients import ClientInfo, ClientStreams
 from broker_adapter.proxy.messages.client_settings import ServerLimits, answered
 from broker_adapter.proxy.messages.context import NODE_JS, CallContext
@@ -19,6 +18,7 @@ from broker_adapter.proxy.messages.names import group_of, topic_of
 from broker_adapter.proxy.messages.rejected import Code, Rejected, ok, status_of
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
+from broker_adapter.shares import client_of
 
 #: Commands that wait to be written, and bytes of them: some have a message in them.
 _MAX_WAITING, _MAX_WAITING_BYTES = 64, 8 << 20
@@ -65,7 +65,7 @@ class Conversation:
         self._answer: calls.TelemetryCommand | None = None
         self._address = client_of(context.remote)
         self._kept_bytes = 0  # of settings
-        streams.add(context.client_id, self)
+        streams.add(context.client_id, self, self._address)
 
     def close(self) -> None:
         if self._is_open:
@@ -73,7 +73,7 @@ class Conversation:
             self._keep(0)
             while self.next_to_write() is not None:
                 pass
-            self._streams.remove(self._context.client_id, self)
+            self._streams.remove(self._context.client_id, self, self._address)
 
     def tell(self, command: calls.TelemetryCommand) -> bool:
         if not self._is_open or len(self._waiting) >= _MAX_WAITING or not self._may_hear(command):

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import grpc.aio
 
 from broker_adapter.errors import BrokerError, Busy, IllegalMessage, PutIndeterminate, PutRefused, Status
+from broker_adapter.shares import SharedRoom, client_of
 from dledger import handlers
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -60,51 +61,55 @@ class LargeRequests:
     """Large requests under way: so many bytes of them, each begun in a turn of its own."""
 
     def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._bytes = 0
+        self._room = SharedRoom(most_bytes)
         self._turns = Turns()
 
-    def has_room(self, size: int) -> bool:
-        return not self._bytes or self._bytes + size <= self._most_bytes
+    def has_room(self, size: int, client: str = "") -> bool:
+        return self._room.has_room(size) and self._room.is_due(client, size)
 
     @asynccontextmanager
-    async def taking(self, size: int) -> AsyncIterator[None]:
-        """Hold a place. Busy (TOO_MANY_PENDING_BYTES) if there is none; a single request has one always."""
-        if not self.has_room(size):
-            text = f"{self._bytes} bytes are under way; try again later"
+    async def taking(self, size: int, client: str = "") -> AsyncIterator[None]:
+        """Hold a place. Busy (TOO_MANY_PENDING_BYTES) if there is none; a single request has one always.
+        `client`: the address whose share it is, "" for what takes no longer than this node does."""
+        if not self.has_room(size, client):
+            text = f"{self._room.used} bytes are under way; try again later"
             raise Busy(Status.TOO_MANY_PENDING_BYTES, text)
-        self._bytes += size
+        self._room.take(client, size)
         try:
             await self._turns.wait()
             yield
         finally:
-            self._bytes -= size
+            self._room.take(client, -size)
 
 
 class LargeAnswers:
     """Large answers of unary calls: so many bytes of them, each encoded in a turn of its own.
 
     gRPC holds an answer until its caller has taken it, however long that is, and gives none of it back before
-    the call is over.
+    the call is over. So a client that does not read keeps what it has, and no address may have all of it.
     """
 
     def __init__(self, most_bytes: int) -> None:
-        self.bytes = 0
         self.turns = Turns()
-        self._most_bytes = most_bytes
+        self._room = SharedRoom(most_bytes)
+
+    @property
+    def bytes(self) -> int:
+        return self._room.used
 
     async def take(self, size: int, context: Any) -> None:
         """Hold a place until the call is over. Busy (TOO_MANY_PENDING_BYTES) if there is none. A single
         answer has one always, and so has what is small."""
         if size < LARGE_BYTES:
             return
-        if self.bytes and self.bytes + size > self._most_bytes:
+        client = client_of(peer_host(context))
+        if not (self._room.has_room(size) and self._room.is_due(client, size)):
             text = f"answers of {self.bytes} bytes are on their way to their callers; try again later"
             raise Busy(Status.TOO_MANY_PENDING_BYTES, text)
-        self.bytes += size
+        self._room.take(client, size)
 
         def is_over(_: object) -> None:
-            self.bytes -= size
+            self._room.take(client, -size)
 
         context.add_done_callback(is_over)
         await self.turns.wait()
@@ -123,9 +128,12 @@ def out_of_range(problem: str) -> IllegalMessage:
 
 
 def numbered(error: Exception, call: str) -> BrokerError:
-    """`error` as it is answered. Any that is no BrokerError is a bug, met nobody knows where."""
+    """`error` as it is answered. Any that is no BrokerError is a bug, met nobody knows where, unless it is
+    gRPC's own: then nobody is left to be answered."""
     if isinstance(error, BrokerError):
         return error
+    if isinstance(error, grpc.aio.BaseError):
+        return PutIndeterminate(Status.OUTCOME_UNKNOWN, "the call is over")
     _log.error("%s failed", call, exc_info=error)
     return PutIndeterminate(Status.OUTCOME_UNKNOWN, f"internal error: {type(error).__name__}")
 

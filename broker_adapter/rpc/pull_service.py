@@ -17,10 +17,12 @@ from broker_adapter.rpc.calls import (
     check_least,
     malformed,
     numbered,
+    peer_host,
     stopping,
 )
 from broker_adapter.rpc.convert import pull_result_to_pb, status_to_pb
 from broker_adapter.rpc.limits import BrokerLimits
+from broker_adapter.shares import client_of
 from broker_adapter.v1 import broker_pb2 as pb
 
 
@@ -80,10 +82,10 @@ class PullService:
 
     async def _stream(self, request: pb.PullRequest, context: Context) -> None:
         wait_ms = min(request.wait_ms or self._limits.max_wait_ms, self._limits.max_wait_ms)
-        at = request.offset
+        at, client = request.offset, client_of(peer_host(context))
         while True:
             result = await self._pull(request, at, wait_ms)
-            if (size := _size_of(result)) >= LARGE_BYTES and not self._written.has_room(size):
+            if (size := _size_of(result)) >= LARGE_BYTES and not self._written.has_room(size, client):
                 small = pb.PullRequest()
                 small.CopyFrom(request)
                 small.max_bytes = LARGE_BYTES // 2
@@ -91,7 +93,7 @@ class PullService:
                 size = _size_of(result)
             at, is_last = result.next_offset, result.status is PullStatus.OFFSET_ILLEGAL
             # Awaiting the write is the flow control: a slow reader holds up nothing but itself.
-            async with nullcontext() if size < LARGE_BYTES else self._written.taking(size):
+            async with nullcontext() if size < LARGE_BYTES else self._written.taking(size, client):
                 await context.write(pull_result_to_pb(result))
             if is_last:
                 return

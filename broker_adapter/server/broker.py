@@ -31,12 +31,13 @@ from broker_adapter.metadata.commands import (
     PutTopic,
     check_user_topic,
 )
-from broker_adapter.metadata.creation_limits import CreationLimits, client_of
+from broker_adapter.metadata.creation_limits import CreationLimits
 from broker_adapter.metadata.group_service import GroupService
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.metadata.topic_creation import TopicCreation
 from broker_adapter.server.held_pulls import HeldPulls
+from broker_adapter.shares import client_of
 from broker_adapter.store.queue_reader import QueueFiles, QueueReader
 from dledger import DLedgerError
 

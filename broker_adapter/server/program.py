@@ -178,6 +178,7 @@ class BrokerProgram:
             monotonic_ms=_monotonic_ms,
             auto_create=settings.auto_create_groups,
             auto_create_up_to=settings.auto_create_up_to,
+            auto_create_per_client=settings.auto_create_per_client,
         )
         reader = QueueReader(files, node)
         self.broker = Broker(

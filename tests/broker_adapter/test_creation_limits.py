@@ -6,7 +6,8 @@ import pytest
 
 from broker_adapter.errors import Busy, Status
 from broker_adapter.metadata import creation_limits
-from broker_adapter.metadata.creation_limits import CreationLimits, client_of
+from broker_adapter.metadata.creation_limits import CreationLimits
+from broker_adapter.shares import client_of
 
 
 def limits(most: int = 10_000, each: int = 10_000) -> CreationLimits:

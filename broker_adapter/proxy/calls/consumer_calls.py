@@ -144,6 +144,7 @@ class ConsumerCalls:
             max_messages=min(request.batch_size, MAX_RECEIVED),
             invisible_ms=self._invisible_ms(request),
             attempt_id=request.attempt_id,
+            remote=context.remote,
         )
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000

@@ -21,6 +21,7 @@ from broker_adapter.proxy.messages.rejected import Code, Rejected, ok
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.rpc.calls import LARGE_BYTES, LargeRequests
+from broker_adapter.shares import client_of
 
 _MAX_PULLED = 1_024
 #: Of consumers that assign queues to themselves.
@@ -63,7 +64,9 @@ class QueueCalls:
                 records, next_offset = await asyncio.to_thread(_matching, result, wanted)
             nothing = pb.Status(code=Code.MESSAGE_NOT_FOUND, message="no message within the time to wait")
             size = sum(map(len, records))
-            async with nullcontext() if size < LARGE_BYTES else self._large.taking(size):
+            async with (
+                nullcontext() if size < LARGE_BYTES else self._large.taking(size, client_of(context.remote))
+            ):
                 yield calls.PullMessageResponse(status=ok() if records else nothing)
                 for record in records:
                     message = stored_message(record, request.message_queue.topic)

@@ -55,6 +55,25 @@ async def test_room_that_was_given_to_somebody_who_goes_is_given_back() -> None:
     assert room.taken == 0
 
 
+async def test_an_address_that_does_not_read_holds_up_nobody_else() -> None:
+    room = Room(64)
+    waiting = [asyncio.create_task(room.take(4, "a")) for _ in range(20)]
+    await asyncio.sleep(0)
+    assert [one.done() for one in waiting] == [True] * 12 + [False] * 8, "three quarters"
+    for _ in range(3):
+        assert room.take_now(4, "b"), "those of a wait for what is their own affair"
+    await asyncio.wait_for(room.take(4, "c"), 60)
+    behind = asyncio.create_task(room.take(4, "d"))
+    await asyncio.sleep(0)
+    assert not behind.done() and not room.take_now(1, "e"), "whoever waits for room is the first to get it"
+    room.give(4, "c")
+    await asyncio.wait_for(behind, 60)
+    for _ in range(12):
+        room.give(4, "a")
+    await asyncio.gather(*waiting)
+    assert room.taken == 8 * 4 + 3 * 4 + 4
+
+
 def test_what_was_received_gives_its_room_back_once() -> None:
     closed: list[bool] = []
     received = Received((), lambda: closed.append(True))

@@ -311,6 +311,7 @@ class MemoryDelivery(DeliveryApi):
         invisible_ms: int = 0,
         wait_ms: int = 0,
         attempt_id: str = "",
+        remote: str = "",
     ) -> list[Delivery]:
         self._may_fail()
         self._topic(topic)

@@ -107,7 +107,7 @@ def test_settings_of_one_address_leave_room_for_those_of_others() -> None:
 
 
 def test_commands_that_wait_for_clients_of_one_address_leave_room_for_those_of_others() -> None:
-    streams = ClientStreams(99, commands_bytes=1 << 20)
+    streams = ClientStreams(999, commands_bytes=1 << 20)
     asked = calls.TelemetryCommand()
     asked.recover_orphaned_transaction_command.message.body = bytes(100 << 10)
 
@@ -361,3 +361,23 @@ async def test_one_client_too_many_is_told_so() -> None:
 async def test_without_a_client_id_there_is_no_conversation() -> None:
     async with world() as w:
         assert [c.status.code async for c in w.telemetry({})] == [Code.CLIENT_ID_REQUIRED]
+
+
+def test_one_address_leaves_streams_to_others() -> None:
+    streams = ClientStreams(16)
+
+    def open_all(address: str) -> list[Talk]:
+        found = []
+        for number in range(20):
+            try:
+                found.append(Talk(streams, client_id=f"{address}-{number}", remote=f"{address}:{number}"))
+            except Rejected:
+                break
+        return found
+
+    first, second = open_all("10.0.0.1"), open_all("10.0.0.2")
+    assert (len(first), len(second)) == (8, 4)
+    assert len(open_all("")) == 4, "an address that is not known has no share"
+    for talk in first:
+        talk.conversation.close()
+    assert len(open_all("10.0.0.1")) == 4

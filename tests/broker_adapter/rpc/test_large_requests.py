@@ -41,8 +41,12 @@ async def test_other_work_of_the_loop_comes_between_two_of_them() -> None:
 class Call:
     """Of gRPC."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "") -> None:
         self._callbacks: list[Callable[[object], None]] = []
+        self._address = address
+
+    def peer(self) -> str:
+        return f"ipv4:{self._address}:1" if self._address else "unix:"
 
     def add_done_callback(self, callback: Callable[[object], None]) -> None:
         self._callbacks.append(callback)
@@ -63,3 +67,17 @@ async def test_an_answer_holds_its_place_until_its_call_is_over() -> None:
     silent.end()
     assert answers.bytes == 0
     await answers.take(3 * LARGE_BYTES, Call())  # alone
+
+
+async def test_an_address_that_does_not_read_leaves_room_to_others() -> None:
+    answers, calls = LargeAnswers(64 * LARGE_BYTES), list[Call]()
+    for address in ("10.0.0.1", "10.0.0.2", "10.0.0.3"):
+        with pytest.raises(Busy):
+            for _ in range(65):
+                calls.append(Call(address))
+                await answers.take(LARGE_BYTES, calls[-1])
+    assert answers.bytes <= 64 * LARGE_BYTES
+    await answers.take(LARGE_BYTES, Call("10.0.0.4"))
+    for call in calls:
+        call.end()
+    assert answers.bytes == LARGE_BYTES

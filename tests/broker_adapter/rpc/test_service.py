@@ -656,6 +656,9 @@ class Reader:
         self.answers: list[pb.PullResponse] = []
         self._reads = reads
 
+    def peer(self) -> str:
+        return "unix:"
+
     async def write(self, answer: pb.PullResponse) -> None:
         self.answers.append(answer)
         if not self._reads:
