@@ -2,7 +2,7 @@
 
 It will hardly be read there, and can be the whole of a log: kept, it would drive out what the other processes
 of the machine read, and each page that is taken anew costs more than the copy into it where the hypervisor
-takes back memory that nobody uses (docs/performance.md).
+takes back memory that nobody uses (benchmarks/RECORD.md).
 """
 
 from __future__ import annotations

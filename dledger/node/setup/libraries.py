@@ -10,7 +10,7 @@ from importlib.metadata import version
 # waits on: one hand-over between threads more, on each side of each message. With small messages that are
 # answered one by one that is most of the time. The older engine is still there; a server of ours, 1 KiB in
 # flight one at a time, answers in 0.87 of the time with it, and 64 at once or in batches of 256 gain a tenth
-# (docs/performance.md).
+# (benchmarks/RECORD.md).
 _ENGINE = "GRPC_EXPERIMENTS"
 _OLDER_ENGINE = "-event_engine_client,-event_engine_listener"
 #: Both names exist in these versions. Elsewhere gRPC would complain about a name that it does not know.
