@@ -10,6 +10,7 @@ from broker_adapter.api import MESSAGE_TYPES, TopicConfig
 from broker_adapter.cli.broker_options import ask_broker, json_option, shown_time, target_options
 from broker_adapter.cli.broker_target import Target
 from dledger import print_json, print_table
+from dledger.cli.output import counted
 
 _PERMS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 _MAX_QUEUES = 1024
@@ -73,7 +74,7 @@ def create(name: str, target: Target, queues: int, perm: str, message_type: str 
         message_type=message_type or "",
     )
     ask_broker(target, lambda admin: admin.put_topic(config))
-    click.echo(f"{name}: {queues} queues, {perm}")
+    click.echo(f"{name}: {counted(queues, 'queue')}, {perm}")
     if not asyncio.run(_wait_for_route(target, config)):
         click.echo(
             f"the NameServer does not know it after {_ROUTE_SECONDS:g} s: is it registered with? "
@@ -162,4 +163,5 @@ def stats(name: str, target: Target, as_json: bool) -> None:
             for q in found
         ],
     )
-    click.echo(f"{sum(q.max_offset - q.min_offset for q in found)} messages in {len(found)} queues")
+    messages = sum(q.max_offset - q.min_offset for q in found)
+    click.echo(f"{counted(messages, 'message')} in {counted(len(found), 'queue')}")

@@ -55,3 +55,8 @@ def human_bytes(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     raise AssertionError("the last unit takes everything")
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 queue`, `2 queues`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
