@@ -13,6 +13,8 @@ from typing import NamedTuple
 DELIVERY_TOPIC = "DLEDGER_SYS_DELIVERY"
 #: Of one command: `pop` numbers are made of its index and the place of the element in it.
 MAX_ELEMENTS = 1 << 16
+#: One Pop moves a cursor by no more. Every node judges by it, so it is part of the format.
+MAX_SPAN = 1 << 20
 
 
 class QueueKey(NamedTuple):

@@ -316,8 +316,12 @@ class Committer:
                     request.release()
 
     def _applied(self, request_id: bytes, outcomes: list[Outcome]) -> None:
+        requests = self._under_way.pop(request_id, [])
+        if len(outcomes) < sum(len(request.elements) for request in requests):
+            self._not_applied(requests)
+            requests = []
         at = 0
-        for request in self._under_way.pop(request_id, ()):
+        for request in requests:
             count = len(request.elements)
             if count:
                 request.applied = Done([], outcomes[at : at + count])
@@ -327,3 +331,13 @@ class Committer:
             elif request.digest:
                 request.release()
         self._want_round()
+
+    def _not_applied(self, requests: Sequence[Request]) -> None:
+        """A command that was set aside: a mistake, which costs its round and not all that are to come."""
+        _log.error("a command of delivery was committed and set aside", requests=len(requests))
+        text = "internal error: the command was committed and set aside"
+        for request in requests:
+            if request.elements:
+                request.fail(PutIndeterminate(Status.OUTCOME_UNKNOWN, text))
+            if request.elements or request.digest:
+                request.release()

@@ -10,7 +10,7 @@ from broker_adapter.api import PullStatus
 from broker_adapter.format.message import decode
 from broker_adapter.format.properties import TAGS, split_properties
 from broker_adapter.pop.api import MAX_FILTER_STEPS, Filter
-from broker_adapter.pop.commands import QueueKey
+from broker_adapter.pop.commands import MAX_SPAN, QueueKey
 from broker_adapter.pop.queue_state import Held
 from broker_adapter.store.queue_reader import QueueReader
 
@@ -145,7 +145,8 @@ class _Look:
             )
             if result.next_offset <= found.end:
                 break  # its end; or behind it, on a broker whose queues are not all there
-            found.end = result.next_offset
+            # What was purged or deleted may be more than one command passes over: the next look goes on.
+            found.end = min(result.next_offset, plan.begin + MAX_SPAN)
             for record in result.records:
                 offset = _queue_offset(record, _QUEUE_OFFSET_AT)[0]
                 if self.steps_left <= 0:

@@ -36,6 +36,7 @@ from typing import NamedTuple
 from broker_adapter.errors import Status, StoredDataDamaged
 from broker_adapter.pop.commands import (
     MAX_ELEMENTS,
+    MAX_SPAN,
     Ack,
     Bury,
     Change,
@@ -80,8 +81,6 @@ _PASSED_ON = struct.Struct(">HHiq")
 _PURGED = struct.Struct(">Hiq")
 _FOLD = struct.Struct(">HHiqi")
 _RENEWS, _ORDERLY, _REPEATS, _FIRST_FROM_STATE = 1, 2, 4, 8
-#: One Pop moves a cursor by no more: a receive looks at far fewer messages.
-_MOST_SPANNED = 1 << 20
 _DIGEST_SIZES, _HOST_SIZES = (0, 16), (0, 8, 20)
 #: Of a time in milliseconds, so that the sum of two fits into its field.
 _MOST_MS = 1 << 62
@@ -145,6 +144,15 @@ def decode(data: bytes) -> Command | None:
         text = f"no command of delivery: {type(error).__name__}: {str(error)[:200]}"
         raise StoredDataDamaged(Status.COMMAND_DAMAGED, text) from None
     return Command(request_id, elements)
+
+
+def request_id_of(data: bytes) -> bytes:
+    """The request id of a command, also of one that cannot be read any further; NO_REQUEST without one."""
+    try:
+        magic, _, request_id, _ = _HEADER.unpack_from(data)
+    except struct.error:
+        return NO_REQUEST
+    return bytes(request_id) if magic == MAGIC else NO_REQUEST
 
 
 def _encode_element(element: Element, texts: dict[str, int]) -> bytes:
@@ -265,7 +273,7 @@ def _decode_pop(data: bytes, texts: Sequence[str]) -> Pop:
     group, topic, queue_id, client, attempt, invisible_ms, flags, begin, end, count = _POP.unpack_from(data)
     at = _POP.size + 8 * count
     fresh = struct.unpack_from(f">{count}q", data, _POP.size)
-    if not 0 <= begin <= end <= begin + _MOST_SPANNED or any(not begin <= offset < end for offset in fresh):
+    if not 0 <= begin <= end <= begin + MAX_SPAN or any(not begin <= offset < end for offset in fresh):
         raise ValueError(f"fresh offsets outside of {begin} and {end}")
     _check_ms(invisible_ms)
     return Pop(

@@ -42,7 +42,7 @@ from broker_adapter.pop.commands import (
 from broker_adapter.pop.handles import topic_digest
 from broker_adapter.pop.held_messages import HeldMessage, HeldMessages
 from broker_adapter.pop.queue_state import Held, QueueDelivery
-from broker_adapter.pop.records import NO_REQUEST, decode
+from broker_adapter.pop.records import NO_REQUEST, decode, request_id_of
 from broker_adapter.pop.sent_ids import SentIds
 
 #: A pop's or a held message's number is the index of its command and the place in it.
@@ -72,7 +72,9 @@ class _Contents:
 
 
 class DeliveryState:
-    """`on_outcomes` is told, on the applying thread, what came of every command with a request id.
+    """`on_outcomes` is told, on the applying thread, what came of every command with a request id: also of
+    one that changed nothing because it could not be read, and of one that was not carried out to its end.
+    Then there are fewer outcomes than elements.
     `first_offset` is asked when a command needs it: groups and topics that were deleted get no state."""
 
     def __init__(
@@ -185,17 +187,18 @@ class DeliveryState:
             command = None
         else:
             self.unknown += command is None
-        with self.lock:
-            self.applied_index = index
-            if command is None:
-                return
-            numbers = range(index << _PLACE_BITS, (index + 1) << _PLACE_BITS)
-            outcomes = [
-                self._execute(element, number, stamp_ms)
-                for number, element in zip(numbers, command.elements, strict=False)
-            ]
-        if self._on_outcomes is not None and command.request_id != NO_REQUEST:
-            self._on_outcomes(command.request_id, outcomes)
+        outcomes: list[Outcome] = []
+        try:
+            with self.lock:
+                self.applied_index = index
+                if command is not None:
+                    numbers = range(index << _PLACE_BITS, (index + 1) << _PLACE_BITS)
+                    for number, element in zip(numbers, command.elements, strict=False):
+                        outcomes.append(self._execute(element, number, stamp_ms))
+        finally:  # whoever proposed it waits, whatever became of it
+            request_id = request_id_of(body)
+            if self._on_outcomes is not None and request_id != NO_REQUEST:
+                self._on_outcomes(request_id, outcomes)
 
     def metadata_changed(self, command: Command) -> None:
         """A command on topics and groups took effect."""

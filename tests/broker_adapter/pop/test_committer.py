@@ -259,3 +259,21 @@ async def test_a_message_whose_topic_is_being_deleted_is_refused_and_others_of_i
     with pytest.raises(Busy) as caught:
         await refused
     assert caught.value.status is Status.TOPIC_CHANGED and released == ["sent"]
+
+
+async def test_a_command_that_was_set_aside_costs_its_round_and_not_all_that_are_to_come() -> None:
+    """Its elements have no outcomes; the messages of its append are stored."""
+    world = World()
+    sent, mistaken = world.committer.submit(send(b"d" * 16)), world.committer.submit(ack(0))
+    append = await world.writer.appends.get()
+    append.commit()
+    (command,) = append.commands
+    world.committer.on_outcomes(command.request_id, [])
+    with pytest.raises(PutIndeterminate, match="set aside"):
+        await asyncio.wait_for(mistaken, 30)
+    assert (await asyncio.wait_for(sent, 30)).offsets == [0]
+    asked = world.committer.submit(ack(1))
+    append = await asyncio.wait_for(world.writer.appends.get(), 30)
+    append.commit()
+    world.apply(append)
+    assert (await asyncio.wait_for(asked, 30)).outcomes == [True]

@@ -11,6 +11,7 @@ from broker_adapter.metadata.records import encode as encode_metadata
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.pop import image
 from broker_adapter.pop.commands import (
+    MAX_SPAN,
     Ack,
     Bury,
     Change,
@@ -239,3 +240,24 @@ def test_the_lock_is_not_kept_for_what_was_forgotten(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(QueueDelivery, "remove", lambda *_: steps.append(1))
     log.change(ResetOffsets("g", (QueueOffset("t", 0, 3),)))
     assert (steps, log.queue.cursor, log.delivery.pending_count, log.delivery.owners()) == ([], 3, 0, [])
+
+
+@pytest.mark.parametrize(
+    "elements", [[Pop(KEY, "c", "", 50, False, False, False, 0, MAX_SPAN + 1, (), ())], []]
+)
+def test_who_proposed_a_command_is_told_of_it_also_if_it_cannot_be_read(elements: list[Element]) -> None:
+    told: list[tuple[bytes, list[Outcome]]] = []
+    state = DeliveryState(on_outcomes=lambda request_id, outcomes: told.append((request_id, outcomes)))
+    state.apply(1, 1, encode(elements, ID) + b"?" * (not elements))
+    assert (state.damaged, told) == (1, [(ID, [])])
+
+
+def test_who_proposed_a_command_is_told_of_it_also_if_it_is_not_carried_out_to_its_end() -> None:
+    def mistake(*queue: object) -> int:
+        raise ZeroDivisionError
+
+    told: list[list[Outcome]] = []
+    state = DeliveryState(on_outcomes=lambda _, outcomes: told.append(outcomes), first_offset=mistake)
+    with pytest.raises(ZeroDivisionError):
+        state.apply(1, 1, encode([Ack(KEY, 0, 1), pop_at(0)], ID))
+    assert told == [[False]]
