@@ -11,7 +11,11 @@ Row = dict[str, Cell]
 
 
 class EngineFailed(Exception):
-    """What went wrong in an engine, as text: it has ended, and cannot be asked any more."""
+    """What went wrong in an engine, as text: it has ended, and cannot be asked any more. `details`: where."""
+
+    def __init__(self, said: str, details: str = "") -> None:
+        super().__init__(said)
+        self.details = details
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
 
 from chaos.checker.engine import Engine
 from chaos.checker.intake import Intake
+from chaos.checker.paths import file_of
 from chaos.trace.schema import CUTTING, SUFFIX
 
 #: Faults after which a writer may leave half a line.
@@ -32,7 +31,8 @@ def file_troubles(engine: Engine, intake: Intake) -> FileTroubles:
     ]
     torn = {file.path.resolve(): file for file in intake.raw if file.torn}
     folders = {file.path.resolve(): file.run_dir for file in intake.raw}
-    converted = {parquet.resolve(): parquet.parent for parquet in intake.parquet}
+    converted = {file.path.resolve(): file.run_dir for file in intake.parquet}
+    folder_of = folders | converted
     killed = {
         (str(row["run"]), target)
         for row in engine.rows(f"SELECT run, targets FROM fault WHERE e = 'begin' AND f IN ({_KILLS})")
@@ -45,8 +45,8 @@ def file_troubles(engine: Engine, intake: Intake) -> FileTroubles:
         "coalesce(sum(CASE WHEN run IS NULL AND NOT corrupt THEN n END), 0) AS nobody FROM line_counts "
         "GROUP BY file"
     ):
-        path = Path(unquote(urlsplit(str(row["file"])).path)).resolve()
-        folder = _run_dir(path, folders, converted)
+        path = file_of(str(row["file"])).resolve()
+        folder = folder_of.get(path, path.parent)
         runs = {str(run) for run in (row["run"], row["run_other"]) if run is not None}
         runs_of[folder] |= runs
         if len(runs) > 1 and path in folders:
@@ -56,7 +56,7 @@ def file_troubles(engine: Engine, intake: Intake) -> FileTroubles:
         if row["corrupt"]:
             unread.append((path, int(row["corrupt"]), folder.as_posix()))
     for path, count, _ in unread:
-        folder = _run_dir(path, folders, converted)
+        folder = folder_of.get(path, path.parent)
         member = path.name.removesuffix(SUFFIX).rpartition(".")[0].partition("-")[2]
         explained = path in torn and count == 1 and any((run, member) in killed for run in runs_of[folder])
         if not explained:
@@ -77,9 +77,3 @@ def file_troubles(engine: Engine, intake: Intake) -> FileTroubles:
         for run in sorted(runs_of.get(folder) or everyone):
             found[run].append(said)
     return FileTroubles(dict(found), frozenset(doubled))
-
-
-def _run_dir(path: Path, raw: Mapping[Path, Path], converted: Mapping[Path, Path]) -> Path:
-    """Of a file of `raw`, or one anywhere below a folder of `converted`; else where it lies."""
-    below = (converted[parent] for parent in path.parents if parent in converted)
-    return raw.get(path) or next(below, path.parent)

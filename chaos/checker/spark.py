@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
 from functools import reduce
 from pathlib import Path
 from typing import cast
@@ -30,6 +34,8 @@ CORRUPT = "corrupt"
 UNKNOWN = "unknown"
 #: Where a line stands: the path of its file.
 FILE = "file"
+#: What Hadoop takes for patterns.
+_PATTERN = re.compile(r"[{}\[\]*?\\]")
 #: Queries that run at the same time: while one is planned, another computes.
 _AT_ONCE = 4
 #: Up to so many bytes of raw lines, more time goes into compiling queries than could be won: they are
@@ -142,19 +148,37 @@ def start(
         builder = builder.master(master or "local[*]")
     elif master is not None:
         builder = builder.master(master)
-    session = builder.getOrCreate()
+    before = _children()
+    try:
+        session = builder.getOrCreate()
+    except BaseException:
+        # Its JVM is not in anybody's hands yet.
+        for pid in _children() - before:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        raise
     session.sparkContext.setLogLevel("ERROR")
     return session
 
 
+def _children() -> set[int]:
+    """Processes that this one has started; none where the system does not say (only Linux does)."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for task in tasks for pid in task.read_text().split()}
+
+
 def end(session: SparkSession, *, whole: bool) -> None:
-    """Stop a session. `whole`: it did what it was for; else what its JVM has loaded makes no archive."""
+    """Stop a session. `whole`: it did what it was for; else its JVM is ended at once, whatever it does, and
+    what it has loaded makes no archive."""
     gateway = session.sparkContext._gateway
-    try:
+    process = gateway.proc if gateway is not None else None
+    if not whole and process is not None:
+        process.kill()
+        process.wait()
+        return
+    # What it was for is done, or there is another error to tell of.
+    with suppress(Exception):
         session.stop()
-    finally:
-        if not whole and gateway is not None and gateway.proc is not None:
-            gateway.proc.kill()
 
 
 def lines_bytes(intake: Intake) -> int:
@@ -202,9 +226,32 @@ def _class_archive(java_home: Path | None) -> ClassArchive | None:
     return class_archive(version_text(Path(java)), _jars()) if java else None
 
 
-def read_lines(session: SparkSession, intake: Intake) -> DataFrame:
+class PlainNames:
+    """Names without a meaning for files whose paths Spark would take for patterns: links in a directory.
+
+    Spark's own option against that, `__globPaths__`, reads each of several files several times (4.3.0).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made = 0
+
+    def of(self, path: Path) -> str:
+        """What to call a file or directory. Absolute: what stands before the first colon of another path
+        would be a file system's name."""
+        path = path.absolute()
+        if not _PATTERN.search(str(path)):
+            return str(path)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        link = self._folder / f"{self._made}{path.suffix}"
+        link.symlink_to(path)
+        self._made += 1
+        return str(link)
+
+
+def read_lines(session: SparkSession, intake: Intake, names: PlainNames) -> DataFrame:
     """All raw lines of all runs, one row each, `ev` being CORRUPT or UNKNOWN where that is so."""
-    paths = [str(file.path) for file in intake.raw]
+    paths = [names.of(file.path) for file in intake.raw]
     lines = session.read.schema(schema()).option("columnNameOfCorruptRecord", CORRUPT).json(paths)
     known = [ev.value for ev in Ev]
     row_kind = (
@@ -215,10 +262,26 @@ def read_lines(session: SparkSession, intake: Intake) -> DataFrame:
     return as_events(lines).withColumn("ev", row_kind).drop(CORRUPT)
 
 
-def read_columns(session: SparkSession, intake: Intake) -> DataFrame:
+def read_columns(session: SparkSession, intake: Intake, names: PlainNames) -> DataFrame:
     """All rows of converted traces. A column that a file has not is NULL."""
-    fields = [StructField(name, _TYPES[kind]) for name, kind in FIELDS.items()]
-    return as_events(session.read.schema(StructType(fields)).parquet(*map(str, intake.parquet)))
+    reader = session.read.schema(
+        StructType([StructField(name, _TYPES[kind]) for name, kind in FIELDS.items()])
+    )
+    flat: list[str] = []
+    #: Where folders are called `column=value`, Spark has to know where they begin.
+    partitioned: dict[Path, list[Path]] = defaultdict(list)
+    for file in intake.parquet:
+        below = file.path.relative_to(file.folder)
+        if any("=" in name for name in below.parts[:-1]):
+            partitioned[file.folder].append(below)
+        else:
+            flat.append(names.of(file.path))
+    frames = [reader.parquet(*flat)] if flat else []
+    for folder, files in partitioned.items():
+        base = names.of(folder)
+        rows = reader.option("basePath", base).parquet(*(f"{base}/{below}" for below in files))
+        frames.append(rows.select(*FIELDS))
+    return as_events(reduce(DataFrame.unionByName, frames))
 
 
 def as_events(rows: DataFrame) -> DataFrame:
@@ -231,12 +294,26 @@ def as_events(rows: DataFrame) -> DataFrame:
     return rows.withColumnsRenamed(RENAMED)
 
 
+@contextmanager
+def _pool() -> Iterator[ThreadPoolExecutor]:
+    """For queries that run at once. If one fails, or the command is told to end, the others are not waited
+    for: they end with the JVM."""
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
 class SparkEngine:
-    """`Engine` on a session; facts are Parquet files below `work_dir`, which every worker must reach."""
+    """`Engine` on a session; facts are Parquet files below `work_dir`, which every worker must reach, and
+    whose path holds nothing that Spark takes for a pattern."""
 
     def __init__(self, session: SparkSession, work_dir: Path) -> None:
         self._session = session
-        self._work_dir = work_dir
+        self._work_dir = work_dir.absolute()
         self._one_task = False
         self._interpreted = False
 
@@ -245,16 +322,17 @@ class SparkEngine:
         line; what are columns already is read where it lies."""
         tune(self._session, intake)
         frames = []
+        names = PlainNames(self._work_dir / "names")
         if intake.raw:
             path = str(self._work_dir / "events")
-            lines = read_lines(self._session, intake)
+            lines = read_lines(self._session, intake, names)
             # The one query that has all rows with all columns: compiling it is worth it.
             _compile(self._session, True)
             lines.write.mode("overwrite").partitionBy("ev").parquet(path)
             _compile(self._session, lines_bytes(intake) > INTERPRETED_BYTES)
             frames.append(self._session.read.schema(lines.schema).parquet(path))
         if intake.parquet:
-            frames.append(read_columns(self._session, intake))
+            frames.append(read_columns(self._session, intake, names))
         self._one_task = is_quick(intake)
         self._interpreted = lines_bytes(intake) <= INTERPRETED_BYTES
         self._table("events", reduce(DataFrame.unionByName, frames))
@@ -272,7 +350,7 @@ class SparkEngine:
         (frame.hint("shuffle_hash") if hashed else frame).createOrReplaceTempView(name)
 
     def facts(self, queries: Mapping[str, str]) -> None:
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with _pool() as pool:
             list(pool.map(self._fact, queries, queries.values()))
 
     def _fact(self, name: str, sql: str) -> None:
@@ -301,7 +379,7 @@ class SparkEngine:
         return [cast(dict[str, Cell], row.asDict()) for row in self._session.sql(sql).collect()]
 
     def all_rows(self, queries: Mapping[str, str]) -> Iterator[Answer]:
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with _pool() as pool:
             for done in as_completed([pool.submit(self._answer, *query) for query in queries.items()]):
                 yield done.result()
 

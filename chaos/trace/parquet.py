@@ -80,7 +80,7 @@ def convert(run_directory: Path, *, remove_raw: bool = False, memory: str = "1GB
             whole.append(_without_tail(file, source, work) if source.torn else file)
         made = work / PARQUET_DIR
         made.mkdir(0o700)
-        rows = _write(whole, made / EVENTS_FILE, work / "spill", memory)
+        rows = _write(whole, work, memory)
         converted = Converted(target / EVENTS_FILE, tuple(sources))
         if rows != converted.lines:
             raise ConversionError(f"{converted.lines} lines gave {rows} rows")
@@ -111,19 +111,38 @@ def _without_tail(path: Path, source: Source, work: Path) -> Path:
     return copy
 
 
-def _write(files: list[Path], target: Path, spill: Path, memory: str) -> int:
-    """How many rows."""
+def _write(files: list[Path], work: Path, memory: str) -> int:
+    """Write the Parquet file below `work`. How many rows."""
+    # DuckDB takes a path for a pattern, and its backslashes for slashes: it is given plain names.
+    with tempfile.TemporaryDirectory(prefix="dledger-convert-") as folder:
+        plain = Path(folder)
+        names: dict[Path, Path] = {}
+        for number, path in enumerate(path for path in files if path.stat().st_size):
+            link = plain / f"{number:09}{SUFFIX}"
+            link.symlink_to(path.resolve())
+            names[link] = path
+        (plain / "work").symlink_to(work.resolve())
+        try:
+            return _copy(list(names), plain / "work", memory)
+        except ConversionError as error:
+            said = str(error)
+            for link, path in names.items():
+                said = said.replace(str(link), str(path))
+            raise ConversionError(said) from error
+
+
+def _copy(files: list[Path], work: Path, memory: str) -> int:
     try:
         import duckdb
     except ImportError as error:
         raise ConversionError("DuckDB is missing: pip install 'dledger[parquet]'") from error
-    paths = [str(path) for path in files if path.stat().st_size]
+    target = _quoted(work / PARQUET_DIR / EVENTS_FILE)
     columns = ", ".join(f"'{name}': '{_TYPES[kind]}'" for name, kind in FIELDS.items())
     names = ", ".join(f'"{name}"' for name in FIELDS)
     threads = min(_MOST_THREADS, os.cpu_count() or 1)
     config: dict[str, str | bool | int | float | list[str]] = {
         "memory_limit": memory,
-        "temp_directory": str(spill),
+        "temp_directory": str(work / "spill"),
         "threads": threads,
     }
     with duckdb.connect(config=config) as connection:
@@ -131,8 +150,8 @@ def _write(files: list[Path], target: Path, spill: Path, memory: str) -> int:
             [[rows]] = connection.execute(
                 f"""COPY (SELECT {names} FROM read_json(?, columns = {{{columns}}},
                   format = 'newline_delimited', ignore_errors = false))
-                TO '{_quoted(target)}' (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {ROW_GROUP})""",
-                [paths],
+                TO '{target}' (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {ROW_GROUP})""",
+                [[str(path) for path in files]],
             ).fetchall()
         except duckdb.Error as error:
             raise ConversionError(str(error)) from error

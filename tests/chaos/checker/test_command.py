@@ -106,7 +106,7 @@ def test_the_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     results = json.loads((out / "results.json").read_text())
     assert results["verdict"] == "invalid"
     (run,) = results["runs"]
-    assert {check["id"] for check in run["checks"] if check["verdict"] == "invalid"} == {"R2"}
+    assert {check["id"] for check in run["checks"] if check["verdict"] == "invalid"} == {"R2", "R16"}
     assert {check["id"] for check in run["checks"]} == {check.id for check in CHECKS}
     assert all(len(file["sha256"]) == 64 for file in results["files"])
     (witness,) = (out / "witnesses" / "a_node_votes_twice" / "R2.jsonl").read_text().splitlines()
@@ -116,7 +116,7 @@ def test_the_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "<svg" in page
     assert "http" not in page
     assert "not in this trace" in page
-    assert len(ElementTree.parse(junit).getroot().findall(".//failure")) == 1
+    assert len(ElementTree.parse(junit).getroot().findall(".//failure")) == 2
 
 
 def test_every_check_has_a_planted_defect_and_an_id_of_its_own() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from chaos.checker.intake import Intake, take_in
+from chaos.checker.intake import ColumnFile, Intake, take_in
 from chaos.checker.spark import LARGE_HEAP_BYTES, ONE_TASK_BYTES, SparkEngine, heap_for, is_quick, lines_bytes
 from chaos.checker.synthetic import clean_trace
 from chaos.trace.parquet import convert
@@ -25,13 +25,17 @@ def test_converted_traces_count_by_what_they_were_as_lines(tmp_path: Path) -> No
     assert is_quick(columns)
 
 
+def columns_of(size: int) -> Intake:
+    return Intake((), (ColumnFile(Path("run"), Path("run/parquet/events.parquet"), size),), {})
+
+
 def test_a_large_converted_trace_is_not_small() -> None:
-    assert not is_quick(Intake((), (Path("parquet"),), ONE_TASK_BYTES, {}))
+    assert not is_quick(columns_of(ONE_TASK_BYTES))
 
 
 def test_only_a_large_trace_gets_the_large_heap() -> None:
-    assert heap_for(Intake((), (Path("parquet"),), ONE_TASK_BYTES, {})) == "2g"
-    assert heap_for(Intake((), (Path("parquet"),), LARGE_HEAP_BYTES, {})) == "4g"
+    assert heap_for(columns_of(ONE_TASK_BYTES)) == "2g"
+    assert heap_for(columns_of(LARGE_HEAP_BYTES)) == "4g"
 
 
 def plan(spark: SparkSession, sql: str) -> str:
