@@ -9,6 +9,11 @@ from __future__ import annotations
 from chaos.checker.checks.registry import Check, Part, void
 from chaos.trace.schema import ENDING
 
+#: A wall clock is read a moment after the monotonic one. The least of so many differences tells how the
+#: clocks are set, this exactly: on one machine writers agree to a microsecond.
+_LINES_FOR_CLOCK = 20
+_CLOCK_SLACK_NS = 1_000_000
+
 #: Of one writer; a number above that is none.
 _MOST_LINES = 1 << 30
 
@@ -34,6 +39,24 @@ _BOOTS = """
 SELECT m.run, min(m.src) AS src, min(m.inc) AS inc, min(m.seq) AS seq, min(m.boot_id) AS boot,
   max(m.boot_id) AS boot_last
 FROM meta m JOIN runs r ON r.run = m.run WHERE m.boot_id IS NOT NULL AND r.bound = 0 GROUP BY m.run
+"""
+
+#: How far the wall clocks of clients and nodes are ahead of their monotonic ones, at least, and of all of one
+#: boot. Both run alike, so they can differ by no more than the clocks of writers do.
+_AHEAD = """
+SELECT w.run, w.src, w.inc, w.n, w.ahead, r.bound,
+  min(w.ahead) OVER (PARTITION BY w.run, b.boot) AS least
+FROM writers w
+LEFT JOIN (SELECT run, src, inc, max(boot_id) AS boot FROM meta WHERE boot_id IS NOT NULL
+  GROUP BY run, src, inc) b ON b.run = w.run AND b.src = w.src AND b.inc = w.inc
+JOIN runs r ON r.run = w.run AND r.history IS NULL
+WHERE w.src LIKE 'client:%' OR w.src LIKE 'node:%'
+"""
+
+#: Messages that were given to somebody, beside when their send began.
+_EFFECTS_FIRST = """
+SELECT p.run, p.log, p.mid, p.inv, p.read_at, r.bound FROM placed p
+JOIN runs r ON r.run = p.run AND r.history IS NULL WHERE p.sent > 0 AND p.reads > 0
 """
 
 _FILES = """
@@ -265,13 +288,26 @@ CHECKS: tuple[Check, ...] = (
         "W5",
         "the clock of a writer never goes back, and all writers have the same clock",
         "lines",
-        "{src} incarnation {inc}, line {seq}: {what}",
+        "{src} incarnation {inc}: {what}",
         Part(_CLOCKS, "mono < before", "src, inc, seq, 'the clock went back' AS what"),
         Part(
             _BOOTS,
             "boot < boot_last",
             "src, inc, seq, 'clocks of several boots, no bound given' AS what",
             few=True,
+        ),
+        Part(
+            _AHEAD,
+            f"n >= {_LINES_FOR_CLOCK} AND ahead - least > bound + {_CLOCK_SLACK_NS}",
+            "src, inc, 'by the wall clock, its clock or that of another writer jumped, or they are ' "
+            "|| CAST(ahead - least AS STRING) || ' ns apart' AS what",
+            few=True,
+        ),
+        Part(
+            _EFFECTS_FIRST,
+            "read_at + bound < inv",
+            "log AS src, 0 AS inc, 'message ' || CAST(mid AS STRING) || ' was read ' "
+            "|| CAST(inv - read_at AS STRING) || ' ns before its send began' AS what",
         ),
     ),
     void(

@@ -52,7 +52,7 @@ NEEDS: dict[Need, NeedSpec] = {
     Need.OPERATIONS: NeedSpec("W2", "one invoke, at most one completion of each `op`", _CLIENTS, True),
     Need.PROCESSES: NeedSpec("W3", "operations of each `proc`, one after the other", _CLIENTS, True),
     Need.IDS: NeedSpec("W4", "each `mid` in one send", _CLIENTS, True),
-    Need.CLOCKS: NeedSpec("W5", "`mono`, `boot_id`, `clock_bound_ns`", _ALL, True),
+    Need.CLOCKS: NeedSpec("W5", "`mono`, `wall`, `boot_id`, `clock_bound_ns`", _ALL, True),
     Need.WRITERS: NeedSpec("W7", "`expect`, and `trace_end` of each", _NEMESIS),
     Need.LIVES: NeedSpec("W13", "`started`, `written`, `pid` of each life, faults of its time", _NEMESIS),
     Need.FINAL_READS: NeedSpec("W8", "`log`, `healed`, `drain_target`, drains", "nemesis, final reader"),

@@ -18,6 +18,7 @@ dlv      one delivered message: log, pos, lidx, and the rank of pos among the kn
          found by key instead.
 seen     what clients and files show to stand somewhere: acknowledged sends, deliveries, dumps.
 placed   one message in one log: how often sent and with what outcome, where it was seen, by whom.
+         read_at: when a reader was first given it.
          finals: how often final reads showed it; in other systems' histories, how often any read did.
 known    one position of a log: which message, and its rank.
 through  one message that a group is through with, and when it was first.
@@ -171,7 +172,7 @@ SELECT run, log, pos, mid, digest FROM dump WHERE mid IS NOT NULL AND sure AND p
 _PLACED = """
 SELECT run, log, mid,
   sum(sent) AS sent, sum(oks) AS oks, sum(fails) AS fails, max(retries) AS retries,
-  min(inv) AS inv, min(ret) AS ret, min(sent_digest) AS sent_digest,
+  min(inv) AS inv, min(ret) AS ret, min(read_at) AS read_at, min(sent_digest) AS sent_digest,
   min(digest) AS digest_min, max(digest) AS digest_max,
   sum(acked) AS acked, sum(reads) AS reads, sum(finals) AS finals, sum(dumps) AS dumps,
   min(pos) AS pos_min, max(pos) AS pos_max,
@@ -183,21 +184,23 @@ FROM (
   SELECT run, log, mid, CASE WHEN log IS NOT NULL THEN 1 ELSE 0 END AS sent,
     CASE WHEN log IS NOT NULL AND outcome = 'ok' THEN 1 ELSE 0 END AS oks,
     CASE WHEN log IS NOT NULL AND outcome = 'fail' THEN 1 ELSE 0 END AS fails, retry_no AS retries, inv,
-    ret, digest AS sent_digest, digest,
+    ret, CAST(NULL AS BIGINT) AS read_at, digest AS sent_digest, digest,
     CASE WHEN outcome = 'ok' AND pos IS NOT NULL THEN 1 ELSE 0 END AS acked,
     0 AS reads, 0 AS finals, 0 AS dumps, CASE WHEN outcome = 'ok' THEN pos END AS pos,
     CASE WHEN outcome = 'ok' THEN lidx END AS lidx, CAST(0 AS BIGINT) AS bit
   FROM sends WHERE log IS NOT NULL OR (outcome = 'ok' AND pos IS NOT NULL)
   UNION ALL
   SELECT v.run, v.log, v.mid, 0, 0, 0, CAST(0 AS BIGINT), CAST(NULL AS BIGINT), CAST(NULL AS BIGINT),
-    CAST(NULL AS BIGINT), v.digest, 0, 1, CASE WHEN f.op IS NOT NULL OR h.run IS NOT NULL THEN 1 ELSE 0 END,
-    0, v.pos, CAST(NULL AS BIGINT), CAST(0 AS BIGINT)
+    v.mono, CAST(NULL AS BIGINT), v.digest, 0, 1,
+    CASE WHEN f.op IS NOT NULL OR h.run IS NOT NULL THEN 1 ELSE 0 END, 0, v.pos, CAST(NULL AS BIGINT),
+    CAST(0 AS BIGINT)
   FROM dlv_lines v LEFT JOIN final_reads f ON f.op = v.op AND f.run = v.run
   LEFT JOIN (SELECT run FROM runs WHERE history IS NOT NULL) h ON h.run = v.run
   WHERE v.pos IS NOT NULL
   UNION ALL
   SELECT d.run, d.log, d.mid, 0, 0, 0, CAST(0 AS BIGINT), CAST(NULL AS BIGINT), CAST(NULL AS BIGINT),
-    CAST(NULL AS BIGINT), d.digest, 0, 0, 0, 1, d.pos, d.lidx, coalesce(e.bit, CAST(0 AS BIGINT))
+    CAST(NULL AS BIGINT), CAST(NULL AS BIGINT), d.digest, 0, 0, 0, 1, d.pos, d.lidx,
+    coalesce(e.bit, CAST(0 AS BIGINT))
   FROM dump d
   LEFT JOIN dump_ends e ON e.run = d.run AND e.ledger = coalesce(d.ledger, '') AND e.node = d.node
   WHERE d.mid IS NOT NULL AND d.sure AND d.pos IS NOT NULL
@@ -287,6 +290,7 @@ _KINDS = ", ".join(f"'{kind}'" for kind in Ev)
 _LINE_COUNTS = f"""
 SELECT run, src, inc, file, coalesce(ev = 'corrupt', false) AS corrupt, count(*) AS n, min(seq) AS first,
   max(seq) AS last, min(mono) AS first_mono, max(mono) AS last_mono,
+  min(CASE WHEN mono >= 0 AND wall >= 0 THEN wall - mono END) AS ahead,
   sum(CASE WHEN seq >= 0 AND seq <= 1073741824 THEN seq END) AS numbers,
   count(*) FILTER (WHERE v IS NULL OR v <> 1) AS other_version,
   count(*) FILTER (WHERE v = 1 AND (ev IS NULL OR ev NOT IN ({_KINDS}) OR src IS NULL OR inc IS NULL
@@ -307,7 +311,7 @@ FROM events GROUP BY run, src, inc, file, coalesce(ev = 'corrupt', false)
 
 _WRITERS = """
 SELECT run, src, inc, sum(n) AS n, min(first) AS first, max(last) AS last, min(first_mono) AS first_mono,
-  max(last_mono) AS last_mono,
+  max(last_mono) AS last_mono, min(ahead) AS ahead,
   CAST(sum(numbers) AS BIGINT) AS numbers, sum(ends) AS ends, sum(begins) AS begins, sum(of_node) AS of_node
 FROM line_counts WHERE NOT corrupt AND run IS NOT NULL GROUP BY run, src, inc
 """

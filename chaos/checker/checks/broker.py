@@ -17,7 +17,8 @@ _LEAST = """
 SELECT *, max(CASE WHEN k = 1 THEN min_off END) OVER (PARTITION BY run, log ORDER BY t, k
   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
 FROM (
-  SELECT r.*, k.k, CASE WHEN k.k = 0 THEN r.inv ELSE r.ret END AS t, p.run IS NOT NULL AS purged FROM reads r
+  SELECT r.*, k.k, CASE WHEN k.k = 0 THEN r.inv ELSE r.ret + b.bound END AS t, p.run IS NOT NULL AS purged
+  FROM reads r JOIN runs b ON b.run = r.run
   LEFT JOIN (SELECT run FROM milestones WHERE e = 'purge' GROUP BY run) p ON p.run = r.run
   CROSS JOIN (SELECT 0 AS k UNION ALL SELECT 1 AS k) k WHERE r.min_off IS NOT NULL AND r.outcome = 'ok')
 """
@@ -30,7 +31,8 @@ JOIN sends s ON s.run = d.run AND s.mid = d.mid
 
 _MISSED = """
 SELECT o.run, o.op, o.key, s.mid, o.src, o.inc, o.seq FROM ops o
-JOIN sends s ON s.run = o.run AND s.key = o.key AND s.topic = o.topic AND s.outcome = 'ok' AND s.ret < o.inv
+JOIN sends s ON s.run = o.run AND s.key = o.key AND s.topic = o.topic AND s.outcome = 'ok'
+JOIN runs r ON r.run = o.run AND s.ret + r.bound < o.inv
 ANTI JOIN looked_up d ON d.run = o.run AND d.op = o.op AND d.mid = s.mid
 WHERE o.f = 'lookup' AND o.outcome = 'ok' AND o.end_claim
 """

@@ -76,8 +76,8 @@ SELECT *, max(CASE WHEN k = 1 THEN term END) OVER (PARTITION BY run, ledger ORDE
   ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
 FROM (
   SELECT s.run, coalesce(s.ledger, '') AS ledger, s.op, s.term, s.src, s.inc, s.seq, k.k,
-    CASE WHEN k.k = 0 THEN s.inv ELSE s.ret END AS t
-  FROM sends s CROSS JOIN (SELECT 0 AS k UNION ALL SELECT 1 AS k) k
+    CASE WHEN k.k = 0 THEN s.inv ELSE s.ret + r.bound END AS t
+  FROM sends s JOIN runs r ON r.run = s.run CROSS JOIN (SELECT 0 AS k UNION ALL SELECT 1 AS k) k
   WHERE s.outcome = 'ok' AND s.term IS NOT NULL)
 """
 

@@ -35,7 +35,8 @@ def pause(trace: Trace, after: int, seconds: int, moves: Callable[[Line], bool] 
     """Whatever happened later than that happens so much later still."""
     for line in trace.all_lines():
         if number(line, "mono") > after and moves(line):
-            line["mono"] = number(line, "mono") + seconds * _S
+            for clock in ("mono", "wall"):
+                line[clock] = number(line, clock) + seconds * _S
 
 
 def hostile_well(trace: Trace) -> None:

@@ -34,6 +34,7 @@ def later(trace: Trace, than: Line, ns: int) -> None:
     for line in trace.all_lines():
         if number(line, "mono") > begun:
             line["mono"] = number(line, "mono") + ns
+            line["wall"] = number(line, "wall") + ns
 
 
 @mutation("P6")

@@ -226,7 +226,7 @@ def an_acknowledged_message_is_gone_from_one_node(trace: Trace) -> None:
     entry["internal"] = True
 
 
-@mutation("L7 L9 P2", broker=False)
+@mutation("W5 L7 L9 P2", broker=False)
 def positions_against_real_time(trace: Trace) -> None:
     """Two messages that one producer sent one after the other change places, for everybody."""
     swap(trace, *[pair for pair in acked(trace) if pair[0]["src"] == "client:p1"][2:4])
@@ -253,7 +253,7 @@ def swap(trace: Trace, one: tuple[Line, Line], other: tuple[Line, Line]) -> None
     remove(trace, *[line for line in lines(trace, Ev.RAFT, e="ack") if line["op"] in {a["op"], b["op"]}])
 
 
-@mutation("L8 L10 C10", broker=False)
+@mutation("W5 L8 L10 C10", broker=False)
 def a_late_read_shows_the_future(trace: Trace) -> None:
     """It shows what was appended only later."""
     end = next(line for line in lines(trace, Ev.OP, type="invoke", f="get") if line["stale"])

@@ -108,3 +108,30 @@ def a_node_lacks_a_consume_queue(trace: Trace) -> None:
 @mutation("S5 S6")
 def a_consume_queue_begins_late(trace: Trace) -> None:
     remove(trace, *lines(trace, Ev.CQ, node="n2", q=1, qoff=0))
+
+
+@mutation("W5")
+def the_clock_of_a_client_jumps(trace: Trace) -> None:
+    """Its wall clock goes on. Nothing that it tells contradicts anything."""
+    for line in trace.files["client:r0", 0][10:]:
+        line["mono"] = number(line, "mono") + 3_600_000_000_000
+
+
+@mutation("W5 L7 P2 P3", broker=False)
+def the_clock_of_a_client_is_late(trace: Trace) -> None:
+    """It seems to be answered before others began, whose messages stand before its own. Its wall clock is
+    right."""
+    for line in trace.files["client:p1", 0]:
+        line["mono"] = number(line, "mono") - 2_000_000
+
+
+@mutation("", broker=False)
+def the_clock_of_a_client_is_late_within_the_bound(trace: Trace) -> None:
+    lines(trace, Ev.META, e="run_begin")[0]["clock_bound_ns"] = 300_000
+    shift(trace, "client:p1", -300_000)
+
+
+def shift(trace: Trace, src: str, ns: int) -> None:
+    for line in trace.files[src, 0]:
+        for clock in ("mono", "wall"):
+            line[clock] = number(line, clock) + ns
