@@ -16,6 +16,7 @@ from chaos.checker.synthetic import clean_trace
 from chaos.checker.tables import make_tables
 from tests.chaos.checker.duck import DuckEngine
 
+DOCUMENTATION = Path(__file__).parents[3] / "docs" / "checker.md"
 BY_ID = {check.id: check for check in CHECKS}
 
 
@@ -39,10 +40,49 @@ def test_every_need_is_decided_by_one_check_of_the_trace_and_asked_for_by_some()
     assert asked == set(Need)
 
 
-def test_the_documentation_shows_the_table() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "checker.md").read_text()
+JUDGING = [check for check in CHECKS if check.severity is not Severity.VOID]
+#: Something that is not there is part of what they find.
+ABSENCES = [check.id for check in JUDGING if set(WHOLE) <= set(check.needs)]
+
+
+def told(ids: list[str]) -> str:
+    if len(ids) == len(JUDGING):
+        return "all"
+    rest = ids
+    if set(ABSENCES) <= set(ids):
+        rest = ["*absences*", *(id_ for id_ in ids if id_ not in ABSENCES)]
+    return ", ".join(rest) or "-"
+
+
+def rows() -> list[str]:
+    """The table of the documentation, a line each."""
+    found = []
     for need, spec in NEEDS.items():
-        assert f"| {need} | {spec.by} | {spec.evidence} | {spec.writer} |" in page, need
+        guilt = told([check.id for check in JUDGING if need in check.needs])
+        clear = told([check.id for check in JUDGING if need in check.clear_needs])
+        about = f"| {need} | {spec.by} | {spec.evidence} | {spec.writer} "
+        found.append(f"{about}| {guilt} | {'the same' if clear == guilt else clear} |")
+    return [*found, "", f"*absences*: {', '.join(ABSENCES)}."]
+
+
+def test_the_documentation_shows_the_table() -> None:
+    """Run this file as a module to write it anew."""
+    page = DOCUMENTATION.read_text()
+    missing = [row for row in rows() if row not in page.splitlines()]
+    assert not missing, "\n".join(missing)
+
+
+def write_table() -> None:
+    """Put the table into the documentation."""
+    head = (
+        "| need | decided by | evidence | written by | no guilt without it of | no innocence without it of |"
+    )
+    page = DOCUMENTATION.read_text()
+    begin = page.index("| need | decided by |")
+    end = page.index("\n\n**Final reads.**", begin)
+    DOCUMENTATION.write_text(
+        page[:begin] + "\n".join([head, "|---|---|---|---|---|---|", *rows()]) + page[end:]
+    )
 
 
 def test_nobody_is_innocent_for_want_of_lines() -> None:
@@ -94,3 +134,7 @@ def test_a_copy_of_a_file_that_is_not_byte_equal_proves_no_guilt(tmp_path: Path)
     assert {f.check.id for f in result.findings if f.verdict is Verdict.INVALID} == set()
     assert sum(f.violations > 0 for f in result.findings if f.check.severity is Severity.HARD) > 1
     assert result.verdict is Verdict.UNKNOWN
+
+
+if __name__ == "__main__":
+    write_table()
