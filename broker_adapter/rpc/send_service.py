@@ -22,6 +22,7 @@ from broker_adapter.rpc.calls import (
 )
 from broker_adapter.rpc.convert import messages_from_pb, send_result_to_pb, status_to_pb
 from broker_adapter.rpc.limits import BrokerLimits
+from broker_adapter.rpc.send_shape import send_request_of
 from broker_adapter.v1 import broker_pb2 as pb
 
 #: So many answers travel in one message at most; each says some bytes of every message of its batch.
@@ -57,6 +58,10 @@ class SendService:
             task.cancel()
         for stream in self._streams:
             stream.stop()
+
+    def parse(self, data: bytes) -> pb.SendRequest | None:
+        """Of `send` and `send_stream`. None for bytes that are no request."""
+        return send_request_of(data, self._limits)
 
     async def send(self, request: pb.SendRequest | None, context: Context) -> pb.SendResponse:
         if request is None:

@@ -98,8 +98,8 @@ class BrokerService:
         return handlers.service(
             SERVICE_NAME,
             {
-                "Send": handlers.unary(self.sends.send, pb.SendRequest),
-                "SendStream": handlers.both_stream(self.sends.send_stream, pb.SendRequest),
+                "Send": handlers.unary(self.sends.send, pb.SendRequest, self.sends.parse),
+                "SendStream": handlers.both_stream(self.sends.send_stream, pb.SendRequest, self.sends.parse),
                 "Pull": handlers.unary(self.pulls.pull, pb.PullRequest),
                 "PullStream": handlers.server_stream(self.pulls.pull_stream, pb.PullRequest),
                 "MessageAt": self._unary(self._message_at, pb.MessageAtRequest, pb.MessageAtResponse),

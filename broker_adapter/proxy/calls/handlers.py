@@ -24,6 +24,7 @@ from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.directory import Directory
 from broker_adapter.proxy.messages.methods import ACK_MESSAGE, METHODS, SEND_MESSAGE
 from broker_adapter.proxy.messages.rejected import ELSEWHERE, Code, Rejected, status_of
+from broker_adapter.proxy.messages.request_shapes import check_send_shape
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 
@@ -167,6 +168,8 @@ def parse(method: str, request: bytes) -> Message:
     """Without fields that are not known here: parts of a request go into answers, some of them into each of
     thousands, and what no limit knows of went with them. Rejected (BAD_REQUEST) for bytes that are no message
     of the method."""
+    if method == SEND_MESSAGE:
+        check_send_shape(request)
     try:
         found = METHODS[method].request.FromString(request)
     except DecodeError as error:

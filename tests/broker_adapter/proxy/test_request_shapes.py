@@ -1,0 +1,112 @@
+"""A send that no limit allows is refused before it is read: 300,000 properties take a second."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from broker_adapter.proxy.calls.handlers import parse
+from broker_adapter.proxy.messages.message_in import MAX_PROPERTIES
+from broker_adapter.proxy.messages.methods import METHODS, SEND_MESSAGE
+from broker_adapter.proxy.messages.rejected import Code, Rejected
+from broker_adapter.proxy.messages.request_shapes import MAX_MESSAGES
+from broker_adapter.proxy.v2 import definition_pb2 as pb
+from broker_adapter.proxy.v2 import service_pb2 as calls
+from broker_adapter.proxy.v2 import shape_pb2 as client_shapes
+from broker_adapter.rpc import send_shape
+from broker_adapter.rpc.calls import LARGE_BYTES
+from broker_adapter.rpc.limits import BrokerLimits
+from broker_adapter.rpc.send_service import check_counts
+from broker_adapter.v1 import broker_pb2 as own
+from broker_adapter.v1 import shape_pb2 as shapes
+
+
+def never(_: bytes) -> Message:
+    raise AssertionError("it was read as a whole")
+
+
+def properties(count: int) -> dict[str, str]:
+    return {f"{i:06}": "x" for i in range(count)}
+
+
+def sends(**fields: Any) -> bytes:
+    return calls.SendMessageRequest(messages=[pb.Message(**fields)]).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "code"),
+    [
+        (sends(user_properties=properties(10_000)), Code.MESSAGE_PROPERTIES_TOO_LARGE),
+        (sends(user_properties=properties(129), body=b"x" * LARGE_BYTES), Code.MESSAGE_PROPERTIES_TOO_LARGE),
+        (b"\x0a\x00" * (MAX_MESSAGES + 1), Code.BAD_REQUEST),
+        (b"\x0a\xff" * LARGE_BYTES, Code.BAD_REQUEST),
+    ],
+    ids=["properties", "one too many beside a body", "messages", "garbage"],
+)
+def test_a_send_beyond_any_limit_is_refused_without_being_read(
+    request_bytes: bytes, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unreadable:
+        FromString = staticmethod(never)
+
+    method = METHODS[SEND_MESSAGE]._replace(request=Unreadable)  # type: ignore[arg-type]
+    monkeypatch.setitem(METHODS, SEND_MESSAGE, method)
+    with pytest.raises(Rejected) as refused:
+        parse(SEND_MESSAGE, request_bytes)
+    assert refused.value.code == code
+
+
+def test_a_large_send_within_the_limits_is_read_as_it_is() -> None:
+    given = sends(user_properties=properties(MAX_PROPERTIES), body=b"x" * (4 << 20))
+    assert parse(SEND_MESSAGE, given).SerializeToString(
+        deterministic=True
+    ) == calls.SendMessageRequest.FromString(given).SerializeToString(deterministic=True)
+
+
+def batch(**fields: Any) -> own.SendRequest:
+    return own.SendRequest(request_id=7, topic="t", messages=[own.OutgoingMessage(**fields)])
+
+
+LIMITS = BrokerLimits()
+TOO_MANY = batch(properties=properties(20_000))
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        TOO_MANY.SerializeToString(),
+        b"\x08\x07" + b"\x22\x00" * LARGE_BYTES,
+        own.SendRequest(request_id=1, more=[batch(body=b"x"), TOO_MANY]).SerializeToString(),
+    ],
+    ids=["properties", "messages", "further batches"],
+)
+def test_a_batch_of_the_brokers_own_protocol_likewise_and_with_the_same_number(request_bytes: bytes) -> None:
+    cut = send_shape.send_request_of(request_bytes, LIMITS)
+    assert cut is not None
+    assert (cut.request_id, cut.ByteSize() < len(request_bytes) / 4) == (7, True)
+    with pytest.raises(Exception, match=r"properties of a message|messages in a batch"):
+        check_counts(cut, LIMITS)
+
+
+def test_a_batch_within_the_limits_is_read_as_it_is() -> None:
+    given = batch(properties=properties(LIMITS.max_properties), body=b"x" * LARGE_BYTES)
+    whole = own.SendRequest(request_id=9, more=[given, given])
+    assert send_shape.send_request_of(whole.SerializeToString(), LIMITS) == whole
+    assert send_shape.send_request_of(b"\xff" * LARGE_BYTES, LIMITS) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "meant"),
+    [
+        (client_shapes.SendMessageShape, calls.SendMessageRequest),
+        (client_shapes.MessageShape, pb.Message),
+        (shapes.SendShape, own.SendRequest),
+        (shapes.OutgoingMessageShape, own.OutgoingMessage),
+    ],
+)
+def test_shapes_have_the_names_and_numbers_of_what_is_meant(shape: Any, meant: Any) -> None:
+    for field in shape.DESCRIPTOR.fields:
+        same = meant.DESCRIPTOR.fields_by_name[field.name]
+        assert (field.number, field.is_repeated) == (same.number, same.is_repeated)
