@@ -292,6 +292,8 @@ ALLOWED: dict[str, set[str]] = {
         "chaos.checker.readers",
         "chaos.checker.reporting",
     },
+    # The third opinion: nothing of the product, and nothing of the other checkers.
+    "chaos.spec": {"chaos.trace.schema"},
     "chaos.trace": {"chaos.trace.schema", "dledger.errors", "broker_adapter.errors"},
     "chaos.quick": {*_TRACE},
     "chaos.network": set(),

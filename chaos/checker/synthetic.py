@@ -130,6 +130,8 @@ class Synthetic:
         self._epoch = [1] * len(self._queues)
         self._owner = [f"c{q % 2}" for q in range(len(self._queues))]
         self._faults = 0
+        #: A node that has an entry that no other has, at this index.
+        self._orphan: tuple[str, int] | None = None
         self._seed = seed
 
     # -- the run ------------------------------------------------------------------------------------------
@@ -218,6 +220,11 @@ class Synthetic:
         theirs = {f"cand_{name}": value for name, value in ends.items()}
         self._node(node, Ev.RAFT, e="candidate", term=self._term)
         for voter in (node, *[n for n in _NODES if n != node]):
+            if self._orphan is not None and voter == self._orphan[0]:
+                # Its log is longer: it takes the term, and does not vote.
+                self._disk(voter, e="vote_synced", term=self._term)
+                self._node(voter, Ev.RAFT, e="term_vote", term=self._term)
+                continue
             self._disk(voter, e="vote_synced", term=self._term, vote=node)
             self._node(voter, Ev.RAFT, e="term_vote", term=self._term, vote=node)
             vote = {**ends, **theirs}
@@ -267,6 +274,10 @@ class Synthetic:
         return _Entry(self._term, chain, sent.mid, sent.digest, sent.q, len(queue) - 1)
 
     def _store_range(self, node: str, first: int, last: int) -> None:
+        if self._orphan is not None and node == self._orphan[0]:
+            tail, self._orphan = self._orphan[1], None
+            self._node(node, Ev.STORE, e="truncate", lidx=tail, ledger=LEDGER)
+            self._disk(node, e="synced", ledger=LEDGER, lidx=tail - 1)
         # One event for each run of entries of one term.
         begin = first
         for index in range(first, last + 1):
@@ -316,12 +327,12 @@ class Synthetic:
             self._inc[old] += 1
             self._disk(old, e="watched")
             self._begin_life(old)
-            self._node(old, Ev.STORE, e="recover", term=self._term, ended=ended, committed=committed)
+            recovered: Line = {"term": self._term, "vote": old, "ended": ended, "committed": committed}
+            self._node(old, Ev.STORE, e="recover", **recovered)
         elif self.broker:
             self._node(old, Ev.ROLE, e="demoted", term=self._term)
         self._node(old, Ev.RAFT, e="follower", term=self._term)
-        self._node(old, Ev.STORE, e="truncate", lidx=tail, ledger=LEDGER)
-        self._disk(old, e="synced", ledger=LEDGER, lidx=tail - 1)
+        self._orphan = (old, tail)
         refused = self._invoke(self._procs[2])
         self._complete(refused, OpType.FAIL, code="NOT_LEADER")
         self._elect(voted)

@@ -1,0 +1,1 @@
+"""A third opinion on the traces of the log: an executable specification, stepped through a trace."""
