@@ -116,7 +116,8 @@ class _Recovery:
     def _scan(self, tail: Tail) -> Tail:
         """Verify what follows `tail`, over damages, to the end of what is certain."""
         self._records_from = tail.index + 1
-        self._index.mark_unsynced(self._records_from * INDEX_RECORD_SIZE)
+        # Everywhere: a former life may have put records right anywhere, and stopped before it synced them.
+        self._index.mark_unsynced(0)
         self._file_start = self._data.start_of(tail.pos)
         known_end = self._checkpoint.tail.index if self._checkpoint is not None else -1
         while True:

@@ -14,7 +14,7 @@ from dledger.store import repair
 from dledger.store.api import EntryDamaged, Frames, LogStore
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import Batch, encode_batch
-from dledger.store.format.layout import file_name
+from dledger.store.format.layout import INDEX_RECORD_SIZE, file_name
 from dledger.store.identity import init_directory
 from dledger.store.memory_store import MemoryLogStore
 from dledger.testing.virtual.sim_disk import CrashKind, SimDisk
@@ -329,3 +329,20 @@ def test_readers_go_on_while_files_are_replaced(tmp_path: Path) -> None:
         thread.join()
     assert problems == [] and seen > 0 and read_all(store) == whole
     store.close()
+
+
+def test_a_record_that_a_former_life_put_right_is_durable_before_a_checkpoint_counts_on_it() -> None:
+    disk, store = new_sim_store()
+    batches = filled(store)
+    store.save_checkpoint(batches[-1].last_index, None)
+    index = batches[3].first_index
+    at = index * INDEX_RECORD_SIZE
+    path = store._index.path_of(at)
+    disk.flip(path, at % store._index.file_size)
+    store.note_damage(index)  # writes the record again, and the process dies before it is synced
+    disk.crash(CrashKind.PROCESS, Random(1))
+    reopened = DiskLogStore.open(ROOT, disk=disk)
+    reopened.append(make_batches(1, seed=9, tail=reopened.tail))
+    reopened.sync()
+    reopened.save_checkpoint(reopened.end_index, None)
+    assert disk.is_durable(path, at % reopened._index.file_size, INDEX_RECORD_SIZE)
