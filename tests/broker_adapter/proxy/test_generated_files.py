@@ -17,7 +17,7 @@ from broker_adapter.proxy.v2 import service_pb2
 
 ROOT = Path(__file__).resolve().parents[3]
 PROTO = ROOT / "proto"
-GENERATED = ROOT / "broker_adapter" / "messaging" / "v2"
+GENERATED = ROOT / "broker_adapter" / "proxy" / "v2"
 FILES = sorted(path.relative_to(PROTO).as_posix() for path in PROTO.glob("apache/rocketmq/v2/*.proto"))
 
 
