@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from broker_adapter.api import BrokerRole, TopicConfig
 from broker_adapter.errors import BrokerError, NameServerUnavailable, Status, error_for
 from broker_adapter.namesrv.values import (
@@ -17,6 +19,7 @@ from broker_adapter.namesrv.values import (
     invalid,
 )
 from broker_adapter.v1 import namesrv_pb2 as pb
+from broker_adapter.v1 import shape_pb2 as shapes
 
 
 def status_of(error: BrokerError) -> pb.NameServerStatus:
@@ -172,3 +175,19 @@ def info_from_pb(message: pb.GetClusterInfoResponse) -> ClusterInfo:
 
 def _entry_from_pb(message: pb.BrokerInfo) -> BrokerEntry:
     return BrokerEntry._make(getattr(message, name) for name in BrokerEntry._fields)
+
+
+def registration_request_of(data: bytes, max_topics: int) -> pb.RegisterBrokerRequest | None:
+    """None for what is no request. Topics are counted before objects are made of them: 4 MiB hold two million
+    empty ones, and they would wait for their turn as 200 MiB. A request with too many comes with just as many
+    of them as are one too many, so that it is refused with its number."""
+    try:
+        shape = shapes.RegistrationShape.FromString(data)
+        if len(shape.topics) <= max_topics:
+            return pb.RegisterBrokerRequest.FromString(data)
+        shape.ClearField("topics")
+        request = pb.RegisterBrokerRequest.FromString(shape.SerializeToString())
+    except DecodeError:
+        return None
+    request.topics.extend([pb.TopicQueues()] * (max_topics + 1))
+    return request

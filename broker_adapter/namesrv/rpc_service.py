@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -15,6 +16,7 @@ from broker_adapter.namesrv.rpc_convert import (
     answer_to_pb,
     info_to_pb,
     registration_from_pb,
+    registration_request_of,
     route_to_pb,
     status_of,
 )
@@ -47,10 +49,15 @@ class NameServerService:
         self._stopping = asyncio.Event()
 
     def methods(self) -> dict[str, GrpcMethod]:
+        parse = partial(registration_request_of, max_topics=self._server.tables.limits.max_topics)
         return {
-            "Register": GrpcMethod(self.register, pb.RegisterBrokerRequest),
+            "Register": GrpcMethod(self.register, pb.RegisterBrokerRequest, parse=parse),
             "Session": GrpcMethod(
-                self.session, pb.RegisterBrokerRequest, streams_answers=True, streams_requests=True
+                self.session,
+                pb.RegisterBrokerRequest,
+                streams_answers=True,
+                streams_requests=True,
+                parse=parse,
             ),
             "Unregister": GrpcMethod(self.unregister, pb.UnregisterBrokerRequest),
             "GetRoute": GrpcMethod(self.get_route, pb.GetRouteRequest),

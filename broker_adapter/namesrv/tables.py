@@ -104,6 +104,10 @@ class RouteTables:
 
     # -- brokers ------------------------------------------------------------------------------------------
 
+    @property
+    def limits(self) -> TableLimits:
+        return self._limits
+
     def register(self, given: Registration, now_ms: int, session: int = NO_SESSION) -> set[str]:
         """Believe a registration, or refuse it and change nothing.
 

@@ -15,6 +15,8 @@ from broker_adapter.v1 import shape_pb2 as shapes
 
 #: As deep as protobuf itself reads messages within each other.
 _MAX_DEPTH = 100
+#: A client puts no more into one request than it may have unanswered.
+_MAX_BATCHES = 4_096
 
 
 def send_request_of(data: bytes, limits: BrokerLimits) -> pb.SendRequest | None:
@@ -30,7 +32,7 @@ def send_request_of(data: bytes, limits: BrokerLimits) -> pb.SendRequest | None:
 
 def _excess(data: bytes, limits: BrokerLimits) -> pb.SendRequest | None:
     """DecodeError."""
-    waiting = [(data, 1)]
+    waiting, batches = [(data, 1)], 1
     while waiting:
         one, depth = waiting.pop()
         if depth > _MAX_DEPTH:
@@ -44,6 +46,9 @@ def _excess(data: bytes, limits: BrokerLimits) -> pb.SendRequest | None:
             return pb.SendRequest(
                 request_id=shape.request_id, messages=[pb.OutgoingMessage(properties=properties)]
             )
+        batches += len(shape.more)
+        if batches > _MAX_BATCHES:
+            raise DecodeError("too many batches in a request")
         waiting += [(more, depth + 1) for more in shape.more]
     return None
 

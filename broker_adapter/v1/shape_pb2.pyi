@@ -21,3 +21,9 @@ class OutgoingMessageShape(_message.Message):
     PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     properties: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, properties: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class RegistrationShape(_message.Message):
+    __slots__ = ("topics",)
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    topics: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, topics: _Optional[_Iterable[bytes]] = ...) -> None: ...

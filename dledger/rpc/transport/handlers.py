@@ -52,8 +52,13 @@ def unary(
     return grpc.unary_unary_rpc_method_handler(behavior, parse or parser(request_type), serialize)
 
 
-def server_stream(behavior: Callable[..., Any], request_type: type[Message]) -> Handler:
-    return grpc.unary_stream_rpc_method_handler(behavior, parser(request_type), serialize)
+def server_stream(
+    behavior: Callable[..., Any],
+    request_type: type[Message],
+    parse: Callable[[bytes], object] | None = None,
+) -> Handler:
+    """`parse`: as for `both_stream`."""
+    return grpc.unary_stream_rpc_method_handler(behavior, parse or parser(request_type), serialize)
 
 
 def both_stream(

@@ -31,13 +31,14 @@ class GrpcMethod(NamedTuple):
     """A method: an async function of (request, context). The request is None if its bytes are no message.
 
     With `streams_answers` it writes to the context; with `streams_requests` too it reads from it, and its
-    first argument is of no use.
+    first argument is of no use. `parse`: a deserialiser of its own, which gives None for what is no message.
     """
 
     behavior: Callable[..., Any]
     request_type: type[Message]
     streams_answers: bool = False
     streams_requests: bool = False
+    parse: Callable[[bytes], object] | None = None
 
 
 class GrpcHost:
@@ -89,9 +90,9 @@ class GrpcHost:
 
 def _handler(method: GrpcMethod) -> Any:
     if method.streams_requests:
-        return both_stream(method.behavior, method.request_type)
+        return both_stream(method.behavior, method.request_type, method.parse)
     make = server_stream if method.streams_answers else unary
-    return make(method.behavior, method.request_type)
+    return make(method.behavior, method.request_type, method.parse)
 
 
 async def bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> str:

@@ -17,8 +17,10 @@ from broker_adapter.errors import BrokerError, NameServerBusy, NameServerUnavail
 from broker_adapter.namesrv.client import NameServerClient
 from broker_adapter.namesrv.kv_config import FILE_NAME
 from broker_adapter.namesrv.rpc_client import NameServerLink
+from broker_adapter.namesrv.rpc_convert import registration_request_of
 from broker_adapter.namesrv.rpc_service import SERVICE
 from broker_adapter.namesrv.server import NameServerProcess
+from broker_adapter.v1 import namesrv_pb2 as pb
 from dledger import DLedgerError
 from tests.broker_adapter.namesrv.helpers import ORDERS, address_of, name_server, registration, until
 
@@ -70,6 +72,17 @@ async def test_bytes_that_are_no_message_are_answered_with_a_number(server: Name
     async with grpc.aio.insecure_channel(server.address) as channel:
         call = channel.unary_unary(f"/{SERVICE}/GetRoute")
         assert b"\x08\x91\x06" in await call(b"\xff\xff\xff\xff")  # code 785, as a varint
+
+
+async def test_topics_beyond_the_limit_become_no_objects() -> None:
+    given = pb.RegisterBrokerRequest(
+        cluster="c", broker_name="b", node_id="n1", topics=[pb.TopicQueues()] * 9
+    )
+    cut = registration_request_of(given.SerializeToString() + b"\x5a\x00" * 500_000, max_topics=20)
+    assert cut is not None
+    assert (cut.cluster, cut.broker_name, cut.node_id, len(cut.topics)) == ("c", "b", "n1", 21)
+    assert registration_request_of(given.SerializeToString(), max_topics=9) == given
+    assert registration_request_of(b"\xff", max_topics=9) is None
 
 
 async def test_health_and_reflection_are_served(server: NameServerProcess) -> None:

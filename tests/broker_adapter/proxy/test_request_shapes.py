@@ -20,6 +20,7 @@ from broker_adapter.rpc.calls import LARGE_BYTES
 from broker_adapter.rpc.limits import BrokerLimits
 from broker_adapter.rpc.send_service import check_counts
 from broker_adapter.v1 import broker_pb2 as own
+from broker_adapter.v1 import namesrv_pb2 as namesrv
 from broker_adapter.v1 import shape_pb2 as shapes
 
 
@@ -97,6 +98,10 @@ def test_a_batch_within_the_limits_is_read_as_it_is() -> None:
     assert send_shape.send_request_of(b"\xff" * LARGE_BYTES, LIMITS) is None
 
 
+def test_a_request_with_more_batches_than_clients_send_is_no_request() -> None:
+    assert send_shape.send_request_of(b"\x3a\x00" * LARGE_BYTES, LIMITS) is None
+
+
 @pytest.mark.parametrize(
     ("shape", "meant"),
     [
@@ -104,6 +109,7 @@ def test_a_batch_within_the_limits_is_read_as_it_is() -> None:
         (client_shapes.MessageShape, pb.Message),
         (shapes.SendShape, own.SendRequest),
         (shapes.OutgoingMessageShape, own.OutgoingMessage),
+        (shapes.RegistrationShape, namesrv.RegisterBrokerRequest),
     ],
 )
 def test_shapes_have_the_names_and_numbers_of_what_is_meant(shape: Any, meant: Any) -> None:
