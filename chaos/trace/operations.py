@@ -47,6 +47,11 @@ class Process:
         self._op: int | None = None
         self._f = ""
 
+    @property
+    def writer(self) -> TraceWriter:
+        """Where it writes."""
+        return self._writer
+
     def now(self) -> int:
         """Monotonic ns."""
         return self._writer.now()

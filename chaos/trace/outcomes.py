@@ -37,7 +37,7 @@ READ_ONLY = frozenset({*READS, "max_off", "min_off", "fetch_off", "lookup", "rou
 
 #: Operations that clients repeat by themselves until somebody answers for certain: what was refused in the
 #: end may have happened in an attempt before. Or happens later: the broker asks how a transaction ends.
-REPEATED = frozenset({"commit_off", "admin", "txn_commit", "txn_rollback"})
+REPEATED = frozenset({"commit_off", "reset_off", "admin", "txn_commit", "txn_rollback"})
 
 #: Answers of the log to an append that was not stored and will not be.
 LOG_FAILS = frozenset(

@@ -19,7 +19,8 @@ Conventions, on which the checks rely:
   (vote, ack, flush) reaches the file before the effect is visible outside.
 - A log is named `ledger:<ledger>` (positions: `lidx`) or `q:<topic>/<q>` (positions: `qoff`). Operations on a
   queue say `ledger` as well, so that their `lidx` can be compared.
-- `epoch` of a consumer grows at every assignment, seek and reset of it.
+- `epoch` of a member that is assigned queues, of its commits, of a reset and of an offset that was
+  answered is the generation of the group, one for all members: it grows with every assignment and reset.
 """
 
 from __future__ import annotations
@@ -121,17 +122,19 @@ def _event(required: str, optional: str = "") -> Event:
     return Event(tuple(required.split()), tuple(optional.split()))
 
 
-#: Operations. `send`, `append`: one message each; `send_batch`: its messages are `item` lines, answered with
-#: the first position. `get`, `pull`, `drain`: reads (drain: those of the final phase). `max_off`, `min_off`:
-#: the ends of a log. `commit_off` stores a consumer offset (`off`), `fetch_off` answers it. `lookup` finds by
-#: key. `route` asks a NameServer; its completion has the master's term. `receive`, `ack`, `change_invisible`:
-#: of a group that is given messages one by one, which hands out no queues: its members have no epoch, and an
-#: attempt above 0 means that the message was not acknowledged in time, or given back. `ack` says of which
-#: message; ok: the group is never given it again. `delay_ms` of a receive: for so long nobody else is given
-#: what it brings, unless it is given back, or the member goes. `delay_ms` of a send: its message is to be
-#: delivered so long after the invoke, and stands where nobody knows yet. `recall` takes such a message back;
-#: ok: it is never delivered. `txn_begin` sends the half of a transaction, which is delivered if a
-#: `txn_commit` of the same `mid` counts, and never after a `txn_rollback`: there is one of the two, or none.
+#: Operations. `send`, `append`: one message each; `send_batch`: its messages are `item` lines, answered
+#: with the first position. `get`, `pull`, `drain`: reads (drain: those of the final phase). `max_off`,
+#: `min_off`: the ends of a log. `commit_off` stores a consumer offset (`off`), `fetch_off` answers it,
+#: `reset_off` sets it, backwards too; the completions of both have the generation (`epoch`). `lookup` finds
+#: by key. `route` asks a NameServer; its completion has the master's term. `receive`, `ack`,
+#: `change_invisible`: of a group that is given messages one by one, which hands out no queues: its members
+#: have no epoch, and an attempt above 0 means that the message was not acknowledged in time, or given back.
+#: `ack` says of which message; ok: the group is never given it again. `delay_ms` of a receive: for so long
+#: nobody else is given what it brings, unless it is given back, or the member goes. `delay_ms` of a send:
+#: its message is to be delivered so long after the invoke, and stands where nobody knows yet. `recall`
+#: takes such a message back; ok: it is never delivered. `txn_begin` sends the half of a transaction, which
+#: is delivered if a `txn_commit` of the same `mid` counts, and never after a `txn_rollback`: there is one
+#: of the two, or none.
 SENDS = ("send", "append", "send_batch")
 READS = ("get", "pull", "drain")
 OPERATIONS = (
@@ -139,7 +142,7 @@ OPERATIONS = (
     *READS,
     *("max_off", "min_off", "commit_off", "fetch_off", "lookup", "route", "subscribe", "assign", "seek"),
     *("txn_begin", "txn_commit", "txn_rollback", "admin"),
-    *("receive", "ack", "change_invisible", "recall"),
+    *("receive", "ack", "change_invisible", "recall", "reset_off"),
 )
 #: Kinds of faults that end a process, perhaps in the middle of a line. After an error of its disk a node ends
 #: by itself.
@@ -156,7 +159,8 @@ HOSTILE = (
 )
 
 _COMPLETION = (
-    "node term code lidx qoff count next_off max_off min_off off end_claim error retry_no ledger topic q"
+    "node term code lidx qoff count next_off max_off min_off off epoch end_claim error retry_no ledger "
+    "topic q"
 )
 
 #: (ev, what) -> its fields. `what` is the value of `type` for operations, of `e` for everything else that has

@@ -85,6 +85,8 @@ class BrokerWorkload:
                     for sender in self._senders:
                         for topic, key in sender.keys:
                             await _look_up(lookup, admin, topic, key)
+                    for group in self._groups:
+                        await group.tell_offsets(admin, lookup, self._spec.queues)
         except TimeoutError:
             behind = self._behind(drain) or "the final reader did not come to the end"
             raise DrainTimeout(behind) from None

@@ -180,35 +180,45 @@ class Group:
                 stored = await self._stored(admin, process, place)
                 if stored:
                     to = max(0, stored - rng.randint(1, _REWIND_MESSAGES))
-                    await self._rewind_to(admin, writer, place, to, drained)
+                    await self._rewind_to(admin, process, place, to, drained)
+
+    async def tell_offsets(self, admin: Admin, process: Process, queues: int) -> None:
+        """Ask for the offset of every queue: what was acknowledged is there to the end."""
+        for topic in self.topics:
+            for queue in range(queues):
+                await self._stored(admin, process, (topic, queue))
 
     async def _stored(self, admin: Admin, process: Process, place: Place) -> int:
         """The group's offset; 0 if it has none, or nobody can say."""
         topic, queue = place
         process.invoke("fetch_off", group=self.plan.name, topic=topic, q=queue)
         try:
-            _, offsets = await admin.offsets(self.plan.name)
+            generation, offsets = await admin.offsets(self.plan.name)
         except BrokerError as error:
             process.failed(error)
             return 0
         found = [one.offset for one in offsets if (one.topic, one.queue_id) == place]
-        process.ok(**({"off": found[0]} if found else {}))
+        process.ok(epoch=generation, **({"off": found[0]} if found else {}))
         return found[0] if found else 0
 
     async def _rewind_to(
-        self, admin: Admin, writer: TraceWriter, place: Place, to: int, drained: asyncio.Event
+        self, admin: Admin, process: Process, place: Place, to: int, drained: asyncio.Event
     ) -> None:
         """Until it has succeeded: what was tried and not answered may happen later, but not after that. Of a
         cluster that does not come back it is not asked for ever."""
         topic, queue = place
+        writer = process.writer
         self._rewinds.begin(writer, place, to)
         while not drained.is_set():
+            process.invoke("reset_off", group=self.plan.name, topic=topic, q=queue, off=to)
             try:
-                await admin.reset_offsets(self.plan.name, [QueueOffset(topic, queue, to)])
-            except BrokerError:
+                generation = await admin.reset_offsets(self.plan.name, [QueueOffset(topic, queue, to)])
+            except BrokerError as error:
+                process.failed(error)
                 self._rewinds.say(writer, place, to)
                 await asyncio.sleep(_PAUSE_S)
             else:
+                process.ok(epoch=generation)
                 self._rewinds.end(writer, place, to)
                 return
 
