@@ -22,6 +22,7 @@ _SUMS: tuple[tuple[str, dict[str, str]], ...] = (
             "receives": "CASE WHEN f = 'receive' THEN n END",
             "acks_ok": "CASE WHEN f = 'ack' AND outcome = 'ok' THEN n END",
             "commits_off": "CASE WHEN f = 'commit_off' THEN n END",
+            "resets": "CASE WHEN f = 'reset_off' AND outcome = 'ok' THEN n END",
             "fetched": "CASE WHEN f = 'fetch_off' AND outcome = 'ok' THEN n END",
             "routes": "CASE WHEN f = 'route' AND outcome = 'ok' AND termed THEN n END",
             "lookups": "CASE WHEN f = 'lookup' AND outcome = 'ok' THEN n END",
@@ -84,7 +85,7 @@ _ROWS: tuple[tuple[str, dict[str, str]], ...] = (
             "hostiles": f"e = 'begin' AND f IN ({', '.join(map(repr, HOSTILE))})",
         },
     ),
-    ("meta", {"memories": "e = 'memory'"}),
+    ("meta", {"memories": "e = 'memory'", "dumped": "e = 'dumped'"}),
     ("runs", {"drained": "drained IS NOT NULL", "healed": "healed IS NOT NULL"}),
     ("runs", {"async": "flush_mode = 'ASYNC_FLUSH'", "sync": "flush_mode = 'SYNC_FLUSH'"}),
 )

@@ -22,8 +22,8 @@ from chaos.trace.schema import RAW_DIR, SUFFIX
 #: still be told of), C3 and S9 (another consumer's lines explain it), A5 (the answer may still come).
 MONOTONE = (
     *("L1", "L5", "L7", "L8", "L9", "L10", "L11", "P3"),
-    *("R1", "R2", "R4", "R5", "R6", "R7", "R8", "R9", "R10", "R11", "R13"),
-    *("S1", "S3", "S4", "A6", "C11"),
+    *("R1", "R2", "R4", "R5", "R6", "R7", "R8", "R9", "R10", "R11", "R13", "R19", "R20"),
+    *("S1", "S3", "S4", "S11", "S12", "A6", "C11", "C13"),
 )
 #: Holds as soon as every expected writer has ended, or was killed.
 _ALL_WRITTEN = "W7"

@@ -229,25 +229,19 @@ class Synthetic:
             self._node(voter, Ev.RAFT, e="term_vote", term=self._term, vote=node)
             vote = {**ends, **theirs}
             self._node(voter, Ev.RAFT, e="vote", term=self._term, candidate=node, **vote)
-        self._node(node, Ev.RAFT, e="leader", term=self._term, ended=last)
+        role_epoch = 2 * self._term + 1
+        self._node(node, Ev.RAFT, e="leader", term=self._term, ended=last, role_epoch=role_epoch)
         for other in _NODES:
             if other != node:
-                self._node(other, Ev.RAFT, e="follower", term=self._term)
+                self._node(other, Ev.RAFT, e="follower", term=self._term, role_epoch=role_epoch - 1)
         barrier = len(self._log)
         if self.broker:
-            self._node(node, Ev.ROLE, e="elected", term=self._term, ended=last, barrier=barrier)
+            about: Line = {"term": self._term, "barrier": barrier, "role_epoch": role_epoch}
+            self._node(node, Ev.ROLE, e="elected", ended=last, **about)
         self._append([None])
         if self.broker:
-            self._node(
-                node,
-                Ev.ROLE,
-                e="master_ready",
-                term=self._term,
-                committed=barrier,
-                reput=barrier,
-                target=barrier,
-                barrier=barrier,
-            )
+            reached = dict.fromkeys(("committed", "reput", "target"), barrier)
+            self._node(node, Ev.ROLE, e="master_ready", **about, **reached)
 
     def _append(self, sent: Sequence[_Sent | None]) -> int:
         """Append to all nodes, commit, build the queues; None is a no-op. The first index."""
@@ -330,8 +324,8 @@ class Synthetic:
             recovered: Line = {"term": self._term, "vote": old, "ended": ended, "committed": committed}
             self._node(old, Ev.STORE, e="recover", **recovered)
         elif self.broker:
-            self._node(old, Ev.ROLE, e="demoted", term=self._term)
-        self._node(old, Ev.RAFT, e="follower", term=self._term)
+            self._node(old, Ev.ROLE, e="demoted", term=self._term, role_epoch=2 * self._term + 1)
+        self._node(old, Ev.RAFT, e="follower", term=self._term, role_epoch=2 * self._term + 2)
         self._orphan = (old, tail)
         refused = self._invoke(self._procs[2])
         self._complete(refused, OpType.FAIL, code="NOT_LEADER")
@@ -434,7 +428,7 @@ class Synthetic:
     def _assign(self, q: int) -> None:
         consumer = self._owner[q]
         about: Line = {"group": GROUP, "consumer": consumer, "epoch": self._epoch[q], "topic": TOPIC, "q": q}
-        self._emit(f"client:{consumer}", Ev.MEMBER, e="assign", **about)
+        self._emit(f"client:{consumer}", Ev.MEMBER, e="assign", off=self._consumed[q], **about)
 
     def _consume(self, q: int, *, commit: bool = True) -> None:
         consumer, begin = self._owner[q], self._consumed[q]

@@ -257,8 +257,8 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     (
         "nodes",
         """SELECT run, node, coalesce(ledger, '') AS ledger, inc, seq, mono,
-        ev, e, term, eterm, lidx, last, ended, committed, reput, target, barrier, vote, candidate, chain,
-        chain_key, op, mid, last_index, last_term, cand_last_index, cand_last_term, wiped, src
+        ev, e, term, eterm, lidx, last, ended, committed, reput, target, barrier, role_epoch, vote, candidate,
+        chain, chain_key, op, mid, last_index, last_term, cand_last_index, cand_last_term, wiped, src
         FROM events WHERE ev IN ('raft', 'store', 'role')""",
     ),
     (

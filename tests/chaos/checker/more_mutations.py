@@ -92,7 +92,7 @@ def an_orderly_group_is_given_the_later_message_first(trace: Trace) -> None:
             return
 
 
-@mutation("C6")
+@mutation("C6 C18")
 def a_consumer_begins_behind_the_stored_offset(trace: Trace) -> None:
     """What the one before it had processed and not stored is passed over."""
     taken = lines(trace, Ev.MEMBER, e="assign")[-1]
@@ -165,7 +165,7 @@ def a_promotion_takes_long(trace: Trace) -> None:
     later(trace, lines(trace, Ev.ROLE, e="elected", term=3)[0], 11 * SECOND_NS)
 
 
-@mutation("S8")
+@mutation("S8 S13")
 def a_route_leads_back_to_an_earlier_master(trace: Trace) -> None:
     first, *_, last = lines(trace, Ev.OP, type="ok", f="commit_off", src="client:c0")
     ask(trace, first, 9_000_001, "route", answer={"term": 2})
@@ -285,7 +285,7 @@ def a_wiped_node_had_voted_for_itself(trace: Trace) -> None:
     vote_before_a_restart(trace, wiped=True)
 
 
-@mutation("R2")
+@mutation("R2 R18")
 def a_restarted_node_had_voted_for_itself(trace: Trace) -> None:
     vote_before_a_restart(trace, wiped=False)
 

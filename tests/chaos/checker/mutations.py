@@ -226,7 +226,7 @@ def an_acknowledged_message_is_gone_from_one_node(trace: Trace) -> None:
     entry["internal"] = True
 
 
-@mutation("W5 L7 L9 P2", broker=False)
+@mutation("W5 L7 L9 P2 P8", broker=False)
 def positions_against_real_time(trace: Trace) -> None:
     """Two messages that one producer sent one after the other change places, for everybody."""
     swap(trace, *[pair for pair in acked(trace) if pair[0]["src"] == "client:p1"][2:4])
@@ -303,7 +303,7 @@ def an_acknowledgement_before_its_commit(trace: Trace) -> None:
     trace.renumber()
 
 
-@mutation("P3 S2")
+@mutation("P3 S2 S10")
 def an_old_term_acknowledges_again(trace: Trace) -> None:
     """All later answers come from one term, one of them from the term before."""
     late = [end for _, end in acked(trace) if end["term"] == 3]
@@ -322,7 +322,7 @@ def an_answer_names_another_index(trace: Trace) -> None:
 # -- Raft ---------------------------------------------------------------------------------------------
 
 
-@mutation("R1 R3 R16")
+@mutation("R1 R3 R16 R20 R19")
 def two_leaders_of_a_term(trace: Trace) -> None:
     leader = lines(trace, Ev.RAFT, e="leader", term=2)[0]
     other = next(
@@ -371,7 +371,7 @@ def nodes_commit_different_entries(trace: Trace) -> None:
     lines(trace, Ev.RAFT, e="commit", node="n3")[6]["chain"] = digest_of("other")
 
 
-@mutation("R7 R11")
+@mutation("R7 R11 R19")
 def a_leader_lacks_committed_entries(trace: Trace) -> None:
     leader = lines(trace, Ev.RAFT, e="leader", term=2)[0]
     leader["ended"] = number(leader, "ended") - 3
@@ -411,7 +411,7 @@ def a_leader_counts_an_entry_of_an_earlier_term(trace: Trace) -> None:
     add(trace, leader, e="commit", lidx=index, eterm=1, chain=_entry(trace, index)["chain"], ledger="g")
 
 
-@mutation("R12")
+@mutation("R12 R18")
 def what_was_durable_is_gone_after_a_restart(trace: Trace) -> None:
     recover = next(line for line in lines(trace, Ev.STORE, e="recover") if line["inc"] == 1)
     recover["ended"] = number(recover, "ended") - 1
@@ -594,7 +594,7 @@ def the_least_offset_falls(trace: Trace) -> None:
     ask(trace, last, 9_000_002, "min_off", answer={"min_off": 0})
 
 
-@mutation("S1 S4 S4W")
+@mutation("S1 S4 S4W R17")
 def two_masters_of_a_term(trace: Trace) -> None:
     ready = lines(trace, Ev.ROLE, e="master_ready", term=2)[0]
     other = lines(trace, Ev.RAFT, e="follower", term=2, node="n3")[0]

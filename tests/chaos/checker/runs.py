@@ -7,6 +7,8 @@ from pathlib import Path
 from chaos.checker.readers.sources import Format, run_directories
 from chaos.checker.synthetic import Trace, clean_trace
 from tests.chaos.checker import (
+    claim_mutations,
+    group_mutations,
     hostile_mutations,
     kind_mutations,
     more_mutations,
@@ -17,6 +19,7 @@ from tests.chaos.checker import (
 from tests.chaos.checker.foreign_cases import CASES, padded, write_history
 from tests.chaos.checker.mutations import MUTATIONS
 
+assert claim_mutations and group_mutations
 assert hostile_mutations and kind_mutations and more_mutations
 assert receive_mutations and sync_mutations and whole_mutations
 
@@ -43,6 +46,7 @@ def write_mutations(folder: Path) -> list[Path]:
         found.append(folder / trace.run)
     for name, change in (
         ("clean_receives", receive_mutations.receive_well),
+        ("clean_reset", group_mutations.reset_well),
         ("clean_again", receive_mutations.receive_again_with_reason),
         ("clean_kinds", kind_mutations.all_kinds_well),
         ("clean_hostiles", hostile_mutations.hostile_well),

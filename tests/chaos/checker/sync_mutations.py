@@ -26,27 +26,27 @@ def delay(trace: Trace, line: Line, until: int) -> None:
         one["mono"] = max(number(one, "mono"), until)
 
 
-@mutation("P2")
+@mutation("P2 R18")
 def syncs_that_were_left_out(trace: Trace) -> None:
     _, index = last_acked(trace)
     remove(trace, *synced(trace, index)[1:])
 
 
-@mutation("P2")
+@mutation("P2 R18")
 def syncs_that_returned_after_the_answer(trace: Trace) -> None:
     end, index = last_acked(trace)
     for line in synced(trace, index)[1:]:
         delay(trace, line, number(end, "mono") + 1)
 
 
-@mutation("P2")
+@mutation("P2 R18")
 def syncs_that_covered_all_but_the_last_entry(trace: Trace) -> None:
     _, index = last_acked(trace)
     for line in synced(trace, index)[:2]:
         line["lidx"] = index - 1
 
 
-@mutation("P2")
+@mutation("P2 R18")
 def all_syncs_are_those_of_one_node(trace: Trace) -> None:
     """Three times the same one."""
     _, index = last_acked(trace)
@@ -58,7 +58,7 @@ def all_syncs_are_those_of_one_node(trace: Trace) -> None:
     trace.renumber()
 
 
-@mutation("P2")
+@mutation("P2 R18")
 def what_was_durable_was_written_again_before_the_answer(trace: Trace) -> None:
     _, index = last_acked(trace)
     for line in synced(trace, index)[:2]:
@@ -67,12 +67,12 @@ def what_was_durable_was_written_again_before_the_answer(trace: Trace) -> None:
     trace.renumber()
 
 
-@mutation("P2")
+@mutation("P2 R18")
 def nothing_was_ever_synced(trace: Trace) -> None:
     remove(trace, *lines(trace, Ev.DISK, e="synced"))
 
 
-@mutation("P2", broker=False)
+@mutation("P2 R18", broker=False)
 def a_log_without_brokers_that_was_never_synced(trace: Trace) -> None:
     remove(trace, *lines(trace, Ev.DISK, e="synced"))
 
@@ -100,7 +100,7 @@ def a_life_of_a_node_was_not_watched(trace: Trace) -> None:
     remove(trace, lines(trace, Ev.DISK, e="watched")[-1])
 
 
-@mutation("W7 W11 R16")
+@mutation("W7 W11 R16 R18")
 def nobody_saw_the_syncs_of_one_node(trace: Trace) -> None:
     del trace.files["disk:n2", 0]
 

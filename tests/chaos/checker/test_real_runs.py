@@ -19,6 +19,7 @@ from chaos.run import Run
 from chaos.trace.schema import RAW_DIR
 from chaos.verdict import Verdict
 from tests.chaos.checker.duck import DuckEngine
+from tests.chaos.checker.real_role_changes import ROLE_CHANGES
 from tests.chaos.checker.real_traces import drop, drop_operations, load_trace
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
@@ -26,7 +27,9 @@ pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
 KINDS = ("log", "broker")
 #: What was done to a trace, what the run is then, and the need that is unmet, or the check that is violated.
 Change = Callable[[Trace], None]
-CHANGES: list[tuple[Change, Judged, Need | str, tuple[str, ...]]] = []
+CHANGES: list[tuple[Change, Judged, Need | str, tuple[str, ...]]] = [
+    (one, Judged.INVALID, check, kinds) for one, check, kinds in ROLE_CHANGES
+]
 
 
 def change(verdict: Judged, of: Need | str, *kinds: str) -> Callable[[Change], Change]:

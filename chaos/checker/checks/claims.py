@@ -1,0 +1,294 @@
+"""What a node says of itself, beside what others say: P8, R17-R21, S10-S13.
+
+The other is another node, the recorder of syncs (`chaos.syncs`), the reader of the files, or a client.
+"""
+
+from __future__ import annotations
+
+from chaos.checker.checks.registry import Check, Part, hard
+from chaos.checker.checks.sources import HISTORY
+from chaos.checker.needs import EVIDENT, NODE_LINES, NODES, Need
+
+#: What leads to nothing else but an end of the leadership of a node.
+_ENDS = "('follower', 'candidate', 'leader', 'recover')"
+
+#: Each leadership, and when its node said something that shows that it is over.
+_REIGNS = f"""
+SELECT l.run, l.node, l.term, min(l.mono) AS since, min(x.mono) AS until FROM milestones l
+LEFT JOIN milestones x ON x.run = l.run AND x.node = l.node AND x.e IN {_ENDS} AND x.mono > l.mono
+WHERE l.e = 'leader' GROUP BY l.run, l.node, l.term
+"""
+
+#: Acknowledged sends, beside the leadership that their answer names.
+_ANSWERS = f"""
+SELECT s.run, s.op, s.node, s.term, s.inv, s.ret, s.src, s.inc, s.seq, k.since, k.until, r.bound FROM sends s
+JOIN runs r ON r.run = s.run
+LEFT JOIN ({_REIGNS}) k ON k.run = s.run AND k.node = s.node AND k.term = s.term
+WHERE s.said = 'ok' AND s.node IS NOT NULL AND s.term IS NOT NULL
+"""
+
+#: Answers that name a term but no node.
+_TERMS_ANSWERED = """
+SELECT s.run, s.op, s.term, s.src, s.inc, s.seq FROM sends s
+ANTI JOIN (SELECT run, term FROM milestones WHERE e = 'leader' GROUP BY run, term) l
+  ON l.run = s.run AND l.term = s.term
+WHERE s.said = 'ok' AND s.node IS NULL AND s.term IS NOT NULL
+"""
+
+_OF_LEADERSHIP = (
+    "('leader', 'elected', 'barrier_committed', 'dispatched', 'role_wait', 'master_ready', 'demoted')"
+)
+
+#: A leadership of a broker, in all words that its node has said of it.
+_LEADERSHIPS = f"""
+SELECT run, node, inc, term, min(barrier) AS barrier_min, max(barrier) AS barrier_max,
+  min(target) AS target_min, max(target) AS target_max, min(role_epoch) AS epoch_min,
+  max(role_epoch) AS epoch_max, max(CASE WHEN e = 'leader' THEN ended END) AS ended, min(src) AS src,
+  min(seq) AS seq
+FROM milestones WHERE e IN {_OF_LEADERSHIP} GROUP BY run, node, inc, term
+"""
+
+#: Barriers that brokers took for committed, beside what nodes and files say of the entry there.
+_BARRIERS = """
+SELECT m.run, m.node, m.term, m.barrier, m.src, m.inc, m.seq, d.eterm, d.said FROM (
+  SELECT run, node, term, barrier, min(src) AS src, min(inc) AS inc, min(seq) AS seq FROM milestones
+  WHERE e IN ('barrier_committed', 'dispatched', 'master_ready') AND barrier IS NOT NULL
+  GROUP BY run, node, term, barrier) m
+JOIN (
+  SELECT run, lidx, eterm, 'the files of ' || node AS said FROM dump WHERE sure
+  UNION ALL
+  SELECT run, lidx, eterm, node FROM nodes WHERE e = 'commit' AND eterm IS NOT NULL
+) d ON d.run = m.run AND d.lidx = m.barrier
+"""
+
+_EPOCHS = """
+SELECT run, node, e, role_epoch, src, inc, seq, max(role_epoch) OVER (PARTITION BY run, node, inc ORDER BY seq
+  ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+FROM milestones WHERE e IN ('leader', 'follower') AND role_epoch IS NOT NULL
+"""
+
+#: Indexes that are said to be committed (k 1), beside the highest that a leader had said to be so by then:
+#: nobody else commits first. What a client is told that it is stored is among them.
+_SAID_COMMITTED = """
+SELECT * FROM (
+  SELECT *, max(CASE WHEN k = 0 THEN lidx END) OVER (PARTITION BY run, ledger ORDER BY t, k
+    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS led
+  FROM (
+    SELECT n.run, n.node, n.ledger, CASE WHEN l.node IS NULL THEN 1 ELSE 0 END AS k, n.e AS what, n.lidx,
+      CASE WHEN l.node IS NULL THEN n.mono ELSE n.mono - r.bound END AS t, n.src, n.inc, n.seq
+    FROM nodes n JOIN runs r ON r.run = n.run
+    LEFT JOIN (SELECT run, node, term FROM milestones WHERE e = 'leader' GROUP BY run, node, term) l
+      ON l.run = n.run AND l.node = n.node AND l.term = n.term
+    WHERE n.e = 'commit'
+    UNION ALL
+    SELECT run, node, ledger, 1, e, lidx, mono, src, inc, seq FROM nodes WHERE e = 'reput'
+    UNION ALL
+    SELECT m.run, m.node, o.ledger, 1, m.e, m.committed, m.mono, m.src, m.inc, m.seq FROM milestones m
+    JOIN (SELECT run, min(ledger) AS ledger FROM nodes WHERE e = 'commit' GROUP BY run
+      HAVING min(ledger) = max(ledger)) o ON o.run = m.run
+    WHERE m.e IN ('recover', 'barrier_committed', 'dispatched', 'master_ready') AND m.committed IS NOT NULL
+    UNION ALL
+    SELECT s.run, coalesce(s.node, 'a server'), coalesce(s.ledger, o.ledger), 1, 'answer', s.lidx, s.ret,
+      s.src, s.inc, s.seq
+    FROM sends s
+    LEFT JOIN (SELECT run, min(ledger) AS ledger FROM nodes WHERE e = 'commit' GROUP BY run
+      HAVING min(ledger) = max(ledger)) o ON o.run = s.run
+    WHERE s.said = 'ok' AND s.lidx IS NOT NULL AND s.ret IS NOT NULL
+  )
+) WHERE k = 1
+"""
+
+#: What a node says that is durable on it, or there after a start (k 1), and what syncs had covered by then.
+_SAID_DURABLE = """
+SELECT s.*, r.flush_mode FROM (
+  SELECT *, max_by(lidx, CASE WHEN k = 0 THEN seq END) OVER (PARTITION BY run, node, ledger ORDER BY t, k
+    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS synced
+  FROM (
+    SELECT run, node, ledger, e, 0 AS k, lidx, mono AS t, false AS wiped, src, inc, seq
+    FROM disk WHERE e = 'synced'
+    UNION ALL
+    SELECT run, node, ledger, e, 1, lidx, mono, false, src, inc, seq FROM nodes WHERE e = 'flush'
+    UNION ALL
+    SELECT n.run, n.node, d.ledger, n.e, 1, n.ended, n.mono, coalesce(n.wiped, false), n.src, n.inc,
+      n.seq
+    FROM nodes n JOIN (SELECT run, node, ledger FROM disk WHERE e = 'synced' GROUP BY run, node, ledger) d
+      ON d.run = n.run AND d.node = n.node
+    WHERE n.e = 'recover' AND (n.ledger = '' OR n.ledger = d.ledger)
+  )
+) s JOIN runs r ON r.run = s.run WHERE s.k = 1
+"""
+
+#: The term that syncs covered last, and the term with which a node came back.
+_SAID_TERM = """
+SELECT * FROM (
+  SELECT *, max_by(term, CASE WHEN k = 0 THEN seq END) OVER (PARTITION BY run, node ORDER BY t, k
+    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS synced
+  FROM (
+    SELECT run, node, 0 AS k, term, mono AS t, false AS wiped, src, inc, seq FROM disk WHERE e = 'vote_synced'
+    UNION ALL
+    SELECT run, node, 1, term, mono, coalesce(wiped, false), src, inc, seq FROM milestones WHERE e = 'recover'
+  )
+) WHERE k = 1
+"""
+
+#: Votes that a leader got, each with what the voter had heard of the leader's log.
+_HEARD = """
+SELECT v.run, v.node, v.term, v.candidate, v.cand_last_index, l.ended, v.src, v.inc, v.seq FROM milestones v
+JOIN milestones l ON l.run = v.run AND l.e = 'leader' AND l.node = v.candidate AND l.term = v.term
+WHERE v.e = 'vote'
+"""
+
+#: What NameServers said of the master, and when somebody was ready in that term first.
+_NAMED = """
+SELECT o.run, o.proc, o.op, o.term, o.ret, o.src, o.inc, o.seq, m.since, b.bound FROM ops o
+JOIN runs b ON b.run = o.run
+SEMI JOIN (SELECT run FROM milestones WHERE e = 'master_ready' GROUP BY run) x ON x.run = o.run
+LEFT JOIN (SELECT run, term, min(mono) AS since FROM milestones WHERE e IN ('master_ready', 'elected')
+  GROUP BY run, term) m ON m.run = o.run AND m.term = o.term
+WHERE o.f = 'route' AND o.outcome = 'ok' AND o.term IS NOT NULL
+"""
+
+_REACHED = "lidx > coalesce(led, -1)"
+
+CHECKS: tuple[Check, ...] = (
+    hard(
+        "P8",
+        "what a client is told is stored, some leader had said to be committed",
+        "oks commits",
+        "{node} answered that index {lidx} is stored, when leaders had said that up to {led} is committed",
+        Part(_SAID_COMMITTED, f"what = 'answer' AND {_REACHED}", "node, lidx, led, src, inc, seq"),
+        needs=(*NODES, Need.CLOCKS),
+    ),
+    hard(
+        "R17",
+        "nobody takes anything for committed that no leader had said to be so",
+        "leaders commits",
+        "{node} ({what}) took index {lidx} for committed, when leaders had said so of up to {led}",
+        Part(_SAID_COMMITTED, f"what <> 'answer' AND {_REACHED}", "node, what, lidx, led, src, inc, seq"),
+        needs=(*NODES, Need.CLOCKS),
+    ),
+    hard(
+        "R18",
+        "what a node says is durable was synced, and what was synced is there after a restart",
+        "watched sync",
+        "{node} ({e}): {said}, when syncs that had returned covered {synced}",
+        Part(
+            _SAID_DURABLE,
+            "flush_mode = 'SYNC_FLUSH' AND e = 'flush' AND lidx > coalesce(synced, -1)",
+            "node, e, 'durable up to index ' || CAST(lidx AS STRING) AS said, coalesce(synced, -1) AS "
+            "synced, src, inc, seq",
+        ),
+        Part(
+            _SAID_DURABLE,
+            "flush_mode = 'SYNC_FLUSH' AND e = 'recover' AND NOT wiped AND lidx < synced",
+            "node, e, 'its log ends at index ' || CAST(lidx AS STRING) AS said, synced, src, inc, seq",
+        ),
+        Part(
+            _SAID_TERM,
+            "NOT wiped AND term < synced",
+            "node, 'recover' AS e, 'it is in term ' || CAST(term AS STRING) AS said, synced, src, inc, seq",
+            few=True,
+        ),
+        needs=(*NODES, Need.CLOCKS, Need.SYNCS),
+    ),
+    hard(
+        "R19",
+        "the log of a leader ends where its voters were told, and where it has appended",
+        "leaders votes",
+        "{node}, leader of term {term}, says that its log ended at {ended}; {other}",
+        Part(
+            _HEARD,
+            "cand_last_index <> ended",
+            "candidate AS node, term, ended, node || ' was told ' || CAST(cand_last_index AS STRING) "
+            "AS other, src, inc, seq",
+            few=True,
+        ),
+        Part(
+            HISTORY,
+            "e = 'leader' AND ended <> end_before",
+            "node, term, ended, 'its own events say ' || CAST(end_before AS STRING) AS other, src, inc, seq",
+        ),
+        needs=(*NODE_LINES, Need.CLOCKS),
+    ),
+    hard(
+        "R20",
+        "the role epoch of a node never falls, and a leader has a new one",
+        "leaders",
+        "{node} became {e} in role epoch {role_epoch}, after {before}",
+        Part(
+            _EPOCHS,
+            "role_epoch < before OR (e = 'leader' AND role_epoch = before)",
+            "node, e, role_epoch, before, src, inc, seq",
+            few=True,
+        ),
+        needs=EVIDENT,
+    ),
+    hard(
+        "S10",
+        "sends are acknowledged by the node that leads the term of the answer, while it does",
+        "acked_terms leaders",
+        "operation {op} was acknowledged by {node} in term {term}, {what}",
+        Part(
+            _ANSWERS,
+            "since IS NULL OR ret + bound < since OR inv > until + bound",
+            "op, node, term, CASE WHEN since IS NULL THEN 'in which it was never elected' "
+            "WHEN ret + bound < since THEN 'before it was elected' "
+            "ELSE 'and began when it led no more' END AS what, src, inc, seq",
+        ),
+        Part(
+            _TERMS_ANSWERED,
+            "true",
+            "op, 'a server' AS node, term, 'in which nobody was elected' AS what, src, inc, seq",
+        ),
+        needs=(*NODES, Need.CLOCKS),
+    ),
+    hard(
+        "S11",
+        "a node accepts and acknowledges only while it leads, and in the term of its leadership",
+        "leaders acks",
+        "{node} let an {e} go in term {term}; its last role was {role}, in term {role_term}",
+        Part(
+            HISTORY,
+            "e IN ('accept', 'ack') AND (coalesce(raft_role, '') <> 'leader' OR raft_term <> term)",
+            "node, e, term, coalesce(raft_role, 'none') AS role, raft_term AS role_term, src, inc, seq",
+        ),
+        needs=(*NODE_LINES, Need.CLOCKS),
+    ),
+    hard(
+        "S12",
+        "a broker becomes master by the barrier of its own leadership",
+        "elected",
+        "{node} in term {term}: {what}",
+        Part(
+            _LEADERSHIPS,
+            "barrier_min < barrier_max OR target_min < target_max OR epoch_min < epoch_max "
+            "OR barrier_min <= ended OR target_min <> barrier_min",
+            "node, term, CASE WHEN epoch_min < epoch_max THEN 'role epochs ' || CAST(epoch_min AS STRING) "
+            "|| ' and ' || CAST(epoch_max AS STRING) WHEN barrier_min <= ended THEN 'barrier ' "
+            "|| CAST(barrier_min AS STRING) || ', and its log had ended at ' || CAST(ended AS STRING) "
+            "ELSE 'barriers ' || CAST(least(barrier_min, target_min) AS STRING) || ' and ' "
+            "|| CAST(greatest(barrier_max, target_max) AS STRING) END AS what, src, inc, seq",
+            few=True,
+        ),
+        Part(
+            _BARRIERS,
+            "eterm <> term",
+            "node, term, 'barrier ' || CAST(barrier AS STRING) || ' is an entry of term ' "
+            "|| CAST(eterm AS STRING) || ', as ' || said || ' says' AS what, src, inc, seq",
+        ),
+        needs=EVIDENT,
+    ),
+    hard(
+        "S13",
+        "NameServers name only masters of terms in which a broker was elected",
+        "routes elected",
+        "{proc} was told of the master of term {term}, {what}",
+        Part(
+            _NAMED,
+            "since IS NULL OR ret + bound < since",
+            "proc, term, CASE WHEN since IS NULL THEN 'in which no broker was elected' "
+            "ELSE 'before a broker was elected in it' END AS what, src, inc, seq",
+        ),
+        needs=(*NODES, Need.CLOCKS),
+    ),
+)
