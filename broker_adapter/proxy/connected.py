@@ -80,7 +80,9 @@ class ConnectedClients:
     def _tell(self, client_id: str, command: calls.TelemetryCommand) -> bool:
         if self._local.tell(client_id, command):
             return True
-        return any(client_id in node.infos and node.tell(client_id, command) for node in self._nodes)
+        # Every node that has it: a client id proves nothing, and only that node knows whose stream it is.
+        told = [node.tell(client_id, command) for node in self._nodes if client_id in node.infos]
+        return any(told)
 
     def _tell_any_remote(self, topic: str, command: calls.TelemetryCommand) -> bool:
         for node in self._nodes:
