@@ -163,7 +163,8 @@ def append(cluster: Cluster, name: str, first: int, last: int, term: int) -> Clu
         if term != node.term:
             raise Refused(f"it leads term {node.term}, and appends entries of term {term}")
         led = cluster.leaders[term]
-        leaders = {**cluster.leaders, term: replace(led, log=node.log.append(last, term))}
+        # Not the node's log: what it has purged since may have been sent before.
+        leaders = {**cluster.leaders, term: replace(led, log=led.log.append(last, term))}
         cluster = replace(cluster, leaders=leaders)
         return cluster.with_node(name, replace(node, log=node.log.append(last, term)))
     longer = node.log.append(last, term)
@@ -276,9 +277,10 @@ def load(cluster: Cluster, name: str, index: int) -> Cluster:
     return cluster.with_node(name, replace(node, applied=index))
 
 
-def acknowledge_client(cluster: Cluster, name: str, index: int) -> Cluster:
+def acknowledge_client(cluster: Cluster, name: str, term: int, index: int) -> Cluster:
     """ClientResponse (rule 1): what is answered is committed here, so durable on a majority."""
-    node = _live(cluster, name)
+    cluster = update_term(cluster, name, term)
+    node = cluster.nodes[name]
     if index > node.committed:
         raise Refused(f"it answers an append of {index}, and {node.committed} is committed here")
     return cluster

@@ -189,7 +189,7 @@ def _needed(event: Event) -> tuple[str, ...]:
             return ("node", "term", "ended")
         case "raft", "vote":
             return ("node", "term", "candidate")
-        case "raft", "commit":
+        case "raft", "commit" | "ack":
             return ("node", "term", "lidx")
         case "raft", "apply":
             return ("node", "lidx", "last")

@@ -37,7 +37,7 @@ ACTIONS: dict[tuple[str, str], Steps] = {
     ("raft", "apply"): lambda c, n, e: model.apply(c, n, e["lidx"], e["last"]),
     ("raft", "load"): lambda c, n, e: model.load(c, n, e["lidx"]),
     ("raft", "accept"): lambda c, n, e: model.accept(c, n, e["term"]),
-    ("raft", "ack"): lambda c, n, e: model.acknowledge_client(c, n, e["lidx"]),
+    ("raft", "ack"): lambda c, n, e: model.acknowledge_client(c, n, e["term"], e["lidx"]),
     ("store", "append"): lambda c, n, e: model.append(c, n, e["lidx"], e["last"], e["eterm"]),
     ("store", "truncate"): lambda c, n, e: model.truncate(c, n, e["lidx"]),
     ("store", "flush"): lambda c, n, e: model.flush(c, n, e["lidx"]),

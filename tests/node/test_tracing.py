@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from chaos.spec.reading import Line, TraceOfLog
+from chaos.spec.walk import Verdict, walk
 from dledger.client import AsyncClient
 from dledger.core.messages import VoteRequest
 from dledger.core.values import HardState
@@ -57,6 +59,17 @@ def make_node(folder: Path, trace: NodeTrace | None, machine: StateMachine | Non
     return NodeServer(parse_config(content), machine, trace=trace, owned=machine is not None)
 
 
+def check_explained(*lives: Recorder) -> None:
+    """The specification of the log explains all that a node, alone, has told in its lives."""
+    told = [(*name.split("."), fields) for life in lives for name, fields in life.events]
+    lines = [
+        Line("n1", number, {"ev": ev, "e": e, "node": "n1", "mono": number, **fields})
+        for number, (ev, e, fields) in enumerate(told, 1)
+    ]
+    outcome = walk(TraceOfLog([lines], ("n1",), 1))
+    assert outcome.verdict is Verdict.ACCEPTED, (outcome.line, outcome.why, outcome.held)
+
+
 async def run(folder: Path, trace: Recorder, bodies: int) -> None:
     node = make_node(folder, trace)
     await node.start()
@@ -89,6 +102,7 @@ async def test_a_node_tells_of_its_election_and_of_each_append_in_order(tmp_path
         assert any(name == "store.flush" and fields["lidx"] >= ack["lidx"] for name, fields in before)
     ranges = [(append["lidx"], append["last"]) for append in trace.of("store.append")]
     assert [n for first, last in ranges for n in range(first, last + 1)] == [0, 1, 2, 3]
+    check_explained(trace)
 
 
 @asynccontextmanager
@@ -142,6 +156,7 @@ async def test_a_restarted_node_tells_what_it_found(tmp_path: Path) -> None:
     assert found["ended"] == first.of("store.flush")[-1]["lidx"] == 2
     assert found["chain"] == first.of("store.append")[-1]["chain"]
     assert found["vote"] == "n1" and found["term"] == first.of("raft.leader")[0]["term"]
+    check_explained(first, second)
 
 
 class Collector:
@@ -181,6 +196,7 @@ async def test_a_node_with_a_state_machine_tells_what_it_takes_and_applies(tmp_p
         before = trace.events[: trace.events.index(("raft.apply", told))]
         committed = [fields["lidx"] for name, fields in before if name == "raft.commit"]
         assert max(committed) >= told["last"]
+    check_explained(trace)
 
 
 async def test_without_a_trace_nothing_stands_between(tmp_path: Path) -> None:

@@ -150,6 +150,17 @@ def the_log_is_purged_and_a_follower_that_was_away_begins_there() -> Hand:
 
 
 @good
+def a_follower_that_was_paused_gets_what_the_leader_has_purged_since() -> Hand:
+    hand = settled()
+    hand.put(1, 9, "n1", "n2")
+    hand.commit(1, 9, "n1", "n2")
+    hand.store("n1", "purge", lidx=7)
+    hand.put(1, 11, "n1", "n2")
+    hand.append("n3", 6, 1)
+    return hand
+
+
+@good
 def clocks_of_nodes_that_differ_change_nothing() -> Hand:
     hand = Hand()
     hand.elect("n1", 1, "n2")
@@ -406,6 +417,15 @@ def an_append_is_answered_before_its_commit() -> Hand:
     hand = settled()
     hand.append("n1", 5, 1)
     hand.raft("n1", "ack", term=1, lidx=5)
+    return hand
+
+
+@bad("its term was 2 and would fall to 1")
+def an_append_is_answered_in_a_term_that_has_ended() -> Hand:
+    hand = settled()
+    hand.elect("n2", 2, "n3")
+    hand.raft("n1", "follower", term=2)
+    hand.raft("n1", "ack", term=1, lidx=2)
     return hand
 
 
