@@ -105,3 +105,9 @@ async def test_whoever_waits_for_a_turn_gets_one_and_may_go() -> None:
 async def test_all_herds_of_a_loop_share_one_queue() -> None:
     assert wake_queue() is wake_queue()
     assert wake_queue()._most == MOST_WOKEN
+
+
+def test_where_no_loop_runs_nobody_is_woken() -> None:
+    woken = list[int]()
+    wake_queue().add("t", lambda: woken.append(1))
+    assert woken == []

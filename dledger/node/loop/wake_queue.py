@@ -101,9 +101,19 @@ def settle(future: asyncio.Future[None]) -> bool:
 _of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, WakeQueue] = WeakKeyDictionary()
 
 
+class _Nobody(WakeQueue):
+    """Where no loop runs, nobody waits: a coroutine that was left behind is closed when it is forgotten."""
+
+    def add(self, key: Hashable, wake: Callable[[], object]) -> None:
+        pass
+
+
 def wake_queue() -> WakeQueue:
     """The queue of the running loop: all herds of a process share it."""
-    loop = asyncio.get_running_loop()
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return _Nobody()
     found = _of_loop.get(loop)
     if found is None:
         found = _of_loop[loop] = WakeQueue()

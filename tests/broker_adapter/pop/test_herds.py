@@ -13,10 +13,10 @@ import pytest
 
 from broker_adapter.api import GroupConfig, TopicConfig
 from broker_adapter.pop.api import Delivery
-from broker_adapter.pop.receiver import Receive, Receiver
+from broker_adapter.pop.receiver import _QUEUES_AT_ONCE, Receiver
 from broker_adapter.pop.views import Views
 from broker_adapter.server.program import BrokerProgram
-from dledger.node.loop.wake_queue import MOST_WOKEN
+from dledger.node.loop.wake_queue import MOST_WOKEN, wake_queue
 from tests.broker_adapter.cluster import brokers
 from tests.broker_adapter.pop.test_node import bodies, send
 from tests.node.local import until
@@ -37,7 +37,7 @@ async def waiting_groups(
         await asyncio.gather(*[program.broker.put_group(GroupConfig(name)) for name in names])
     receive = partial(program.delivery.receive, topic="t", client_id="c", invisible_ms=600_000)
     tasks = [asyncio.create_task(receive(f"g{number}", wait_ms=600_000)) for number in range(count)]
-    await until(lambda: program.delivery.figures().waiting_receives == count)
+    await until(lambda: program.delivery.figures().waiting_receives == count and not len(wake_queue()))
     return tasks
 
 
@@ -47,13 +47,19 @@ class Watched:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tasks: list[asyncio.Task[list[Delivery]]]) -> None:
         turns = Turns(monkeypatch)
         self.looks, self.answers = Counter[int](), Counter[int]()
-        plan = Receiver._plan
+        self.queues = Counter[int]()
+        plan, plan_queue = Receiver._plan_some, Receiver._plan_queue
 
-        def counted(receiver: Receiver, call: Receive) -> object:
+        def counted(receiver: Receiver, *arguments: Any) -> int:
             self.looks[turns.now] += 1
-            return plan(receiver, call)
+            return plan(receiver, *arguments)
 
-        monkeypatch.setattr(Receiver, "_plan", counted)
+        def queue_counted(receiver: Receiver, *arguments: Any) -> object:
+            self.queues[turns.now] += 1
+            return plan_queue(receiver, *arguments)
+
+        monkeypatch.setattr(Receiver, "_plan_some", counted)
+        monkeypatch.setattr(Receiver, "_plan_queue", queue_counted)
         for task in tasks:
             task.add_done_callback(lambda _: self.answers.update([turns.now]))
 
@@ -105,8 +111,8 @@ async def test_times_of_thousands_that_come_together_are_looked_at_a_few_in_a_tu
 
         monkeypatch.setattr(loop, "call_at", kept)
         tasks = await waiting_groups(program, GROUPS)
+        await until(lambda: len(timers) == GROUPS)
         watched = Watched(monkeypatch, tasks)
-        assert len(timers) == GROUPS
         for timer in timers[:]:
             timer()
         await until(lambda: len(timers) == 2 * GROUPS)  # all have looked, and wait again
@@ -115,3 +121,17 @@ async def test_times_of_thousands_that_come_together_are_looked_at_a_few_in_a_tu
         program.writer.stop()
         program.delivery.wake_all()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_topic_of_many_queues_is_looked_at_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with brokers(tmp_path, 1, {"max_held_pulls": 100}) as cluster:
+        program = await cluster.master()
+        tasks = await waiting_groups(program, 100, queues=1_024)
+        watched = Watched(monkeypatch, tasks)
+        await send(program, "a")
+        assert [bodies(found) for found in await asyncio.gather(*tasks)] == [["a"]] * 100
+        assert watched.queues.total() > 0
+        assert max(watched.queues.values()) <= MOST_IN_A_TURN * _QUEUES_AT_ONCE
+        assert max(watched.looks.values()) <= MOST_IN_A_TURN
