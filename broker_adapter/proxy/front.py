@@ -23,10 +23,12 @@ from broker_adapter.proxy.clients import ClientStreams
 from broker_adapter.proxy.messages.client_settings import ServerLimits
 from broker_adapter.proxy.messages.context import NODE_JS, NODE_PORT, CallContext, Passage
 from broker_adapter.proxy.messages.directory import Directory
+from broker_adapter.proxy.messages.field_count import MAX_FIELDS, has_too_many_fields
 from broker_adapter.proxy.messages.methods import (
     END_TRANSACTION,
     METHODS,
     QUERY_ROUTE,
+    SEND_MESSAGE,
     SERVICE_NAME,
     TELEMETRY,
 )
@@ -268,6 +270,9 @@ class MessagingService:
         call = self._called(context, listener)
         if len(request) > (most := METHODS[method].max_bytes):
             text = f"a request of {len(request)} bytes; {most} are allowed for {method}"
+            raise Rejected(Code.PAYLOAD_TOO_LARGE, text)
+        if method != SEND_MESSAGE and has_too_many_fields(METHODS[method].request, request):
+            text = f"a request of more than {MAX_FIELDS} fields: ask for less at once"
             raise Rejected(Code.PAYLOAD_TOO_LARGE, text)
         if self._guard is not None:
             self._guard.check(call.account, method, parse(method, request), call.namespace)
