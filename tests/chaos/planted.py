@@ -144,11 +144,11 @@ BUGS = (
     ),
     Bug(
         "truncate-committed-suffix",
-        "dledger/node/server.py",
-        "            state = store.hard_state\n",
-        "            store.truncate_after(max(store.base.index, store.committed_checkpoint))\n"
-        "            store.sync()\n"
-        "            state = store.hard_state\n",
+        "dledger/node/parts.py",
+        "    state = store.hard_state\n",
+        "    store.truncate_after(max(store.base.index, store.committed_checkpoint))\n"
+        "    store.sync()\n"
+        "    state = store.hard_state\n",
         fault("kill", "all", 2, 0.5),
         seconds=4,
     ),
