@@ -89,7 +89,7 @@ def take_in(run_dirs: list[Path]) -> Intake:
             try:
                 _require_regular(path)
                 if lines:
-                    raw.append(_look_at(run_dir, path))
+                    raw.append(look_at(run_dir, path))
                 else:
                     parquet.append(_look_at_columns(run_dir, path))
             except (OSError, IntakeError) as error:
@@ -206,7 +206,8 @@ def _look_at_columns(run_dir: Path, path: Path) -> ColumnFile:
     return ColumnFile(run_dir, path, size)
 
 
-def _look_at(run_dir: Path, path: Path) -> RawFile:
+def look_at(run_dir: Path, path: Path) -> RawFile:
+    """Size, lines and hash of a file."""
     digest, size, lines, last = hashlib.sha256(), 0, 0, b"\n"
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):

@@ -14,6 +14,7 @@ from chaos.checker.find import Found, find, population_of
 from chaos.checker.models import ESSENTIAL_OF, model_of
 from chaos.checker.needs import NEEDS, Need, needs_by_check, words
 from chaos.checker.witness_lines import AT, add_source_lines
+from chaos.checker.witness_times import add_times
 from chaos.trace.schema import file_name
 
 #: Without these a run shows nothing about loss, whatever else is in its trace: one of each.
@@ -96,7 +97,15 @@ def judge(
         add_source_lines(engine, witnesses)
     for result in results.values():
         _conclude(result, (troubles or {}).get(result.run, ()))
+    add_times(
+        engine, [row for one in results.values() for finding in broken(one) for row in finding.witnesses]
+    )
     return list(results.values())
+
+
+def broken(result: RunResult) -> list[Finding]:
+    """What broke promises in a run."""
+    return [finding for finding in result.findings if finding.verdict is Verdict.INVALID]
 
 
 def _unmet(found: Found, checks: Sequence[Check], run: str, counts: Mapping[str, int]) -> set[Need]:

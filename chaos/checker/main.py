@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -18,20 +18,26 @@ import click
 
 from chaos.checker.checks import CHECKS
 from chaos.checker.checks.registry import Check, Severity
+from chaos.checker.ending import Terminated, WorkFolderError, signals_raise, work_folder
 from chaos.checker.engine import Engine, EngineFailed
+from chaos.checker.failures import explained
 from chaos.checker.files import file_troubles
 from chaos.checker.follow import WATCHED, follow
 from chaos.checker.intake import Intake, IntakeError, take_in
 from chaos.checker.java import NoJava
 from chaos.checker.judge import RunResult, Verdict, judge
+from chaos.checker.output import complain, end_quietly, plain, say
+from chaos.checker.paths import shown
 from chaos.checker.readers.history import ReaderError
 from chaos.checker.readers.sources import Format, run_directories
 from chaos.checker.reporting.figures import Figures, take_figures
 from chaos.checker.reporting.report import (
+    PAGE,
+    NotOurs,
     as_json,
+    in_words,
     one_line,
     overall,
-    verdict_sentence,
     write_junit,
     write_report,
 )
@@ -41,17 +47,55 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EXIT = {Verdict.VALID: 0, Verdict.INVALID: 1, Verdict.UNKNOWN: 2}
-EXIT_ARGUMENTS, EXIT_CRASH = 254, 255
+EXIT_ARGUMENTS, EXIT_CRASH, EXIT_INTERRUPTED = 254, 255, 130
 #: With --follow: between two looks.
 PAUSE_S = 1.0
 #: Loads traces into an engine.
 Load = Callable[[Intake], Engine]
-#: Below the report: histories of other systems, as traces.
+#: Is told the results as soon as they are known.
+Tell = Callable[[list[RunResult]], None]
+#: In the directory for tables: histories of other systems, as traces.
 CONVERTED_DIR = "converted"
 PROGRESS_AFTER_S = 20
+_SILENT = logging.NullHandler()
 
 
-@click.command()
+class _Command(click.Command):
+    """What goes wrong is a line with what to do about it, and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> int:
+        try:
+            with signals_raise():
+                return int(super().invoke(ctx))
+        except (click.exceptions.Exit, click.Abort, KeyboardInterrupt):
+            raise
+        except Terminated as ended:
+            complain(f"ended by {ended}; this says nothing about the run")
+            return ended.code
+        except Exception as error:
+            if ctx.params["debug"]:
+                complain(error.details if isinstance(error, EngineFailed) else traceback.format_exc())
+            return _fail(error)
+
+
+def _fail(error: Exception) -> int:
+    """Say what went wrong. The exit code."""
+    if isinstance(error, (click.ClickException, IntakeError, ReaderError, WorkFolderError)):
+        said = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        complain(f"error: {plain(said)}")
+        return EXIT_ARGUMENTS
+    if isinstance(error, NoJava):
+        complain(f"error: {error}")
+        return EXIT_CRASH
+    said = str(error) if isinstance(error, (EngineFailed, OSError)) else f"{type(error).__name__}: {error}"
+    complain(
+        f"error: {plain(said)}\n"
+        "the checker itself failed; this says nothing about the run (--debug shows where it failed)"
+    )
+    return EXIT_CRASH
+
+
+@click.command(cls=_Command)
 @click.argument("paths", nargs=-1, required=True, metavar="RUN_DIR|FILE...", type=click.Path(path_type=Path))
 @click.option(
     "--out",
@@ -84,6 +128,7 @@ PROGRESS_AFTER_S = 20
 )
 @click.option("--json", "as_text", is_flag=True, help="Print results.json instead of the verdict.")
 @click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML here as well.")
+@click.option("--debug", is_flag=True, help="Show a traceback where an error would be one line.")
 def command(
     paths: tuple[Path, ...],
     out: Path | None,
@@ -96,6 +141,7 @@ def command(
     patience: int,
     as_text: bool,
     junit: Path | None,
+    debug: bool,
 ) -> int:
     """Say of each run whether what was promised was kept.
 
@@ -104,31 +150,43 @@ def command(
     started = time.monotonic()
     checks = chosen(names)
     out = out or default_out(paths[0])
-    # Kept with the report, whose witnesses name lines of them.
-    converted = out / CONVERTED_DIR
-    shutil.rmtree(converted, ignore_errors=True)
-    run_dirs = run_directories(paths, Format(format_), converted)
-    with (
-        tempfile.TemporaryDirectory(prefix="dledger-check-", dir=work) as folder,
-        spark_loader(Path(folder), master=master, memory=memory, growing=watch) as load,
-    ):
-        if watch:
-            intake, results, figures = watch_runs(load, run_dirs, checks, patience)
-        else:
-            intake = take_in(run_dirs)
-            results, figures = check_loaded(load(intake), intake, checks)
-    seconds = time.monotonic() - started
-    page = write_report(out, results, figures, intake, seconds)
-    if junit is not None:
-        write_junit(junit, results)
+
+    def tell(results: list[RunResult]) -> None:
+        if not as_text:
+            say("\n".join([*(line for result in results for line in in_words(result)), one_line(results)]))
+
+    with work_folder(work) as folder:
+        run_dirs = run_directories(paths, Format(format_), folder / CONVERTED_DIR)
+        with spark_loader(folder, master=master, memory=memory, growing=watch) as load:
+            if watch:
+                intake, results, figures = watch_runs(load, run_dirs, checks, patience, tell)
+            else:
+                intake = take_in(run_dirs)
+                results, figures = check_loaded(load(intake), intake, checks, tell)
+        seconds = time.monotonic() - started
+        report = as_json(results, figures, intake, seconds)
     if as_text:
-        click.echo(json.dumps(as_json(results, figures, intake, seconds), indent=1, default=str))
-    else:
-        for result in results:
-            click.echo(verdict_sentence(result))
-        click.echo(one_line(results))
-        click.echo(f"report: {page}")
+        say(json.dumps(report, indent=1, default=str))
+    said = _written(out, "--out", lambda: write_report(out, results, figures, report))
+    if said and not as_text:
+        say(f"report: {out / PAGE}")
+    if junit is not None:
+        _written(junit, "--junit", lambda: write_junit(junit, results))
     return EXIT[overall(results)]
+
+
+def _written(path: Path, option: str, write: Callable[[], object]) -> bool:
+    """Whether a report could be written. If not, the verdict stays what it is."""
+    try:
+        write()
+    except (OSError, NotOurs) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        complain(
+            f"error: no report at {plain(shown(path))}: {reason}; the verdict and the exit code stand. "
+            f"Name another place with {option}"
+        )
+        return False
+    return True
 
 
 def default_out(path: Path) -> Path:
@@ -179,7 +237,7 @@ def spark_loader(work_dir: Path, *, master: str | None, memory: str | None, grow
         started = time.monotonic()
         engine.load(intake)
         took = time.monotonic() - started
-        click.echo(f"read {sum(file.bytes for file in intake.raw)} bytes of lines in {took:.1f} s", err=True)
+        complain(f"read {sum(file.bytes for file in intake.raw)} bytes of lines in {took:.1f} s")
         return engine
 
     def stop(whole: bool) -> None:
@@ -193,9 +251,9 @@ def spark_loader(work_dir: Path, *, master: str | None, memory: str | None, grow
         raise
     except Exception as error:
         # Texts of Spark's errors are asked of its JVM, which is about to end.
-        said = "".join(traceback.format_exception(error))
+        failed = explained(str(error), "".join(traceback.format_exception(error)), str(work_dir.parent))
         stop(whole=False)
-        raise EngineFailed(said) from None
+        raise failed from None
     except BaseException:
         stop(whole=False)
         raise
@@ -203,7 +261,7 @@ def spark_loader(work_dir: Path, *, master: str | None, memory: str | None, grow
 
 
 def watch_runs(
-    load: Load, run_dirs: Sequence[Path], checks: tuple[Check, ...], patience: int
+    load: Load, run_dirs: Sequence[Path], checks: tuple[Check, ...], patience: int, tell: Tell
 ) -> tuple[Intake, list[RunResult], dict[str, Figures]]:
     """Watch runs until a promise is broken, or they are over; then check all.
 
@@ -221,17 +279,18 @@ def watch_runs(
 
     outcome = follow(run_dirs, look, lambda: time.sleep(PAUSE_S), patience=round(patience / PAUSE_S))
     if outcome.broken is not None:
-        click.echo(f"a promise was broken; seen at look {outcome.looks}", err=True)
+        complain(f"a promise was broken; seen at look {outcome.looks}")
         intake, engine = newest[0]
-        return intake, outcome.broken, take_figures(engine)
+        tell(outcome.broken)
+        return intake, outcome.broken, _figures(engine)
     intake = take_in(list(run_dirs))
-    return intake, *check_loaded(load(intake), intake, checks)
+    return intake, *check_loaded(load(intake), intake, checks, tell)
 
 
 def check_loaded(
-    engine: Engine, intake: Intake, checks: tuple[Check, ...]
+    engine: Engine, intake: Intake, checks: tuple[Check, ...], tell: Tell = lambda _: None
 ) -> tuple[list[RunResult], dict[str, Figures]]:
-    """Judge what the engine has loaded.
+    """Judge what the engine has loaded, and tell the verdict before anything else is done.
 
     Raises:
         IntakeError: no line could be read.
@@ -241,7 +300,7 @@ def check_loaded(
     def progress(what: str, done: int, total: int) -> None:
         # Who waits long wants to see that it goes on.
         if time.monotonic() - started > PROGRESS_AFTER_S:
-            click.echo(f"{what} done: {done} of {total}", err=True)
+            complain(f"{what} done: {done} of {total}")
 
     make_tables(engine, partial(progress, "steps of making tables"))
     troubles = file_troubles(engine, intake)
@@ -254,26 +313,33 @@ def check_loaded(
     )
     if not results:
         raise IntakeError("no line of the trace could be read")
-    return results, take_figures(engine)
+    tell(results)
+    return results, _figures(engine)
+
+
+def _figures(engine: Engine) -> dict[str, Figures]:
+    """No verdict hangs on figures: if they cannot be had, the report has none."""
+    try:
+        return take_figures(engine)
+    except Exception as error:
+        complain(f"error: the report has no figures: {plain(' '.join(str(error).split())[:300])}")
+        return {}
 
 
 def main() -> None:
     """The console script."""
+    # What py4j logs of calls under way when the JVM is ended is no news.
+    logging.getLogger().addHandler(_SILENT)
     try:
         code = command.main(standalone_mode=False)
-    except (click.ClickException, IntakeError, ReaderError) as error:
-        said = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        click.echo(f"error: {said}", err=True)
-        code = EXIT_ARGUMENTS
-    except NoJava as error:
-        click.echo(f"error: {error}", err=True)
-        code = EXIT_CRASH
+    except click.ClickException as error:
+        code = _fail(error)
     except (click.Abort, KeyboardInterrupt):
-        code = 130
-    except Exception as failed:
-        said = str(failed) if isinstance(failed, EngineFailed) else traceback.format_exc()
-        click.echo(f"{said}\nthe checker itself failed; this says nothing about the run", err=True)
-        code = EXIT_CRASH
+        code = EXIT_INTERRUPTED
+    except SystemExit:
+        # So click ends where nobody reads its help any more.
+        end_quietly()
+        code = 0
     sys.exit(code)
 
 

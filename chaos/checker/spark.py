@@ -97,7 +97,8 @@ _SETTINGS = {
     "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m",
     # Without it rows are sorted by kind before they are written by kind.
     "spark.sql.maxConcurrentOutputFileWriters": "32",
-    "spark.log.level": "ERROR",
+    # What goes wrong is raised, with its cause.
+    "spark.log.level": "OFF",
     # Every sort and every hash table of every task takes a page first, and 32 MiB of zeros are not free.
     "spark.buffer.pageSize": "2m",
     # Nobody looks at plans, but they are written down for the interface that is not there.
@@ -157,7 +158,7 @@ def start(
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         raise
-    session.sparkContext.setLogLevel("ERROR")
+    session.sparkContext.setLogLevel("OFF")
     return session
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from struct import Struct
 from typing import BinaryIO
@@ -18,7 +19,7 @@ class LineMap:
     def __init__(self, run_dir: Path, source: Path) -> None:
         self._folder = run_dir / FOLDER
         self._folder.mkdir(parents=True)
-        (self._folder / _PATH).write_text(str(source), encoding="utf-8")
+        (self._folder / _PATH).write_bytes(os.fsencode(source))
         self._files: dict[str, BinaryIO] = {}
 
     def add(self, file: str, line: int) -> None:
@@ -32,11 +33,17 @@ class LineMap:
             file.close()
 
 
+def source_of(run_dir: Path) -> Path | None:
+    """The file that a trace was converted from; None if it was not converted."""
+    path = run_dir / FOLDER / _PATH
+    return Path(os.fsdecode(path.read_bytes())) if path.is_file() else None
+
+
 def source_line(run_dir: Path, file: str, line: int) -> str | None:
     """`path:line` of what a line (from 1) of a file of a trace was made of; None if it was not converted."""
     folder = run_dir / FOLDER
     try:
-        source = (folder / _PATH).read_text(encoding="utf-8")
+        source = (folder / _PATH).read_bytes().decode("utf-8", "backslashreplace")
         with (folder / file).open("rb") as numbers:
             numbers.seek((line - 1) * _NUMBER.size)
             return f"{source}:{_NUMBER.unpack(numbers.read(_NUMBER.size))[0]}"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html import escape
 
-from chaos.checker.judge import Finding, RunResult, Verdict, line_of, sentence
+from chaos.checker.judge import Finding, RunResult, Verdict, broken, line_of, sentence
 from chaos.checker.reporting.figures import Figures
-from chaos.checker.reporting.plots import LEGEND, draw
+from chaos.checker.reporting.plots import LEGEND, Mark, draw
 from chaos.checker.reporting.style import STYLE
+from chaos.checker.witness_times import MONO
 
+#: In the head of every page: what is a report, and may be replaced by one.
+MARK = "<title>dledger-check</title>"
 #: For the style sheet.
 _KINDS = {
     Verdict.VALID: "valid",
@@ -44,7 +47,7 @@ def render(
     return (
         "<!doctype html><html lang=en><meta charset=utf-8>"
         '<meta name=viewport content="width=device-width,initial-scale=1"><link rel=icon href="data:,">'
-        f"<title>dledger-check</title><style>{STYLE}</style><h1>Consistency check</h1>"
+        f"{MARK}<style>{STYLE}</style><h1>Consistency check</h1>"
         f"{body or '<p>There was no run to check.</p>'}<p>Checked in {seconds:.1f} s.</p></html>\n"
     )
 
@@ -54,7 +57,7 @@ def _run(result: RunResult, figures: Figures, say: Callable[[RunResult], str]) -
         f"<section><h2>{_badge(result.verdict)} {escape(say(result))}</h2>"
         + _vacuity(result)
         + "".join(_broken(finding) for finding in _by_weight(result) if not finding.warnings)
-        + _plots(figures)
+        + _plots(result, figures)
         + _times(figures)
         + _table(result)
         + "".join(_worth_knowing(finding) for finding in result.findings if finding.warnings)
@@ -87,13 +90,21 @@ def _table(result: RunResult) -> str:
     )
 
 
-def _plots(figures: Figures) -> str:
-    drawn = draw(figures)
+def _plots(result: RunResult, figures: Figures) -> str:
+    drawn = draw(figures, list(_marks(result)))
     if not drawn:
         return ""
     keys = "".join(f'<span><i class="{kind}"></i>{escape(text)}</span>' for kind, text in LEGEND)
     outcomes = "".join(f'<span><i class="{kind}"></i>sends {text}</span>' for kind, text in _OUTCOMES)
     return f"<h3>The run over time</h3>{drawn}<p class=legend>{keys}{outcomes}</p>"
+
+
+def _marks(result: RunResult) -> Iterator[Mark]:
+    """Each witness of a broken promise whose time is known."""
+    for finding in broken(result):
+        for row in finding.witnesses:
+            if isinstance(mono := row.get(MONO), int):
+                yield Mark(mono, finding.check.id, sentence(finding.check, row))
 
 
 def _vacuity(result: RunResult) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import NamedTuple
 
 from chaos.checker.engine import Row
 from chaos.checker.reporting.figures import BINS, OUTCOMES, STEPS_PER_DECADE, Figures
@@ -27,7 +28,16 @@ LEGEND = (
     ("down", "dead"),
     ("paused", "paused"),
     ("band", "a fault is in force"),
+    ("violation", "a promise was broken"),
 )
+
+
+class Mark(NamedTuple):
+    """A broken promise: when (ns, by the clock of the run), which check found it, what happened."""
+
+    mono: int
+    check: str
+    said: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +56,8 @@ class _Scale:
         return _LEFT + part * (_WIDTH - _LEFT - _RIGHT) / BINS
 
 
-def draw(figures: Figures) -> str:
-    """The SVG; empty if nothing happened."""
+def draw(figures: Figures, marks: Sequence[Mark] = ()) -> str:
+    """The SVG; empty if nothing happened. `marks`: what is to be seen across all plots."""
     if figures.end <= figures.begin:
         return ""
     scale = _Scale(figures.begin, figures.end)
@@ -65,8 +75,8 @@ def draw(figures: Figures) -> str:
             top += _GAP + _PLOT
     bands = list(_bands(figures.faults, scale, top))
     axis = _axis(scale, top)
-    body = "".join([*bands, *parts, *axis])
-    size = f'viewBox="0 0 {_WIDTH} {top + 26}"'
+    body = "".join([*bands, *parts, *axis, *_violations(marks, scale, top)])
+    size = f'viewBox="0 0 {_WIDTH} {top + (42 if marks else 26)}"'
     return f'<svg class=plots {size} role=img aria-label="The run over time">{body}</svg>'
 
 
@@ -94,6 +104,24 @@ def _bands(faults: Sequence[Row], scale: _Scale, bottom: float) -> Iterator[str]
         if left >= free and left + _CHARACTER * len(name) < _WIDTH:
             free = left + _CHARACTER * len(name) + 4
             yield _text(left, 13, name, "fault", name)
+
+
+def _violations(marks: Sequence[Mark], scale: _Scale, bottom: float) -> Iterator[str]:
+    """A line across everything, with the checks below; those of one place share it."""
+    at: dict[float, list[Mark]] = {}
+    for mark in marks:
+        at.setdefault(round(scale.x(mark.mono)), []).append(mark)
+    free = 0.0
+    for x, here in sorted(at.items()):
+        said = "\n".join(f"{mark.check}: {mark.said}" for mark in here)
+        yield (
+            f'<line class=violation x1="{x:.1f}" x2="{x:.1f}" y1="18" y2="{bottom + 22:.1f}">'
+            f"<title>{escape(said)}</title></line>"
+        )
+        names = " ".join(sorted({mark.check for mark in here}))
+        if x >= free:
+            free = x + _CHARACTER * len(names) + 8
+            yield _text(x + 3, bottom + 34, names, "violated", said)
 
 
 def _axis(scale: _Scale, bottom: float) -> Iterator[str]:

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from chaos.checker.checks.registry import Severity
-from chaos.checker.intake import Intake
-from chaos.checker.judge import Finding, RunResult, Verdict, line_of, sentence
+from chaos.checker.engine import Row
+from chaos.checker.intake import Intake, RawFile, look_at
+from chaos.checker.judge import Finding, RunResult, Verdict, broken, line_of, sentence
+from chaos.checker.output import plain
+from chaos.checker.paths import shown
+from chaos.checker.readers.lines import source_of
 from chaos.checker.reporting.figures import Figures
-from chaos.checker.reporting.page import render
+from chaos.checker.reporting.page import MARK, render
+from chaos.checker.witness_times import MONO
+from chaos.trace.schema import INT_MAX
 
 RESULTS_VERSION = 1
+RESULTS, PAGE = "results.json", "index.html"
+_WITNESSES = re.compile(r"witnesses/(?!\.\.?/)[\w.-]+/[\w.-]+\.jsonl")
 
 
 def overall(results: list[RunResult]) -> Verdict:
@@ -33,10 +43,34 @@ def verdict_sentence(result: RunResult) -> str:
     about = f"{counts['oks']} acknowledged, {counts['faults']} faults, {counts['lines']} lines"
     if result.verdict is Verdict.VALID:
         return f"Run {result.run} is valid: every check that applies holds ({about})."
-    broken = [f.check.id for f in result.findings if f.verdict is Verdict.INVALID]
-    if result.verdict is Verdict.INVALID:
-        return f"Run {result.run} is INVALID: {', '.join(broken)} do not hold ({about})."
+    if ids := [finding.check.id for finding in broken(result)]:
+        verb = "does" if len(ids) == 1 else "do"
+        return f"Run {result.run} is INVALID: {', '.join(ids)} {verb} not hold ({about})."
     return f"Run {result.run} is unknown: it proves nothing either way ({about}): {result.reasons[0]}."
+
+
+def in_words(result: RunResult) -> list[str]:
+    """The verdict of a run for a terminal: the sentence, and each promise that was broken with its first
+    witness; of a run that proves nothing, all reasons."""
+    said = [plain(verdict_sentence(result))]
+    if result.verdict is Verdict.UNKNOWN:
+        return said + [plain(f"  also: {reason}") for reason in result.reasons[1:]]
+    for finding in result.findings:
+        if finding.verdict is Verdict.INVALID:
+            times = "once" if finding.violations == 1 else f"{finding.violations:,} times"
+            said.append(plain(f"  {finding.check.id} promises that {finding.check.title}; broken {times}"))
+            for witness in finding.witnesses[:1]:
+                at = line_of(witness)
+                said.append(
+                    plain(f"    first: {sentence(finding.check, witness)}" + (f" ({at})" if at else ""))
+                )
+    return said
+
+
+def _moment(witness: Row) -> int:
+    """For sorting: what has no time comes last."""
+    mono = witness.get(MONO)
+    return mono if isinstance(mono, int) else INT_MAX
 
 
 def one_line(results: list[RunResult]) -> str:
@@ -71,8 +105,8 @@ def as_json(
         "verdict": overall(results).value,
         "seconds": round(seconds, 1),
         "files": [
-            {"path": str(file.path), "sha256": file.sha256, "bytes": file.bytes, "lines": file.lines}
-            for file in intake.raw
+            {"path": shown(file.path), "sha256": file.sha256, "bytes": file.bytes, "lines": file.lines}
+            for file in _files(intake)
         ],
         "runs": [
             {
@@ -89,28 +123,83 @@ def as_json(
     }
 
 
+def _files(intake: Intake) -> Iterator[RawFile]:
+    """The files that the user named: of a converted history not what it was converted to."""
+    for run_dir, files in groupby(intake.raw, key=lambda file: file.run_dir):
+        source = source_of(run_dir)
+        yield from [look_at(run_dir, source)] if source else files
+
+
+class NotOurs(Exception):
+    """There is something else in the place of the report; the text says what."""
+
+
 def write_report(
-    out: Path, results: list[RunResult], figures: dict[str, Figures], intake: Intake, seconds: float
+    out: Path, results: list[RunResult], figures: dict[str, Figures], report: dict[str, Any]
 ) -> Path:
-    """Write everything below `out`. The page to look at."""
+    """Write everything below `out`. The page to look at. `report`: what goes into `results.json`.
+
+    A report of before is replaced, with the witnesses that it lists; nothing else is touched.
+
+    Raises:
+        NotOurs: `out` holds a page or results of something else.
+        OSError: it cannot be written.
+    """
+    before = _report_of_before(out)
+    witnesses = dict(_witness_files(results))
     out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(
-        json.dumps(as_json(results, figures, intake, seconds), indent=1, default=str) + "\n"
-    )
+    for name, text in witnesses.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        _replace(out / name, text)
+    _replace(out / PAGE, render(results, figures, report["seconds"], verdict_sentence))
+    _replace(out / RESULTS, json.dumps(report | {"witnesses": [*witnesses]}, indent=1, default=str) + "\n")
+    for name in before:
+        if name not in witnesses and _WITNESSES.fullmatch(name):
+            (out / name).unlink(missing_ok=True)
+    return out / PAGE
+
+
+def _witness_files(results: list[RunResult]) -> Iterator[tuple[str, str]]:
+    """Path below the report, and text."""
     for result in results:
-        folder = out / "witnesses" / re.sub(r"[^\w.-]", "_", result.run)
+        run = re.sub(r"[^\w.-]", "_", result.run)
+        folder = "_" if run in (".", "..") else run
         for finding in result.findings:
             if finding.witnesses:
-                folder.mkdir(parents=True, exist_ok=True)
                 lines = [
                     {"said": sentence(finding.check, row), "line": line_of(row), **row}
                     for row in finding.witnesses
                 ]
                 text = "".join(json.dumps(line, default=str) + "\n" for line in lines)
-                (folder / f"{finding.check.id}.jsonl").write_text(text)
-    page = out / "index.html"
-    page.write_text(render(results, figures, seconds, verdict_sentence))
-    return page
+                yield f"witnesses/{folder}/{finding.check.id}.jsonl", text
+
+
+def _report_of_before(out: Path) -> list[str]:
+    """The witnesses that a report lists which is there; none if there is no report."""
+    listed: list[str] = []
+    if (out / RESULTS).exists():
+        try:
+            found = json.loads((out / RESULTS).read_text(encoding="utf-8"))
+            if not {"version", "verdict", "runs"} <= found.keys():
+                raise NotOurs(f"{RESULTS} there is no report of dledger-check")
+        except (ValueError, AttributeError):
+            raise NotOurs(f"{RESULTS} there is no report of dledger-check") from None
+        listed = [name for name in found.get("witnesses", ()) if isinstance(name, str)]
+    if (out / PAGE).exists():
+        with (out / PAGE).open(encoding="utf-8", errors="replace") as page:
+            if MARK not in page.read(4096):
+                raise NotOurs(f"{PAGE} there is no report of dledger-check")
+    return listed
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole, or leave what is there."""
+    made = path.with_name(f".writing-{path.name}")
+    try:
+        made.write_text(text, encoding="utf-8", errors="backslashreplace")
+        made.replace(path)
+    finally:
+        made.unlink(missing_ok=True)
 
 
 def write_junit(path: Path, results: list[RunResult]) -> None:
@@ -138,4 +227,8 @@ def write_junit(path: Path, results: list[RunResult]) -> None:
         )
         if result.verdict is Verdict.UNKNOWN and not broken:
             ElementTree.SubElement(run_case, "error", message="; ".join(result.reasons))
-    ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+    for element in root.iter():
+        # XML knows no control characters, not even escaped.
+        element.attrib = {name: plain(value) for name, value in element.attrib.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _replace(path, '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, "unicode"))

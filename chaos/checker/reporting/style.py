@@ -47,6 +47,9 @@ svg .fault { fill: var(--band); font-size: 11px; }
   var(--down); }
 .paused { fill: var(--paused); background: var(--paused); }
 .band { fill: var(--band); opacity: .14; } .legend .band { background: var(--band); opacity: .3; }
+line.violation { stroke: var(--invalid); stroke-width: 1.5; }
+.legend .violation { background: var(--invalid); }
+svg text.violated { fill: var(--invalid); font-size: 11px; font-weight: 600; }
 svg text.in { font-size: 11px; } svg text.in.master_ready { fill: var(--on-master); }
 svg text.in.leader { fill: var(--on-leader); } svg text.in.follower, svg text.in.candidate { fill:
   var(--text); }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -23,7 +23,10 @@ class DuckEngine:
 
     def load(self, run_dirs: Iterable[Path]) -> None:
         """Well-formed lines only: what is torn or unknown is the business of the engine of record."""
-        files = [path for run in run_dirs for path in sorted((run / RAW_DIR).glob("*.jsonl"))]
+        self.load_files([path for run in run_dirs for path in sorted((run / RAW_DIR).glob("*.jsonl"))])
+
+    def load_files(self, files: Sequence[Path]) -> None:
+        """Of lines, as `load`."""
         # Not by read_json: it takes three times as long where files are small and many. Nor by read_text:
         # DuckDB takes paths for patterns, and backslashes for slashes.
         columns = json.dumps({name: _TYPES[kind] for name, kind in FIELDS.items()})

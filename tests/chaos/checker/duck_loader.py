@@ -17,7 +17,7 @@ def duck_loader(work_dir: Path, *, master: str | None, memory: str | None, growi
 
     def load(intake: Intake) -> DuckEngine:
         engine = DuckEngine()
-        engine.load(sorted({file.run_dir for file in intake.raw}))
+        engine.load_files([file.path for file in intake.raw])
         return engine
 
     yield load

@@ -12,10 +12,10 @@ from selenium.webdriver.remote.webdriver import WebDriver
 
 from chaos.checker.checks import CHECKS
 from chaos.checker.intake import take_in
-from chaos.checker.judge import judge
+from chaos.checker.judge import broken, judge
 from chaos.checker.reporting.figures import BINS, Figures, take_figures
 from chaos.checker.reporting.plots import draw
-from chaos.checker.reporting.report import write_report
+from chaos.checker.reporting.report import as_json, write_report
 from chaos.checker.synthetic import Trace, clean_trace
 from chaos.checker.tables import make_tables
 from tests.chaos.checker.duck import DuckEngine
@@ -39,9 +39,9 @@ def report_on(trace: Trace, folder: Path) -> tuple[Path, Figures]:
     engine.load([folder / "run"])
     make_tables(engine)
     figures = take_figures(engine)
-    page = write_report(
-        folder / "report", judge(engine, CHECKS), figures, take_in([folder / "run"]), seconds=1.0
-    )
+    results = judge(engine, CHECKS)
+    report = as_json(results, figures, take_in([folder / "run"]), seconds=1.0)
+    page = write_report(folder / "report", results, figures, report)
     return page, figures[trace.run]
 
 
@@ -104,6 +104,17 @@ class TestInABrowser:
         lowest = max(frame.rect["y"] + frame.rect["height"] for frame in frames)
         assert lowest <= plots.rect["y"] + plots.rect["height"], "a plot does not fit"
 
+    def test_the_timeline_marks_what_was_broken(self, page: WebDriver) -> None:
+        plots = page.find_element(By.CSS_SELECTOR, "svg.plots")
+        marks = plots.find_elements(By.CSS_SELECTOR, "line.violation")
+        said = [
+            str(mark.find_element(By.CSS_SELECTOR, "title").get_property("textContent")) for mark in marks
+        ]
+        assert any(text.startswith("R16: ") for text in said), said
+        assert any("R16" in text for text in texts(page, "svg.plots text.violated"))
+        lowest = max(mark.rect["y"] + mark.rect["height"] for mark in marks)
+        assert lowest <= plots.rect["y"] + plots.rect["height"], "a mark does not fit"
+
     def test_the_time_to_recover_is_told_for_every_fault(self, page: WebDriver) -> None:
         rows = texts(page, "table.recovery tr")
         assert [row.split()[1] for row in rows[1:]] == ["kill", "isolate"]
@@ -140,6 +151,48 @@ def test_what_the_plots_show_adds_up(tmp_path: Path) -> None:
         assert list(parts.values()) == sorted(parts.values())
     assert [row["f"] for row in figures.faults] == ["kill", "isolate"]
     assert all(row["silence"] is not None and row["silence"] > 0 for row in figures.faults)
+
+
+def test_a_broken_promise_is_marked_at_the_time_of_its_line(tmp_path: Path) -> None:
+    """The time is that of the line that the witness names, which the trace says."""
+    trace = broken_run()
+    trace.write(tmp_path / "run")
+    engine = DuckEngine()
+    engine.load([tmp_path / "run"])
+    make_tables(engine)
+    (result,) = judge(engine, CHECKS)
+    times = {(line["src"], line["inc"], line["seq"]): line["mono"] for line in trace.all_lines()}
+    witnesses = [row for finding in broken(result) for row in finding.witnesses if row.get("src")]
+    assert witnesses
+    assert [row["mono"] for row in witnesses] == [
+        times[row["src"], row["inc"], row["seq"]] for row in witnesses
+    ]
+    assert take_figures(engine)["broken"].begin <= min(int(row["mono"] or 0) for row in witnesses)
+
+
+def test_a_lost_message_is_marked_at_its_acknowledgement(tmp_path: Path) -> None:
+    """Of what is missing there is no line."""
+    (mutation,) = [m for m in MUTATIONS if m.name == "an_acknowledged_message_is_read_by_nobody"]
+    trace = clean_trace("lost", broker=mutation.broker, seed=3)
+    mutation.change(trace)
+    trace.write(tmp_path / "run")
+    engine = DuckEngine()
+    engine.load([tmp_path / "run"])
+    make_tables(engine)
+    (result,) = judge(engine, CHECKS)
+    (witness,) = [row for f in broken(result) if f.check.id == "L6b" for row in f.witnesses]
+    ops = {
+        line["op"]: line for line in trace.all_lines() if line.get("mid") == witness["mid"] and "op" in line
+    }
+    acknowledged = [
+        line["mono"] for line in trace.all_lines() if line.get("op") in ops and line.get("type") == "ok"
+    ]
+    assert witness["mono"] in acknowledged
+
+
+def test_a_good_run_has_no_marks(tmp_path: Path) -> None:
+    page, _ = report_on(clean_trace("good"), tmp_path)
+    assert "<line class=violation" not in page.read_text()
 
 
 def test_a_run_without_operations_has_no_plots() -> None:

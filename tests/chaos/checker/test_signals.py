@@ -1,0 +1,106 @@
+"""Told to end, and without room for tables: nothing is left behind, and errors are a line. With Spark, whose
+JVM is what could be left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos.checker.class_archive import OFF, VARIABLE
+from chaos.checker.synthetic import clean_trace
+from tests.process.small_disks import mounted
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.process, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[3]
+
+
+def spawn(run_dir: Path, work: Path, temporary: Path, *arguments: str) -> subprocess.Popen[str]:
+    temporary.mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", "chaos.checker.main", str(run_dir), "--work", str(work), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(temporary), VARIABLE: OFF},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def jvms_of(work: Path) -> Iterator[int]:
+    """Processes whose command line names a directory below `work`."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.fsencode(work) + b"/" in (process / "cmdline").read_bytes():
+                yield int(process.name)
+        except OSError:
+            continue
+
+
+@pytest.mark.parametrize("when", ["while the JVM starts", "while queries run"])
+def test_a_command_that_is_told_to_end_leaves_nothing(when: str, tmp_path: Path) -> None:
+    clean_trace("r", rounds=6).write(tmp_path / "r")
+    work, temporary = tmp_path / "work", tmp_path / "temporary"
+    work.mkdir()
+    with spawn(tmp_path / "r", work, temporary) as process:
+        assert process.stdout is not None and process.stderr is not None
+        if when == "while the JVM starts":
+            while not (found := list(jvms_of(work))):
+                assert process.poll() is None
+        else:
+            for line in process.stderr:
+                if line.startswith("read "):
+                    break
+            found = list(jvms_of(work))
+        process.send_signal(signal.SIGTERM)
+        said = process.stderr.read()
+        assert process.stdout.read() == ""
+    assert found
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "ended by SIGTERM; this says nothing about the run" in said
+    assert "Traceback" not in said
+    assert list(jvms_of(work)) == []
+    assert list(work.iterdir()) == []
+    # What a JVM that was killed leaves there the next one removes.
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith("hsperfdata")] == []
+
+
+def test_a_full_work_directory_is_a_line(tmp_path: Path) -> None:
+    clean_trace("r", rounds=6).write(tmp_path / "r")
+    work, temporary = tmp_path / "work", tmp_path / "temporary"
+    with mounted([work], 300_000):
+        with spawn(tmp_path / "r", work, temporary) as process:
+            assert process.stdout is not None and process.stderr is not None
+            said = process.stderr.read()
+        assert process.returncode == 255, said
+        assert f"error: no space left for tables in {work}; name another directory with --work" in said
+        assert "Traceback" not in said
+        assert "Exception" not in said
+        assert list(work.iterdir()) == []
+    assert list(jvms_of(work)) == []
+
+
+def test_a_damaged_parquet_file_is_a_line(tmp_path: Path) -> None:
+    """Its ends are whole, so that only the reading of it shows the damage."""
+    from chaos.trace.parquet import convert
+
+    clean_trace("r", rounds=2).write(tmp_path / "r")
+    path = convert(tmp_path / "r", remove_raw=True).path
+    whole = path.read_bytes()
+    footer = 8 + int.from_bytes(whole[-8:-4], "little")
+    path.write_bytes(whole[:4] + bytes(len(whole) - footer - 4) + whole[-footer:])
+    work = tmp_path / "work"
+    work.mkdir()
+    with spawn(tmp_path / "r", work, tmp_path / "temporary") as process:
+        assert process.stdout is not None and process.stderr is not None
+        said = process.stderr.read()
+    assert process.returncode == 254, said
+    assert f"error: {path} is damaged and cannot be read" in said
+    assert "Traceback" not in said
+    assert list(work.iterdir()) == []
