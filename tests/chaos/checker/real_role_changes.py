@@ -132,7 +132,7 @@ def a_server_acknowledges_in_a_term_that_it_does_not_lead(trace: Trace) -> None:
 def a_follower_lets_an_acknowledgement_go(trace: Trace) -> None:
     ack = found(trace, ev="raft", e="ack")[-1]
     commit = next(line for line in reversed(found(trace, e="commit")) if line["node"] != ack["node"])
-    kept = {name: commit[name] for name in ("src", "inc", "mono", "node")}
+    kept = {name: commit[name] for name in ("src", "inc", "mono", "wall", "node")}
     insert(trace, commit, ack | kept | {"lidx": commit["lidx"]})
 
 

@@ -117,7 +117,7 @@ def the_clock_of_a_client_jumps(trace: Trace) -> None:
         line["mono"] = number(line, "mono") + 3_600_000_000_000
 
 
-@mutation("W5 L7 P2 P3 S10", broker=False)
+@mutation("W5 L7 P2 P3 P8 S10", broker=False)
 def the_clock_of_a_client_is_late(trace: Trace) -> None:
     """It seems to be answered before others began, whose messages stand before its own. Its wall clock is
     right."""
