@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
 from dledger.store import state_files
+from dledger.store.disk import CrashKind
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.files import FileSequence
+from dledger.store.format.layout import INDEX_RECORD_SIZE, index_file_size
 from dledger.testing.virtual.sim_disk import SimDisk
 from dledger.testing.virtual.violation import Violation
-from tests.store.helpers import make_batches, new_sim_store
+from tests.store.helpers import ROOT, make_batches, new_sim_store
 
 Misdeed = Callable[[SimDisk, DiskLogStore, pytest.MonkeyPatch], None]
 
@@ -87,3 +90,20 @@ def test_files_of_a_log_that_was_cut_properly_may_go() -> None:
     assert isinstance(store._data, FileSequence) and len(store.borders()) > len(borders)
     store.purge_to(store.borders()[-1])
     store.reset_to(store.base._replace(index=900, pos=1024 * 50))
+
+
+def test_record_that_was_written_anew_is_durable_before_the_next_life_counts_on_it() -> None:
+    disk, store = new_sim_store()
+    batches = make_batches(20)
+    store.append(batches)
+    store.sync()
+    store.save_checkpoint(store.end_index, None)
+    record = batches[3].last_index * INDEX_RECORD_SIZE
+    offset = record % index_file_size(store.data_file_size)
+    is_wrong = disk.flip_durable(store._index.path_of(record - offset), offset + 5, 1)
+    assert is_wrong is not None and is_wrong()
+    assert store.note_damage(batches[3].first_index) is None, "its entry is good: the record is made anew"
+    disk.crash(CrashKind.PROCESS, Random(1))
+    again = DiskLogStore.open(ROOT, disk=disk)
+    again.save_checkpoint(again.end_index, None)
+    assert not is_wrong()
