@@ -57,7 +57,7 @@ class Cluster(Simulation):
         self.run_until(lambda: attempt.is_acknowledged, limit_ms=SOON_MS)
         return attempt
 
-    def store_soon(self) -> None:
+    def store_soon(self, limit_ms: int = SOON_MS) -> None:
         """An append is taken in bounded time; one that failed is made again, as a client does it."""
         attempts: list[Attempt] = []
 
@@ -68,7 +68,7 @@ class Cluster(Simulation):
                     attempts.append(self.write(leader))
             return any(attempt.is_acknowledged for attempt in attempts)
 
-        self.run_until(is_stored, limit_ms=SOON_MS)
+        self.run_until(is_stored, limit_ms=limit_ms)
 
     def only(self, candidate: str) -> None:
         """Nobody else may ask for votes."""
