@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import duckdb
 import pytest
 from pyspark.sql import SparkSession
 
@@ -63,6 +64,26 @@ def test_spark_reads_the_files_that_are_named_and_no_others(spark: SparkSession,
     engine = SparkEngine(spark, tmp_path / "tables1")
     engine.load(take_in(dirs))
     assert read_by(engine) == WRITTEN
+
+
+def test_columns_in_folders_of_values_are_read_with_those_values(spark: SparkSession, tmp_path: Path) -> None:
+    """As Spark and DuckDB write them when they are told to partition; beside a run without folders."""
+    dirs = write_runs(tmp_path)[:2]
+    for run_dir in dirs:
+        convert(run_dir, remove_raw=True)
+    path, folder = dirs[1] / "parquet" / "events.parquet", tmp_path / "plain"
+    path.rename(tmp_path / "events.parquet")
+    duckdb.execute(
+        f"COPY (FROM '{tmp_path}/events.parquet') TO '{folder}' (FORMAT parquet, PARTITION_BY (ev))"
+    )
+    folder.rename(path.parent / "parts")
+    engine = SparkEngine(spark, tmp_path / "tables")
+    engine.load(take_in(dirs))
+    found = engine.rows("SELECT run, ev, count(*) AS n FROM events GROUP BY run, ev")
+    assert {row["run"]: (row["ev"], row["n"]) for row in found} == {
+        "run1": ("meta", 1),
+        "run[1]": ("meta", 2),
+    }
 
 
 def test_the_second_engine_reads_the_files_that_are_named(tmp_path: Path) -> None:
