@@ -63,7 +63,7 @@ class SharedRoom:
             if left:
                 self._of[client] = left
             else:
-                del self._of[client]
+                self._of.pop(client, None)  # nothing was taken, and nothing is given back
 
 
 def client_of(remote: str) -> str:

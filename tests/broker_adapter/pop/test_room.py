@@ -136,3 +136,13 @@ async def test_what_is_behind_a_large_message_comes_from_other_queues(tmp_path: 
         held.close()
         given = await delivery.receive("g", "t", client_id="c", wait_ms=20_000)
         assert [one.queue_id for one in given] == [0, 0]
+
+
+def test_who_had_nothing_may_give_nothing_back() -> None:
+    room = Room(100)
+    room.give(0, "10.0.0.1")
+    assert room.taken == 0
+    assert room.take_now(60, "10.0.0.1")
+    room.give(60, "10.0.0.1")
+    room.give(0, "10.0.0.1")
+    assert room.taken == 0
