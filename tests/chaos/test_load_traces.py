@@ -124,7 +124,7 @@ class DeadBrokers:
     asked_three_times = asyncio.Event()
     _times = 0
 
-    def __init__(self, routes: object) -> None:
+    def __init__(self, routes: object, *, broker: str) -> None:
         pass
 
     async def __aenter__(self) -> DeadBrokers:

@@ -41,7 +41,7 @@ def test_parquet_is_judged_as_raw_lines(
 ) -> None:
     """Of either writer: files that lack a column, and those of the product."""
     for run_dir in write_mutations(tmp_path / "raw"):
-        if run_dir.name in ("clean_True", "an_id_is_used_twice"):
+        if run_dir.name in ("clean_True", "a_late_read_claims_to_know_the_end"):
             convert_without_a_column(run_dir, tmp_path / "parquet" / run_dir.name)
         elif run_dir.name in ("clean_kinds", "a_node_votes_twice"):
             convert(run_dir, remove_raw=True)
@@ -50,7 +50,7 @@ def test_parquet_is_judged_as_raw_lines(
     parquet = check_runs(*sorted((tmp_path / "parquet").iterdir()), checks=checks)
     assert {run: result.verdict for run, result in parquet.items()} == {
         "clean_True": Verdict.VALID,
-        "an_id_is_used_twice": Verdict.INVALID,
+        "a_late_read_claims_to_know_the_end": Verdict.INVALID,
         "clean_kinds": Verdict.VALID,
         "a_node_votes_twice": Verdict.INVALID,
     }
