@@ -149,8 +149,12 @@ class ConsumeQueues:
 
     def remove(self, doomed: Iterable[Path]) -> None:
         """What a snapshot has given, but for files that were taken back since. From any thread."""
+        directories = set()
         for path in doomed:
             self._open_files.remove_retired(path)
+            directories.add(path.parent)
+        for directory in sorted(directories):  # once each: listing one takes as long as it has names
+            self._open_files.remove_empty(directory)
 
     def restore(self, states: Iterable[QueueState], misplaced: Iterable[int] = ()) -> None:
         """Become what a checkpoint says. Disagreement or OSError if the files are not like that."""

@@ -117,11 +117,11 @@ class OpenFiles:
         return is_there
 
     def remove_retired(self, path: Path) -> None:
-        """From any thread."""
+        """From any thread. Its directory stays: see `remove_empty`."""
         with self._names_lock:
             if path in self._retired:
                 self._retired.discard(path)
-                self._remove(path)
+                self._unlink(path)
 
     def remove_empty(self, directory: Path) -> None:
         """A directory without anything in it, and those above it that are empty without it."""
