@@ -18,6 +18,7 @@ from chaos.syncs.replay import Replay, Synced, VoteSynced, Watched
 from chaos.syncs.trace import SYNCS_FOLDER, recording_environment, write_syncs
 from chaos.trace.schema import RAW_DIR, problems
 from dledger.cli.local.node_process import import_path
+from tests.conftest import DID_NOT_RUN
 
 NAME = "00000000000000000000"
 #: What every program below begins with: a data file whose name is durable, and entries as on disk.
@@ -194,11 +195,11 @@ CALLS = {"fdatasync": "sync", "pwritev": "write", "pwritev2": "write", "ftruncat
 def test_strace_sees_the_same_calls_in_the_same_order(tmp_path: Path) -> None:
     strace = shutil.which("strace")
     if strace is None:
-        pytest.skip("strace is not installed (Debian: apt-get install strace)")
+        pytest.skip(f"{DID_NOT_RUN}: strace is not installed (Debian: apt-get install strace)")
     seen = tmp_path / "seen"
     watch = [strace, "-f", "-y", "-o", str(seen), "-e", f"trace={','.join(CALLS)},fsync,rename"]
     if subprocess.run([*watch, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("strace may not trace here")
+        pytest.skip(f"{DID_NOT_RUN}: strace may not trace here")
     run(tmp_path, STORE, *watch)
     inside = str(tmp_path / "store")
     by_strace = []
