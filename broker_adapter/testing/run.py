@@ -104,6 +104,7 @@ def run_seed(seed: int, profile: Profile | None = None, *, sink: TextIO | None =
         except Exception as error:  # whatever a broker raises is a finding about this seed
             result.rule = error.rule if isinstance(error, Violation) else type(error).__name__
             result.failure = _report(sim, error)
+        sim.close()
         result.virtual_ms = sim.clock.now_ms
         result.steps = sim.clock.steps
         result.counts = sim.counts

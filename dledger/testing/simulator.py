@@ -208,6 +208,7 @@ class Simulation:
 
     def close(self) -> None:
         """Nothing happens any more, also when this is no longer referred to."""
+        self.trace.close()
         for process in self.processes():
             process.die()
 

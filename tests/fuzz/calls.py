@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -35,9 +34,6 @@ from tests.fuzz.mutation import mutated
 from tests.fuzz.servers import MEMORY_BYTES, Server
 from tests.fuzz.targets_log import KNOWN as OF_MEMBERS
 from tests.process.cluster import CLUSTER, GROUP
-
-# gRPC leaves tasks of streams that their servers end.
-logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 CPU_LIMIT_S = 2.0
 WALL_LIMIT_S = 20.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 from collections import Counter, deque
@@ -19,6 +20,7 @@ SLICE = 200
 #: After so many slices a server is stopped and started again: it has to open what it has stored.
 _RESTART_EVERY = 3
 _KEPT = 10  # calls of a find: the last ones
+_ASYNCIO = logging.getLogger("asyncio")
 _MOST_FOUND = 10  # of a server, after which it is left alone
 
 
@@ -47,8 +49,12 @@ class CallFuzzing:
         self._callers: dict[str, Caller] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="dledger-fuzz-")
         self._starts = 0
+        self._asyncio_level = logging.NOTSET
 
     async def __aenter__(self) -> CallFuzzing:
+        # gRPC leaves tasks of streams that their servers end, and asyncio tells of each.
+        self._asyncio_level = _ASYNCIO.level
+        _ASYNCIO.setLevel(logging.CRITICAL)
         for name in self._names:
             server = await self._new_server(name)
             self._callers[name] = Caller(server, self._seed)
@@ -58,6 +64,7 @@ class CallFuzzing:
         for caller in self._callers.values():
             await caller.server.kill()
         self._folder.cleanup()
+        _ASYNCIO.setLevel(self._asyncio_level)
 
     async def _new_server(self, name: str) -> Server:
         self._starts += 1

@@ -31,6 +31,10 @@ class Trace:
         if self._sink is not None:
             self._sink.write(_format(line) + "\n")
 
+    def close(self) -> None:
+        """Write nothing more: what is left of a run ends whenever the garbage collector comes by."""
+        self._sink = None
+
     def tail(self, count: int) -> list[str]:
         """The last lines."""
         return [_format(line) for line in list(self._last)[-count:]]
