@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -119,6 +120,21 @@ def untyped_public_functions(source: str) -> list[str]:
     return found
 
 
+# "design rule 5", "design 3.2", "rule 3.3.11". The paper and the thesis are to be had.
+_ELSEWHERE = re.compile(
+    r"\bdesign(?:'s)?,? (?:rules?|sections?|docs?|document|page)\b"
+    r"|\bdesign (?:§ ?)?\d|\brules? \d+\.\d|\bdesign\.md"
+    r"|\bsections? \d+(?:\.\d+)* of the design\b",
+    re.IGNORECASE,
+)
+
+
+def documents_elsewhere(source: str) -> list[str]:
+    """References to a design document: the repository has none. Rules are those of docs/guarantees.md."""
+    lines = enumerate(source.splitlines(), 1)
+    return [f"line {number}: {found[0]}" for number, line in lines if (found := _ELSEWHERE.search(line))]
+
+
 ON_PRODUCT: list[Rule] = [
     long_functions,
     long_file,
@@ -149,6 +165,16 @@ def test_tests(rule: Rule) -> None:
     assert not (findings := report(rule, files)), findings
 
 
+def test_references_lead_to_documents_of_this_repository() -> None:
+    folders = (*PRODUCT, "tests", "benchmarks", "examples", "proto", "docs")
+    texts = {".py", ".md", ".proto", ".toml", ".html", ".js", ".cjs"}
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in texts]
+    files = [*ROOT.glob("*.md"), ROOT / "Makefile", *files]
+    files.remove(Path(__file__).resolve())
+    assert len(files) > 100
+    assert not (findings := report(documents_elsewhere, files)), findings
+
+
 PLANTED: list[tuple[Rule, str, str]] = [
     (
         long_functions,
@@ -168,6 +194,9 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (unfinished, f"x = 1  # {UNFINISHED[0]}: later\n", "x = 1  # done\n"),
     (unfinished, "def f():\n    raise NotImplementedError\n", "def f():\n    raise ValueError\n"),
     (unfinished, "def f():\n    raise NotImplementedError('x')\n", "def f():\n    raise ValueError('x')\n"),
+    (documents_elsewhere, "# Kept for a while (design 3.5).\n", "# See docs/guarantees.md rule 5.\n"),
+    (documents_elsewhere, "# As design rules 6 and 7 say.\n", "# A design with rules of its own.\n"),
+    (documents_elsewhere, "# Rule 3.3.11 holds.\n", "# The Raft paper, section 5.4.2, holds.\n"),
     (untyped_public_functions, "def f(x) -> None: ...\n", "def f(x: int) -> None: ...\n"),
     (untyped_public_functions, "def f(x: int): ...\n", "def _f(x): ...\n"),
     (

@@ -1,4 +1,4 @@
-"""Cluster time: stamps in the log that never fall and follow nobody's jumps (design rule 12).
+"""Cluster time: stamps in the log that never fall and follow nobody's jumps (docs/guarantees.md rule 12).
 
 A stamp is the last stamp in the log plus the time that has passed since on the leader's monotonic clock,
 drawn towards its wall clock by at most 0.1 %. So time goes on across changes of leader, a clock that jumps

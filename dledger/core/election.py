@@ -1,4 +1,7 @@
-"""Candidacies: who asked, who answered, and how a vote request is judged (design rules 3 and 5)."""
+"""Candidacies: who asked, who answered, and how a vote request is judged.
+
+Rules 3 and 5 of docs/guarantees.md.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ class Candidacy:
 
 @dataclass(slots=True)
 class Shortcut:
-    """A follower whose stream from the leader broke without GOODBYE asks early (design rule 5)."""
+    """A follower whose stream from the leader broke without GOODBYE asks early (guarantees.md rule 5)."""
 
     leader_id: str
     next_ms: int  # when to ask

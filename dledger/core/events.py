@@ -64,7 +64,7 @@ class StreamDown:
 
 @dataclass(slots=True)
 class LeaderStreamLost:
-    """Follower: the push stream from `leader_id` ended without a GOODBYE (design rule 5)."""
+    """Follower: the push stream from `leader_id` ended without a GOODBYE (docs/guarantees.md rule 5)."""
 
     leader_id: str
     stream_id: int

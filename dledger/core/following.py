@@ -1,4 +1,4 @@
-"""What a follower does with a leader's pushes (design rules 6, 7 and 8).
+"""What a follower does with a leader's pushes (docs/guarantees.md rules 6, 7 and 8).
 
 Every push is judged here, when it is executed: by term and leader first, then by push stream. Nothing that
 was judged earlier is kept for later, so a message of a deposed leader can change nothing.

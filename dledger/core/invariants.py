@@ -1,4 +1,4 @@
-"""What must hold of a core after every step (design rule 8 and the Raft paper, section 5)."""
+"""What must hold of a core after every step (docs/guarantees.md rule 8 and the Raft paper, section 5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a leader does: push its log, commit, confirm reads, hand over (design rules 4, 5 and 7).
+"""What a leader does: push its log, commit, confirm reads, hand over (docs/guarantees.md rules 4, 5 and 7).
 
 A Leadership lives for one term of one node and is thrown away with it, so nothing of an old one can linger.
 """

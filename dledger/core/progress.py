@@ -73,7 +73,7 @@ class Progress:
 
     def stream_up(self, stream_id: int, incarnation: int) -> None:
         """A new stream starts from a COMPARE. What a former life of the follower acknowledged is forgotten:
-        it may have lost it (design rule 11)."""
+        it may have lost it (docs/guarantees.md rule 11)."""
         assert stream_id > self.stream_id, f"stream id {stream_id} after {self.stream_id}"
         if incarnation != self.incarnation:
             self.match_index = self.stored_index = -1

@@ -4,8 +4,8 @@
 clock, disk, network or random source: `now_ms` is monotonic milliseconds, `random_ms(low, high)` is given.
 
 What is where: this file holds the node's own state, terms, roles, votes and timers; `leadership.py` what a
-leader does; `following.py` what a follower does with pushes. The rules named in comments are those of the
-design (docs/guarantees.md).
+leader does; `following.py` what a follower does with pushes. The rules named in comments are those of
+docs/guarantees.md.
 """
 
 from __future__ import annotations

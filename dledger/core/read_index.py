@@ -1,4 +1,4 @@
-"""Linearizable read points (Raft thesis 6.4; design rule 4), as bookkeeping over heartbeat rounds."""
+"""Linearizable read points (Raft thesis 6.4; guarantees.md rule 4), as bookkeeping over heartbeat rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node that lost its log, or the end of it, comes back without doing harm (design rule 11).
+"""A node that lost its log, or the end of it, comes back without doing harm (docs/guarantees.md rule 11).
 
 What it lost it may have acknowledged, and it may have voted in terms that it does not remember. So it stores
 what it is sent, but neither votes nor counts, until every other member has said how far its log reaches and

@@ -1,4 +1,4 @@
-"""Sessions: a retry is stored once (design 3.5).
+"""Sessions: a retry is stored once (docs/guarantees.md, Sessions).
 
 The table covers a log to its *end*, the uncommitted tail included, so that a new leader recognises a retry
 whose first try is in its log but not yet committed. What the tail did is undone when it is truncated.

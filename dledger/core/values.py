@@ -72,13 +72,14 @@ EMPTY_TAIL = Tail(-1, -1, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class HardState:
-    """What must be durable before any message that depends on it leaves (design rule 2)."""
+    """What must be durable before any message that depends on it leaves (docs/guarantees.md rule 2)."""
 
     term: int = 0
     voted_for: str | None = None
     incarnation: int = 0
-    # Design rule 11. A node that lost (the end of) its log neither votes nor has its answers counted while it
-    # is `rejoining`, nor later in any term up to `barred_term`: it may have voted or acknowledged there.
+    # docs/guarantees.md rule 11. A node that lost (the end of) its log neither votes nor has its answers
+    # counted while it is `rejoining`, nor later in any term up to `barred_term`: it may have voted or
+    # acknowledged there.
     rejoining: bool = False
     barred_term: int = -1
     floor_term: int = -1  # (floor_term, floor_index): the end that its damaged log is known to have had
@@ -130,7 +131,7 @@ class Timing:
     election_max_ms: int = 2000
     transfer_timeout_ms: int = 1000
     preferred_check_ms: int = 1000
-    # The shortcut of design rule 5, for a follower whose stream from the leader broke without GOODBYE.
+    # docs/guarantees.md rule 5: a follower whose stream from the leader broke without GOODBYE asks early.
     shortcut_max_wait_ms: int = 100
     shortcut_retry_min_ms: int = 20
     shortcut_retry_max_ms: int = 60

@@ -1,4 +1,7 @@
-"""Bringing back a node whose directory was lost (design rule 11): an empty directory that knows it is one."""
+"""Bringing back a node whose directory was lost: an empty directory that knows it is one.
+
+Rule 11 of docs/guarantees.md.
+"""
 
 from __future__ import annotations
 

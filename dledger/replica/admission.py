@@ -41,7 +41,7 @@ from dledger.store.format.internal import (
 
 @dataclass(frozen=True, slots=True)
 class AppendLimits:
-    """Bounds on appends, in bytes and counts (design rule 13)."""
+    """Bounds on appends, in bytes and counts (docs/guarantees.md rule 13)."""
 
     max_body_bytes: int = 1 << 20
     max_batch_bytes: int = 1 << 20  # encoded: bodies and 48 bytes for each entry

@@ -1,4 +1,6 @@
-"""State images in the log (design 3.5): writing one on the leader, and knowing the newest complete one.
+"""State images in the log: writing one on the leader, and knowing the newest complete one.
+
+See Retention in docs/guarantees.md.
 
 An image is the state after all entries before its begin mark: the sessions, and what the state machine gives.
 It travels as internal entries among the others, so a node that was given a base finds all it needs in its own

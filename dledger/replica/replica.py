@@ -260,8 +260,8 @@ class Replica:
             self.admission.want_room()
 
     def flush(self, now_ms: int) -> None:
-        """The end of a turn in which appends came. Groups are self-clocked (design 3.2): while a group is
-        uncommitted, appends gather into the next one, unless enough bytes wait to be worth their own."""
+        """The end of a turn in which appends came. While a group is uncommitted, appends gather into the next
+        one, unless enough bytes wait to be worth their own (ARCHITECTURE.md, The path of an append)."""
         if len(self.parking):
             self._retry_parked(now_ms)
         gathered = self.admission.gathered_bytes
@@ -484,7 +484,7 @@ class Replica:
             return None
 
     def _write_group(self, batches: list[Batch], now_ms: int) -> None:
-        """Leader: the disk write and the pushes of a group start together (design 3.2)."""
+        """Leader: the disk write and the pushes of a group start together (ARCHITECTURE.md)."""
         first, last = batches[0], batches[-1]
         assert first.first_index == self.log_tail.index + 1 and last.term == self.core.term
         self._hand_to_disk(batches)

@@ -1,4 +1,4 @@
-"""The leader's housekeeping of its log: state images, then PURGE entries (design 3.5, Retention).
+"""The leader's housekeeping of its log: state images, then PURGE entries (docs/guarantees.md, Retention).
 
 Runs inside the replica, one step at a time: at most one image is under way, its chunks are appended as there
 is room for them, and a purge is asked for only once an image above it is committed.

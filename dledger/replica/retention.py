@@ -1,4 +1,4 @@
-"""When the leader makes an image and purges, and up to where (design 3.5, Retention). Pure decisions.
+"""When the leader makes an image and purges, and up to where (docs/guarantees.md, Retention). Pure decisions.
 
 Only a committed PURGE entry moves ledger_begin_index, equally on all nodes, at a border between data files,
 and only behind a committed image. A slow follower holds purging back for so many bytes, then is left behind.

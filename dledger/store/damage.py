@@ -1,4 +1,6 @@
-"""Damaged ranges of a log (design rule 10): where one begins, where the log is certain again, and their list.
+"""Damaged ranges of a log: where one begins, where the log is certain again, and their list.
+
+Rule 10 of docs/guarantees.md.
 
 Only certain things bound a range: the end of a good batch before it (`before`), and the end of its last batch
 (`after`), whose chain_crc a good batch that follows has proved, or the checkpoint or the running store knew.

@@ -240,8 +240,8 @@ def read_around(
 ) -> bytes:
     """Like `pread`, but what the disk cannot read any more comes as bytes that are surely wrong.
 
-    So an unreadable sector is damage like any other (design rule 10): whoever checks what was read finds it,
-    as narrow as it is. `lost` is told where each page begins that is not to be had.
+    So an unreadable sector is damage like any other (docs/guarantees.md rule 10): whoever checks what was
+    read finds it, as narrow as it is. `lost` is told where each page begins that is not to be had.
     """
     try:
         return disk.pread(handle, size, offset)

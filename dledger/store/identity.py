@@ -1,4 +1,4 @@
-"""Whose directory this is: written once by `init_directory`, checked at every start (design rule 11)."""
+"""Whose directory this is: written once by `init_directory`, checked at every start (rule 11)."""
 
 from __future__ import annotations
 

@@ -42,10 +42,10 @@ def recover(
 ) -> Recovered:
     """Find the end of the log, make all of it durable, and index it.
 
-    Entries that were durable and cannot be read are damage (design rule 10): nothing of it is cut if good
-    entries follow. If none do, the end of the log is lost: `lost_end(base, term, index, reason)` has to make
-    durable that the log went up to (term, index), and that no checkpoint counts on it; then it is cut. What
-    was never acknowledged and is incomplete is cut. OSError from the disk passes through.
+    Entries that were durable and cannot be read are damage (docs/guarantees.md rule 10): nothing of it is
+    cut if good entries follow. If none do, the end of the log is lost: `lost_end(base, term, index, reason)`
+    has to make durable that the log went up to (term, index), and that no checkpoint counts on it; then it is
+    cut. What was never acknowledged and is incomplete is cut. OSError from the disk passes through.
     """
     return _Recovery(data, index, checkpoint, base, damages, lost_end).run()
 

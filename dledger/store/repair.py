@@ -49,7 +49,7 @@ class _Copy:
 
 
 class Repair:
-    """One damaged range being replaced (design rule 10), in pieces, beside a log that is written and read.
+    """One damaged range being replaced (rule 10), in pieces, beside a log that is written and read.
 
     The entries go into copies of the files that the range is in, which take the place of the old files only
     when all of it has come and fits at both ends. Until then nothing of the log has changed, and a crash

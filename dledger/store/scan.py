@@ -107,7 +107,7 @@ class LogScanner:
 
 
 class Verdict(Enum):
-    """What the end of a log looks like (design rule 10)."""
+    """What the end of a log looks like (docs/guarantees.md rule 10)."""
 
     CLEAN = "clean"  # only zeros follow
     TORN = "torn"  # remains of a write that was never acknowledged follow

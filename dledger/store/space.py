@@ -1,4 +1,4 @@
-"""Disk space ahead of need (design rule 9): prepared files, the reserve of the disk, and one for state files.
+"""Disk space ahead of need (rule 9): prepared files, the reserve of the disk, and one for state files.
 
 `disk_reserve_bytes` is what client appends leave free, for no-ops, purging, term and vote: `prepare` does not
 go below it. Others may fill the disk all the same. So that term and vote, a checkpoint and a purge can be

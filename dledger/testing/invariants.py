@@ -1,4 +1,4 @@
-"""What must hold after every step of every node: the Raft paper's properties and the design's own rules.
+"""What must hold after every step of every node: properties of the Raft paper, rules of docs/guarantees.md.
 
 Everything is incremental. A chain checksum stands for all that is before it, so that comparing two logs up to
 a batch is comparing two numbers.

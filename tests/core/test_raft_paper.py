@@ -42,7 +42,8 @@ MESSAGES_OF_TERM: dict[str, Callable[[int], Message]] = {
     "TakeLeadership": lambda term: TakeLeadership(term, "b", 100),
     "TakeLeadershipResponse": lambda term: TakeLeadershipResponse(term, "b", Code.EXPIRED_TERM),
 }
-STICKY = {"VoteRequest"}  # what a live leader, or a follower of one, ignores for its term (design rule 5)
+# What a live leader, or a follower of one, ignores for its term (docs/guarantees.md rule 5).
+STICKY = {"VoteRequest"}
 
 
 def in_role(role: Role) -> Node:

@@ -1,4 +1,4 @@
-"""The design's rules of safety 1 to 8, as far as the core keeps them; names carry the rule."""
+"""Rules 1 to 8 of docs/guarantees.md, as far as the core keeps them; names carry the rule."""
 
 from __future__ import annotations
 

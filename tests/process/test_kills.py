@@ -1,4 +1,4 @@
-"""Real processes, killed in the middle of state images, purges and new bases (design 3.5, Retention)."""
+"""Real processes, killed in the middle of state images, purges and new bases (guarantees.md, Retention)."""
 
 from __future__ import annotations
 

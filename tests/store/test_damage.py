@@ -1,4 +1,4 @@
-"""Damage of a running store (design rule 10): noted, refused to readers, repaired from a peer, scrubbed."""
+"""Damage of a running store (rule 10): noted, refused to readers, repaired from a peer, scrubbed."""
 
 from __future__ import annotations
 

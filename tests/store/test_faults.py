@@ -1,4 +1,4 @@
-"""Failing, full and short-writing disks (design rule 9), locks, and reads beside the writer."""
+"""Failing, full and short-writing disks (docs/guarantees.md rule 9), locks, and reads beside the writer."""
 
 from __future__ import annotations
 

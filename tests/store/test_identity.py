@@ -1,4 +1,4 @@
-"""Whose directory it is, and the small files beside the log (design rules 2 and 11)."""
+"""Whose directory it is, and the small files beside the log (docs/guarantees.md rules 2 and 11)."""
 
 from __future__ import annotations
 

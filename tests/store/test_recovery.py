@@ -1,4 +1,4 @@
-"""What opening a log makes of cut, torn, flipped and missing bytes (design rule 10)."""
+"""What opening a log makes of cut, torn, flipped and missing bytes (docs/guarantees.md rule 10)."""
 
 from __future__ import annotations
 

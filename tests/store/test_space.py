@@ -1,4 +1,4 @@
-"""Space ahead of need (design rule 9): prepared files, the reserve, and what works on a full disk."""
+"""Space ahead of need (guarantees.md rule 9): prepared files, the reserve, and what works on a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""This node's wall clock, and a look at it that notices jumps. Nothing follows a jump (design rule 12)."""
+"""This node's wall clock, and a look at it that notices jumps.
+
+Nothing follows a jump (docs/guarantees.md rule 12).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Damage (design rule 10): found by any read or by the scrub, repaired in place from any other member.
+"""Damage: found by any read or by the scrub, repaired in place from any other member.
+
+Rule 10 of docs/guarantees.md.
 
 Nothing is cut and nothing is guessed: a range is only ever replaced by entries that chain from the good one
 before it to the good one after it. Until then reads of the range fail, and this node does not lead.

@@ -16,7 +16,7 @@ from dledger.store.format.batch import MAGIC_NORMAL, Batch, decode_entries
 from dledger.store.format.internal import SessionBatch, SessionOpen, decode_internal, strip_stamp
 from dledger.testing.virtual.violation import Violation
 
-RESULTS_KEPT = 64  # results of a session that the log remembers (design section 3.5)
+RESULTS_KEPT = 64  # results of a session that the log remembers (docs/guarantees.md, Sessions)
 
 
 class Outcome(Enum):
