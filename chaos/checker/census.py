@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from chaos.checker.engine import Engine, union
-from chaos.checker.models import MODELS
+from chaos.checker.histories.models import MODELS
 from chaos.trace.schema import HOSTILE
 
 #: Of what tables that count already say, as (table, {count: sum}); of others the rows for which something

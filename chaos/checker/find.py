@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from chaos.checker.census import Census
 from chaos.checker.checks.registry import Check, Part
 from chaos.checker.engine import Engine, Row, union
-from chaos.checker.models import applies
+from chaos.checker.histories.models import applies
 
 MAX_WITNESSES = 32
 #: Sources of few rows that are run as one query.

@@ -11,7 +11,7 @@ from chaos.checker.census import take_census
 from chaos.checker.checks.registry import Check, Severity
 from chaos.checker.engine import Engine, Row
 from chaos.checker.find import Found, find, population_of
-from chaos.checker.models import ESSENTIAL_OF, model_of
+from chaos.checker.histories.models import ESSENTIAL_OF, model_of
 from chaos.checker.needs import NEEDS, Need, needs_by_check, words
 from chaos.checker.witness_lines import AT, add_source_lines
 from chaos.checker.witness_times import add_times

@@ -18,15 +18,15 @@ import click
 
 from chaos.checker.checks import CHECKS
 from chaos.checker.checks.registry import Check, Severity
-from chaos.checker.ending import Terminated, WorkFolderError, signals_raise, work_folder
+from chaos.checker.command.ending import Terminated, WorkFolderError, signals_raise, work_folder
+from chaos.checker.command.failures import explained
+from chaos.checker.command.output import complain, end_quietly, plain, say
 from chaos.checker.engine import Engine, EngineFailed
-from chaos.checker.failures import explained
+from chaos.checker.engines.java import NoJava
 from chaos.checker.files import file_troubles
 from chaos.checker.follow import WATCHED, follow
 from chaos.checker.intake import Intake, IntakeError, take_in
-from chaos.checker.java import NoJava
 from chaos.checker.judge import RunResult, Verdict, judge
-from chaos.checker.output import complain, end_quietly, plain, say
 from chaos.checker.paths import shown
 from chaos.checker.readers.history import ReaderError
 from chaos.checker.readers.sources import Format, run_directories
@@ -219,7 +219,7 @@ def spark_loader(work_dir: Path, *, master: str | None, memory: str | None, grow
     """
     # Spark is an extra: whoever only wants the names of checks need not have it.
     try:
-        from chaos.checker.spark import SparkEngine, end, heap_for, is_quick, start
+        from chaos.checker.engines.spark import SparkEngine, end, heap_for, is_quick, start
     except ImportError as error:
         raise click.ClickException(f"Spark is missing ({error}): pip install 'dledger[checker]'") from error
 

@@ -57,7 +57,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from chaos.checker.engine import Engine
-from chaos.checker.history_tables import make_history_tables
+from chaos.checker.histories.tables import make_history_tables
 from chaos.trace.schema import READS, Ev
 
 #: Few rows out of many, kept so that what is joined with them need not be moved.

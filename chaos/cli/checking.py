@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from chaos.checker.java import NoJava, java_home
+from chaos.checker.engines.java import NoJava, java_home
 from chaos.verdict import Verdict
 from dledger.errors import ConfigError
 

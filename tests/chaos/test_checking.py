@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import pytest
 
-from chaos.checker.java import NoJava
+from chaos.checker.engines.java import NoJava
 from chaos.cli import checking
 from chaos.trace.writer import TraceWriter
 from chaos.verdict import Verdict

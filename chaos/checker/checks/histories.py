@@ -1,6 +1,6 @@
 """What histories of other systems promise whose reads name no positions: H0-H9.
 
-Which of them applies, the model of the history decides (`chaos.checker.models`). Those with
+Which of them applies, the model of the history decides (`chaos.checker.histories.models`). Those with
 positions are Jepsen's kafka: `chaos.checker.checks.kafka`.
 """
 
@@ -96,7 +96,8 @@ SELECT w.run, w.log, w.op, w.k, coalesce(s.shown, 0) AS shown, w.known, w.src, w
   JOIN ({_KNOWN_SINCE}) n ON n.run = t.run AND n.log = t.log AND n.mid = t.mid AND n.at_ns < t.inv
   GROUP BY t.run, t.op) s ON s.run = w.run AND s.op = w.op
 """
-#: Keys of registers and stores (`chaos.checker.linearize`), and the operation that no order explains.
+#: Keys of registers and stores (`chaos.checker.histories.linearize`), and the operation that no order
+#: explains.
 _SEARCHED = """
 SELECT l.run, l.log, l.found, o.op, o.src, o.inc, o.seq FROM linearized l
 LEFT JOIN ops o ON o.run = l.run

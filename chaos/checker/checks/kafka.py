@@ -1,6 +1,6 @@
 """What a history of Jepsen's kafka workload promises: H20-H36, with the names that Jepsen has for them.
 
-Tables: `chaos.checker.history_tables`. Operations are atomic, and polls of operations that ended otherwise
+Tables: `chaos.checker.histories.tables`. Operations are atomic, and polls of operations that ended otherwise
 than well count where they do in Jepsen: what is shown must be safe, but only what ended well was read.
 """
 

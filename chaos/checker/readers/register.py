@@ -1,6 +1,6 @@
 """Histories of keys with one value each, which is written, appended to, or compared and set.
 
-What an operation does stands as JSON in `tag`, for the search (`chaos.checker.linearize`).
+What an operation does stands as JSON in `tag`, for the search (`chaos.checker.histories.linearize`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from chaos.checker.linearize import Kind
+from chaos.checker.histories.linearize import Kind
 from chaos.checker.readers.history import SHARE, HistoryTrace, ReaderError
 from chaos.trace.schema import OpType
 

@@ -12,10 +12,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 from chaos.checker.checks.registry import Severity
+from chaos.checker.command.output import plain
 from chaos.checker.engine import Row
 from chaos.checker.intake import Intake, RawFile, look_at
 from chaos.checker.judge import Finding, RunResult, Verdict, broken, line_of, sentence
-from chaos.checker.output import plain
 from chaos.checker.paths import shown
 from chaos.checker.readers.lines import source_of
 from chaos.checker.reporting.figures import Figures

@@ -31,7 +31,7 @@ CheckRuns = Callable[..., dict[str, RunResult]]
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    from chaos.checker.spark import start
+    from chaos.checker.engines.spark import start
 
     work_dir = tmp_path_factory.mktemp("spark")
     session = start(work_dir, master="local[2]", memory="1g", quick=True)
@@ -69,7 +69,7 @@ def by_spark(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> d
 def _check(
     spark: SparkSession, tables: Path, run_dirs: Sequence[Path], checks: tuple[Check, ...]
 ) -> dict[str, RunResult]:
-    from chaos.checker.spark import SparkEngine
+    from chaos.checker.engines.spark import SparkEngine
 
     intake = take_in(list(run_dirs))
     engine = SparkEngine(spark, tables)

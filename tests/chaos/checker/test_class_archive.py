@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.checker.class_archive import OFF, VARIABLE, ClassArchive, class_archive
+from chaos.checker.engines.class_archive import OFF, VARIABLE, ClassArchive, class_archive
 
 JAVA = "openjdk 17.0.15"
 WHOLE, HALF = b"head and body", bytes(4) + b"body"
@@ -117,7 +117,7 @@ _QUERY = """
 import sys
 import zlib
 from pathlib import Path
-from chaos.checker.spark import end, start
+from chaos.checker.engines.spark import end, start
 session = start(Path(sys.argv[1]), master="local[1]", memory="1g", quick=True, archived=True)
 (row,) = session.sql("SELECT 40 + 2").collect()
 maps = Path("/proc", str(session.sparkContext._gateway.proc.pid), "maps").read_text()

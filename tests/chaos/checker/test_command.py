@@ -13,7 +13,7 @@ import pytest
 
 from chaos.checker import main as command
 from chaos.checker.checks import CHECKS
-from chaos.checker.java import NoJava, java_home
+from chaos.checker.engines.java import NoJava, java_home
 from chaos.checker.synthetic import clean_trace
 from tests.chaos.checker import kind_mutations, more_mutations, receive_mutations, whole_mutations
 from tests.chaos.checker.duck_loader import duck_loader
@@ -149,7 +149,7 @@ def test_an_old_java_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     new.chmod(0o755)
     path = "/usr/bin:/bin"
     assert java_home(tmp_path, {"JAVA_HOME": str(tmp_path / "new"), "PATH": path}) == tmp_path / "new"
-    monkeypatch.setattr("chaos.checker.java.find_spec", lambda _: None)
+    monkeypatch.setattr("chaos.checker.engines.java.find_spec", lambda _: None)
     with pytest.raises(NoJava, match="version 11"):
         java_home(tmp_path, {"JAVA_HOME": str(tmp_path), "PATH": str(java.parent)})
 
@@ -163,7 +163,7 @@ def test_the_launcher_of_a_trimmed_java_leaves_out_one_option(tmp_path: Path) ->
     java.write_text("#!/bin/sh\necho 'openjdk version \"25.0.2\"' >&2\nprintf '%s\\n' \"$@\"\n")
     java.chmod(0o755)
     code = (
-        "import sys; from pathlib import Path; from chaos.checker.java import java_home;"
+        "import sys; from pathlib import Path; from chaos.checker.engines.java import java_home;"
         f"print(java_home(Path({str(tmp_path)!r}), {{'PATH': '/nowhere'}}))"
     )
     root = Path(command.__file__).parents[2]
@@ -184,8 +184,10 @@ def test_without_any_java_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clean_trace("good").write(tmp_path / "good")
-    monkeypatch.setattr("chaos.checker.java.find_spec", lambda _: None)
-    monkeypatch.setattr("chaos.checker.spark.java_home", lambda work: java_home(work, {"PATH": "/nowhere"}))
+    monkeypatch.setattr("chaos.checker.engines.java.find_spec", lambda _: None)
+    monkeypatch.setattr(
+        "chaos.checker.engines.spark.java_home", lambda work: java_home(work, {"PATH": "/nowhere"})
+    )
     monkeypatch.setattr(sys, "argv", ["dledger-check", str(tmp_path / "good")])
     with pytest.raises(SystemExit) as ended:
         command.main()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.checker import history_tables
-from chaos.checker.cycles import Edge, Through, backwards, components
+from chaos.checker.histories import tables as history_tables
+from chaos.checker.histories.cycles import Edge, Through, backwards, components
 from chaos.checker.judge import Verdict
 from chaos.checker.readers.sources import Format, run_directories
 from tests.chaos.checker.foreign_cases import CASES, padded, write_history

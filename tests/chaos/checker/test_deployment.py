@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import chaos.checker.main
-from chaos.checker.java import java_home
+from chaos.checker.engines.java import java_home
 from chaos.checker.synthetic import clean_trace
 from tests.chaos.checker.mutations import MUTATIONS
 from tests.conftest import DID_NOT_RUN
@@ -145,7 +145,7 @@ def test_the_java_of_pypi_runs_spark(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from chaos.checker.spark import start
+from chaos.checker.engines.spark import start
 session = start(Path(sys.argv[1]), master="local[1]", memory="1g", quick=True)
 session.sql("SELECT 40 AS n UNION ALL SELECT 2").write.parquet(sys.argv[1] + "/table")
 (row,) = session.read.parquet(sys.argv[1] + "/table").groupBy().sum("n").collect()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from chaos.checker.checks import CHECKS
+from chaos.checker.histories.models import CHECKS_OF
 from chaos.checker.judge import RunResult, Verdict, line_of
-from chaos.checker.models import CHECKS_OF
 from chaos.checker.readers.sources import Format, run_directories
 from tests.chaos.checker.conftest import WAITS_FOR_SPARK
 from tests.chaos.checker.foreign_cases import CASES, beside, padded, renamed, write_history

@@ -14,7 +14,7 @@ from itertools import combinations, permutations
 
 import pytest
 
-from chaos.checker.linearize import Answer, Kind, Use, linearize, linearized
+from chaos.checker.histories.linearize import Answer, Kind, Use, linearize, linearized
 
 #: The kinds of uses that histories of one kind are made of.
 KINDS: dict[str, tuple[Kind, ...]] = {

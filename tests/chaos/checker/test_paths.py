@@ -11,10 +11,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from chaos.checker import main as command
+from chaos.checker.engines.spark import SparkEngine
 from chaos.checker.files import file_troubles
 from chaos.checker.intake import IntakeError, take_in
 from chaos.checker.paths import file_of
-from chaos.checker.spark import SparkEngine
 from chaos.checker.synthetic import clean_trace
 from chaos.checker.tables import make_tables
 from chaos.trace.parquet import convert

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.checker.class_archive import OFF, VARIABLE
+from chaos.checker.engines.class_archive import OFF, VARIABLE
 from chaos.checker.synthetic import clean_trace
 from tests.process.small_disks import mounted
 

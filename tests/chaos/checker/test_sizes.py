@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from chaos.checker.engines.spark import (
+    LARGE_HEAP_BYTES,
+    ONE_TASK_BYTES,
+    SparkEngine,
+    heap_for,
+    is_quick,
+    lines_bytes,
+)
 from chaos.checker.intake import ColumnFile, Intake, take_in
-from chaos.checker.spark import LARGE_HEAP_BYTES, ONE_TASK_BYTES, SparkEngine, heap_for, is_quick, lines_bytes
 from chaos.checker.synthetic import clean_trace
 from chaos.trace.parquet import convert
 

@@ -24,9 +24,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from chaos.checker.cycles import Edge, Through, backwards, components
 from chaos.checker.engine import Cell, Engine, Row
-from chaos.checker.linearize import linearized
+from chaos.checker.histories.cycles import Edge, Through, backwards, components
+from chaos.checker.histories.linearize import linearized
 
 #: Edges among transactions that are looked at; more are too many for one process.
 MAX_EDGES = 2_000_000

@@ -71,7 +71,7 @@ def version_text(java: Path) -> str:
 
 
 def main() -> None:
-    """`python -m chaos.checker.java`: exit code 0 if there is a Java for Spark, else 1 and what to
+    """`python -m chaos.checker.engines.java`: exit code 0 if there is a Java for Spark, else 1 and what to
     install."""
     with tempfile.TemporaryDirectory() as folder:
         try:

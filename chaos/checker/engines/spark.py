@@ -21,10 +21,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
-from chaos.checker.class_archive import ClassArchive, class_archive
 from chaos.checker.engine import Answer, Cell, Row
+from chaos.checker.engines.class_archive import ClassArchive, class_archive
+from chaos.checker.engines.java import java_home, version_text
 from chaos.checker.intake import Intake
-from chaos.checker.java import java_home, version_text
 from chaos.checker.tables import FEW_ROWS, PICKED
 from chaos.trace.schema import FIELDS, Ev, Kind
 

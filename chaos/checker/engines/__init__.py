@@ -1,0 +1,1 @@
+"""Spark, and the Java that it runs on."""
