@@ -198,9 +198,7 @@ bench: $(DEV) ## Throughput, latency, failover and catch-up of a local cluster (
 bench-peers: $(PEERS) ## The same load on etcd and NATS JetStream, in turns with ours (about 4 minutes)
 	@$(BIN)/python -m benchmarks.peers $(ARGS)
 
-# What only shows with time: the demo again and again, then the memory of servers under a steady load.
-soak: $(DEV) ## Real processes under SIGKILL again and again, then memory over 10 minutes (MINUTES=30, +10)
-	@$(BIN)/dledger demo --log --minutes $(MINUTES) $(if $(INPUT),--input "$(INPUT)")
+soak: $(DEV) ## Memory of servers under a steady load (10 minutes)
 	@$(BIN)/python -m benchmarks --only memory --long $(ARGS)
 
 # The exit code is 1 when an acknowledged entry is missing, or memory, open files or disk grow without bound.

@@ -10,12 +10,7 @@ from dledger.cli.main import main as log_main
 
 assert isinstance(log_cli, RootGroup)
 add_kind(BROKER_KIND)
-cli = log_cli.extended(
-    {
-        "broker": "broker_adapter.cli.broker_group:broker",
-        "demo": "broker_adapter.cli.demo.demo_command:demo",
-    }
-)
+cli = log_cli.extended({"broker": "broker_adapter.cli.broker_group:broker"})
 
 
 def main() -> None:

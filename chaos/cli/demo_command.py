@@ -15,10 +15,9 @@ from random import SystemRandom
 
 import click
 
+from chaos.cli.demo_input import default_input, read_lines
 from chaos.plans.scenario import Scenario, find_scenario
 from chaos.run import Result, Run, Watch
-from dledger.cli.demo.demo_command import say
-from dledger.cli.demo.demo_input import default_input, read_lines
 from dledger.errors import DLedgerError
 
 SCENARIO = "main-job"
@@ -45,6 +44,7 @@ _FAULTS = {
 }
 _FAULT = re.compile(r"(\w+) leader \((\w+)\) (began|ended)")
 CHECK_LOG = "check.log"
+_COLOURS = {"fault": "yellow", "PROBLEM": "red", "OK": "green", "FAILED": "red"}
 
 
 @click.command()
@@ -71,16 +71,23 @@ CHECK_LOG = "check.log"
 def demo(path: Path | None, directory: Path | None, seed: int | None, name: str) -> None:
     """Send a file through brokers, kill, pause and isolate their master, and prove that nothing was lost.
 
-    Starts three nodes with brokers and a NameServer as processes of their own. Everything that clients and
-    nodes did is written down; when it is over, the consistency checker (Spark) reads that and gives the
-    verdict.
+    Starts three nodes with brokers and a NameServer as processes of their own. Clients and nodes write a
+    trace of everything they do. At the end the consistency checker (Spark, needs Java 17) reads the trace
+    and gives the verdict. It takes about two minutes. `make demo` installs what is missing first.
 
     \b
-    Exit code:
+    Examples:
+      dledger-chaos demo
+      dledger-chaos demo --input /var/log/syslog --dir /tmp/demo
+      dledger-chaos demo --seed 1
+
+    \b
+    Exit codes:
       0    valid: every promise was kept, and the run proves it
       1    a promise was broken
-      2    unknown: the run proves nothing
-      255  it could not be carried out
+      2    unknown: the run proves nothing; or a wrong option
+      130  interrupted (Ctrl-C)
+      255  the run could not be carried out
     """
     scenario = find_scenario(name)
     inputs = [path] if path is not None else default_input()
@@ -101,6 +108,11 @@ def demo(path: Path | None, directory: Path | None, seed: int | None, name: str)
     code = _check(root)
     say(_MEANINGS.get(code, "FAILED"), f"{_sentence(code)}; {time.monotonic() - began:.0f} s in all")
     sys.exit(code if code in _MEANINGS else _BROKEN)
+
+
+def say(what: str, text: str) -> None:
+    """Print one line of the story. Colours only on a terminal."""
+    click.echo(f"{click.style(f'{what:<10}', fg=_COLOURS.get(what), bold=True)} {text}")
 
 
 async def _break(scenario: Scenario, root: Path, seed: int, lines: Sequence[bytes]) -> Result:

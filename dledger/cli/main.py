@@ -15,7 +15,7 @@ from dledger.cli.exits import EXIT_CODES_HELP, Exit, exit_code_of, print_error
 from dledger.errors import Code, DLedgerError
 from dledger.node.setup.libraries import configure_libraries
 
-# command -> module:attribute. Loaded when used: a server must not pay for what only the demo needs.
+# command -> module:attribute. Loaded when used: a server must not pay for what only other commands need.
 _COMMANDS = {
     "init": "dledger.cli.server_commands:init",
     "server": "dledger.cli.server_commands:server",
@@ -30,7 +30,6 @@ _COMMANDS = {
     "restore": "dledger.cli.upkeep_commands:restore",
     "set-term": "dledger.cli.set_term_command:set_term",
     "inspect": "dledger.cli.inspect_command:inspect",
-    "demo": "dledger.cli.demo.demo_command:demo",
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from chaos.cli import demo_command
+from chaos.cli.demo_input import default_input, read_lines
 from chaos.cli.main import cli
 from chaos.plans.scenario import Scenario, find_scenario, plan
 from chaos.quick.check import QuickReport
@@ -83,3 +84,12 @@ def test_the_master_is_killed_then_paused_then_isolated() -> None:
     assert all(one.step.unseats_leader for one in faults)
     ends = [one.at + one.step.lasts for one in faults]
     assert all(end < following.at for end, following in zip(ends, faults[1:], strict=False))
+
+
+def test_the_default_input_is_long_enough() -> None:
+    assert sum(len(read_lines(path)) for path in default_input()) >= 10_000
+
+
+def test_lines_are_split_as_append_splits_them(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"a\n\nb\r\nlast")
+    assert read_lines(tmp_path / "text") == [b"a", b"", b"b\r", b"last"]

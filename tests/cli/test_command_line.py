@@ -100,7 +100,6 @@ def test_version(command: Command) -> None:
         ("cluster", "up", "--dir", "d", "--timeout", "-1"),
         ("cluster", "down", "--dir", "d", "--timeout", "nan"),
         ("cluster", "restart-node", "--dir", "d", "n1", "--timeout", "-1"),
-        ("demo", "--minutes", "nan"),
         ("transfer", "--servers", "a:1"),
         ("transfer", "--servers", "a:1", "--to", ""),
         ("cluster", "up"),

@@ -59,7 +59,6 @@ def _functions(
 #: Decoders by their name that take nothing apart, or nothing from outside.
 EXCEPTIONS = {
     "dledger.cli.client_options:Seconds.convert": "a number of an option, by click",
-    "dledger.cli.demo.demo_input:read_lines": "lines of a file, whatever is in them",
     "dledger.cli.read_command:read": "a command",
     "dledger.node.async_shell:AsyncShell.load_push": "asks for entries",
     "dledger.replica.replica:Replica.read_index": "asks for an index",
@@ -75,4 +74,5 @@ EXCEPTIONS = {
     "chaos.spec.model:load": "a step of the model",
     "chaos.spec.reading:read_trace": "a directory: what is no line of a trace in it is a hole of the trace",
     "chaos.trace.parquet:convert": "DuckDB reads the lines, in a process of a command",
+    "chaos.cli.demo_input:read_lines": "lines of a file, whatever is in them",
 }

@@ -1,6 +1,6 @@
 """A cluster of real server processes on this machine: made, started, hurt and watched.
 
-Used by `dledger cluster`, the demo, the process tests and the benchmarks::
+Used by `dledger cluster`, the process tests and the benchmarks::
 
     with LocalCluster.create(tmp_path, nodes=3, base_port=0) as cluster:
         cluster.start()
@@ -55,7 +55,7 @@ from dledger.store.identity import Identity, first_incarnation, init_directory, 
 if TYPE_CHECKING:
     from dledger.client import TlsFiles
 
-#: Smaller than a server's default: a laptop's disk should not be taken by a demo.
+#: Smaller than a server's default: a trial should not fill a laptop's disk.
 LOCAL_DATA_FILE_SIZE = 64 << 20
 TLS_FOLDER = "tls"
 SECRET_FILE = "secret"

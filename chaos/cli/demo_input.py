@@ -1,4 +1,4 @@
-"""What the demo replicates when it is not told: a long text that every machine with Python has."""
+"""The demo's input. Without --input: a long text that every machine with Python has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENOUGH_LINES = 10_000
 
 
 def default_input() -> list[Path]:
-    """Files to append one after the other: as few as make up enough lines."""
+    """Files to send one after the other: as few as make up enough lines."""
     library = Path(sysconfig.get_path("stdlib"))
     chosen: list[Path] = []
     lines = 0
