@@ -27,7 +27,7 @@ CLIENT_PROTO_FILES := $(wildcard proto/apache/rocketmq/v2/*.proto)
 CLIENT_STUBS := broker_adapter/proxy/v2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long test-clients clients clients-python clients-node clients-java clients-go lint format proto sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-peers soak soak-processes soak-broker clean
+.PHONY: help install demo test test-long test-clients clients clients-python clients-node clients-java clients-go lint format proto reference sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-peers soak soak-processes soak-broker clean
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -168,6 +168,9 @@ proto: $(DEV) ## Generate dledger/v1, broker_adapter/v1 and broker_adapter/proxy
 	  sed -e "s/^from apache\.rocketmq\.v2 import/from broker_adapter.proxy.v2 import/" \
 	    -e "s/'apache\.rocketmq\.v2\.\([a-z]*_pb2\)'/'broker_adapter.proxy.v2.\1'/" $$file > $(CURDIR)/$(CLIENT_STUBS)/$$file; \
 	done
+
+reference: $(DEV) ## Write docs/reference from the code: errors, configuration keys, metrics, API (seconds)
+	@$(BIN)/python -m tools.reference
 
 sim: $(DEV) ## Simulated clusters under faults, one per seed (about a second per seed; SEEDS=200)
 	@$(BIN)/python -m dledger.testing --seeds $(SEEDS) $(ARGS)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     )
     from dledger.client.loop_thread import LoopThread
     from dledger.core.values import Role
+    from dledger.error_advice import LOG_ADVICE, Advice
     from dledger.logs import configure_logging, get_logger
     from dledger.metrics import Histogram
     from dledger.node.loop.polling import when_idle
@@ -86,11 +87,13 @@ if TYPE_CHECKING:
     from dledger.store.offline.inspect import OfflineLog, StoredEntry
 
 __all__ = [
+    "LOG_ADVICE",
     "MAX_PAYLOAD_BYTES",
     "MAX_TERM",
     "MAX_TERM_ADVANCE",
     "PRIVATE_DIRECTORY",
     "AdminNames",
+    "Advice",
     "AppendOutcome",
     "AppendResult",
     "Appender",
@@ -185,6 +188,8 @@ __all__ = [
 
 #: Where a name is, unless `dledger.client` has it.
 _MODULE_OF = {
+    "Advice": "dledger.error_advice",
+    "LOG_ADVICE": "dledger.error_advice",
     "AppendOutcome": "dledger.replica.shell",
     "Applied": "dledger.node.machine.state_machine",
     "AppliedEntry": "dledger.node.machine.state_machine",

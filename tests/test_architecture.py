@@ -15,7 +15,7 @@ PAGES = (
     "SECURITY.md",
     "CHANGELOG.md",
     "README.md",
-    *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))),
+    *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))),
 )
 _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 
@@ -69,7 +69,8 @@ def test_every_link_leads_somewhere(page: str) -> None:
 
 def test_every_page_is_in_the_index() -> None:
     indexed = {target for _, target in links("docs/README.md")}
-    missing = [p.name for p in (ROOT / "docs").glob("*.md") if p.name not in indexed | {"README.md"}]
+    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+    missing = [page for page in pages if page not in indexed | {"README.md"}]
     assert missing == []
 
 

@@ -76,6 +76,7 @@ _PRODUCT = {
 #: One row for each package, and for the few modules that others may use without the package around them.
 ALLOWED: dict[str, set[str]] = {
     "dledger.errors": set(),
+    "dledger.error_advice": {"dledger.errors"},
     "dledger.logs": set(),
     "dledger.metrics": set(),
     _STATUS_TYPES: set(),
@@ -125,6 +126,7 @@ ALLOWED: dict[str, set[str]] = {
         "dledger.testing.checks",
     },
     "dledger.cli": {
+        "dledger.error_advice",
         *_BASE,
         *_STORE,
         *_NODE,
@@ -135,6 +137,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     # The package itself: its public face.
     "dledger": {
+        "dledger.error_advice",
         *_BASE,
         *_STORE,
         *_RPC,
@@ -158,6 +161,7 @@ ALLOWED: dict[str, set[str]] = {
     BROKER_GENERATED: set(),
     CLIENT_GENERATED: set(),
     "broker_adapter.errors": {"dledger"},
+    "broker_adapter.error_advice": {"dledger", "broker_adapter.errors"},
     "broker_adapter.api": {"dledger", "broker_adapter.errors"},
     "broker_adapter.shares": set(),
     "broker_adapter": set(),
@@ -243,6 +247,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     # The commands of the broker are added to those of the log.
     "broker_adapter.cli": {
+        "broker_adapter.error_advice",
         *_BROKER_BASE,
         "dledger.cli",
         "dledger.cli.local",

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PRODUCT = ("dledger", "broker_adapter", "chaos")
+PRODUCT = ("dledger", "broker_adapter", "chaos", "tools")
 GENERATED = (
     ROOT / "dledger" / "v1",
     ROOT / "broker_adapter" / "v1",

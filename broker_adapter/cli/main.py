@@ -10,7 +10,12 @@ from dledger.cli.main import main as log_main
 
 assert isinstance(log_cli, RootGroup)
 add_kind(BROKER_KIND)
-cli = log_cli.extended({"broker": "broker_adapter.cli.broker_group:broker"})
+cli = log_cli.extended(
+    {
+        "broker": "broker_adapter.cli.broker_group:broker",
+        "explain": "broker_adapter.cli.explain_command:explain",
+    }
+)
 
 
 def main() -> None:

@@ -30,41 +30,49 @@ class ClientServiceSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     enabled: bool = True
-    #: host:port by node id, where clients reach the nodes if not at their addresses in `members`. The same on
-    #: all nodes: routes must not depend on who is asked.
+    """Serve clients of RocketMQ 5."""
     advertise: dict[str, _Address] = Field(default_factory=dict)
-    #: host:port for clients alone, beside the node's port: in plain text, and with TLS. "": none.
+    """host:port by node id, where clients reach the nodes if not at their addresses in `members`. The
+    same on all nodes."""
     listen: _Address | Literal[""] = ""
+    """host:port for clients alone, in plain text, beside the node's port. Empty: none."""
     tls_listen: _Address | Literal[""] = ""
-    #: Of the port with TLS: PEM files, read again when they change. None: those of the node's [tls].
+    """host:port for clients alone, with TLS. Empty: none."""
     tls_certificate: _File | None = None
+    """Certificate of that port (PEM). Default: that of the node's `[tls]`."""
     tls_key: _File | None = None
-    #: Whose signature the certificate bears; None: its own.
+    """Its key (PEM)."""
     tls_ca: _File | None = None
-    #: As `advertise`, for clients that have come over TLS. Without it: at the members' hosts, at this port.
+    """Whose signature the certificate bears (PEM). Default: its own."""
     tls_advertise: dict[str, _Address] = Field(default_factory=dict)
-    #: Accounts of clients and what they may do: a TOML or JSON file. None: everybody may do everything.
+    """As `advertise`, for clients that have come over TLS. Default: the members' hosts, at this port."""
     access_control: _File | None = None
-    #: Streams of telemetry; every client holds one to each node that it knows.
+    """File of accounts and their rights, TOML or JSON; see [accounts](#file-of-accounts). Default:
+    everybody may do everything."""
     max_clients: Positive = 10_000
-    #: Calls under way, and of these such as wait for messages.
+    """Streams of telemetry; every client holds one to each node that it knows."""
     max_calls: Positive = 4_096
+    """Calls under way."""
     max_waiting_receives: Positive = 10_000
-    #: Of requests under way that are large.
+    """Receives that wait for messages."""
     max_request_bytes: Positive = 64 << 20
-    #: Of calls that are on their way to the master: requests not answered, and answers not passed on.
+    """Bytes of large requests under way."""
     max_forwarded_bytes: Positive = 64 << 20
-    #: How long a call without a deadline waits for a master.
+    """Bytes of calls on their way to the master, and of answers not passed on."""
     max_hold_ms: Positive = 10_000
+    """How long a call without a deadline waits for a master."""
     max_batch_messages: Positive = 1_024
-    #: A receive is held at least and at most so long, whatever the client asks for; never past its deadline.
+    """Messages of one receive."""
     min_polling_ms: Annotated[int, Field(ge=0)] = 5_000
+    """A receive waits at least so long, never past its deadline."""
     max_polling_ms: Positive = 20_000
-    #: What a consumer may ask for, for how long nobody else of its group gets a message.
+    """A receive waits at most so long."""
     min_invisible_ms: Positive = 10_000
+    """Shortest invisible time that a consumer may ask for."""
     max_invisible_ms: Positive = 12 * 3_600_000
-    #: A message that a consumer gives back is not delivered again sooner: some clients ask for no pause.
+    """Longest invisible time that a consumer may ask for."""
     min_retry_ms: Annotated[int, Field(ge=0)] = 1_000
+    """A message that a consumer gives back is not delivered again sooner."""
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> ClientServiceSettings:

@@ -23,64 +23,88 @@ class DeliverySettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    #: What is received without a time of its own; renewed while its client is heard of.
     invisible_ms: Positive = 60_000
-    #: ... but not longer than this in all: what a client never got, though it lives, comes back one day.
+    """How long a received message is invisible to others, if the receive names no time. Renewed while its
+    client is heard of."""
     max_renewed_ms: Positive = 10_800_000
-    #: A client that was not heard of for so long is gone.
+    """Longest time for which it is renewed in all."""
     heard_ms: Positive = 30_000
-    #: What a client held that went becomes visible after this.
+    """A client that was not heard of for so long is gone."""
     release_ms: Positive = 1_000
+    """Messages of a client that is gone become visible after this."""
     max_pending_per_queue: Positive = 20_000
+    """Messages of one queue that are received and not acknowledged. Past it nothing fresh is given."""
     max_pending: Positive = 200_000
-    #: What is visible again for so long without anybody wanting it counts as never given.
+    """The same of all queues."""
     abandoned_ms: Positive = 86_400_000
-    #: How often the master looks for what is pending for nothing.
+    """A message that is visible again for so long, and that nobody wants, counts as never given."""
     upkeep_ms: Positive = 10_000
+    """How often the master looks for abandoned messages."""
     max_delay_ms: Positive = 86_400_000
-    #: Delayed and half messages are kept in memory and in the state image: all of them, at most.
+    """Longest delay of a message. Past it: 738."""
     max_held_bytes: Positive = 64 << 20
+    """Bytes of all delayed and half messages, which are kept in memory and in the state image. Past it:
+    706."""
     check_first_ms: Positive = 6_000
+    """When the producer of a half message is first asked for its outcome."""
     check_again_ms: Positive = 30_000
+    """Time until it is asked again."""
     max_checks: Positive = 15
+    """After so many checks without an answer a half message is rolled back."""
     max_waiting_bytes: Positive = 64 << 20
-    #: Of messages on their way from the log to consumers; a receive waits for room.
+    """Bytes of requests that wait for their append."""
     max_given_bytes: Positive = 64 << 20
+    """Bytes of messages on their way from the log to consumers. Past it a receive waits for room."""
 
 
 class BrokerSettings(BaseModel):
-    """Sizes in bytes, times in ms. `name` is one for all nodes of the log: it is one broker, wherever it is
-    master."""
+    """One broker, wherever it is master. Sizes in bytes, times in ms."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: _Text = "broker-a"
+    """Name of the broker, the same on all nodes of one log."""
     cluster: _Text = "DefaultCluster"
-    #: Where ConsumeQueues and indexes are; beside the log's directory if not given.
+    """Name of the cluster of brokers."""
     directory: Path | None = None
+    """Directory of ConsumeQueues and indexes. Default: beside the log's."""
     namesrv: tuple[_Text, ...] = ()
+    """host:port of all NameServers."""
     auto_create_topics: bool = True
+    """The first message to a topic creates it. Asking for its route does not."""
     auto_create_groups: bool = True
-    #: Beyond so many topics, or groups, none comes into being by itself: the rest is for admins.
+    """The first use of a group creates it."""
     auto_create_up_to: Positive = 8_000
-    #: Topics that one address may have come into being, at one master.
+    """With so many topics (or groups) none is created by use any more; admins still create them. Past it:
+    770, 771."""
     auto_create_per_client: Positive = 1_000
-    #: A topic that came into being by itself goes when it is empty and was not used for so long. 0: never.
+    """Topics (or groups) that one address may create by use, at one master. Past it: 770, 771."""
     auto_create_expire_ms: Annotated[int, Field(ge=0)] = 604_800_000
+    """A topic created by use is deleted when it is empty and unused for so long. 0: never."""
     default_queues: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Queues of a topic created by use."""
     max_body_bytes: Annotated[int, Field(ge=1, le=MAX_BODY_BYTES)] = MAX_BODY_BYTES
+    """Largest body of a message. Past it: 734."""
     max_held_pulls: Positive = 10_000
+    """Pulls, and receives, that wait for messages. Past it: 743."""
     max_wait_ms: Positive = 60_000
+    """How long a pull may wait for messages."""
     send_timeout_ms: Positive = 5000
-    #: A master that cannot become writable for so long says so, and looks for a fitter one.
+    """How long a send that names no time-out may take."""
     role_change_report_ms: Positive = 5000
+    """A master that is not writable for so long says so, and looks for a fitter one."""
     units_per_file: Positive = 300_000
+    """Messages of one ConsumeQueue file."""
     index_slots: Positive = 5_000_000
+    """Hash slots of one IndexFile."""
     index_items: Positive = 20_000_000
+    """Keys of one IndexFile."""
     checkpoint_ms: Positive = 5000
+    """How often derived files are synced and their checkpoint is written."""
     delivery: DeliverySettings = DeliverySettings()
-    #: The service for clients of RocketMQ 5.
+    """Receiving by receipt handles, delays and transactions."""
     rocketmq_v2: ClientServiceSettings = ClientServiceSettings()
+    """The service for clients of RocketMQ 5."""
 
     @field_validator("namesrv", mode="before")
     @classmethod

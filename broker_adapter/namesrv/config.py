@@ -28,9 +28,14 @@ class ExpiryConfig(_Section):
     """Milliseconds. A broker may ask for another time than the default, within the bounds."""
 
     default_ms: Positive = 120_000
+    """How long a registration made by a single call lasts, and how long the greatest term of a name is
+    remembered."""
     min_ms: Positive = 10_000
+    """Shortest time that a broker may ask for."""
     max_ms: Positive = 600_000
+    """Longest time that a broker may ask for."""
     scan_ms: Positive = 5_000
+    """How often expired registrations are looked for."""
 
     @model_validator(mode="after")
     def _ordered(self) -> ExpiryConfig:
@@ -43,30 +48,48 @@ class LimitsConfig(_Section):
     """Past each of these a request is refused with a number."""
 
     max_broker_names: Positive = TableLimits().max_broker_names
+    """Broker names. Past it: 781."""
     max_nodes_per_name: Positive = TableLimits().max_nodes_per_name
+    """Nodes of one broker name. Past it: 781."""
     max_topics: Positive = TableLimits().max_topics
+    """Topics. Past it: 781."""
     max_sessions: Positive = ServerLimits().max_sessions
+    """Connected brokers. Past it: 781."""
     max_watchers: Positive = ServerLimits().max_watchers
+    """Clients that watch routes. Past it: 781."""
     max_watched_topics: Positive = ServerLimits().max_watched_topics
+    """Topics that one watcher names. Past it: 781."""
     max_waiting_registrations: Positive = ServerLimits().max_waiting_registrations
+    """Registrations under way. Past it: 780."""
     max_waiting_routes: Positive = ServerLimits().max_waiting_routes
+    """Questions for routes under way. Past it: 780."""
     max_waiting_config: Positive = ServerLimits().max_waiting_config
+    """Questions about settings under way. Past it: 780."""
     max_config_value_bytes: Positive = KvLimits().max_value_bytes
+    """Bytes of one setting. Past it: 788."""
     max_config_entries: Positive = KvLimits().max_entries
-    # All of a namespace goes into one answer.
+    """Number of settings. Past it: 788."""
     max_config_bytes: Annotated[int, Field(gt=0, le=KvLimits().max_bytes)] = KvLimits().max_bytes
+    """Bytes of all settings. All of a namespace goes into one answer. Past it: 788."""
 
 
 class TlsConfig(_Section):
     """PEM files, read again when they change. Relative paths are relative to the configuration's file."""
 
     certificate: Path
+    """The NameServer's certificate (PEM)."""
     key: Path
+    """Its key (PEM)."""
     ca: Path
+    """Whose certificates are trusted (PEM)."""
     client_auth: Literal["require", "none"] = "require"
-    http: bool = True  # false: the status page stays in plain text
-    broker_names: tuple[Name, ...] = ()  # in certificates that may register
-    admin_names: tuple[Name, ...] = ()  # ... that may un-register others, wipe and set, as brokers may
+    """`none`: clients and brokers show no certificate."""
+    http: bool = True
+    """The status page speaks TLS, too. false: it stays in plain text."""
+    broker_names: tuple[Name, ...] = ()
+    """Names in certificates that may register brokers. Without it no broker registers."""
+    admin_names: tuple[Name, ...] = ()
+    """Names in certificates that may un-register others, wipe and set."""
 
     @field_validator("broker_names", "admin_names", mode="before")
     @classmethod
@@ -89,22 +112,33 @@ class LogConfig(_Section):
     """How the process writes its log lines (on stderr)."""
 
     format: Literal["text", "json"] = "text"
+    """`json` for machines."""
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level that is written."""
 
 
 class NameServerConfig(_Section):
-    """One NameServer. `listen` and `http_listen` are host:port; empty `http_listen`: no status page."""
+    """One NameServer."""
 
-    directory: Path  # of the settings; made if it is not there
+    directory: Path
+    """Directory of the settings; made if it is not there. Relative to the configuration's file."""
     listen: Address = DEFAULT_LISTEN
+    """host:port to serve on."""
     http_listen: Address | Literal[""] = ""
-    # Names by which requests may call the status page, beside addresses, localhost and those of `listen`.
+    """host:port of the status page and metrics. Empty: none."""
     http_allowed_hosts: tuple[str, ...] = ()
-    allow_plaintext: bool = False  # beyond loopback
+    """Names by which requests may call the status page, beside addresses, `localhost` and the host of
+    `listen`."""
+    allow_plaintext: bool = False
+    """Serve in plain text beyond loopback."""
     tls: TlsConfig | None = None
+    """Certificates. Without it: plain text, on loopback only."""
     expiry: ExpiryConfig = ExpiryConfig()
+    """When registrations expire."""
     limits: LimitsConfig = LimitsConfig()
+    """Limits."""
     log: LogConfig = LogConfig()
+    """The process's own log lines."""
 
     @field_validator("directory", mode="before")
     @classmethod

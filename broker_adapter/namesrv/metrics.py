@@ -26,6 +26,10 @@ class Exporter:
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
+    def families(self) -> Iterable[Metric]:
+        """The same as values: name, type, meaning, labels, samples."""
+        return self._registry.collect()
+
 
 class _Collector(Collector):
     def __init__(self, server: NameServer) -> None:

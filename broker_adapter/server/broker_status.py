@@ -135,24 +135,57 @@ class BrokerStatus:
 
     def metrics(self) -> Iterable[Metric]:
         program = self._program
-        figures, changes = program.dispatcher.figures(), program.handler.metrics
-        delivery = program.delivery.figures()
+        changes = program.handler.metrics
+        for name, text, value in self._gauges():
+            yield GaugeMetricFamily(name, text, value=float(value))
+        for name, text, value in self._counters():
+            family = CounterMetricFamily(name, text)
+            family.add_metric([], value)
+            yield family
+        yield from _client_metrics(program)
+        yield _elected_to_writable(changes.elected_to_writable)
+        yield from _role_change(program.handler.status, changes)
+
+    def _gauges(self) -> Iterable[tuple[str, str, float]]:
+        """(name, meaning, value)."""
+        program = self._program
+        figures, delivery = program.dispatcher.figures(), program.delivery.figures()
         clients = program.clients.service
-        gauges = (
-            ("broker_is_master", "1 on the master.", program.adapter.is_master),
-            ("broker_writable", "1 while messages are accepted.", program.writer.expected is not None),
+        return (
+            ("broker_is_master", "1 if this node's broker is the master, else 0.", program.adapter.is_master),
+            (
+                "broker_writable",
+                "1 while this broker accepts messages, else 0.",
+                program.writer.expected is not None,
+            ),
             (
                 "broker_dispatch_behind_bytes",
-                "Committed here and not yet dispatched.",
+                "Bytes committed here and not yet dispatched to ConsumeQueues and metadata.",
                 program.files.dispatch_behind_bytes,
             ),
-            ("broker_index_pending", "Messages that the index lags behind.", figures.index_pending),
+            (
+                "broker_index_pending",
+                "Messages dispatched and not yet in the IndexFile.",
+                figures.index_pending,
+            ),
             ("broker_held_pulls", "Pulls that wait for messages.", len(program.broker.held)),
-            ("broker_topics", "Topics.", len(program.metadata.topics)),
-            ("broker_delivery_pending", "Messages given to consumers and not done.", delivery.pending),
-            ("broker_delivery_held_messages", "Delayed and half messages.", delivery.held_messages),
+            ("broker_topics", "Topics that exist.", len(program.metadata.topics)),
+            (
+                "broker_delivery_pending",
+                "Messages received and neither acknowledged nor given up.",
+                delivery.pending,
+            ),
+            (
+                "broker_delivery_held_messages",
+                "Delayed and half messages kept in memory.",
+                delivery.held_messages,
+            ),
             ("broker_delivery_held_bytes", "Bytes of delayed and half messages.", delivery.held_bytes),
-            ("broker_delivery_waiting_receives", "Receives that wait.", delivery.waiting_receives),
+            (
+                "broker_delivery_waiting_receives",
+                "Receives that wait for messages on the master.",
+                delivery.waiting_receives,
+            ),
             (
                 "broker_loop_lag_seconds",
                 "How late the event loop was at most, in the last minute or two.",
@@ -164,10 +197,17 @@ class BrokerStatus:
                 clients.waiting_receives,
             ),
         )
-        for name, text, value in gauges:
-            yield GaugeMetricFamily(name, text, value=float(value))
-        counters = (
-            ("broker_foreign_records", "Entries of the log that are no messages.", figures.foreign_records),
+
+    def _counters(self) -> Iterable[tuple[str, str, float]]:
+        """(name, meaning, value)."""
+        program = self._program
+        figures, delivery = program.dispatcher.figures(), program.delivery.figures()
+        return (
+            (
+                "broker_foreign_records",
+                "Entries of users in the log that are no messages.",
+                figures.foreign_records,
+            ),
             (
                 "broker_set_aside",
                 "Committed entries that could not be applied.",
@@ -178,23 +218,32 @@ class BrokerStatus:
                 "Times that nothing fresh was given, as too much is pending.",
                 delivery.refused_fresh,
             ),
-            ("broker_delivery_dead_letters", "Messages given too often.", delivery.dead_letters),
-            ("broker_delivery_appends", "Appends, each of many requests.", delivery.rounds),
-            ("broker_loop_stalls", "Times that the event loop was late by 0.1 s.", program.loop_lag.stalls),
-            ("broker_delivery_damaged", "Commands that could not be read.", delivery.damaged),
+            (
+                "broker_delivery_dead_letters",
+                "Messages delivered too often and moved to a dead letter topic.",
+                delivery.dead_letters,
+            ),
+            (
+                "broker_delivery_appends",
+                "Appends of delivery state, each for many requests.",
+                delivery.rounds,
+            ),
+            (
+                "broker_loop_stalls",
+                "Times that the event loop was late by 0.1 s or more.",
+                program.loop_lag.stalls,
+            ),
+            (
+                "broker_delivery_damaged",
+                "Commands of delivery state that could not be read.",
+                delivery.damaged,
+            ),
             (
                 "broker_topics_expired",
                 "Topics made by use that this node deleted, as nobody used them.",
                 program.topic_expiry.expired,
             ),
         )
-        for name, text, value in counters:
-            family = CounterMetricFamily(name, text)
-            family.add_metric([], value)
-            yield family
-        yield from _client_metrics(program)
-        yield _elected_to_writable(changes.elected_to_writable)
-        yield from _role_change(program.handler.status, changes)
 
 
 def _set_aside(found: SetAside) -> Any:
@@ -207,21 +256,27 @@ def _set_aside(found: SetAside) -> Any:
 
 def _client_metrics(program: BrokerFacts) -> Iterable[Metric]:
     """Of clients of RocketMQ 5."""
-    clients = GaugeMetricFamily("broker_clients", "Clients connected to this node.", labels=["type"])
+    clients = GaugeMetricFamily(
+        "broker_clients", "RocketMQ 5 clients connected to this node, by type.", labels=["type"]
+    )
     for client_type, count in program.clients.streams.by_type().items():
         clients.add_metric([client_type], count)
     yield clients
     figures = program.forwarder.figures
     forwarded = CounterMetricFamily(
-        "broker_forwarded_calls", "Calls handed on to the master.", labels=["method", "outcome"]
+        "broker_forwarded_calls",
+        "Calls of RocketMQ 5 clients forwarded to the master, by outcome.",
+        labels=["method", "outcome"],
     )
     for labels, count in figures.outcomes.items():
         forwarded.add_metric(labels, count)
     yield forwarded
-    held = CounterMetricFamily("broker_held_calls", "Calls that had to wait for a master.")
+    held = CounterMetricFamily(
+        "broker_held_calls", "Calls of RocketMQ 5 clients that had to wait for a master."
+    )
     held.add_metric([], figures.held)
     yield held
-    held_s = CounterMetricFamily("broker_held_calls_seconds", "How long calls have waited for a master.")
+    held_s = CounterMetricFamily("broker_held_calls_seconds", "Seconds that such calls have waited.")
     held_s.add_metric([], figures.held_s)
     yield held_s
 
@@ -248,22 +303,37 @@ def _role_change(status: HandlerStatus, changes: RoleChangeMetrics) -> Iterable[
     yield GaugeMetricFamily("broker_fit", "1 while this node may be handed leadership.", float(status.fit))
     for name, text, label, counts in (
         ("broker_role_switches", "Changes of role that were completed.", "to", changes.switches),
-        ("broker_role_change_step_seconds", "Spent in each step of role changes.", "step", changes.seconds),
-        ("broker_role_change_failures", "Steps that failed, and were tried again.", "step", changes.failures),
+        (
+            "broker_role_change_step_seconds",
+            "Seconds spent in each step of role changes.",
+            "step",
+            changes.seconds,
+        ),
+        (
+            "broker_role_change_failures",
+            "Steps of role changes that failed and were tried again.",
+            "step",
+            changes.failures,
+        ),
         (
             "broker_role_change_overdue",
-            "Steps beyond the time limit.",
+            "Steps of role changes that exceeded `role_change_report_ms`.",
             "step",
             changes.overdue,
         ),
-        ("broker_hand_overs", "Leadership handed on by a broker unfit.", "outcome", changes.hand_overs),
+        (
+            "broker_hand_overs",
+            "Hand-overs of leadership by a broker that was unfit, by outcome.",
+            "outcome",
+            changes.hand_overs,
+        ),
     ):
         family = CounterMetricFamily(name, text, labels=[label])
         for key, count in counts.items():
             family.add_metric([str(key)], count)
         yield family
     for name, text, number in (
-        ("broker_role_events_superseded", "Role events given up for newer ones.", changes.superseded),
-        ("broker_role_events_stale", "Role events older than one that had been there.", changes.stale_events),
+        ("broker_role_events_superseded", "Role events dropped for newer ones.", changes.superseded),
+        ("broker_role_events_stale", "Role events that came after a newer one.", changes.stale_events),
     ):
         yield CounterMetricFamily(name, text, value=number)

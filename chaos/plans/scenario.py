@@ -100,17 +100,29 @@ class FaultStep(_Section):
     """One fault, begun `at`, ended after `lasts`, begun again `every` so many seconds (0: once)."""
 
     kind: Kind
+    """The fault. See [chaos](../chaos.md)."""
     target: Target = "leader"
+    """Which nodes it hits."""
     at: Seconds = 2.0
+    """When it begins, seconds after the warm-up."""
     lasts: Seconds = 2.0
+    """How long it lasts, in seconds."""
     every: Seconds = 0.0
+    """Time between two beginnings, in seconds; more than `lasts`. 0: once."""
     delay_ms: Annotated[int, Field(ge=0, le=60_000)] = 100
+    """`delay`: delay of each piece of traffic."""
     jitter_ms: Annotated[int, Field(ge=0, le=60_000)] = 50
+    """`delay`: random part of it."""
     reset_chance: Annotated[float, Field(gt=0, le=1)] = 0.02
+    """`loss`: chance that a piece of traffic (up to 64 KiB) breaks its connection."""
     bytes_per_second: Annotated[int, Field(gt=0)] = 64 << 10
+    """`throttle`: bytes that pass."""
     slow_ms: Annotated[int, Field(gt=0, le=60_000)] = 50
+    """`slow_disk`: how long each sync takes in addition."""
     entries: Annotated[int, Field(gt=0, le=1000)] = 3
+    """`bit_flip`: entries that are damaged."""
     jump_s: Annotated[float, Field(ge=-1e9, le=1e9)] = 3600.0
+    """`clock_jump`: how far the clock jumps, in seconds."""
 
     @model_validator(mode="after")
     def _repeats_after_its_end(self) -> FaultStep:
@@ -131,15 +143,19 @@ class FaultStep(_Section):
 
 
 class HostileStep(_Section):
-    """One hostile client in a process of its own, from `at` for `lasts` seconds. `clients`: connections or
-    callers at a time; `rate`: what all of them begin in a second, 0: as fast as they are answered; None: what
-    is usual for the kind."""
+    """One hostile client in a process of its own."""
 
     kind: HostileKind
+    """The hostile client. See [chaos](../chaos.md)."""
     at: Seconds = 1.0
+    """When it begins, seconds after the warm-up."""
     lasts: Annotated[float, Field(gt=0, le=86_400)] = 10.0
+    """How long it lasts, in seconds."""
     clients: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Connections or callers at a time. Default: what is usual for the kind."""
     rate: Annotated[float, Field(ge=0, le=100_000)] | None = None
+    """What all of them begin in a second; 0: as fast as they are answered. Default: what is usual for the
+    kind."""
 
 
 _USUAL = LoadSpec()
@@ -149,17 +165,30 @@ class Load(_Section):
     """See LoadSpec."""
 
     clients: Annotated[int, Field(ge=1, le=64)] = _USUAL.clients
+    """Producers, or appending clients."""
     at_once: Annotated[int, Field(ge=0, le=256)] = _USUAL.at_once
+    """Operations of each client under way in a closed loop. 0: 6 on a log, 32 on brokers, 4 of released
+    clients."""
     rate: Annotated[float, Field(ge=0)] = _USUAL.rate
+    """Messages a second of all clients together. 0: as fast as they are answered."""
     max_batch: Annotated[int, Field(ge=1, le=256)] = _USUAL.max_batch
+    """Messages of one operation, at most. Not for `clients`."""
     max_bytes: Annotated[int, Field(ge=0, le=65_536)] = _USUAL.max_bytes
+    """Bytes of one body, at most."""
     readers: Annotated[int, Field(ge=0, le=16)] = _USUAL.readers
+    """Clients that read while others write. Only `log`."""
     topics: Annotated[int, Field(ge=1, le=16)] = _USUAL.topics
+    """Topics. Not for `log`."""
     queues: Annotated[int, Field(ge=1, le=16)] = _USUAL.queues
+    """Queues of a topic. Not for `log`."""
     consumers: Annotated[int, Field(ge=0, le=16)] = _USUAL.consumers
+    """Members of each consumer group. Not for `log`."""
     delayed: Annotated[float, Field(ge=0, le=1)] = _USUAL.delayed
+    """Share of delayed messages. Only `clients`."""
     transactional: Annotated[float, Field(ge=0, le=1)] = _USUAL.transactional
+    """Share of messages in transactions. Only `clients`."""
     push: bool = _USUAL.push
+    """Groups of push consumers are there, too. Only `clients`."""
 
     @model_validator(mode="after")
     def _shares_are_of_one_whole(self) -> Load:
@@ -172,28 +201,40 @@ class Load(_Section):
 
 
 class Scenario(_Section):
-    """`seconds`: from the end of the warm-up to the healing. `settings`: further keys of every node's
-    configuration; `broker_settings`: of every broker's, over those that the workload needs.
-    `data_file_size` in bytes. `min_acknowledged`: before, during and after the faults, or the run says
-    nothing. `served_within_s`: beside hostile clients each kind of operation of the good ones
-    succeeds, and each group is given messages, at least so often. `most_server_mib`: memory that each server
-    may take meanwhile."""
+    """One scenario. Sizes in bytes, times in seconds."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
+    """Its name, as in `dledger-chaos run NAME`."""
     title: Annotated[str, Field(min_length=1, max_length=100)]
+    """One line for `dledger-chaos list`."""
     why: str = ""
+    """What it is for."""
     workload: Literal["log", "broker", "clients"] = "log"
+    """`log`: appends and reads. `broker`: the broker's own clients. `clients`: released clients of
+    RocketMQ 5."""
     nodes: Annotated[int, Field(ge=1, le=9)] = 3
+    """Nodes of the cluster."""
     seconds: Annotated[float, Field(gt=0, le=86_400)] = 15.0
+    """From the end of the warm-up to the healing."""
     min_acknowledged: Annotated[int, Field(ge=1)] = 20
+    """Operations acknowledged before, during and after the faults, or the run says nothing."""
     data_file_size: Annotated[int, Field(ge=64 << 10, le=1 << 30)] = 16 << 20
+    """Bytes of a data file of the log."""
     load: Load = Load()
+    """The load."""
     settings: dict[str, Any] = Field(default_factory=dict)
+    """Further keys of every node's configuration."""
     broker_settings: dict[str, Any] = Field(default_factory=dict)
+    """Further keys of every broker's settings."""
     fault: tuple[FaultStep, ...] = ()
+    """Faults (`[[fault]]`), by their beginning."""
     served_within_s: Annotated[float, Field(ge=0.5, le=3_600)] = 5.0
+    """Beside hostile clients each kind of operation of the good ones succeeds, and each group is given
+    messages, at least so often."""
     most_server_mib: Annotated[int, Field(ge=64, le=1 << 20)] = 1024
+    """Memory that each server may take beside hostile clients, in MiB."""
     hostile: tuple[HostileStep, ...] = ()
+    """Hostile clients (`[[hostile]]`)."""
 
     @model_validator(mode="after")
     def _delays_end_by_clocks_that_are_right(self) -> Scenario:

@@ -150,6 +150,10 @@ class StatusExporter:
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
+    def families(self) -> Iterable[Metric]:
+        """The same as values: name, type, meaning, labels, samples."""
+        return self._registry.collect()
+
 
 class _NodeCollector(Collector):
     def __init__(self, status: Callable[[], NodeStatus], metrics: NodeMetricsSource) -> None:

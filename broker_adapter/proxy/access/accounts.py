@@ -66,13 +66,19 @@ class Account(BaseModel):
     )
 
     access_key: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\s,/=]+$")]
+    """Access key that the client sends."""
     secret: Annotated[SecretStr, Field(min_length=1)]
+    """Secret with which the client signs."""
     admin: bool = False
+    """May do everything."""
     default_permission: _Right = Right.DENY
+    """Right for topics and groups without a rule: `DENY`, `PUB`, `SUB` or `PUB|SUB`."""
     topics: dict[str, _Right] = Field(default_factory=dict)
+    """Rights by topic, or by the beginning of names with `*` behind it."""
     groups: dict[str, _Right] = Field(default_factory=dict)
-    #: Where calls of this account come from; empty: from anywhere.
+    """Rights by group, likewise."""
     source_addresses: Annotated[tuple[_Network, ...], BeforeValidator(_to_networks)] = ()
+    """Addresses and networks from which calls of this account come. Default: any."""
 
     @model_validator(mode="after")
     def _stars_are_last(self) -> Account:
@@ -112,13 +118,15 @@ class Account(BaseModel):
 
 
 class Accounts(BaseModel):
-    """All of a file. `freshness_s`: how far the time of a signature may be off. Some clients write their own
-    local time as if it were UTC, so less than a day shuts some of them out."""
+    """All accounts of a file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     freshness_s: Annotated[float, Field(gt=0)] = 86_400.0
+    """How far the time of a signature may be off. Some clients write local time as if it were UTC, so
+    less than a day shuts some of them out."""
     accounts: tuple[Account, ...] = ()
+    """The accounts."""
 
     @model_validator(mode="after")
     def _keys_differ(self) -> Accounts:

@@ -44,19 +44,32 @@ class TimingConfig(_Section):
     """Milliseconds. Elections time out at random between the two bounds; heartbeats are well below."""
 
     heartbeat_ms: Positive = 150
+    """Time between two heartbeats of the leader."""
     election_min_ms: Positive = 1000
+    """Lower bound of the random election time-out; also the bound of check-quorum. At least two
+    `heartbeat_ms`."""
     election_max_ms: Positive = 2000
+    """Upper bound of the random election time-out. Greater than `election_min_ms`."""
     transfer_timeout_ms: Positive = 1000
+    """How long a transfer of leadership may keep appends away before it is given up."""
     preferred_check_ms: Positive = 1000
+    """How often the leader looks whether a node of `preferred_leaders` can take over."""
     tick_ms: Positive = 20
+    """Resolution of the timers."""
     checkpoint_ms: Positive = 3000
-    flush_interval_ms: Positive = 500  # ASYNC_FLUSH only
-    # A leader whose disk stalls for so long steps down, if those of the others work; two election_max_ms.
+    """How often the checkpoint is written."""
+    flush_interval_ms: Positive = 500
+    """ASYNC_FLUSH only: time between two flushes."""
     fsync_stall_ms: Positive | None = None
-    # A leader that has something to commit and commits nothing for so long steps down; five election_max_ms.
+    """A leader one sync of which takes so long steps down, if the disks of the others work. Default: two
+    `election_max_ms`."""
     commit_stall_ms: Positive | None = None
-    # A process whose event loop has not turned for so long ends, with exit code 70; 0: never.
+    """A leader that has something to commit and commits nothing for so long steps down, if the others
+    have nothing to store. At least `election_max_ms`; default: five of them. Raise it where a push
+    (`limits.max_push_bytes`) takes longer on its way."""
     loop_stall_ms: NotNegative = 20_000
+    """A process whose event loop has not turned for so long ends with exit code 70 and a trace in its
+    log. 0: never."""
 
     @model_validator(mode="after")
     def _ordered(self) -> TimingConfig:
@@ -84,28 +97,52 @@ class LimitsConfig(_Section):
     """Past each of these a request is refused with a numbered error, or waits its turn."""
 
     max_body_bytes: Positive = DEFAULT_BODY_BYTES
-    # None: MAX_PAYLOAD_BYTES, or what a data file of the directory holds if that is less.
+    """Largest body of an entry. Past it: 610."""
     max_batch_bytes: Annotated[int, Field(gt=0, le=MAX_PAYLOAD_BYTES)] | None = None
+    """Largest batch, with 48 bytes for each entry. Past it: 611. Default: 4 MiB + 128 KiB, or what a data
+    file holds."""
     max_batch_entries: Positive = 4096
+    """Entries of a batch. Past it: 611."""
     max_append_streams: Positive = 1024
+    """Append streams open at the node. Past it: 612."""
     max_read_streams: Positive = 256
+    """Read streams open at the node. Past it: 612."""
     max_waiting_reads: Positive = 4096
+    """Linearizable reads that wait for their confirmation. Past it: 613."""
     max_unanswered_per_stream: Positive = 1024
-    max_calls: Positive = 16_384  # of clients, under way at once
-    max_connections: Annotated[int, Field(ge=16)] = MAX_CONNECTIONS  # of clients and members
+    """Unanswered appends of one stream. Past it: 503."""
+    max_calls: Positive = 16_384
+    """Calls and streams of clients under way, of all methods together. Past it: 612."""
+    max_connections: Annotated[int, Field(ge=16)] = MAX_CONNECTIONS
+    """Connections of clients and members to the gRPC port. Past it: closed as soon as accepted."""
     max_pending_bytes: Positive = 64 << 20
+    """Bytes accepted and not committed, or waiting for disk space to be prepared. Past it: 503."""
     max_pending_appends: Positive = 65_536
-    max_push_bytes: Annotated[int, Field(gt=0, le=MAX_PAYLOAD_BYTES)] = 1 << 20  # a larger batch goes alone
+    """Appends accepted and not committed. Past it: 503."""
+    max_push_bytes: Annotated[int, Field(gt=0, le=MAX_PAYLOAD_BYTES)] = 1 << 20
+    """Bytes of one push to a follower. A larger batch travels alone."""
     max_inflight_bytes: Positive = 16 << 20
+    """Bytes pushed to one follower and not acknowledged. Past it the leader waits."""
     tail_cache_bytes: Positive = 64 << 20
+    """Newest entries kept in memory. Older ones are read from the disk."""
     append_timeout_ms: Positive = 5000
+    """How long an append that names no time-out may take. Past it: 502, in doubt."""
     max_append_timeout_ms: Positive = 60_000
+    """How long an append may take, whatever it names."""
     read_timeout_ms: Positive = 5000
+    """How long a linearizable read waits for its confirmation. Past it: 622."""
     read_chunk_bytes: Annotated[int, Field(gt=0, le=MAX_PAYLOAD_BYTES)] = 512 << 10
-    catch_up_bytes_per_second: NotNegative = 256 << 20  # to each follower that is far behind; 0: no limit
-    catch_up_yields: bool = True  # while clients append, in favour of what their appends take
-    repair_bytes_per_second: NotNegative = 64 << 20  # of damaged data files; 0: no limit
-    disk_reserve_bytes: NotNegative | None = None  # kept free; a data file, its index and up to 64 MiB more
+    """Bytes in one message of a read stream. A larger entry travels alone."""
+    catch_up_bytes_per_second: NotNegative = 256 << 20
+    """Pace at which each follower that is far behind is caught up. 0: no limit."""
+    catch_up_yields: bool = True
+    """Slow catch-up down while clients append, so that appends take at most 1.65 times as long. false: as
+    fast as it goes."""
+    repair_bytes_per_second: NotNegative = 64 << 20
+    """Pace at which damaged data files are written anew. 0: no limit."""
+    disk_reserve_bytes: NotNegative | None = None
+    """Space that appends of clients leave free. Past it: 415. Default: a data file, its index, and up to
+    64 MiB."""
 
     def batch_bytes(self, data_file_size: int) -> int:
         """The limit of a batch in a directory with such data files, each of which holds whole batches.
@@ -141,10 +178,16 @@ class RetentionConfig(_Section):
     min_free_bytes on the leader's disk. None of them: nothing is."""
 
     max_age: Duration | None = None
+    """Entries older than this may go, e.g. `"7d"`. Default: no limit."""
     max_bytes: Positive | None = None
+    """Entries beyond so many bytes may go. Default: no limit."""
     min_free_bytes: Positive | None = None
-    hold_bytes: NotNegative = 1 << 30  # a follower further behind than this does not hold purging back
+    """When less is free on the leader's file system, the oldest entries may go, no more than is missing.
+    Default: no limit."""
+    hold_bytes: NotNegative = 1 << 30
+    """A follower further behind than this no longer holds purging back."""
     check_interval: Duration = "10s"
+    """How often the leader looks for something to purge."""
 
     def policy(self) -> RetentionPolicy:
         return RetentionPolicy(
@@ -159,28 +202,40 @@ class RetentionConfig(_Section):
 class ScrubConfig(_Section):
     """Reading all that is stored, again and again, to find damage while others can still repair it."""
 
-    bytes_per_second: NotNegative = 4 << 20  # 0: only when somebody asks for it
-    pause: Duration = "1d"  # between two rounds over the whole log
+    bytes_per_second: NotNegative = 4 << 20
+    """Pace of the background scrub. 0: only `dledger scrub` scrubs."""
+    pause: Duration = "1d"
+    """Time between two rounds over the whole log."""
 
 
 class LogConfig(_Section):
     """How the node writes its own log lines (on stderr)."""
 
     format: Literal["text", "json"] = "text"
+    """`json` for machines."""
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level that is written."""
 
 
 class TlsConfig(_Section):
     """PEM files, read again when they change. Relative paths are relative to the configuration's file."""
 
     certificate: Path
+    """The node's certificate (PEM)."""
     key: Path
+    """Its key (PEM). Refused (630) if every user may write it."""
     ca: Path
+    """Whose certificates are trusted (PEM)."""
     client_auth: Literal["require", "none"] = "require"
+    """`none`: anybody may connect, and then also speak as a member unless the cluster has a secret."""
     http_client_auth: Literal["require", "none"] = "none"
+    """`require`: the status port asks for certificates of `ca`, too."""
     peer_names: dict[Name, Name] = Field(default_factory=dict)
-    # Names in certificates that may transfer, purge, scrub and back up, beside those of the members.
+    """What a member's certificate must name, by node id. Default: the node id, or the host if no other
+    member has it."""
     admin_names: tuple[Name, ...] = ()
+    """Names in certificates that may transfer, purge, scrub and back up, beside those of the members.
+    Needs `client_auth = "require"`."""
 
     @field_validator("admin_names", mode="before")
     @classmethod
@@ -206,38 +261,66 @@ class TlsConfig(_Section):
 class ProgramConfig(_Section):
     """What lives on the node (`dledger.node.program`). The settings are the program's own affair."""
 
-    factory: Annotated[str, Field(min_length=1)]  # MODULE:FACTORY
+    factory: Annotated[str, Field(min_length=1)]
+    """`MODULE:FACTORY` of the program that lives on the node. A broker:
+    `broker_adapter.server.program:broker`."""
     settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the program. Those of a broker are below."""
 
 
 class NodeConfig(_Section):
-    """One node. `listen` and `http_listen` are host:port; empty `http_listen`: no status page."""
+    """One node."""
 
     directory: Path
+    """The node's directory. Relative to the configuration's file."""
     node_id: Name
+    """This node, one of `members`."""
     cluster_id: Name
+    """Any text, the same on all nodes. Keeps clusters apart that meet by mistake."""
     group: Name = "default"
+    """Name of the log, the same on all nodes."""
     members: dict[Name, Address] = Field(min_length=1)
+    """host:port of each member by node id. Clients are told these addresses. The ids are fixed once the
+    node has voted or stored an entry."""
     http_members: dict[Name, Address] = Field(default_factory=dict)
-    # Where this node reaches other members, if not at what clients are told: a network of their own.
+    """host:port of the status pages of members by node id. Lets the pages link to each other."""
     peer_addresses: dict[Name, Address] = Field(default_factory=dict)
-    listen: Address | Literal[""] = ""  # "": this node's address in members
+    """host:port by node id at which this node reaches other members, if not at those in `members`: a
+    network of their own."""
+    listen: Address | Literal[""] = ""
+    """host:port to serve on. Default: this node's address in `members`."""
     http_listen: Address | Literal[""] = ""
-    # Names by which requests may call the status port, beside addresses, localhost and names of members.
+    """host:port of the status page, probes and metrics. Empty: none."""
     http_allowed_hosts: tuple[Name, ...] = ()
-    http_tls: bool = True  # with [tls]; false: the status page stays in plain text
-    allow_plaintext: bool = False  # beyond loopback
-    # What members show each other, beside certificates or in their place: one secret, or two, a line each.
+    """Names by which requests may call the status port (`Host`), beside addresses, `localhost`, the
+    machine's own name and the hosts of members. `".example.com"`: that name and all below it; `"*"`: any.
+    Others get 421, against DNS rebinding."""
+    http_tls: bool = True
+    """With `[tls]`: the status port speaks TLS. false: it stays in plain text."""
+    allow_plaintext: bool = False
+    """Without `[tls]`: listen, and talk to members, beyond loopback all the same."""
     cluster_secret_file: Path | None = None
+    """The secret by which members know each other; one line, or two while it changes. Needed beyond
+    loopback without mutual TLS. Relative to the configuration's file."""
     preferred_leaders: tuple[Name, ...] = ()
-    keep_cpus_awake: bool = True  # while there is work in flight, if this process may ask for it
+    """Leadership moves to the first of these that is alive and caught up. Never blocks an election."""
+    keep_cpus_awake: bool = True
+    """Keep CPUs awake while there is work in flight, if the process may ask for it
+    (`/dev/cpu_dma_latency`)."""
     tls: TlsConfig | None = None
+    """Certificates. Without it: plain text, on loopback only."""
     timing: TimingConfig = TimingConfig()
+    """Time-outs and intervals."""
     limits: LimitsConfig = LimitsConfig()
+    """Limits. See [limits](../limits.md)."""
     retention: RetentionConfig = RetentionConfig()
+    """What may be forgotten. Without it nothing is."""
     scrub: ScrubConfig = ScrubConfig()
+    """Reading all that is stored, to find damage."""
     log: LogConfig = LogConfig()
+    """The node's own log lines."""
     program: ProgramConfig | None = None
+    """What lives on the node, as a broker does."""
 
     @field_validator("directory", "cluster_secret_file", mode="before")
     @classmethod

@@ -1,0 +1,1 @@
+"""Tools for those who change this project. Not part of the product."""
