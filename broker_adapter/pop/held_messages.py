@@ -16,6 +16,8 @@ from broker_adapter.pop.records import decode, encode
 MAX_ENDS = 20_000
 MAX_END_AGE_MS = 600_000
 
+_OF_HALVES = frozenset({Ending.COMMITTED, Ending.ROLLED_BACK})
+
 
 class HeldMessage(NamedTuple):
     """Kept as the command that an image has of it."""
@@ -46,9 +48,12 @@ class HeldMessage(NamedTuple):
 
 
 class Ended(NamedTuple):
+    """`topic` "": not known, of an image of an older version."""
+
     hold_id: int
     ending: Ending
     stamp_ms: int
+    topic: str
 
 
 class HeldMessages:
@@ -59,7 +64,7 @@ class HeldMessages:
         self.bytes = 0
         self._bytes_of: dict[bytes, int] = {}
         self._count_of = Counter[str]()  # by topic
-        self._ended: dict[int, Ending] = {}
+        self._ended: dict[int, Ended] = {}
         self._order: deque[Ended] = deque()
 
     def put(self, hold_id: int, message: HeldMessage) -> None:
@@ -72,10 +77,10 @@ class HeldMessages:
         """Of messages that came from an address."""
         return self._bytes_of.get(client, 0)
 
-    def _take_out(self, hold_id: int) -> bool:
+    def _take_out(self, hold_id: int) -> HeldMessage | None:
         message = self.all.pop(hold_id, None)
         if message is None:
-            return False
+            return None
         self.bytes -= message.size
         self._count_of[message.topic] -= 1
         if not self._count_of[message.topic]:
@@ -85,27 +90,39 @@ class HeldMessages:
             self._bytes_of[message.client] = left
         else:
             del self._bytes_of[message.client]
-        return True
+        return message
 
     def end(self, hold_id: int, ending: Ending, stamp_ms: int) -> bool:
         """Whether there was such a message; it is gone then."""
-        if not self._take_out(hold_id):
+        message = self._take_out(hold_id)
+        if message is None:
             return False
-        self.remember(Ended(hold_id, ending, stamp_ms))
+        self.remember(Ended(hold_id, ending, stamp_ms, message.topic))
         return True
 
     def remember(self, ended: Ended) -> None:
         self._order.append(ended)
-        self._ended[ended.hold_id] = ended.ending
+        self._ended[ended.hold_id] = ended
         while len(self._order) > MAX_ENDS or self._order[0].stamp_ms < ended.stamp_ms - MAX_END_AGE_MS:
             del self._ended[self._order.popleft().hold_id]
 
-    def ending(self, hold_id: int) -> Ending | None:
-        """How a message ended, as long as that is remembered."""
-        return self._ended.get(hold_id)
+    def ending_of_half(self, topic: str, hold_id: int) -> Ending | None:
+        """How the transaction of a half message of the topic ended, as long as that is remembered."""
+        ended = self._ended.get(hold_id)
+        if ended is None or ended.ending not in _OF_HALVES or ended.topic not in (topic, ""):
+            return None
+        return ended.ending
 
     def ends(self) -> list[Ended]:
         return list(self._order)
+
+    def ends_without(self, topic: str) -> list[Ended]:
+        return [ended for ended in self._order if ended.topic != topic]
+
+    def take_ends(self, ends: list[Ended]) -> None:
+        """Instead of those that are remembered."""
+        self._order = deque(ends)
+        self._ended = {ended.hold_id: ended for ended in ends}
 
     def checked(self, hold_id: int, next_ms: int) -> bool:
         message = self.all.get(hold_id)

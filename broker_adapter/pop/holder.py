@@ -213,7 +213,7 @@ class Holder:
         message = None if hold_id is None else await self._held(topic, hold_id, timeout_ms)
         wanted = Ending.COMMITTED if resolution is Resolution.COMMIT else Ending.ROLLED_BACK
         if hold_id is None or message is None or message.kind is not HoldKind.HALF:
-            ending = None if hold_id is None else self._state.held.ending(hold_id)
+            ending = None if hold_id is None else self._state.held.ending_of_half(topic, hold_id)
             if ending is None or (resolution is not Resolution.UNKNOWN and ending is not wanted):
                 text = f"transaction {transaction_id[:64]!r}: {ending.name if ending else 'unknown'}"
                 raise ReadFailed(Status.TRANSACTION_UNKNOWN, text)

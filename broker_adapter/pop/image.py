@@ -1,18 +1,19 @@
 """The bytes of the whole state of delivery, as the state image and the checkpoint hold it.
 
     0    4    "DDSI"
-    4    1    version, 2; 1 is read
+    4    1    version, 3; 1 and 2 are read
     5    4    CRC32 of all that follows
     9    8    applied index
          4    number of texts, and of each: 2+n
          4    number of queues, sorted, and of each: group 4, topic 4 (places of texts), queue id 4, cursor 8,
               number of segments 4, and of each: size 4, bytes (`queue_state.QueueDelivery.encoded`)
          4    number of held messages, and of each: number 8, due 8, checks 4, size 4, a command with its Hold
-         4    number of ends, and of each: number 8, ending 1, stamp 8
+         4    number of ends, and of each: number 8, ending 1, stamp 8, topic 4 (place of a text)
          4    number of ids, and of each: digest 16, queue id 4, queue offset 8, stamp 8
 
-(big endian) Equal states have equal bytes. In version 1 a queue has, instead of segments, the number of its
-pending messages 4, and of each what a segment has, with places of the texts of all.
+(big endian) Equal states have equal bytes. Before version 3 an end has no topic. In version 1 a queue has,
+instead of segments, the number of its pending messages 4, and of each what a segment has, with places of the
+texts of all.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from broker_adapter.pop.sent_ids import SentIds
 from broker_adapter.pop.state import DeliveryState
 
 MAGIC = b"DDSI"
-VERSION = 2
-_FIRST_VERSION = 1
+VERSION = 3
+_WITHOUT_TOPICS_OF_ENDS = 2
+_WITHOUT_SEGMENTS = 1
 
 _HEADER = struct.Struct(">4sBI")
 _APPLIED = struct.Struct(">q")
@@ -49,7 +51,7 @@ def save(state: DeliveryState) -> bytes:
     texts: dict[str, int] = {}
     queues = [_queue(queue, texts) for queue in state.sorted_queues()]
     held = [_held(hold_id, state.held.all[hold_id]) for hold_id in sorted(state.held.all)]
-    ends = [_ENDED.pack(*ended) for ended in state.held.ends()]
+    ends = [_ended(ended, texts) for ended in state.held.ends()]
     ids = state.ids.save()
     raw_texts = [text.encode() for text in texts]
     payload = b"".join(
@@ -82,9 +84,9 @@ def load(state: DeliveryState, image: bytes) -> None:
     try:
         magic, version, crc = _HEADER.unpack_from(image)
         payload = image[_HEADER.size :]
-        if magic != MAGIC or version not in (_FIRST_VERSION, VERSION) or crc32(payload) != crc:
+        if magic != MAGIC or not _WITHOUT_SEGMENTS <= version <= VERSION or crc32(payload) != crc:
             raise ValueError(f"magic {magic!r}, version {version}, or another checksum")
-        _Reader(payload).read(found, has_segments=version != _FIRST_VERSION)
+        _Reader(payload).read(found, version)
     except (ValueError, IndexError, struct.error, StoredDataDamaged) as error:
         text = f"no image of delivery: {type(error).__name__}: {str(error)[:200]}"
         raise StoredDataDamaged(Status.METADATA_DAMAGED, text) from None
@@ -106,18 +108,23 @@ def _held(hold_id: int, message: HeldMessage) -> bytes:
     return _HELD.pack(hold_id, message.due_ms, message.checks, len(message.command)) + message.command
 
 
+def _ended(ended: Ended, texts: dict[str, int]) -> bytes:
+    place = texts.setdefault(ended.topic, len(texts))
+    return _ENDED.pack(ended.hold_id, ended.ending, ended.stamp_ms) + _COUNT.pack(place)
+
+
 class _Reader:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
 
-    def read(self, state: DeliveryState, *, has_segments: bool) -> None:
+    def read(self, state: DeliveryState, version: int) -> None:
         (state.applied_index,) = self._take(_APPLIED)
         texts = self._texts()
         for _ in range(self._count()):
             group, topic, queue_id, cursor, count = self._take(_QUEUE)
             queue = QueueDelivery(QueueKey(texts[group], texts[topic], queue_id), cursor)
-            if has_segments:
+            if version > _WITHOUT_SEGMENTS:
                 pending = [one for _ in range(count) for one in self._segment()]
             else:
                 pending = [self._pending(texts) for _ in range(count)]
@@ -131,7 +138,8 @@ class _Reader:
             state.held.put(hold_id, message._replace(due_ms=due_ms, checks=checks))
         for _ in range(self._count()):
             hold_id, ending, stamp_ms = self._take(_ENDED)
-            state.held.remember(Ended(hold_id, Ending(ending), stamp_ms))
+            topic = texts[self._count()] if version > _WITHOUT_TOPICS_OF_ENDS else ""
+            state.held.remember(Ended(hold_id, Ending(ending), stamp_ms, topic))
         state.ids = SentIds(self._bytes(self._count() * _ID_SIZE))
         if self._at != len(self._data):
             raise ValueError(f"{len(self._data) - self._at} bytes too many")

@@ -217,8 +217,10 @@ class DeliveryState:
         """A topic came into being or ended: nothing of one that had its name is of it."""
         waiting = self.held.of_topic(topic)
         ids = self.ids.without(topic_digest(topic))
+        ends = self.held.ends_without(topic)
         with self.lock:
             self.ids = ids
+            self.held.take_ends(ends)
             for number in waiting:
                 self.held.drop(number)
 

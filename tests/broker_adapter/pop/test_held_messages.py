@@ -10,7 +10,7 @@ import pytest
 from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.config.settings import DeliverySettings
-from broker_adapter.errors import Busy, Status
+from broker_adapter.errors import Busy, ReadFailed, Status
 from broker_adapter.pop import holder as holder_module
 from broker_adapter.pop.api import Half, OrphanedHalf, Resolution
 from broker_adapter.pop.commands import Checked, Element, End, Hold
@@ -83,8 +83,8 @@ class World:
         for _ in range(3):
             await asyncio.sleep(0)
 
-    async def half(self) -> Half:
-        return await self.holder.half(TOPIC, OutgoingMessage(b"x"), "", "p", 0, -1, "", 1000)
+    async def half(self, topic: TopicConfig = TOPIC) -> Half:
+        return await self.holder.half(topic, OutgoingMessage(b"x"), "", "p", 0, -1, "", 1000)
 
 
 async def test_refused_ends_do_not_multiply_the_checks_of_a_half_message() -> None:
@@ -238,4 +238,43 @@ async def test_what_was_taken_in_or_refused_leaves_room_for_the_next() -> None:
             await world.half()
         world.refuses = None
     assert world.state.held.bytes == 0
+    world.holder.stop()
+
+
+#: Their checksums, which stand in transaction ids, are the same.
+ALIKE = ("orders-29685295", "orders-32060020")
+
+
+async def test_the_end_of_a_transaction_is_told_in_its_own_topic_only() -> None:
+    world = World()
+    half = await world.half(TopicConfig(ALIKE[0], 1, 1))
+    await world.holder.end_transaction(ALIKE[0], half.transaction_id, Resolution.ROLLBACK, 1000)
+    await world.holder.end_transaction(ALIKE[0], half.transaction_id, Resolution.ROLLBACK, 1000)  # repeated
+    for resolution in Resolution:
+        with pytest.raises(ReadFailed) as error:
+            await world.holder.end_transaction(ALIKE[1], half.transaction_id, resolution, 1000)
+        assert error.value.status is Status.TRANSACTION_UNKNOWN and "ROLLED_BACK" not in str(error.value)
+    world.holder.stop()
+
+
+async def test_the_end_of_a_delayed_message_is_not_told_as_that_of_a_transaction() -> None:
+    world = World()
+    due_ms = world.now_ms + 1000
+    delayed = await world.holder.delay(TOPIC, OutgoingMessage(b"x"), "", due_ms, -1, "", 1000)
+    await world.holder.recall("t", delayed.recall_handle, 1000)
+    with pytest.raises(ReadFailed) as error:
+        await world.holder.end_transaction("t", delayed.recall_handle, Resolution.UNKNOWN, 1000)
+    assert error.value.status is Status.TRANSACTION_UNKNOWN and "RECALLED" not in str(error.value)
+    world.holder.stop()
+
+
+async def test_the_ends_of_transactions_go_with_their_topic() -> None:
+    world = World()
+    half = await world.half()
+    await world.holder.end_transaction("t", half.transaction_id, Resolution.ROLLBACK, 1000)
+    world.state.topic_cut("other")
+    await world.holder.end_transaction("t", half.transaction_id, Resolution.ROLLBACK, 1000)
+    world.state.topic_cut("t")
+    with pytest.raises(ReadFailed, match="unknown"):
+        await world.holder.end_transaction("t", half.transaction_id, Resolution.ROLLBACK, 1000)
     world.holder.stop()

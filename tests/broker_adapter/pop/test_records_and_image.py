@@ -128,7 +128,7 @@ def test_an_image_holds_everything() -> None:
     queue = state.queues[KEY]
     assert (queue.cursor, sorted(queue.pending), state.pending_count) == (3, [0, 2], 2)
     assert queue.pending[2] == (4 << 16, 1050, 1, "c", "a", True, 1000)
-    assert state.held.ending((4 << 16) + 1) is Ending.COMMITTED
+    assert state.held.ending_of_half("t", (4 << 16) + 1) is Ending.COMMITTED
     assert [one.hold.body for one in state.held.all.values()] == [b"b"]
     assert state.ids.find(b"d" * 16) == (-1, (4 << 16) + 1)
 
@@ -154,9 +154,26 @@ FIRST_IMAGE = (
 )
 
 
-def test_an_image_of_the_first_version_is_taken() -> None:
+#: And by version 2.
+SECOND_IMAGE = (
+    "44445349027c556b38000000000000000500000002000167000174000000010000000000000001000000020000000000"
+    "000003000000010000006800000002000163000161000000020000000000000000000000000004000000000000000004"
+    "1a0000000100000000000000010100000000000003e800000000000000020000000000040000000000000000041a0000"
+    "000100000000000000010100000000000003e80000000100000000000500000000000000000063000000000000005f44"
+    "4401000000000000000000000000000000000003000174000269640006636c69656e7406000000360100000000000100"
+    "0000000000006300010002ffffffff00000004000000000000000500087f000001000000020000000470017602620000"
+    "000100000000000400010100000000000003e90000000164646464646464646464646464646464ffffffff0000000000"
+    "04000100000000000003e8"
+)
+
+
+@pytest.mark.parametrize("older", [FIRST_IMAGE, SECOND_IMAGE])
+def test_an_image_of_an_older_version_is_taken_and_its_ends_are_of_any_topic(older: str) -> None:
     state = DeliveryState()
-    image.load(state, bytes.fromhex(FIRST_IMAGE))
+    image.load(state, bytes.fromhex(older))
+    assert state.held.ending_of_half("t", (4 << 16) + 1) is Ending.COMMITTED
+    assert [ended.topic for ended in state.held.ends()] == [""]
+    state.held.take_ends([ended._replace(topic="t") for ended in state.held.ends()])
     assert image.save(state) == image.save(filled())
 
 
@@ -191,5 +208,5 @@ def test_ends_are_forgotten_by_age() -> None:
     state = filled()
     number = next(iter(state.held.all))
     state.apply(9, 1001 + MAX_END_AGE_MS + 1, encode([End(number, Ending.ROLLED_BACK)]))
-    assert state.held.ending((4 << 16) + 1) is None
-    assert state.held.ending(number) is Ending.ROLLED_BACK
+    assert state.held.ending_of_half("t", (4 << 16) + 1) is None
+    assert state.held.ending_of_half("t", number) is Ending.ROLLED_BACK
