@@ -138,8 +138,8 @@ class _Reader:
             state.held.put(hold_id, message._replace(due_ms=due_ms, checks=checks))
         for _ in range(self._count()):
             hold_id, ending, stamp_ms = self._take(_ENDED)
-            topic = texts[self._count()] if version > _WITHOUT_TOPICS_OF_ENDS else ""
-            state.held.remember(Ended(hold_id, Ending(ending), stamp_ms, topic))
+            of = texts[self._count()] if version > _WITHOUT_TOPICS_OF_ENDS else ""
+            state.held.remember(Ended(hold_id, Ending(ending), stamp_ms, of))
         state.ids = SentIds(self._bytes(self._count() * _ID_SIZE))
         if self._at != len(self._data):
             raise ValueError(f"{len(self._data) - self._at} bytes too many")

@@ -30,15 +30,19 @@ class Stream(Protocol):
 
 
 class ClientInfo(NamedTuple):
-    """What a client says of itself. `topics`: to which it sends."""
+    """What a client says of itself over one stream. `topics`: to which it sends; `account`: who it has proved
+    to be, "" without access control, None if its node does not say."""
 
     client_type: pb.ClientType = pb.ClientType.CLIENT_TYPE_UNSPECIFIED
     group: str = ""
     topics: frozenset[str] = frozenset()
+    account: str | None = ""
 
 
 class ClientStreams:
     """By client id; producers also by topic. On the event loop.
+
+    A client id proves nothing: what is said over one stream says nothing of another one with the same id.
 
     `on_change` is called with the id of a client that has come, said something else of itself, or gone.
     """
@@ -56,9 +60,8 @@ class ClientStreams:
         self._most = most
         self._count = 0
         self._of_address: Counter[str] = Counter()
-        self._streams: dict[str, list[Stream]] = {}
-        self._infos: dict[str, ClientInfo] = {}
-        self._producers: dict[str, dict[str, None]] = defaultdict(dict)  # of a topic, in order of turns
+        self._streams: dict[str, dict[Stream, ClientInfo]] = {}  # the newest stream of a client is the last
+        self._producers: dict[str, dict[Stream, None]] = defaultdict(dict)  # of a topic, in order of turns
 
     def __len__(self) -> int:
         """Open streams."""
@@ -71,17 +74,23 @@ class ClientStreams:
     def __contains__(self, client_id: str) -> bool:
         return client_id in self._streams
 
-    def info(self, client_id: str) -> ClientInfo:
-        """Of a connected client."""
-        return self._infos.get(client_id, ClientInfo())
+    def infos(self, client_id: str) -> list[ClientInfo]:
+        """Of a connected client: one for each account that has streams under its id, with the topics of
+        all."""
+        found: dict[str | None, ClientInfo] = {}
+        for info in self._streams.get(client_id, {}).values():
+            before = found.get(info.account, info)
+            found[info.account] = info._replace(topics=info.topics | before.topics)
+        return list(found.values())
 
     def by_type(self) -> Counter[str]:
         """How many clients of each type are connected."""
         names = pb.ClientType.DESCRIPTOR.values_by_number
-        types = [names.get(self.info(client_id).client_type, names[0]) for client_id in self._streams]
+        newest = [next(reversed(streams.values())) for streams in self._streams.values()]
+        types = [names.get(info.client_type, names[0]) for info in newest]
         return Counter(found.name for found in types)
 
-    def add(self, client_id: str, stream: Stream, address: str = "") -> None:
+    def add(self, client_id: str, stream: Stream, address: str = "", account: str = "") -> None:
         """Rejected (TOO_MANY_REQUESTS), also if its address has all that it may have: as many as are left."""
         if self._count >= self._most:
             raise Rejected(Code.TOO_MANY_REQUESTS, f"{self._most} clients are connected to this node")
@@ -90,7 +99,7 @@ class ClientStreams:
             raise Rejected(Code.TOO_MANY_REQUESTS, f"{own} clients of {address} are connected to this node")
         self._of_address[address] += 1
         self._count += 1
-        self._streams.setdefault(client_id, []).append(stream)
+        self._streams.setdefault(client_id, {})[stream] = ClientInfo(account=account)
         self.on_change(client_id)
 
     def remove(self, client_id: str, stream: Stream, address: str = "") -> None:
@@ -98,28 +107,29 @@ class ClientStreams:
         if not self._of_address[address]:
             del self._of_address[address]
         streams = self._streams[client_id]
-        streams.remove(stream)
+        self._list(stream, streams.pop(stream).topics, frozenset())
         self._count -= 1
         if not streams:
             del self._streams[client_id]
-            self._take(client_id, ClientInfo())
-            self.on_change(client_id)
+        self.on_change(client_id)
 
-    def describe(self, client_id: str, info: ClientInfo) -> None:
-        """What a connected client says of itself."""
-        if info != self.info(client_id):
-            self._take(client_id, info)
+    def describe(self, client_id: str, stream: Stream, info: ClientInfo) -> None:
+        """What a connected client says of itself over one of its streams."""
+        streams = self._streams[client_id]
+        if info != (before := streams[stream]):
+            streams[stream] = info
+            self._list(stream, before.topics, info.topics)
             self.on_change(client_id)
 
     def tell(self, client_id: str, command: calls.TelemetryCommand) -> bool:
         """Over the newest stream of a client that takes it."""
-        return any(stream.tell(command) for stream in reversed(self._streams.get(client_id, [])))
+        return any(stream.tell(command) for stream in reversed(self._streams.get(client_id, {})))
 
     def tell_any(self, topic: str, command: calls.TelemetryCommand) -> bool:
         """One of the topic's producers, in turns. False: none is connected here."""
         producers = self._producers.get(topic, {})
         for other in list(producers):
-            if self.tell(other, command):
+            if other.tell(command):
                 producers[other] = producers.pop(other)  # the others first, next time
                 return True
         return False
@@ -128,23 +138,21 @@ class ClientStreams:
         """Its settings are those of its consumers."""
         found = [
             stream
-            for client_id, info in self._infos.items()
+            for streams in self._streams.values()
+            for stream, info in streams.items()
             if info.group == group
-            for stream in self._streams.get(client_id, ())
         ]
         wake_queue().each("settings", found, _renew)
 
-    def _take(self, client_id: str, info: ClientInfo) -> None:
-        before = self._infos.pop(client_id, ClientInfo()).topics
-        for topic in before - info.topics:
+    def _list(self, stream: Stream, before: frozenset[str], topics: frozenset[str]) -> None:
+        """Among the producers of `topics`, and not of those before."""
+        for topic in before - topics:
             producers = self._producers[topic]
-            producers.pop(client_id, None)
+            del producers[stream]
             if not producers:
                 del self._producers[topic]
-        for topic in info.topics - before:
-            self._producers[topic][client_id] = None
-        if info != ClientInfo():
-            self._infos[client_id] = info
+        for topic in topics - before:
+            self._producers[topic][stream] = None
 
 
 def _renew(stream: Stream) -> bool:

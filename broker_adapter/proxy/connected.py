@@ -13,6 +13,8 @@ _MAX_SENDERS, _MAX_TOPICS = 64, 4_096
 
 #: (client id, command) on its way to a node. False: there is no room for it.
 TellNode = Callable[[str, calls.TelemetryCommand], bool]
+#: (account, topic) -> whether the account may end transactions there, and so be asked about them.
+MayEnd = Callable[[str, str], bool]
 
 
 class RemoteClients:
@@ -20,9 +22,10 @@ class RemoteClients:
 
     def __init__(self, tell: TellNode) -> None:
         self.tell = tell
-        self.infos: dict[str, ClientInfo] = {}
+        self.infos: dict[str, Sequence[ClientInfo]] = {}
 
-    def said(self, clients: Mapping[str, ClientInfo], gone: Sequence[str]) -> None:
+    def said(self, clients: Mapping[str, Sequence[ClientInfo]], gone: Sequence[str]) -> None:
+        """`clients`: by id, what each account says that has streams under it."""
         for client_id in gone:
             self.infos.pop(client_id, None)
         self.infos.update(clients)
@@ -53,10 +56,14 @@ class RecentSenders:
 
 
 class ConnectedClients:
-    """`local`: of this node. Other nodes are added while their streams last."""
+    """`local`: of this node. Other nodes are added while their streams last. `may_end` None: there are no
+    accounts."""
 
-    def __init__(self, local: ClientStreams, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self, local: ClientStreams, now_s: Callable[[], float], may_end: MayEnd | None = None
+    ) -> None:
         self._local = local
+        self._may_end = may_end
         self._nodes: list[RemoteClients] = []
         self._senders = RecentSenders(now_s)
         self.sent = self._senders.sent
@@ -71,23 +78,38 @@ class ConnectedClients:
         """The producer with this id, or else one of the topic: by its own word, in turns, or because it has
         sent to it lately. False: none is connected anywhere."""
         return (
-            self._tell(client_id, command)
+            self._tell(topic, client_id, command)
             or self._local.tell_any(topic, command)
             or self._tell_any_remote(topic, command)
-            or any(self._tell(sender, command) for sender in self._senders.of(topic))
+            or any(self._tell(topic, sender, command) for sender in self._senders.of(topic))
         )
 
-    def _tell(self, client_id: str, command: calls.TelemetryCommand) -> bool:
+    def _tell(self, topic: str, client_id: str, command: calls.TelemetryCommand) -> bool:
         if self._local.tell(client_id, command):
             return True
-        # Every node that has it: a client id proves nothing, and only that node knows whose stream it is.
-        told = [node.tell(client_id, command) for node in self._nodes if client_id in node.infos]
+        # Every node that has it: a client id proves nothing, and each of them may be the producer's.
+        told = [self._tell_at(node, topic, client_id, command) for node in self._nodes]
         return any(told)
+
+    def _tell_at(
+        self, node: RemoteClients, topic: str, client_id: str, command: calls.TelemetryCommand
+    ) -> bool:
+        """Whether one who may be asked was told: a node drops what its client may not see."""
+        found = node.infos.get(client_id, ())
+        if any(self._may_be_asked(info, topic) for info in found):
+            return node.tell(client_id, command)
+        if any(info.account is None for info in found):
+            node.tell(client_id, command)  # an older node says not whose stream it is
+        return False
+
+    def _may_be_asked(self, info: ClientInfo, topic: str) -> bool:
+        return self._may_end is None or (info.account is not None and self._may_end(info.account, topic))
 
     def _tell_any_remote(self, topic: str, command: calls.TelemetryCommand) -> bool:
         for node in self._nodes:
-            for client_id, info in list(node.infos.items()):
-                if topic in info.topics and node.tell(client_id, command):
+            for client_id, infos in list(node.infos.items()):
+                found = [info for info in infos if topic in info.topics and self._may_be_asked(info, topic)]
+                if found and node.tell(client_id, command):
                     node.infos[client_id] = node.infos.pop(client_id)  # the others first, next time
                     return True
         return False

@@ -25,7 +25,6 @@ from broker_adapter.proxy.messages.context import NODE_JS, NODE_PORT, CallContex
 from broker_adapter.proxy.messages.directory import Directory
 from broker_adapter.proxy.messages.field_count import MAX_FIELDS, has_too_many_fields
 from broker_adapter.proxy.messages.methods import (
-    END_TRANSACTION,
     METHODS,
     QUERY_ROUTE,
     SEND_MESSAGE,
@@ -335,12 +334,7 @@ class MessagingService:
         """Whoever is asked about a transaction sees its message: he must be one who may end it."""
         if self._guard is None or command.WhichOneof("command") != "recover_orphaned_transaction_command":
             return True
-        topic = command.recover_orphaned_transaction_command.message.topic
-        try:
-            self._guard.check(account, END_TRANSACTION, calls.EndTransactionRequest(topic=topic), "")
-        except Rejected:
-            return False
-        return True
+        return self._guard.may_end(account, command.recover_orphaned_transaction_command.message.topic.name)
 
 
 _parse_command = grpc_handlers.parser(calls.TelemetryCommand)

@@ -128,7 +128,7 @@ def client_service(
     `settings` name a node that is none of the members."""
     routes = routes_by_port(broker_name, members, settings, node_has_tls=node_has_tls)
     streams = ClientStreams(settings.max_clients)
-    connected = ConnectedClients(streams, monotonic_s)
+    connected = ConnectedClients(streams, monotonic_s, None if guard is None else guard.may_end)
     parts = Parts(delivery, broker, directory, routes, settings, max_body_bytes, now_ms, connected.sent)
     handlers = MessagingHandlers(parts)
     service = MessagingService(

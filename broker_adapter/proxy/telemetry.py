@@ -65,7 +65,7 @@ class Conversation:
         self._answer: calls.TelemetryCommand | None = None
         self._address = client_of(context.remote)
         self._kept_bytes = 0  # of settings
-        streams.add(context.client_id, self, self._address)
+        streams.add(context.client_id, self, self._address, context.account)
 
     def close(self) -> None:
         if self._is_open:
@@ -118,7 +118,7 @@ class Conversation:
             self.tell(calls.TelemetryCommand(status=status_of(error)))
             return
         self._said = command.settings
-        self._streams.describe(self._context.client_id, info)
+        self._streams.describe(self._context.client_id, self, info)
         self._tell_settings(calls.TelemetryCommand(status=ok(), settings=settings))
         if self._context.language == NODE_JS:
             self._later(_AGAIN_AFTER_S, self._repeat)
@@ -162,5 +162,5 @@ class Conversation:
         elif settings.subscription.group.name:
             group_name = group_of(settings.subscription.group, namespace)
             group = self._directory.group(group_name)
-        info = ClientInfo(settings.client_type, group_name, frozenset(topics))
+        info = ClientInfo(settings.client_type, group_name, frozenset(topics), self._context.account)
         return info, answered(settings, self._limits, group, self._context.language)

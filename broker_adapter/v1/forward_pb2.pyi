@@ -109,16 +109,20 @@ class ForwardedAnswer(_message.Message):
     def __init__(self, id: _Optional[int] = ..., answer: _Optional[bytes] = ..., is_last: bool = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class ConnectedClient(_message.Message):
-    __slots__ = ("client_id", "client_type", "group", "topics")
+    __slots__ = ("client_id", "client_type", "group", "topics", "account", "others")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_TYPE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNT_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     client_type: int
     group: str
     topics: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, client_id: _Optional[str] = ..., client_type: _Optional[int] = ..., group: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ...) -> None: ...
+    account: str
+    others: _containers.RepeatedCompositeFieldContainer[ConnectedClient]
+    def __init__(self, client_id: _Optional[str] = ..., client_type: _Optional[int] = ..., group: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., account: _Optional[str] = ..., others: _Optional[_Iterable[_Union[ConnectedClient, _Mapping]]] = ...) -> None: ...
 
 class ClientCommand(_message.Message):
     __slots__ = ("client_id", "command")

@@ -10,7 +10,10 @@ from google.protobuf.message import Message
 from broker_adapter.proxy.access.accounts import Account, Accounts, read_accounts
 from broker_adapter.proxy.access.permissions import check
 from broker_adapter.proxy.access.signatures import account_of
+from broker_adapter.proxy.messages.methods import END_TRANSACTION
 from broker_adapter.proxy.messages.rejected import Code, Rejected
+from broker_adapter.proxy.v2.definition_pb2 import Resource
+from broker_adapter.proxy.v2.service_pb2 import EndTransactionRequest
 from dledger import ConfigError, get_logger
 
 _log = get_logger("access")
@@ -62,6 +65,14 @@ class Guard:
         if account is None:
             raise Rejected(Code.UNAUTHORIZED, f"there is no account {access_key} any more")
         check(account, method, request, namespace)
+
+    def may_end(self, access_key: str, topic: str) -> bool:
+        """Whether the account may end transactions in a topic, and so see the messages asked about."""
+        try:
+            self.check(access_key, END_TRANSACTION, EndTransactionRequest(topic=Resource(name=topic)), "")
+        except Rejected:
+            return False
+        return True
 
     def _take(self, accounts: Accounts) -> None:
         self._known: tuple[dict[str, Account], float] = accounts.by_key(), accounts.freshness_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 
 from broker_adapter.errors import BrokerError, Status, error_for
@@ -99,23 +99,30 @@ def context_from_pb(found: pb.CallerContext) -> CallContext:
     )
 
 
-def clients_to_pb(clients: Iterable[tuple[str, ClientInfo]]) -> list[pb.ConnectedClient]:
-    return [
-        pb.ConnectedClient(
-            client_id=client_id,
-            client_type=int(info.client_type),
-            group=info.group,
-            topics=sorted(info.topics),
-        )
-        for client_id, info in clients
-    ]
+def client_to_pb(client_id: str, infos: Sequence[ClientInfo]) -> pb.ConnectedClient:
+    """A connected client, with one of `infos` at least: of each account that has streams under its id."""
+    first, *others = map(_info_to_pb, infos)
+    first.client_id = client_id
+    first.others.extend(others)
+    return first
 
 
-def clients_from_pb(found: Iterable[pb.ConnectedClient]) -> dict[str, ClientInfo]:
-    return {
-        one.client_id: ClientInfo(one.client_type, one.group, frozenset(one.topics))  # type: ignore[arg-type]
-        for one in found
-    }
+def _info_to_pb(info: ClientInfo) -> pb.ConnectedClient:
+    return pb.ConnectedClient(
+        client_type=int(info.client_type),
+        group=info.group,
+        topics=sorted(info.topics),
+        account=info.account,
+    )
+
+
+def clients_from_pb(found: Iterable[pb.ConnectedClient]) -> dict[str, list[ClientInfo]]:
+    return {one.client_id: [_info_from_pb(part) for part in (one, *one.others)] for one in found}
+
+
+def _info_from_pb(one: pb.ConnectedClient) -> ClientInfo:
+    account = one.account if one.HasField("account") else None
+    return ClientInfo(one.client_type, one.group, frozenset(one.topics), account)  # type: ignore[arg-type]
 
 
 def error_from_pb(code: int, message: str) -> BrokerError:

@@ -19,7 +19,7 @@ from broker_adapter.proxy.clients import ClientStreams
 from broker_adapter.proxy.forwarding.frames import (
     METHOD,
     Outbox,
-    clients_to_pb,
+    client_to_pb,
     context_to_pb,
     error_from_pb,
 )
@@ -220,7 +220,7 @@ class MasterLink:
         if not self._is_open:
             return
         is_here = client_id in self._clients
-        found = clients_to_pb([(client_id, self._clients.info(client_id))] if is_here else [])
+        found = [client_to_pb(client_id, self._clients.infos(client_id))] if is_here else []
 
         def add(frame: pb.FromNode) -> None:
             # As it is now: in a frame nobody comes before he goes, nor goes before he comes.

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from broker_adapter.proxy.clients import ClientInfo, ClientStreams
 from broker_adapter.proxy.connected import ConnectedClients, RemoteClients
+from broker_adapter.proxy.forwarding.frames import client_to_pb, clients_from_pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
+from broker_adapter.v1 import forward_pb2
+
+COMMAND = calls.TelemetryCommand(print_thread_stack_trace_command={"nonce": "n"})
+ORDERS = frozenset({"orders"})
 
 
 def test_a_strangers_stream_with_the_producers_id_keeps_the_question_from_nobody() -> None:
@@ -18,7 +25,79 @@ def test_a_strangers_stream_with_the_producers_id_keeps_the_question_from_nobody
             return True
 
         node = RemoteClients(tell)
-        node.said({"p": ClientInfo()}, [])
+        node.said({"p": [ClientInfo()]}, [])
         connected.add(node)
     assert connected.tell_producer("orders", "p", calls.TelemetryCommand())
     assert told == ["the stranger's", "the producer's"]
+
+
+class Nodes:
+    """A master with other nodes, at which clients are connected. "owner" may end transactions in "orders"."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.clients = ConnectedClients(ClientStreams(10), lambda: 0.0, may_end=self.may_end)
+
+    @staticmethod
+    def may_end(account: str, topic: str) -> bool:
+        return (account, topic) == ("owner", "orders")
+
+    def add(self, name: str, clients: dict[str, list[ClientInfo]]) -> None:
+        def tell(client_id: str, command: calls.TelemetryCommand) -> bool:
+            self.told.append((name, client_id))
+            return True
+
+        node = RemoteClients(tell)
+        sent = [client_to_pb(client_id, infos) for client_id, infos in clients.items()]
+        frame = forward_pb2.FromNode.FromString(forward_pb2.FromNode(clients=sent).SerializeToString())
+        node.said(clients_from_pb(frame.clients), [])
+        self.clients.add(node)
+
+    def ask(self) -> list[tuple[str, str]]:
+        """Who is told, if the producer "gone" is to be asked."""
+        self.told.clear()
+        is_told = self.clients.tell_producer("orders", "gone", COMMAND)
+        assert is_told == bool(self.told)
+        return list(self.told)
+
+
+def stranger(topics: frozenset[str] = frozenset()) -> ClientInfo:
+    return ClientInfo(topics=topics, account="stranger")
+
+
+def test_a_stranger_under_a_gone_producers_id_is_not_taken_for_asked() -> None:
+    nodes = Nodes()
+    nodes.add("b", {"gone": [stranger()]})
+    assert nodes.ask() == []
+    nodes.add("c", {"other": [ClientInfo(topics=ORDERS, account="owner")]})
+    assert nodes.ask() == [("c", "other")]
+
+
+def test_topics_that_an_account_may_not_send_to_make_no_producer_of_it() -> None:
+    """Its node has judged the settings by accounts that may have changed since."""
+    nodes = Nodes()
+    nodes.add("b", {"x": [stranger(ORDERS)]})
+    assert nodes.ask() == []
+    nodes.clients.sent("x", "orders")
+    assert nodes.ask() == []
+
+
+@pytest.mark.parametrize("strangers_place", [0, 1])
+def test_a_producer_whose_id_a_stranger_has_as_well_is_asked(strangers_place: int) -> None:
+    nodes = Nodes()
+    infos = [ClientInfo(account="owner")]
+    infos.insert(strangers_place, stranger())
+    nodes.add("b", {"gone": infos})
+    assert nodes.ask() == [("b", "gone")]
+
+
+def test_the_clients_of_a_node_that_names_no_accounts_are_told_and_not_taken_for_asked() -> None:
+    nodes = Nodes()
+    nodes.add("old", {"gone": [ClientInfo(account=None)]})
+    nodes.add("c", {"other": [ClientInfo(topics=ORDERS, account="owner")]})
+    assert nodes.ask() == [("old", "gone"), ("c", "other")]
+    without_accounts = ConnectedClients(ClientStreams(10), lambda: 0.0)
+    node = RemoteClients(lambda client_id, command: True)
+    node.said({"gone": [ClientInfo(account=None)]}, [])
+    without_accounts.add(node)
+    assert without_accounts.tell_producer("orders", "gone", COMMAND)

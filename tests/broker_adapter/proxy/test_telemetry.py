@@ -38,13 +38,18 @@ class Talk:
     """A conversation without a network; `timers` are what is to be done later."""
 
     def __init__(
-        self, streams: ClientStreams, client_id: str = "c", language: str = "JAVA", remote: str = ""
+        self,
+        streams: ClientStreams,
+        client_id: str = "c",
+        language: str = "JAVA",
+        remote: str = "",
+        account: str = "",
     ) -> None:
         self.timers: list[tuple[float, Any]] = []
         self.wakes = 0
         self.delivery = MemoryDelivery()
         self.conversation = Conversation(
-            CallContext(client_id, language=language, namespace="", remote=remote),
+            CallContext(client_id, language=language, namespace="", remote=remote, account=account),
             streams,
             self.delivery,
             ServerLimits(1_000, 20_000),
@@ -85,7 +90,7 @@ def test_settings_that_are_too_large_are_refused() -> None:
     talk.conversation.heard(settings_of((64 << 10) + 100))
     (answer,) = talk.told()
     assert answer.status.code == Code.PAYLOAD_TOO_LARGE
-    assert streams.settings_room.used == 0 and streams.info("c") == ClientInfo()
+    assert streams.settings_room.used == 0 and streams.infos("c") == [ClientInfo()]
 
 
 def test_settings_of_one_address_leave_room_for_those_of_others() -> None:
@@ -278,6 +283,29 @@ def test_the_producer_itself_is_asked_first_and_then_others_in_turns() -> None:
     talks["b"].conversation.heard(producer("other"))
     talks["b"].told()
     assert not ConnectedClients(streams, lambda: 0.0).tell_producer("t", "gone", COMMAND)
+
+
+def test_what_a_stream_says_is_said_for_no_other_one_with_its_client_id() -> None:
+    """Two accounts may have the same client id; neither speaks for the other."""
+    streams = ClientStreams(9)
+    changed: list[str] = []
+    streams.on_change = changed.append
+    one = Talk(streams, "p", account="owner")
+    one.conversation.heard(producer("t"))
+    two = Talk(streams, "p", account="stranger")
+    two.conversation.heard(consumer("g"))
+    changed.clear()
+    one.told(), two.told()
+    assert {info.account: info.topics for info in streams.infos("p")} == {
+        "owner": frozenset({"t"}),
+        "stranger": frozenset(),
+    }
+    assert streams.tell_any("t", COMMAND) and len(one.told()) == 1
+    two.conversation.close()
+    assert [info.account for info in streams.infos("p")] == ["owner"] and changed == ["p"]
+    assert streams.tell_any("t", COMMAND) and len(one.told()) == 1
+    one.conversation.close()
+    assert not streams.tell_any("t", COMMAND) and not streams._producers
 
 
 async def test_an_orphaned_transaction_is_asked_of_its_producer() -> None:

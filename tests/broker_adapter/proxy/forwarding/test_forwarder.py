@@ -517,7 +517,7 @@ async def test_clients_of_a_node_are_known_to_the_master_as_long_as_it_is_connec
     async with pair() as p:
         stream = Silent()
         p.clients.add("a", stream)
-        p.clients.describe("a", ClientInfo(1, "", frozenset({"t"})))  # type: ignore[arg-type]
+        p.clients.describe("a", stream, ClientInfo(1, "", frozenset({"t"})))  # type: ignore[arg-type]
         assert await p.unary() == b"ok"
         await until(lambda: p.connected.tell_producer("t", "gone", command))
         await until(lambda: told == [command])
@@ -547,8 +547,8 @@ async def test_clients_of_many_topics_are_told_of_in_frames_that_pass() -> None:
         for i in range(200):
             client_id = f"client-{i}"
             topics = frozenset(f"{i}-{n}-".ljust(120, "x") for n in range(256))
-            p.clients.add(client_id, Deaf())
-            p.clients.describe(client_id, ClientInfo(1, "", topics))  # type: ignore[arg-type]
+            p.clients.add(client_id, stream := Deaf())
+            p.clients.describe(client_id, stream, ClientInfo(1, "", topics))  # type: ignore[arg-type]
         await p.restart()
         assert await p.unary() == b"ok"
         await until(lambda: [len(node.infos) for node in p.connected._nodes] == [200])
