@@ -214,8 +214,8 @@ class DeliveryApi(Protocol):
     async def dead_letter(self, group: str, topic: str, handle: str) -> None:
         """Move a message to `%DLQ%group`, atomically. ReadFailed (HANDLE_INVALID)."""
 
-    def heard_of(self, client_id: str) -> None:
-        """A client lives; what it holds with invisible_ms 0 is renewed for a while."""
+    def heard_of(self, client_id: str, group: str = "") -> None:
+        """A client lives; what it holds (of the group) with invisible_ms 0 is renewed for a while."""
 
     async def release(self, client_id: str, group: str = "") -> None:
         """A client went: what it holds (of the group) becomes visible soon."""

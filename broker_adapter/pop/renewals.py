@@ -52,7 +52,8 @@ class Renewals:
         self._views = views
         self._now_ms = now_ms
         self._settings = settings
-        self._heard: dict[str, int] = {}  # who was heard of last is the last one
+        #: When each client was heard of, by group; "": in all but those. In the order of the last times.
+        self._heard: dict[str, dict[str, int]] = {}
         self._since_ms = 0
         self._passed_on: dict[tuple[QueueKey, int], list[int]] = {}  # offsets by pop
         self._timer: asyncio.TimerHandle | None = None
@@ -76,9 +77,30 @@ class Renewals:
         self._timer = self._telling = None
         self._going_on.clear()
 
-    def heard_of(self, client_id: str) -> None:
-        self._heard.pop(client_id, None)
-        self._heard[client_id] = self._now_ms()
+    def receives(self, client_id: str, group: str) -> None:
+        """A client asks for messages of a group: what it is given is renewed from now on."""
+        self._note(client_id, group, self._now_ms())
+
+    def heard_of(self, client_id: str, group: str) -> None:
+        """A client lives: it keeps what it holds of the group ("": of all). Client ids are no secrets: the
+        caller has seen to it that the account may consume in the group. Who holds nothing of it and does not
+        receive is not remembered."""
+        known = self._heard.get(client_id, {})
+        if group in known or self._holds(client_id, group) or (not group and known):
+            self._note(client_id, group, self._now_ms())
+
+    def _holds(self, client_id: str, group: str) -> bool:
+        with self._state.lock:
+            return any(group in ("", queue.key.group) for queue in self._state.queues_of(client_id))
+
+    def _note(self, client_id: str, group: str, at_ms: int) -> None:
+        known = self._heard.pop(client_id, {})
+        self._heard[client_id] = known if group else {}
+        self._heard[client_id][group] = at_ms
+
+    def _heard_ms(self, client_id: str, group: str) -> int:
+        known = self._heard.get(client_id, {})
+        return known.get(group, known.get("", self._since_ms))
 
     def passed_on(self, places: Iterable[tuple[QueueKey, int, int]]) -> None:
         """(queue, offset, pop) of what has reached its client, and is to be renewed."""
@@ -93,7 +115,7 @@ class Renewals:
     def let_go(self, client_id: str, group: str) -> asyncio.Future[None]:
         """What a client that went holds (of the group, or "") becomes visible soon. Done when the log has all
         of it; BrokerError."""
-        self._heard[client_id] = self._now_ms() - self._settings.heard_ms
+        self._note(client_id, group, self._now_ms() - self._settings.heard_ms)
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ended.add_done_callback(lambda _: ended.cancelled() or ended.exception())  # who asked may have gone
         self._go_on(self._release(client_id, group, ended))
@@ -136,15 +158,14 @@ class Renewals:
         try:
             for client in owners:
                 looked_at += 1
-                if self._heard.get(client, self._since_ms) > silent_ms:
-                    for queue, offsets in self._parts_of(client):
-                        found += self._due_of(queue, offsets)
-                        looked_at += len(offsets)
-                        if looked_at >= MOST_AT_ONCE:
-                            self._renew(found)
-                            yield looked_at
-                            looked_at, found = 0, []
-                elif looked_at >= MOST_AT_ONCE:
+                for queue, offsets in self._parts_of(client, silent_ms):
+                    found += self._due_of(queue, offsets)
+                    looked_at += len(offsets)
+                    if looked_at >= MOST_AT_ONCE:
+                        self._renew(found)
+                        yield looked_at
+                        looked_at, found = 0, []
+                if looked_at >= MOST_AT_ONCE:
                     self._renew(found)
                     yield looked_at
                     looked_at, found = 0, []
@@ -155,14 +176,18 @@ class Renewals:
     def _forget_silent(self, silent_ms: int) -> None:
         while self._heard:
             client = next(iter(self._heard))
-            if self._heard[client] > silent_ms:
+            if max(self._heard[client].values()) > silent_ms:
                 break
             del self._heard[client]
 
-    def _parts_of(self, client: str) -> Generator[tuple[QueueDelivery, list[int]], None, None]:
-        """What a client holds, in parts."""
+    def _parts_of(
+        self, client: str, silent_ms: int = -1
+    ) -> Generator[tuple[QueueDelivery, list[int]], None, None]:
+        """What a client holds, in parts; of groups in which it was heard of after `silent_ms`."""
         with self._state.lock:
-            found = [(queue, queue.held_by(client)) for queue in self._state.queues_of(client)]
+            queues = self._state.queues_of(client)
+            heard = [queue for queue in queues if self._heard_ms(client, queue.key.group) > silent_ms]
+            found = [(queue, queue.held_by(client)) for queue in heard]
         for queue, offsets in found:
             for at in range(0, len(offsets), MOST_AT_ONCE):
                 yield queue, offsets[at : at + MOST_AT_ONCE]

@@ -303,7 +303,7 @@ class DeliveryService:
         if len(self._views) >= self._settings.max_held_pulls:
             text = f"{len(self._views)} receives wait for messages; try again later"
             raise ReadFailed(Status.TOO_MANY_HELD_PULLS, text)
-        self._renewals.heard_of(client_id)
+        self._renewals.receives(client_id, group)
         call = Receive(
             GroupTopic(group, topic),
             known.config,
@@ -396,8 +396,8 @@ class DeliveryService:
         if not await within(self._timeout(0), asyncio.shield(asyncio.ensure_future(move()))):
             raise _invalid()
 
-    def heard_of(self, client_id: str) -> None:
-        self._renewals.heard_of(client_id)
+    def heard_of(self, client_id: str, group: str = "") -> None:
+        self._renewals.heard_of(client_id, group)
 
     async def release(self, client_id: str, group: str = "") -> None:
         self._writer.check_master()

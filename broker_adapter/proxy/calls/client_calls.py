@@ -32,17 +32,19 @@ class ClientCalls:
         self, request: calls.HeartbeatRequest, context: CallContext
     ) -> calls.HeartbeatResponse:
         check_client_type(request.client_type)
+        group = ""
         if is_consumer(request.client_type) and request.group.name:
-            group_of(request.group, context.namespace)
-        self._delivery.heard_of(context.client_id)
+            group = group_of(request.group, context.namespace)
+        # An account answers for its groups alone, and client ids are no secrets.
+        if group or not context.account:
+            self._delivery.heard_of(context.client_id, group)
         return calls.HeartbeatResponse(status=ok())
 
     async def notify_client_termination(
         self, request: calls.NotifyClientTerminationRequest, context: CallContext
     ) -> calls.NotifyClientTerminationResponse:
         group = group_of(request.group, context.namespace) if request.group.name else ""
-        # An account answers for its groups alone, and client ids are no secrets.
-        if group or not context.account:
+        if group or not context.account:  # likewise
             await self._delivery.release(context.client_id, group)
         return calls.NotifyClientTerminationResponse(status=ok())
 

@@ -48,13 +48,13 @@ class World:
         self._index += 1
         self.state.apply(self._index, self.now_ms, encode(elements))
 
-    def pop(self, client: str, *, renews: bool = True) -> None:
-        at = queue.cursor if (queue := self.state.queue(KEY)) else 0
-        self.apply(Pop(KEY, client, "", 1000, renews, False, False, at, at + 1, (at,), ()))
+    def pop(self, client: str, *, renews: bool = True, key: QueueKey = KEY) -> None:
+        at = queue.cursor if (queue := self.state.queue(key)) else 0
+        self.apply(Pop(key, client, "", 1000, renews, False, False, at, at + 1, (at,), ()))
         self.popped = self._index << 16
 
-    def until(self, offset: int) -> int:
-        return self.state.queues[KEY].pending[offset].until_ms - START
+    def until(self, offset: int, key: QueueKey = KEY) -> int:
+        return self.state.queues[key].pending[offset].until_ms - START
 
 
 async def test_only_who_is_heard_of_is_renewed_and_only_when_half_is_over() -> None:
@@ -64,7 +64,7 @@ async def test_only_who_is_heard_of_is_renewed_and_only_when_half_is_over() -> N
     world.pop("silent")
     world.pop("lives", renews=False)
     world.now_ms += 499
-    world.renewals.heard_of("lives")
+    world.renewals.heard_of("lives", "")
     world.renewals.renew()
     assert world.changes == []
     world.now_ms += 2
@@ -92,7 +92,7 @@ async def test_renewals_have_an_end() -> None:
     world.pop("c")
     while world.until(0) > world.now_ms - START:
         world.now_ms += 250
-        world.renewals.heard_of("c")
+        world.renewals.heard_of("c", "")
         world.renewals.renew()
     assert 5000 <= world.until(0) <= 6000
     world.renewals.stop()
@@ -108,7 +108,7 @@ async def test_what_a_client_held_that_went_is_visible_soon_and_not_renewed() ->
     world.renewals.let_go("c", "g")
     assert [one.kind for one in world.changes] == [ChangeKind.RELEASE] * 2
     assert [world.until(at) for at in range(2)] == [10, 10]
-    world.renewals.heard_of("c")
+    world.renewals.heard_of("c", "")
     world.renewals.renew()
     assert [world.until(at) for at in range(2)] == [10, 10]
     world.renewals.stop()
@@ -140,7 +140,7 @@ async def test_only_what_has_reached_its_client_is_renewed() -> None:
     # Of what is done by then the log hears nothing.
     assert world.told == [PassedOn(KEY, pops[0], (0,))]
     world.now_ms += 501
-    world.renewals.heard_of("c")
+    world.renewals.heard_of("c", "")
     world.renewals.renew()
     assert [world.until(at) for at in (0, 1)] == [1501, 1000]
     world.renewals.stop()
@@ -179,7 +179,7 @@ async def test_what_clients_hold_is_gone_through_in_steps_of_a_bounded_size(
         world.pop(f"c{number % clients}")
     world.now_ms += 501
     for number in range(clients):
-        world.renewals.heard_of(f"c{number}")
+        world.renewals.heard_of(f"c{number}", "")
     steps: list[int] = []
 
     def submit(request: Request) -> asyncio.Future[object]:
@@ -221,4 +221,65 @@ async def test_what_has_reached_clients_is_told_in_steps_too(monkeypatch: pytest
     for _ in range(6):
         world.renewals.tell()
     assert len(world.told) == 35
+    world.renewals.stop()
+
+
+OTHER = QueueKey("other", "t", 0)
+
+
+async def test_who_is_heard_of_in_one_group_keeps_nothing_of_another() -> None:
+    """Whoever knows a client id may speak for it in groups in which he may consume."""
+    world = World()
+    world.renewals.start()
+    for key in (KEY, OTHER):
+        world.pop("c", key=key)
+    world.now_ms += 501
+    world.renewals.heard_of("c", "other")
+    world.renewals.renew()
+    assert (world.until(0), world.until(0, OTHER)) == (1000, 1501)
+    world.renewals.heard_of("c", "g")
+    world.renewals.renew()
+    assert world.until(0) == 1501
+    world.renewals.stop()
+
+
+async def test_a_client_that_went_from_one_group_keeps_what_it_holds_of_another() -> None:
+    world = World()
+    world.renewals.start()
+    for key in (KEY, OTHER):
+        world.pop("c", key=key)
+    world.now_ms += 300
+    world.renewals.heard_of("c", "")
+    world.renewals.let_go("c", "other")
+    world.now_ms += 201
+    world.renewals.renew()
+    assert (world.until(0), world.until(0, OTHER)) == (1501, 310)
+    world.renewals.stop()
+
+
+async def test_who_receives_is_heard_of_in_that_group() -> None:
+    world = World()
+    world.renewals.start()
+    world.now_ms += 501
+    world.renewals.receives("c", "g")
+    for key in (KEY, OTHER):
+        world.pop("c", key=key)
+    world.now_ms += 499
+    world.renewals.heard_of("c", "g")
+    world.now_ms += 2
+    world.renewals.renew()
+    assert (world.until(0), world.until(0, OTHER)) == (2002, 1501)
+    world.renewals.stop()
+
+
+async def test_made_up_clients_and_groups_take_no_memory() -> None:
+    world = World()
+    world.renewals.start()
+    world.pop("c")
+    for number in range(100):
+        world.renewals.heard_of(f"made up {number}", "g")
+        world.renewals.heard_of("c", f"made up {number}")
+    assert world.renewals._heard == {}
+    world.renewals.heard_of("c", "g")
+    assert list(world.renewals._heard) == ["c"]
     world.renewals.stop()

@@ -79,7 +79,7 @@ class MemoryDelivery(DeliveryApi):
         self.groups: dict[str, GroupConfig] = {}
         self.orderly: set[str] = set()
         self.queues: dict[tuple[str, int], list[bytes]] = defaultdict(list)
-        self.heard: list[str] = []
+        self.heard: list[tuple[str, str]] = []  # client, group
         self.begun: list[asyncio.Task[None]] = []
         self.released: list[tuple[str, str]] = []
         self.receives: list[tuple[str, str, int, int]] = []  # group, topic, invisible_ms, wait_ms
@@ -352,8 +352,8 @@ class MemoryDelivery(DeliveryApi):
         self._groups[group, topic].held.remove(held)
         self._give_up(group, topic, held)
 
-    def heard_of(self, client_id: str) -> None:
-        self.heard.append(client_id)
+    def heard_of(self, client_id: str, group: str = "") -> None:
+        self.heard.append((client_id, group))
 
     async def release(self, client_id: str, group: str = "") -> None:
         self._may_fail()

@@ -89,4 +89,4 @@ async def test_heartbeat_and_termination_reach_the_delivery() -> None:
         assert (await w.call("Heartbeat", beat)).status.code == OK
         gone = calls.NotifyClientTerminationRequest(group=resource("g"))
         assert (await w.call("NotifyClientTermination", gone)).status.code == OK
-        assert w.delivery.heard == ["client-1"] and w.delivery.released == [("client-1", "g")]
+        assert w.delivery.heard == [("client-1", "g")] and w.delivery.released == [("client-1", "g")]

@@ -228,3 +228,25 @@ async def test_a_changed_file_is_taken_over_and_a_bad_one_is_not(tmp_path: Path)
         rewrite(path, "accounts = []")
         guard.look()
         assert await code_of(w, "SendMessage", SEND, signed("writer", "s-other")) == Code.UNAUTHORIZED
+
+
+@pytest.mark.parametrize(
+    ("key", "beat", "heard"),
+    [
+        ("nobody", calls.HeartbeatRequest(client_type=pb.ClientType.SIMPLE_CONSUMER), []),
+        ("nobody", BEAT, []),
+        ("nobody", calls.HeartbeatRequest(client_type=pb.ClientType.PRODUCER, group=resource("g")), []),
+        (
+            "reader",
+            calls.HeartbeatRequest(client_type=pb.ClientType.PUSH_CONSUMER, group=resource("g")),
+            ["g"],
+        ),
+    ],
+)
+async def test_a_heartbeat_speaks_for_the_groups_of_its_account_alone(
+    tmp_path: Path, key: str, beat: calls.HeartbeatRequest, heard: list[str]
+) -> None:
+    """Client ids are no secrets: what somebody else holds is not renewed for a stranger's heartbeat."""
+    async with guarded(tmp_path) as (w, _):
+        assert await code_of(w, "Heartbeat", beat, by(key)) == Code.OK
+        assert w.delivery.heard == [(HEADERS["x-mq-client-id"], group) for group in heard]
