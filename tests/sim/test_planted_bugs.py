@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from dledger.testing import Profile, RunOptions, Violation, run_seed
 from tests.core import test_commit_stall, test_installed_base
 from tests.node import test_disk_reports, test_log_state, test_owner, test_rebuilding, test_replica
 from tests.rpc import test_peer_service
+from tests.seed_records import SeedRecords
 from tests.sim import (
     planted,
     planted_bad_days,
@@ -37,18 +39,7 @@ from tests.sim import (
 )
 
 MOST_SEEDS = 300
-#: Mistakes that only a rare history shows are looked for from here on: the seeds before show nothing.
-FIRST_SEED = {
-    "epoch_not_compared": 144,
-    "late_votes_dropped": 9,
-    "pushed_while_rebuilding_and_forgotten": 68,
-    "quorum_slept_over": 62,
-    "read_without_round": 94,
-    "recovered_without_fdatasync": 31,
-    "rejoined_without_hearing_all": 14,
-    "room_judged_after_the_fill": 35,
-    "room_not_reserved": 66,
-}
+SEEDS = SeedRecords(Path(__file__).with_name("found_by.json"), MOST_SEEDS)
 
 #: Streams and links that break all the time, clocks far apart, many readers.
 ROUGH = Profile(
@@ -343,20 +334,11 @@ def _name(value: object) -> str:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("plant", "profile"), BY_SEEDS, ids=_name)
 def test_found_by_seeds(
-    plant: planted.Plant,
-    profile: Profile | None,
-    monkeypatch: pytest.MonkeyPatch,
-    record_property: Callable[[str, object], None],
+    plant: planted.Plant, profile: Profile | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
     options = RunOptions(profile=profile)
-    for seed in range(FIRST_SEED.get(plant.__name__, 0), MOST_SEEDS):
-        result = run_seed(seed, options)
-        if result.failure is not None:
-            record_property("seeds", seed + 1)
-            print(f"{plant.__name__}: found by seed {seed + 1} of {MOST_SEEDS}, [{result.rule}]")
-            return
-    pytest.fail(f"{plant.__name__} was not noticed in {MOST_SEEDS} seeds: {plant.__doc__}")
+    SEEDS.find(plant.__name__, lambda seed: run_seed(seed, options), plant.__doc__)
 
 
 @pytest.mark.parametrize(("plant", "scenario"), BY_SCENARIO, ids=_name)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,11 +11,11 @@ from broker_adapter.testing import broker_profile, run_seed
 from dledger.replica.retention import RetentionPolicy
 from dledger.testing import Profile
 from tests.broker_adapter.testing import planted, planted_delivery
+from tests.seed_records import SeedRecords
 from tests.sim import planted_owners
 
 MOST_SEEDS = 60
-#: Looked for from here on: the seeds before show nothing.
-FIRST_SEED = {"order_not_kept": 19}
+SEEDS = SeedRecords(Path(__file__).with_name("found_by.json"), MOST_SEEDS)
 
 #: A log that is shortened all the time, and nodes that lose theirs, or what they had derived from it.
 SHORTENED = replace(
@@ -80,19 +80,10 @@ PLANTS: list[planted.Plant] = [
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_found_by_seeds(
-    plant: planted.Plant,
-    profile: Profile | None,
-    monkeypatch: pytest.MonkeyPatch,
-    record_property: Callable[[str, object], None],
+    plant: planted.Plant, profile: Profile | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    for seed in range(FIRST_SEED.get(plant.__name__, 0), MOST_SEEDS):
-        result = run_seed(seed, profile)
-        if result.failure is not None:
-            record_property("seeds", seed + 1)
-            print(f"{plant.__name__}: found by seed {seed + 1} of {MOST_SEEDS}, [{result.rule}]")
-            return
-    pytest.fail(f"{plant.__name__} was not noticed in {MOST_SEEDS} seeds: {plant.__doc__}")
+    SEEDS.find(plant.__name__, lambda seed: run_seed(seed, profile), plant.__doc__)
 
 
 def test_canary(monkeypatch: pytest.MonkeyPatch) -> None:
