@@ -6,9 +6,12 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+from dledger.testing.virtual.event_loop import close_all
 
 #: Is in the reason of every skip that leaves something unproven: no browser, no permission to mount, ...
 DID_NOT_RUN = "DID NOT RUN"
@@ -27,6 +30,13 @@ settings.load_profile("patient")
 # Simulated clusters make many objects that live on, and hardly any cycles: looking for some took a tenth
 # of their time.
 gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.fixture(autouse=True)
+def _no_simulation_lives_on() -> Iterator[None]:
+    """What is left of one would end in the middle of another test's."""
+    yield
+    close_all()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,7 +17,7 @@ from dledger.testing import CrashKind, Profile, Simulation, Violation
 from dledger.testing.durable import CheckedFeeder
 from dledger.testing.nemesis import Nemesis
 from dledger.testing.process import SimProcess
-from dledger.testing.virtual.event_loop import virtual_loop
+from dledger.testing.virtual.event_loop import VirtualLoop, virtual_loop
 from dledger.testing.virtual.sim_disk import CrashPoint
 
 T = TypeVar("T")
@@ -46,6 +46,9 @@ class BrokerSimulation(Simulation):
         self.client_loop = virtual_loop(self.clock.after, lambda: self.clock.now_ms, self.client_rng)
 
     # -- Simulation
+
+    def loops(self) -> list[VirtualLoop]:
+        return [*super().loops(), self.client_loop]
 
     def new_files(self) -> DerivedFiles:
         return DerivedFiles()

@@ -50,6 +50,7 @@ from dledger.testing.process import SimProcess
 from dledger.testing.profile import Profile
 from dledger.testing.stores import DiskHost, MemoryHost, StoreHost, batch_ends
 from dledger.testing.virtual.clock import VirtualClock
+from dledger.testing.virtual.event_loop import VirtualLoop
 from dledger.testing.virtual.sim_disk import SimulatedCrash
 from dledger.testing.virtual.trace import Trace
 from dledger.testing.virtual.violation import Violation
@@ -207,12 +208,18 @@ class Simulation:
         return self.clock.now_ms - begin_ms
 
     def close(self) -> None:
-        """Nothing happens any more, also when this is no longer referred to."""
+        """Nothing happens any more, also when this is no longer referred to. Repeatable."""
         self.trace.close()
         for process in self.processes():
             process.die()
+        for loop in self.loops():
+            loop.close()
 
     # -- what can be seen
+
+    def loops(self) -> list[VirtualLoop]:
+        """Of all processes that there have been."""
+        return [process.loop for process in (*self._dead, *self.processes())]
 
     def processes(self) -> list[SimProcess]:
         """All that run, paused ones included."""

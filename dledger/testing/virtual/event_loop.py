@@ -12,11 +12,13 @@ import inspect
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from math import ceil, inf
 from random import Random
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 T = TypeVar("T")
 
@@ -49,6 +51,15 @@ class _Handle(asyncio.Handle):
             self._loop.call_exception_handler({"message": f"in {self._callback}", "exception": error})
 
 
+_open: WeakSet[VirtualLoop] = WeakSet()
+
+
+def close_all() -> None:
+    """Close the loops that nobody closed, as those of tests that failed."""
+    while _open:
+        _open.pop().close()
+
+
 class VirtualLoop(asyncio.AbstractEventLoop):
     """`after(ms, action)` runs an action later, `now_ms` is the monotonic clock. `when_idle` is called at the
     end of each turn, outside of all coroutines: what it raises goes to the simulator. So does what the work
@@ -63,13 +74,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         when_idle: Callable[[], None] = lambda: None,
         on_thread: Callable[[Callable[[], None]], None] = lambda work: work(),
     ) -> None:
+        _open.add(self)
         self.when_idle = when_idle
         self._after = after
         self._now_ms = now_ms
         self._rng = rng
         self._on_thread = on_thread
         self._ready: deque[asyncio.Handle] = deque()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they were made
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._timers_made = 0  # breaks ties
         self._alarm_at = inf  # the clock calls at this time
@@ -80,8 +92,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # -- for the simulator
 
     def die(self) -> None:
-        """Nothing happens here any more. Tasks are kept as they are: no `finally` of theirs runs while this
-        loop is kept."""
+        """Nothing happens here any more. Tasks are kept as they are: no `finally` of theirs runs before
+        `close`."""
         self._dead = True
         self._ready.clear()
         self._timers.clear()
@@ -93,6 +105,25 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED
             ):
                 coroutine.close()  # it has not begun, and nobody forgot it
+
+    def close(self) -> None:
+        """Die, and run what is left of the coroutines: each `finally`, on this loop, where it starts nothing.
+
+        The garbage collector would run them, too, but whenever it comes by and on whichever loop has its turn
+        then: the next simulation's, whose history would be another one. Not in a turn of any loop.
+        """
+        self.die()
+        _open.discard(self)
+        while self._tasks:
+            task, _ = self._tasks.popitem()
+            coroutine = task.get_coro()
+            if inspect.iscoroutine(coroutine):
+                with suppress(Exception):  # of a process that is gone: nobody is there to see it
+                    self.entered(coroutine.close)
+
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """Those that have not ended, the oldest first."""
+        return list(self._tasks)
 
     def fail(self, error: BaseException) -> None:
         """A finding: it is raised at the end of the turn, outside of all coroutines."""
@@ -185,7 +216,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[T]:
         task = asyncio.Task(coro, loop=self, name=name, context=context)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
         return task
 
@@ -225,7 +256,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return ceil(when * 1000 - self._now_ms() - 1e-6)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and isinstance(error := task.exception(), AssertionError):
             self.fail(error)  # a violation, whoever might have swallowed it
 
