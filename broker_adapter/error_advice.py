@@ -416,4 +416,24 @@ BROKER_ADVICE: dict[Status, Advice] = {
         "It has no name of `tls.broker_names` or `tls.admin_names`.",
         "Use another certificate, or add its name.",
     ),
+    Status.FRAME_INVALID: Advice(
+        "The bytes are no frame of RocketMQ's remoting protocol, or a larger one than may be.",
+        "Something else than a client of RocketMQ 4.x talks to this port, or a message of more than 16 MiB.",
+        "Clients of RocketMQ 5 (gRPC) have a port of their own.",
+    ),
+    Status.EXECUTOR_FULL: Advice(
+        "Too many requests of this kind are under way.",
+        "More load than the executor of these request codes takes.",
+        "Clients try again by themselves. Look at the metric of the executor that the message names.",
+    ),
+    Status.CODE_UNKNOWN: Advice(
+        "Nobody answers this request code here.",
+        "A request for a broker came to a NameServer or the reverse, or a command that is not offered.",
+        "Check the port: NameServers listen on 9876, brokers on 10911.",
+    ),
+    Status.ANSWER_MISSING: Advice(
+        "A request was sent, and no answer came in time.",
+        "The connection broke, or the server is slow. The request may or may not have been done.",
+        "Ask again if that is safe; look at what was done if it is not.",
+    ),
 }

@@ -135,6 +135,11 @@ class Status(IntEnum):
     NAMESRV_UNREACHABLE = 791
     NAMESRV_TERM_REFUSED = 792
     NAMESRV_NOT_ALLOWED = 793
+    # -- the remoting protocol
+    FRAME_INVALID = 800
+    EXECUTOR_FULL = 801
+    CODE_UNKNOWN = 802
+    ANSWER_MISSING = 803  # given by clients: the connection ended, or the time
     QUEUE_ORDER = 758
     IMAGE_DAMAGED = 759
 
@@ -216,6 +221,10 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.NAMESRV_UNREACHABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
     Status.NAMESRV_TERM_REFUSED: ResponseCode.SYSTEM_ERROR,
     Status.NAMESRV_NOT_ALLOWED: ResponseCode.NO_PERMISSION,
+    Status.FRAME_INVALID: ResponseCode.SYSTEM_ERROR,
+    Status.EXECUTOR_FULL: ResponseCode.SYSTEM_BUSY,
+    Status.CODE_UNKNOWN: ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+    Status.ANSWER_MISSING: ResponseCode.SYSTEM_ERROR,
     Status.QUEUE_ORDER: ResponseCode.SYSTEM_ERROR,
     Status.IMAGE_DAMAGED: ResponseCode.SYSTEM_ERROR,
 }
@@ -285,6 +294,21 @@ class NameServerBusy(NameServerRefused):
 
 class NameServerUnavailable(BrokerError):
     """No NameServer has answered, or none for sure: what was asked for may or may not have been done."""
+
+
+class RemotingRefused(BrokerError):
+    """A request of the remoting protocol was not taken: nothing was done for it."""
+
+
+class FrameRefused(RemotingRefused):
+    """Bytes that are no frame of the remoting protocol, or one that is too large (FRAME_INVALID)."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Status.FRAME_INVALID, message)
+
+
+class AnswerMissing(BrokerError):
+    """A request was sent and no answer came: what was asked for may or may not have been done."""
 
 
 def error_for(status: Status, message: str, *, master_address: str | None = None) -> BrokerError:
@@ -368,6 +392,10 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.NAMESRV_UNREACHABLE: NameServerUnavailable,
     Status.NAMESRV_TERM_REFUSED: NameServerRefused,
     Status.NAMESRV_NOT_ALLOWED: NameServerRefused,
+    Status.FRAME_INVALID: RemotingRefused,
+    Status.EXECUTOR_FULL: RemotingRefused,
+    Status.CODE_UNKNOWN: RemotingRefused,
+    Status.ANSWER_MISSING: AnswerMissing,
     Status.QUEUE_ORDER: StoredDataDamaged,
     Status.IMAGE_DAMAGED: StoredDataDamaged,
 }

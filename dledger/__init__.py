@@ -73,6 +73,8 @@ if TYPE_CHECKING:
     from dledger.rpc.transport.host import GrpcHost, GrpcMethod, GrpcService
     from dledger.rpc.transport.secret_files import check_secret_file
     from dledger.rpc.transport.tls import ClientTls, ServerTls
+    from dledger.status.connections import client_address
+    from dledger.status.listener import AdmittedConnection, Listener, TlsMode
     from dledger.status.web import (
         HttpServer,
         WebHandler,
@@ -93,6 +95,7 @@ __all__ = [
     "MAX_TERM_ADVANCE",
     "PRIVATE_DIRECTORY",
     "AdminNames",
+    "AdmittedConnection",
     "Advice",
     "AppendOutcome",
     "AppendResult",
@@ -125,6 +128,7 @@ __all__ = [
     "Indeterminate",
     "InvalidRequest",
     "Limits",
+    "Listener",
     "LoopThread",
     "LoopWatchdog",
     "MemberAddress",
@@ -150,11 +154,13 @@ __all__ = [
     "StorageError",
     "StoredEntry",
     "TlsFiles",
+    "TlsMode",
     "WakeQueue",
     "WebHandler",
     "answer_of",
     "certificate_names",
     "check_secret_file",
+    "client_address",
     "configure_logging",
     "descriptors",
     "end_call",
@@ -254,6 +260,10 @@ _MODULE_OF = {
     "PRIVATE_DIRECTORY": "dledger.store.descriptors",
     "descriptors": "dledger.store.descriptors",
     "raise_limit": "dledger.store.descriptors",
+    "AdmittedConnection": "dledger.status.listener",
+    "Listener": "dledger.status.listener",
+    "TlsMode": "dledger.status.listener",
+    "client_address": "dledger.status.connections",
     "when_idle": "dledger.node.loop.polling",
     "WakeQueue": "dledger.node.loop.wake_queue",
     "settle": "dledger.node.loop.wake_queue",

@@ -166,6 +166,7 @@ ALLOWED: dict[str, set[str]] = {
     "broker_adapter.shares": set(),
     "broker_adapter": set(),
     "broker_adapter.format": {"dledger", "broker_adapter.errors"},
+    "broker_adapter.remoting": {"dledger", "broker_adapter.errors"},
     "broker_adapter.config": {*_BROKER_BASE},
     "broker_adapter.metadata": {*_BROKER_BASE},
     "broker_adapter.commitlog": {*_BROKER_BASE},

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from aiohttp import web
+
+from dledger.status.listener import AdmittedConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class ConnectionLimits:
     idle_s: float = 60.0  # between requests, and for the client to read an answer
 
 
-class Connection(asyncio.Protocol):
+class Connection(AdmittedConnection):
     """Passes everything on to aiohttp's protocol, and knows whether a request is being answered."""
 
     def __init__(self, inner: web.RequestHandler, address: str, slots: Slots, *, probes_only: bool) -> None:
@@ -39,7 +40,6 @@ class Connection(asyncio.Protocol):
         self._slots = slots
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self.on_close: Callable[[], object] | None = None  # before there is a transport
         self._arm(slots.limits.head_s)
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Accept the connections of an HTTP server one by one, and ask for each whether there is room for it.
+"""Accept the connections of a server one by one, and ask for each whether there is room for it.
 
 asyncio's own server asks for a protocol without saying whose connection it is, and bounds connections with a
 TLS handshake under way in time only, not in number.
@@ -11,11 +11,10 @@ import errno
 import logging
 import socket
 import ssl
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
-
-from aiohttp import web
-
-from dledger.status.connections import Connection, ConnectionTable
+from enum import Enum
 
 _log = logging.getLogger(__name__)
 
@@ -24,19 +23,49 @@ _HANDSHAKE_SECONDS = 5.0
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _AGAIN_SECONDS = 0.2
 
-_REFUSAL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 21\r\nConnection: close\r\n\r\n"
-    b"too many connections\n"
-)
+#: A client that may speak TLS or not has to begin within this time.
+_FIRST_BYTE_SECONDS = 30.0
+#: The first byte of a TLS handshake.
+_TLS_HANDSHAKE = b"\x16"
+
+
+class AdmittedConnection(asyncio.Protocol, ABC):
+    """A connection for which there is room. `leave` gives the room back."""
+
+    on_close: Callable[[], object] | None = None  # ends it before there is a transport
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Its room is free. Repeatable."""
+
+
+class TlsMode(Enum):
+    """Of a port. The words are RocketMQ's (tls.server.mode)."""
+
+    DISABLED = "disabled"
+    PERMISSIVE = "permissive"  # whoever begins with a handshake gets TLS, others plain text
+    ENFORCING = "enforcing"
 
 
 class Listener:
     """Listens from `start` to `stop`."""
 
-    def __init__(self, server: web.Server, table: ConnectionTable, tls: ssl.SSLContext | None) -> None:
-        self._server = server
-        self._table = table
+    def __init__(
+        self,
+        admit: Callable[[str], AdmittedConnection | None],
+        tls: ssl.SSLContext | None,
+        *,
+        mode: TlsMode | None = None,
+        refusal: bytes = b"",
+    ) -> None:
+        """`admit(peer)`: room for a connection from that address, or None. `mode` None: ENFORCING if there
+        is `tls`. `refusal`: said in plain text to those for whom there is no room, unless they must speak
+        TLS."""
+        self._admit = admit
+        self._mode = mode or (TlsMode.DISABLED if tls is None else TlsMode.ENFORCING)
+        assert tls is not None or self._mode is TlsMode.DISABLED, "TLS needs a certificate"
         self._tls = tls
+        self._refusal = refusal
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
         self._opening: set[asyncio.Task[None]] = set()
@@ -86,11 +115,11 @@ class Listener:
             await asyncio.sleep(0)  # who is connected already has its turn, however many come
 
     def _take(self, accepted: socket.socket, peer: str) -> None:
-        connection = self._table.admit(self._server, peer)
+        connection = self._admit(peer)
         if connection is None:
-            if self._tls is None:
+            if self._refusal and self._mode is not TlsMode.ENFORCING:
                 with suppress(OSError):
-                    accepted.send(_REFUSAL)
+                    accepted.send(self._refusal)
             accepted.close()
             return
         task = asyncio.create_task(self._open(connection, accepted))
@@ -100,14 +129,34 @@ class Listener:
         # A task that is cancelled before it has begun leaves the socket to nobody.
         task.add_done_callback(lambda done: accepted.close() if done.cancelled() else None)
 
-    async def _open(self, connection: Connection, accepted: socket.socket) -> None:
+    async def _open(self, connection: AdmittedConnection, accepted: socket.socket) -> None:
         try:
+            tls = await self._tls_for(accepted)
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection,
                 accepted,
-                ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_SECONDS,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else _HANDSHAKE_SECONDS,
             )
-        except (OSError, asyncio.CancelledError) as error:
+        except (OSError, TimeoutError, asyncio.CancelledError) as error:
+            accepted.close()
             connection.leave()
             _log.debug("no connection: %s", error)
+
+    async def _tls_for(self, accepted: socket.socket) -> ssl.SSLContext | None:
+        if self._mode is not TlsMode.PERMISSIVE:
+            return self._tls
+        async with asyncio.timeout(_FIRST_BYTE_SECONDS):
+            await _readable(accepted)
+        return self._tls if accepted.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE else None
+
+
+async def _readable(connected: socket.socket) -> None:
+    """Wait until something has come, or the end."""
+    loop = asyncio.get_running_loop()
+    came = asyncio.Event()
+    loop.add_reader(connected, came.set)
+    try:
+        await came.wait()
+    finally:
+        loop.remove_reader(connected)

@@ -11,6 +11,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 from importlib import resources
 from typing import Any
 
@@ -38,6 +39,11 @@ _request_log = logging.getLogger(f"{__name__}.requests")
 _request_log.addFilter(_NotOfSenders())
 
 _STOP_SECONDS = 1.0
+
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 21\r\nConnection: close\r\n\r\n"
+    b"too many connections\n"
+)
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -107,7 +113,7 @@ async def serve_web(
     )
     await runner.setup()
     assert runner.server is not None, "the runner was set up"
-    listener = Listener(runner.server, table, tls)
+    listener = Listener(partial(table.admit, runner.server), tls, refusal=_REFUSAL)
     try:
         bound = await listener.start(host, port)
     except OSError as error:

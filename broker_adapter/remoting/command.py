@@ -1,0 +1,268 @@
+"""RemotingCommand: one request or answer, and its bytes.
+
+A frame, big-endian: int32 length of what follows, int32 whose first byte is the header's form (0: JSON,
+1: ROCKETMQ) and whose other three are the header's length, the header, the body. Facts: RocketMQ's
+RemotingCommand, RemotingSerializable and RocketMQSerializable.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final
+
+from broker_adapter.errors import FrameRefused
+from broker_adapter.remoting.codes import Language
+
+MAX_FRAME: Final = 16 << 20  # bytes after the length; RocketMQ's com.rocketmq.remoting.frameMaxLength
+#: Properties of a message are a field: 32 KiB of them, six bytes for each control character.
+MAX_HEADER: Final = 256 << 10
+MAX_FIELDS: Final = 1024
+#: What we say that we are: a client or server that takes standard JSON routes (V4_9_4 and newer).
+VERSION: Final = 479
+PREFIX: Final = struct.Struct(">ii")
+
+_LANGUAGE_NAMES = {int(language): language.name for language in Language}
+_FLAG_RESPONSE: Final = 1
+_FLAG_ONEWAY: Final = 2
+_HEAD = struct.Struct(">hBhii")
+_SHORT = struct.Struct(">h")
+_INT = struct.Struct(">i")
+_INTS = range(-(1 << 31), 1 << 31)
+_SHORTS = range(-(1 << 15), 1 << 15)
+
+
+class HeaderForm(IntEnum):
+    """How a header is written; the first byte of the second number of a frame."""
+
+    JSON = 0
+    ROCKETMQ = 1
+
+
+@dataclass(slots=True)
+class RemotingCommand:
+    """`fields`: RocketMQ's extFields, always strings. `opaque` pairs an answer with its request."""
+
+    code: int
+    fields: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    opaque: int = 0
+    flag: int = 0
+    remark: str | None = None
+    language: int = Language.PYTHON
+    version: int = VERSION
+    form: HeaderForm = HeaderForm.JSON
+
+    @property
+    def is_answer(self) -> bool:
+        return bool(self.flag & _FLAG_RESPONSE)
+
+    @property
+    def is_oneway(self) -> bool:
+        """Nobody waits for an answer."""
+        return bool(self.flag & _FLAG_ONEWAY)
+
+    @classmethod
+    def oneway(cls, code: int, fields: Mapping[str, str] | None = None, body: bytes = b"") -> RemotingCommand:
+        return cls(code, dict(fields or {}), body, flag=_FLAG_ONEWAY)
+
+    def answer(
+        self,
+        code: int,
+        remark: str | None = None,
+        *,
+        fields: Mapping[str, str] | None = None,
+        body: bytes = b"",
+    ) -> RemotingCommand:
+        """To this request, in its form."""
+        return RemotingCommand(
+            code, dict(fields or {}), body, self.opaque, _FLAG_RESPONSE, remark, form=self.form
+        )
+
+
+def encode(command: RemotingCommand) -> bytes:
+    """The whole frame. FrameRefused (FRAME_INVALID) if it is larger than a frame or header may be.
+
+    A code above 32767 (POP) does not fit into a ROCKETMQ header: such a command is written as JSON.
+    """
+    form = command.form if command.code in _SHORTS else HeaderForm.JSON
+    header = _encode_json(command) if form is HeaderForm.JSON else _encode_binary(command)
+    length = _INT.size + len(header) + len(command.body)
+    if length > MAX_FRAME or len(header) > MAX_HEADER:
+        raise FrameRefused(
+            f"a command of {length} bytes with a header of {len(header)}: {MAX_FRAME} and {MAX_HEADER} may be"
+        )
+    return b"".join((PREFIX.pack(length, form << 24 | len(header)), header, command.body))
+
+
+def split_mark(mark: int) -> tuple[HeaderForm, int]:
+    """Form and length of a header. FrameRefused (FRAME_INVALID)."""
+    form, length = mark >> 24, mark & 0xFFFFFF
+    if form not in (HeaderForm.JSON, HeaderForm.ROCKETMQ):
+        raise FrameRefused(f"a header of form {form}; 0 is JSON, 1 is ROCKETMQ")
+    if length > MAX_HEADER:
+        raise FrameRefused(f"a header of {length} bytes; {MAX_HEADER} may be")
+    return HeaderForm(form), length
+
+
+def decode(frame: bytes | memoryview) -> RemotingCommand:
+    """A command from all that follows the length of a frame. FrameRefused (FRAME_INVALID)."""
+    view = memoryview(frame)
+    if len(view) < _INT.size:
+        raise FrameRefused(f"a frame of {len(view)} bytes has no header")
+    form, length = split_mark(_INT.unpack_from(view)[0])
+    end = _INT.size + length
+    if end > len(view):
+        raise FrameRefused(f"a header of {length} bytes in a frame of {len(view)}")
+    header = bytes(view[_INT.size : end])
+    command = _decode_json(header) if form is HeaderForm.JSON else _decode_binary(header)
+    command.body = bytes(view[end:])
+    return command
+
+
+# -- JSON ---------------------------------------------------------------------------------------------------
+
+
+def _encode_json(command: RemotingCommand) -> bytes:
+    header: dict[str, Any] = {
+        "code": command.code,
+        "extFields": command.fields,
+        "flag": command.flag,
+        "language": _language_name(command.language),
+        "opaque": command.opaque,
+        "serializeTypeCurrentRPC": "JSON",
+        "version": command.version,
+    }
+    if command.remark is not None:
+        header["remark"] = command.remark
+    return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _decode_json(header: bytes) -> RemotingCommand:
+    try:
+        found = json.loads(header)
+    except (ValueError, RecursionError) as error:
+        raise FrameRefused(f"a header that is no JSON: {str(error)[:100]}") from None
+    if not isinstance(found, dict):
+        raise FrameRefused("a header that is no JSON object")
+    remark = found.get("remark")
+    return RemotingCommand(
+        code=_json_int(found, "code", None),
+        fields=_json_fields(found.get("extFields")),
+        opaque=_json_int(found, "opaque", 0),
+        flag=_json_int(found, "flag", 0),
+        remark=None if remark is None else _json_text("remark", remark),
+        language=_json_language(found.get("language")),
+        version=_json_int(found, "version", 0),
+        form=HeaderForm.JSON,
+    )
+
+
+def _json_int(found: Mapping[str, Any], name: str, default: int | None) -> int:
+    value = found.get(name, default)
+    if type(value) is not int or value not in _INTS:
+        raise FrameRefused(f"{name} is no number of 32 bits")
+    return value
+
+
+def _json_fields(found: object) -> dict[str, str]:
+    """Some clients write numbers and booleans as such: what they mean is their text."""
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise FrameRefused("extFields is no object")
+    if len(found) > MAX_FIELDS:
+        raise FrameRefused(f"{len(found)} extFields; {MAX_FIELDS} may be")
+    return {name: _json_text(name, value) for name, value in found.items() if value is not None}
+
+
+def _json_text(name: str, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    raise FrameRefused(f"{name[:100]} is neither text nor a number")
+
+
+def _json_language(found: object) -> int:
+    """By name; a language that came after this was written is another one."""
+    if isinstance(found, str):
+        return Language.__members__.get(found, Language.OTHER)
+    return Language.OTHER
+
+
+def _language_name(language: int) -> str:
+    return _LANGUAGE_NAMES.get(language, Language.OTHER.name)
+
+
+# -- ROCKETMQ -----------------------------------------------------------------------------------------------
+
+
+def _encode_binary(command: RemotingCommand) -> bytes:
+    remark = (command.remark or "").encode("utf-8", "replace")
+    written = [
+        _HEAD.pack(
+            command.code, command.language & 0xFF, command.version & 0x7FFF, command.opaque, command.flag
+        ),
+        _INT.pack(len(remark)),
+        remark,
+        b"",  # the length of the fields
+    ]
+    for name, value in command.fields.items():
+        raw_name, raw = name.encode("utf-8", "replace"), value.encode("utf-8", "replace")
+        if len(raw_name) not in _SHORTS:
+            raise FrameRefused(f"a field's name of {len(raw_name)} bytes")
+        written += (_SHORT.pack(len(raw_name)), raw_name, _INT.pack(len(raw)), raw)
+    written[3] = _INT.pack(sum(map(len, written[4:])))
+    return b"".join(written)
+
+
+def _decode_binary(header: bytes) -> RemotingCommand:
+    reader = _Reader(header)
+    code, language, version, opaque, flag = _HEAD.unpack(reader.take(_HEAD.size))
+    remark = reader.text(reader.number(_INT))
+    fields_size = reader.number(_INT)
+    if fields_size != reader.left:
+        raise FrameRefused(f"{fields_size} bytes of fields, and {reader.left} are left")
+    fields: dict[str, str] = {}
+    for _ in range(MAX_FIELDS):
+        if not reader.left:
+            break
+        name = reader.text(reader.number(_SHORT))
+        fields[name] = reader.text(reader.number(_INT))
+    if reader.left:
+        raise FrameRefused(f"more than {MAX_FIELDS} fields")
+    return RemotingCommand(
+        code, fields, b"", opaque, flag, remark or None, language, version, HeaderForm.ROCKETMQ
+    )
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._at
+
+    def take(self, size: int) -> bytes:
+        if not 0 <= size <= self.left:
+            raise FrameRefused(f"{size} bytes are announced, and {self.left} are left of the header")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def number(self, form: struct.Struct) -> int:
+        value: int = form.unpack(self.take(form.size))[0]
+        return value
+
+    def text(self, size: int) -> str:
+        try:
+            return self.take(size).decode()
+        except UnicodeDecodeError:
+            raise FrameRefused("a text of the header is no UTF-8") from None

@@ -1,0 +1,151 @@
+"""A server of the remoting protocol: connections, and the events of their lives."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from broker_adapter.remoting.byte_budget import ByteBudget
+from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.connection import ConnectionLimits, RemotingConnection
+from broker_adapter.remoting.executors import Dispatch
+from dledger import Code, ConfigError, Listener, TlsMode, client_address, get_logger
+
+_log = get_logger("remoting")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """When there is no room for a connection, the one that has been idle for longest is closed, of the same
+    address if that has too many."""
+
+    connections: int = 4096
+    per_address: int = 1024
+    incomplete_bytes: int = 256 << 20  # of large frames, of all connections: the others are read later
+    unsent_bytes: int = 512 << 20  # of answers, of all connections: the largest one is closed
+    connection: ConnectionLimits = field(default_factory=ConnectionLimits)
+
+
+class ChannelEvents(Protocol):
+    """Connections come and go: what NameServer and broker keep for one ends with it."""
+
+    def channel_connected(self, connection: RemotingConnection) -> None: ...
+
+    def channel_closed(self, connection: RemotingConnection, reason: str) -> None: ...
+
+
+class RemotingServer:
+    """`start` once, `stop` once, on one event loop. A ConnectionUser."""
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        *,
+        limits: ServerLimits | None = None,
+        tls: ssl.SSLContext | None = None,
+        mode: TlsMode | None = None,
+        events: Iterable[ChannelEvents] = (),
+    ) -> None:
+        """`mode` None: both TLS and plain text on the one port if there is `tls`, as in RocketMQ."""
+        self.limits = limits or ServerLimits()
+        self.limits_hit: Counter[str] = Counter()
+        self.address = ""
+        self._dispatch = dispatch
+        self._events = tuple(events)
+        self._listener = Listener(
+            self._admit, tls, mode=mode or (TlsMode.DISABLED if tls is None else TlsMode.PERMISSIVE)
+        )
+        # By address, in the order in which they were last active.
+        self._connections: dict[RemotingConnection, str] = {}
+        self._budget = ByteBudget(self.limits.incomplete_bytes)
+        self._is_stopping = False
+
+    async def start(self, listen: str) -> None:
+        """`listen`: host:port, port 0 for any. ConfigError (PORT_IN_USE)."""
+        host, _, port = listen.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        try:
+            bound = await self._listener.start(host, int(port))
+        except OSError as error:
+            problem = f"remoting: cannot listen on {listen}: {error.strerror}"
+            raise ConfigError(problem, code=Code.PORT_IN_USE) from error
+        self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+
+    async def stop(self, grace_s: float = 1.0) -> None:
+        """Take nothing new, let what is under way be answered within the time, close. Repeatable."""
+        self._is_stopping = True
+        await self._listener.stop()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._dispatch.drained()
+        except TimeoutError:
+            _log.info("stopping with requests under way", requests=self._dispatch.under_way)
+        await self._dispatch.stop()
+        for connection in list(self._connections):
+            connection.close("the server stops")
+
+    @property
+    def connections(self) -> list[RemotingConnection]:
+        return list(self._connections)
+
+    @property
+    def incomplete_bytes(self) -> int:
+        """Memory that large frames have, or are going to take."""
+        return self._budget.taken
+
+    @property
+    def waiting_for_memory(self) -> int:
+        """Connections whose large frames are read later."""
+        return self._budget.waiting
+
+    # -- ConnectionUser -----------------------------------------------------------------------------------
+
+    def connected(self, connection: RemotingConnection) -> None:
+        for events in self._events:
+            events.channel_connected(connection)
+
+    def requested(self, connection: RemotingConnection, request: RemotingCommand) -> None:
+        if not self._is_stopping:
+            self._dispatch.answer(connection, request)
+
+    def active(self, connection: RemotingConnection) -> None:
+        self._connections[connection] = self._connections.pop(connection)
+
+    def unsent(self, connection: RemotingConnection) -> None:
+        sizes = {one: one.unsent_bytes for one in self._connections}
+        if sum(sizes.values()) > self.limits.unsent_bytes:
+            self.limits_hit["unsent answers"] += 1
+            max(sizes, key=sizes.__getitem__).close("answers that are not read take too much memory")
+
+    def closed(self, connection: RemotingConnection, reason: str) -> None:
+        self._connections.pop(connection, None)
+        if connection.peer:
+            for events in self._events:
+                events.channel_closed(connection, reason)
+
+    # -- inside
+
+    def _admit(self, peer: str) -> RemotingConnection | None:
+        address = client_address(peer)
+        if not self._make_room(address):
+            self.limits_hit["connections"] += 1
+            return None
+        connection = RemotingConnection(self, self.limits.connection, self._budget)
+        self._connections[connection] = address
+        return connection
+
+    def _make_room(self, address: str) -> bool:
+        same = [one for one, of in self._connections.items() if of == address]
+        too_many = len(same) >= self.limits.per_address
+        if not too_many and len(self._connections) < self.limits.connections:
+            return True
+        for one in same if too_many else list(self._connections):
+            if one.is_idle:
+                self.limits_hit["idle connection closed"] += 1
+                one.close("idle for longest, and there is no room for another one")
+                return True
+        return False
