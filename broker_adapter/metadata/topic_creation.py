@@ -33,10 +33,6 @@ class TopicCreation:
         self._known = known
         self._coming: dict[str, _Coming] = {}
 
-    def is_under_way(self, topic: str) -> bool:
-        """Whether somebody still waits for it: nobody may go ahead of him, even if it is there by now."""
-        return topic in self._coming
-
     async def topic(self, topic: str, create: Create) -> TopicConfig:
         """The topic; `create` makes it if it is not there. What that raises, all who wait get."""
         coming = self._coming.get(topic)

@@ -11,7 +11,6 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from broker_adapter.api import OutgoingMessage
-from broker_adapter.errors import BrokerError
 
 #: Whether a message with these properties (TAGS among them) is wanted. Called on a reader's thread.
 Matcher = Callable[[Mapping[str, str]], bool]
@@ -108,21 +107,6 @@ class DeliveryApi(Protocol):
         keeps) is answered as the first one was, when that is committed. -1: any queue. Concurrent sends share
         one append to the log. `message_id` becomes the property UNIQ_KEY; empty: no such check."""
 
-    def begin_send(
-        self,
-        topic: str,
-        message: OutgoingMessage,
-        *,
-        message_id: str,
-        queue_id: int = -1,
-        born_host: str = "",
-        timeout_ms: int = 0,
-        done: Callable[[Sent | BrokerError], None],
-    ) -> bool:
-        """As `send`, without a task: `done` is called later, once. False, or an error: nothing was begun, and
-        `send` has the answer; so it is for a message whose id is known."""
-        return False
-
     async def send_delayed(
         self,
         topic: str,
@@ -192,21 +176,11 @@ class DeliveryApi(Protocol):
         """What `receive` gave could not be passed on to the client: it is visible again soon, and it was no
         attempt. What neither this nor `passed_on` is called for is visible again when its time is over."""
 
-    async def ack(self, group: str, topic: str, handles: Sequence[str]) -> list[AckStatus]:
-        """The messages are done with, for ever, once this returns. Concurrent acks share one append."""
-
-    def begin_ack(
-        self,
-        group: str,
-        topic: str,
-        handles: Sequence[str],
-        *,
-        timeout_ms: int = 0,
-        done: Callable[[list[AckStatus] | BrokerError], None],
-    ) -> bool:
-        """As `ack`, without a task: `done` is called later, once. False, or an error: nothing was begun, and
-        `ack` has the answer; so it is if no handle is valid."""
-        return False
+    async def ack(
+        self, group: str, topic: str, handles: Sequence[str], *, timeout_ms: int = 0
+    ) -> list[AckStatus]:
+        """The messages are done with, for ever, once this returns. Concurrent acks share one append.
+        `timeout_ms`: no longer than this, and than the settings' time; 0: that."""
 
     async def change_invisible(self, group: str, topic: str, handle: str, invisible_ms: int) -> str:
         """Another time from now on, and a new handle; the old one is over. ReadFailed (HANDLE_INVALID)."""

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.commitlog.put_gathering import QueuedRecords
-from broker_adapter.errors import BrokerError, IllegalMessage, PutIndeterminate, Status
+from broker_adapter.errors import IllegalMessage, PutIndeterminate, Status
 from broker_adapter.format.host import NO_HOST, Host
 from broker_adapter.format.properties import UNIQ_KEY
 from broker_adapter.pop.api import Sent
@@ -83,35 +83,6 @@ class Sender:
         request = self.request(digest, queued=[records])
         done = await settled(timeout_ms, request.done)
         return Sent(queue_id, done.offsets[0])
-
-    def begin(
-        self,
-        config: TopicConfig,
-        message: OutgoingMessage,
-        message_id: str,
-        queue_id: int,
-        born_host: str,
-        timeout_ms: int,
-        done: Callable[[Sent | BrokerError], None],
-    ) -> bool:
-        """As `send`, of a message that surely was not sent before. False: nothing was done."""
-        digest = id_digest(config.name, message_id) if message_id else b""
-        if digest:
-            if digest in self._sending:
-                return False
-            with self._state.lock:
-                if self._find(config.name, message_id, digest) is not None:
-                    return False
-            message = with_id(message, message_id)
-        queue_id = self.queue_of(config, queue_id)
-        records = self._writer.records(config.name, queue_id, [message], born_host=host_of(born_host))
-        request = self.request(digest, queued=[records])
-
-        def told(outcome: Done | BrokerError) -> None:
-            done(outcome if isinstance(outcome, BrokerError) else Sent(queue_id, outcome.offsets[0]))
-
-        when_settled(timeout_ms, request.done, told)
-        return True
 
     async def outcome(self, topic: str, message_id: str, timeout_ms: int) -> First | Place | None:
         """What became of the message with this id; None: it was not sent before. While that is in doubt it is
@@ -201,27 +172,6 @@ async def settled(timeout_ms: int, done: asyncio.Future[T]) -> T:
         if not done.done():
             raise _unknown_after(timeout_ms)
     return done.result()
-
-
-def when_settled(timeout_ms: int, done: asyncio.Future[T], tell: Callable[[T | BrokerError], None]) -> None:
-    """As `settled`, without a coroutine that waits: `tell` is called, once, in a later turn of the loop."""
-
-    def over(_: object = None) -> None:
-        timer.cancel()
-        done.remove_done_callback(over)
-        if not done.done():
-            tell(_unknown_after(timeout_ms))
-            return
-        error = done.exception()
-        if error is None:
-            tell(done.result())
-        elif isinstance(error, BrokerError):
-            tell(error)
-        else:
-            raise error
-
-    timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, over)
-    done.add_done_callback(over)
 
 
 async def within(timeout_ms: int, done: Awaitable[T]) -> T:

@@ -11,7 +11,6 @@ from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.config.settings import BrokerSettings
 from broker_adapter.errors import (
-    BrokerError,
     IllegalMessage,
     PutIndeterminate,
     ReadFailed,
@@ -30,7 +29,7 @@ from broker_adapter.pop.api import (
     Sent,
 )
 from broker_adapter.pop.commands import Ack, Change, Changed, QueueKey
-from broker_adapter.pop.committer import ROUND_BYTES, ROUND_ENTRIES, Committer, Done, Request
+from broker_adapter.pop.committer import ROUND_BYTES, ROUND_ENTRIES, Committer, Request
 from broker_adapter.pop.dead_letters import DeadLetters
 from broker_adapter.pop.handles import Receipt, parse_receipt, receipt_handle
 from broker_adapter.pop.holder import Holder
@@ -38,7 +37,7 @@ from broker_adapter.pop.queue_state import Held
 from broker_adapter.pop.receiver import Bounds, Receive, ReceiveLimits, Receiver, not_passed_on
 from broker_adapter.pop.renewals import Renewals
 from broker_adapter.pop.room import Received, Room
-from broker_adapter.pop.sender import Sender, settled, when_settled, within
+from broker_adapter.pop.sender import Sender, settled, within
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.pop.upkeep import Upkeep
 from broker_adapter.pop.views import GroupTopic, Views
@@ -46,7 +45,7 @@ from broker_adapter.shares import client_of
 from broker_adapter.store.queue_reader import QueueReader
 from dledger import when_idle
 
-_PERM_WRITE, _PERM_READ = 2, 4
+_PERM_READ = 4
 _MAX_MESSAGES = 1_024
 _MAX_BYTES = 16 << 20
 
@@ -70,7 +69,6 @@ class Topics(NamedTuple):
     to_write: Callable[[str], Awaitable[TopicConfig]]  # BrokerError unless messages may be sent to it
     make: Callable[[str], Awaitable[None]]  # a topic of the broker's own making
     know_group: Callable[[str, str], Awaitable[None]]  # by name, for a client at host:port
-    is_coming: Callable[[str], bool]  # whether somebody waits for a topic: what comes now is behind him
     used: Callable[[str], None] = lambda _: None  # told each topic that is received from
 
 
@@ -209,25 +207,6 @@ class DeliveryService:
             config, message, message_id, queue_id, born_host, self._timeout(timeout_ms)
         )
 
-    def begin_send(
-        self,
-        topic: str,
-        message: OutgoingMessage,
-        *,
-        message_id: str,
-        queue_id: int = -1,
-        born_host: str = "",
-        timeout_ms: int = 0,
-        done: Callable[[Sent | BrokerError], None],
-    ) -> bool:
-        self._writer.check_master()
-        config = self._metadata.topic(topic)
-        if config is None or not config.perm & _PERM_WRITE or self._topics.is_coming(topic):
-            return False
-        return self._sender.begin(
-            config, message, message_id, queue_id, born_host, self._timeout(timeout_ms), done
-        )
-
     async def send_delayed(
         self,
         topic: str,
@@ -331,37 +310,14 @@ class DeliveryService:
         if back:
             self._receiver.give_back(GroupTopic(group, topic), back)
 
-    async def ack(self, group: str, topic: str, handles: Sequence[str]) -> list[AckStatus]:
+    async def ack(
+        self, group: str, topic: str, handles: Sequence[str], *, timeout_ms: int = 0
+    ) -> list[AckStatus]:
         places, elements = self._acks(group, topic, handles)
         if not elements:
             return _ack_statuses(len(handles), [], [])
-        done = await self._commit(Request(elements=elements, release=self._wake(group, topic)))
+        done = await self._commit(Request(elements=elements, release=self._wake(group, topic)), timeout_ms)
         return _ack_statuses(len(handles), places, done)
-
-    def begin_ack(
-        self,
-        group: str,
-        topic: str,
-        handles: Sequence[str],
-        *,
-        timeout_ms: int = 0,
-        done: Callable[[list[AckStatus] | BrokerError], None],
-    ) -> bool:
-        places, elements = self._acks(group, topic, handles)
-        if not elements:
-            return False
-        request = Request(elements=elements, release=self._wake(group, topic))
-        self._committer.submit(request)
-
-        def told(outcome: Done | BrokerError) -> None:
-            if isinstance(outcome, BrokerError):
-                done(outcome)
-            else:
-                done(_ack_statuses(len(handles), places, outcome.outcomes))
-
-        most = self._timeout(0)
-        when_settled(min(timeout_ms or most, most), request.done, told)
-        return True
 
     async def change_invisible(self, group: str, topic: str, handle: str, invisible_ms: int) -> str:
         self._writer.check_master()
@@ -455,9 +411,10 @@ class DeliveryService:
                 elements.append(Ack(key, receipt.offset, receipt.pop))
         return places, elements
 
-    async def _commit(self, request: Request) -> list[Any]:
+    async def _commit(self, request: Request, timeout_ms: int = 0) -> list[Any]:
         self._committer.submit(request)
-        return (await settled(self._timeout(0), request.done)).outcomes
+        most = self._timeout(0)
+        return (await settled(min(timeout_ms or most, most), request.done)).outcomes
 
     def _wake(self, group: str, topic: str) -> Callable[[], None]:
         """Somebody may wait for what an orderly queue gives next, or for another time."""

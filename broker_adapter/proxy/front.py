@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -85,8 +85,6 @@ class MessagingService:
         self._large = LargeRequests(settings.max_request_bytes)
         self._receives = Places("calls that wait for messages", settings.max_waiting_receives)
         self._under_way: set[asyncio.Task[bytes]] = set()
-        self._begun: set[asyncio.Future[bytes]] = set()  # without a task
-        self._on_answer: asyncio.Future[None] | None = None
         self._waiting: set[asyncio.Task[bytes]] = set()
         self._open: set[asyncio.Event] = set()
         self._leaving = False
@@ -117,14 +115,8 @@ class MessagingService:
 
     async def drain(self, seconds: float) -> None:
         """So long for the calls that are under way now, but for those that wait for messages."""
-        tasks, begun = list(self._under_way), set(self._begun)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                if tasks:
-                    await asyncio.wait(tasks)
-                while begun & self._begun:
-                    self._on_answer = asyncio.get_running_loop().create_future()
-                    await self._on_answer
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=seconds)
 
     def send_away(self) -> None:
         """The server takes no new calls: the conversations end, and receives as if there were no messages, so
@@ -139,8 +131,6 @@ class MessagingService:
         self.send_away()
         for task in self._under_way:
             task.cancel()
-        for answer in self._begun:
-            answer.cancel()
 
     # -- calls
 
@@ -149,8 +139,8 @@ class MessagingService:
             call = self._admitted(method, request, context, listener)
             if self._stopping:
                 raise stopping()
-            if (begun := self._begun_at_once(method, request, call)) is not None:
-                return await begun
+            if len(self._under_way) >= self._max_calls:  # whoever still waits for them
+                raise Busy(Status.TOO_MANY_CALLS, f"{self._max_calls} calls are under way")
             # A client that has gone does not take back what it asked for.
             return await asyncio.shield(self._begin(method, request, call))
 
@@ -168,32 +158,6 @@ class MessagingService:
                 return refused(method, error, request)
 
         return behaviour
-
-    def _begun_at_once(self, method: str, request: bytes, call: CallContext) -> asyncio.Future[bytes] | None:
-        """Its answer, if the call needs no task: none that would end with a client that has gone."""
-        self._check_room()
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        answered = partial(self._answered, method, request, answer)
-        if not self._answering.begin(method, request, call, answered):
-            return None
-        self._begun.add(answer)
-        return answer
-
-    def _answered(
-        self, method: str, request: bytes, answer: asyncio.Future[bytes], outcome: bytes | Exception
-    ) -> None:
-        self._begun.discard(answer)
-        if self._on_answer is not None and not self._on_answer.done():
-            self._on_answer.set_result(None)
-        if not answer.done():
-            if isinstance(outcome, Exception):
-                outcome = refused(method, outcome, request)
-            answer.set_result(outcome)
-
-    def _check_room(self) -> None:
-        """Busy if too many calls are under way: all that are not answered, whoever still waits for them."""
-        if len(self._under_way) + len(self._begun) >= self._max_calls:
-            raise Busy(Status.TOO_MANY_CALLS, f"{self._max_calls} calls are under way")
 
     def _begin(self, method: str, request: bytes, call: CallContext) -> asyncio.Task[bytes]:
         task = asyncio.create_task(self._answer(method, request, call))

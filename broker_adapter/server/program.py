@@ -236,7 +236,6 @@ class BrokerProgram:
                 self.broker.topic_to_write,
                 self.broker.make_topic,
                 groups.make_known,
-                self.broker.creation.is_under_way,
                 self.topic_use.touch,
             ),
             now_ms=node.cluster_time_ms,

@@ -188,7 +188,6 @@ class SimBroker:
                 self.broker.topic_to_write,
                 self.broker.make_topic,
                 self.groups.make_known,
-                self.broker.creation.is_under_way,
                 self.topic_use.touch,
             ),
             now_ms=self.node.cluster_time_ms,

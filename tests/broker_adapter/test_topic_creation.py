@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,6 @@ from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.errors import BrokerError, Status, error_for
 from broker_adapter.format.message import decode
 from broker_adapter.metadata.topic_creation import TopicCreation
-from broker_adapter.pop.api import Sent
 from broker_adapter.server.program import batch_entries
 from dledger import ConfigError
 from tests.broker_adapter.cluster import brokers, in_step
@@ -47,7 +48,7 @@ async def test_one_creation_is_under_way_and_nobody_overtakes() -> None:
     tasks.append(asyncio.create_task(desk.use(5)))
     await asyncio.sleep(0)
     desk.asked[0].set_result(None)
-    while desk.creation.is_under_way("t"):
+    while desk.creation._coming:
         if len(tasks) == 6 and desk.order:
             tasks.append(asyncio.create_task(desk.use(6)))
         await asyncio.sleep(0)
@@ -64,7 +65,7 @@ async def test_what_a_creation_failed_with_all_get_who_waited_for_it() -> None:
     desk.asked[0].set_exception(error_for(Status.TOO_MANY_TOPICS, "too many"))
     ends = await asyncio.gather(*tasks, return_exceptions=True)
     assert [one.status for one in ends if isinstance(one, BrokerError)] == [Status.TOO_MANY_TOPICS] * 5
-    assert (len(desk.asked), desk.creation.is_under_way("t")) == (1, False)
+    assert (len(desk.asked), desk.creation._coming) == (1, {})
 
 
 async def test_whoever_creates_and_goes_leaves_that_to_the_next_one() -> None:
@@ -88,22 +89,16 @@ async def test_pipelined_sends_to_a_topic_that_is_not_there_are_stored_in_order(
         program = await cluster.master()
         proposed = program.metadata.applied_index
         count = 200
-        done: list[asyncio.Future[Sent | BrokerError]] = []
+        done: list[asyncio.Task[object]] = []
 
-        def send(number: int) -> None:
+        def send(number: int) -> Coroutine[Any, Any, object]:
             message = OutgoingMessage(b"%d" % number)
             if way == "by the broker":
-                done.append(asyncio.ensure_future(program.broker.send("t", [message], queue_id=0)))  # type: ignore[arg-type]
-                return
-            began: asyncio.Future[Sent | BrokerError] = asyncio.Future()
-            fields = {"message_id": f"{number}", "queue_id": 0}
-            if program.delivery.begin_send("t", message, done=began.set_result, **fields):  # type: ignore[arg-type]
-                done.append(began)
-            else:
-                done.append(asyncio.ensure_future(program.delivery.send("t", message, **fields)))  # type: ignore[arg-type]
+                return program.broker.send("t", [message], queue_id=0)
+            return program.delivery.send("t", message, message_id=f"{number}", queue_id=0)
 
         for number in range(count):
-            send(number)
+            done.append(asyncio.create_task(send(number)))
             if number % 5 == 0:
                 await asyncio.sleep(0)
         await asyncio.gather(*done)

@@ -7,16 +7,16 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 
 from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
-from broker_adapter.errors import BrokerError, ReadFailed
+from broker_adapter.errors import ReadFailed
 from broker_adapter.pop.api import AckStatus, Delivery, DeliveryApi
-from broker_adapter.proxy.calls.results import Done, joint, status_or_raise
+from broker_adapter.proxy.calls.results import joint, status_or_raise
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.directory import Directory
 from broker_adapter.proxy.messages.filters import filter_of
 from broker_adapter.proxy.messages.message_in import duration_ms
 from broker_adapter.proxy.messages.message_out import delivered_message, timestamp
 from broker_adapter.proxy.messages.names import group_of, topic_of
-from broker_adapter.proxy.messages.rejected import ELSEWHERE, Code, Rejected, ok, status_of
+from broker_adapter.proxy.messages.rejected import Code, Rejected, ok
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.rpc.calls import LARGE_BYTES, Turns
@@ -77,24 +77,9 @@ class ConsumerCalls:
         self, request: calls.AckMessageRequest, context: CallContext
     ) -> calls.AckMessageResponse:
         group, topic = _names(request, context)
-        results = await self._delivery.ack(group, topic, _handles(request))
-        return _ack_response(request, results)
-
-    def begin_ack(self, request: calls.AckMessageRequest, context: CallContext, done: Done) -> bool:
-        """As `ack_message`. False, or any error: nothing was done."""
-        group, topic = _names(request, context)
-
-        def acknowledged(outcome: list[AckStatus] | BrokerError) -> None:
-            if isinstance(outcome, list):
-                done(_ack_response(request, outcome))
-            elif outcome.status in ELSEWHERE:
-                done(outcome)
-            else:
-                done(calls.AckMessageResponse(status=status_of(outcome)))
-
-        handles = _handles(request)
         timeout_ms = 0 if context.timeout_s is None else max(1, int(context.timeout_s * 1000) - _LATE_MS)
-        return self._delivery.begin_ack(group, topic, handles, timeout_ms=timeout_ms, done=acknowledged)
+        results = await self._delivery.ack(group, topic, _handles(request), timeout_ms=timeout_ms)
+        return _ack_response(request, results)
 
     async def change_invisible_duration(
         self, request: calls.ChangeInvisibleDurationRequest, context: CallContext

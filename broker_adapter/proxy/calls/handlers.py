@@ -18,21 +18,16 @@ from broker_adapter.proxy.calls.client_calls import ClientCalls, RouteCalls
 from broker_adapter.proxy.calls.consumer_calls import ConsumerCalls
 from broker_adapter.proxy.calls.producer_calls import ProducerCalls
 from broker_adapter.proxy.calls.queue_calls import QueueCalls
-from broker_adapter.proxy.calls.results import Done
 from broker_adapter.proxy.calls.routes import Routes
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.directory import Directory
-from broker_adapter.proxy.messages.methods import ACK_MESSAGE, METHODS, SEND_MESSAGE
+from broker_adapter.proxy.messages.methods import METHODS, SEND_MESSAGE
 from broker_adapter.proxy.messages.rejected import ELSEWHERE, Code, Rejected, status_of
 from broker_adapter.proxy.messages.request_shapes import check_send_shape
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 
 _log = logging.getLogger(__name__)
-
-
-#: Takes the answer of a call, or why there is none.
-Answered = Callable[[bytes | Exception], None]
 
 
 class Answering(Protocol):
@@ -43,10 +38,6 @@ class Answering(Protocol):
     """
 
     async def unary(self, method: str, request: bytes, context: CallContext) -> bytes: ...
-
-    def begin(self, method: str, request: bytes, context: CallContext, answered: Answered) -> bool:
-        """As `unary`, for what comes in great numbers: without a task. `answered` is called once, in a later
-        turn of the loop. False: nothing was done, and `unary` has the answer."""
 
     def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]: ...
 
@@ -101,11 +92,6 @@ class MessagingHandlers:
             "ReceiveMessage": consumers.receive_message,
             "PullMessage": queues.pull_message,
         }
-
-        self._begin: dict[str, Callable[[Any, CallContext, Done], bool]] = {
-            SEND_MESSAGE: producers.begin_send,
-            ACK_MESSAGE: consumers.begin_ack,
-        }
         self._under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -125,23 +111,6 @@ class MessagingHandlers:
         finally:
             self._one_less()
         return answer if isinstance(answer, bytes) else answer.SerializeToString()
-
-    def begin(self, method: str, request: bytes, context: CallContext, answered: Answered) -> bool:
-        begin = self._begin.get(method)
-        if begin is None:
-            return False
-
-        def done(outcome: Message | BrokerError) -> None:
-            self._one_less()
-            answered(outcome if isinstance(outcome, BrokerError) else outcome.SerializeToString())
-
-        try:
-            is_begun = begin(parse(method, request), context, done)
-        except (Rejected, BrokerError):
-            return False  # `unary` finds the same wrong, and says so
-        if is_begun:
-            self._one_more()
-        return is_begun
 
     def _one_more(self) -> None:
         self._under_way += 1

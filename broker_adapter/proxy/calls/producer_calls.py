@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from broker_adapter.api import TopicConfig
-from broker_adapter.errors import BrokerError, IllegalMessage, ReadFailed
+from broker_adapter.errors import IllegalMessage, ReadFailed
 from broker_adapter.format.java_hash import java_hash
-from broker_adapter.pop.api import DeliveryApi, Resolution, Sent
-from broker_adapter.proxy.calls.results import Done, joint, status_or_raise
+from broker_adapter.pop.api import DeliveryApi, Resolution
+from broker_adapter.proxy.calls.results import joint, status_or_raise
 from broker_adapter.proxy.calls.routes import accepts
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.directory import Directory
 from broker_adapter.proxy.messages.message_in import Incoming, incoming
 from broker_adapter.proxy.messages.names import topic_of
-from broker_adapter.proxy.messages.rejected import ELSEWHERE, Code, Rejected, ok, status_of
+from broker_adapter.proxy.messages.rejected import Code, Rejected, ok, status_of
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 
@@ -71,48 +71,6 @@ class ProducerCalls:
         else:
             entries = await self._send_all(config, judged, context)
         return calls.SendMessageResponse(status=joint([entry.status for entry in entries]), entries=entries)
-
-    def begin_send(self, request: calls.SendMessageRequest, context: CallContext, done: Done) -> bool:
-        """As `send_message`, of one message that goes into a queue of a topic that there is. False, or any
-        error: nothing was done."""
-        if len(request.messages) != 1:
-            return False
-        (message,) = request.messages
-        topic = topic_of(message.topic, context.namespace)
-        judged = incoming(message, self._max_body_bytes)
-        config = self._directory.topic(topic)
-        if config is None or judged.kind in (_DELAY, _TRANSACTION):
-            return False
-        _check_kind(config, judged.kind)
-        self._on_sent(context.client_id, topic)
-        message_id = judged.message_id
-
-        def sent(outcome: Sent | BrokerError) -> None:
-            if isinstance(outcome, BrokerError):
-                if outcome.status in ELSEWHERE:
-                    done(outcome)
-                    return
-                status = status_of(outcome)
-                entry = calls.SendResultEntry(status=status, message_id=message_id)
-            else:
-                status = ok()
-                entry = calls.SendResultEntry(
-                    status=status,
-                    message_id=message_id,
-                    transaction_id=message_id,
-                    offset=outcome.queue_offset,
-                )
-            done(calls.SendMessageResponse(status=status, entries=[entry]))
-
-        return self._delivery.begin_send(
-            topic,
-            judged.message,
-            message_id=message_id,
-            queue_id=_queue_of(config, judged),
-            born_host=context.remote,
-            timeout_ms=_timeout_ms(context),
-            done=sent,
-        )
 
     async def end_transaction(
         self, request: calls.EndTransactionRequest, context: CallContext

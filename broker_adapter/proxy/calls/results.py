@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from broker_adapter.errors import BrokerError
 from broker_adapter.proxy.messages.rejected import ELSEWHERE, Code, Rejected, status_of
 from broker_adapter.proxy.v2 import definition_pb2 as pb
-
-#: Takes the answer of a call, a message, or what is not the call's affair (`ELSEWHERE`).
-Done = Callable[[Any | BrokerError], None]
 
 
 def joint(statuses: Sequence[pb.Status]) -> pb.Status:

@@ -11,18 +11,16 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
-from functools import partial
 
 from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
 from broker_adapter.errors import BrokerError, PutIndeterminate, Status, error_for
-from broker_adapter.proxy.calls.handlers import Answered, Answering
+from broker_adapter.proxy.calls.handlers import Answering
 from broker_adapter.proxy.clients import ClientStreams
 from broker_adapter.proxy.forwarding.frames import MAX_PART_BYTES
 from broker_adapter.proxy.forwarding.link import LinkRefused, MasterLink
 from broker_adapter.proxy.forwarding.members import Members
 from broker_adapter.proxy.forwarding.repeats import is_repeatable
 from broker_adapter.proxy.messages.context import CallContext
-from broker_adapter.proxy.messages.methods import APPENDING
 from broker_adapter.proxy.messages.rejected import Code, Rejected
 from dledger import RoleEvent, get_logger, wake_queue
 
@@ -78,9 +76,8 @@ class Forwarder:
         self._following: asyncio.Task[None] | None = None
         self._linked_to: str | None = None
         self._ended: set[asyncio.Task[None]] = set()
-        self._going_on: set[asyncio.Task[None]] = set()  # with calls that began without a task
         self._change: asyncio.Future[None] | None = None
-        self._is_stopped = False
+        self.is_stopped = False
         clients.on_change = self._client_changed
 
     # -- who is master ------------------------------------------------------------------------------------
@@ -88,7 +85,7 @@ class Forwarder:
     def role_changed(self, event: RoleEvent) -> None:
         """The stream to a leader stays while nobody else is known to lead: it may be the one who goes on."""
         self._leader = event.leader_id
-        if event.leader_id is not None and event.leader_id != self._linked_to and not self._is_stopped:
+        if event.leader_id is not None and event.leader_id != self._linked_to and not self.is_stopped:
             self._let_go()
             if event.leader_id != self._node_id:
                 self._linked_to = event.leader_id
@@ -102,11 +99,10 @@ class Forwarder:
             self._change = None
 
     async def stop(self) -> None:
-        self._is_stopped = True
+        self.is_stopped = True
         self._let_go()
-        for task in self._going_on:
-            task.cancel()
-        await asyncio.gather(*self._ended, *self._going_on, return_exceptions=True)
+        self.changed()
+        await asyncio.gather(*self._ended, return_exceptions=True)
 
     def _let_go(self) -> None:
         if self._following is not None:
@@ -148,62 +144,7 @@ class Forwarder:
     # -- Answering ----------------------------------------------------------------------------------------
 
     async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
-        return await self._until_answered(_Held(self, method, request, context))
-
-    def begin(self, method: str, request: bytes, context: CallContext, answered: Answered) -> bool:
-        """A call that waits for a master, or is sent again, takes a task from then on."""
-        place = self.place()
-        if place is None or method not in APPENDING or len(request) > MAX_PART_BYTES:
-            return False
         call = _Held(self, method, request, context)
-        told = partial(self._told, call, place, answered)
-        if isinstance(place, MasterLink):
-            return self._hand_on(place, call, told)
-        return place.begin(method, request, context, told)
-
-    def _hand_on(self, link: MasterLink, call: _Held, told: Answered) -> bool:
-        timer: asyncio.TimerHandle | None = None
-
-        def over(outcome: bytes | Exception) -> None:
-            if timer is not None:
-                timer.cancel()
-            told(outcome)
-
-        def too_late() -> None:
-            let_go()
-            told(call.too_late())
-
-        try:
-            let_go = link.hand_on(call.method, call.request, call.context(), over)
-        except BrokerError:
-            return False
-        if call.last_moment is not None:
-            timer = asyncio.get_running_loop().call_at(call.last_moment, too_late)
-        return True
-
-    def _told(self, call: _Held, place: Place, answered: Answered, outcome: bytes | Exception) -> None:
-        if isinstance(outcome, BrokerError):
-            task = asyncio.create_task(self._go_on(call, place, answered, outcome))
-            self._going_on.add(task)
-            task.add_done_callback(self._going_on.discard)
-            return
-        call.count(place, "answered")
-        answered(outcome)
-
-    async def _go_on(self, call: _Held, place: Place, answered: Answered, error: BrokerError) -> None:
-        """With a call that `place` has not answered."""
-        try:
-            call.failed(place, error)
-            answer = await self._until_answered(call)
-        except asyncio.CancelledError:
-            answered(error)  # this node stops
-            raise
-        except Exception as last:
-            answered(last)
-        else:
-            answered(answer)
-
-    async def _until_answered(self, call: _Held) -> bytes:
         while True:
             place = await call.place()
             try:
@@ -288,7 +229,7 @@ class _Held:
             return found
         began = loop.time()
         try:
-            while (now := loop.time()) < self._give_up:
+            while (now := loop.time()) < self._give_up and not forwarder.is_stopped:
                 found = forwarder.place()
                 if found is not None and now >= self._not_before:
                     return found

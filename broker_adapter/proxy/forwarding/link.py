@@ -14,7 +14,6 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, PutRefused, Status
-from broker_adapter.proxy.calls.handlers import Answered
 from broker_adapter.proxy.clients import ClientStreams
 from broker_adapter.proxy.forwarding.frames import (
     METHOD,
@@ -73,19 +72,6 @@ class _Call:
         self.wake()
 
 
-class _Told(_Call):
-    """One that nobody waits for: `tell` is called when there is something of it."""
-
-    __slots__ = ("_tell",)
-
-    def __init__(self, size: int, tell: Callable[[_Call], None]) -> None:
-        super().__init__(size)
-        self._tell = tell
-
-    def wake(self) -> None:
-        self._tell(self)
-
-
 def _add_end(call_id: int, is_passed_on: bool, frame: pb.FromNode) -> None:
     (frame.passed_on if is_passed_on else frame.cancelled).append(call_id)
 
@@ -140,20 +126,6 @@ class MasterLink:
         if answer is None:
             raise self._nothing()
         return answer
-
-    def hand_on(
-        self, method: str, request: bytes, context: CallContext, answered: Answered
-    ) -> Callable[[], None]:
-        """As `unary`, without a task: `answered` is called once, later. What this gives lets go of a call
-        that is not answered yet: then nobody is told."""
-
-        def told(call: _Call) -> None:
-            self._end(call_id, call)
-            answered(call.answers[0] if call.answers else call.error or self._nothing())
-
-        call = _Told(len(request), told)
-        call_id = self._take_up(call, method, request, context)
-        return partial(self._end, call_id, call)
 
     def _nothing(self) -> BrokerError:
         return PutIndeterminate(Status.OUTCOME_UNKNOWN, f"{self.node_id} has answered nothing")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
-from functools import partial
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -22,7 +21,7 @@ from broker_adapter.proxy.forwarding.frames import (
     context_from_pb,
 )
 from broker_adapter.proxy.forwarding.members import Members
-from broker_adapter.proxy.messages.context import CallContext, Passage
+from broker_adapter.proxy.messages.context import Passage
 from broker_adapter.proxy.messages.methods import METHODS
 from broker_adapter.proxy.messages.rejected import ELSEWHERE
 from broker_adapter.proxy.v2 import service_pb2 as calls
@@ -126,7 +125,6 @@ class _NodeStream:
         self.node_id = node_id
         self.clients = RemoteClients(self._tell)
         self.unary: set[asyncio.Task[None]] = set()
-        self._begun = 0  # calls without a task
         self._streams: dict[int, asyncio.Task[None]] = {}
         self._waits_for_ends = waits_for_ends
         self._passed_on: dict[int, asyncio.Future[None]] = {}  # calls that were answered to their end
@@ -193,13 +191,15 @@ class _NodeStream:
             self._refuse(call, IllegalMessage(Status.REQUEST_MALFORMED, f"no method {call.method[:64]!r}"))
         elif not self._is_writable():
             self._refuse(call, error_for(Status.NOT_MASTER, "this node is not the master"))
-        elif len(self.unary) + len(self._streams) + self._begun >= self._max_calls:
+        elif len(self.unary) + len(self._streams) >= self._max_calls:
             self._refuse(call, Busy(Status.TOO_MANY_CALLS, f"{self._max_calls} calls are under way"))
         elif method.streams_answers:
             task = self._streams[call.id] = asyncio.create_task(self._stream(call))
             task.add_done_callback(lambda _: self._streams.pop(call.id, None))
         else:
-            self._begin_unary(call)
+            task = asyncio.create_task(self._unary(call))
+            self.unary.add(task)
+            task.add_done_callback(self.unary.discard)
 
     def _tell_of_repeated(self, call: pb.ForwardedCall) -> None:
         """If this node ends now, too, its log names the call. A failover repeats many: one line a second."""
@@ -213,32 +213,11 @@ class _NodeStream:
                 node=self.node_id,
             )
 
-    def _begin_unary(self, call: pb.ForwardedCall) -> None:
+    async def _unary(self, call: pb.ForwardedCall) -> None:
         try:
-            context = context_from_pb(call.context)
-            is_begun = self._answering.begin(call.method, call.request, context, partial(self._told, call))
+            answer = await self._answering.unary(call.method, call.request, context_from_pb(call.context))
         except Exception as error:
             self._failed(call, error)  # it is this call's affair, not the stream's
-            return
-        if is_begun:
-            self._begun += 1
-            return
-        task = asyncio.create_task(self._unary(call, context))
-        self.unary.add(task)
-        task.add_done_callback(self.unary.discard)
-
-    def _told(self, call: pb.ForwardedCall, outcome: bytes | Exception) -> None:
-        self._begun -= 1
-        if isinstance(outcome, Exception):
-            self._failed(call, outcome)
-        else:
-            self._answer(call, outcome, is_last=True)
-
-    async def _unary(self, call: pb.ForwardedCall, context: CallContext) -> None:
-        try:
-            answer = await self._answering.unary(call.method, call.request, context)
-        except Exception as error:
-            self._failed(call, error)
         else:
             self._answer(call, answer, is_last=True)
 

@@ -14,7 +14,6 @@ import pytest
 
 from broker_adapter.api import GroupConfig, OutgoingMessage, QueueOffset, TopicConfig
 from broker_adapter.errors import (
-    BrokerError,
     Busy,
     IllegalMessage,
     PutIndeterminate,
@@ -72,27 +71,35 @@ async def test_what_was_sent_is_received_and_acknowledged_once(tmp_path: Path) -
         assert await delivery.receive("g", "t", client_id="c", wait_ms=1) == []
 
 
-async def test_sends_and_acks_without_tasks_end_as_those_with_one(tmp_path: Path) -> None:
+async def test_an_id_is_stored_once_and_each_handle_has_a_status_of_its_own(tmp_path: Path) -> None:
     async with brokers(tmp_path, 1) as cluster:
         delivery = (await cluster.master()).delivery
-        sent: asyncio.Future[Sent | BrokerError] = asyncio.Future()
-        # A topic that is not there yet has to be made: that takes a task.
-        assert not delivery.begin_send("t", message("x"), message_id="x", done=sent.set_result)
-        first = await delivery.send("t", message("first"), message_id="first")
-        assert not delivery.begin_send("t", message("first"), message_id="first", done=sent.set_result)
-        assert delivery.begin_send(
-            "t", message("m"), message_id="m", queue_id=first.queue_id, done=sent.set_result
+        first = await delivery.send("t", message("first"), message_id="first")  # which makes the topic
+        assert await delivery.send("t", message("first"), message_id="first") == first._replace(
+            is_repeated=True
         )
-        assert await sent == Sent(first.queue_id, first.queue_offset + 1)
+        sent = await delivery.send("t", message("m"), message_id="m", queue_id=first.queue_id)
+        assert sent == Sent(first.queue_id, first.queue_offset + 1)
         found = await delivery.receive("g", "t", client_id="c", invisible_ms=30_000, wait_ms=9999)
         while len(found) < 2:
             found += await delivery.receive("g", "t", client_id="c", invisible_ms=30_000, wait_ms=9999)
-        acked: asyncio.Future[list[AckStatus] | BrokerError] = asyncio.Future()
-        assert not delivery.begin_ack("g", "t", ["?"], done=acked.set_result)
+        assert await delivery.ack("g", "t", ["?"]) == [AckStatus.INVALID_HANDLE]
         handles = [found[0].handle, "?", found[1].handle]
-        assert delivery.begin_ack("g", "t", handles, done=acked.set_result)
-        assert await acked == [AckStatus.OK, AckStatus.INVALID_HANDLE, AckStatus.OK]
-        assert not delivery.begin_ack("g", "t", handles, done=acked.set_result)
+        acked = await delivery.ack("g", "t", handles, timeout_ms=60_000)
+        assert acked == [AckStatus.OK, AckStatus.INVALID_HANDLE, AckStatus.OK]
+        assert await delivery.ack("g", "t", handles) == [AckStatus.INVALID_HANDLE] * 3
+
+
+async def test_an_ack_is_waited_for_no_longer_than_its_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        delivery = (await cluster.master()).delivery
+        await delivery.send("t", message("x"), message_id="x")
+        (one,) = await delivery.receive("g", "t", client_id="c", invisible_ms=30_000, wait_ms=9999)
+        monkeypatch.setattr(delivery._committer, "submit", lambda request: None)
+        with pytest.raises(PutIndeterminate):
+            await delivery.ack("g", "t", [one.handle], timeout_ms=1)
 
 
 async def test_a_waiting_receive_is_woken_by_a_send_and_by_a_time_that_is_over(tmp_path: Path) -> None:

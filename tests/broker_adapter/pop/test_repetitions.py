@@ -13,14 +13,13 @@ from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.commitlog.put_gathering import QueuedRecords
 from broker_adapter.commitlog.record_writer import RecordBatch
-from broker_adapter.errors import BrokerError, Busy, PutIndeterminate, Status
+from broker_adapter.errors import Busy, PutIndeterminate, Status
 from broker_adapter.pop.api import Sent
 from broker_adapter.pop.committer import Committer, Done, Request
 from broker_adapter.pop.handles import id_digest
 from broker_adapter.pop.sender import Sender
 from broker_adapter.pop.sent_ids import SentIds
 from broker_adapter.pop.state import DeliveryState
-from tests.node.local import until
 
 DOUBT = PutIndeterminate(Status.OUTCOME_UNKNOWN, "not known yet")
 MINUTE_MS = 60_000
@@ -117,50 +116,40 @@ async def test_a_refusal_of_the_first_one_is_theirs_too() -> None:
             await task
 
 
-class Told(list[Sent | BrokerError]):
-    """What became of messages that were begun without a task."""
-
-    def begin(self, desk: Desk, timeout_ms: int = MINUTE_MS) -> bool:
-        config, message = TopicConfig("t", write_queues=4), OutgoingMessage(b"x")
-        return desk.sender.begin(config, message, "id", 2, "", timeout_ms, self.append)
-
-
-async def test_what_is_begun_without_a_task_is_told_once() -> None:
-    desk, told = Desk(), Told()
-    assert told.begin(desk)
-    desk.requests[0].settle(Done([7], []))
-    assert told == []
+async def test_a_send_is_answered_when_its_request_is_settled() -> None:
+    desk = Desk()
+    first = desk.send()
     await steps()
-    assert told == [Sent(2, 7)]
+    assert not first.done()
+    desk.requests[0].settle(Done([7], []))
+    assert await first == Sent(2, 7)
 
 
-async def test_an_id_that_is_known_is_not_begun_without_a_task() -> None:
-    desk, told = Desk(), Told()
-    assert told.begin(desk)
-    assert not told.begin(desk)
-    again = desk.send()
+async def test_an_id_that_the_state_knows_is_not_stored_again() -> None:
+    desk = Desk()
+    first, again = desk.send(), desk.send()
     await steps()
     desk.ids.put(id_digest("t", "id"), 2, 7, 0)
     desk.requests[0].settle(Done([7], []))
     desk.requests[0].release()
-    assert await again == Sent(2, 7, True)
-    assert not told.begin(desk)
-    assert told == [Sent(2, 7)] and len(desk.requests) == 1
+    assert await asyncio.gather(first, again) == [Sent(2, 7), Sent(2, 7, True)]
+    assert await desk.send() == Sent(2, 7, True)
+    assert len(desk.requests) == 1
 
 
-async def test_what_is_begun_without_a_task_is_unknown_after_its_time() -> None:
-    desk, told = Desk(), Told()
-    assert told.begin(desk, timeout_ms=1)
-    await until(lambda: bool(told))
-    assert [type(one) for one in told] == [PutIndeterminate]
+async def test_a_send_is_unknown_after_its_time() -> None:
+    desk = Desk()
+    with pytest.raises(PutIndeterminate):
+        await desk.send(timeout_ms=1)
     desk.requests[0].settle(Done([7], []))
+    assert await desk.send() == Sent(2, 7, True)
+
+
+async def test_what_a_request_failed_with_is_raised() -> None:
+    desk = Desk()
+    first = desk.send()
     await steps()
-    assert len(told) == 1
-
-
-async def test_a_refusal_of_what_is_begun_without_a_task_is_told() -> None:
-    desk, told = Desk(), Told()
-    assert told.begin(desk)
     desk.requests[0].fail(DOUBT)
-    await steps()
-    assert told == [DOUBT]
+    with pytest.raises(PutIndeterminate) as caught:
+        await first
+    assert caught.value is DOUBT

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, TypeVar
 
 from broker_adapter.api import GroupConfig, OutgoingMessage, TopicConfig
 from broker_adapter.errors import (
@@ -36,8 +35,6 @@ from broker_adapter.pop.api import (
     Resolution,
     Sent,
 )
-
-T = TypeVar("T")
 
 RENEWED_MS = 60_000
 MAX_DELAY_MS = 86_400_000
@@ -80,7 +77,6 @@ class MemoryDelivery(DeliveryApi):
         self.orderly: set[str] = set()
         self.queues: dict[tuple[str, int], list[bytes]] = defaultdict(list)
         self.heard: list[tuple[str, str]] = []  # client, group
-        self.begun: list[asyncio.Task[None]] = []
         self.released: list[tuple[str, str]] = []
         self.receives: list[tuple[str, str, int, int]] = []  # group, topic, invisible_ms, wait_ms
         self.reached: list[bytes] = []  # bodies that were passed on
@@ -151,50 +147,6 @@ class MemoryDelivery(DeliveryApi):
         sent = self._store(topic, message, message_id, queue_id, born_host)
         self._sent[topic, message_id] = sent
         return sent
-
-    def begin_send(
-        self,
-        topic: str,
-        message: OutgoingMessage,
-        *,
-        message_id: str,
-        queue_id: int = -1,
-        born_host: str = "",
-        timeout_ms: int = 0,
-        done: Callable[[Sent | BrokerError], None],
-    ) -> bool:
-        sent = self.send(
-            topic,
-            message,
-            message_id=message_id,
-            queue_id=queue_id,
-            born_host=born_host,
-            timeout_ms=timeout_ms,
-        )
-        return self._begin(sent, done)
-
-    def begin_ack(
-        self,
-        group: str,
-        topic: str,
-        handles: Sequence[str],
-        *,
-        timeout_ms: int = 0,
-        done: Callable[[list[AckStatus] | BrokerError], None],
-    ) -> bool:
-        return self._begin(self.ack(group, topic, handles), done)
-
-    def _begin(self, work: Coroutine[Any, Any, T], done: Callable[[T | BrokerError], None]) -> bool:
-        async def run() -> None:
-            outcome: T | BrokerError
-            try:
-                outcome = await work
-            except BrokerError as error:
-                outcome = error
-            done(outcome)
-
-        self.begun.append(asyncio.create_task(run()))
-        return True
 
     async def send_delayed(
         self,
@@ -328,7 +280,9 @@ class MemoryDelivery(DeliveryApi):
             except TimeoutError:
                 pass
 
-    async def ack(self, group: str, topic: str, handles: Sequence[str]) -> list[AckStatus]:
+    async def ack(
+        self, group: str, topic: str, handles: Sequence[str], *, timeout_ms: int = 0
+    ) -> list[AckStatus]:
         self._may_fail()
         state, results = self._groups[group, topic], []
         for handle in handles:

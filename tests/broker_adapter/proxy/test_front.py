@@ -12,9 +12,9 @@ import pytest
 
 from broker_adapter.api import GroupConfig, TopicConfig
 from broker_adapter.errors import NotMaster
-from broker_adapter.proxy.calls.handlers import Answered
+from broker_adapter.pop.api import Sent
 from broker_adapter.proxy.messages.context import CallContext
-from broker_adapter.proxy.messages.methods import METHODS, QUERY_ROUTE, SERVICE_NAME
+from broker_adapter.proxy.messages.methods import METHODS, SERVICE_NAME
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from tests.broker_adapter.client.helpers import until
@@ -36,11 +36,8 @@ BEAT = calls.HeartbeatRequest(client_type=pb.ClientType.PRODUCER)
 class Recorder:
     """Answers every call once it may, and keeps who called."""
 
-    takes_tasks = False
-
     def __init__(self) -> None:
         self.contexts: list[CallContext] = []
-        self.begun: list[asyncio.Task[None]] = []
         self.may = asyncio.Event()
         self.may.set()
         self.ended = 0
@@ -53,19 +50,6 @@ class Recorder:
         answer: bytes = METHODS[method].answer(status=pb.Status(code=Code.OK)).SerializeToString()
         return answer
 
-    def begin(self, method: str, request: bytes, context: CallContext, answered: Answered) -> bool:
-        if self.takes_tasks or method == QUERY_ROUTE:
-            return False
-
-        async def run() -> None:
-            try:
-                answered(await self.unary(method, request, context))
-            except Exception as error:
-                answered(error)
-
-        self.begun.append(asyncio.create_task(run()))
-        return True
-
     async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
         self.contexts.append(context)
         try:
@@ -74,12 +58,6 @@ class Recorder:
             self.cancelled += 1
             raise
         yield METHODS[method].answer(status=pb.Status(code=Code.OK)).SerializeToString()
-
-
-@pytest.fixture(params=[False, True], ids=["at once", "in tasks"], autouse=True)
-def takes_tasks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What holds for calls holds for both ways that they are taken."""
-    monkeypatch.setattr(Recorder, "takes_tasks", request.param)
 
 
 async def test_the_caller_is_known_by_metadata_and_deadline() -> None:
@@ -179,13 +157,13 @@ async def test_a_bug_is_an_answer() -> None:
         assert (await w.call("Heartbeat", BEAT)).status.code == Code.INTERNAL_SERVER_ERROR
 
 
-async def test_a_bug_where_a_send_begins_does_not_send_it_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> bool:
+async def test_a_bug_in_a_send_does_not_send_it_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: object, **__: object) -> Sent:
         raise ZeroDivisionError
 
     async with world() as w:
         assert (await w.send(message(b"1"))).status.code == Code.OK
-        monkeypatch.setattr(w.delivery, "begin_send", broken)
+        monkeypatch.setattr(w.delivery, "send", broken)
         assert (await w.send(message(b"2", message_id="2"))).status.code == Code.INTERNAL_SERVER_ERROR
         assert sum(map(len, w.delivery.queues.values())) == 1
 

@@ -12,7 +12,6 @@ import pytest
 
 from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
 from broker_adapter.errors import BrokerError, PutIndeterminate, Status, error_for
-from broker_adapter.proxy.calls.handlers import Answered
 from broker_adapter.proxy.clients import ClientInfo, ClientStreams
 from broker_adapter.proxy.connected import ConnectedClients
 from broker_adapter.proxy.forwarding.forwarder import Forwarder
@@ -44,12 +43,9 @@ def config(node_id: str, members: dict[str, str], **more: Any) -> NodeConfig:
 class Scripted:
     """Answers with what is next in `script`: bytes, or raises an error; then with "ok"."""
 
-    takes_tasks = False
-
     def __init__(self, *script: bytes | BrokerError) -> None:
         self.script = list(script)
         self.seen: list[tuple[str, CallContext]] = []
-        self.begun: list[asyncio.Task[None]] = []
         self.may = asyncio.Event()
         self.may.set()
         self.cancelled = 0
@@ -62,19 +58,6 @@ class Scripted:
         if isinstance(found, BrokerError):
             raise found
         return found
-
-    def begin(self, method: str, request: bytes, context: CallContext, answered: Answered) -> bool:
-        if self.takes_tasks:
-            return False
-
-        async def run() -> None:
-            try:
-                answered(await self.unary(method, request, context))
-            except BrokerError as error:
-                answered(error)
-
-        self.begun.append(asyncio.create_task(run()))
-        return True
 
     async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
         self.seen.append((method, context))
@@ -93,9 +76,7 @@ class Scripted:
 
 
 class Pair:
-    """n1 forwards to n2. `lead` says who leads. `takes_tasks`: calls do not begin without one."""
-
-    takes_tasks = False
+    """n1 forwards to n2. `lead` says who leads."""
 
     def __init__(self, remote: Scripted, settings: ClientServiceSettings) -> None:
         ports = free_ports(2)
@@ -112,7 +93,6 @@ class Pair:
             settings,
             lambda: self.is_local_master,
         )
-        self.begun = 0
         self.settings = settings
         self.service = self.make_service()
         self.server: Any = None
@@ -149,23 +129,7 @@ class Pair:
         timeout_s: float = 5.0,
         context: CallContext = CONTEXT,
     ) -> bytes:
-        context = context._replace(timeout_s=timeout_s)
-        answered: asyncio.Future[bytes | Exception] = asyncio.get_running_loop().create_future()
-        if self.takes_tasks or not self.forwarder.begin(method, request, context, answered.set_result):
-            return await self.forwarder.unary(method, request, context)
-        self.begun += 1
-        outcome = await answered
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-
-@pytest.fixture(params=[False, True], ids=["at once", "in tasks"], autouse=True)
-def takes_tasks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """What holds for calls holds for both ways that they are taken."""
-    for who in (Pair, Scripted):
-        monkeypatch.setattr(who, "takes_tasks", request.param)
-    return bool(request.param)
+        return await self.forwarder.unary(method, request, context._replace(timeout_s=timeout_s))
 
 
 @asynccontextmanager
@@ -201,19 +165,8 @@ async def test_who_called_travels_with_the_call() -> None:
         assert context._replace(timeout_s=5.0) == CONTEXT
 
 
-async def test_calls_in_great_numbers_take_no_task_once_there_is_a_master(takes_tasks: bool) -> None:
-    async with pair() as p:
-        await until(lambda: p.forwarder.place() is not None)
-        for method, is_begun in (("SendMessage", 1), ("AckMessage", 1), ("Heartbeat", 0)):
-            before = p.begun
-            assert await p.unary(method) == b"ok"
-            assert p.begun - before == (0 if takes_tasks else is_begun)
-        p.lead(None)
-        assert not p.forwarder.begin("SendMessage", SEND, CONTEXT, lambda _: None)
-
-
-async def test_a_call_whose_beginning_fails_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> bool:
+async def test_a_call_that_meets_a_bug_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: object) -> bytes:
         raise ZeroDivisionError
 
     async with pair() as p:
@@ -221,7 +174,7 @@ async def test_a_call_whose_beginning_fails_ends_no_other(monkeypatch: pytest.Mo
         p.remote.may.clear()
         other = asyncio.create_task(p.unary())
         await until(lambda: bool(p.remote.seen))
-        monkeypatch.setattr(p.remote, "begin", broken)
+        monkeypatch.setattr(p.remote, "unary", broken)
         answer = calls.SendMessageResponse.FromString(await p.unary())
         assert answer.status.code == Code.INTERNAL_SERVER_ERROR
         p.remote.may.set()
@@ -232,13 +185,14 @@ async def test_a_call_whose_beginning_fails_ends_no_other(monkeypatch: pytest.Mo
 async def test_a_node_that_stops_gives_up_what_it_was_to_send_again() -> None:
     async with pair(not_master()) as p:
         await until(lambda: p.forwarder.place() is not None)
-        told: list[bytes | Exception] = []
-        assert p.forwarder.begin("SendMessage", SEND, CONTEXT._replace(timeout_s=600), told.append)
+        waiting = asyncio.create_task(p.unary(timeout_s=600))
+        await until(lambda: bool(p.remote.seen))
         p.lead(None)
         p.remote_master(False)
         await until(lambda: p.forwarder.figures.outcomes["SendMessage", "sent again"] == 1)
         await p.forwarder.stop()
-        assert [type(one) for one in told] == [type(not_master())]
+        with pytest.raises(type(not_master())):
+            await waiting
 
 
 async def test_the_master_itself_is_not_asked_over_a_stream() -> None:
