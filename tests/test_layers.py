@@ -173,7 +173,7 @@ ALLOWED: dict[str, set[str]] = {
     "broker_adapter.store": {*_BROKER_BASE},
     "broker_adapter.role": {*_BROKER_BASE, "broker_adapter.commitlog"},
     "broker_adapter.rpc": {*_BROKER_BASE, BROKER_GENERATED},
-    "broker_adapter.namesrv": {*_BROKER_BASE, BROKER_GENERATED},
+    "broker_adapter.namesrv": {*_BROKER_BASE, BROKER_GENERATED, "broker_adapter.remoting"},
     "broker_adapter.client": {*_BROKER_BASE, "broker_adapter.rpc", "broker_adapter.namesrv"},
     "broker_adapter.pop": {
         *_BROKER_BASE,

@@ -99,6 +99,7 @@ def cli() -> None:
     "--directory", type=click.Path(file_okay=False, path_type=Path), help="Where settings are kept."
 )
 @click.option("--listen", help="host:port to serve on.  [default: 127.0.0.1:9876]")
+@click.option("--remoting-listen", help="host:port for RocketMQ's 4.x protocol; empty: not spoken.")
 @click.option("--http-listen", help="host:port of status page and metrics; empty: none.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-format", type=click.Choice(["text", "json"]))
@@ -109,6 +110,7 @@ def run(
     path: Path | None,
     directory: Path | None,
     listen: str | None,
+    remoting_listen: str | None,
     http_listen: str | None,
     log_level: str | None,
     log_format: str | None,
@@ -132,6 +134,7 @@ def run(
     Examples:
       dledger-namesrv run --config namesrv.toml
       dledger-namesrv run --directory /tmp/namesrv --listen 127.0.0.1:9876
+      dledger-namesrv run --directory /tmp/namesrv --listen 127.0.0.1:9877 --remoting-listen 127.0.0.1:9876
     """
     from broker_adapter.namesrv.config import load_config
     from broker_adapter.namesrv.server import run_name_server
@@ -142,6 +145,7 @@ def run(
     given = {
         "directory": None if directory is None else str(directory),
         "listen": listen,
+        "remoting_listen": remoting_listen,
         "http_listen": http_listen,
     }
     overrides |= {key: value for key, value in given.items() if value is not None}

@@ -84,6 +84,9 @@ class TlsConfig(_Section):
     """Whose certificates are trusted (PEM)."""
     client_auth: Literal["require", "none"] = "require"
     """`none`: clients and brokers show no certificate."""
+    remoting_mode: Literal["enforcing", "permissive"] = "enforcing"
+    """Of the remoting port: `permissive` serves TLS and plain text, as RocketMQ does by default; it needs
+    client_auth = "none"."""
     http: bool = True
     """The status page speaks TLS, too. false: it stays in plain text."""
     broker_names: tuple[Name, ...] = ()
@@ -100,6 +103,12 @@ class TlsConfig(_Section):
     def _names_need_certificates(self) -> TlsConfig:
         if self.client_auth == "none" and {"broker_names", "admin_names"} & self.model_fields_set:
             raise ValueError('names need client_auth = "require": else nobody shows a certificate')
+        return self
+
+    @model_validator(mode="after")
+    def _certificates_need_tls(self) -> TlsConfig:
+        if self.client_auth == "require" and self.remoting_mode == "permissive":
+            raise ValueError('remoting_mode = "permissive" needs client_auth = "none"')
         return self
 
     @field_validator("certificate", "key", "ca", mode="before")
@@ -124,6 +133,8 @@ class NameServerConfig(_Section):
     """Directory of the settings; made if it is not there. Relative to the configuration's file."""
     listen: Address = DEFAULT_LISTEN
     """host:port to serve on."""
+    remoting_listen: Address | Literal[""] = ""
+    """host:port for RocketMQ's 4.x protocol, which clients expect at 9876. Empty: it is not spoken."""
     http_listen: Address | Literal[""] = ""
     """host:port of the status page and metrics. Empty: none."""
     http_allowed_hosts: tuple[str, ...] = ()
@@ -158,11 +169,16 @@ class NameServerConfig(_Section):
     def refuse_plaintext(self) -> None:
         """ConfigError (PLAINTEXT_REFUSED) if anything would travel unencrypted beyond this machine."""
         plain = [] if self.tls else [("listen", self.listen)]
+        if self.remoting_listen and not (self.tls and self.tls.remoting_mode == "enforcing"):
+            plain.append(("remoting_listen", self.remoting_listen))
         if self.http_listen and not (self.tls and self.tls.http):
             plain.append(("http_listen", self.http_listen))
         for key, address in plain:
             if not self.allow_plaintext and not is_loopback(address):
-                way = "set tls.http = true" if self.tls else "add a [tls] section (certificate, key, ca)"
+                kept = "set tls.http = true"
+                if key == "remoting_listen":
+                    kept = 'set tls.remoting_mode = "enforcing"'
+                way = kept if self.tls else "add a [tls] section (certificate, key, ca)"
                 raise ConfigError(
                     f"{key} is {address}, beyond this machine, and would be in plain text: {way}, "
                     "or say allow_plaintext = true if the network itself can be trusted",

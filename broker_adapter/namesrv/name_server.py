@@ -136,6 +136,14 @@ class NameServer:
         self._happened("un-registered", (broker_name, node_id), "on request")
         self._tell(changed)
 
+    def renew(self, broker_name: str, node_id: str) -> bool:
+        """It lives, and has nothing new to say. False: it is not registered."""
+        return self.tables.renew((broker_name, node_id), self._now_ms())
+
+    def drop_topic(self, topic: str) -> None:
+        """Until a broker registers with it again."""
+        self._tell(self.tables.drop_topic(topic))
+
     def scan(self) -> None:
         """Forget brokers that have not registered in time."""
         late, changed = self.tables.expire(self._now_ms())
@@ -148,6 +156,10 @@ class NameServer:
         changed = self.tables.wipe_write_permission(broker_name, give_back=give_back)
         self._tell(changed)
         return len(changed)
+
+    def entry(self, key: NodeKey) -> BrokerEntry | None:
+        """One row of the brokerLiveTable."""
+        return self.tables.entry(key, self._now_ms())
 
     def brokers(self) -> list[BrokerEntry]:
         return self.tables.brokers(self._now_ms())

@@ -167,7 +167,7 @@ class _Clerk:
             if self.status.failures or not self.status.registered_unix_ms:
                 _log.info("registered", server=self.status.address, broker=given.broker_name)
             self.status = RegistrarStatus(
-                self.status.address, given is self._newest, self._unix_ms(), "", 0, *answer
+                self.status.address, given is self._newest, self._unix_ms(), "", 0, *answer[:2]
             )
             wait_s = self._every_s
         # The end of the stream shows here; nothing else comes unasked.

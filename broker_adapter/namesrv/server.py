@@ -15,8 +15,11 @@ from broker_adapter.namesrv.config import NameServerConfig
 from broker_adapter.namesrv.http import start_http
 from broker_adapter.namesrv.kv_config import FILE_NAME, KvConfig
 from broker_adapter.namesrv.name_server import NameServer
+from broker_adapter.namesrv.remoting_service import NameServerRemoting
 from broker_adapter.namesrv.rpc_service import SERVICE, NameServerService
 from broker_adapter.namesrv.values import ClusterInfo
+from broker_adapter.remoting.executors import Dispatch
+from broker_adapter.remoting.server import RemotingServer
 from dledger import (
     PRIVATE_DIRECTORY,
     Code,
@@ -30,6 +33,7 @@ from dledger import (
     ServerTls,
     StorageError,
     TlsFiles,
+    TlsMode,
     configure_logging,
     get_logger,
     raise_limit,
@@ -69,6 +73,7 @@ class NameServerProcess:
         self._tls: ServerTls | None = None
         self._http: HttpServer | None = None
         self._grpc: GrpcHost | None = None
+        self._remoting: RemotingServer | None = None
         self._timers: list[asyncio.Task[None]] = []
         self._started_ms = monotonic_ms()
 
@@ -99,6 +104,9 @@ class NameServerProcess:
                 credentials=self._tls.credentials() if self._tls else None,
             )
             await self._grpc.start(config.listen)
+            if config.remoting_listen:
+                self._remoting = self._serve_remoting()
+                await self._remoting.start(config.remoting_listen)
             if config.http_listen:
                 context = self._tls.http_context() if self._tls and config.tls and config.tls.http else None
                 self._http = await start_http(
@@ -116,7 +124,34 @@ class NameServerProcess:
         self._timers.append(asyncio.create_task(self._scan()))
         if self._tls is not None:
             self._timers.append(asyncio.create_task(self._look_at_certificates(self._tls)))
-        _log.info("serving", address=self.address, http=self.http_address or None, settings=len(kv))
+        _log.info(
+            "serving",
+            address=self.address,
+            remoting=self.remoting_address or None,
+            http=self.http_address or None,
+            settings=len(kv),
+        )
+
+    def _serve_remoting(self) -> RemotingServer:
+        tls, dispatch = self.config.tls, Dispatch()
+        service = NameServerRemoting(self.name_server, self._shown_settings, self._callers())
+        service.register_with(dispatch)
+        return RemotingServer(
+            dispatch,
+            tls=self._tls.remoting_context() if self._tls else None,
+            mode=TlsMode(tls.remoting_mode) if tls else None,
+            events=[service],
+        )
+
+    def _shown_settings(self) -> dict[str, str]:
+        """As RocketMQ's NameServer names them."""
+        return {
+            "listenPort": self.remoting_address.rpartition(":")[2],
+            "rocketmqHome": str(self.config.directory),
+            "kvConfigPath": str(self.config.directory / FILE_NAME),
+            "scanNotActiveBrokerInterval": str(self.config.expiry.scan_ms),
+            "version": _version(),
+        }
 
     def _callers(self) -> Callers | None:
         tls = self.config.tls
@@ -130,6 +165,11 @@ class NameServerProcess:
     def address(self) -> str:
         """host:port of gRPC, with the port that was really bound."""
         return self._grpc.address if self._grpc else ""
+
+    @property
+    def remoting_address(self) -> str:
+        """host:port of the remoting protocol; "" if it is not spoken."""
+        return self._remoting.address if self._remoting else ""
 
     @property
     def http_address(self) -> str:
@@ -158,6 +198,8 @@ class NameServerProcess:
         await asyncio.gather(*self._timers, return_exceptions=True)
         if self._http is not None:
             await self._http.stop()
+        if self._remoting is not None:
+            await self._remoting.stop(_GRACE_S)
         if self._grpc is not None:
             self._service.stop()
             await self._grpc.stop(_GRACE_S)

@@ -9,7 +9,8 @@ is believed, as RocketMQ may show two masters of a name until one is forgotten:
 - of two nodes that claim id 0 of a name, the one with the higher *term* has it. The other loses it at once
   and stays without an id until it registers as what it is; a claim with a lower term is refused. The highest
   term is remembered for a while after its master has gone, so that a deposed one cannot take its place;
-- a node whose role is not known (id -1) lives, and is not published.
+- a node whose role is not known (id -1) lives, and is not published;
+- brokers of RocketMQ's own have no terms (-1): of two claims without one the newer is believed, as there.
 
 Topics are those of the accepted master. They stay, for slaves to be read from, while any node of the name is
 published.
@@ -17,6 +18,7 @@ published.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -177,7 +179,7 @@ class RouteTables:
                 f"{node_id} claims to be master of {name} in term {given.term}; {fence.node_id} was in "
                 f"term {fence.term}",
             )
-        if given.term == fence.term and node_id != fence.node_id:
+        if given.term == fence.term != NO_TERM and node_id != fence.node_id:
             raise NameServerRefused(
                 Status.NAMESRV_CONFLICT,
                 f"{node_id} and {fence.node_id} both claim to be master of {name} in term {given.term}: "
@@ -222,7 +224,7 @@ class RouteTables:
 
     def _take_topics(self, broker: _Broker, given: Registration) -> set[str]:
         version = (given.term, given.data_version)
-        if version < broker.topics_version:
+        if version < broker.topics_version and given.term != NO_TERM:
             return set()
         broker.topics_version = version
         name, table = given.broker_name, self.topic_queue_table
@@ -278,6 +280,22 @@ class RouteTables:
         if node is None or node.session != session:
             return None
         return self._remove(name, node_id, now_ms)
+
+    def renew(self, key: NodeKey, now_ms: int) -> bool:
+        """The node lives, and nothing has changed there. False: it is not registered."""
+        name, node_id = key
+        broker = self._broker_addr_table.get(name)
+        node = None if broker is None else broker.nodes.get(node_id)
+        if node is None:
+            return False
+        node.updated_ms = now_ms
+        return True
+
+    def drop_topic(self, topic: str) -> set[str]:
+        """Until a broker registers with it again."""
+        for name in list(self.topic_queue_table.get(topic, ())):
+            self._drop_topics(name, self._broker_addr_table[name], {topic})
+        return {topic}
 
     def expire(self, now_ms: int) -> tuple[list[NodeKey], set[str]]:
         """Forget nodes that have not registered in time: which, and the topics. Forgets old terms, too."""
@@ -343,6 +361,8 @@ class RouteTables:
         queues: dict[str, TopicConfig] = {}
         brokers: dict[str, dict[int, str]] = {}
         terms: dict[str, int] = {}
+        clusters: dict[str, str] = {}
+        filters: dict[str, Sequence[str]] = {}
         for name, config in sorted(self.topic_queue_table.get(topic, {}).items()):
             broker = self._broker_addr_table[name]
             if broker.write_wiped:
@@ -351,7 +371,12 @@ class RouteTables:
             brokers[name], term = broker.published()
             if term != NO_TERM:
                 terms[name] = term
-        return Route(topic, queues, brokers, terms)
+            clusters[name] = broker.cluster
+            for node_id in broker.ids.values():
+                given = broker.nodes[node_id].registration
+                if given.filter_servers:
+                    filters[given.address] = given.filter_servers
+        return Route(topic, queues, brokers, terms, clusters, filters)
 
     def topics(self) -> list[str]:
         return sorted(self.topic_queue_table)
@@ -362,7 +387,8 @@ class RouteTables:
         master = None if broker is None else broker.master()
         if master is None:
             return RegistrationAnswer()
-        return RegistrationAnswer(master.registration.address, master.registration.term)
+        given = master.registration
+        return RegistrationAnswer(given.address, given.term, given.ha_address)
 
     def brokers(self, now_ms: int) -> list[BrokerEntry]:
         """The brokerLiveTable, by cluster, name and node."""

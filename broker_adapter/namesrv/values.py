@@ -21,6 +21,7 @@ PERM_WRITE = 2
 MAX_NAME = 255
 MAX_NUMBER = (1 << 63) - 1
 MAX_QUEUES = 65_536
+MAX_FILTER_SERVERS = 16
 _PERMS = range(8)
 
 
@@ -39,6 +40,8 @@ class Registration(NamedTuple):
     data_version: int = 0  # grows when topics change
     topics: Sequence[TopicConfig] = ()
     expire_ms: int = 0  # 0: the NameServer's default
+    ha_address: str = ""  # host:port at which slaves fetch the log of a broker of RocketMQ's own
+    filter_servers: Sequence[str] = ()  # host:port
 
 
 class RegistrationAnswer(NamedTuple):
@@ -46,6 +49,7 @@ class RegistrationAnswer(NamedTuple):
 
     master_address: str = ""  # "": nobody
     master_term: int = NO_TERM
+    master_ha_address: str = ""
 
 
 class Route(NamedTuple):
@@ -55,6 +59,8 @@ class Route(NamedTuple):
     queues: Mapping[str, TopicConfig] = {}  # by broker name
     brokers: Mapping[str, Mapping[int, str]] = {}  # broker name -> broker id -> address; 0 is the master
     master_terms: Mapping[str, int] = {}  # of the broker names that have a master
+    clusters: Mapping[str, str] = {}  # broker name -> cluster
+    filter_servers: Mapping[str, Sequence[str]] = {}  # address of a broker -> addresses
 
 
 class BrokerEntry(NamedTuple):
@@ -109,8 +115,13 @@ def check_registration(registration: Registration, limits: TableLimits) -> None:
     for field in ("cluster", "broker_name", "node_id"):
         check_name(field, getattr(registration, field))
     check_address("address", registration.address)
-    if registration.http_address:
-        check_address("http_address", registration.http_address)
+    for field in ("http_address", "ha_address"):
+        if address := getattr(registration, field):
+            check_address(field, address)
+    if len(registration.filter_servers) > MAX_FILTER_SERVERS:
+        raise invalid(f"{len(registration.filter_servers)} filter servers; {MAX_FILTER_SERVERS} are possible")
+    for address in registration.filter_servers:
+        check_address("filter server", address)
     _check_number("broker_id", registration.broker_id, least=UNKNOWN_ID)
     for field in ("role_epoch", "data_version", "expire_ms"):
         _check_number(field, getattr(registration, field))

@@ -174,8 +174,14 @@ def server_credentials(keeper: TlsKeeper, *, client_auth: bool) -> grpc.ServerCr
 
 def http_context(keeper: TlsKeeper, *, client_auth: bool) -> ssl.SSLContext:
     """For an HTTP server. Hand it to `renew_context` after a refresh."""
-    context = _context(ssl.PROTOCOL_TLS_SERVER)
+    context = stream_context(keeper, client_auth=client_auth)
     context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def stream_context(keeper: TlsKeeper, *, client_auth: bool) -> ssl.SSLContext:
+    """For a server of a protocol without ALPN. Hand it to `renew_context` after a refresh."""
+    context = _context(ssl.PROTOCOL_TLS_SERVER)
     if client_auth:
         context.verify_mode = ssl.CERT_REQUIRED
     renew_context(context, keeper.files)
@@ -190,37 +196,44 @@ def renew_context(context: ssl.SSLContext, files: TlsFiles) -> None:
 
 
 class ServerTls:
-    """TLS of a server with a gRPC port and perhaps an HTTP port. ConfigError if the files are no good."""
+    """TLS of a server with a gRPC port, and perhaps others. ConfigError if the files are no good."""
 
     def __init__(self, files: TlsFiles, *, client_auth: bool) -> None:
-        """`client_auth`: the gRPC port wants a certificate of the CA from whoever connects."""
+        """`client_auth`: all but the HTTP port want a certificate of the CA from whoever connects."""
         if files.certificate is None:
             raise ConfigError("tls: a server needs a certificate and its key")
         self._client_auth = client_auth
         self._keeper = TlsKeeper(files, "server")
         self._generation = self._keeper.generation
-        self._http: ssl.SSLContext | None = None
+        self._contexts: dict[str, ssl.SSLContext] = {}  # by the port's protocol
 
     def credentials(self) -> grpc.ServerCredentials:
         return server_credentials(self._keeper, client_auth=self._client_auth)
 
     def http_context(self) -> ssl.SSLContext:
         """Of the HTTP port, which asks nobody for a certificate. The same one each time."""
-        if self._http is None:
-            self._http = http_context(self._keeper, client_auth=False)
-        return self._http
+        if "HTTP" not in self._contexts:
+            self._contexts["HTTP"] = http_context(self._keeper, client_auth=False)
+        return self._contexts["HTTP"]
+
+    def remoting_context(self) -> ssl.SSLContext:
+        """Of the port of RocketMQ's remoting protocol. The same one each time."""
+        if "remoting" not in self._contexts:
+            self._contexts["remoting"] = stream_context(self._keeper, client_auth=self._client_auth)
+        return self._contexts["remoting"]
 
     def look(self) -> None:
         """Take over changed files. Call it now and then, from one thread; it reads files."""
         self._keeper.refresh()
-        if self._http is None or self._keeper.generation == self._generation:
+        if not self._contexts or self._keeper.generation == self._generation:
             return
         self._generation = self._keeper.generation
-        try:
-            renew_context(self._http, self._keeper.files)
-        except (OSError, ssl.SSLError, ConfigError) as error:
-            # Changed once more since they were read; the next look takes that over.
-            _log.error("the HTTP port keeps its old certificate: %s", error)
+        for protocol, context in self._contexts.items():
+            try:
+                renew_context(context, self._keeper.files)
+            except (OSError, ssl.SSLError, ConfigError) as error:
+                # Changed once more since they were read; the next look takes that over.
+                _log.error("the %s port keeps its old certificate: %s", protocol, error)
 
 
 class ClientTls:

@@ -1,0 +1,320 @@
+"""The NameServer's face in RocketMQ's remoting protocol: processors of request codes.
+
+A broker of ours tells its node id, term, role_epoch and HTTP address in fields that others ignore. One of
+RocketMQ's own is known by its address, and has no term but that of the controller (stateVersion), if any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from broker_adapter.api import BrokerRole
+from broker_adapter.errors import BrokerError, ResponseCode, TopicRefused
+from broker_adapter.namesrv import remoting_bodies as bodies
+from broker_adapter.namesrv.callers import AuthContext, Callers
+from broker_adapter.namesrv.name_server import NameServer
+from broker_adapter.namesrv.tables import NodeKey
+from broker_adapter.namesrv.values import (
+    ANY_EPOCH,
+    MASTER_ID,
+    NO_TERM,
+    PERM_WRITE,
+    Registration,
+    Route,
+    invalid,
+)
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.connection import RemotingConnection
+from broker_adapter.remoting.executors import Dispatch, Executor
+
+#: Settings of this namespace say which topics are in order over how many queues.
+ORDER_TOPICS = "ORDER_TOPIC_CONFIG"
+
+_Answer: TypeAlias = RemotingCommand
+_Fields: TypeAlias = Mapping[str, str]
+
+
+class NameServerRemoting:
+    """Answers request codes; a ChannelEvents: what a connection has registered ends with it."""
+
+    def __init__(
+        self,
+        server: NameServer,
+        settings: Callable[[], Mapping[str, str]],
+        callers: Callers | None = None,
+    ) -> None:
+        """`settings`: of this NameServer, to be shown. `callers` None: nobody shows a certificate."""
+        self._server = server
+        self._settings = settings
+        self._callers = callers
+        self._sessions: dict[RemotingConnection, dict[NodeKey, int]] = {}
+        self._versions: dict[NodeKey, bodies.DataVersion] = {}
+
+    def register_with(self, dispatch: Dispatch) -> None:
+        """As many at a time as RocketMQ has threads for them: routes apart from all else."""
+        limits = self._server.limits
+        routes = Executor("route", running=8, waiting=limits.max_waiting_routes)
+        others = Executor("default", running=16, waiting=limits.max_waiting_registrations)
+        dispatch.register([RequestCode.GET_ROUTEINFO_BY_TOPIC], self._route, routes)
+        for code, processor in (
+            (RequestCode.REGISTER_BROKER, self._register),
+            (RequestCode.UNREGISTER_BROKER, self._unregister),
+            (RequestCode.QUERY_DATA_VERSION, self._query_data_version),
+            (RequestCode.BROKER_HEARTBEAT, self._heartbeat),
+            (RequestCode.GET_BROKER_CLUSTER_INFO, self._cluster_info),
+            (RequestCode.WIPE_WRITE_PERM_OF_BROKER, self._wipe),
+            (RequestCode.ADD_WRITE_PERM_OF_BROKER, self._give_back),
+            (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self._topics),
+            (RequestCode.GET_TOPICS_BY_CLUSTER, self._topics_of_cluster),
+            (RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, self._system_topics),
+            (RequestCode.DELETE_TOPIC_IN_NAMESRV, self._delete_topic),
+            (RequestCode.PUT_KV_CONFIG, self._kv_put),
+            (RequestCode.GET_KV_CONFIG, self._kv_get),
+            (RequestCode.DELETE_KV_CONFIG, self._kv_delete),
+            (RequestCode.GET_KVLIST_BY_NAMESPACE, self._kv_list),
+            (RequestCode.GET_NAMESRV_CONFIG, self._config),
+        ):
+            dispatch.register([code], processor, others)
+
+    # -- channel events -----------------------------------------------------------------------------------
+
+    def channel_connected(self, connection: RemotingConnection) -> None:
+        """Nothing is known of it yet."""
+
+    def channel_closed(self, connection: RemotingConnection, reason: str) -> None:
+        for key, session in self._sessions.pop(connection, {}).items():
+            self._server.close_session(session, key)
+            if self._server.entry(key) is None:
+                self._versions.pop(key, None)
+
+    # -- brokers ------------------------------------------------------------------------------------------
+
+    async def _register(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
+        fields = request.fields
+        body = bodies.register_body(
+            request.body,
+            compressed=fields.get("compressed") == "true",
+            crc32=_number(fields, "bodyCrc32", 0),
+        )
+        given = _registration(fields, body)
+        if self._callers is not None:
+            self._callers.check_register(_names(connection), given.node_id, given.address)
+        key = (given.broker_name, given.node_id)
+        sessions = self._sessions.setdefault(connection, {})
+        if key not in sessions:
+            sessions[key] = self._server.open_session()
+        try:
+            answer = self._server.register(given, sessions[key])
+        except BrokerError:
+            self._forget_unused_session(connection, key)
+            raise
+        self._versions[key] = body.version
+        found = {}
+        # A master need not be told of itself.
+        if given.broker_id != MASTER_ID and answer.master_address:
+            found = {"masterAddr": answer.master_address, "haServerAddr": answer.master_ha_address}
+        return request.answer(
+            ResponseCode.SUCCESS, fields=found, body=bodies.key_values(self._server.kv.list(ORDER_TOPICS))
+        )
+
+    def _forget_unused_session(self, connection: RemotingConnection, key: NodeKey) -> None:
+        """One by which nothing is registered: refused requests must not take all sessions."""
+        if self._server.entry(key) is None:
+            self._server.close_session(self._sessions[connection].pop(key), None)
+
+    async def _unregister(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
+        """Who is not registered is un-registered, as in RocketMQ."""
+        fields = request.fields
+        name, node_id = _text(fields, "brokerName"), _node_id(fields)
+        if self._callers is not None:
+            self._callers.check_unregister(_names(connection), node_id)
+        if self._server.entry((name, node_id)) is not None:
+            self._server.unregister(name, node_id, _number(fields, "roleEpoch", ANY_EPOCH))
+        return request.answer(ResponseCode.SUCCESS)
+
+    async def _query_data_version(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
+        """Whether a broker has to register anew. If not, it has just shown that it lives."""
+        fields = request.fields
+        key = (_text(fields, "brokerName"), _node_id(fields))
+        self._check_lives(connection, fields)
+        asked = bodies.data_version(request.body)
+        known = self._versions.get(key) if self._server.entry(key) is not None else None
+        changed = known != asked
+        if not changed:
+            self._server.renew(*key)
+        return request.answer(
+            ResponseCode.SUCCESS,
+            fields={"changed": "true" if changed else "false"},
+            body=bodies.dump((known or bodies.DataVersion()).to_json()),
+        )
+
+    async def _heartbeat(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
+        fields = request.fields
+        self._check_lives(connection, fields)
+        self._server.renew(_text(fields, "brokerName"), _node_id(fields))
+        return request.answer(ResponseCode.SUCCESS)
+
+    async def _cluster_info(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
+        return request.answer(ResponseCode.SUCCESS, body=bodies.cluster_info(self._server.brokers()))
+
+    async def _wipe(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
+        return self._change_permission(connection, request, give_back=False)
+
+    async def _give_back(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
+        return self._change_permission(connection, request, give_back=True)
+
+    def _change_permission(
+        self, connection: RemotingConnection, request: RemotingCommand, *, give_back: bool
+    ) -> RemotingCommand:
+        self._check_change(connection, "change permissions of a broker")
+        name = _text(request.fields, "brokerName")
+        count = self._server.wipe_write_permission(name, give_back=give_back)
+        field = "addTopicCount" if give_back else "wipeTopicCount"
+        return request.answer(ResponseCode.SUCCESS, fields={field: str(count)})
+
+    # -- routes -------------------------------------------------------------------------------------------
+
+    async def _route(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
+        topic = _text(request.fields, "topic")
+        try:
+            route = self._server.route(topic)
+        except TopicRefused:
+            return request.answer(
+                ResponseCode.TOPIC_NOT_EXIST, f"No topic route info in name server for the topic: {topic}"
+            )
+        return request.answer(ResponseCode.SUCCESS, body=bodies.route_data(route, self._order_of(route)))
+
+    def _order_of(self, route: Route) -> str | None:
+        """As an operator has set it; else from topics whose messages are in order."""
+        configured = self._server.kv.list(ORDER_TOPICS).get(route.topic)
+        if configured is not None:
+            return configured
+        ordered = [
+            f"{name}:{config.write_queues}"
+            for name, config in route.queues.items()
+            if config.order and config.perm & PERM_WRITE
+        ]
+        return ";".join(ordered) or None
+
+    async def _topics(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
+        return request.answer(ResponseCode.SUCCESS, body=bodies.topic_list(self._server.tables.topics()))
+
+    async def _topics_of_cluster(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
+        cluster, tables = _text(request.fields, "cluster"), self._server.tables
+        names = tables.cluster_addr_table.get(cluster, set())
+        topics = [topic for topic in tables.topics() if not names.isdisjoint(tables.topic_queue_table[topic])]
+        return request.answer(ResponseCode.SUCCESS, body=bodies.topic_list(topics))
+
+    async def _system_topics(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
+        """Names of clusters and brokers count as such; the address of any broker comes along."""
+        clusters = self._server.tables.cluster_addr_table
+        names = sorted({*clusters, *(name for names in clusters.values() for name in names)})
+        address = next((entry.address for entry in self._server.brokers() if entry.broker_id >= 0), "")
+        return request.answer(ResponseCode.SUCCESS, body=bodies.topic_list(names, address))
+
+    async def _delete_topic(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
+        self._check_change(connection, "delete a topic's route")
+        self._server.drop_topic(_text(request.fields, "topic"))
+        return request.answer(ResponseCode.SUCCESS)
+
+    # -- settings -----------------------------------------------------------------------------------------
+
+    async def _kv_put(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
+        self._check_change(connection, "change settings")
+        fields = request.fields
+        await self._server.kv_put(*(_text(fields, name) for name in ("namespace", "key", "value")))
+        return request.answer(ResponseCode.SUCCESS)
+
+    async def _kv_get(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
+        fields = request.fields
+        value = self._server.kv.get(_text(fields, "namespace"), _text(fields, "key"))
+        return request.answer(ResponseCode.SUCCESS, fields={"value": value})
+
+    async def _kv_delete(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
+        """What is not there is deleted, as in RocketMQ."""
+        self._check_change(connection, "change settings")
+        namespace, key = _text(request.fields, "namespace"), _text(request.fields, "key")
+        if key in self._server.kv.list(namespace):
+            await self._server.kv_delete(namespace, key)
+        return request.answer(ResponseCode.SUCCESS)
+
+    async def _kv_list(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
+        namespace = _text(request.fields, "namespace")
+        table = self._server.kv.list(namespace)
+        if not table:
+            problem = f"No config item, Namespace: {namespace}"
+            return request.answer(ResponseCode.QUERY_NOT_FOUND, problem)
+        return request.answer(ResponseCode.SUCCESS, body=bodies.key_values(table))
+
+    async def _config(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
+        lines = (f"{name}={value}\n" for name, value in self._settings().items())
+        return request.answer(ResponseCode.SUCCESS, body="".join(lines).encode())
+
+    def _check_lives(self, connection: RemotingConnection, fields: _Fields) -> None:
+        """Only a broker itself says that it lives."""
+        if self._callers is not None:
+            self._callers.check_register(_names(connection), _node_id(fields), _text(fields, "brokerAddr"))
+
+    def _check_change(self, connection: RemotingConnection, what: str) -> None:
+        if self._callers is not None:
+            self._callers.check_change(_names(connection), what)
+
+
+def _registration(fields: _Fields, body: bodies.RegisterBody) -> Registration:
+    broker_id = _number(fields, "brokerId")
+    # Without elections there is nothing to compare: RocketMQ's own have a term with its controller only.
+    term = _number(fields, "term", body.version.state_version or NO_TERM)
+    return Registration(
+        cluster=_text(fields, "clusterName"),
+        broker_name=_text(fields, "brokerName"),
+        node_id=_node_id(fields),
+        broker_id=broker_id,
+        role=BrokerRole.SYNC_MASTER if broker_id == MASTER_ID else BrokerRole.SLAVE,
+        address=_text(fields, "brokerAddr"),
+        term=term,
+        role_epoch=_number(fields, "roleEpoch", 0),
+        http_address=fields.get("httpAddress", ""),
+        data_version=body.version.counter,
+        topics=body.topics,
+        expire_ms=max(0, _number(fields, "heartbeatTimeoutMillis", 0)),
+        ha_address=fields.get("haServerAddr", ""),
+        filter_servers=body.filter_servers,
+    )
+
+
+def _node_id(fields: _Fields) -> str:
+    return fields.get("nodeId") or _text(fields, "brokerAddr")
+
+
+def _text(fields: _Fields, name: str) -> str:
+    """NameServerRefused (NAMESRV_INVALID) if it is missing."""
+    value = fields.get(name)
+    if value is None:
+        raise invalid(f"the field {name} is missing")
+    return value
+
+
+def _number(fields: _Fields, name: str, default: int | None = None) -> int:
+    """Of 64 bits. NameServerRefused (NAMESRV_INVALID)."""
+    text = fields.get(name)
+    if text is None and default is not None:
+        return default
+    digits = _text(fields, name).removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 19):
+        raise invalid(f"the field {name} is no number")
+    return int(fields[name])
+
+
+def _names(connection: RemotingConnection) -> AuthContext:
+    """What a certificate names, in the form in which gRPC has it."""
+    found = connection.certificate
+    if not isinstance(found, dict):
+        return {}
+    common = [value for part in found.get("subject", ()) for key, value in part if key == "commonName"]
+    others = [value for _, value in found.get("subjectAltName", ())]
+    return {
+        "x509_common_name": [name.encode() for name in common],
+        "x509_subject_alternative_name": [name.encode() for name in others],
+    }
