@@ -17,21 +17,14 @@ import grpc.aio
 from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
 from broker_adapter.errors import BrokerError, Busy, Status
 from broker_adapter.proxy.access.guard import Guard
-from broker_adapter.proxy.calls.client_calls import RouteCalls
-from broker_adapter.proxy.calls.handlers import Answering, parse, refusal, refused
+from broker_adapter.proxy.calls.handlers import Answering
 from broker_adapter.proxy.clients import ClientStreams
 from broker_adapter.proxy.messages.client_settings import ServerLimits
 from broker_adapter.proxy.messages.context import NODE_JS, NODE_PORT, CallContext, Passage
 from broker_adapter.proxy.messages.directory import Directory
-from broker_adapter.proxy.messages.field_count import MAX_FIELDS, has_too_many_fields
-from broker_adapter.proxy.messages.methods import (
-    METHODS,
-    QUERY_ROUTE,
-    SEND_MESSAGE,
-    SERVICE_NAME,
-    TELEMETRY,
-)
+from broker_adapter.proxy.messages.methods import METHODS, SERVICE_NAME, TELEMETRY
 from broker_adapter.proxy.messages.rejected import Code, Rejected, status_of
+from broker_adapter.proxy.messages.request import Request
 from broker_adapter.proxy.telemetry import MAX_COMMAND_BYTES, Conversation
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
@@ -42,6 +35,8 @@ from dledger import handlers as grpc_handlers
 _log = get_logger("messaging")
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+#: An answer out of what this node knows, or None.
+KnownAnswer: TypeAlias = Callable[[Any, CallContext], Awaitable[bytes | None]]
 
 _CLIENT_ID: Final = "x-mq-client-id"
 _NAMESPACE: Final = "x-mq-namespace"
@@ -56,8 +51,8 @@ _NOTHING = pb.Status(code=Code.MESSAGE_NOT_FOUND, message="no message: this node
 
 
 class MessagingService:
-    """The gRPC face of one node. `answering`: who answers what the node does not know itself. `guard` None:
-    everybody may do everything.
+    """The gRPC face of one node. `known_here`: what every node can answer, by the method's name; all else is
+    `answering`'s. `guard` None: everybody may do everything.
 
     Add `handler`, or one for another port, to a gRPC server, under the name `name` for health and reflection.
     In the end: `drain`; the server stops, and meanwhile `send_away`; `stop`.
@@ -68,7 +63,7 @@ class MessagingService:
     def __init__(
         self,
         answering: Answering,
-        routes: RouteCalls,
+        known_here: Mapping[str, KnownAnswer],
         directory: Directory,
         clients: ClientStreams,
         settings: ClientServiceSettings,
@@ -77,7 +72,7 @@ class MessagingService:
     ) -> None:
         self.clients = clients
         self._answering = answering
-        self._routes = routes
+        self._known_here = known_here
         self._directory = directory
         self._limits = limits
         self._guard = guard
@@ -134,33 +129,34 @@ class MessagingService:
 
     # -- calls
 
-    def _unary(self, method: str, listener: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
-        async def answer(request: bytes, context: Context) -> bytes:
-            call = self._admitted(method, request, context, listener)
+    def _unary(self, name: str, listener: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        async def answer(request: Request, context: Context) -> bytes:
+            call = self._admitted(request, context, listener)
             if self._stopping:
                 raise stopping()
             if len(self._under_way) >= self._max_calls:  # whoever still waits for them
                 raise Busy(Status.TOO_MANY_CALLS, f"{self._max_calls} calls are under way")
             # A client that has gone does not take back what it asked for.
-            return await asyncio.shield(self._begin(method, request, call))
+            return await asyncio.shield(self._begin(request, call))
 
-        async def behaviour(request: bytes, context: Context) -> bytes:
+        async def behaviour(data: bytes, context: Context) -> bytes:
+            request = Request(name, data)
             try:
-                if len(request) < LARGE_BYTES:
+                if len(data) < LARGE_BYTES:
                     return await answer(request, context)
-                async with self._large.taking(len(request)):
+                async with self._large.taking(len(data)):
                     return await answer(request, context)
             except asyncio.CancelledError:
                 if self._stopping:
-                    return refusal(method, status_of(stopping()), request)
+                    return request.refusal(status_of(stopping()))
                 raise
             except Exception as error:
-                return refused(method, error, request)
+                return request.refused(error)
 
         return behaviour
 
-    def _begin(self, method: str, request: bytes, call: CallContext) -> asyncio.Task[bytes]:
-        task = asyncio.create_task(self._answer(method, request, call))
+    def _begin(self, request: Request, call: CallContext) -> asyncio.Task[bytes]:
+        task = asyncio.create_task(self._answer(request, call))
         self._under_way.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -170,31 +166,29 @@ class MessagingService:
         if not task.cancelled():
             task.exception()  # who asked may have gone: then nobody else looks at it
 
-    async def _answer(self, method: str, request: bytes, call: CallContext) -> bytes:
-        if method == QUERY_ROUTE:
-            asked = parse(method, request)
-            assert isinstance(asked, calls.QueryRouteRequest)
-            if (answer := await self._routes.known_route(asked, call)) is not None:
-                return answer
-        return await self._answering.unary(method, request, call)
+    async def _answer(self, request: Request, call: CallContext) -> bytes:
+        known = self._known_here.get(request.name)
+        if known is not None and (answer := await known(request.parsed(), call)) is not None:
+            return answer
+        return await self._answering.unary(request, call)
 
-    def _stream(self, method: str, listener: str) -> Callable[[bytes, Context], AsyncIterator[bytes]]:
-        async def behaviour(request: bytes, context: Context) -> AsyncIterator[bytes]:
-            passage = Passage()
+    def _stream(self, name: str, listener: str) -> Callable[[bytes, Context], AsyncIterator[bytes]]:
+        async def behaviour(data: bytes, context: Context) -> AsyncIterator[bytes]:
+            request, passage = Request(name, data), Passage()
             try:
-                call = self._admitted(method, request, context, listener)._replace(passage=passage)
-                async with aclosing(self._answering.stream(method, request, call)) as answers:
+                call = self._admitted(request, context, listener)._replace(passage=passage)
+                async with aclosing(self._answering.stream(request, call)) as answers:
                     with self._receives.taking():
                         first = await self._until_leaving(anext(answers))
                     if first is None:
-                        yield refusal(method, _NOTHING, request)
+                        yield request.refusal(_NOTHING)
                         return
                     yield first
                     async for answer in answers:
                         yield answer
                 passage.settle(True)  # whoever wrote the last one has come back for more
             except Exception as error:
-                yield refused(method, error, request)
+                yield request.refused(error)
             finally:  # gRPC lets go of this when the call is over, however that came
                 passage.settle(False)
 
@@ -228,23 +222,18 @@ class MessagingService:
             return call
         return call._replace(account=self._guard.admit(metadata, call.remote))
 
-    def _admitted(self, method: str, request: bytes, context: Context, listener: str) -> CallContext:
-        """Rejected, also (FORBIDDEN) for what the account may not do, and (PAYLOAD_TOO_LARGE)."""
+    def _admitted(self, request: Request, context: Context, listener: str) -> CallContext:
+        """Rejected, also (FORBIDDEN) for what the account may not do, and as `Request.check` does."""
         call = self._called(context, listener)
-        if len(request) > (most := METHODS[method].max_bytes):
-            text = f"a request of {len(request)} bytes; {most} are allowed for {method}"
-            raise Rejected(Code.PAYLOAD_TOO_LARGE, text)
-        if method != SEND_MESSAGE and has_too_many_fields(METHODS[method].request, request):
-            text = f"a request of more than {MAX_FIELDS} fields: ask for less at once"
-            raise Rejected(Code.PAYLOAD_TOO_LARGE, text)
+        request.check()
         if self._guard is not None:
-            self._guard.check(call.account, method, parse(method, request), call.namespace)
+            self._guard.check(call.account, request.name, request.parsed(), call.namespace)
         return call
 
     # -- telemetry
 
     async def _telemetry(self, listener: str, _: object, context: Context) -> None:
-        wake = asyncio.Event()
+        wake, guard = asyncio.Event(), self._guard
         loop = asyncio.get_running_loop()
         try:
             if self._leaving:
@@ -257,7 +246,7 @@ class MessagingService:
                 self._limits,
                 later=loop.call_later,
                 wake=wake.set,
-                may_hear=partial(self._may_hear, call.account),
+                may_hear=(lambda _: True) if guard is None else partial(guard.may_hear, call.account),
             )
         except (Rejected, BrokerError) as error:
             await context.write(calls.TelemetryCommand(status=status_of(error)))
@@ -293,12 +282,6 @@ class MessagingService:
                 conversation.tell(calls.TelemetryCommand(status=status_of(error)))
             else:
                 conversation.heard(command)
-
-    def _may_hear(self, account: str, command: calls.TelemetryCommand) -> bool:
-        """Whoever is asked about a transaction sees its message: he must be one who may end it."""
-        if self._guard is None or command.WhichOneof("command") != "recover_orphaned_transaction_command":
-            return True
-        return self._guard.may_end(account, command.recover_orphaned_transaction_command.message.topic.name)
 
 
 _parse_command = grpc_handlers.parser(calls.TelemetryCommand)

@@ -22,6 +22,7 @@ from broker_adapter.proxy.front import MessagingService
 from broker_adapter.proxy.messages.client_settings import ServerLimits
 from broker_adapter.proxy.messages.context import NODE_PORT, PLAIN_PORT, TLS_PORT
 from broker_adapter.proxy.messages.directory import Directory
+from broker_adapter.proxy.messages.methods import QUERY_ROUTE
 from dledger import Code, ConfigError, wake_queue
 
 
@@ -133,7 +134,7 @@ def client_service(
     handlers = MessagingHandlers(parts)
     service = MessagingService(
         handlers if answering is None else answering(handlers, streams),
-        RouteCalls(directory, routes),
+        {QUERY_ROUTE: RouteCalls(directory, routes).known_route},
         directory,
         streams,
         settings,

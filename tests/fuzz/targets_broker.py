@@ -24,10 +24,10 @@ from broker_adapter.pop import handles
 from broker_adapter.pop import image as delivery_image
 from broker_adapter.pop import records as delivery_records
 from broker_adapter.pop.state import DeliveryState
-from broker_adapter.proxy.calls import handlers
 from broker_adapter.proxy.forwarding import frames
 from broker_adapter.proxy.messages.methods import METHODS
 from broker_adapter.proxy.messages.rejected import Rejected
+from broker_adapter.proxy.messages.request import Request
 from broker_adapter.rpc import convert
 from broker_adapter.server.replicated_state import ReplicatedState
 from broker_adapter.store import checkpoint
@@ -263,12 +263,13 @@ def _method(rng: Random) -> bytes:
 
 
 def _parse_method(data: bytes) -> None:
-    name, _, request = data.partition(b"\n")
+    name, _, given = data.partition(b"\n")
     method = name.decode("latin-1")
     if method in METHODS:
+        request = Request(method, given)
         with suppress(Rejected):
-            handlers.parse(method, request)
-        handlers.refusal(method, handlers.status_of(IllegalMessage(Status.FIELD_OUT_OF_RANGE, "no")), request)
+            request.parsed()
+        request.refused(IllegalMessage(Status.FIELD_OUT_OF_RANGE, "no"))
 
 
 def _forwarded(message: forward_pb2.FromNode) -> None:
@@ -421,7 +422,7 @@ TARGETS = (
         (ValueError,),
         text=True,
     ),
-    Target("messaging-request", _method, _parse_method, (handlers.parse,)),
+    Target("messaging-request", _method, _parse_method, (Request.parsed,)),
     Target(
         "forwarded-calls",
         made(forward_pb2.FromNode, KNOWN),

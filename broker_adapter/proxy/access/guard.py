@@ -13,7 +13,7 @@ from broker_adapter.proxy.access.signatures import account_of
 from broker_adapter.proxy.messages.methods import END_TRANSACTION
 from broker_adapter.proxy.messages.rejected import Code, Rejected
 from broker_adapter.proxy.v2.definition_pb2 import Resource
-from broker_adapter.proxy.v2.service_pb2 import EndTransactionRequest
+from broker_adapter.proxy.v2.service_pb2 import EndTransactionRequest, TelemetryCommand
 from dledger import ConfigError, get_logger
 
 _log = get_logger("access")
@@ -73,6 +73,12 @@ class Guard:
         except Rejected:
             return False
         return True
+
+    def may_hear(self, access_key: str, command: TelemetryCommand) -> bool:
+        """Whoever is asked about a transaction sees its message: he must be one who may end it."""
+        if command.WhichOneof("command") != "recover_orphaned_transaction_command":
+            return True
+        return self.may_end(access_key, command.recover_orphaned_transaction_command.message.topic.name)
 
     def _take(self, accounts: Accounts) -> None:
         self._known: tuple[dict[str, Account], float] = accounts.by_key(), accounts.freshness_s

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, NamedTuple, Protocol
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from broker_adapter.api import BrokerApi
 from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
@@ -21,25 +20,22 @@ from broker_adapter.proxy.calls.queue_calls import QueueCalls
 from broker_adapter.proxy.calls.routes import Routes
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.directory import Directory
-from broker_adapter.proxy.messages.methods import METHODS, SEND_MESSAGE
 from broker_adapter.proxy.messages.rejected import ELSEWHERE, Code, Rejected, status_of
-from broker_adapter.proxy.messages.request_shapes import check_send_shape
+from broker_adapter.proxy.messages.request import Request
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 
-_log = logging.getLogger(__name__)
-
 
 class Answering(Protocol):
-    """Whoever answers calls: bytes of the request in, bytes of the answer out.
+    """Whoever answers calls: a request in, bytes of the answer out.
 
     BrokerErrors (`rejected.ELSEWHERE`) leave what this node cannot answer, or does not know the outcome of;
     all other errors are answers, too. A stream raises before its first answer or not at all.
     """
 
-    async def unary(self, method: str, request: bytes, context: CallContext) -> bytes: ...
+    async def unary(self, request: Request, context: CallContext) -> bytes: ...
 
-    def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]: ...
+    def stream(self, request: Request, context: CallContext) -> AsyncGenerator[bytes, None]: ...
 
 
 class Parts(NamedTuple):
@@ -102,12 +98,12 @@ class MessagingHandlers:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
 
-    async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
+    async def unary(self, request: Request, context: CallContext) -> bytes:
         self._one_more()
         try:
-            answer = await self._unary[method](parse(method, request), context)
+            answer = await self._unary[request.name](request.parsed(), context)
         except (Rejected, BrokerError) as error:
-            return refusal_or_raise(method, error, request)
+            return _refusal_or_raise(request, error)
         finally:
             self._one_less()
         return answer if isinstance(answer, bytes) else answer.SerializeToString()
@@ -121,50 +117,23 @@ class MessagingHandlers:
         if not self._under_way:
             self._idle.set()
 
-    async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
+    async def stream(self, request: Request, context: CallContext) -> AsyncGenerator[bytes, None]:
         try:
-            async with aclosing(self._streams[method](parse(method, request), context)) as answers:
+            async with aclosing(self._streams[request.name](request.parsed(), context)) as answers:
                 async for answer in answers:
                     yield answer.SerializeToString()
             return
         except (Rejected, BrokerError) as error:
-            refused_with = refusal_or_raise(method, error, request)
+            refused_with = _refusal_or_raise(request, error)
         # Out of there: an error keeps what was read in memory, and who does not read this keeps the error.
         yield refused_with
 
 
-def parse(method: str, request: bytes) -> Message:
-    """Without fields that are not known here: parts of a request go into answers, some of them into each of
-    thousands, and what no limit knows of went with them. Rejected (BAD_REQUEST) for bytes that are no message
-    of the method."""
-    if method == SEND_MESSAGE:
-        check_send_shape(request)
-    try:
-        found = METHODS[method].request.FromString(request)
-    except DecodeError as error:
-        raise Rejected(Code.BAD_REQUEST, "the bytes are no message of this protocol") from error
-    found.DiscardUnknownFields()
-    return found
-
-
-def refusal_or_raise(method: str, error: Rejected | BrokerError, request: bytes) -> bytes:
+def _refusal_or_raise(request: Request, error: Rejected | BrokerError) -> bytes:
     """The answer that an error is; raises it if another node, or a later time, may give a better one."""
     if isinstance(error, BrokerError) and error.status in ELSEWHERE:
         raise error
-    return refusal(method, status_of(error), request)
-
-
-def refusal(method: str, status: pb.Status, request: bytes) -> bytes:
-    return METHODS[method].refusal(status, request)
-
-
-def refused(method: str, error: Exception, request: bytes) -> bytes:
-    """An error as the answer of a call. Any that is not foreseen is a bug, met nobody knows where."""
-    if isinstance(error, Rejected | BrokerError):
-        return refusal(method, status_of(error), request)
-    _log.error("%s failed", method, exc_info=error)
-    text = f"internal error: {type(error).__name__}"
-    return refusal(method, pb.Status(code=Code.INTERNAL_SERVER_ERROR, message=text), request)
+    return request.refusal(status_of(error))
 
 
 async def _sync_lite_subscription(

@@ -22,6 +22,7 @@ from broker_adapter.proxy.forwarding.members import Members
 from broker_adapter.proxy.forwarding.repeats import is_repeatable
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.rejected import Code, Rejected
+from broker_adapter.proxy.messages.request import Request
 from dledger import RoleEvent, get_logger, wake_queue
 
 _log = get_logger("forwarding")
@@ -143,13 +144,13 @@ class Forwarder:
 
     # -- Answering ----------------------------------------------------------------------------------------
 
-    async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
-        call = _Held(self, method, request, context)
+    async def unary(self, request: Request, context: CallContext) -> bytes:
+        call = _PendingCall(self, request, context)
         while True:
             place = await call.place()
             try:
                 async with asyncio.timeout_at(call.last_moment):
-                    answer = await place.unary(call.method, call.request, call.context())
+                    answer = await place.unary(call.request, call.context())
             except TimeoutError:
                 call.failed(place, call.too_late())
             except BrokerError as error:
@@ -158,11 +159,11 @@ class Forwarder:
                 call.count(place, "answered")
                 return answer
 
-    async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
-        call = _Held(self, method, request, context)
+    async def stream(self, request: Request, context: CallContext) -> AsyncGenerator[bytes, None]:
+        call = _PendingCall(self, request, context)
         while True:
             place = await call.place()
-            async with aclosing(place.stream(method, request, call.context())) as answers:
+            async with aclosing(place.stream(request, call.context())) as answers:
                 try:
                     async with asyncio.timeout_at(call.last_moment):
                         first = await anext(answers)
@@ -200,15 +201,14 @@ class Forwarder:
         await wake_queue().turn("held")  # a change of masters concerns all that are held
 
 
-class _Held:
+class _PendingCall:
     """One call, until somebody answers it."""
 
-    def __init__(self, forwarder: Forwarder, method: str, request: bytes, context: CallContext) -> None:
+    def __init__(self, forwarder: Forwarder, request: Request, context: CallContext) -> None:
         if len(request) > MAX_PART_BYTES:
             text = f"a request of {len(request)} bytes; nodes hand on up to {MAX_PART_BYTES}"
             raise Rejected(Code.PAYLOAD_TOO_LARGE, text)
         self._forwarder = forwarder
-        self.method = method
         self.request = request
         self._context = context
         self._loop = loop = asyncio.get_running_loop()
@@ -251,7 +251,7 @@ class _Held:
         is_unknown = error.status is Status.OUTCOME_UNKNOWN
         self._unknown += is_unknown
         self._error = error
-        once_more = is_unknown and self._unknown == 1 and is_repeatable(self.method, self.request)
+        once_more = is_unknown and self._unknown == 1 and is_repeatable(self.request)
         may_again = error.status in _SURELY_NOT or once_more
         if may_again and self._loop.time() < self._give_up:
             self._not_before = self._loop.time() + _AGAIN_S
@@ -265,7 +265,7 @@ class _Held:
 
     def count(self, place: Place, outcome: str) -> None:
         if isinstance(place, MasterLink):
-            self._forwarder.figures.outcomes[self.method, outcome] += 1
+            self._forwarder.figures.outcomes[self.request.name, outcome] += 1
 
     def _last_word(self) -> BrokerError:
         """A refusal says nothing of an attempt before it whose outcome is not known."""

@@ -25,7 +25,7 @@ from broker_adapter.proxy.forwarding.frames import (
 from broker_adapter.proxy.forwarding.gathering import Gathering
 from broker_adapter.proxy.forwarding.members import Members
 from broker_adapter.proxy.messages.context import CallContext
-from broker_adapter.proxy.messages.methods import APPENDING
+from broker_adapter.proxy.messages.request import Request
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.rpc.calls import LARGE_BYTES
 from broker_adapter.v1 import forward_pb2 as pb
@@ -116,9 +116,9 @@ class MasterLink:
 
     # -- Answering ----------------------------------------------------------------------------------------
 
-    async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
+    async def unary(self, request: Request, context: CallContext) -> bytes:
         call = _Call(len(request))
-        call_id = self._take_up(call, method, request, context)
+        call_id = self._take_up(call, request, context)
         try:
             answer = await call.next()
         finally:
@@ -130,11 +130,11 @@ class MasterLink:
     def _nothing(self) -> BrokerError:
         return PutIndeterminate(Status.OUTCOME_UNKNOWN, f"{self.node_id} has answered nothing")
 
-    async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
+    async def stream(self, request: Request, context: CallContext) -> AsyncGenerator[bytes, None]:
         """BrokerError also after the first answer: who asked has not got all that the master has given. The
         master is told what became of the answers."""
         call = _Call(len(request))
-        call_id = self._take_up(call, method, request, context)
+        call_id = self._take_up(call, request, context)
         is_taken = False
         try:
             while (answer := await call.next()) is not None:
@@ -155,7 +155,7 @@ class MasterLink:
         if not self._is_over:
             self._outbox.put(0, partial(_add_end, call_id, is_passed_on))
 
-    def _take_up(self, call: _Call, method: str, request: bytes, context: CallContext) -> int:
+    def _take_up(self, call: _Call, request: Request, context: CallContext) -> int:
         """The number of the call."""
         if self._is_over:
             raise PutRefused(Status.NOT_CONNECTED, f"the connection to {self.node_id} is broken")
@@ -169,9 +169,14 @@ class MasterLink:
         def add(frame: pb.FromNode) -> None:
             if call_id in self._calls:
                 call.is_sent = True
-                frame.calls.add(id=call_id, method=method, request=request, context=context_to_pb(context))
+                frame.calls.add(
+                    id=call_id,
+                    method=request.name,
+                    request=request.data,
+                    context=context_to_pb(context),
+                )
 
-        if method in APPENDING:
+        if request.method.appends:
             self._gathering.add(call_id, len(request), add)
         else:
             self._outbox.put(len(request), add)

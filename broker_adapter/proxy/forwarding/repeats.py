@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from google.protobuf.message import DecodeError
-
 from broker_adapter.proxy.messages.methods import SEND_MESSAGE
+from broker_adapter.proxy.messages.rejected import Rejected
+from broker_adapter.proxy.messages.request import Request
 from broker_adapter.proxy.v2 import service_pb2 as calls
 
 #: Done twice they change nothing more than done once, or what they leave behind ends by itself (a receive).
@@ -26,12 +26,13 @@ _REPEATABLE = frozenset(
 )
 
 
-def is_repeatable(method: str, request: bytes) -> bool:
+def is_repeatable(request: Request) -> bool:
     """A send is, if each of its messages has an id: under that it is stored once."""
-    if method != SEND_MESSAGE:
-        return method in _REPEATABLE
+    if request.name != SEND_MESSAGE:
+        return request.name in _REPEATABLE
     try:
-        messages = calls.SendMessageRequest.FromString(request).messages
-    except DecodeError:
+        send = request.parsed()
+    except Rejected:
         return False
-    return all(message.system_properties.message_id for message in messages)
+    assert isinstance(send, calls.SendMessageRequest)
+    return all(message.system_properties.message_id for message in send.messages)

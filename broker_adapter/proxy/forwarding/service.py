@@ -12,7 +12,7 @@ import grpc.aio
 
 from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
 from broker_adapter.errors import BrokerError, Busy, IllegalMessage, Status, error_for
-from broker_adapter.proxy.calls.handlers import Answering, refused
+from broker_adapter.proxy.calls.handlers import Answering
 from broker_adapter.proxy.connected import ConnectedClients, RemoteClients
 from broker_adapter.proxy.forwarding.frames import (
     SERVICE,
@@ -24,6 +24,7 @@ from broker_adapter.proxy.forwarding.members import Members
 from broker_adapter.proxy.messages.context import Passage
 from broker_adapter.proxy.messages.methods import METHODS
 from broker_adapter.proxy.messages.rejected import ELSEWHERE
+from broker_adapter.proxy.messages.request import Request
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.v1 import forward_pb2 as pb
 from dledger import InvalidRequest, get_logger, handlers, wake_queue
@@ -184,20 +185,23 @@ class _NodeStream:
     # -- calls --------------------------------------------------------------------------------------------
 
     def _begin(self, call: pb.ForwardedCall) -> None:
-        method = METHODS.get(call.method)
         if call.context.is_repeated:
             self._tell_of_repeated(call)
-        if method is None:
+        if call.method not in METHODS:
             self._refuse(call, IllegalMessage(Status.REQUEST_MALFORMED, f"no method {call.method[:64]!r}"))
         elif not self._is_writable():
             self._refuse(call, error_for(Status.NOT_MASTER, "this node is not the master"))
         elif len(self.unary) + len(self._streams) >= self._max_calls:
             self._refuse(call, Busy(Status.TOO_MANY_CALLS, f"{self._max_calls} calls are under way"))
-        elif method.streams_answers:
-            task = self._streams[call.id] = asyncio.create_task(self._stream(call))
+        else:
+            self._take(call, Request(call.method, call.request))
+
+    def _take(self, call: pb.ForwardedCall, request: Request) -> None:
+        if request.method.streams_answers:
+            task = self._streams[call.id] = asyncio.create_task(self._stream(call, request))
             task.add_done_callback(lambda _: self._streams.pop(call.id, None))
         else:
-            task = asyncio.create_task(self._unary(call))
+            task = asyncio.create_task(self._unary(call, request))
             self.unary.add(task)
             task.add_done_callback(self.unary.discard)
 
@@ -213,20 +217,20 @@ class _NodeStream:
                 node=self.node_id,
             )
 
-    async def _unary(self, call: pb.ForwardedCall) -> None:
+    async def _unary(self, call: pb.ForwardedCall, request: Request) -> None:
         try:
-            answer = await self._answering.unary(call.method, call.request, context_from_pb(call.context))
+            answer = await self._answering.unary(request, context_from_pb(call.context))
         except Exception as error:
-            self._failed(call, error)  # it is this call's affair, not the stream's
+            self._failed(call, request, error)  # it is this call's affair, not the stream's
         else:
             self._answer(call, answer, is_last=True)
 
-    async def _stream(self, call: pb.ForwardedCall) -> None:
+    async def _stream(self, call: pb.ForwardedCall, request: Request) -> None:
         passage = Passage()
         self._passed_on[call.id] = passed_on = asyncio.get_running_loop().create_future()
         try:
             context = context_from_pb(call.context)._replace(passage=passage)
-            async with aclosing(self._answering.stream(call.method, call.request, context)) as answers:
+            async with aclosing(self._answering.stream(request, context)) as answers:
                 async for answer in answers:
                     await self._outbox.room(_MUCH)
                     self._answer(call, answer, is_last=False)
@@ -235,16 +239,16 @@ class _NodeStream:
                 await passed_on
             passage.settle(True)
         except Exception as error:
-            self._failed(call, error)
+            self._failed(call, request, error)
         finally:  # also when the caller has gone, or the stream to its node has broken
             passage.settle(False)
             del self._passed_on[call.id]
 
-    def _failed(self, call: pb.ForwardedCall, error: Exception) -> None:
+    def _failed(self, call: pb.ForwardedCall, request: Request, error: Exception) -> None:
         if isinstance(error, BrokerError) and error.status in _TOLD:
             self._refuse(call, error)
         else:
-            self._answer(call, refused(call.method, error, call.request), is_last=True)
+            self._answer(call, request.refused(error), is_last=True)
 
     def _answer(self, call: pb.ForwardedCall, answer: bytes, *, is_last: bool) -> None:
         call_id = call.id

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError, Message
 
+from broker_adapter.proxy.messages.request_shapes import check_send_shape
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from dledger import MAX_PAYLOAD_BYTES
@@ -19,18 +21,20 @@ SEND_MESSAGE: Final = "SendMessage"
 ACK_MESSAGE: Final = "AckMessage"
 END_TRANSACTION: Final = "EndTransaction"
 CHANGE_INVISIBLE_DURATION: Final = "ChangeInvisibleDuration"
-#: They end with an append, and come in great numbers.
-APPENDING: Final = frozenset({SEND_MESSAGE, ACK_MESSAGE, CHANGE_INVISIBLE_DURATION})
 
 
 class Method(NamedTuple):
     """`max_bytes`: of a request. What has no bodies in it is small; 4 MiB of the smallest fields that there
-    are take the event loop tenths of a second, only to be read."""
+    are take the event loop tenths of a second, only to be read. `check_shape`: raises Rejected for bytes that
+    are too dear to be parsed; None: their fields are counted. `appends`: it ends with an append, and comes in
+    great numbers."""
 
     request: type[Message]
     answer: Any  # its type; every one has a field `status`
     streams_answers: bool = False
     max_bytes: int = 256 << 10
+    check_shape: Callable[[bytes], None] | None = None
+    appends: bool = False
 
     def refusal(self, status: pb.Status, request: bytes) -> bytes:
         """An answer that says nothing but why there is none."""
@@ -46,10 +50,16 @@ class Method(NamedTuple):
 METHODS: Final = {
     QUERY_ROUTE: Method(calls.QueryRouteRequest, calls.QueryRouteResponse),
     "Heartbeat": Method(calls.HeartbeatRequest, calls.HeartbeatResponse),
-    SEND_MESSAGE: Method(calls.SendMessageRequest, calls.SendMessageResponse, max_bytes=MAX_PAYLOAD_BYTES),
+    SEND_MESSAGE: Method(
+        calls.SendMessageRequest,
+        calls.SendMessageResponse,
+        max_bytes=MAX_PAYLOAD_BYTES,
+        check_shape=check_send_shape,
+        appends=True,
+    ),
     "QueryAssignment": Method(calls.QueryAssignmentRequest, calls.QueryAssignmentResponse),
     RECEIVE_MESSAGE: Method(calls.ReceiveMessageRequest, calls.ReceiveMessageResponse, True),
-    ACK_MESSAGE: Method(calls.AckMessageRequest, calls.AckMessageResponse, max_bytes=1 << 20),
+    ACK_MESSAGE: Method(calls.AckMessageRequest, calls.AckMessageResponse, max_bytes=1 << 20, appends=True),
     "ForwardMessageToDeadLetterQueue": Method(
         calls.ForwardMessageToDeadLetterQueueRequest, calls.ForwardMessageToDeadLetterQueueResponse
     ),
@@ -62,7 +72,7 @@ METHODS: Final = {
         calls.NotifyClientTerminationRequest, calls.NotifyClientTerminationResponse
     ),
     CHANGE_INVISIBLE_DURATION: Method(
-        calls.ChangeInvisibleDurationRequest, calls.ChangeInvisibleDurationResponse
+        calls.ChangeInvisibleDurationRequest, calls.ChangeInvisibleDurationResponse, appends=True
     ),
     "RecallMessage": Method(calls.RecallMessageRequest, calls.RecallMessageResponse),
     "SyncLiteSubscription": Method(calls.SyncLiteSubscriptionRequest, calls.SyncLiteSubscriptionResponse),

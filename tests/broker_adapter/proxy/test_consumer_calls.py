@@ -8,6 +8,7 @@ import pytest
 
 from broker_adapter.errors import Busy, NotMaster, PutIndeterminate, ReadFailed, Status
 from broker_adapter.proxy.messages.context import CallContext
+from broker_adapter.proxy.messages.request import Request
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from tests.broker_adapter.proxy.world import (
@@ -104,7 +105,7 @@ async def test_the_wait_is_within_bounds_and_the_deadline(
         request = receive_request()
         request.long_polling_timeout.FromMilliseconds(wanted_ms)
         context = CallContext("c", timeout_s=timeout_s)
-        stream = w.handlers.stream("ReceiveMessage", request.SerializeToString(), context)
+        stream = w.handlers.stream(Request("ReceiveMessage", request.SerializeToString()), context)
         assert [answer async for answer in stream]
         assert [wait for *_, wait in w.delivery.receives] == [expected]
 

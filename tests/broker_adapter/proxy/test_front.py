@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,8 +15,10 @@ import pytest
 from broker_adapter.api import GroupConfig, TopicConfig
 from broker_adapter.errors import NotMaster
 from broker_adapter.pop.api import Sent
+from broker_adapter.proxy import front
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.methods import METHODS, SERVICE_NAME
+from broker_adapter.proxy.messages.request import Request
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from tests.broker_adapter.client.helpers import until
@@ -43,21 +47,21 @@ class Recorder:
         self.ended = 0
         self.cancelled = 0
 
-    async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
+    async def unary(self, request: Request, context: CallContext) -> bytes:
         self.contexts.append(context)
         await self.may.wait()
         self.ended += 1
-        answer: bytes = METHODS[method].answer(status=pb.Status(code=Code.OK)).SerializeToString()
+        answer: bytes = request.method.answer(status=pb.Status(code=Code.OK)).SerializeToString()
         return answer
 
-    async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
+    async def stream(self, request: Request, context: CallContext) -> AsyncGenerator[bytes, None]:
         self.contexts.append(context)
         try:
             await self.may.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        yield METHODS[method].answer(status=pb.Status(code=Code.OK)).SerializeToString()
+        yield request.method.answer(status=pb.Status(code=Code.OK)).SerializeToString()
 
 
 async def test_the_caller_is_known_by_metadata_and_deadline() -> None:
@@ -150,7 +154,7 @@ async def test_the_largest_body_passes() -> None:
 
 async def test_a_bug_is_an_answer() -> None:
     class Broken(Recorder):
-        async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
+        async def unary(self, request: Request, context: CallContext) -> bytes:
             raise ZeroDivisionError
 
     async with world(answering=Broken()) as w:
@@ -266,7 +270,7 @@ async def test_a_handle_is_in_the_answer_of_a_node_without_a_master() -> None:
     """Quirk: clients take over whatever handle they are answered."""
 
     class Masterless(Recorder):
-        async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
+        async def unary(self, request: Request, context: CallContext) -> bytes:
             raise NotMaster("nobody leads")
 
     async with world(answering=Masterless()) as w:
@@ -347,3 +351,29 @@ class Raw:
 
     def SerializeToString(self) -> bytes:  # noqa: N802 - as in protobuf
         return self._data
+
+
+def test_the_front_knows_no_call_by_name() -> None:
+    source = Path(front.__file__).read_text()
+    assert [
+        name
+        for name in METHODS
+        if re.search(rf"\b({name}|{re.sub('(?<!^)(?=[A-Z])', '_', name).upper()})\b", source)
+    ] == []
+
+
+async def test_a_request_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+
+    class Counted:
+        DESCRIPTOR = calls.QueryRouteRequest.DESCRIPTOR
+
+        @staticmethod
+        def FromString(data: bytes) -> calls.QueryRouteRequest:  # noqa: N802 - as in protobuf
+            parsed.append(data)
+            return calls.QueryRouteRequest.FromString(data)
+
+    monkeypatch.setitem(METHODS, "QueryRoute", METHODS["QueryRoute"]._replace(request=Counted))  # type: ignore[arg-type]
+    async with world() as w:  # the topic is not known: the front looks, and then the master
+        await w.call("QueryRoute", calls.QueryRouteRequest(topic=resource("unknown")))
+    assert len(parsed) == 1

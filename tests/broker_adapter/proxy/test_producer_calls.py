@@ -13,6 +13,7 @@ from broker_adapter.format.java_hash import java_hash
 from broker_adapter.format.message import decode
 from broker_adapter.proxy.calls.producer_calls import queue_of
 from broker_adapter.proxy.messages.context import CallContext
+from broker_adapter.proxy.messages.request import Request
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from tests.broker_adapter.proxy.world import MAX_BODY, World, message, resource, world
@@ -143,7 +144,7 @@ async def test_what_another_node_may_answer_leaves_the_handlers(error: Any, code
         request = calls.SendMessageRequest(messages=[message(), message(message_id="b")])
         w.delivery.fail_with = error
         with pytest.raises(type(error)):
-            await w.handlers.unary("SendMessage", request.SerializeToString(), CallContext("c"))
+            await w.handlers.unary(Request("SendMessage", request.SerializeToString()), CallContext("c"))
         w.delivery.fail_with = error
         assert (await w.call("SendMessage", request)).status.code == code
 

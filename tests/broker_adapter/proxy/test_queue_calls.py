@@ -16,6 +16,7 @@ from broker_adapter.pop.api import MAX_FILTER_STEPS, Filter
 from broker_adapter.proxy.calls import queue_calls
 from broker_adapter.proxy.calls.queue_calls import QueueCalls
 from broker_adapter.proxy.messages.context import CallContext
+from broker_adapter.proxy.messages.request import Request
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from tests.broker_adapter.proxy.world import World, resource, world
@@ -190,7 +191,7 @@ async def test_large_answers_that_nobody_takes_are_bounded() -> None:
     async with world(ClientServiceSettings(max_request_bytes=LARGE)) as w:
         request = await with_large_message(w)
         service = w.handlers
-        silent = service.stream("PullMessage", request.SerializeToString(), CallContext("c"))
+        silent = service.stream(Request("PullMessage", request.SerializeToString()), CallContext("c"))
         async with aclosing(silent):
             await anext(silent)
             (refused,) = await w.stream("PullMessage", request)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from broker_adapter.proxy.calls.handlers import parse
 from broker_adapter.proxy.messages.message_in import MAX_PROPERTIES
 from broker_adapter.proxy.messages.methods import METHODS, SEND_MESSAGE
 from broker_adapter.proxy.messages.rejected import Code, Rejected
+from broker_adapter.proxy.messages.request import Request
 from broker_adapter.proxy.messages.request_shapes import MAX_MESSAGES
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
@@ -55,13 +55,13 @@ def test_a_send_beyond_any_limit_is_refused_without_being_read(
     method = METHODS[SEND_MESSAGE]._replace(request=Unreadable)  # type: ignore[arg-type]
     monkeypatch.setitem(METHODS, SEND_MESSAGE, method)
     with pytest.raises(Rejected) as refused:
-        parse(SEND_MESSAGE, request_bytes)
+        Request(SEND_MESSAGE, request_bytes).parsed()
     assert refused.value.code == code
 
 
 def test_a_large_send_within_the_limits_is_read_as_it_is() -> None:
     given = sends(user_properties=properties(MAX_PROPERTIES), body=b"x" * (4 << 20))
-    assert parse(SEND_MESSAGE, given).SerializeToString(
+    assert Request(SEND_MESSAGE, given).parsed().SerializeToString(
         deterministic=True
     ) == calls.SendMessageRequest.FromString(given).SerializeToString(deterministic=True)
 

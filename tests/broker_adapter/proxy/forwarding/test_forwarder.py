@@ -22,6 +22,7 @@ from broker_adapter.proxy.forwarding.repeats import is_repeatable
 from broker_adapter.proxy.forwarding.service import ForwardService
 from broker_adapter.proxy.messages.context import CallContext, Passage
 from broker_adapter.proxy.messages.rejected import Code
+from broker_adapter.proxy.messages.request import Request
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.v1 import forward_pb2 as pb
 from dledger import InvalidRequest, NodeConfig, Role, RoleEvent, open_channel, parse_config
@@ -51,16 +52,16 @@ class Scripted:
         self.cancelled = 0
         self.ends: list[bool] = []  # of streams: whether their answers were passed on
 
-    async def unary(self, method: str, request: bytes, context: CallContext) -> bytes:
-        self.seen.append((method, context))
+    async def unary(self, request: Request, context: CallContext) -> bytes:
+        self.seen.append((request.name, context))
         await self.may.wait()
         found = self.script.pop(0) if self.script else b"ok"
         if isinstance(found, BrokerError):
             raise found
         return found
 
-    async def stream(self, method: str, request: bytes, context: CallContext) -> AsyncGenerator[bytes, None]:
-        self.seen.append((method, context))
+    async def stream(self, request: Request, context: CallContext) -> AsyncGenerator[bytes, None]:
+        self.seen.append((request.name, context))
         if context.passage is not None:
             context.passage.then(self.ends.append)
         try:
@@ -129,7 +130,7 @@ class Pair:
         timeout_s: float = 5.0,
         context: CallContext = CONTEXT,
     ) -> bytes:
-        return await self.forwarder.unary(method, request, context._replace(timeout_s=timeout_s))
+        return await self.forwarder.unary(Request(method, request), context._replace(timeout_s=timeout_s))
 
 
 @asynccontextmanager
@@ -246,7 +247,7 @@ async def test_what_surely_was_not_done_is_sent_again() -> None:
 async def test_what_may_be_done_is_sent_again_only_if_that_changes_nothing(
     method: str, request_: bytes, is_again: bool
 ) -> None:
-    assert is_repeatable(method, request_) is is_again
+    assert is_repeatable(Request(method, request_)) is is_again
     async with pair(unknown(), b"done") as p:
         if is_again:
             assert await p.unary(method, request_) == b"done"
@@ -358,7 +359,7 @@ async def test_without_a_master_a_call_is_refused_before_its_deadline() -> None:
 
 async def test_streams_give_their_answers_one_by_one_and_end_at_the_master_too() -> None:
     async with pair(b"1", b"2") as p:
-        answers = p.forwarder.stream("ReceiveMessage", b"", CONTEXT)
+        answers = p.forwarder.stream(Request("ReceiveMessage", b""), CONTEXT)
         p.remote.may.clear()
         async with aclosing(answers):
             assert [await anext(answers), await anext(answers)] == [b"1", b"2"]
@@ -368,7 +369,7 @@ async def test_streams_give_their_answers_one_by_one_and_end_at_the_master_too()
 async def test_a_stream_that_breaks_after_its_first_answer_ends_with_an_error_and_was_not_passed_on() -> None:
     async with pair(b"1") as p:
         p.remote.may.clear()
-        answers = p.forwarder.stream("ReceiveMessage", b"", CONTEXT)
+        answers = p.forwarder.stream(Request("ReceiveMessage", b""), CONTEXT)
         assert await anext(answers) == b"1"
         await p.restart()
         with pytest.raises(BrokerError):
@@ -378,7 +379,7 @@ async def test_a_stream_that_breaks_after_its_first_answer_ends_with_an_error_an
 
 async def test_a_master_that_fails_after_its_first_answer_says_so() -> None:
     async with pair(b"1", unknown()) as p:
-        answers = p.forwarder.stream("ReceiveMessage", b"", CONTEXT)
+        answers = p.forwarder.stream(Request("ReceiveMessage", b""), CONTEXT)
         assert await anext(answers) == b"1"
         with pytest.raises(BrokerError):
             await anext(answers)
@@ -389,7 +390,7 @@ async def test_a_master_that_fails_after_its_first_answer_says_so() -> None:
 async def test_the_master_hears_what_became_of_answers_that_it_has_given(is_passed_on: bool) -> None:
     async with pair(b"1", b"2") as p:
         passage = Passage()
-        answers = p.forwarder.stream("ReceiveMessage", b"", CONTEXT._replace(passage=passage))
+        answers = p.forwarder.stream(Request("ReceiveMessage", b""), CONTEXT._replace(passage=passage))
         assert [answer async for answer in answers] == [b"1", b"2"]
         await p.unary()  # whatever the master was told before this it knows by now
         assert p.remote.ends == []
@@ -399,7 +400,7 @@ async def test_the_master_hears_what_became_of_answers_that_it_has_given(is_pass
 
 async def test_answers_that_nobody_took_were_not_passed_on() -> None:
     async with pair(b"1", b"2") as p:
-        answers = p.forwarder.stream("ReceiveMessage", b"", CONTEXT)
+        answers = p.forwarder.stream(Request("ReceiveMessage", b""), CONTEXT)
         async with aclosing(answers):
             assert await anext(answers) == b"1"
             await p.unary()  # all of them are here by now
@@ -419,7 +420,7 @@ async def test_a_node_that_does_not_tell_what_became_of_answers_is_not_waited_fo
     right = Members.hello
     monkeypatch.setattr(Members, "hello", hello)
     async with pair(b"1") as p:
-        answers = p.forwarder.stream("ReceiveMessage", b"", CONTEXT._replace(passage=Passage()))
+        answers = p.forwarder.stream(Request("ReceiveMessage", b""), CONTEXT._replace(passage=Passage()))
         assert [answer async for answer in answers] == [b"1"]
         await until(lambda: p.remote.ends == [True])
 
@@ -449,13 +450,13 @@ async def test_who_does_not_read_is_no_reason_to_refuse_others_what_is_small() -
         link = p.forwarder.link
         assert link is not None
         p.remote.script += [b"1", large]
-        async with aclosing(p.forwarder.stream("ReceiveMessage", b"", CONTEXT)) as silent:
+        async with aclosing(p.forwarder.stream(Request("ReceiveMessage", b""), CONTEXT)) as silent:
             assert await anext(silent) == b"1"
             await until(lambda: link.waiting_bytes == len(large))
             assert await p.unary() == b"ok"
             p.remote.script += [large]
             with pytest.raises(BrokerError) as caught:
-                await anext(p.forwarder.stream("ReceiveMessage", b"", CONTEXT))
+                await anext(p.forwarder.stream(Request("ReceiveMessage", b""), CONTEXT))
             assert caught.value.status is Status.TOO_MANY_CALLS
         assert (link.bytes, link.waiting_bytes) == (0, 0)
 

@@ -1,0 +1,74 @@
+"""One call of a client, from its bytes to its refusal."""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError, Message
+
+from broker_adapter.errors import BrokerError
+from broker_adapter.proxy.messages.field_count import MAX_FIELDS, has_too_many_fields
+from broker_adapter.proxy.messages.methods import METHODS
+from broker_adapter.proxy.messages.rejected import Code, Rejected, status_of
+from broker_adapter.proxy.v2 import definition_pb2 as pb
+from dledger import get_logger
+
+_log = get_logger("messaging")
+
+
+class Request:
+    """What a client asks for: a method by its name, and bytes. They may go to another node as they are;
+    whoever looks into them has them checked and parsed, once. KeyError for a name that is no method's.
+    """
+
+    __slots__ = ("_is_checked", "_parsed", "data", "method", "name")
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.name = name
+        self.data = data
+        self.method = METHODS[name]
+        self._is_checked = False
+        self._parsed: Message | None = None
+
+    def __len__(self) -> int:
+        """In bytes."""
+        return len(self.data)
+
+    def check(self) -> None:
+        """Rejected for what is too large, or too dear to be parsed."""
+        if self._is_checked:
+            return
+        method, data = self.method, self.data
+        if len(data) > method.max_bytes:
+            text = f"a request of {len(data)} bytes; {method.max_bytes} are allowed for {self.name}"
+            raise Rejected(Code.PAYLOAD_TOO_LARGE, text)
+        if method.check_shape is not None:
+            method.check_shape(data)
+        elif has_too_many_fields(method.request, data):
+            text = f"a request of more than {MAX_FIELDS} fields: ask for less at once"
+            raise Rejected(Code.PAYLOAD_TOO_LARGE, text)
+        self._is_checked = True
+
+    def parsed(self) -> Message:
+        """Without fields that are not known here: parts of a request go into answers, some of them into each
+        of thousands, and what no limit knows of went with them. Rejected, also (BAD_REQUEST) for bytes that
+        are no message of the method."""
+        if self._parsed is None:
+            self.check()
+            try:
+                found = self.method.request.FromString(self.data)
+            except DecodeError as error:
+                raise Rejected(Code.BAD_REQUEST, "the bytes are no message of this protocol") from error
+            found.DiscardUnknownFields()
+            self._parsed = found
+        return self._parsed
+
+    def refusal(self, status: pb.Status) -> bytes:
+        """An answer that says nothing but why there is none."""
+        return self.method.refusal(status, self.data)
+
+    def refused(self, error: Exception) -> bytes:
+        """An error as the answer. Any that is not foreseen is a bug, met nobody knows where."""
+        if isinstance(error, Rejected | BrokerError):
+            return self.refusal(status_of(error))
+        _log.error("a call failed", method=self.name, exc_info=error)
+        text = f"internal error: {type(error).__name__}"
+        return self.refusal(pb.Status(code=Code.INTERNAL_SERVER_ERROR, message=text))
