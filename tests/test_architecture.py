@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md, CONTRIBUTING.md and the index of docs/ name things that exist."""
+"""Links and anchors of every page lead somewhere, and the index of docs/ names every page."""
 
 from __future__ import annotations
 
@@ -8,15 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import blocks_of, markdown_pages
+
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (
-    "ARCHITECTURE.md",
-    "CONTRIBUTING.md",
-    "SECURITY.md",
-    "CHANGELOG.md",
-    "README.md",
-    *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))),
-)
+PAGES = markdown_pages()
 _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 
 
@@ -37,12 +32,18 @@ def defined_in(path: Path) -> set[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that GitHub makes of the headings of a page."""
-    found = set()
-    for line in page.read_text().splitlines():
-        if line.startswith("#"):
-            words = re.sub(r"[^\w\- ]", "", line.lstrip("#").strip().lower())
-            found.add(words.replace(" ", "-"))
+    """The anchors that GitHub makes of the headings of a page. Of equal headings the second one gets -1."""
+    text = page.read_text()
+    code = {block.line + i for block in blocks_of(text) for i in range(block.text.count("\n") + 1)}
+    found: set[str] = set()
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("#") and number not in code:
+            words = re.sub(r"[^\w\- ]", "", line.lstrip("#").strip().lower()).replace(" ", "-")
+            repeated = sum(
+                anchor == words or re.fullmatch(rf"{re.escape(words)}-\d+", anchor) is not None
+                for anchor in found
+            )
+            found.add(f"{words}-{repeated}" if repeated else words)
     return found
 
 
