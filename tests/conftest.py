@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -22,6 +24,14 @@ THIRDS = (0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pyte
 # aiohttp reads the certificates of the machine whenever a process imports it, for a tenth of a second, and
 # hundreds do. Tests that use TLS bring their own.
 os.environ.setdefault("SSL_CERT_FILE", os.devnull)
+
+# Where an environment forbids bytecode, each of the hundreds of processes that tests start compiles the whole
+# product first: 0.3 s of CPU time. It is kept apart from the sources then.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ.setdefault(
+        "PYTHONPYCACHEPREFIX", str(Path(__file__).parents[1] / "build" / "pycache")
+    )
 
 # A machine that is busy is no bug.
 settings.register_profile("patient", deadline=None)
