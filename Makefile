@@ -27,7 +27,7 @@ CLIENT_PROTO_FILES := $(wildcard proto/apache/rocketmq/v2/*.proto)
 CLIENT_STUBS := broker_adapter/proxy/v2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long test-clients clients clients-python clients-node clients-java clients-go lint format proto reference sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-peers soak soak-processes soak-broker clean
+.PHONY: help install demo test test-long test-clients test-interop interop clients clients-python clients-node clients-java clients-go lint format proto reference sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-peers soak soak-processes soak-broker clean
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -144,6 +144,22 @@ clients-go: ## Build the driver of the Go client (a minute; needs go 1.24 or new
 test-clients: $(DEV) clients ## Released clients of RocketMQ 5 in Python, Node.js, Java, Go, on three nodes (15 to 25 minutes)
 	@test -x $(CLIENT_PYTHON) || { echo "error: there is no client to test with" >&2; exit 1; }
 	@ROCKETMQ_CLIENTS=$(CURDIR)/$(CLIENTS) $(BIN)/python -m pytest $(ARGS) tests/clients
+
+# The genuine RocketMQ, from Maven Central. The product never needs it.
+INTEROP := build/interop
+interop: ## Fetch RocketMQ's own NameServer, broker and mqadmin (a minute; needs java and mvn)
+	@if ! command -v mvn >/dev/null || ! command -v java >/dev/null; then \
+	  echo "WARNING: mvn and java are not on PATH: tests with genuine RocketMQ do NOT run"; \
+	elif test -z "$$(find $(INTEROP)/fetched -newer tests/interop/pom.xml 2>/dev/null)"; then \
+	  echo "fetching RocketMQ into $(INTEROP)"; \
+	  rm -rf $(INTEROP) && mkdir -p $(INTEROP) && \
+	  mvn --quiet --batch-mode --file tests/interop/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(INTEROP)/lib && \
+	  touch $(INTEROP)/fetched \
+	  || { rm -rf $(INTEROP); echo "WARNING: RocketMQ could not be fetched: tests with it do NOT run"; }; \
+	fi
+
+test-interop: $(DEV) interop ## Genuine RocketMQ with our NameServer (2 minutes; needs java and mvn)
+	@$(BIN)/python -m pytest $(ARGS) tests/interop
 
 lint: $(DEV) ## ruff check, ruff format --check, mypy --strict (seconds)
 	@failed=0; \

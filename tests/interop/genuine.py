@@ -1,0 +1,109 @@
+"""Processes of the genuine RocketMQ on the JVM, and its mqadmin.
+
+`make interop` fetches the jars; the variable ROCKETMQ_LIB names another folder with them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+DID_NOT_RUN = "GENUINE ROCKETMQ DID NOT RUN"
+LIB = Path(os.environ.get("ROCKETMQ_LIB") or Path(__file__).resolve().parents[2] / "build/interop/lib")
+_PACKAGE = "org.apache.rocketmq"
+_OPTIONS = [
+    *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.nio", "sun.nio.ch", "java.lang")),
+    "--add-opens=java.base/jdk.internal.misc=ALL-UNNAMED",
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "-Xms128m",
+    "-Xmx512m",
+    "-XX:MaxDirectMemorySize=1g",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+UseSerialGC",
+    "-Dtls.server.mode=disabled",
+    "-Dtls.test.mode.enable=false",
+]
+_STOP_S = 30
+_ADMIN_S = 120
+
+
+def require() -> None:
+    """Skips the test that calls it, loudly, if RocketMQ is not there."""
+    reason = "" if shutil.which("java") else "there is no `java` on PATH"
+    if not reason and not any(LIB.glob("rocketmq-broker-*.jar")):
+        reason = f"no jars in {LIB} (`make interop` fetches them)"
+    if reason:
+        pytest.skip(f"{DID_NOT_RUN}: {reason}")
+
+
+def _command(home: Path, main: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    (home / "conf").mkdir(parents=True, exist_ok=True)
+    command = ["java", *_OPTIONS, f"-Duser.home={home}", "-cp", f"{LIB}/*", f"{_PACKAGE}.{main}", *arguments]
+    return command, {**os.environ, "ROCKETMQ_HOME": str(home)}
+
+
+@contextmanager
+def running(home: Path, main: str, settings: Mapping[str, object]) -> Iterator[subprocess.Popen[bytes]]:
+    """A server with these settings, until the end of the block. Its log is in `home`/logs."""
+    home.mkdir(parents=True, exist_ok=True)
+    path = home / "server.conf"
+    path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    command, environment = _command(home, main, "-c", str(path))
+    with (home / "output").open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=home)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def broker(home: Path, name_servers: str, port: int, **settings: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A classic broker of the cluster `main`; slaves need brokerId and brokerRole."""
+    store = home / "store"
+    common = {
+        "brokerClusterName": "main",
+        "brokerName": "java-a",
+        "brokerIP1": "127.0.0.1",
+        "brokerIP2": "127.0.0.1",
+        "listenPort": port,
+        "haListenPort": port + 1,
+        "namesrvAddr": name_servers,
+        "storePathRootDir": store,
+        "storePathCommitLog": store / "commitlog",
+        "mappedFileSizeCommitLog": 16 << 20,
+        "brokerRole": "ASYNC_MASTER",
+        "brokerId": 0,
+    }
+    with running(home, "broker.BrokerStartup", {**common, **settings}) as process:
+        yield process
+
+
+@contextmanager
+def name_server(home: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    with running(home, "namesrv.NamesrvStartup", {"listenPort": port}) as process:
+        yield process
+
+
+def mqadmin(home: Path, name_servers: str, *arguments: str) -> str:
+    """What the command prints. AssertionError if it fails; it says so on stdout only, so words count."""
+    command, environment = _command(home, "tools.command.MQAdminStartup", *arguments, "-n", name_servers)
+    done = subprocess.run(
+        command, env=environment, cwd=home, capture_output=True, text=True, timeout=_ADMIN_S, check=False
+    )
+    printed = "\n".join(
+        line for line in done.stdout.splitlines() if "|-" not in line and "JoranConf" not in line
+    )
+    assert done.returncode == 0 and "Exception" not in printed, printed + done.stderr
+    return printed
