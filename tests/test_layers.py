@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
-from graphlib import TopologicalSorter
+from collections.abc import Collection, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -504,6 +504,48 @@ def test_the_table_has_no_way_up() -> None:
     for unit in ALLOWED:
         if unit.startswith("dledger"):
             assert not [b for b in below[unit] if b.startswith(("broker_adapter", "chaos"))]
+
+
+def module_imports(sources: Mapping[str, tuple[str, bool]]) -> dict[str, set[str]]:
+    """What each module imports, wherever the import stands: within functions and `if TYPE_CHECKING`, too.
+    `sources`: by name, the text, and whether it is a package. `from a import b` is the module a.b if there is
+    one, else a."""
+    graph: dict[str, set[str]] = {}
+    for module, (source, is_package) in sources.items():
+        names = {name for _, name in imports_of(source, module, is_package=is_package)}
+        found = {name for name in names if name in sources and not _is_on_the_way(name, names, sources)}
+        graph[module] = found - {module}
+    return graph
+
+
+def _is_on_the_way(name: str, names: set[str], modules: Collection[str]) -> bool:
+    """`a`, where all that is imported from it are modules."""
+    inner = [one for one in names if one.rpartition(".")[0] == name]
+    return bool(inner) and all(one in modules for one in inner)
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    sources = {
+        module: (path.read_text(), path.name == "__init__.py") for module, path in own_modules().items()
+    }
+    assert len(sources) > 500
+    TopologicalSorter(module_imports(sources)).prepare()  # CycleError names the circle
+
+
+@pytest.mark.parametrize(
+    "circle",
+    [
+        {"a": "import b", "b": "import a"},
+        {"a": "def f():\n    import b", "b": "import c", "c": "from a import x"},
+        {"p": "", "p.a": "from p import b", "p.b": "if TYPE_CHECKING:\n    from p.a import A"},
+        {"p": "from p.a import A", "p.a": "from p import B"},
+    ],
+)
+def test_circles_are_found(circle: dict[str, str]) -> None:
+    with pytest.raises(CycleError):
+        TopologicalSorter(
+            module_imports({name: (text, name == "p") for name, text in circle.items()})
+        ).prepare()
 
 
 def test_every_package_has_a_row() -> None:

@@ -40,9 +40,8 @@ from dledger.testing import Violation
 from dledger.testing.owned_node import OwnedNode
 
 if TYPE_CHECKING:
-    from broker_adapter.testing.simulation import BrokerSimulation
     from dledger.replica.shell import RoleNotice
-    from dledger.testing.process import SimProcess
+    from dledger.testing.world import Life
 
 #: Small, so that files roll, times and limits are met, and members come and go within a run.
 STORE = StoreOptions(
@@ -86,12 +85,19 @@ _MAX_ROUND_BYTES = 600
 
 
 class SimBroker:
-    """Implements `dledger.testing.owners.NodeOwner`. `broker` is what clients talk to."""
+    """Implements `dledger.testing.world.NodeOwner`. `broker` is what clients talk to."""
 
-    def __init__(self, sim: BrokerSimulation, process: SimProcess, files: DerivedFiles, rng: Random) -> None:
+    def __init__(
+        self,
+        process: Life,
+        files: DerivedFiles,
+        rng: Random,
+        opened: Callable[[tuple[int, int]], None],
+    ) -> None:
+        """`opened` is told (term, role_epoch) whenever the broker begins to take writes."""
         self.process = process
         self.node_id = process.node_id
-        self._sim = sim
+        self._opened = opened
         self._files = files
         self._rng = rng
         self._closing = False
@@ -114,7 +120,7 @@ class SimBroker:
         )
         self._make_broker()
 
-    def _make_dispatcher(self, process: SimProcess) -> Dispatcher:
+    def _make_dispatcher(self, process: Life) -> Dispatcher:
         def stage(name: str, limit: int) -> Stage:
             return LateStage(limit, self._rng, self._on_stage)
 
@@ -287,7 +293,7 @@ class SimBroker:
 
     def _on_stage(self, delay_ms: int, job: Callable[[], None]) -> None:
         """On the stage's thread, where the machine may go down."""
-        self._sim.clock.after(delay_ms, lambda: self.process.on_disk(job))
+        self.process.sim.clock.after(delay_ms, lambda: self.process.on_disk(job))
 
     async def _follow_purges(self) -> None:
         begin = -1
@@ -308,7 +314,7 @@ class SimBroker:
             self._check_leads(expected)
         if adapter.role is BrokerRole.SLAVE or (adapter.term, adapter.role_epoch) != expected:
             raise Violation("writable master", f"{self.node_id}: writes for {expected} as {adapter.role}")
-        self._sim.master_opened(self.node_id, expected)
+        self._opened(expected)
 
     def check_taking(self, expected: tuple[int, int], assigned: Assigned) -> None:
         """The log takes a batch of this broker: at this moment gate and node have the same leadership."""

@@ -16,9 +16,9 @@ from dledger import DLedgerError
 from dledger.testing import CrashKind, Profile, Simulation, Violation
 from dledger.testing.durable import CheckedFeeder
 from dledger.testing.nemesis import Nemesis
-from dledger.testing.process import SimProcess
 from dledger.testing.virtual.event_loop import VirtualLoop, virtual_loop
 from dledger.testing.virtual.sim_disk import CrashPoint
+from dledger.testing.world import Life
 
 T = TypeVar("T")
 
@@ -56,12 +56,13 @@ class BrokerSimulation(Simulation):
     def new_judge(self) -> LogTruth:
         return self.truth
 
-    def new_owner(self, process: SimProcess) -> SimBroker:
+    def new_owner(self, process: Life) -> SimBroker:
         files = self.nodes[process.node_id].files
         assert isinstance(files, DerivedFiles)
-        return SimBroker(self, process, files, self.seeds.take(f"{process.node_id} broker"))
+        rng = self.seeds.take(f"{process.node_id} broker")
+        return SimBroker(process, files, rng, partial(self.master_opened, process.node_id))
 
-    def new_feeder(self, process: SimProcess, rng: Random) -> CheckedFeeder:
+    def new_feeder(self, process: Life, rng: Random) -> CheckedFeeder:
         return CheckedFeeder(process, owner_of(process).machine, self.truth, rng)
 
     def stop(self, node_id: str, done: Callable[[], None] | None = None) -> None:
@@ -206,7 +207,7 @@ class BrokerNemesis(Nemesis):
         node.files.crash_within(self.rng.randint(1, 40), self.rng.choice(tuple(CrashPoint)))
 
 
-def owner_of(process: SimProcess) -> SimBroker:
+def owner_of(process: Life) -> SimBroker:
     """The broker that owns a process."""
     assert isinstance(process.owner, SimBroker)
     return process.owner

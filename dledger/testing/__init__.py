@@ -10,8 +10,9 @@ from dledger.store.disk import CrashKind
 from dledger.testing.durable import CheckedMachine, MachineFiles
 from dledger.testing.profile import QUIET, Profile, draw_profile
 from dledger.testing.run import RunOptions, RunResult, check_end, run_seed, settle_ms
-from dledger.testing.simulator import Attempt, Simulation, StateMachine
+from dledger.testing.simulator import Attempt, Simulation
 from dledger.testing.virtual.violation import Violation
+from dledger.testing.world import StateMachine
 
 __all__ = [
     "QUIET",

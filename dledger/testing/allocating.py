@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING
 
 from dledger.errors import DLedgerError
 from dledger.node.disk.allocator import LOOK_EVERY_S, Allocator
-
-if TYPE_CHECKING:
-    from dledger.testing.process import SimProcess
+from dledger.testing.world import Life
 
 #: How long the thread takes to begin a look that it was asked for, in ms.
 _WAKES_MS = (0, 0, 1, 4)
@@ -21,7 +18,7 @@ _MOST_FILES_AHEAD = 4
 class SimAllocator(Allocator):
     """Looks outside of all turns, where the machine may go down; not while the process is paused."""
 
-    def __init__(self, process: SimProcess, on_prepared: Callable[[], None], rng: Random) -> None:
+    def __init__(self, process: Life, on_prepared: Callable[[], None], rng: Random) -> None:
         store, size = process.store, process.store.data_file_size
         super().__init__(
             store,

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING
 
 from dledger.errors import DLedgerError, NotLeader, SessionExpired
 from dledger.replica.shell import AppendOutcome
 from dledger.testing.checks.oracle import Append, Outcome, Read
-
-if TYPE_CHECKING:
-    from dledger.testing.process import SimProcess
-    from dledger.testing.simulator import Simulation
+from dledger.testing.world import Life, World
 
 RETRY_MS = 20
 
@@ -24,7 +20,7 @@ RETRY_MS = 20
 class _Client:
     """What all clients share: a node to talk to, and requests that get an answer once or never."""
 
-    def __init__(self, sim: Simulation, name: str, rng: Random) -> None:
+    def __init__(self, sim: World, name: str, rng: Random) -> None:
         self.sim = sim
         self.name = name
         self.rng = rng
@@ -56,7 +52,7 @@ class _Client:
         ]
 
     def _request(
-        self, ask: Callable[[SimProcess, Callable[[object], None]], None], answered: Callable[[object], None]
+        self, ask: Callable[[Life, Callable[[object], None]], None], answered: Callable[[object], None]
     ) -> None:
         """Let `ask` run on the chosen node after a while; `answered` gets the answer, or None: time-out."""
         sim, is_done = self.sim, [False]
@@ -98,7 +94,7 @@ class PlainClient(_Client):
         append = Append(self._new_bodies(), None)
         self.sim.oracle.begin(append)
 
-        def ask(process: SimProcess, reply: Callable[[object], None]) -> None:
+        def ask(process: Life, reply: Callable[[object], None]) -> None:
             submit(self.sim, process, append, reply)
 
         self._request(ask, self._answered)
@@ -112,7 +108,7 @@ class PlainClient(_Client):
 class SessionClient(_Client):
     """Appends in a session, several batches in flight, each tried until its result is known."""
 
-    def __init__(self, sim: Simulation, name: str, rng: Random) -> None:
+    def __init__(self, sim: World, name: str, rng: Random) -> None:
         super().__init__(sim, name, rng)
         self._session_id: int | None = None
         self._next_seq = 1
@@ -133,7 +129,7 @@ class SessionClient(_Client):
         append = Append((), None, opens_session=True)
         self.sim.oracle.begin(append)
 
-        def ask(process: SimProcess, reply: Callable[[object], None]) -> None:
+        def ask(process: Life, reply: Callable[[object], None]) -> None:
             submit(self.sim, process, append, reply)
 
         def opened(answer: object) -> None:
@@ -150,7 +146,7 @@ class SessionClient(_Client):
         sim.oracle.tried_again(append)
         sim.oracle.begin(append)
 
-        def ask(process: SimProcess, reply: Callable[[object], None]) -> None:
+        def ask(process: Life, reply: Callable[[object], None]) -> None:
             submit(sim, process, append, reply)
 
         def answered(answer: object) -> None:
@@ -191,7 +187,7 @@ class Reader(_Client):
             self._node = self.rng.choice(self.sim.profile.node_ids)
         read = self.sim.oracle.begin_read()
 
-        def ask(process: SimProcess, reply: Callable[[object], None]) -> None:
+        def ask(process: Life, reply: Callable[[object], None]) -> None:
             process.read_index(lambda answer: self._pointed(read, process, answer, reply))
 
         self._request(ask, self._answered)
@@ -199,7 +195,7 @@ class Reader(_Client):
     def _pointed(
         self,
         read: Read,
-        process: SimProcess,
+        process: Life,
         answer: int | DLedgerError,
         reply: Callable[[object], None],
     ) -> None:
@@ -224,7 +220,7 @@ class Reader(_Client):
         self._think()
 
 
-def submit(sim: Simulation, process: SimProcess, append: Append, reply: Callable[[object], None]) -> None:
+def submit(sim: World, process: Life, append: Append, reply: Callable[[object], None]) -> None:
     """Hand an append to a node, in a turn of it; the oracle hears of the answer before the client does."""
 
     def answered(answer: AppendOutcome | DLedgerError) -> None:

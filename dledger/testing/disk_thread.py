@@ -11,23 +11,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING
 
 from dledger.core.values import Base, HardState, Tail
 from dledger.errors import StorageError
 from dledger.node.disk.disk_jobs import HARMLESS, CallJob, CheckpointJob, DiskJobs, Job, Report
 from dledger.replica.shell import WriteJob
 from dledger.store.format.batch import Batch
-
-if TYPE_CHECKING:
-    from dledger.testing.process import SimProcess
+from dledger.testing.world import Life
 
 
 class ObservedStore:
     """Implements dledger.node.disk.disk_jobs.JobStore: the store of a process. The invariants see what is
     done to it, before and after."""
 
-    def __init__(self, process: SimProcess) -> None:
+    def __init__(self, process: Life) -> None:
         self._store = process.store
         self._node_id = process.node_id
         self._invariants = process.sim.invariants
@@ -84,7 +81,7 @@ class ObservedStore:
 class DiskThread:
     """Executes the jobs of one process on its store, and reports back in turns of the process."""
 
-    def __init__(self, process: SimProcess, rng: Random) -> None:
+    def __init__(self, process: Life, rng: Random) -> None:
         self._process = process
         self._rng = rng
         store = ObservedStore(process)

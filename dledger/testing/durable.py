@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from dledger.errors import DLedgerError, ReadFailed, StorageError
 from dledger.node.machine.applier import Applier
@@ -20,9 +20,7 @@ from dledger.node.machine.state_plan import Apply, Load, Loaded, Piece, Replay, 
 from dledger.store.disk import CrashKind
 from dledger.store.format.batch import Batch
 from dledger.testing.virtual.violation import Violation
-
-if TYPE_CHECKING:
-    from dledger.testing.process import SimProcess
+from dledger.testing.world import Life
 
 T = TypeVar("T")
 
@@ -51,12 +49,6 @@ class MachineFiles:
     def crash(self, kind: CrashKind, rng: Random) -> None:
         if kind is CrashKind.POWER:
             self._versions = [rng.choice(self._versions)]
-
-
-class NodeFiles(Protocol):
-    """What durable state machines of one node keep over its crashes."""
-
-    def crash(self, kind: CrashKind, rng: Random) -> None: ...
 
 
 class CheckedMachine(Protocol):
@@ -125,7 +117,7 @@ class CheckedFeeder(StateFeeder):
     """That of a real node. Whatever it brings the machine to is compared with the truth, and whatever else
     than damage it raises is a finding."""
 
-    def __init__(self, process: SimProcess, machine: DurableStateMachine, truth: Judge, rng: Random) -> None:
+    def __init__(self, process: Life, machine: DurableStateMachine, truth: Judge, rng: Random) -> None:
         super().__init__(machine, process.store, rng.choice((1, 300, 1 << 20)))
         self._process = process
         self._truth = truth
@@ -188,7 +180,7 @@ class SimApplier(Applier):
     Without a machine there is nothing to apply: machines that are not durable are checked against the log,
     and not kept in it."""
 
-    def __init__(self, process: SimProcess, feeder: CheckedFeeder | None, rng: Random) -> None:
+    def __init__(self, process: Life, feeder: CheckedFeeder | None, rng: Random) -> None:
         super().__init__(feeder, process.store, retry_s=_RETRY_S)
         self._checked = feeder
         self._process = process

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dledger.store.format.batch import Batch
-
-if TYPE_CHECKING:
-    from dledger.testing.simulator import Simulation
+from dledger.testing.world import World
 
 
 class Flip(NamedTuple):
@@ -24,7 +22,7 @@ class Flips:
     """All flips of a run. Of every batch, only a minority of the nodes has a flip, or has lost its log, at
     the same time; different batches may have theirs on different nodes."""
 
-    sim: Simulation
+    sim: World
     _live: dict[str, list[Flip]] = field(default_factory=dict)  # by node
 
     def on(self, node_id: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from dledger.core.messages import (
     Heartbeat,
@@ -20,6 +20,7 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.core.values import NO_BASE, Base, HardState, Role, VoteResult
+from dledger.replica.replica import Replica
 from dledger.replica.shell import (
     DiskJob,
     HardStateJob,
@@ -34,8 +35,13 @@ from dledger.testing.checks.housekeeping import Housekeeping
 from dledger.testing.checks.mirror import BatchLog, NodeMirror
 from dledger.testing.virtual.violation import Violation
 
-if TYPE_CHECKING:
-    from dledger.testing.process import SimProcess
+
+class Observed(Protocol):
+    """A process, as far as it is looked at."""
+
+    node_id: str
+    incarnation: int
+    replica: Replica
 
 
 @dataclass(slots=True)
@@ -85,7 +91,7 @@ class Invariants:
 
     # -- what a replica asks of its disk: its log as it believes it to be
 
-    def submitted(self, process: SimProcess, job: DiskJob) -> None:
+    def submitted(self, process: Observed, job: DiskJob) -> None:
         mirror = self.mirrors[process.node_id]
         match job:
             case WriteJob():
@@ -118,7 +124,7 @@ class Invariants:
                 )
         view.append(self._remember(batch))
 
-    def _reset(self, process: SimProcess, mirror: NodeMirror, base: Base) -> None:
+    def _reset(self, process: Observed, mirror: NodeMirror, base: Base) -> None:
         self.counts["logs begun anew at a base"] += 1
         if process.replica.core.role is Role.LEADER:
             raise Violation("leader append-only", f"{mirror.node_id} begins a new log while it leads")
@@ -141,7 +147,7 @@ class Invariants:
             self._known[key] = replace(batch, data=bytes(batch.data))
         return self._known[key]
 
-    def _truncated(self, process: SimProcess, mirror: NodeMirror, last_index: int) -> None:
+    def _truncated(self, process: Observed, mirror: NodeMirror, last_index: int) -> None:
         self.counts["truncations"] += 1
         if process.replica.core.role is Role.LEADER:
             raise Violation("leader append-only", f"{mirror.node_id} truncates while it leads")
@@ -175,7 +181,7 @@ class Invariants:
 
     # -- what a node says
 
-    def sent(self, process: SimProcess, peer: str, message: Message) -> None:
+    def sent(self, process: Observed, peer: str, message: Message) -> None:
         """Rule 2: nothing leaves that depends on a term or a vote which is not durable."""
         mirror = self.mirrors[process.node_id]
         durable = mirror.hard_state
@@ -197,7 +203,7 @@ class Invariants:
         if isinstance(message, Heartbeat):
             self._check_leads(message.term, process.node_id)
 
-    def _voted(self, process: SimProcess, term: int, candidate: str, durable: HardState) -> None:
+    def _voted(self, process: Observed, term: int, candidate: str, durable: HardState) -> None:
         if durable.rejoining or term <= durable.barred_term:
             raise Violation("rejoining", f"{process.node_id} votes for {candidate}, durable: {durable}")
         votes = self._votes.setdefault(term, {})
@@ -218,7 +224,7 @@ class Invariants:
 
     # -- roles
 
-    def role_changed(self, process: SimProcess, notice: RoleNotice) -> None:
+    def role_changed(self, process: Observed, notice: RoleNotice) -> None:
         mirror = self.mirrors[process.node_id]
         if notice.role_epoch < mirror.role_epoch:
             raise Violation("role_epoch", f"{process.node_id}: {notice.role_epoch} after {mirror.role_epoch}")
@@ -228,7 +234,7 @@ class Invariants:
             self.counts[f"candidacies: {notice.cause}"] += 1
         mirror.role_epoch = notice.role_epoch
 
-    def _elected(self, process: SimProcess, notice: RoleNotice) -> None:
+    def _elected(self, process: Observed, notice: RoleNotice) -> None:
         self.counts["elections won"] += 1
         if notice.term in self.leaders:
             raise Violation(
@@ -249,7 +255,7 @@ class Invariants:
 
     # -- commits
 
-    def advanced(self, process: SimProcess, index: int) -> None:
+    def advanced(self, process: Observed, index: int) -> None:
         """A node says that it is committed up to `index`."""
         mirror = self.mirrors[process.node_id]
         if mirror.view.base.index == index >= 0:
@@ -275,7 +281,7 @@ class Invariants:
         if not self.committed.holds(here):
             raise Violation("state-machine safety", f"{process.node_id} commits another entry {index}")
 
-    def _check_majority(self, process: SimProcess, batch: Batch) -> None:
+    def _check_majority(self, process: Observed, batch: Batch) -> None:
         holders = [m.node_id for m in self.mirrors.values() if m.has_stored(batch)]
         if len(holders) < self.majority:
             raise Violation(
@@ -285,7 +291,7 @@ class Invariants:
         if self.committed.batches and batch.first_index != self.committed.end_index + 1:
             raise Violation("state-machine safety", f"{batch.first_index} after {self.committed.end_index}")
 
-    def acknowledged(self, process: SimProcess, last_index: int) -> None:
+    def acknowledged(self, process: Observed, last_index: int) -> None:
         """Rule 1, at the moment of the answer. A replica may answer before it announces the commit."""
         if self.committed.end_index < last_index <= process.replica.core.committed_index:
             self.advanced(process, process.replica.core.committed_index)
@@ -301,7 +307,7 @@ class Invariants:
 
     # -- after each step of a process
 
-    def after_step(self, process: SimProcess) -> None:
+    def after_step(self, process: Observed) -> None:
         core, mirror = process.replica.core, self.mirrors[process.node_id]
         view = mirror.view
         looked_at = (

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING
 
 from dledger.core.values import Role
 from dledger.store.disk import CrashKind
+from dledger.testing.simulator import Simulation
 from dledger.testing.virtual.sim_disk import CrashPoint
-
-if TYPE_CHECKING:
-    from dledger.testing.process import SimProcess
-    from dledger.testing.simulator import Simulation
+from dledger.testing.world import Life
 
 
 class Nemesis:
@@ -71,7 +68,7 @@ class Nemesis:
         longest = timing.election_max_ms * (8 if self.rng.random() < 0.2 else 2)
         return self.rng.randint(1, longest)
 
-    def _victim(self) -> SimProcess | None:
+    def _victim(self) -> Life | None:
         """Some running process, the leader more often than others."""
         running = self.sim.processes()
         leader = self.sim.leader()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from dledger.core.messages import Message
 from dledger.errors import DLedgerError, InvalidRequest
@@ -22,10 +22,8 @@ from dledger.rpc.peer_transport import Answer, PeerUnreachable, Question
 from dledger.rpc.ports import FetchedFrames
 from dledger.testing.profile import Profile
 from dledger.testing.virtual.clock import VirtualClock
+from dledger.testing.virtual.event_loop import VirtualLoop
 from dledger.testing.virtual.trace import Trace
-
-if TYPE_CHECKING:
-    from dledger.testing.process import SimProcess
 
 RETRANSMIT_MS = 15  # how often a stream over a link that is cut tries again
 
@@ -57,6 +55,29 @@ Outcome = Answer | Fetched | DLedgerError | PeerUnreachable
 OnAnswer = Callable[[Outcome], None]
 
 
+class Endpoint(Protocol):
+    """A process, as far as the network knows it."""
+
+    node_id: str
+    incarnation: int
+    alive: bool
+    loop: VirtualLoop
+
+    def post(self, action: Callable[[], object]) -> None:
+        """Run in a turn of the process."""
+
+    def after(self, delay_ms: int, action: Callable[[], object]) -> None: ...
+
+    def serve(self, peer: str, message: Request, deadline_ms: int, answer: Callable[[Outcome], None]) -> None:
+        """Answer a question. In a turn."""
+
+    def serve_push(self, stream: PushStream) -> None:
+        """In a turn."""
+
+    def push_refused(self, error: DLedgerError) -> None:
+        """The process has refused a push of this stream."""
+
+
 class Network:
     """Carries calls and streams between the processes that `process_of` finds, over links that may be cut."""
 
@@ -67,7 +88,7 @@ class Network:
         profile: Profile,
         trace: Trace,
         counts: Counter[str],
-        process_of: Callable[[str], SimProcess | None],
+        process_of: Callable[[str], Endpoint | None],
     ) -> None:
         self.clock = clock
         self.rng = rng
@@ -120,7 +141,7 @@ class Network:
     # -- calls
 
     def ask(
-        self, source: SimProcess, target: str, message: Request, deadline_ms: int, on_answer: OnAnswer
+        self, source: Endpoint, target: str, message: Request, deadline_ms: int, on_answer: OnAnswer
     ) -> None:
         """Let a process answer a question. `on_answer` is called in a turn of the source: perhaps twice, or
         never."""
@@ -172,7 +193,7 @@ class Network:
     # -- push streams
 
     def connect(
-        self, leader: SimProcess, peer: str, stream_id: int, on_stream: Callable[[PushStream | None], None]
+        self, leader: Endpoint, peer: str, stream_id: int, on_stream: Callable[[PushStream | None], None]
     ) -> None:
         """Begin a stream to `peer`. `on_stream` is called in a turn of the leader: None: not now."""
 
@@ -207,7 +228,7 @@ class Broken(Exception):
 class StreamEnd:
     """What has come to one end of a stream, until the process there reads it."""
 
-    def __init__(self, process: SimProcess) -> None:
+    def __init__(self, process: Endpoint) -> None:
         self._process = process
         self._items: deque[Carried] = deque()
         self._reader: asyncio.Future[None] | None = None
@@ -242,7 +263,7 @@ class StreamEnd:
 class PushStream:
     """One push stream from a leader's process to a follower's. Survives neither of them."""
 
-    def __init__(self, network: Network, stream_id: int, leader: SimProcess, follower: SimProcess) -> None:
+    def __init__(self, network: Network, stream_id: int, leader: Endpoint, follower: Endpoint) -> None:
         self.network = network
         self.stream_id = stream_id
         self.leader = leader
@@ -313,7 +334,7 @@ class PushStream:
 class Lane:
     """One direction of a stream: first in, first out."""
 
-    def __init__(self, stream: PushStream, source: SimProcess, target: SimProcess) -> None:
+    def __init__(self, stream: PushStream, source: Endpoint, target: Endpoint) -> None:
         self._stream = stream
         self._source = source
         self._target = target

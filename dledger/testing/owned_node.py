@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import TYPE_CHECKING
 
 from dledger.core.values import OwnerFitness
 from dledger.errors import Code, DLedgerError, InvalidRequest, NotLeader, ReadFailed
@@ -16,9 +15,7 @@ from dledger.replica.shell import AppendOutcome, RoleNotice
 from dledger.store.format.batch import Body
 from dledger.testing.checks.oracle import Append
 from dledger.testing.virtual.event_loop import VirtualLoop
-
-if TYPE_CHECKING:
-    from dledger.testing.process import SimProcess
+from dledger.testing.world import Life
 
 _READ_INDEX_MS = 1000  # a node waits so long for the leader's answer
 
@@ -29,7 +26,7 @@ class OwnedNode:
     `pending_roles`: changes that listeners have not heard of yet.
     """
 
-    def __init__(self, process: SimProcess, loop: VirtualLoop, rng: Random, append_timeout_ms: int) -> None:
+    def __init__(self, process: Life, loop: VirtualLoop, rng: Random, append_timeout_ms: int) -> None:
         self.pending_roles = 0
         self._process = process
         self._loop = loop

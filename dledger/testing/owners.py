@@ -8,84 +8,31 @@ told.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from random import Random
-from typing import TYPE_CHECKING, Protocol
 
 from dledger.core.values import Role
 from dledger.errors import DLedgerError
 from dledger.replica.owned_append import Assigned
 from dledger.replica.shell import AppendOutcome, RoleNotice
-from dledger.store.format.batch import Batch, decode_entries
 from dledger.testing.checks.oracle import Append
-from dledger.testing.virtual.violation import Violation
+from dledger.testing.checks.owned_log import OWNED_MARK
+from dledger.testing.world import Life
 
-if TYPE_CHECKING:
-    from dledger.testing.process import SimProcess
-    from dledger.testing.simulator import Simulation
-
-_MARK = b"owned:"
 _RETRY_MS = 10
 
 
 def _body(number: int, index: int, pos: int, stamp_ms: int, tag: bytes) -> bytes:
     """As long for all numbers: sizes are given before the numbers are known."""
-    return b"%s%010d:%010d:%012d:%015d:%s" % (_MARK, number, index, pos, stamp_ms, tag)
-
-
-class NodeOwner(Protocol):
-    """The program around one life of a node. In turns of the process, but `died`."""
-
-    def start(self) -> None: ...
-
-    def role_changed(self, notice: RoleNotice) -> None:
-        """Within a turn of the replica: nothing may be asked of it."""
-
-    def died(self) -> None:
-        """The process is gone, at once."""
-
-
-class OwnedLog:
-    """What owners have appended, as far as it is committed."""
-
-    def __init__(self) -> None:
-        self.completed = 0  # batches that were acknowledged
-        self.is_stopped = False
-        self._indexes: list[int] = []  # by number
-        self._last_stamp_ms = -1
-
-    def numbers_upto(self, index: int) -> int:
-        """How many numbers were used up to an entry."""
-        return bisect_right(self._indexes, index)
-
-    def committed(self, batch: Batch, newest_stamp_ms: int) -> None:
-        """The next batch of the one committed log; newest_stamp_ms: of the heads up to it."""
-        for entry in decode_entries(batch.data):
-            if not entry.body.startswith(_MARK):
-                continue
-            number, index, pos, stamp_ms = map(int, entry.body[len(_MARK) :].split(b":")[:4])
-            if number != len(self._indexes):
-                raise Violation(
-                    "owned numbers", f"{number} at entry {entry.index}, where {len(self._indexes)} was next"
-                )
-            if (index, pos) != (entry.index, entry.pos):
-                raise Violation(
-                    "owned places", f"told {index} at {pos}, committed {entry.index} at {entry.pos}"
-                )
-            if stamp_ms < max(self._last_stamp_ms, newest_stamp_ms):
-                last = max(self._last_stamp_ms, newest_stamp_ms)
-                raise Violation("owned times", f"{stamp_ms} at entry {entry.index} after {last}")
-            self._last_stamp_ms = stamp_ms
-            self._indexes.append(entry.index)
+    return b"%s%010d:%010d:%012d:%015d:%s" % (OWNED_MARK, number, index, pos, stamp_ms, tag)
 
 
 class Owner:
     """Of one life of a node."""
 
-    def __init__(self, process: SimProcess, rng: Random) -> None:
+    def __init__(self, process: Life, rng: Random) -> None:
         self._process = process
-        self._sim: Simulation = process.sim
+        self._sim = process.sim
         self._rng = rng
         self._notices: deque[RoleNotice] = deque()  # that it has not heard of yet
         self._leads: tuple[int, int] | None = None  # (term, role_epoch), as far as it has heard

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dledger.core.messages import Message, PushMessage, PushResponse
 from dledger.errors import Code, DLedgerError, InvalidRequest
@@ -15,9 +15,7 @@ from dledger.rpc.peer_transport import Answer, PeerUnreachable, Question, check_
 from dledger.rpc.ports import FetchedFrames
 from dledger.rpc.push_stream import Payload, PushReceiver, PushSender
 from dledger.testing.network import Broken, Fetch, Fetched, Outcome, PushStream, Request
-
-if TYPE_CHECKING:
-    from dledger.testing.process import SimProcess
+from dledger.testing.world import Life
 
 #: A peer that cannot be reached is tried again after so many ms.
 _RECONNECT_MS = (5, 60)
@@ -26,7 +24,7 @@ _RECONNECT_MS = (5, 60)
 class SimTransport:
     """Implements dledger.rpc.peer_transport.PeerTransport, from one process to a node."""
 
-    def __init__(self, process: SimProcess, peer: str) -> None:
+    def __init__(self, process: Life, peer: str) -> None:
         self.address = peer
         self._process = process
         self._network = process.sim.network
@@ -102,7 +100,7 @@ class _SimPushCall:
 
     broken: tuple[type[Exception], ...] = ()  # what is written to a stream that has broken is lost in silence
 
-    def __init__(self, process: SimProcess, peer: str, stream_id: int) -> None:
+    def __init__(self, process: Life, peer: str, stream_id: int) -> None:
         self._process = process
         self._peer = peer
         self._stream_id = stream_id
@@ -181,7 +179,7 @@ class _SimReceivedPushes:
         self._stream.follower.push_refused(error)
 
 
-async def answer(process: SimProcess, peer: str, message: Request) -> Answer | Fetched | DLedgerError:
+async def answer(process: Life, peer: str, message: Request) -> Answer | Fetched | DLedgerError:
     """What a node's PeerService does with a call."""
     try:
         if isinstance(message, Fetch):
@@ -195,7 +193,7 @@ async def answer(process: SimProcess, peer: str, message: Request) -> Answer | F
         return error
 
 
-async def receive_pushes(process: SimProcess, stream: PushStream) -> None:
+async def receive_pushes(process: Life, stream: PushStream) -> None:
     """What a node's PeerService does with one push stream."""
     stream.answer(process.incarnation)
     receiver = PushReceiver(stream.leader.node_id, stream.stream_id, stream.leader.incarnation)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, TypeVar
 from dledger.errors import Code, StorageError
 from dledger.node.members.repairer import Repairer, Scrubber
 from dledger.store.api import Damage, Frames, RepairWork
+from dledger.testing.world import Life
 
 if TYPE_CHECKING:
     from dledger.node.parts import NodeParts
-    from dledger.testing.process import SimProcess
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ async def _in_thread(work: Callable[[], T], name: str) -> T:
 class ObservedDamages:
     """Implements dledger.node.members.repairer.RepairableStore: the store of a process."""
 
-    def __init__(self, process: SimProcess) -> None:
+    def __init__(self, process: Life) -> None:
         self._process = process
         self._store = process.store
 
@@ -92,7 +92,7 @@ class ObservedRepair:
             raise
 
 
-def repairer_of(process: SimProcess, parts: NodeParts, rng: Random) -> Repairer:
+def repairer_of(process: Life, parts: NodeParts, rng: Random) -> Repairer:
     return Repairer(
         ObservedDamages(process),
         parts.links,
@@ -107,7 +107,7 @@ def repairer_of(process: SimProcess, parts: NodeParts, rng: Random) -> Repairer:
     )
 
 
-def scrubber_of(process: SimProcess) -> Scrubber:
+def scrubber_of(process: Life) -> Scrubber:
     every_ms = process.sim.profile.scrub_every_ms
     return Scrubber(
         process.store,

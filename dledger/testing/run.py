@@ -14,8 +14,9 @@ from dledger.testing.clients import PlainClient, Reader, SessionClient
 from dledger.testing.durable import MakeMachine
 from dledger.testing.nemesis import Nemesis
 from dledger.testing.profile import Profile, draw_profile
-from dledger.testing.simulator import Simulation, StateMachine
+from dledger.testing.simulator import Simulation
 from dledger.testing.virtual.violation import Violation
+from dledger.testing.world import StateMachine
 
 TRACE_LINES = 60
 #: After healing, everything has so many election time-outs, or time-outs of clients, or syncs.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from dledger.core.messages import Message
 from dledger.errors import DLedgerError, InvalidRequest
@@ -13,15 +12,13 @@ from dledger.replica.rebuild_job import RebuildJob, Rebuilt
 from dledger.replica.shell import AppendOutcome, DiskJob, ResetJob, RoleNotice
 from dledger.store.api import EntryDamaged
 from dledger.testing.virtual.violation import Violation
-
-if TYPE_CHECKING:
-    from dledger.testing.process import SimProcess
+from dledger.testing.world import Life
 
 
 class SimShell(AsyncShell):
     """`observe` before `start`. What it finds, or the replica raises, fails the loop of the process."""
 
-    def observe(self, process: SimProcess) -> None:
+    def observe(self, process: Life) -> None:
         self._process = process
         self._sim = process.sim
         self._in_step = False

@@ -13,78 +13,47 @@ random run with faults, clients, healing and the checks at the end.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from dledger.core.values import CoreConfig, HardState, Membership, Role
 from dledger.errors import Code, DLedgerError, StorageError
-from dledger.logs import silence_logging
 from dledger.node.machine.state_machine import AppliedEntry
 from dledger.replica.admission import AppendLimits
 from dledger.replica.parts import ReplicaConfig
 from dledger.replica.replica import Replica
-from dledger.replica.shell import AppendOutcome, RoleNotice
+from dledger.replica.shell import AppendOutcome
 from dledger.store.api import LogStore
 from dledger.store.disk import CrashKind
 from dledger.store.format.batch import MAGIC_NORMAL, Batch, decode_entries, encode_batch, max_batch_size
 from dledger.store.identity import Identity
-from dledger.testing.checks.oracle import Append, Oracle
+from dledger.testing.checks.oracle import Append
 from dledger.testing.clients import submit
 from dledger.testing.durable import (
     CheckedFeeder,
     Judge,
     MachineFiles,
     MakeMachine,
-    NodeFiles,
     SimApplier,
     Truth,
 )
 from dledger.testing.flips import Flips
-from dledger.testing.invariants import Invariants
-from dledger.testing.network import Network, PushStream
-from dledger.testing.owners import NodeOwner, OwnedLog, Owner
-from dledger.testing.process import SimProcess
+from dledger.testing.network import PushStream
+from dledger.testing.owners import Owner
+from dledger.testing.process import LifeMakers, SimProcess
 from dledger.testing.profile import Profile
 from dledger.testing.stores import DiskHost, MemoryHost, StoreHost, batch_ends
-from dledger.testing.virtual.clock import VirtualClock
 from dledger.testing.virtual.event_loop import VirtualLoop
 from dledger.testing.virtual.sim_disk import SimulatedCrash
-from dledger.testing.virtual.trace import Trace
 from dledger.testing.virtual.violation import Violation
+from dledger.testing.world import Life, NodeFiles, NodeOwner, SimNode, StateMachine, World
 
 #: Of nodes that may lose their disks: the next one is as often lower as higher.
 FIRST_INCARNATION = 1 << 29
 _DISK_STOP_MS = 500  # what a stop waits for the disk
 MAX_LIVES = 1000  # a node that dies in every start would otherwise be restarted for ever
-
-
-class StateMachine(Protocol):
-    """What a user of the log may put under test: one per life of a node, fed with committed entries."""
-
-    def apply(self, index: int, body: bytes) -> None: ...
-
-    def digest(self) -> object:
-        """Equal on all nodes that have applied the same entries."""
-
-
-@dataclass(slots=True)
-class SimNode:
-    """A machine: what outlives the processes on it."""
-
-    node_id: str
-    host: StoreHost
-    rng: Random
-    files: NodeFiles  # of its durable state machine
-    process: SimProcess | None = None
-    lives: int = 0
-    disk_factor: int = 1
-    wall_offset_ms: int = 0  # of its wall clock: machines do not agree, and clocks jump
-    crash_kind: CrashKind = CrashKind.POWER  # of a crash inside a disk operation
-    restart_after_ms: int | None = None  # after a crash inside a disk operation, or a failure of the disk
-    disk_fails: bool = False  # one of its next calls is to
 
 
 @dataclass(slots=True)
@@ -99,26 +68,7 @@ class Attempt:
         return isinstance(self.answer, AppendOutcome)
 
 
-@dataclass(slots=True)
-class _Waiting:
-    process: SimProcess
-    index: int
-    action: Callable[[], None]
-
-
-@dataclass(slots=True)
-class _Seeds:
-    """One random source per part, so that a change in one part does not reshuffle all others."""
-
-    root: Random
-    taken: list[str] = field(default_factory=list)
-
-    def take(self, name: str) -> Random:
-        self.taken.append(name)
-        return Random(f"{self.root.random()}/{name}")
-
-
-class Simulation:
+class Simulation(World):
     """See the module."""
 
     def __init__(
@@ -131,36 +81,16 @@ class Simulation:
         state_machine: Callable[[], StateMachine] | None = None,
         durable_machine: MakeMachine | None = None,
     ) -> None:
-        silence_logging()
-        self.profile = profile
-        self.seed = seed
-        self.seeds = _Seeds(Random(seed))
-        self.clock = VirtualClock()
-        self.trace = Trace(sink=sink)
-        self.counts: Counter[str] = Counter()
-        self.roles: list[tuple[int, str, RoleNotice]] = []
-        self.invariants = Invariants(profile.node_ids, self.counts, self._entry_committed)
-        self.oracle = Oracle(self.invariants.committed_batch, profile.max_sessions)
-        self.network = Network(
-            self.clock,
-            self.seeds.take("network"),
-            profile,
-            self.trace,
-            self.counts,
-            self._listening,
-        )
-        self.nodes = {node_id: self._new_node(node_id) for node_id in profile.node_ids}
-        self.gone: set[str] = set()  # nodes that are down, and are not started by what heals
-        self.flips = Flips(self)
-        self.owned = OwnedLog()
         self._replica_type = replica_type
         self._state_machine = state_machine
         self._durable_machine = durable_machine
+        super().__init__(profile, seed=seed, sink=sink)
+        self.gone: set[str] = set()  # nodes that are down, and are not started by what heals
+        self.flips = Flips(self)
         self._judge = self.new_judge()
+        self._makers = LifeMakers(self.new_owner, self.new_state_machine, self.new_applier, self.new_replica)
         self.preloaded: dict[bytes, Append] = {}
-        self._waiting: list[_Waiting] = []
-        self._dead: list[SimProcess] = []  # kept, so that nothing of them ends in the middle of a run
-        self._bodies: list[bytes | None] = []  # committed bodies by index; None for internal entries
+        self._dead: list[Life] = []  # kept, so that nothing of them ends in the middle of a run
 
     def _new_node(self, node_id: str) -> SimNode:
         identity = Identity("sim", "sim", node_id, data_file_size=self.profile.data_file_size)
@@ -220,19 +150,6 @@ class Simulation:
     def loops(self) -> list[VirtualLoop]:
         """Of all processes that there have been."""
         return [process.loop for process in (*self._dead, *self.processes())]
-
-    def processes(self) -> list[SimProcess]:
-        """All that run, paused ones included."""
-        return [node.process for node in self.nodes.values() if node.process is not None]
-
-    def process(self, node_id: str) -> SimProcess:
-        process = self.nodes[node_id].process
-        assert process is not None, f"{node_id} is down"
-        return process
-
-    def _listening(self, node_id: str) -> SimProcess | None:
-        process = self.nodes[node_id].process
-        return None if process is None or process.is_stopping else process
 
     def leader(self) -> str | None:
         """The node that leads the highest term, if one does. It may not know yet that it was deposed."""
@@ -294,7 +211,7 @@ class Simulation:
             ends = batch_ends(store, written, is_damaged=flipped)
             self.invariants.recovered(node_id, ends, store.hard_state, store.base, is_damaged=flipped)
             rng = self.seeds.take(f"{node_id}.{node.lives}")
-            process = SimProcess(self, node_id, store, rng)
+            process = SimProcess(self, node_id, store, rng, self._makers)
         except SimulatedCrash:
             self._crashed_within(node)
             return
@@ -351,9 +268,7 @@ class Simulation:
             self.crash(node_id, rng.choice((CrashKind.PROCESS, CrashKind.POWER)))
             self.counts["nodes gone for good"] += 1
 
-    def _tear(
-        self, stream: PushStream, dead: SimProcess, kind: CrashKind, *, own_ms: int | None = None
-    ) -> None:
+    def _tear(self, stream: PushStream, dead: Life, kind: CrashKind, *, own_ms: int | None = None) -> None:
         """A killed process's kernel says so at once, if it is heard; a machine without power says nothing.
         `own_ms`: when the process itself notices, if it lives yet."""
         rng, network = self.network.rng, self.network
@@ -367,7 +282,7 @@ class Simulation:
         else:
             stream.break_off(delay_ms, own_ms)
 
-    def _kill(self, process: SimProcess) -> None:
+    def _kill(self, process: Life) -> None:
         process.die()
         self._dead.append(process)
         self.nodes[process.node_id].process = None
@@ -413,7 +328,7 @@ class Simulation:
             """What was given to the disk is done first, but nobody waits for one that hangs."""
             if not process.alive:
                 return
-            if process.disk.is_idle:
+            if process.is_disk_idle:
                 end()
             elif waited_ms < _DISK_STOP_MS:
                 self.clock.after(1, lambda: released(waited_ms + 1))
@@ -447,7 +362,7 @@ class Simulation:
         else:
             close()
 
-    def guarded_disk(self, process: SimProcess, action: Callable[[], None]) -> None:
+    def guarded_disk(self, process: Life, action: Callable[[], None]) -> None:
         """Run something on a disk; the machine may go down inside it, or the disk may fail."""
         try:
             action()
@@ -547,24 +462,9 @@ class Simulation:
         process.post(lambda: submit(self, process, append, reply))
         return attempt
 
-    def wait_committed(self, process: SimProcess, index: int, action: Callable[[], None]) -> None:
-        """Run the action when a process has committed so far, or never if it dies first."""
-        if process.alive and process.replica.core.committed_index >= index:
-            action()
-        elif process.alive:
-            self._waiting.append(_Waiting(process, index, action))
-
-    def wake_readers(self, process: SimProcess) -> None:
-        committed = process.replica.core.committed_index
-        ready = [w for w in self._waiting if w.process is process and w.index <= committed]
-        if ready:
-            self._waiting = [w for w in self._waiting if w not in ready]
-            for waiting in ready:
-                waiting.action()
-
     # -- the processes call these
 
-    def new_replica(self, process: SimProcess, store: LogStore) -> Replica:
+    def new_replica(self, process: Life, store: LogStore) -> Replica:
         """For a process that has its shell."""
         profile = self.profile
         core = CoreConfig(
@@ -605,16 +505,16 @@ class Simulation:
             return None
         return Truth(self._durable_machine(MachineFiles(), lambda: -1, self.seeds.take("truth")))
 
-    def new_owner(self, process: SimProcess) -> NodeOwner | None:
+    def new_owner(self, process: Life) -> NodeOwner | None:
         """The program that owns the node, for one life of it."""
         owned = self.profile.owned
         return Owner(process, self.seeds.take(f"{process.node_id} owner")) if owned else None
 
-    def new_applier(self, process: SimProcess) -> SimApplier:
+    def new_applier(self, process: Life) -> SimApplier:
         rng = self.seeds.take(f"{process.node_id} state")
         return SimApplier(process, self.new_feeder(process, rng), rng)
 
-    def new_feeder(self, process: SimProcess, rng: Random) -> CheckedFeeder | None:
+    def new_feeder(self, process: Life, rng: Random) -> CheckedFeeder | None:
         """Of a durable state machine, if the simulation has any."""
         if self._durable_machine is None or self._judge is None:
             return None
@@ -624,11 +524,6 @@ class Simulation:
         return CheckedFeeder(process, machine, self._judge, rng)
 
     # -- the processes call these, too
-
-    def apply(self, machine: StateMachine, index: int) -> None:
-        body = self._bodies[index]
-        if body is not None:
-            machine.apply(index, body)
 
     def _entry_committed(self, batch: Batch) -> None:
         fastest = (1 + self.profile.skew) * 1.001
