@@ -32,7 +32,7 @@ class _Group(click.Group):
 
 @click.group(cls=_Group)
 def broker() -> None:
-    """The message broker on the log: topics, messages, groups.
+    """Use and watch the message broker on the log: topics, messages, groups.
 
     \b
     Try it on this machine, with three nodes and a NameServer:

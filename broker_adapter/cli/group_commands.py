@@ -14,7 +14,7 @@ _YES = {True: "yes", False: "no"}
 
 @click.group()
 def group() -> None:
-    """Consumer groups: create, delete, list. Consumers create theirs by themselves, unless that is off.
+    """Create, delete and list consumer groups. Consumers create theirs on first use, unless that is off.
 
     \b
     Examples:

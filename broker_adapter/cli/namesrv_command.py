@@ -14,6 +14,7 @@ import click
 from broker_adapter.errors import BrokerError, NameServerUnavailable, Status
 from dledger import Code, ConfigError, DLedgerError, Exit, parse_servers, print_json, print_table, tls_files
 from dledger.cli.client_options import TIMEOUT
+from dledger.cli.exits import show_exit_codes
 
 if TYPE_CHECKING:
     from broker_adapter.namesrv.client import NameServerClient
@@ -73,7 +74,7 @@ class _Root(click.Group):
     epilog=_EXITS,
 )
 def cli() -> None:
-    """The NameServer: where topics are, and which brokers live.
+    """Run a NameServer, and ask it where topics are and which brokers live.
 
     \b
     Run one, and ask it:
@@ -101,8 +102,12 @@ def cli() -> None:
 @click.option("--listen", help="host:port to serve on.  [default: 127.0.0.1:9876]")
 @click.option("--remoting-listen", help="host:port for RocketMQ's 4.x protocol; empty: not spoken.")
 @click.option("--http-listen", help="host:port of status page and metrics; empty: none.")
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
-@click.option("--log-format", type=click.Choice(["text", "json"]))
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="Least level that is written.  [default: info]",
+)
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="json for machines.  [default: text]")
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key, e.g. expiry.default_ms=60000."
 )
@@ -360,7 +365,7 @@ def wipe(ctx: click.Context, broker: str, give_back: bool, ask: Callable[..., An
 
 @cli.group()
 def kv() -> None:
-    """Settings by namespace and key. Changes go to every server in --servers.
+    """Read and change settings by namespace and key. Changes go to every server in --servers.
 
     \b
     Examples:
@@ -377,7 +382,12 @@ def kv() -> None:
 @_asking
 @click.pass_context
 def put(ctx: click.Context, namespace: str, key: str, value: str, ask: Callable[..., Any]) -> None:
-    """Set KEY of NAMESPACE to VALUE."""
+    """Set KEY of NAMESPACE to VALUE.
+
+    \b
+    Example:
+      dledger-namesrv kv put ORDER_TOPIC_CONFIG orders broker-a:4
+    """
     ctx.meta["changes"] = True
     ask(lambda client: client.kv_put(namespace, key, value))
 
@@ -387,7 +397,12 @@ def put(ctx: click.Context, namespace: str, key: str, value: str, ask: Callable[
 @click.argument("key")
 @_asking
 def get(namespace: str, key: str, ask: Callable[..., Any]) -> None:
-    """Print the value of KEY of NAMESPACE."""
+    """Print the value of KEY of NAMESPACE.
+
+    \b
+    Example:
+      dledger-namesrv kv get ORDER_TOPIC_CONFIG orders
+    """
     click.echo(ask(lambda client: client.kv_get(namespace, key)))
 
 
@@ -397,7 +412,12 @@ def get(namespace: str, key: str, ask: Callable[..., Any]) -> None:
 @_asking
 @click.pass_context
 def delete(ctx: click.Context, namespace: str, key: str, ask: Callable[..., Any]) -> None:
-    """Take KEY out of NAMESPACE."""
+    """Delete KEY of NAMESPACE.
+
+    \b
+    Example:
+      dledger-namesrv kv delete ORDER_TOPIC_CONFIG orders
+    """
     ctx.meta["changes"] = True
     ask(lambda client: client.kv_delete(namespace, key))
 
@@ -407,7 +427,13 @@ def delete(ctx: click.Context, namespace: str, key: str, ask: Callable[..., Any]
 @_asking
 @_json_option
 def list_(namespace: str, ask: Callable[..., Any], as_json: bool) -> None:
-    """Show all keys and values of NAMESPACE; without one, the namespaces."""
+    """Show all keys and values of NAMESPACE; without one, the namespaces.
+
+    \b
+    Examples:
+      dledger-namesrv kv list
+      dledger-namesrv kv list ORDER_TOPIC_CONFIG
+    """
     values: dict[str, str] = ask(lambda client: client.kv_list(namespace))
     if as_json:
         print_json(values if namespace else sorted(values))
@@ -416,6 +442,9 @@ def list_(namespace: str, ask: Callable[..., Any], as_json: bool) -> None:
     else:
         for name in sorted(values):
             click.echo(name)
+
+
+show_exit_codes(cli, _EXITS)
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ class _Progress(NamedTuple):
 
 @click.group()
 def offsets() -> None:
-    """How far a group has consumed, and setting it elsewhere.
+    """Show and reset how far a group has consumed.
 
     \b
     Examples:

@@ -21,7 +21,7 @@ _ROUTE_LOOK_SECONDS = 0.02
 
 @click.group()
 def topic() -> None:
-    """Topics: create, delete, list, stats.
+    """Create, delete, list and measure topics.
 
     \b
     Examples:

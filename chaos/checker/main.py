@@ -143,7 +143,12 @@ def command(
     junit: Path | None,
     debug: bool,
 ) -> int:
-    """Say of each run whether what was promised was kept.
+    """Check the traces of runs, and give each run a verdict.
+
+    \b
+    Examples:
+      dledger-check /tmp/runs/leader-kill
+      dledger-check history.edn --format jepsen --out /tmp/report
 
     Exit codes: 0 valid, 1 invalid, 2 unknown, 254 bad arguments, 255 the checker itself failed.
     """

@@ -24,14 +24,29 @@ _BAR_WIDTH = 40
 @click.option(
     "--how", type=click.Choice(HOWS), default="kill", show_default=True, help="What happens to the leader."
 )
-@click.option("--nodes", type=click.IntRange(3, 9), default=3, show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--nodes", type=click.IntRange(3, 9), default=3, show_default=True, help="Size of the cluster.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all that is drawn at random."
+)
 @click.option(
     "--dir", "directory", type=click.Path(path_type=Path), help="Where it runs.  [default: a new directory]"
 )
 @click.option("--json", "as_json", is_flag=True, help="One object with all figures.")
 def failover(kills: int, how: How, nodes: int, seed: int, directory: Path | None, as_json: bool) -> None:
-    """Take the leader away again and again, and tell how long it took until the next acknowledged append."""
+    """Take the leader away again and again, and measure the time to the next acknowledged append.
+
+    \b
+    Examples:
+      dledger-chaos failover
+      dledger-chaos failover --kills 100 --how stop --json
+
+    \b
+    Exit codes:
+      0    every failover was measured
+      1    after a failover no append was acknowledged
+      2    wrong option or argument
+      130  interrupted (Ctrl-C)
+    """
     console = Console(stderr=as_json)
     root = directory or Path(tempfile.mkdtemp(prefix="dledger-failover-"))
 

@@ -34,12 +34,28 @@ class _Root(click.Group):
 
 @click.group(cls=_Root, context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
-    """Break a real cluster on purpose, under load, and see what it has promised and kept."""
+    """Break a real cluster on purpose, under load, and check that it kept its promises.
+
+    \b
+    Examples:
+      dledger-chaos list
+      dledger-chaos run leader-kill --check
+      dledger-chaos demo
+
+    Exit codes: see the help of each command.
+    """
 
 
 @cli.command("list")
 def list_scenarios() -> None:
-    """The scenarios that come with this program."""
+    """List the scenarios that come with this program.
+
+    \b
+    Example:
+      dledger-chaos list
+
+    Exit codes: 0 done.
+    """
     for scenario in all_scenarios():
         size = f"{scenario.nodes} nodes, {scenario.seconds:g} s"
         click.echo(f"{scenario.name:24} {scenario.workload:8} {size:16} {scenario.title}")

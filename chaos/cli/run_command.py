@@ -89,10 +89,16 @@ def run(
     with_checker: bool,
     **changes: Any,
 ) -> None:
-    """Run scenarios, by name or by the path of a TOML file, one after the other, or some at a time.
+    """Run scenarios, by name or by the path of a TOML file, one after the other or some at a time.
 
     \b
-    Exit code:
+    Examples:
+      dledger-chaos run leader-kill
+      dledger-chaos run --all --jobs 2 --check
+      dledger-chaos run my-scenario.toml --seed 7 --keep
+
+    \b
+    Exit codes:
       0  all valid: nothing lost, duplicated, reordered or made up, and the faults really happened
       1  a promise was broken
       2  void: a fault did not happen, or too little was acknowledged to say anything

@@ -28,17 +28,26 @@ _COLOURS = {"valid": "green", "invalid": "bold red", "void": "yellow", "broken":
 
 
 @click.command()
-@click.option("--hours", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True)
+@click.option(
+    "--hours", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="How long."
+)
 @click.option(
     "--dir", "directory", type=click.Path(path_type=Path), help="Where runs go.  [default: a new directory]"
 )
 @click.option("--seed", type=click.IntRange(0), help="Of all that is drawn.  [default: random]")
 @click.option("--check", "with_checker", is_flag=True, help="Have dledger-check judge every run, too.")
 def soak(hours: float, directory: Path | None, seed: int | None, with_checker: bool) -> None:
-    """Run random scenarios for hours, one line each. What is valid is removed, all else stays.
+    """Run random scenarios for hours, one line each. Valid runs are removed, all others stay.
+
+    A failure does not stop the soak.
 
     \b
-    A failure stops nothing. Exit code:
+    Examples:
+      dledger-chaos soak --hours 8
+      dledger-chaos soak --seed 1 --check --dir /tmp/soak
+
+    \b
+    Exit codes:
       0  nothing was broken, and something was proven
       1  a promise was broken
       2  no run said anything

@@ -28,6 +28,15 @@ Exit codes:
 """
 
 
+def show_exit_codes(command: click.Command, text: str) -> None:
+    """Let the help of `command` and of all commands below it end with `text`, unless it tells of its own."""
+    if command.epilog is None and "Exit code" not in (command.help or ""):
+        command.epilog = text
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            show_exit_codes(inner, text)
+
+
 def exit_code_of(error: DLedgerError) -> Exit:
     if isinstance(error, Indeterminate):
         return Exit.INDETERMINATE

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from dledger.cli.exits import EXIT_CODES_HELP, Exit, exit_code_of, print_error
+from dledger.cli.exits import EXIT_CODES_HELP, Exit, exit_code_of, print_error, show_exit_codes
 from dledger.errors import Code, DLedgerError
 from dledger.node.setup.libraries import configure_libraries
 
@@ -56,6 +56,7 @@ class RootGroup(click.Group):
         module, _, attribute = self.targets[cmd_name].partition(":")
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
+        show_exit_codes(command, EXIT_CODES_HELP)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -107,7 +108,7 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version."
 )
 def cli(debug: bool) -> None:
-    """A replicated, durable commit log.
+    """Run, use and inspect a replicated, durable log.
 
     \b
     Try it on this machine, with three nodes:

@@ -130,8 +130,12 @@ def _init_secret(config: Path | None, name: object, *, new: bool) -> None:
 @click.option("--member", "members", multiple=True, metavar="ID=HOST:PORT", help="A member; repeat it.")
 @click.option("--listen", help="host:port to serve on.  [default: this node's address in members]")
 @click.option("--http-listen", help="host:port of status page and metrics; empty: none.")
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
-@click.option("--log-format", type=click.Choice(["text", "json"]))
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="Least level that is written.  [default: info]",
+)
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="json for machines.  [default: text]")
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key, e.g. timing.heartbeat_ms=50."
 )
@@ -184,6 +188,14 @@ def server(
       dledger server --config n1.toml --log-level debug --set timing.election_min_ms=2000
       dledger server --config n1.toml --rejoin
       dledger server --config n1.toml --state-machine examples.kv:KeyValueStore
+
+    \b
+    Exit codes:
+      0   stopped by SIGTERM or Ctrl-C
+      1   it could not start, or the disk did not let it stop in order
+      2   wrong option, argument or configuration
+      70  the event loop stood still for timing.loop_stall_ms
+      74  a disk failed; the log of the process names the file
     """
     # What is imported stays, so looking for garbage in it again and again is a tenth of a start for nothing.
     # `run_node` begins with it.

@@ -38,7 +38,7 @@ def status(
     as_json: bool,
     timeout: float,
 ) -> None:
-    """Show what every node says of itself: role, term, indexes, and how far it is behind.
+    """Show role, term, indexes and lag of every node.
 
     Exits with 0 if a leader was found, else with 1. `lag` is in entries, by the leader's word.
 
