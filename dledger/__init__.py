@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from dledger.rpc.peer_names import AdminNames, PeerNames, certificate_names, normal_name
     from dledger.rpc.transport import handlers
     from dledger.rpc.transport.channels import MAX_PAYLOAD_BYTES, ChannelSecurity, open_channel
+    from dledger.rpc.transport.field_count import MAX_FIELDS, has_too_many_fields
     from dledger.rpc.transport.host import GrpcHost, GrpcMethod, GrpcService
     from dledger.rpc.transport.secret_files import check_secret_file
     from dledger.rpc.transport.tls import ClientTls, ServerTls
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOG_ADVICE",
+    "MAX_FIELDS",
     "MAX_PAYLOAD_BYTES",
     "MAX_TERM",
     "MAX_TERM_ADVANCE",
@@ -166,6 +168,7 @@ __all__ = [
     "end_call",
     "get_logger",
     "handlers",
+    "has_too_many_fields",
     "is_loopback",
     "json_answer",
     "load_config",
@@ -214,6 +217,8 @@ _MODULE_OF = {
     "HttpServer": "dledger.status.web",
     "LoopThread": "dledger.client.loop_thread",
     "MAX_PAYLOAD_BYTES": "dledger.rpc.transport.channels",
+    "MAX_FIELDS": "dledger.rpc.transport.field_count",
+    "has_too_many_fields": "dledger.rpc.transport.field_count",
     "NetworkFailure": "dledger.rpc.log_client",
     "NodeConfig": "dledger.node.setup.config",
     "NodeServer": "dledger.node.server",

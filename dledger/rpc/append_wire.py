@@ -13,10 +13,9 @@ from google.protobuf.message import DecodeError
 
 from dledger.core.messages import Append
 from dledger.rpc.transport.handlers import parser
-from dledger.rpc.transport.wire import BYTES, VARINT, tag, varint
+from dledger.rpc.transport.wire import BYTES, VARINT, read_varint, tag, varint
 from dledger.v1 import peer_pb2 as pb
 
-_NO_KIND = 7  # of fields: there is none of this number
 _MAX_FIELDS = 8  # that come before the one in question
 _APPEND_TAG = tag(pb.PushRequest, "append")
 _FRAMES_TAG = tag(pb.Append, "frames")
@@ -96,9 +95,9 @@ def _last_field(data: bytes, at: int, wanted: bytes) -> _Field | None:
     fields before it. None: it is not where we write it."""
     end = len(data)
     for _ in range(_MAX_FIELDS):
-        number, begin = _read_varint(data, at)
+        number, begin = read_varint(data, at)
         kind = number & 7
-        value, after = _read_varint(data, begin)
+        value, after = read_varint(data, begin)
         if kind == BYTES:
             if after + value == end:
                 return _Field(at, after) if data[at:begin] == wanted else None
@@ -109,18 +108,6 @@ def _last_field(data: bytes, at: int, wanted: bytes) -> _Field | None:
             return None
         at = after
     return None
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """(value, where it ends). What is cut or endless reads as a field that nobody knows."""
-    value = shift = 0
-    for byte in data[at : at + 10]:
-        value |= (byte & 0x7F) << shift
-        at += 1
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    return _NO_KIND, len(data)
 
 
 def serialize_push(request: pb.PushRequest | bytes) -> bytes:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dledger.rpc.transport.wire import tag, varint
+from dledger.rpc.transport.wire import BYTES, VARINT, read_varint, tag, varint
 from dledger.v1 import log_pb2 as pb
 
 _BODY_TAG = tag(pb.AppendRequest, "bodies")
+_MAX_HEAD_FIELDS = 16
 
 
 _GREATEST_MS = (1 << 32) - 1  # of a field uint32: 49 days, and a server waits for less
@@ -43,6 +44,21 @@ def encode_append_request(
     parts[1::2] = [begins[size] for size in sizes]
     parts[2::2] = bodies
     return b"".join(parts)
+
+
+def request_head(data: bytes) -> bytes | None:
+    """What comes before the first body, if that is only numbers and a few fields. None: it is not."""
+    at = 0
+    for _ in range(_MAX_HEAD_FIELDS):
+        if data.startswith(_BODY_TAG, at):
+            return data[:at]
+        number, begin = read_varint(data, at)
+        value, at = read_varint(data, begin)
+        if number & 7 == BYTES:
+            at += value
+        elif number & 7 != VARINT:
+            break
+    return None
 
 
 def serialize_request(request: bytes) -> bytes:

@@ -18,6 +18,7 @@ from dledger.errors import InvalidRequest, StorageError
 from dledger.rpc import append_wire, convert_admin, convert_peer
 from dledger.rpc.envelope import Identity as EnvelopeIdentity
 from dledger.rpc.transport.handlers import parser
+from dledger.rpc.transport.wire import read_varint
 from dledger.store import damage, identity, state_files
 from dledger.store.api import Damage, Frames
 from dledger.store.format import batch
@@ -405,7 +406,7 @@ TARGETS = (
         "push",
         _pushes,
         _decode_push,
-        (append_wire.parse_push, convert_peer.push_from_pb),
+        (append_wire.parse_push, convert_peer.push_from_pb, read_varint),
         (InvalidRequest, DamagedBatch),
     ),
     Target(

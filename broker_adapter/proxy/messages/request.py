@@ -5,11 +5,10 @@ from __future__ import annotations
 from google.protobuf.message import DecodeError, Message
 
 from broker_adapter.errors import BrokerError
-from broker_adapter.proxy.messages.field_count import MAX_FIELDS, has_too_many_fields
 from broker_adapter.proxy.messages.methods import METHODS
 from broker_adapter.proxy.messages.rejected import Code, Rejected, status_of
 from broker_adapter.proxy.v2 import definition_pb2 as pb
-from dledger import get_logger
+from dledger import MAX_FIELDS, get_logger, has_too_many_fields
 
 _log = get_logger("messaging")
 

@@ -13,6 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from dledger.errors import Code, InvalidRequest
+from dledger.rpc.transport.field_count import has_too_many_fields
 
 M = TypeVar("M", bound=Message)
 
@@ -26,11 +27,18 @@ def malformed() -> InvalidRequest:
     return InvalidRequest(MALFORMED, code=Code.UNEXPECTED_ARGUMENT)
 
 
-def parser(message_type: type[M]) -> Callable[[bytes], M | None]:
-    """Bytes to a message, or None."""
+#: Of one request: 20 ms to parse them. The largest are offsets of a group, 4,096 of five fields each.
+_MOST_FIELDS: Final = 1 << 15
+
+
+def parser(message_type: type[M], *, most_fields: int | None = _MOST_FIELDS) -> Callable[[bytes], M | None]:
+    """Bytes to a message; None: they are none, or one of more fields than `most_fields` (None: somebody has
+    counted them)."""
     from_string = message_type.FromString
 
     def parse(data: bytes) -> M | None:
+        if most_fields is not None and has_too_many_fields(message_type, data, most_fields):
+            return None
         try:
             return from_string(data)
         except DecodeError:

@@ -7,10 +7,10 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_adapter.proxy.messages import field_count
-from broker_adapter.proxy.messages.field_count import SMALL_BYTES, has_too_many_fields
 from broker_adapter.proxy.messages.rejected import Code
 from broker_adapter.proxy.v2 import service_pb2 as calls
+from dledger.rpc.transport import field_count
+from dledger.rpc.transport.field_count import SMALL_BYTES, has_too_many_fields
 from tests.broker_adapter.proxy.world import world
 
 LARGE = 4 << 20

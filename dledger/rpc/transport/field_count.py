@@ -2,7 +2,7 @@
 
 Parsing costs by the field, 0.6 us each with the interpreter locked, so a thread would not help: 1 MiB of
 empty entries of an acknowledgement hold up the event loop for a quarter of a second. The count ends at a
-limit. Sends are looked at by their shape (`request_shapes`), faster for batches with many properties.
+limit.
 """
 
 from __future__ import annotations
