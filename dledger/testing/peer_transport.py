@@ -165,6 +165,8 @@ class _SimPushCall:
 class _SimReceivedPushes:
     """Implements dledger.rpc.push_stream.ReceivedPushes."""
 
+    broken: tuple[type[Exception], ...] = ()
+
     def __init__(self, stream: PushStream) -> None:
         self._stream = stream
 
