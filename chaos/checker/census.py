@@ -66,6 +66,7 @@ _ROWS: tuple[tuple[str, dict[str, str]], ...] = (
             "joins": "e = 'join'",
             "orderly": "e = 'join' AND mode IN ('orderly', 'fifo')",
             "assigns": "e = 'assign'",
+            "revokes": "e = 'revoke'",
         },
     ),
     (

@@ -24,6 +24,34 @@ SELECT run, proc, op, f, src, inc, seq, inv, completed, invokes, completions, ro
 FROM ops WINDOW w AS (PARTITION BY run, proc ORDER BY inv, op)
 """
 
+#: Operations that say of how many messages they were, beside how many of these are there.
+_COUNTED = """
+SELECT e.run, e.op, e.src, e.inc, e.seq, e.f, e.n, CASE WHEN e.type = 'invoke' OR e.f = 'send_batch'
+  THEN coalesce(i.n, 0) WHEN e.f IN ('append', 'send') THEN 1 ELSE coalesce(d.n, 0) END AS there
+FROM (SELECT run, op, type, f, count AS n, src, inc, seq FROM events
+  WHERE ev = 'op' AND type IN ('invoke', 'ok') AND count IS NOT NULL) e
+LEFT JOIN (SELECT run, op, count(*) AS n FROM items GROUP BY run, op) i ON i.run = e.run AND i.op = e.op
+LEFT JOIN (SELECT run, op, count(*) AS n FROM events WHERE ev = 'dlv' GROUP BY run, op) d
+  ON d.run = e.run AND d.op = e.op
+"""
+
+#: Messages that a consumer was through with, and that were not given to it.
+_NEVER_GIVEN = """
+SELECT d.run, d.mid, d.grp, d.consumer, d.src, d.inc, d.seq FROM done d
+ANTI JOIN dlv_lines l ON l.run = d.run AND l.mid = d.mid AND l.grp = d.grp AND l.consumer = d.consumer
+  AND l.epoch = d.epoch AND l.attempt = d.attempt AND l.op = coalesce(d.op, l.op)
+WHERE d.grp IS NOT NULL AND d.consumer IS NOT NULL
+"""
+
+#: What was sent again, beside the operation that had sent it.
+_AGAIN = """
+SELECT a.run, a.op, a.retry_no, a.mid, o.op AS sent_by, coalesce(o.mid, i.mid) AS sent_mid, a.src, a.inc,
+  a.seq
+FROM (SELECT run, op, retry_no, mid, src, inc, seq FROM events WHERE ev = 'attempt') a
+LEFT JOIN (SELECT run, op, max(mid) AS mid FROM ops GROUP BY run, op) o ON o.run = a.run AND o.op = a.op
+LEFT JOIN items i ON i.run = a.run AND i.op = a.op AND i.mid = a.mid
+"""
+
 _SENT_IDS = """
 SELECT run, mid, min(op) AS op, max(op) AS op_last, min(digest) AS digest, max(digest) AS digest_last,
   min(i) AS i, max(i) AS i_last
@@ -122,8 +150,8 @@ WHERE x.ends = 0
 #: Nodes, as the run says which there are; how much who read their files says that there was; and how much is
 #: in the trace. `queues`: whether there are brokers on the nodes.
 _FILES_READ = """
-SELECT n.run, n.node, q.run IS NOT NULL AS queues, l.n AS ledger_told, coalesce(d.n, 0) AS ledger_there,
-  c.n AS queues_told, coalesce(u.n, 0) AS queues_there
+SELECT n.run, n.node, q.run IS NOT NULL AS queues, l.ended, d.high, l.n AS ledger_told,
+  coalesce(d.n, 0) AS ledger_there, c.n AS queues_told, coalesce(u.n, 0) AS queues_there
 FROM (
   SELECT run, node FROM (
     SELECT run, substr(member, 6) AS node FROM meta
@@ -132,11 +160,12 @@ FROM (
     UNION ALL SELECT run, node FROM dump_ends WHERE node IS NOT NULL
   ) GROUP BY run, node) n
 LEFT JOIN (SELECT run FROM meta WHERE e = 'log' AND log LIKE 'q:%' GROUP BY run) q ON q.run = n.run
-LEFT JOIN (SELECT run, node, max(n) AS n FROM meta WHERE e = 'dumped' AND ledger <> 'consumequeue'
+LEFT JOIN (SELECT run, node, max(n) AS n, max(ended) AS ended FROM meta
+  WHERE e = 'dumped' AND ledger <> 'consumequeue'
   GROUP BY run, node) l ON l.run = n.run AND l.node = n.node
 LEFT JOIN (SELECT run, node, max(n) AS n FROM meta WHERE e = 'dumped' AND ledger = 'consumequeue'
   GROUP BY run, node) c ON c.run = n.run AND c.node = n.node
-LEFT JOIN (SELECT run, node, sum(n) AS n FROM dump_ends GROUP BY run, node) d
+LEFT JOIN (SELECT run, node, sum(n) AS n, max(high) AS high FROM dump_ends GROUP BY run, node) d
   ON d.run = n.run AND d.node = n.node
 LEFT JOIN (SELECT run, node, sum(n) AS n FROM cq_ends GROUP BY run, node) u
   ON u.run = n.run AND u.node = n.node
@@ -207,7 +236,8 @@ WHERE r.history IS NULL GROUP BY r.run
 #: Faults by what they say at their beginning and at their end.
 _EFFECTS = """
 SELECT b.run, b.fault, b.f, b.targets, b.src, b.inc, b.seq, coalesce(b.effective, false) AS began,
-  count(e.run) AS ends, coalesce(min(CASE WHEN e.effective THEN 1 ELSE 0 END), 0) AS ended
+  count(e.run) AS ends, coalesce(min(CASE WHEN e.effective THEN 1 ELSE 0 END), 0) AS ended,
+  min(CASE WHEN e.targets <> b.targets THEN e.targets END) AS elsewhere
 FROM fault b JOIN runs r ON r.run = b.run AND r.history IS NULL
 LEFT JOIN fault e ON e.run = b.run AND e.fault = b.fault AND e.e = 'end'
 WHERE b.e = 'begin' GROUP BY b.run, b.fault, b.f, b.targets, b.src, b.inc, b.seq, b.effective
@@ -257,13 +287,33 @@ CHECKS: tuple[Check, ...] = (
     ),
     void(
         "W2",
-        "every operation has one invoke and at most one completion, in this order",
+        "every operation has one invoke, at most one completion after it, and the messages that it says",
         "ops",
-        "operation {op}: {invokes} invokes, {completions} completions, {f}",
+        "{what}",
         Part(
             _IN_TURN,
             "invokes <> 1 OR completions > 1 OR completed < inv",
-            "op, invokes, completions, f, src, inc, seq",
+            "op, 'operation ' || CAST(op AS STRING) || ' (' || f || '): ' || CAST(invokes AS STRING) "
+            "|| ' invokes, ' || CAST(completions AS STRING) || ' completions' AS what, src, inc, seq",
+        ),
+        Part(
+            _COUNTED,
+            "n <> there",
+            "op, 'operation ' || CAST(op AS STRING) || ' (' || f || ') says that it has ' "
+            "|| CAST(n AS STRING) || ' messages, and ' || CAST(there AS STRING) || ' are there' AS what, "
+            "src, inc, seq",
+        ),
+        Part(
+            _NEVER_GIVEN,
+            "true",
+            "mid, consumer || ' was through with message ' || CAST(mid AS STRING) || ', and nothing tells "
+            "that it was given to it' AS what, src, inc, seq",
+        ),
+        Part(
+            _AGAIN,
+            "sent_by IS NULL OR retry_no < 1 OR (mid IS NOT NULL AND coalesce(mid <> sent_mid, true))",
+            "op, 'operation ' || CAST(op AS STRING) || ' was tried again (' || CAST(retry_no AS STRING) "
+            "|| '), and nothing tells that it had begun so' AS what, src, inc, seq",
         ),
     ),
     void(
@@ -473,6 +523,13 @@ CHECKS: tuple[Check, ...] = (
         ),
         Part(
             _FILES_READ,
+            "ledger_there > 0 AND ended <> high",
+            "node, 'the files end at index ' || CAST(ended AS STRING) || ', and the entries that are there "
+            "at ' || CAST(high AS STRING) AS what",
+            few=True,
+        ),
+        Part(
+            _FILES_READ,
             "(queues OR queues_there > 0) AND coalesce(queues_told <> queues_there, true)",
             "node, CAST(queues_there AS STRING) || ' units of ConsumeQueues are there of ' "
             "|| coalesce(CAST(queues_told AS STRING), 'a number that nobody tells') AS what",
@@ -493,10 +550,11 @@ CHECKS: tuple[Check, ...] = (
         ),
         Part(
             _EFFECTS,
-            "NOT began OR ended = 0",
+            "NOT began OR ended = 0 OR elsewhere IS NOT NULL",
             "'fault ' || CAST(fault AS STRING) || ' (' || f || '), ' || CASE WHEN NOT began "
             "THEN 'did not take effect' WHEN ends = 0 THEN 'did not end' "
-            "ELSE 'had taken no effect when it ended' END AS what, src, inc, seq",
+            "WHEN ended = 0 THEN 'had taken no effect when it ended' "
+            "ELSE 'began on ' || targets || ' and ended on ' || elsewhere END AS what, src, inc, seq",
             few=True,
         ),
         Part(

@@ -49,7 +49,13 @@ NEEDS: dict[Need, NeedSpec] = {
     Need.LINES: NeedSpec("W1", "each writer's lines are numbered without a hole (`seq`)", _ALL, True),
     Need.ONCE: NeedSpec("W10", "no writer has a number twice; no file or directory is a copy", _ALL, True),
     Need.UNDERSTOOD: NeedSpec("W6", "kinds of lines, their ranges, `v`; files without garbage", _ALL, True),
-    Need.OPERATIONS: NeedSpec("W2", "one invoke, at most one completion of each `op`", _CLIENTS, True),
+    Need.OPERATIONS: NeedSpec(
+        "W2",
+        "one invoke, at most one completion of each `op`; its `count` of messages; `attempt` and `done` of "
+        "what was sent and given",
+        _CLIENTS,
+        True,
+    ),
     Need.PROCESSES: NeedSpec("W3", "operations of each `proc`, one after the other", _CLIENTS, True),
     Need.IDS: NeedSpec("W4", "each `mid` in one send", _CLIENTS, True),
     Need.CLOCKS: NeedSpec("W5", "`mono`, `wall`, `boot_id`, `clock_bound_ns`", _ALL, True),

@@ -237,7 +237,7 @@ class Synthetic:
         barrier = len(self._log)
         if self.broker:
             about: Line = {"term": self._term, "barrier": barrier, "role_epoch": role_epoch}
-            self._node(node, Ev.ROLE, e="elected", ended=last, **about)
+            self._node(node, Ev.ROLE, e="elected", **about)
         self._append([None])
         if self.broker:
             reached = dict.fromkeys(("committed", "reput", "target"), barrier)
@@ -270,7 +270,7 @@ class Synthetic:
     def _store_range(self, node: str, first: int, last: int) -> None:
         if self._orphan is not None and node == self._orphan[0]:
             tail, self._orphan = self._orphan[1], None
-            self._node(node, Ev.STORE, e="truncate", lidx=tail, ledger=LEDGER)
+            self._node(node, Ev.STORE, e="truncate", lidx=tail)
             self._disk(node, e="synced", ledger=LEDGER, lidx=tail - 1)
         # One event for each run of entries of one term.
         begin = first
@@ -348,8 +348,6 @@ class Synthetic:
                 e="ack",
                 term=self._term,
                 lidx=index,
-                op=one.op,
-                ledger=LEDGER,
             )
             self._complete(one, OpType.OK, lidx=index)
         if self.broker:
@@ -376,7 +374,7 @@ class Synthetic:
         return "send" if self.broker else "append"
 
     def _serve(self, sent: _Sent) -> None:
-        self._node(self._leader, Ev.RAFT, e="accept", term=self._term, op=sent.op)
+        self._node(self._leader, Ev.RAFT, e="accept", term=self._term)
 
     def _complete(self, sent: _Sent, how: OpType, /, **fields: Value) -> None:
         if how is OpType.OK:
@@ -463,12 +461,12 @@ class Synthetic:
         sent = self._invoke(self._procs[0])
         self._serve(sent)
         index = self._append([sent])
-        ack: Line = {"term": self._term, "lidx": index, "op": sent.op, "ledger": LEDGER}
+        ack: Line = {"term": self._term, "lidx": index}
         self._node(self._leader, Ev.RAFT, e="ack", **ack)
         self._complete(sent, OpType.OK, lidx=index)
         q = sent.q
         self._consume(q, commit=False)
-        left: Line = {"group": GROUP, "consumer": self._owner[q], "epoch": self._epoch[q]}
+        left: Line = {"group": GROUP, "consumer": self._owner[q]}
         self._emit(f"client:{self._owner[q]}", Ev.MEMBER, e="crash", **left)
         self._owner[q] = "c1" if self._owner[q] == "c0" else "c0"
         self._epoch[q] += 1

@@ -226,7 +226,7 @@ SELECT *, row_number() OVER w - 1 AS rank, lag(pos) OVER w AS before FROM (
 _DLV = f"""
 SELECT d.run, d.op, d.i, d.grp, d.consumer, coalesce(d.epoch, 0) AS epoch, d.ledger, d.topic, d.q, d.lidx,
   {log_of("d")} AS log, {pos_of("d")} AS pos, d.mid, d.digest, coalesce(d.attempt, 0) AS attempt,
-  d.filter, d.tag, d.src, d.inc, d.seq, d.mono
+  d.filter, d.tag, d.key, d.src, d.inc, d.seq, d.mono
 FROM events d {{}} JOIN lookups l ON l.op = d.op AND l.run = d.run
 WHERE d.ev = 'dlv'
 """
@@ -246,8 +246,9 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     ),
     (
         "done",
-        f"""SELECT run, op, mid, code, grp, consumer, coalesce(epoch, 0) AS epoch, {log_of()} AS log,
-        {pos_of()} AS pos, mono, src, inc, seq FROM events WHERE ev = 'done'""",
+        f"""SELECT run, op, mid, code, grp, consumer, coalesce(epoch, 0) AS epoch,
+        coalesce(attempt, 0) AS attempt, {log_of()} AS log, {pos_of()} AS pos, mono,
+        src, inc, seq FROM events WHERE ev = 'done'""",
     ),
     (
         "member",
@@ -258,7 +259,7 @@ _VIEWS: tuple[tuple[str, str], ...] = (
         "nodes",
         """SELECT run, node, coalesce(ledger, '') AS ledger, inc, seq, mono,
         ev, e, term, eterm, lidx, last, ended, committed, reput, target, barrier, role_epoch, vote, candidate,
-        chain, chain_key, op, mid, last_index, last_term, cand_last_index, cand_last_term, wiped, src
+        chain, chain_key, last_index, last_term, cand_last_index, cand_last_term, wiped, src
         FROM events WHERE ev IN ('raft', 'store', 'role')""",
     ),
     (
@@ -268,14 +269,14 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     ),
     (
         "fault",
-        """SELECT run, e, fault, f, targets, effective, aim, mono, src, inc, seq FROM events
+        """SELECT run, e, fault, f, targets, effective, mono, src, inc, seq FROM events
         WHERE ev = 'fault'""",
     ),
     (
         "meta",
         f"""SELECT run, e, nodes, seed, planned_faults, flush_mode, aim, max_attempts, clock_bound_ns,
-        boot_id, member, off, {log_of()} AS log, node, pid, count AS n, ledger, text, mono, src, inc, seq
-        FROM events WHERE ev = 'meta'""",
+        boot_id, member, off, ended, {log_of()} AS log, node, pid, count AS n, ledger, text, mono, src, inc,
+        seq FROM events WHERE ev = 'meta'""",
     ),
     (
         "holes",
@@ -294,7 +295,8 @@ SELECT run, src, inc, file, coalesce(ev = 'corrupt', false) AS corrupt, count(*)
   sum(CASE WHEN seq >= 0 AND seq <= 1073741824 THEN seq END) AS numbers,
   count(*) FILTER (WHERE v IS NULL OR v <> 1) AS other_version,
   count(*) FILTER (WHERE v = 1 AND (ev IS NULL OR ev NOT IN ({_KINDS}) OR src IS NULL OR inc IS NULL
-    OR seq IS NULL OR mono IS NULL)) AS misfits,
+    OR seq IS NULL OR mono IS NULL OR (ev = 'dump' AND (mid IS NOT NULL) = coalesce(internal, false))))
+    AS misfits,
   count(*) FILTER (WHERE ev = 'meta' AND e = 'trace_end') AS ends,
   count(*) FILTER (WHERE ev = 'meta' AND e = 'run_begin') AS begins,
   count(*) FILTER (WHERE ev IN ('raft', 'store', 'role')) AS of_node,

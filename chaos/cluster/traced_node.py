@@ -18,9 +18,7 @@ from chaos.trace.writer import TraceWriter
 from dledger import ConfigError, NodeConfig, NodeServer
 
 _EV = {ev.value: ev for ev in Ev}
-_OF_LEDGER = frozenset(
-    {"append", "truncate", "flush", "recover", "install", "purge", "commit", "apply", "load", "ack", "reput"}
-)
+_OF_LEDGER = frozenset({"append", "flush", "recover", "install", "commit", "apply", "reput"})
 
 
 class NodeTraceFile:

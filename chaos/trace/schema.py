@@ -49,7 +49,7 @@ class Ev(StrEnum):
     DLV = "dlv"
     #: What a consumer made of a delivered message.
     DONE = "done"
-    #: A consumer joins, is assigned queues, seeks, crashes.
+    #: A consumer joins, is assigned queues, crashes.
     MEMBER = "member"
     RAFT = "raft"
     STORE = "store"
@@ -95,7 +95,7 @@ _INT = _words(
 )
 _STR = _words(
     "run src host ev e type proc f "
-    "topic ledger digest key tag filter group consumer mode code error node broker "
+    "topic ledger digest key tag filter group consumer mode code error node "
     "vote candidate chain targets params evidence aim git config flush_mode boot_id member text"
 )
 _BOOL = _words("end_claim stale from_start effective internal is_committed wiped")
@@ -159,8 +159,7 @@ HOSTILE = (
 )
 
 _COMPLETION = (
-    "node term code lidx qoff count next_off max_off min_off off epoch end_claim error retry_no ledger "
-    "topic q"
+    "node term code lidx qoff next_off max_off min_off epoch end_claim error retry_no ledger topic q"
 )
 
 #: (ev, what) -> its fields. `what` is the value of `type` for operations, of `e` for everything else that has
@@ -168,10 +167,11 @@ _COMPLETION = (
 EVENTS: dict[tuple[Ev, str], Event] = {
     (Ev.OP, OpType.INVOKE): _event(
         "op proc f type",
-        "ledger topic q mid digest key tag delay_ms retry_no count from_off off stale filter group "
-        "consumer epoch node broker",
+        "ledger topic q mid digest key tag delay_ms retry_no count from_off off stale group consumer epoch "
+        "node",
     ),
-    (Ev.OP, OpType.OK): _event("op proc f type", _COMPLETION),
+    # count: of messages, that were sent (of a batch) or are handed over (of a read).
+    (Ev.OP, OpType.OK): _event("op proc f type", f"{_COMPLETION} count off"),
     (Ev.OP, OpType.FAIL): _event("op proc f type", _COMPLETION),
     (Ev.OP, OpType.INFO): _event("op proc f type", _COMPLETION),
     (Ev.ITEM, ""): _event("op i mid digest", "ledger topic q key tag delay_ms retry_no"),
@@ -187,13 +187,12 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     # join says what the group consumes and how; filter: tags as a||b, * or none. mode: of groups whose
     # members have queues concurrent or orderly, of such as receive messages one by one shared or, if the
     # messages of a queue come for the first time in their order, fifo.
-    (Ev.MEMBER, "join"): _event("e group consumer topic", "mode filter from_start epoch"),
+    (Ev.MEMBER, "join"): _event("e group consumer topic", "mode filter from_start"),
     (Ev.MEMBER, "assign"): _event("e group consumer epoch topic q", "off"),
-    (Ev.MEMBER, "seek"): _event("e group consumer epoch topic q off"),
-    (Ev.MEMBER, "reset"): _event("e group topic q off", "consumer epoch"),
-    (Ev.MEMBER, "revoke"): _event("e group consumer epoch", "topic q"),
-    (Ev.MEMBER, "leave"): _event("e group consumer", "epoch"),
-    (Ev.MEMBER, "crash"): _event("e group consumer", "epoch"),
+    (Ev.MEMBER, "reset"): _event("e group topic q off"),
+    (Ev.MEMBER, "revoke"): _event("e group consumer epoch topic q"),
+    (Ev.MEMBER, "leave"): _event("e group consumer"),
+    (Ev.MEMBER, "crash"): _event("e group consumer"),
     # Raft. term is the node's current term. term_vote: both became durable.
     (Ev.RAFT, "term_vote"): _event("e node term", "vote"),
     (Ev.RAFT, "candidate"): _event("e node term", "last_index last_term"),
@@ -205,30 +204,30 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     (Ev.RAFT, "commit"): _event("e node term lidx", "ledger eterm chain"),
     # The state machine has applied lidx to last; it has taken over a state up to lidx instead.
     (Ev.RAFT, "apply"): _event("e node lidx last", "ledger chain"),
-    (Ev.RAFT, "load"): _event("e node lidx", "ledger"),
+    (Ev.RAFT, "load"): _event("e node lidx"),
     # A server takes a request, and lets its success answer go. lidx of an ack: the last index that it
     # answers.
-    (Ev.RAFT, "accept"): _event("e node term", "op mid"),
-    (Ev.RAFT, "ack"): _event("e node term lidx", "op mid ledger"),
+    (Ev.RAFT, "accept"): _event("e node term"),
+    (Ev.RAFT, "ack"): _event("e node term lidx"),
     # Store. append: entries lidx..last of one term were written; chain is that of the last. flush: durable up
     # to lidx.
     (Ev.STORE, "append"): _event("e node lidx last eterm", "ledger chain"),
-    (Ev.STORE, "truncate"): _event("e node lidx", "ledger"),
+    (Ev.STORE, "truncate"): _event("e node lidx"),
     (Ev.STORE, "flush"): _event("e node lidx", "ledger"),
     (Ev.STORE, "recover"): _event("e node term ended committed", "vote chain wiped ledger"),
     (Ev.STORE, "install"): _event("e node lidx", "chain ledger"),
-    (Ev.STORE, "purge"): _event("e node lidx", "ledger"),
+    (Ev.STORE, "purge"): _event("e node lidx"),
     # ConsumeQueues of this node are built up to the end of entry lidx.
     (Ev.STORE, "reput"): _event("e node lidx", "ledger"),
     # Broker role, told in the step that changes it: what begins is told after, what ends is told before
     # anything else happens. barrier: index of the no-op of this leadership. reput, target: indexes. Of
     # `demoted`, term and role_epoch are those of the leadership that has ended, of `slave` those of the role
     # that made it slave. refused: a write, because this broker is not the master.
-    (Ev.ROLE, "elected"): _event("e node term", "ended barrier role_epoch"),
+    (Ev.ROLE, "elected"): _event("e node term", "barrier role_epoch"),
     (Ev.ROLE, "barrier_committed"): _event("e node term committed barrier", "reput target role_epoch"),
     (Ev.ROLE, "dispatched"): _event("e node term reput barrier", "committed target role_epoch"),
     (Ev.ROLE, "role_wait"): _event("e node term", "committed reput target barrier role_epoch text"),
-    (Ev.ROLE, "master_ready"): _event("e node term committed reput target barrier", "ended role_epoch"),
+    (Ev.ROLE, "master_ready"): _event("e node term committed reput target barrier", "role_epoch"),
     (Ev.ROLE, "demoted"): _event("e node term", "role_epoch"),
     (Ev.ROLE, "slave"): _event("e node term", "role_epoch"),
     (Ev.ROLE, "refused"): _event("e node term", "code"),

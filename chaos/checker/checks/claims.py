@@ -86,7 +86,13 @@ SELECT * FROM (
     SELECT m.run, m.node, o.ledger, 1, m.e, m.committed, m.mono, m.src, m.inc, m.seq FROM milestones m
     JOIN (SELECT run, min(ledger) AS ledger FROM nodes WHERE e = 'commit' GROUP BY run
       HAVING min(ledger) = max(ledger)) o ON o.run = m.run
-    WHERE m.e IN ('recover', 'barrier_committed', 'dispatched', 'master_ready') AND m.committed IS NOT NULL
+    WHERE m.e IN ('recover', 'barrier_committed', 'dispatched', 'role_wait', 'master_ready')
+      AND m.committed IS NOT NULL
+    UNION ALL
+    SELECT m.run, m.node, o.ledger, 1, m.e, m.reput, m.mono, m.src, m.inc, m.seq FROM milestones m
+    JOIN (SELECT run, min(ledger) AS ledger FROM nodes WHERE e = 'commit' GROUP BY run
+      HAVING min(ledger) = max(ledger)) o ON o.run = m.run
+    WHERE m.e IN ('barrier_committed', 'dispatched', 'role_wait', 'master_ready') AND m.reput IS NOT NULL
     UNION ALL
     SELECT s.run, coalesce(s.node, 'a server'), coalesce(s.ledger, o.ledger), 1, 'answer', s.lidx, s.ret,
       s.src, s.inc, s.seq
@@ -136,6 +142,18 @@ _HEARD = """
 SELECT v.run, v.node, v.term, v.candidate, v.cand_last_index, l.ended, v.src, v.inc, v.seq FROM milestones v
 JOIN milestones l ON l.run = v.run AND l.e = 'leader' AND l.node = v.candidate AND l.term = v.term
 WHERE v.e = 'vote'
+"""
+
+#: Votes for a candidate that has said of that term where its log ends, and never where the voter was told.
+_MISHEARD = """
+SELECT v.run, v.node, v.term, v.candidate, v.cand_last_index, v.cand_last_term, v.src, v.inc, v.seq
+FROM milestones v
+SEMI JOIN (SELECT run, node, term FROM milestones WHERE e = 'candidate' AND last_index IS NOT NULL
+  AND last_term IS NOT NULL GROUP BY run, node, term) k
+  ON k.run = v.run AND k.node = v.candidate AND k.term = v.term
+ANTI JOIN milestones c ON c.run = v.run AND c.e = 'candidate' AND c.node = v.candidate AND c.term = v.term
+  AND c.last_index = v.cand_last_index AND c.last_term = v.cand_last_term
+WHERE v.e = 'vote' AND v.cand_last_index IS NOT NULL AND v.cand_last_term IS NOT NULL
 """
 
 #: What NameServers said of the master, and when somebody was ready in that term first.
@@ -193,20 +211,35 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "R19",
-        "the log of a leader ends where its voters were told, and where it has appended",
+        "the log of a leader or candidate ends where its voters were told, and as it has appended",
         "leaders votes",
-        "{node}, leader of term {term}, says that its log ended at {ended}; {other}",
+        "{node}, {e} of term {term}, says that its log {ended}; {other}",
         Part(
             _HEARD,
             "cand_last_index <> ended",
-            "candidate AS node, term, ended, node || ' was told ' || CAST(cand_last_index AS STRING) "
-            "AS other, src, inc, seq",
+            "candidate AS node, 'leader' AS e, term, 'ended at ' || CAST(ended AS STRING) AS ended, "
+            "node || ' was told ' || CAST(cand_last_index AS STRING) AS other, src, inc, seq",
+            few=True,
+        ),
+        Part(
+            _MISHEARD,
+            "true",
+            "candidate AS node, 'candidate' AS e, term, 'ended elsewhere' AS ended, node || ' was told '"
+            " || CAST(cand_last_index AS STRING) || ' in term ' || CAST(cand_last_term AS STRING) AS other, "
+            "src, inc, seq",
             few=True,
         ),
         Part(
             HISTORY,
-            "e = 'leader' AND ended <> end_before",
-            "node, term, ended, 'its own events say ' || CAST(end_before AS STRING) AS other, src, inc, seq",
+            "(e = 'leader' AND ended <> end_before) OR (e = 'candidate' AND last_index <> end_before)",
+            "node, e, term, 'ended at ' || CAST(coalesce(ended, last_index) AS STRING) AS ended, "
+            "'its own events say ' || CAST(end_before AS STRING) AS other, src, inc, seq",
+        ),
+        Part(
+            HISTORY,
+            "e = 'leader' AND ended = end_before AND chain_before <> 0 AND chain_key <> chain_before",
+            "node, e, term, 'has the history ' || chain AS ended, 'its own events say another' AS other, "
+            "src, inc, seq",
         ),
         needs=(*NODE_LINES, Need.CLOCKS),
     ),

@@ -90,7 +90,7 @@ FROM (
   FROM spells d
   JOIN (SELECT run, grp, max(CASE WHEN from_start AND coalesce(filter, '*') = '*' THEN 1 ELSE 0 END) AS plain
     FROM member WHERE e = 'join' GROUP BY run, grp) g ON g.run = d.run AND g.grp = d.grp AND g.plain = 1
-  ANTI JOIN member m ON m.run = d.run AND m.grp = d.grp AND m.log = d.log AND m.e IN ('seek', 'reset')
+  ANTI JOIN member m ON m.run = d.run AND m.grp = d.grp AND m.log = d.log AND m.e = 'reset'
   WHERE d.first_try IS NOT NULL
   UNION ALL
   SELECT o.run, o.grp, o.consumer, 'q:' || o.topic || '/' || CAST(o.q AS STRING), 0, o.off_asked,
@@ -151,7 +151,8 @@ _KNOWN_COMMITTED = """
 SELECT run, k, lidx, mid, src, inc, seq, max(CASE WHEN k = 0 THEN lidx END) OVER (
   PARTITION BY run, ledger ORDER BY t, k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS committed_before
 FROM (
-  SELECT run, ledger, lidx, mono AS t, 0 AS k, mid, src, inc, seq FROM nodes WHERE e = 'commit'
+  SELECT run, ledger, lidx, mono AS t, 0 AS k, CAST(NULL AS BIGINT) AS mid, src, inc, seq FROM nodes
+  WHERE e = 'commit'
   UNION ALL
   SELECT d.run, d.ledger, d.lidx, d.mono + r.bound, 1, d.mid, d.src, d.inc, d.seq FROM dlv d
     JOIN runs r ON r.run = d.run

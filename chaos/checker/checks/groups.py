@@ -1,4 +1,4 @@
-"""Who owns a queue, and how far a group has got: C13-C18.
+"""Who owns a queue, and how far a group has got: C13-C19.
 
 The `epoch` of an assignment, of a commit and of a reset is the generation of the group, the same for all its
 members. Generations are given by the log, so their order needs no clocks.
@@ -187,6 +187,14 @@ ANTI JOIN (SELECT run FROM milestones WHERE e = 'purge' GROUP BY run) p ON p.run
 WHERE s.first_try IS NOT NULL
 """
 
+#: What members say was taken from them, and when they were given something of it last in the same generation.
+_TAKEN_AWAY = """
+SELECT m.run, m.grp, m.consumer, m.log, m.mono AS taken_at, s.last, m.src, m.inc, m.seq FROM member m
+JOIN spells s ON s.run = m.run AND s.grp = m.grp AND s.consumer = m.consumer AND s.log = m.log
+  AND s.epoch = m.epoch AND s.src = m.src AND s.inc = m.inc
+WHERE m.e = 'revoke'
+"""
+
 CHECKS: tuple[Check, ...] = (
     hard(
         "C13",
@@ -263,5 +271,13 @@ CHECKS: tuple[Check, ...] = (
         "{grp}/{consumer} was to begin on {log} at {off}, and began at {pos}",
         Part(_BEGUN, "pos > off", "grp, consumer, log, off, pos, src, inc, seq"),
         needs=WHOLE,
+    ),
+    hard(
+        "C19",
+        "a consumer is given nothing of a queue that was taken from it",
+        "revokes group_reads",
+        "{grp}/{consumer} was given messages of {log} after it had been taken from it",
+        Part(_TAKEN_AWAY, "last > taken_at", "grp, consumer, log, src, inc, seq", few=True),
+        needs=EVIDENT,
     ),
 )

@@ -1,4 +1,4 @@
-"""What every log promises: L1-L12."""
+"""What every log promises: L1-L13."""
 
 from __future__ import annotations
 
@@ -103,6 +103,13 @@ FROM (
   SELECT run, log, inv, 0, op, next_off, src, inc, seq FROM reads
     WHERE outcome = 'ok' AND stale AND end_claim AND next_off IS NOT NULL
 )
+"""
+
+#: What was handed out with a tag or a key, beside those of its send.
+_LABELLED = """
+SELECT d.run, d.log, d.mid, d.tag, d.key, s.tag AS sent_tag, s.key AS sent_key, d.src, d.inc, d.seq
+FROM dlv_lines d JOIN sends s ON s.run = d.run AND s.mid = d.mid
+WHERE (d.tag IS NOT NULL AND s.tag IS NOT NULL) OR (d.key IS NOT NULL AND s.key IS NOT NULL)
 """
 
 CHECKS: tuple[Check, ...] = (
@@ -280,5 +287,22 @@ CHECKS: tuple[Check, ...] = (
         "{log}: operation {op} claimed the end {hi} when {acked} positions were acknowledged",
         Part(_LATE, "k = 0 AND acked > hi", "log, op, hi, acked, src, inc, seq"),
         needs=(*WHOLE, Need.CLOCKS),
+    ),
+    hard(
+        "L13",
+        "a message is handed out with the tag and the key with which it was sent",
+        "sends reads",
+        "{log}: message {mid} was handed out with {said}, and had been sent with {sent}",
+        Part(
+            _LABELLED,
+            "tag <> sent_tag",
+            "log, mid, 'tag ' || tag AS said, 'tag ' || sent_tag AS sent, src, inc, seq",
+        ),
+        Part(
+            _LABELLED,
+            "key <> sent_key",
+            "log, mid, 'key ' || key AS said, 'key ' || sent_key AS sent, src, inc, seq",
+        ),
+        needs=(*EVIDENT, Need.IDS),
     ),
 )

@@ -18,7 +18,7 @@ _VOTES = """
 SELECT v.run, v.node, v.term, min(v.candidate) AS candidate, max(v.candidate) AS candidate_other FROM (
   SELECT run, node, term, candidate, mono FROM milestones WHERE e = 'vote'
   UNION ALL
-  SELECT run, node, term, vote, mono FROM milestones WHERE e = 'term_vote' AND vote IS NOT NULL AND vote <> ''
+  SELECT run, node, term, vote, mono FROM milestones WHERE e IN ('term_vote', 'recover') AND vote <> ''
 ) v ANTI JOIN milestones w ON w.run = v.run AND w.node = v.node AND w.e = 'recover' AND w.wiped
   AND v.candidate = v.node AND v.mono < w.mono
 GROUP BY v.run, v.node, v.term
@@ -56,7 +56,7 @@ FROM (
     term)
 """
 
-#: What nodes and files say of an index that is committed.
+#: What nodes, files and readers say of an index that is committed.
 _COMMITTED = """
 SELECT run, ledger, lidx, min(eterm) AS eterm_min, max(eterm) AS eterm_max, min(chain_key) AS key_min,
   max(chain_key) AS key_max, min(chain) AS chain_min, max(chain) AS chain_max
@@ -65,6 +65,11 @@ FROM (
     CASE WHEN e = 'commit' THEN eterm END AS eterm, chain, chain_key FROM nodes WHERE e IN ('commit', 'apply')
   UNION ALL
   SELECT run, coalesce(ledger, ''), lidx, eterm, chain, chain_key FROM dump WHERE sure
+  UNION ALL
+  SELECT run, ledger, lidx, NULL, chain, chain_key FROM milestones WHERE e = 'install'
+  UNION ALL
+  SELECT run, ledger, lidx, eterm, NULL, NULL FROM events
+  WHERE ev = 'dlv' AND eterm IS NOT NULL AND topic IS NULL
 ) GROUP BY run, ledger, lidx
 """
 
@@ -88,6 +93,22 @@ FROM (
   SELECT run, node, mono, 1, e, term, CASE WHEN e = 'leader' THEN node ELSE candidate END, src, inc, seq
   FROM milestones WHERE e IN ('vote', 'leader')
 ) WINDOW w AS (PARTITION BY run, node ORDER BY mono, k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+"""
+
+#: Starts that know of no vote in their term, beside one that was durable then.
+_FORGOTTEN = """
+SELECT r.run, r.node, r.term, v.vote, r.src, r.inc, r.seq FROM milestones r
+JOIN milestones v ON v.run = r.run AND v.node = r.node AND v.e = 'term_vote' AND v.term = r.term
+  AND v.mono < r.mono AND v.vote <> ''
+ANTI JOIN milestones w ON w.run = r.run AND w.node = r.node AND w.e = 'recover' AND w.wiped
+  AND v.mono < w.mono AND w.mono <= r.mono
+WHERE r.e = 'recover' AND coalesce(r.vote, '') = ''
+"""
+
+#: Ends of files beside the end of all, where the run waited until all nodes had committed the same.
+_SETTLED = """
+SELECT d.run, d.ledger, d.node, coalesce(d.sure_high, -1) AS low, m.off AS high FROM dump_ends d
+JOIN meta m ON m.run = d.run AND m.e = 'settled'
 """
 
 _TOPS = """
@@ -245,11 +266,20 @@ CHECKS: tuple[Check, ...] = (
         "R12",
         "what was durable is there after a restart",
         "recoveries",
-        "{node} came back with end {ended} in term {term}; durable were {flushed} and term {voted_before}",
+        "{node} came back with {kept}; durable were {durable}",
         Part(
             DURABLE,
             "e = 'recover' AND NOT coalesce(wiped, false) AND (ended < flushed OR term < voted_before)",
-            "node, e, term, ended, wiped, flushed, voted_before, src, inc, seq",
+            "node, 'end ' || CAST(ended AS STRING) || ' in term ' || CAST(term AS STRING) AS kept, "
+            "'end ' || coalesce(CAST(flushed AS STRING), '-1') || ' and term ' "
+            "|| coalesce(CAST(voted_before AS STRING), '0') AS durable, src, inc, seq",
+        ),
+        Part(
+            _FORGOTTEN,
+            "true",
+            "node, 'no vote in term ' || CAST(term AS STRING) AS kept, 'one for ' || vote AS durable, "
+            "src, inc, seq",
+            few=True,
         ),
         needs=(*NODES, Need.CLOCKS),
     ),
@@ -280,6 +310,9 @@ CHECKS: tuple[Check, ...] = (
         "dump drained",
         "{ledger}: {node} ends at {low}, {node_other} at {high}",
         Part(_TOPS, "low < high", "ledger, low, high, node, node_other", few=True),
+        Part(
+            _SETTLED, "low < high", "ledger, low, high, node, 'the log as it settled' AS node_other", few=True
+        ),
         needs=(*DRAINED, Need.DUMPS, Need.SOUND_FILES),
     ),
     hard(

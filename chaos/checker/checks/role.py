@@ -99,16 +99,17 @@ CHECKS: tuple[Check, ...] = (
         "S2",
         "nothing is accepted or acknowledged in a term before its master is ready",
         "ready acked_terms",
-        "{node} served operation {op} in term {term}, {what}",
+        "{node} served {op} in term {term}, {what}",
         Part(
             _NEVER_MASTER,
             "f IN ('send', 'send_batch')",
-            "node, term, op, 'in which it was never master' AS what, src, inc, seq",
+            "node, term, 'operation ' || CAST(op AS STRING) AS op, 'in which it was never master' AS what, "
+            "src, inc, seq",
         ),
         Part(
             HISTORY,
             "e = 'accept' AND broker_term IS NOT NULL AND coalesce(ready_term, -1) < term",
-            "node, term, op, 'before it was master' AS what, src, inc, seq",
+            "node, term, 'something' AS op, 'before it was master' AS what, src, inc, seq",
         ),
         needs=NODES,
     ),

@@ -38,6 +38,8 @@ SELECT *, max(CASE WHEN e = 'commit' THEN lidx END) OVER w AS commit_before,
   max_by(CASE WHEN e = 'append' THEN last WHEN e = 'truncate' THEN lidx - 1
       WHEN e = 'recover' THEN ended WHEN e = 'install' THEN lidx END,
     CASE WHEN e IN ('append', 'truncate', 'recover', 'install') THEN seq END) OVER w AS end_before,
+  max_by(CASE WHEN e = 'truncate' THEN 0 ELSE coalesce(chain_key, 0) END,
+    CASE WHEN e IN ('append', 'truncate', 'recover', 'install') THEN seq END) OVER w AS chain_before,
   max_by(CASE WHEN e = 'apply' THEN last ELSE lidx END, CASE WHEN e IN ('apply', 'load', 'install')
     THEN seq END) OVER w AS applied_before,
   max_by(e, CASE WHEN e IN ('leader', 'follower', 'candidate', 'recover') THEN seq END) OVER w AS raft_role,

@@ -101,7 +101,7 @@ def a_consumer_begins_behind_the_stored_offset(trace: Trace) -> None:
         for line in lines(trace, Ev.DLV, group="G", consumer=taken["consumer"])
         if line["q"] == taken["q"] and line["epoch"] == taken["epoch"]
     )
-    remove(trace, first)
+    remove(trace, first, *lines(trace, Ev.DONE, mid=first["mid"], op=first["op"]))
 
 
 # -- files of nodes that are damaged in the end --------------------------------------------------------

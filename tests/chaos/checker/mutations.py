@@ -168,10 +168,12 @@ def a_fault_had_no_effect(trace: Trace) -> None:
 # -- the log ------------------------------------------------------------------------------------------
 
 
-@mutation("L1 L4 C2")
+@mutation("L1 L4 C1 C2")
 def a_reader_sees_another_message(trace: Trace) -> None:
     """One delivery shows an id that was never sent, at the position of another."""
-    lines(trace, Ev.DLV, group="G")[5]["mid"] = 99_999_999
+    given = lines(trace, Ev.DLV, group="G")[5]
+    for line in [*lines(trace, Ev.DONE, mid=given["mid"]), given]:
+        line["mid"] = 99_999_999
 
 
 @mutation("L4 L1 C2", broker=True)
@@ -250,7 +252,8 @@ def swap(trace: Trace, one: tuple[Line, Line], other: tuple[Line, Line]) -> None
             line["mid"], line["digest"] = new["mid"], new["digest"]
     a_end["lidx"], b_end["lidx"] = b_end["lidx"], a_end["lidx"]
     # What the servers say of it is of no concern here.
-    remove(trace, *[line for line in lines(trace, Ev.RAFT, e="ack") if line["op"] in {a["op"], b["op"]}])
+    places = {a_end["lidx"], b_end["lidx"]}
+    remove(trace, *[line for line in lines(trace, Ev.RAFT, e="ack") if line["lidx"] in places])
 
 
 @mutation("W5 L8 L10 C10", broker=False)

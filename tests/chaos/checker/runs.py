@@ -8,6 +8,7 @@ from chaos.checker.readers.sources import Format, run_directories
 from chaos.checker.synthetic import Trace, clean_trace
 from tests.chaos.checker import (
     claim_mutations,
+    field_mutations,
     group_mutations,
     hostile_mutations,
     kind_mutations,
@@ -19,7 +20,7 @@ from tests.chaos.checker import (
 from tests.chaos.checker.foreign_cases import CASES, padded, write_history
 from tests.chaos.checker.mutations import MUTATIONS
 
-assert claim_mutations and group_mutations
+assert claim_mutations and field_mutations and group_mutations
 assert hostile_mutations and kind_mutations and more_mutations
 assert receive_mutations and sync_mutations and whole_mutations
 
