@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import select
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 
 import pytest
+import pytest_asyncio
 
 from chaos.cluster.cluster import ChaosCluster
 from chaos.faults.faults import Kill, Network, Stop, Terminate
@@ -20,15 +16,27 @@ from chaos.network.trouble import Trouble
 from dledger.client import AsyncClient
 from tests.node.local import until
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("chaos-cluster")]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.xdist_group("chaos-cluster"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 FAST = {"timing": {"heartbeat_ms": 50, "election_min_ms": 300, "election_max_ms": 600}}
 
 
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[ChaosCluster]:
-    async with await ChaosCluster.create(tmp_path, rng=Random(1), settings=FAST) as running:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ChaosCluster]:
+    folder = tmp_path_factory.mktemp("chaos")
+    async with await ChaosCluster.create(folder, rng=Random(1), settings=FAST) as running:
         yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def cluster(running: ChaosCluster) -> AsyncIterator[ChaosCluster]:
+    """Shared by the tests of this module, each of which has ended what it began."""
+    yield running
+    await running.wait_healthy(all_run=True)
 
 
 async def append(cluster: ChaosCluster, body: bytes) -> int:
@@ -38,12 +46,13 @@ async def append(cluster: ChaosCluster, body: bytes) -> int:
 
 async def test_nodes_talk_over_links_and_clients_past_them(cluster: ChaosCluster) -> None:
     leader = (await cluster.wait_healthy()).node_id
+    follower = "n1" if leader != "n1" else "n2"
     before = {n: cluster.links.counters((leader, n)).passed_bytes for n in cluster.node_ids if n != leader}
     await append(cluster, b"x" * 100_000)
     await cluster.wait_healthy()
     for node, passed in before.items():
         assert cluster.links.counters((leader, node)).passed_bytes >= passed + 100_000
-    assert cluster.links.counters((leader, "n1" if leader != "n1" else "n2")).passed_bytes < 300_000
+    assert cluster.links.counters((leader, follower)).passed_bytes < before[follower] + 300_000
 
 
 async def test_a_killed_leader_is_replaced_and_comes_back(cluster: ChaosCluster) -> None:
@@ -59,10 +68,12 @@ async def test_a_killed_leader_is_replaced_and_comes_back(cluster: ChaosCluster)
 
 
 async def test_killing_what_is_dead_did_not_happen(cluster: ChaosCluster) -> None:
-    await Kill(cluster, ["n1"]).begin()
+    killed = Kill(cluster, ["n1"])
+    assert (await killed.begin()).happened
     assert not (await Kill(cluster, ["n1"]).begin()).happened
     assert not (await Stop(cluster, ["n1"]).begin()).happened
     assert not (await Terminate(cluster, ["n1"]).begin()).happened
+    assert (await killed.end()).happened
 
 
 async def test_a_wiped_node_rejoins(cluster: ChaosCluster) -> None:
@@ -123,35 +134,3 @@ async def test_brokers_find_each_other_and_the_name_server_over_links(tmp_path: 
         assert cluster.namesrv
         leader = (await cluster.wait_healthy()).node_id
         await until(lambda: cluster.links.counters((leader, "namesrv")).passed_bytes > 0)
-
-
-PROGRAM = """
-import asyncio, sys
-from pathlib import Path
-from random import Random
-from chaos.cluster.cluster import ChaosCluster
-
-async def main():
-    async with await ChaosCluster.create(Path(sys.argv[1]), nodes=1, rng=Random(1)) as cluster:
-        print(cluster.local.process("n1").pid, flush=True)
-        await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_process_is_left_when_the_harness_ends(tmp_path: Path, number: signal.Signals) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-    ) as harness:
-        assert harness.stdout is not None
-        pid = int(harness.stdout.readline())
-        node = os.pidfd_open(pid)
-        harness.send_signal(number)
-    try:
-        assert select.select([node], [], [], 20)[0], "the node is gone"
-    finally:
-        os.close(node)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
 import pytest
+import pytest_asyncio
 
 from chaos.cluster.cluster import ChaosCluster
 from chaos.faults.aiming import aim
@@ -21,7 +23,11 @@ from dledger.cli.local.local_cluster import ClusterError
 from dledger.client import AsyncClient
 from dledger.errors import DLedgerError
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("chaos-disk-faults")]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.xdist_group("chaos-disk-faults"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 FAST = {
     "timing": {"heartbeat_ms": 50, "election_min_ms": 300, "election_max_ms": 600},
@@ -29,13 +35,24 @@ FAST = {
 }
 
 
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[ChaosCluster]:
-    made = ChaosCluster.create(
-        tmp_path, rng=Random(1), settings=FAST, spoilable=True, data_file_size=128 << 10
-    )
+@asynccontextmanager
+async def spoilable(folder: Path) -> AsyncIterator[ChaosCluster]:
+    made = ChaosCluster.create(folder, rng=Random(1), settings=FAST, spoilable=True, data_file_size=128 << 10)
     async with await made as running:
         yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ChaosCluster]:
+    async with spoilable(tmp_path_factory.mktemp("chaos")) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def cluster(running: ChaosCluster) -> AsyncIterator[ChaosCluster]:
+    """Shared by the tests of this module, each of which has ended what it began."""
+    yield running
+    await running.wait_healthy(all_run=True)
 
 
 class Load:
@@ -87,10 +104,12 @@ async def test_slow_and_stuck_disks_hold_syncs_up(cluster: ChaosCluster) -> None
 
 async def test_a_stuck_disk_that_nobody_used_did_not_happen(cluster: ChaosCluster) -> None:
     victim = await follower_of(cluster)
-    await Kill(cluster, [victim]).begin()
+    killed = Kill(cluster, [victim])
+    assert (await killed.begin()).happened
     fault = HeldUpDisk(cluster, [victim])
     assert not (await fault.begin()).happened
     assert not (await fault.end()).happened
+    assert (await killed.end()).happened
 
 
 @pytest.mark.parametrize("kind", ["write_error", "sync_error"])
@@ -108,8 +127,10 @@ async def test_a_node_whose_disk_fails_ends_and_is_started_again(cluster: ChaosC
 
 
 async def test_a_disk_that_fails_under_a_dead_node_did_not_happen(cluster: ChaosCluster) -> None:
-    await Kill(cluster, ["n1"]).begin()
-    assert not (await FailingDisk(cluster, "sync_error", ["n1"]).begin()).happened
+    assert (await Kill(cluster, ["n1"]).begin()).happened
+    fault = FailingDisk(cluster, "sync_error", ["n1"])
+    assert not (await fault.begin()).happened
+    assert (await fault.end()).happened, "it has been started again"
 
 
 async def test_a_full_leader_hands_over_and_catches_up_when_there_is_space(cluster: ChaosCluster) -> None:
@@ -170,8 +191,9 @@ async def test_flipped_bits_are_found_and_repaired(cluster: ChaosCluster) -> Non
     assert all(cluster.copies.may_lose(node) for node in others), "these entries are good again"
 
 
-async def test_bits_do_not_flip_in_a_log_without_old_entries(cluster: ChaosCluster) -> None:
-    assert not (await BitFlip(cluster, [await follower_of(cluster)], 3, Random(5)).begin()).happened
+async def test_bits_do_not_flip_in_a_log_without_old_entries(tmp_path: Path) -> None:
+    async with spoilable(tmp_path) as cluster:
+        assert not (await BitFlip(cluster, [await follower_of(cluster)], 3, Random(5)).begin()).happened
 
 
 async def test_a_clock_jumps_and_jumps_back(cluster: ChaosCluster) -> None:
@@ -227,3 +249,5 @@ async def test_a_node_is_not_wiped_while_another_one_is_not_whole(cluster: Chaos
             assert "not wiped" in str(error)
         else:
             assert aimed.fault.targets == ["n1"]
+    cluster.copies.repaired("n1", 3)
+    cluster.copies.repaired("n1", 4)
