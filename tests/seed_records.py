@@ -33,8 +33,8 @@ class SeedRecords:
         self._path = path
         self._most = most_seeds
 
-    def find(self, mistake: str, run_seed: Callable[[int], R], about: str | None) -> None:
-        """Run seeds until one fails; the test fails if none of `most_seeds` does."""
+    def find(self, mistake: str, run_seed: Callable[[int], R], about: str | None) -> R:
+        """Run seeds until one fails, and return its result; the test fails if none of `most_seeds` does."""
         recorded = self._read().get(mistake)
         first = () if recorded is None else (recorded,)
         for seed in chain(first, (seed for seed in range(self._most) if seed != recorded)):
@@ -43,7 +43,7 @@ class SeedRecords:
                 print(f"{mistake}: found by seed {seed} (recorded: {recorded}), [{result.rule}]")
                 if seed != recorded and os.environ.get("RECORD_SEEDS"):
                     self._record(mistake, seed)
-                return
+                return result
         pytest.fail(f"{mistake} was not noticed in {self._most} seeds: {about}")
 
     def _read(self) -> dict[str, int]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from dledger.store.disk import CrashKind
-from dledger.testing import MachineFiles, Profile, RunOptions, Violation, run_seed
+from dledger.testing import MachineFiles, RunOptions, RunResult, Violation, run_seed
+from tests.seed_records import SeedRecords
 from tests.sim import planted_state
 from tests.sim.cluster import KINDS, SOON_MS
 from tests.sim.durable_machine import Ledger
 from tests.sim.test_retention_scenarios import Retaining
 
-MOST_SEEDS = 60
+SEEDS = SeedRecords(Path(__file__).with_name("found_by.json"), most_seeds=60)
 
 
 class Keen(Ledger):
@@ -31,18 +34,17 @@ class Keen(Ledger):
         self._persist()
 
 
-def run(seed: int, profile: Profile | None = None) -> tuple[str | None, str | None, dict[str, int]]:
-    result = run_seed(seed, RunOptions(durable_machine=Ledger, profile=profile))
-    return result.rule, result.failure, result.counts
+def run(seed: int) -> RunResult:
+    return run_seed(seed, RunOptions(durable_machine=Ledger))
 
 
-def test_random_runs_recover_reject_load_and_replay() -> None:
-    total: dict[str, int] = {}
-    for seed in range(10):
-        _, failure, counts = run(seed)
-        assert failure is None, failure
-        for name, count in counts.items():
-            total[name] = total.get(name, 0) + count
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 10), marks=pytest.mark.long)], ids=str)
+def test_random_runs_recover_reject_load_and_replay(seeds: range) -> None:
+    total: Counter[str] = Counter()
+    for seed in seeds:
+        result = run(seed)
+        assert result.failure is None, result.failure
+        total += result.counts
     for name in ("states recovered", "states not used", "states loaded", "state pieces replayed"):
         assert total[name] > 0, name
 
@@ -65,8 +67,8 @@ def test_planted_mistakes_are_found(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    found = next((rule for rule, failure, _ in map(run, range(MOST_SEEDS)) if failure is not None), None)
-    assert found in ("state machine", "batches are atomic", "AssertionError"), found
+    found = SEEDS.find(plant.__name__, run, plant.__doc__)
+    assert found.rule in ("state machine", "batches are atomic", "AssertionError"), found.failure
 
 
 @pytest.mark.parametrize("kind", KINDS)
