@@ -7,6 +7,7 @@ found again, loaded or applied, is compared with that of a machine which applied
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
@@ -107,7 +108,7 @@ class Truth:
         expected = self._digests[applied] if applied >= 0 else self._initial
         if machine.digest() != expected:
             raise Violation("state machine", f"{node_id} at {applied}: {machine.digest()}, not {expected}")
-        there = [index for index in self._users if base_index < index <= applied]
+        there = self._users[bisect_right(self._users, base_index) : bisect_right(self._users, applied)]
         derived = [index for index in machine.derived_from() if index > base_index]
         if derived != there:
             raise Violation("state machine", f"{node_id} at {applied} derives from {derived}, not {there}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import marshal
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import NamedTuple
@@ -56,7 +56,7 @@ class Ledger:
         content = self._files.read()
         if content is None:
             return None
-        self._rows = pickle.loads(content)
+        self._rows = [Derived(*row) for row in marshal.loads(content)]
         self._total = self._rows[-1].total
         return Applied(*self._rows[-1][:3])
 
@@ -84,6 +84,7 @@ class Ledger:
 
     def _write(self, rows: list[Derived]) -> None:
         if rows and rows[-1].total >= 0 and rows[-1].index <= self._durable_index():
-            self._files.write(pickle.dumps(rows))
+            # Each time all of them: pickle takes ten times as long.
+            self._files.write(marshal.dumps(list(map(tuple, rows))))
             if self._rng.random() < 0.5:
                 self._files.sync()

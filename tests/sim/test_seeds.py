@@ -1,4 +1,4 @@
-"""Random runs: 150 seeds in `make test`, 500 in `make test-long`; `make sim SEEDS=n` runs any number."""
+"""Random runs: 50 seeds in `make test`, 500 in `make test-long`; `make sim SEEDS=n` runs any number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dledger.testing import RunOptions, run_seed
 from dledger.testing.profile import FAULTS
 
 SEEDS = 500
-SHORT = 150
+SHORT = 50
 CHUNK = 10
 
 
