@@ -20,7 +20,6 @@ from dledger.rpc.request_wire import request_head
 from dledger.rpc.transport.call_limit import FirstMessages
 from dledger.rpc.transport.field_count import has_too_many_fields
 from dledger.rpc.transport.handlers import malformed, parser
-from dledger.rpc.transport.hung_up import CALL_OVER
 from dledger.rpc.transport.outbox import Outbox
 from dledger.v1 import log_pb2 as pb
 
@@ -87,7 +86,7 @@ class AppendService:
             return
         stream = _AppendStream(self._port)
         self._streams.add(stream)
-        writer = asyncio.ensure_future(stream.write_all(context))
+        writer = asyncio.ensure_future(stream.outbox.run(context.write))
         try:
             await stream.read_all(context)
             await writer
@@ -198,11 +197,6 @@ class _AppendStream:
         self._ended = False  # the client sends no more
         self.outbox: Outbox[pb.AppendResponse] = Outbox()
         self.closed = False
-
-    async def write_all(self, context: _Context) -> None:
-        # The reading side learns of the same end.
-        with suppress(*CALL_OVER):
-            await self.outbox.run(context.write)
 
     async def read_all(self, context: _Context) -> None:
         """Read until the client ends the stream or the node stops; then let the writer finish."""

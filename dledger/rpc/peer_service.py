@@ -25,7 +25,6 @@ from dledger.rpc.ports import PeerPort
 from dledger.rpc.push_stream import PushReceiver
 from dledger.rpc.transport.call_limit import FirstMessages
 from dledger.rpc.transport.handlers import malformed
-from dledger.rpc.transport.hung_up import CALL_OVER
 from dledger.v1 import peer_pb2 as pb
 
 _log = logging.getLogger(__name__)
@@ -167,8 +166,6 @@ class PeerService:
 
 class _GrpcReceivedPushes:
     """Implements dledger.rpc.push_stream.ReceivedPushes."""
-
-    broken = CALL_OVER
 
     def __init__(self, peer: str, stream_id: int, context: _Context) -> None:
         self._peer = peer

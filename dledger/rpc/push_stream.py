@@ -89,10 +89,6 @@ class PushSender:
 class ReceivedPushes(Protocol):
     """The follower's side of the call that carries one push stream."""
 
-    @property
-    def broken(self) -> tuple[type[Exception], ...]:
-        """What `read` and `write` raise once the connection is gone."""
-
     async def read(self) -> tuple[PushMessage, Payload] | None:
         """None: the leader has ended the stream. InvalidRequest if it sent no message of this protocol."""
 
@@ -128,15 +124,13 @@ class PushReceiver:
             self._reader.cancel()  # the peer may send nothing more: do not wait for its next message
 
     async def serve(self, port: PeerPort, call: ReceivedPushes) -> None:
-        writer = asyncio.ensure_future(self._write_all(call))
+        writer = asyncio.ensure_future(self._outbox.run(call.write))
         reader = self._reader = asyncio.ensure_future(self._read_all(port, call))
         try:
             port.push_opened(self)
             await asyncio.wait((reader,))
             if not self._replaced:
                 await reader
-            elif not reader.cancelled():
-                reader.exception()  # it ended while it was replaced: nobody asks how
         except InvalidRequest as error:
             # What is broken is the stream, not the node: say so and let the leader open a new one.
             await call.refuse(error)
@@ -144,11 +138,6 @@ class PushReceiver:
             reader.cancel()
             writer.cancel()
             port.push_ended(self, said_goodbye=self._said_goodbye)
-
-    async def _write_all(self, call: ReceivedPushes) -> None:
-        # The reading side learns of the same end.
-        with suppress(*call.broken):
-            await self._outbox.run(call.write)
 
     async def _read_all(self, port: PeerPort, call: ReceivedPushes) -> None:
         while not self._replaced:

@@ -165,8 +165,6 @@ class _SimPushCall:
 class _SimReceivedPushes:
     """Implements dledger.rpc.push_stream.ReceivedPushes."""
 
-    broken: tuple[type[Exception], ...] = ()
-
     def __init__(self, stream: PushStream) -> None:
         self._stream = stream
 

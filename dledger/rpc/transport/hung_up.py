@@ -12,9 +12,6 @@ from typing import Final
 
 import grpc.aio
 
-#: What the call of a client that has gone raises where it is read or written.
-CALL_OVER: Final[tuple[type[Exception], ...]] = (grpc.aio.BaseError, asyncio.InvalidStateError)
-
 _LOGGER: Final = "grpc._cython.cygrpc"
 _OVER: Final = ("RPC already finished", "RPC is cancelled")
 
