@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
 from dledger.rpc.transport.outbox import Outbox
+from tests.node.local import until
 
 
 async def test_everything_is_written_in_order_until_finished() -> None:
@@ -140,3 +142,28 @@ async def test_what_is_to_stop_the_process_goes_past_it(stop: type[BaseException
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+async def test_the_error_of_a_write_that_was_given_up_is_not_missed() -> None:
+    """gRPC tells it to the future for which the write waited, after whoever wrote has gone."""
+    missed: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: missed.append(context["message"]))
+    sent: list[asyncio.Future[None]] = [loop.create_future()]
+
+    async def write(_: int) -> None:
+        await sent[0]
+
+    outbox: Outbox[int] = Outbox()
+    outbox.put(1)
+    running = asyncio.ensure_future(outbox.run(write))
+    await until(lambda: not len(outbox))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    sent.pop().set_exception(ConnectionError("the call is over"))
+    turned = loop.create_future()
+    loop.call_soon(turned.set_result, None)
+    await turned
+    gc.collect()
+    assert missed == []

@@ -100,11 +100,13 @@ class Outbox(Generic[T]):
                 awaited._asyncio_future_blocking = False
                 awaited.add_done_callback(partial(self._resume, writing))
 
-    def _resume(self, writing: Writing, _: object = None) -> None:
+    def _resume(self, writing: Writing, awaited: asyncio.Future[object] | None = None) -> None:
         if writing is self._under_way:
             self._step(writing)
             if self._under_way is None:
                 self._go_on()
+        elif awaited is not None and not awaited.cancelled():
+            awaited.exception()  # the call is over; nobody else asks how the write ended
 
     def _fail(self, error: BaseException) -> None:
         assert self._ended is not None
