@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         TlsFiles,
     )
     from dledger.client.loop_thread import LoopThread
-    from dledger.core.values import Role
+    from dledger.core.values import ENTRY_HEADER_SIZE, Role
     from dledger.error_advice import LOG_ADVICE, Advice
     from dledger.logs import configure_logging, get_logger
     from dledger.metrics import Histogram
@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from dledger.store.offline.inspect import OfflineLog, StoredEntry
 
 __all__ = [
+    "ENTRY_HEADER_SIZE",
     "LOG_ADVICE",
     "MAX_FIELDS",
     "MAX_PAYLOAD_BYTES",
@@ -230,6 +231,7 @@ _MODULE_OF = {
     "load_secret": "dledger.node.setup.secret_file",
     "certificate_names": "dledger.rpc.peer_names",
     "normal_name": "dledger.rpc.peer_names",
+    "ENTRY_HEADER_SIZE": "dledger.core.values",
     "MAX_TERM": "dledger.core.values",
     "MAX_TERM_ADVANCE": "dledger.core.term_allowance",
     "Program": "dledger.node.program",

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-#: An entry costs this much on the wire and on disk besides its body.
-ENTRY_OVERHEAD = 48
+from dledger.core.values import ENTRY_HEADER_SIZE
+
 _CHUNK_BYTES = 64 * 1024
 _CHUNKS_AHEAD = 16
 
@@ -128,14 +128,14 @@ class LineBatches:
     def _is_full(self, waiting: list[bytes]) -> bool:
         if len(waiting) >= self._batch_entries:
             return True
-        return sum(map(len, waiting)) + ENTRY_OVERHEAD * len(waiting) >= self._batch_bytes
+        return sum(map(len, waiting)) + ENTRY_HEADER_SIZE * len(waiting) >= self._batch_bytes
 
     def _cut(self, waiting: list[bytes]) -> list[bytes]:
         """Remove one batch from the front of `waiting`: at least one line, else within both limits."""
         size = 0
         count = 0
         for line in waiting[: self._batch_entries]:
-            size += len(line) + ENTRY_OVERHEAD
+            size += len(line) + ENTRY_HEADER_SIZE
             if count and size > self._batch_bytes:
                 break
             count += 1

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, repeat
 from typing import Any, Protocol
 
-from dledger.client.frames import HEADER_SIZE
 from dledger.client.values import AppendResult, AttemptHook
+from dledger.core.values import ENTRY_HEADER_SIZE
 from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest
 from dledger.rpc.log_client import AppendAnswer
 from dledger.rpc.transport.channels import MAX_PAYLOAD_BYTES
@@ -74,7 +74,7 @@ class Call:
         self.single = single  # the future gets one result, not a list
         self.future = future
         self.deadline = deadline  # of the loop's clock
-        self.size = sum(map(len, bodies)) + HEADER_SIZE * len(bodies)
+        self.size = sum(map(len, bodies)) + ENTRY_HEADER_SIZE * len(bodies)
         self.alone = False  # must not share a batch: it may be what spoiled the last one
         self.attempts = 0  # told to the client's user; counted only if somebody wants to know
 
@@ -121,7 +121,7 @@ class Batch:
         if answer.position_forgotten:
             return repeat(AppendResult(-1, answer.term, -1), count)
         # A batch lies in one file without gaps, so each entry starts where the one before ends.
-        sizes = (len(body) + HEADER_SIZE for body in self.bodies)
+        sizes = (len(body) + ENTRY_HEADER_SIZE for body in self.bodies)
         positions = accumulate(chain((answer.pos,), sizes))
         return map(AppendResult, range(answer.index, answer.index + count), repeat(answer.term), positions)
 
@@ -188,10 +188,10 @@ def split(bodies: Sequence[bytes], limits: Limits) -> list[Sequence[bytes]]:
     start, size = 0, 0
     for i, body in enumerate(bodies):
         check(body)
-        size += len(body) + HEADER_SIZE
+        size += len(body) + ENTRY_HEADER_SIZE
         if i > start and (size > room or i - start >= limits.max_batch_count):
             parts.append(bodies[start:i])
-            start, size = i, len(body) + HEADER_SIZE
+            start, size = i, len(body) + ENTRY_HEADER_SIZE
     parts.append(bodies[start:] if start else bodies)
     return parts
 
@@ -200,5 +200,5 @@ def check(body: bytes) -> None:
     """Raises InvalidRequest if no server could take `body`."""
     if not isinstance(body, bytes):
         raise InvalidRequest(f"a body is bytes, not {type(body).__name__}")
-    if len(body) > MAX_PAYLOAD_BYTES - HEADER_SIZE - _SESSION_ENTRY_BYTES:
+    if len(body) > MAX_PAYLOAD_BYTES - ENTRY_HEADER_SIZE - _SESSION_ENTRY_BYTES:
         raise InvalidRequest(f"a body of {len(body)} bytes fits no message", code=Code.BODY_TOO_LARGE)

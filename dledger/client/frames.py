@@ -11,11 +11,11 @@ import struct
 from zlib_ng.zlib_ng import crc32
 
 from dledger.client.values import Entry
+from dledger.core.values import ENTRY_HEADER_SIZE
 from dledger.errors import Code, StorageError
 
 #: magic, size, index, term, pos, channel, chain_crc, body_crc, body_size; big endian.
 _unpack_header = struct.Struct(">iiqqqiIIi").unpack_from
-HEADER_SIZE = 48
 MAGIC_NORMAL = 1
 
 
@@ -28,11 +28,11 @@ def decode(frames: bytes, expected_index: int) -> tuple[list[Entry], int]:
     entries: list[Entry] = []
     at, end, next_index = 0, len(frames), expected_index
     while at < end:
-        if end - at < HEADER_SIZE:
+        if end - at < ENTRY_HEADER_SIZE:
             raise _damaged(next_index, "cut in a header")
         magic, size, index, term, pos, channel, chain_crc, body_crc, body_size = _unpack_header(frames, at)
         after = at + size
-        if size != body_size + HEADER_SIZE or after > end or body_size < 0:
+        if size != body_size + ENTRY_HEADER_SIZE or after > end or body_size < 0:
             raise _damaged(next_index, f"size {size}, body {body_size}, {end - at} bytes left")
         if index != next_index:
             if index > next_index >= 0:
@@ -41,7 +41,7 @@ def decode(frames: bytes, expected_index: int) -> tuple[list[Entry], int]:
                 at = after
                 continue
         if magic == MAGIC_NORMAL:
-            body = frames[at + HEADER_SIZE : after]
+            body = frames[at + ENTRY_HEADER_SIZE : after]
             # Entries of the original carry no checksums: all three fields are 0.
             if crc32(body) != body_crc and (body_crc or chain_crc or channel):
                 raise _damaged(index, "body_crc does not match the body")

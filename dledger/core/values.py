@@ -14,6 +14,8 @@ MAX_POS = 1 << 62
 #: role_epoch and the rounds of votes begin at the incarnation times 2^32.
 MAX_INCARNATION = (1 << 31) - 1
 MAX_STREAM_ID = (1 << 63) - 1  # begins at a role_epoch; likewise rounds
+#: Bytes in front of the body of every entry, in files, in positions and between nodes (docs/formats.md).
+ENTRY_HEADER_SIZE = 48
 
 
 class Role(Enum):

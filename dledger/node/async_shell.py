@@ -43,8 +43,15 @@ from dledger.node.members.yielding import NO_APPENDS, Appends
 from dledger.replica.owned_append import Fill, prepare
 from dledger.replica.rebuild_job import RebuildJob, Rebuilt
 from dledger.replica.replica import Replica
-from dledger.replica.shell import AppendOutcome, DiskJob, PurgeJob, ResetJob, RoleNotice, TruncateJob
-from dledger.rpc.ports import AppendToken
+from dledger.replica.shell import (
+    AppendOutcome,
+    AppendToken,
+    DiskJob,
+    PurgeJob,
+    ResetJob,
+    RoleNotice,
+    TruncateJob,
+)
 from dledger.store.api import EntryDamaged, Frames, LogStore
 
 _log = get_logger("node")
@@ -192,7 +199,7 @@ class AsyncShell:
 
     def append_batch(
         self,
-        token: object,
+        token: AppendToken,
         sizes: Sequence[int],
         fill: Fill,
         expected: tuple[int, int],
@@ -373,10 +380,10 @@ class AsyncShell:
         self._vigil.work()
         self._step(self._replica.push_loaded, peer, stream_id, first_index, frames)
 
-    def answer_append(self, token: object, outcome: AppendOutcome | DLedgerError) -> None:
+    def answer_append(self, token: AppendToken, outcome: AppendOutcome | DLedgerError) -> None:
         if isinstance(outcome, DLedgerError):
             self._name_leader(outcome)
-        token.answer(outcome)  # type: ignore[attr-defined]  # every token of `append` and `append_batch` has this
+        token.answer(outcome)
 
     def answer_read(self, token: object, outcome: int | DLedgerError) -> None:
         assert isinstance(token, asyncio.Future)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from dledger.errors import Code, InvalidRequest, NotLeader, ReadFailed
 from dledger.metrics import NodeMetrics
@@ -30,6 +31,16 @@ def _refuse_append(
     )
 
 
+class LogSurroundings(NamedTuple):
+    """What the log asks of its node. `leader` gives a client of the node that is believed to lead, None if
+    there is none; `on_damage` is called on the loop with an index that cannot be read."""
+
+    leader: Callable[[], LogClient | None]
+    leads: Callable[[], bool]
+    needs_image: Callable[[], bool]
+    on_damage: Callable[[int], None]
+
+
 class NodeLog:
     """Appends through the replica; reads from the store, as far as they may go, on threads of their own."""
 
@@ -42,19 +53,14 @@ class NodeLog:
         readable: ReadableLog,
         readers: Executor,
         metrics: NodeMetrics,
+        around: LogSurroundings,
         *,
-        leader: Callable[[], LogClient | None],
-        leads: Callable[[], bool],
-        needs_image: Callable[[], bool],
-        on_damage: Callable[[int], None],
         max_waiting_reads: int,
         read_timeout_ms: int,
         owned: bool,
     ) -> None:
-        """`leader` gives a client of the node that is believed to lead, None if there is none. `on_damage`
-        is called on the loop with an index that cannot be read. `owned`: clients may not append."""
-        self._needs_image = needs_image
-        self._on_damage = on_damage
+        """`owned`: clients may not append."""
+        self._around = around
         self._group = group
         self._limits = limits
         self._store = store
@@ -62,11 +68,9 @@ class NodeLog:
         self._readable = readable
         self._readers = readers
         self._metrics = metrics
-        self._leader = leader
-        self._leads = leads
         self._forward_timeout_s = read_timeout_ms / 1000
         self._points = ReadPoints(self._confirm, max_waiting_reads, read_timeout_ms)
-        self.fetch = LogFetcher(store, readable, readers, on_damage).fetch
+        self.fetch = LogFetcher(store, readable, readers, around.on_damage).fetch
         self.append = _refuse_append if owned else shell.append  # the hot path: no hop in between
 
     append: Callable[[AppendToken, Sequence[bytes], tuple[int, int] | None, bool, int], None]
@@ -88,7 +92,7 @@ class NodeLog:
         return self._readable.index
 
     def check_serving(self) -> None:
-        if self._needs_image():
+        if self._around.needs_image():
             raise ReadFailed(
                 "this node was too far behind and waits for a state image; read from another one",
                 code=Code.ILLEGAL_MEMBER_STATE,
@@ -112,7 +116,7 @@ class NodeLog:
         try:
             yield
         except EntryDamaged as error:
-            self._on_damage(error.index)
+            self._around.on_damage(error.index)
             raise
 
     def observe_append(self, seconds: float) -> None:
@@ -134,9 +138,9 @@ class NodeLog:
         return Chunk(frames.last_index, bytes(frames.data), entries, users)
 
     async def _confirm(self) -> int:
-        if self._leads():
+        if self._around.leads():
             return await self._shell.read_index()
-        leader = self._leader()
+        leader = self._around.leader()
         if leader is None:
             raise ReadFailed("no leader is known at the moment", code=Code.READ_NOT_CONFIRMED)
         try:

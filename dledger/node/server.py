@@ -28,7 +28,7 @@ from dledger.node.machine.state_feeder import StateFeeder
 from dledger.node.machine.state_machine import StateMachine
 from dledger.node.members.inbound import Fetch, Inbound
 from dledger.node.members.repairer import Repairer, Scrubber
-from dledger.node.node_log import NodeLog
+from dledger.node.node_log import LogSurroundings, NodeLog
 from dledger.node.owner import OwnerFace
 from dledger.node.parts import Makers, NodeParts, begin_life
 from dledger.node.setup.config import NodeConfig, duration_ms
@@ -342,10 +342,12 @@ class NodeServer(OwnerFace):
             parts.readable,
             self._readers,
             self.metrics,
-            leader=self._leader_client,
-            leads=lambda: replica.core.role is Role.LEADER,
-            needs_image=lambda: replica.admission.state.needs_image,
-            on_damage=self._suspect,
+            LogSurroundings(
+                leader=self._leader_client,
+                leads=lambda: replica.core.role is Role.LEADER,
+                needs_image=lambda: replica.admission.state.needs_image,
+                on_damage=self._suspect,
+            ),
             max_waiting_reads=limits.max_waiting_reads,
             read_timeout_ms=limits.read_timeout_ms,
             owned=self._owned,

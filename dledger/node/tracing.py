@@ -18,6 +18,7 @@ from dledger.node.setup.trace import NodeTrace
 from dledger.replica.owned_append import Fill
 from dledger.replica.shell import (
     AppendOutcome,
+    AppendToken,
     DiskJob,
     HardStateJob,
     PurgeJob,
@@ -77,7 +78,7 @@ class TracingShell(AsyncShell):
 
     def append_batch(
         self,
-        token: object,
+        token: AppendToken,
         sizes: Sequence[int],
         fill: Fill,
         expected: tuple[int, int],
@@ -101,7 +102,7 @@ class TracingShell(AsyncShell):
                 self._trace.event("store", "purge", {"lidx": base.index})
         super().submit(job)
 
-    def answer_append(self, token: object, outcome: AppendOutcome | DLedgerError) -> None:
+    def answer_append(self, token: AppendToken, outcome: AppendOutcome | DLedgerError) -> None:
         if isinstance(outcome, AppendOutcome) and outcome.index >= 0:
             self._note_commit()  # callers are answered before readers hear of it
             last = outcome.index + outcome.count - 1

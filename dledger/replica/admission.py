@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from zlib_ng.zlib_ng import crc32
 
 from dledger.core.sessions import MAX_SESSIONS, Judgement, Result, SessionTable
-from dledger.core.values import Base, Tail
+from dledger.core.values import ENTRY_HEADER_SIZE, Base, Tail
 from dledger.errors import (
     Code,
     DLedgerError,
@@ -25,9 +25,9 @@ from dledger.errors import (
     SessionExpired,
 )
 from dledger.replica.log_state import LogState
-from dledger.replica.shell import AppendOutcome
+from dledger.replica.shell import AppendOutcome, AppendToken
 from dledger.store.api import ReservedEnd
-from dledger.store.format.batch import HEADER_SIZE, Batch, encode_batch, max_batch_size
+from dledger.store.format.batch import Batch, encode_batch, max_batch_size
 from dledger.store.format.internal import (
     Internal,
     NoOp,
@@ -58,7 +58,7 @@ class AppendLimits:
 class Waiter:
     """Somebody waits for last_index to be committed. `token` is None once that was answered."""
 
-    token: object | None
+    token: AppendToken | None
     last_index: int
     first_index: int  # of the batch; above the end of the log, if that stores nothing
     byte_size: int
@@ -68,7 +68,7 @@ class Waiter:
 
 NO_ROOM = ReservedEnd(-1, -1)
 _NEVER = 1 << 62  # the first index of a batch that is not stored
-_OVERHEAD_OF_HEAD = HEADER_SIZE + len(encode_internal(Stamped(0, SessionBatch(0, 0, 0, 0))))
+_OVERHEAD_OF_HEAD = ENTRY_HEADER_SIZE + len(encode_internal(Stamped(0, SessionBatch(0, 0, 0, 0))))
 
 _REFUSALS: dict[Judgement, tuple[type[DLedgerError], Code, str]] = {
     Judgement.GAP: (Refused, Code.SESSION_GAP, "batch {seq} of session {id} came before batch {seq} - 1"),
@@ -124,7 +124,7 @@ class Admission:
 
     def admit(
         self,
-        token: object,
+        token: AppendToken,
         bodies: Sequence[bytes],
         *,
         session: tuple[int, int] | None,
@@ -247,7 +247,7 @@ class Admission:
 
     def gather(
         self,
-        token: object | None,
+        token: AppendToken | None,
         batch: Batch,
         head: Stamped | None,
         count: int,
@@ -267,7 +267,7 @@ class Admission:
             head_size = len(batch.head)
             self.state.note_value(head, head_size, first, last, term, pos, now_ms)
             if count:
-                index, pos = first + 1, pos + HEADER_SIZE + head_size
+                index, pos = first + 1, pos + ENTRY_HEADER_SIZE + head_size
         outcome = AppendOutcome(index, count, term, pos)
         self._waiters.append(Waiter(token, last, first, size, deadline_ms, outcome))
         if deadline_ms < self.next_deadline_ms:
@@ -295,7 +295,7 @@ class Admission:
         """Which limit refuses a batch with bodies of so many bytes now; None: none does."""
         limits = self.limits
         count = len(sizes)
-        size = sum(sizes) + HEADER_SIZE * count
+        size = sum(sizes) + ENTRY_HEADER_SIZE * count
         if size > limits.max_body_bytes and max(sizes) > limits.max_body_bytes:
             self.count_limit("max_body_bytes")
             text = f"a body of {max(sizes)} bytes; max_body_bytes is {limits.max_body_bytes}"
@@ -320,7 +320,7 @@ class Admission:
 
     def _judged(
         self,
-        token: object,
+        token: AppendToken,
         judgement: Judgement,
         first_try: Result | None,
         session_id: int,
@@ -354,7 +354,7 @@ class Admission:
     def _answer_at(
         self,
         last_index: int,
-        token: object,
+        token: AppendToken,
         outcome: AppendOutcome | DLedgerError,
         first_index: int,
         deadline_ms: int,
@@ -393,9 +393,9 @@ class Admission:
         self.tail = tail
         self.state.truncate_after(tail.index)
 
-    def committed(self, committed_index: int) -> list[tuple[object, AppendOutcome | DLedgerError]]:
+    def committed(self, committed_index: int) -> list[tuple[AppendToken, AppendOutcome | DLedgerError]]:
         """Who can be answered now. The log state has been told before."""
-        answers: list[tuple[object, AppendOutcome | DLedgerError]] = []
+        answers: list[tuple[AppendToken, AppendOutcome | DLedgerError]] = []
         waiters = self._waiters
         while waiters and waiters[0].last_index <= committed_index:
             waiter = waiters.popleft()
@@ -408,11 +408,11 @@ class Admission:
             answers += [(w.token, w.outcome) for w in ready if w.token is not None]
         return answers
 
-    def expire(self, now_ms: int) -> list[tuple[object, DLedgerError]]:
+    def expire(self, now_ms: int) -> list[tuple[AppendToken, DLedgerError]]:
         """Callers whose time is up. Their entries stay in the log, and may be committed later."""
         if now_ms < self.next_deadline_ms:
             return []
-        expired: list[tuple[object, DLedgerError]] = []
+        expired: list[tuple[AppendToken, DLedgerError]] = []
         self.next_deadline_ms = float("inf")
         for waiter in [*self._waiters, *self._repeats]:
             if waiter.token is None:
@@ -426,9 +426,9 @@ class Admission:
         self._repeats = [waiter for waiter in self._repeats if waiter.token is not None]
         return expired
 
-    def abandon(self, log_tail: Tail, refused: NotLeader) -> list[tuple[object, DLedgerError]]:
+    def abandon(self, log_tail: Tail, refused: NotLeader) -> list[tuple[AppendToken, DLedgerError]]:
         """Leadership is over. What was only gathered never existed; what was written may yet be committed."""
-        answers: list[tuple[object, DLedgerError]] = []
+        answers: list[tuple[AppendToken, DLedgerError]] = []
         for waiter in [*self._waiters, *self._repeats]:
             if waiter.token is None:
                 continue

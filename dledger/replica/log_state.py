@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 from dledger.core.cluster_clock import ClusterClock
 from dledger.core.sessions import Result, SessionTable
-from dledger.core.values import NO_BASE, Base
+from dledger.core.values import ENTRY_HEADER_SIZE, NO_BASE, Base
 from dledger.logs import get_logger
 from dledger.replica.images import Image, ImageCollector, find_image
 from dledger.store.api import LogStore
-from dledger.store.format.batch import HEADER_SIZE
 from dledger.store.format.internal import (
     ImageBegin,
     ImageEnd,
@@ -161,7 +160,7 @@ class LogState:
             if isinstance(value, ImageBegin):
                 begins[batch.first_index] = batch.pos
             elif isinstance(value, ImageEnd):
-                end_pos = batch.pos + HEADER_SIZE + len(batch.head)
+                end_pos = batch.pos + ENTRY_HEADER_SIZE + len(batch.head)
                 spans[value.image_index] = ImageSpan(
                     value.image_index, begins.get(value.image_index, 0), end_pos
                 )
@@ -204,7 +203,7 @@ class LogState:
         if type(value) is Stamped:
             self.clock.learn(value.stamp_ms, now_ms)
             value = value.inner
-        self._note_head(Head(value, first_index, last_index, term, pos, pos + HEADER_SIZE + size))
+        self._note_head(Head(value, first_index, last_index, term, pos, pos + ENTRY_HEADER_SIZE + size))
 
     def _note_head(self, noted: Head) -> None:
         if self.is_rebuilding:

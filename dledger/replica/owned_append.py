@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
-from dledger.core.values import Tail
+from dledger.core.values import ENTRY_HEADER_SIZE, Tail
 from dledger.errors import Code, InvalidRequest, NotLeader, Overloaded
 from dledger.replica.admission import Admission
 from dledger.replica.replica import Replica
-from dledger.store.format.batch import HEADER_SIZE, Batch, Body, encode_batch, place
+from dledger.store.format.batch import Batch, Body, encode_batch, place
 from dledger.store.format.internal import Stamped, encode_internal
 
 
@@ -90,14 +90,14 @@ def _places(
     admission: Admission, tail: Tail, term: int, sizes: Sequence[int], head: bytes | None, stamp_ms: int
 ) -> Assigned:
     """Overloaded if there is no room for such a batch."""
-    head_size = 0 if head is None else HEADER_SIZE + len(head)
-    size = head_size + sum(sizes) + HEADER_SIZE * len(sizes)
+    head_size = 0 if head is None else ENTRY_HEADER_SIZE + len(head)
+    size = head_size + sum(sizes) + ENTRY_HEADER_SIZE * len(sizes)
     pos = place(tail.pos, size, admission.data_file_size)
     first_index = tail.index + 1 + (head is not None)
     problem = admission.why_no_room(pos + size, first_index + len(sizes) - 1)
     if problem is not None:
         admission.want_room()
         raise problem
-    entry_sizes = [HEADER_SIZE + body_size for body_size in sizes]
+    entry_sizes = [ENTRY_HEADER_SIZE + body_size for body_size in sizes]
     positions = list(accumulate(entry_sizes[:-1], initial=pos + head_size))
     return Assigned(first_index, term, positions, stamp_ms)

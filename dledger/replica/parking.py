@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from dledger.errors import DLedgerError
 from dledger.replica.admission import RoomIsComing
-from dledger.replica.shell import AppendOutcome
+from dledger.replica.shell import AppendOutcome, AppendToken
 
 Outcome = AppendOutcome | DLedgerError | None
 
 
 @dataclass(slots=True)
 class ParkedAppend:
-    token: object
+    token: AppendToken
     bodies: Sequence[bytes]
     session: tuple[int, int] | None
     open_session: bool
@@ -45,9 +45,9 @@ class Parking:
 
     def retry(
         self, now_ms: int, admit: Callable[[ParkedAppend], Outcome]
-    ) -> list[tuple[object, AppendOutcome | DLedgerError]]:
+    ) -> list[tuple[AppendToken, AppendOutcome | DLedgerError]]:
         """Let those in that there is room for now. Whoever has an answer, and the answer."""
-        answers: list[tuple[object, AppendOutcome | DLedgerError]] = []
+        answers: list[tuple[AppendToken, AppendOutcome | DLedgerError]] = []
         while self._waiting:
             outcome = admit(self._waiting[0])
             if isinstance(outcome, RoomIsComing) and now_ms < self._waiting[0].deadline_ms:
@@ -58,7 +58,7 @@ class Parking:
                 answers.append((token, outcome))
         return answers
 
-    def clear(self) -> list[object]:
+    def clear(self) -> list[AppendToken]:
         """Nobody waits any more: the tokens."""
         tokens = [append.token for append in self._waiting]
         self._waiting.clear()
@@ -66,7 +66,7 @@ class Parking:
         self._next_deadline_ms = float("inf")
         return tokens
 
-    def _leave_late(self, now_ms: int) -> list[object]:
+    def _leave_late(self, now_ms: int) -> list[AppendToken]:
         """Those behind the first whose time is up: the tokens."""
         if now_ms < self._next_deadline_ms:
             return []

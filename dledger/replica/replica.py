@@ -65,6 +65,7 @@ from dledger.replica.replica_status import ReplicaStatus, status_of
 from dledger.replica.retainer import Retainer
 from dledger.replica.shell import (
     AppendOutcome,
+    AppendToken,
     HardStateJob,
     PurgeJob,
     ResetJob,
@@ -182,7 +183,7 @@ class Replica:
     def append(
         self,
         now_ms: int,
-        token: object,
+        token: AppendToken,
         bodies: Sequence[bytes],
         *,
         session: tuple[int, int] | None,
@@ -212,7 +213,7 @@ class Replica:
             self.admission.count_limit("max_pending_bytes")
         self._answer_append(token, answer, now_ms)
 
-    def _answer_append(self, token: object, answer: AppendOutcome | DLedgerError, now_ms: int) -> None:
+    def _answer_append(self, token: AppendToken, answer: AppendOutcome | DLedgerError, now_ms: int) -> None:
         """An expiry that this log alone cannot tell is confirmed as a linearizable read is."""
         if not isinstance(answer, ExpiryUnconfirmed):
             self.shell.answer_append(token, answer)
@@ -224,7 +225,7 @@ class Replica:
 
     def _admit(
         self,
-        token: object,
+        token: AppendToken,
         bodies: Sequence[bytes],
         session: tuple[int, int] | None,
         open_session: bool,

@@ -28,6 +28,12 @@ class AppendOutcome:
     duplicate: bool = False
 
 
+class AppendToken(Protocol):
+    """Stands for one append until it is answered, once. The replica only hands it back."""
+
+    def answer(self, outcome: AppendOutcome | DLedgerError) -> None: ...
+
+
 @dataclass(slots=True)
 class WriteJob:
     """Disk: append these batches, make them durable (SYNC_FLUSH), write their index records; then report
@@ -115,7 +121,7 @@ class Shell(Protocol):
         """Let the state machine save its state as of image_index (all entries before it applied, none after),
         then `replica.state_saved(image_index, chunks)`; without a state machine at once, with no chunks."""
 
-    def answer_append(self, token: object, outcome: AppendOutcome | DLedgerError) -> None: ...
+    def answer_append(self, token: AppendToken, outcome: AppendOutcome | DLedgerError) -> None: ...
 
     def answer_read(self, token: object, outcome: int | DLedgerError) -> None: ...
 

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
+from dledger.core.values import ENTRY_HEADER_SIZE
 from dledger.errors import Code, DLedgerError, Indeterminate, InvalidRequest, Overloaded
 from dledger.rpc.convert_log import AppendResult, append_response
 from dledger.rpc.ports import LogPort, ServiceLimits
@@ -26,9 +27,6 @@ from dledger.v1 import log_pb2 as pb
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 _parse = parser(pb.AppendRequest, most_fields=None)
-
-_HEADER_SIZE = 48  # of an entry, see dledger.store.format.batch
-
 
 #: Beside the bodies: group, number, session with its fields, time-out, and what newer clients add.
 _OTHER_FIELDS = 16
@@ -143,7 +141,7 @@ def check_append(
         return InvalidRequest(
             f"a body of {largest} bytes; at most {limits.max_body_bytes}", code=Code.BODY_TOO_LARGE
         )
-    size = sum(map(len, bodies)) + _HEADER_SIZE * len(bodies)
+    size = sum(map(len, bodies)) + ENTRY_HEADER_SIZE * len(bodies)
     if size > limits.max_batch_bytes:
         return InvalidRequest(
             f"a batch of {size} bytes with headers; at most {limits.max_batch_bytes}",

@@ -29,6 +29,7 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.core.values import (
+    ENTRY_HEADER_SIZE,
     MAX_INCARNATION,
     MAX_INDEX,
     MAX_POS,
@@ -48,7 +49,6 @@ Frames = bytes | memoryview
 # Only what the terms of a push are peeked from: size, index and term of a stored entry. The replica verifies
 # the whole batch later; the layout is that of dledger.store.format.batch.
 _PEEK = struct.Struct(">4xiqq")
-_HEADER_SIZE = 48
 
 
 def _within(name: str, value: int, least: int, most: int) -> int:
@@ -384,18 +384,18 @@ def term_runs(frames: Frames, first_index: int, last_index: int, leader_term: in
     Terms never fall along a log and never exceed the leader's, so a first entry of the leader's own term
     settles it: in the steady state one header is looked at, not each.
     """
-    if len(frames) < _HEADER_SIZE:
+    if len(frames) < ENTRY_HEADER_SIZE:
         raise InvalidRequest(f"an Append with {len(frames)} bytes of frames holds no entry")
     size, index, term = _PEEK.unpack_from(frames, 0)
-    if index != first_index or not 0 <= term <= leader_term or size < _HEADER_SIZE:
+    if index != first_index or not 0 <= term <= leader_term or size < ENTRY_HEADER_SIZE:
         raise InvalidRequest(f"frames begin with entry ({index}, {term}), not with {first_index}")
     runs = [TermRun(term, first_index)]
     at, expected, end = size, first_index + 1, len(frames)
     while term != leader_term and at < end:
-        if at + _HEADER_SIZE > end:
+        if at + ENTRY_HEADER_SIZE > end:
             raise InvalidRequest(f"frames are cut at entry {expected}")
         size, index, found = _PEEK.unpack_from(frames, at)
-        if index != expected or not term <= found <= leader_term or size < _HEADER_SIZE:
+        if index != expected or not term <= found <= leader_term or size < ENTRY_HEADER_SIZE:
             raise InvalidRequest(f"frames hold entry ({index}, {found}) after ({expected - 1}, {term})")
         if found != term:
             term = found

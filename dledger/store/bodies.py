@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from zlib_ng.zlib_ng import crc32
 
+from dledger.core.values import ENTRY_HEADER_SIZE
 from dledger.errors import Code, InvalidRequest, ReadFailed
-from dledger.store.format.batch import HEADER_SIZE, MAGIC_NORMAL
+from dledger.store.format.batch import MAGIC_NORMAL
 
 # Of the header, what can be checked without the entry before: all but index, term and channel.
 _unpack = struct.Struct(">ii16xq4xIIi").unpack_from
@@ -36,7 +37,7 @@ def span_runs(spans: Sequence[Span], begin_pos: int, end_pos: int, file_size: in
     numbers: list[int] = []
     for number in sorted(range(len(spans)), key=spans.__getitem__):
         pos, size = spans[number]
-        span_end = pos + HEADER_SIZE + size
+        span_end = pos + ENTRY_HEADER_SIZE + size
         if pos < begin_pos or span_end > end_pos or size < 0:
             raise _out_of_range(pos, size, begin_pos, end_pos)
         if pos >= border or pos - end > MAX_GAP_BYTES or span_end - start > MAX_READ_BYTES:
@@ -60,7 +61,7 @@ def cut_bodies(data: bytes, run: SpanRun, spans: Sequence[Span], found: list[byt
     for number in run.numbers:
         pos, size = spans[number]
         at = pos - start
-        body_at = at + HEADER_SIZE
+        body_at = at + ENTRY_HEADER_SIZE
         body_end = body_at + size
         if body_end <= length:
             magic, entry_size, pos_, chain_crc, body_crc, body_size = _unpack(data, at)
@@ -69,7 +70,7 @@ def cut_bodies(data: bytes, run: SpanRun, spans: Sequence[Span], found: list[byt
                 body_crc == crc32(body)
                 and pos_ == pos
                 and body_size == size
-                and entry_size == size + HEADER_SIZE
+                and entry_size == size + ENTRY_HEADER_SIZE
                 and magic == MAGIC_NORMAL
                 and chain_crc
             ):

@@ -16,14 +16,13 @@ from typing import NamedTuple
 
 from zlib_ng.zlib_ng import crc32
 
-from dledger.core.values import Base, Tail
+from dledger.core.values import ENTRY_HEADER_SIZE, Base, Tail
 from dledger.errors import StorageError
 from dledger.store.api import Damage
 from dledger.store.disk import Disk, read_file, replace_file
 from dledger.store.files import FileSequence
 from dledger.store.format.batch import (
     BLANK_SIZE,
-    HEADER_SIZE,
     MAGIC_INTERNAL,
     MAGIC_NORMAL,
     Batch,
@@ -212,10 +211,10 @@ def _heal(
         next_pos = find_entry(data, pos + 1, at)
         following = header_at(data, at + 1, next_pos) if next_pos is not None else None
         sizes = (next_pos or 0) - pos
-    body_size = sizes - HEADER_SIZE
+    body_size = sizes - ENTRY_HEADER_SIZE
     if following is None or body_size < 0 or data.start_of(pos) != data.start_of(pos + sizes):
         return None
-    body_crc = crc32(data.read(pos + HEADER_SIZE, body_size))
+    body_crc = crc32(data.read(pos + ENTRY_HEADER_SIZE, body_size))
     terms = {term, following.term} | ({hint.term} if hint is not None else set())
     for magic, maybe_term, channel in product(
         (MAGIC_NORMAL, MAGIC_INTERNAL), sorted(terms), (following.channel + 1, 0)
@@ -257,8 +256,8 @@ def record_of(index: FileSequence, at: int) -> IndexRecord | None:
 
 def header_at(data: FileSequence, at: int, pos: int) -> Header | None:
     """The header of entry `at` at this position, None if what is there contradicts itself."""
-    begin = data.read(pos, HEADER_SIZE)
-    if len(begin) < HEADER_SIZE:
+    begin = data.read(pos, ENTRY_HEADER_SIZE)
+    if len(begin) < ENTRY_HEADER_SIZE:
         return None
     header = unpack_header(begin)
     room = data.file_size - pos % data.file_size - BLANK_SIZE
@@ -266,8 +265,8 @@ def header_at(data: FileSequence, at: int, pos: int) -> Header | None:
         header.index == at
         and header.pos == pos
         and header.magic in (MAGIC_NORMAL, MAGIC_INTERNAL)
-        and header.size == header.body_size + HEADER_SIZE
-        and HEADER_SIZE <= header.size <= room
+        and header.size == header.body_size + ENTRY_HEADER_SIZE
+        and ENTRY_HEADER_SIZE <= header.size <= room
         and header.channel >= 0
         and header.term >= 0
     )
@@ -282,7 +281,7 @@ def _jump(data: FileSequence, at: int, pos: int, term: int) -> Header | None:
     found = find_entry(data, pos + 1, at)
     if found is None:
         return None
-    header = unpack_header(data.read(found, HEADER_SIZE))
+    header = unpack_header(data.read(found, ENTRY_HEADER_SIZE))
     return header if header.term == term else None
 
 
@@ -344,12 +343,12 @@ def last_known(
     # is believed: a floor that no log ever had would bar the node for ever.
     pos = find_entry(data, tail.pos, max(ends)[0])
     while pos is not None:
-        header = header_at(data, unpack_header(data.read(pos, HEADER_SIZE)).index, pos)
+        header = header_at(data, unpack_header(data.read(pos, ENTRY_HEADER_SIZE)).index, pos)
         following = look_at(data, header.index + 1, pos + header.size) if header is not None else None
         chain = header.chain_crc if header is not None else 0
         if following is not None and chain_of(following, chain) == following.chain_crc:
             ends.append((following.index, following.term))
-        pos = find_entry(data, pos + HEADER_SIZE, max(ends)[0])
+        pos = find_entry(data, pos + ENTRY_HEADER_SIZE, max(ends)[0])
     last = max(ends)
     return last[1], last[0]
 

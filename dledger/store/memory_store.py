@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
-from dledger.core.values import NO_BASE, Base, HardState, Tail, TermRun
+from dledger.core.values import ENTRY_HEADER_SIZE, NO_BASE, Base, HardState, Tail, TermRun
 from dledger.errors import Code, StorageError
 from dledger.store.api import (
     BatchHead,
@@ -25,7 +25,6 @@ from dledger.store.bodies import Span, check_pos, no_entry_at, span_runs
 from dledger.store.disk import CrashKind
 from dledger.store.format.batch import (
     BLANK_SIZE,
-    HEADER_SIZE,
     MAGIC_NORMAL,
     Batch,
     parse_batch,
@@ -152,7 +151,7 @@ class MemoryLogStore:
     @property
     def reserved_end(self) -> ReservedEnd:
         pos = max(self.tail.pos, self._prepared_end - BLANK_SIZE)
-        return ReservedEnd(pos, self.end_index + (pos - self.tail.pos) // HEADER_SIZE)
+        return ReservedEnd(pos, self.end_index + (pos - self.tail.pos) // ENTRY_HEADER_SIZE)
 
     @property
     def likely_bytes(self) -> int:
@@ -392,7 +391,7 @@ class MemoryLogStore:
             header = unpack_header(batch.data, offset)
             if header.magic != MAGIC_NORMAL or header.body_size != size:
                 raise no_entry_at(pos, size)
-            found[number] = bytes(batch.data)[offset + HEADER_SIZE : offset + header.size]
+            found[number] = bytes(batch.data)[offset + ENTRY_HEADER_SIZE : offset + header.size]
         return found
 
     def index_at_pos(self, pos: int) -> int:

@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import TypeVar
 
-from dledger.core.values import Base, Tail
+from dledger.core.values import ENTRY_HEADER_SIZE, Base, Tail
 from dledger.errors import ReadFailed, StorageError
 from dledger.store.api import BatchHead, EntryDamaged, EntryHeader, Frames, check_range
 from dledger.store.bodies import Span, check_pos, cut_bodies, no_entry_at, span_runs
 from dledger.store.damage import KnownDamage
 from dledger.store.files import FileSequence
 from dledger.store.format.batch import (
-    HEADER_SIZE,
     MAGIC_INTERNAL,
     MAGIC_NORMAL,
     Batch,
@@ -193,8 +192,8 @@ class LogReader:
         """The index of the entry that a data file begins with."""
 
         def find() -> int:
-            begin = self._data.read(start, HEADER_SIZE)
-            index = unpack_header(begin).index if len(begin) == HEADER_SIZE else -1
+            begin = self._data.read(start, ENTRY_HEADER_SIZE)
+            index = unpack_header(begin).index if len(begin) == ENTRY_HEADER_SIZE else -1
             if not self._base.index < index <= self._end_index or self._record(index).pos != start:
                 raise EntryDamaged(f"{self._data.where(start)}: no entry that the index knows", index)
             return index
@@ -280,8 +279,8 @@ class LogReader:
         return entry.tail
 
     def _sums(self, entry: EntryHeader) -> tuple[int, int]:
-        begin = self._data.read(entry.pos, HEADER_SIZE)
-        if len(begin) < HEADER_SIZE:  # the file has been removed since the header was read
+        begin = self._data.read(entry.pos, ENTRY_HEADER_SIZE)
+        if len(begin) < ENTRY_HEADER_SIZE:  # the file has been removed since the header was read
             raise EntryDamaged(f"entry {entry.index}, {self._data.where(entry.pos)}: cut", entry.index)
         header = unpack_header(begin)
         return header.body_crc, header.body_size
@@ -324,8 +323,8 @@ class LogReader:
 
     def _entry(self, index: int) -> EntryHeader:
         record = self._record(index)
-        begin = self._data.read(record.pos, HEADER_SIZE)
-        if len(begin) == HEADER_SIZE:
+        begin = self._data.read(record.pos, ENTRY_HEADER_SIZE)
+        if len(begin) == ENTRY_HEADER_SIZE:
             header = unpack_header(begin)
             fields = (header.magic, header.pos, header.size, header.index, header.term)
             if fields == record and 0 <= header.channel <= self._end_index - index:
@@ -402,7 +401,7 @@ class LogReader:
         """A body that did not pass the quick check. One that is damaged is told from one that never was, and
         from one of original DLedger's, by the index and by the chain."""
         index = self._index_at(pos)
-        body = bytes(self._read(index, index, 0, False).data[HEADER_SIZE:])
+        body = bytes(self._read(index, index, 0, False).data[ENTRY_HEADER_SIZE:])
         if len(body) != size or self._entry(index).magic == MAGIC_INTERNAL:
             raise no_entry_at(pos, size)
         return body
@@ -420,7 +419,7 @@ class LogReader:
         entry = self._entry(index)
         frames = self._read(index, index, 0, False)
         return BatchHead(
-            index, index + entry.channel, entry.term, entry.pos, bytes(frames.data[HEADER_SIZE:])
+            index, index + entry.channel, entry.term, entry.pos, bytes(frames.data[ENTRY_HEADER_SIZE:])
         )
 
     def _index_damage(self, index: int, what: str) -> EntryDamaged:

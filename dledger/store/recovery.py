@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from dledger.core.values import NO_BASE, Base, Tail, TermRun
+from dledger.core.values import ENTRY_HEADER_SIZE, NO_BASE, Base, Tail, TermRun
 from dledger.errors import Code, StorageError
 from dledger.store.damage import KnownDamage, Resumption, is_gone, last_known, make_damage, merge, resume
 from dledger.store.files import FileSequence
-from dledger.store.format.batch import HEADER_SIZE, Batch, encode_blank, unpack_header
+from dledger.store.format.batch import Batch, encode_blank, unpack_header
 from dledger.store.format.layout import INDEX_RECORD_SIZE, index_records, unpack_record
 from dledger.store.scan import LogScanner, Verdict, judge_end
 from dledger.store.state_files import Checkpoint, StoredBase, tail_of
@@ -245,8 +245,8 @@ class _Recovery:
         record = unpack_record(stored)
         if not record.is_plausible(tail.index) or record.pos + record.size != tail.pos:
             return False
-        begin = self._data.read(record.pos, HEADER_SIZE)
-        if len(begin) < HEADER_SIZE:
+        begin = self._data.read(record.pos, ENTRY_HEADER_SIZE)
+        if len(begin) < ENTRY_HEADER_SIZE:
             return False
         header = unpack_header(begin)
         found = Tail(header.index, header.term, header.pos + header.size, header.chain_crc)

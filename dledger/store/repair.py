@@ -7,14 +7,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dledger.core.values import Tail
+from dledger.core.values import ENTRY_HEADER_SIZE, Tail
 from dledger.errors import Code, ReadFailed, StorageError
 from dledger.store.api import Damage, EntryDamaged, Frames, ScrubStep
 from dledger.store.damage import KnownDamage, header_at, locate, look_at
 from dledger.store.disk import PAGE, Buffer, Disk, write_all
 from dledger.store.files import FileSequence
 from dledger.store.format.batch import (
-    HEADER_SIZE,
     Batch,
     DamagedBatch,
     chain_of,
@@ -294,8 +293,8 @@ class Repair:
 def _skip(data: bytes | memoryview, offset: int, index: int) -> int:
     """Where, from `offset` on, the entry `index` begins, or what there is ends."""
     while offset < len(data):
-        header = unpack_header(bytes(data[offset : offset + HEADER_SIZE]))
-        if header.index >= index or header.size < HEADER_SIZE:
+        header = unpack_header(bytes(data[offset : offset + ENTRY_HEADER_SIZE]))
+        if header.index >= index or header.size < ENTRY_HEADER_SIZE:
             break
         offset += header.size
     return offset
@@ -358,7 +357,7 @@ def _drop_cache(
     data.drop_cache_of(pos, min(pos + max_bytes + PAGE, border, durable.pos))
     at = first * INDEX_RECORD_SIZE
     border = index.start_of(at) + index.file_size
-    last = min(first + max_bytes // HEADER_SIZE, durable.index)
+    last = min(first + max_bytes // ENTRY_HEADER_SIZE, durable.index)
     index.drop_cache_of(at, min((last + 1) * INDEX_RECORD_SIZE, border))
 
 

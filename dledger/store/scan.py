@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 from zlib_ng.zlib_ng import crc32
 
-from dledger.core.values import Tail
+from dledger.core.values import ENTRY_HEADER_SIZE, Tail
 from dledger.store.files import FileSequence
 from dledger.store.format.batch import (
     BLANK_SIZE,
-    HEADER_SIZE,
     Batch,
     DamagedBatch,
     Fault,
@@ -57,7 +56,7 @@ class LogScanner:
             offset = self.tail.pos - self._window_pos
             rest = len(self._window) - offset
             fault: DamagedBatch | None = None
-            if rest >= HEADER_SIZE:
+            if rest >= ENTRY_HEADER_SIZE:
                 try:
                     return self._parse(offset)
                 except DamagedBatch as found:
@@ -99,7 +98,7 @@ class LogScanner:
                 # The fault before the border is the one to report, unless that is a proper end of the file.
                 if blank == encode_blank(border - self.tail.pos) and fault.fault is not Fault.EMPTY:
                     self.fault = fault
-                self._load(self.tail.pos, HEADER_SIZE)
+                self._load(self.tail.pos, ENTRY_HEADER_SIZE)
                 return None
             if blank != encode_blank(border - self.tail.pos):
                 self.broken_blanks.append(self.tail.pos)
@@ -186,15 +185,19 @@ def _magic_offsets(window: bytes) -> list[int]:
 
 
 def _is_entry(data: FileSequence, pos: int, after_index: int) -> bool:
-    begin = data.read(pos, HEADER_SIZE)
-    if len(begin) < HEADER_SIZE:
+    begin = data.read(pos, ENTRY_HEADER_SIZE)
+    if len(begin) < ENTRY_HEADER_SIZE:
         return False
     header = unpack_header(begin)
-    if header.pos != pos or header.index <= after_index or header.size != header.body_size + HEADER_SIZE:
+    if (
+        header.pos != pos
+        or header.index <= after_index
+        or header.size != header.body_size + ENTRY_HEADER_SIZE
+    ):
         return False
     if header.body_size < 0 or header.term < 0 or header.channel < 0:
         return False
-    body = data.read(pos + HEADER_SIZE, header.body_size)
+    body = data.read(pos + ENTRY_HEADER_SIZE, header.body_size)
     return len(body) == header.body_size and crc32(body) == header.body_crc
 
 

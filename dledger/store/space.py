@@ -13,12 +13,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import RLock
 
-from dledger.core.values import Tail
+from dledger.core.values import ENTRY_HEADER_SIZE, Tail
 from dledger.errors import Code, StorageError
 from dledger.store.api import ReservedEnd
 from dledger.store.disk import Disk
 from dledger.store.files import FileSequence
-from dledger.store.format.batch import BLANK_SIZE, HEADER_SIZE
+from dledger.store.format.batch import BLANK_SIZE
 from dledger.store.format.layout import INDEX_RECORD_SIZE, NodePaths, index_file_size
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -65,14 +65,14 @@ class Space:
     def reserved_bytes(self, tail: Tail) -> int:
         """See LogStore. Entries are taken to be as small as they can be: the index then fills up first."""
         end = self.reserved_end(tail)
-        return min(self._reserved_data(tail), (end.index - tail.index) * HEADER_SIZE)
+        return min(self._reserved_data(tail), (end.index - tail.index) * ENTRY_HEADER_SIZE)
 
     def likely_bytes(self, tail: Tail) -> int:
         """See LogStore. An index for the smallest entries there can be takes two thirds of what the data
         takes, and lies idle on a disk that is full."""
         if tail.index < 0:
             return self.reserved_bytes(tail)
-        entry_size = max(HEADER_SIZE, tail.pos // (tail.index + 1) // 2)
+        entry_size = max(ENTRY_HEADER_SIZE, tail.pos // (tail.index + 1) // 2)
         return min(self._reserved_data(tail), (self.reserved_end(tail).index - tail.index) * entry_size)
 
     def _reserved_data(self, tail: Tail) -> int:
@@ -85,7 +85,7 @@ class Space:
     def has_room(self, tail: Tail) -> bool:
         """See LogStore."""
         # Enough for what is under way when it becomes less, and not more than a pair of files holds at least.
-        least = min(self._data.file_size // 2, self._index.file_size // INDEX_RECORD_SIZE * HEADER_SIZE)
+        least = min(self._data.file_size // 2, self._index.file_size // INDEX_RECORD_SIZE * ENTRY_HEADER_SIZE)
         if self.likely_bytes(tail) >= least:
             return True
         need = self._data.file_size + self._index.file_size

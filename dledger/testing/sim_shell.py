@@ -9,7 +9,7 @@ from dledger.core.messages import Message
 from dledger.errors import DLedgerError, InvalidRequest
 from dledger.node.async_shell import AsyncShell
 from dledger.replica.rebuild_job import RebuildJob, Rebuilt
-from dledger.replica.shell import AppendOutcome, DiskJob, ResetJob, RoleNotice
+from dledger.replica.shell import AppendOutcome, AppendToken, DiskJob, ResetJob, RoleNotice
 from dledger.store.api import EntryDamaged
 from dledger.testing.virtual.violation import Violation
 from dledger.testing.world import Life
@@ -109,7 +109,7 @@ class SimShell(AsyncShell):
         self._sim.counts["pushes loaded from disk"] += 1
         super().load_push(peer, stream_id, first_index, last_index, max_bytes)
 
-    def answer_append(self, token: object, outcome: AppendOutcome | DLedgerError) -> None:
+    def answer_append(self, token: AppendToken, outcome: AppendOutcome | DLedgerError) -> None:
         self.done += 1
         self.note("append answered:", outcome)
         if isinstance(outcome, AppendOutcome) and outcome.index >= 0:

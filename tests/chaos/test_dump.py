@@ -20,9 +20,9 @@ from chaos.dump import dump_node
 from chaos.trace.schema import LEDGER, problems
 from chaos.trace.writer import TraceWriter
 from chaos.workloads.messages import digest
-from dledger.core.values import EMPTY_TAIL
+from dledger.core.values import EMPTY_TAIL, ENTRY_HEADER_SIZE
 from dledger.store.disk_store import DiskLogStore
-from dledger.store.format.batch import HEADER_SIZE, Batch, encode_batch
+from dledger.store.format.batch import Batch, encode_batch
 from dledger.store.format.layout import file_name
 from dledger.store.identity import Identity, init_directory
 
@@ -138,10 +138,10 @@ def test_records_of_a_broker_name_their_place_and_units_their_entry(tmp_path: Pa
         at = batch.pos
         for record in records[batch.first_index - 1 : batch.last_index]:
             positions.append(at)
-            at += HEADER_SIZE + len(record)
+            at += ENTRY_HEADER_SIZE + len(record)
     queues = ConsumeQueues(tmp_path / "store-broker", OsFiles(), units_per_file=10)
     for n, (pos, record) in enumerate(zip(positions[1:], records[1:], strict=True)):
-        unit = encode_units([(pos + HEADER_SIZE, len(record), 77)])
+        unit = encode_units([(pos + ENTRY_HEADER_SIZE, len(record), 77)])
         queues.obtain("t", n % 2).append(n // 2, unit)
     queues.obtain("t", 1).append(2, encode_units([(10_000, 9, 0)]))
     queues.close()

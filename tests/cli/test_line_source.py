@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dledger.cli.line_source import ENTRY_OVERHEAD, LineBatch, LineBatches, LineSplitter
+from dledger.cli.line_source import LineBatch, LineBatches, LineSplitter
+from dledger.core.values import ENTRY_HEADER_SIZE
 
 
 def obvious_lines(data: bytes) -> list[bytes]:
@@ -80,7 +81,7 @@ async def test_batches_hold_all_lines_in_order_within_the_limits() -> None:
     assert [b.first_line for b in batches[1:]] == [b.last_line + 1 for b in batches[:-1]]
     for batch in batches:
         assert len(batch.bodies) <= 100
-        assert len(batch.bodies) == 1 or batch.size + ENTRY_OVERHEAD * len(batch.bodies) <= 4096
+        assert len(batch.bodies) == 1 or batch.size + ENTRY_HEADER_SIZE * len(batch.bodies) <= 4096
 
 
 async def test_a_line_greater_than_a_batch_goes_alone() -> None:
@@ -89,7 +90,7 @@ async def test_a_line_greater_than_a_batch_goes_alone() -> None:
 
 
 async def test_empty_lines_count_their_overhead() -> None:
-    batches = await gather(b"\n" * 1000, batch_bytes=ENTRY_OVERHEAD * 10, batch_entries=10_000)
+    batches = await gather(b"\n" * 1000, batch_bytes=ENTRY_HEADER_SIZE * 10, batch_entries=10_000)
     assert {len(batch.bodies) for batch in batches} == {10}
 
 

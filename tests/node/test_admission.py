@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dledger.core.sessions import RESULTS_KEPT
+from dledger.core.values import ENTRY_HEADER_SIZE
 from dledger.errors import (
     Code,
     DLedgerError,
@@ -16,12 +17,11 @@ from dledger.errors import (
 )
 from dledger.replica.admission import AppendLimits
 from dledger.replica.shell import AppendOutcome
-from dledger.store.format.batch import HEADER_SIZE
 from dledger.store.format.internal import SessionBatch, Stamped, encode_internal
 from tests.node.replica_world import Host
 
 # Each batch is reckoned to begin with an entry of the log's own: of a session, with a stamp.
-_HEAD = HEADER_SIZE + len(encode_internal(Stamped(0, SessionBatch(0, 0, 0, 0))))
+_HEAD = ENTRY_HEADER_SIZE + len(encode_internal(Stamped(0, SessionBatch(0, 0, 0, 0))))
 
 SMALL = AppendLimits(
     max_body_bytes=100,
@@ -64,7 +64,7 @@ def test_rule_13_a_body_may_be_as_large_as_the_limit_and_no_larger() -> None:
 @pytest.mark.parametrize(("sizes", "fits"), [([100, 100, 56], True), ([100, 100, 57], False)])
 def test_rule_13_a_batch_may_be_as_large_as_the_limit_with_its_headers(sizes: list[int], fits: bool) -> None:
     host = host_with()
-    assert sum(sizes) + 3 * HEADER_SIZE - 400 == (0 if fits else 1)
+    assert sum(sizes) + 3 * ENTRY_HEADER_SIZE - 400 == (0 if fits else 1)
     answer = host.append("batch", *map(bytes, sizes))
     if fits:
         assert answer is None

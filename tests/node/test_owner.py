@@ -22,11 +22,12 @@ from dledger import (
     Role,
     RoleEvent,
 )
+from dledger.core.values import ENTRY_HEADER_SIZE
 from dledger.replica.admission import AppendLimits
 from dledger.replica.owned_append import Fill, prepare
 from dledger.rpc.log_client import LogClient
 from dledger.store.api import ReservedEnd
-from dledger.store.format.batch import HEADER_SIZE, MAGIC_NORMAL
+from dledger.store.format.batch import MAGIC_NORMAL
 from tests.node.local import GROUP, leader_of, running_nodes, until
 from tests.node.replica_world import Host, World
 from tests.node.test_admission import SMALL
@@ -118,7 +119,7 @@ def test_places_are_in_the_next_data_file_if_the_batch_does_not_fit() -> None:
         left = size - host.replica.admission.tail.pos
         host.replica.flush(host.now)
         host.disk()
-    [position] = take(host, "over", bytes(left - HEADER_SIZE)).positions
+    [position] = take(host, "over", bytes(left - ENTRY_HEADER_SIZE)).positions
     assert position == size
     host.replica.flush(host.now)
     host.disk()
@@ -204,7 +205,7 @@ def test_without_room_nothing_waits_and_room_is_asked_for() -> None:
     room.is_full = True
     assert refused(host, Filler(b"x")).code is Code.DISK_FULL
     tail = host.replica.log_tail
-    room.end = ReservedEnd(tail.pos + HEADER_SIZE + 1, tail.index + 1)
+    room.end = ReservedEnd(tail.pos + ENTRY_HEADER_SIZE + 1, tail.index + 1)
     assert take(host, "fits", b"x").positions == [tail.pos]
 
 
@@ -308,7 +309,7 @@ async def test_batches_are_committed_and_read_on_every_node(tmp_path: Path) -> N
         buffer[:] = bytes(9)
         assert outcome.count == 3 and outcome.term == leader.term
         assert leader.committed_index >= outcome.index + 2
-        assert leader.committed_pos == outcome.pos + 3 * HEADER_SIZE + 11
+        assert leader.committed_pos == outcome.pos + 3 * ENTRY_HEADER_SIZE + 11
         for server in servers:
             await server.wait_committed(outcome.index + 2)
             assert await server.wait_applied(outcome.index + 2) == server.applied_index

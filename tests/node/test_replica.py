@@ -15,11 +15,11 @@ from dledger.core.messages import (
     TakeLeadership,
     VoteResponse,
 )
-from dledger.core.values import Role
+from dledger.core.values import ENTRY_HEADER_SIZE, Role
 from dledger.errors import Code, DLedgerError, Indeterminate, NotLeader, Overloaded
 from dledger.replica.admission import AppendLimits
 from dledger.replica.shell import AppendOutcome, DiskJob, HardStateJob, WriteJob
-from dledger.store.format.batch import HEADER_SIZE, MAGIC_NORMAL
+from dledger.store.format.batch import MAGIC_NORMAL
 from dledger.store.format.internal import NoOp, Stamped, encode_internal
 from tests.node.replica_world import Host, World, pushes
 
@@ -563,7 +563,7 @@ def test_status_tells_followers_and_positions() -> None:
     status = leader.replica.status()
     assert (status.role, status.committed_index, status.ledger_end_index) == (Role.LEADER, 1, 1)
     noop = len(encode_internal(Stamped(0, NoOp())))
-    assert status.committed_pos == status.ledger_end_pos == 2 * HEADER_SIZE + noop + len(b"entry")
+    assert status.committed_pos == status.ledger_end_pos == 2 * ENTRY_HEADER_SIZE + noop + len(b"entry")
     assert [(f.node_id, f.match_index, f.lag_bytes) for f in status.followers] == [("b", 1, 0), ("c", 1, 0)]
     assert status.pending_bytes == 0
     assert world["b"].replica.status().followers == ()

@@ -9,12 +9,12 @@ from random import Random
 import pytest
 
 from dledger import Applied, AppliedEntry, DurableStateMachine
-from dledger.core.values import Base
+from dledger.core.values import ENTRY_HEADER_SIZE, Base
 from dledger.errors import Code, StorageError
 from dledger.node.machine.state_feeder import StateFeeder
 from dledger.node.machine.state_plan import Apply, Load, Loaded, Replay, Save, StatePlan
 from dledger.store.disk import CrashKind
-from dledger.store.format.batch import HEADER_SIZE, Batch, encode_batch
+from dledger.store.format.batch import Batch, encode_batch
 from dledger.store.identity import Identity
 from dledger.store.memory_store import MemoryLogStore
 from tests.store.helpers import IDENTITY, SIZE, make_batches
@@ -210,7 +210,7 @@ def test_entries_carry_where_they_are_in_the_log() -> None:
     for entry in seen:
         header = store.entry(entry.index)
         assert (entry.term, entry.pos) == (header.term, header.pos)
-        assert HEADER_SIZE + len(entry.body) == header.size
+        assert ENTRY_HEADER_SIZE + len(entry.body) == header.size
         assert store.read_bodies([(entry.pos, len(entry.body))], store.tail.pos) == [entry.body]
 
 

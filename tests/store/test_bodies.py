@@ -7,13 +7,12 @@ from random import Random
 
 import pytest
 
-from dledger.core.values import EMPTY_TAIL, Tail
+from dledger.core.values import EMPTY_TAIL, ENTRY_HEADER_SIZE, Tail
 from dledger.errors import Code, InvalidRequest, ReadFailed
 from dledger.store.api import EntryDamaged, LogStore
 from dledger.store.bodies import MAX_GAP_BYTES, MAX_READ_BYTES, span_runs
 from dledger.store.disk_store import DiskLogStore
 from dledger.store.format.batch import (
-    HEADER_SIZE,
     MAGIC_NORMAL,
     Batch,
     decode_entries,
@@ -75,7 +74,7 @@ def test_bodies_that_are_written_and_not_yet_durable_can_be_read(store: LogStore
 
 def test_what_lies_beyond_the_end_or_beyond_what_may_be_read_is_out_of_range(store: LogStore) -> None:
     spans = spans_of(fill(store))
-    last = spans[-1][0] + HEADER_SIZE + spans[-1][1]
+    last = spans[-1][0] + ENTRY_HEADER_SIZE + spans[-1][1]
     for span, end_pos in (
         (spans[-1], last - 1),
         ((store.tail.pos, 0), store.tail.pos),
@@ -157,7 +156,7 @@ def test_a_flipped_byte_of_a_header_or_body_is_named_by_its_index() -> None:
     index = store.index_at_pos(pos)
     path = NodePaths(ROOT).data / file_name(pos - pos % SIZE)
     only_chained = {*range(8, 24), *range(32, 40)}
-    for at in set(range(HEADER_SIZE + len(body))) - only_chained:
+    for at in set(range(ENTRY_HEADER_SIZE + len(body))) - only_chained:
         assert disk.flip_durable(path, pos % SIZE + at, 4) is not None
         with pytest.raises(EntryDamaged) as error:
             store.read_bodies([(pos, len(body))], store.tail.pos)
@@ -170,7 +169,7 @@ def test_what_is_known_to_be_damaged_is_not_given_away() -> None:
     disk, store, bodies = opened()
     pos = next(pos for pos, body in bodies.items() if body)
     path = NodePaths(ROOT).data / file_name(pos - pos % SIZE)
-    disk.flip_durable(path, pos % SIZE + HEADER_SIZE, 1)
+    disk.flip_durable(path, pos % SIZE + ENTRY_HEADER_SIZE, 1)
     damage = store.note_damage(store.index_at_pos(pos))
     assert damage is not None
     with pytest.raises(EntryDamaged) as error:
@@ -196,7 +195,7 @@ def test_bodies_that_original_dledger_wrote_without_sums_are_read() -> None:
 
 def test_neighbours_are_read_at_once_within_limits() -> None:
     body, far = 1000, MAX_GAP_BYTES + 2000
-    step = HEADER_SIZE + body
+    step = ENTRY_HEADER_SIZE + body
     near = [(at * step, body) for at in range(10)]
     runs = span_runs([*reversed(near), (9 * step + far, body)], 0, LARGE, LARGE)
     assert [(run.pos, run.size, len(run.numbers)) for run in runs] == [
@@ -207,7 +206,7 @@ def test_neighbours_are_read_at_once_within_limits() -> None:
     sizes = [run.size for run in span_runs(many, 0, LARGE, LARGE)]
     assert max(sizes) <= MAX_READ_BYTES and len(sizes) == -(-3000 * step // MAX_READ_BYTES)
     one = span_runs([(0, 2 * MAX_READ_BYTES)], 0, LARGE, LARGE)
-    assert [run.size for run in one] == [2 * MAX_READ_BYTES + HEADER_SIZE]
+    assert [run.size for run in one] == [2 * MAX_READ_BYTES + ENTRY_HEADER_SIZE]
 
 
 def test_a_read_stays_within_one_file() -> None:

@@ -9,12 +9,12 @@ from random import Random
 
 import pytest
 
-from dledger.core.values import EMPTY_TAIL
+from dledger.core.values import EMPTY_TAIL, ENTRY_HEADER_SIZE
 from dledger.errors import Code, StorageError
 from dledger.store.api import Damage, Frames
 from dledger.store.disk import Buffer, OsDisk
 from dledger.store.disk_store import DiskLogStore
-from dledger.store.format.batch import BLANK_SIZE, HEADER_SIZE, Batch, encode_batch
+from dledger.store.format.batch import BLANK_SIZE, Batch, encode_batch
 from dledger.store.format.layout import file_name
 from dledger.store.identity import Identity, init_directory
 from dledger.testing.virtual.sim_disk import CrashKind, SimDisk
@@ -207,7 +207,7 @@ def test_rule_10_an_own_batch_that_does_not_end_as_it_must_is_not_taken() -> Non
     """It follows what came before: a lost write has left what an earlier leader had written there."""
     disk, store, damage = damaged(20, 21)
     *before, last = lost(damage)
-    sizes = [last.size - HEADER_SIZE * last.count - last.count + 1, *[1] * (last.count - 1)]
+    sizes = [last.size - ENTRY_HEADER_SIZE * last.count - last.count + 1, *[1] * (last.count - 1)]
     other = encode_batch(before[-1].tail, last.term, [b"x" * size for size in sizes], data_file_size=SIZE)
     assert (other.size, other.pos, other.last_index) == (last.size, last.pos, last.last_index)
     file = ROOT / "data" / file_name(last.pos - last.pos % SIZE)

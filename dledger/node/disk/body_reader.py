@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from dledger.core.values import ENTRY_HEADER_SIZE
 from dledger.errors import Code, InvalidRequest, ReadFailed
 from dledger.node.loop.readable import ReadableLog
 from dledger.store.api import EntryDamaged, LogStore
-from dledger.store.format.batch import HEADER_SIZE
 
 MAX_BYTES = 64 << 20  # of the bodies that one call asks for
 
@@ -53,7 +53,7 @@ class BodyReader:
 
     def read_at(self, pos: int) -> bytes:
         """See NodeServer.body_at."""
-        size = self._store.entry(self.index_at(pos)).size - HEADER_SIZE
+        size = self._store.entry(self.index_at(pos)).size - ENTRY_HEADER_SIZE
         return self.read([(pos, size)])[0]
 
     def _look(self) -> None:

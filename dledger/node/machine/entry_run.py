@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import overload
 
+from dledger.core.values import ENTRY_HEADER_SIZE
 from dledger.node.machine.state_machine import AppliedEntry
-from dledger.store.format.batch import HEADER_SIZE, MAGIC_NORMAL, DamagedBatch, unpack_begin
+from dledger.store.format.batch import MAGIC_NORMAL, DamagedBatch, unpack_begin
 
 
 class EntryRun(Sequence[AppliedEntry]):
@@ -45,7 +46,9 @@ class EntryRun(Sequence[AppliedEntry]):
             while at < end:
                 magic, size, index, term, pos = _begin(piece, at)
                 if magic == MAGIC_NORMAL:
-                    entries.append(AppliedEntry(index, term, bytes(piece[at + HEADER_SIZE : at + size]), pos))
+                    entries.append(
+                        AppliedEntry(index, term, bytes(piece[at + ENTRY_HEADER_SIZE : at + size]), pos)
+                    )
                 at += size
         return entries
 
@@ -53,10 +56,10 @@ class EntryRun(Sequence[AppliedEntry]):
 def _begin(piece: bytes | memoryview, at: int) -> tuple[int, int, int, int, int]:
     """Magic, size, index, term and position of the entry at `at`. DamagedBatch if there is none."""
     left = len(piece) - at
-    if left < HEADER_SIZE:
+    if left < ENTRY_HEADER_SIZE:
         raise DamagedBatch("cut in a header", index=-1, pos=-1)
     found: tuple[int, int, int, int, int] = unpack_begin(piece, at)
-    if not HEADER_SIZE <= found[1] <= left:
+    if not ENTRY_HEADER_SIZE <= found[1] <= left:
         raise DamagedBatch(f"a size of {found[1]} bytes", index=found[2], pos=found[4])
     return found
 

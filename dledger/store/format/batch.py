@@ -19,11 +19,10 @@ from typing import NamedTuple
 
 from zlib_ng.zlib_ng import crc32
 
-from dledger.core.values import Tail
+from dledger.core.values import ENTRY_HEADER_SIZE, Tail
 from dledger.errors import Code, InvalidRequest, StorageError
 from dledger.store.format.columns import RECORD_SIZE, is_long, lay_out, may_be_many
 
-HEADER_SIZE = 48
 BLANK_SIZE = 8  # the least that every data file keeps free, for the blank that ends it
 
 MAGIC_NORMAL = 1
@@ -184,7 +183,7 @@ def encode_batch(
     assert bodies or head is not None, "a batch has at least one entry"
     assert term >= tail.term, f"term {term} after {tail.term}: terms never fall"
     count = len(bodies) + (head is not None)
-    size = sum(map(len, bodies)) + len(head or b"") + HEADER_SIZE * count
+    size = sum(map(len, bodies)) + len(head or b"") + ENTRY_HEADER_SIZE * count
     if size > max_batch_size(data_file_size):
         raise InvalidRequest(
             f"a batch of {size} bytes; a data file holds {max_batch_size(data_file_size)}",
@@ -205,7 +204,7 @@ def encode_batch(
         magic = MAGIC_INTERNAL
     for body, body_crc in zip(bodies, sums, strict=True):
         length = len(body)
-        entry_size = length + HEADER_SIZE
+        entry_size = length + ENTRY_HEADER_SIZE
         summed = _pack_chained(magic, entry_size, index, term, pos, channel, body_crc, length, chain)
         chain = crc32(summed) or 1
         add(summed[:36])
@@ -247,7 +246,7 @@ def _parse_together(
     data: bytes | memoryview, offset: int, tail: Tail, first: Header, data_file_size: int
 ) -> list[Batch]:
     """The batches from `offset` on, as far as they are found good side by side; none if they are too few."""
-    columns = lay_out(data, offset, len(data) // HEADER_SIZE) if may_be_many(data, offset) else None
+    columns = lay_out(data, offset, len(data) // ENTRY_HEADER_SIZE) if may_be_many(data, offset) else None
     if columns is None:
         return []
     sound = columns.sound(first.index, first.pos, _pack_crc(tail.chain_crc), len(columns))
@@ -290,7 +289,11 @@ def _batch(
         )
     if end_pos > first_pos - first_pos % data_file_size + max_batch_size(data_file_size):
         raise DamagedBatch("the batch reaches over a file border", index=first.index, pos=first_pos)
-    head = bytes(data[offset + HEADER_SIZE : offset + first.size]) if first.magic == MAGIC_INTERNAL else None
+    head = (
+        bytes(data[offset + ENTRY_HEADER_SIZE : offset + first.size])
+        if first.magic == MAGIC_INTERNAL
+        else None
+    )
     whole = data if offset == 0 and at == len(data) else memoryview(data)[offset:at]
     return Batch(first.index, index, first.term, first_pos, end_pos, chain, whole, head, records)
 
@@ -311,17 +314,17 @@ def _parse_entries(data: bytes | memoryview, offset: int, tail: Tail, first: Hea
     if not isinstance(data, bytes):
         data = bytes(data)
     while True:
-        if at + HEADER_SIZE > end:
+        if at + ENTRY_HEADER_SIZE > end:
             raise DamagedBatch("cut in a header", index=index, pos=at + shift, fault=Fault.INCOMPLETE)
         magic, size, index_, term_, pos_, channel, chain, body_crc, body_size = _unpack_header(data, at)
-        body_at = at + HEADER_SIZE
+        body_at = at + ENTRY_HEADER_SIZE
         body_end = body_at + body_size
         if (
             index_ != index
             or term_ != term
             or pos_ != at + shift
             or channel != left
-            or size != body_size + HEADER_SIZE
+            or size != body_size + ENTRY_HEADER_SIZE
             or body_size < 0
             or (magic != MAGIC_NORMAL and (magic != MAGIC_INTERNAL or at != offset))
             or body_end > end
@@ -342,8 +345,8 @@ def _first_header(data: bytes | memoryview, offset: int, tail: Tail, data_file_s
     """The header at `offset`, if it can be that of the first entry of a batch after `tail`."""
     index = tail.index + 1
     border = tail.pos - tail.pos % data_file_size + data_file_size
-    begin = bytes(data[offset : offset + HEADER_SIZE])
-    if len(begin) == HEADER_SIZE:  # nearly always, and nearly always well
+    begin = bytes(data[offset : offset + ENTRY_HEADER_SIZE])
+    if len(begin) == ENTRY_HEADER_SIZE:  # nearly always, and nearly always well
         first = unpack_header(begin)
         if (
             first.magic > 0
@@ -358,7 +361,7 @@ def _first_header(data: bytes | memoryview, offset: int, tail: Tail, data_file_s
         raise DamagedBatch("a blank", index=index, pos=tail.pos, fault=Fault.BLANK)
     if not begin.strip(b"\0"):
         raise DamagedBatch("nothing was written here", index=index, pos=tail.pos, fault=Fault.EMPTY)
-    if len(begin) < HEADER_SIZE:
+    if len(begin) < ENTRY_HEADER_SIZE:
         raise DamagedBatch("cut in a header", index=index, pos=tail.pos, fault=Fault.INCOMPLETE)
     if first.index != index:
         raise DamagedBatch(f"the header says index {first.index}", index=index, pos=tail.pos)
@@ -378,7 +381,7 @@ def _check_slowly(data: bytes, at: int, expected: Header, previous: bytes, *, is
         for name in ("index", "term", "pos", "channel")
         if getattr(found, name) != getattr(expected, name)
     ]
-    if found.size != found.body_size + HEADER_SIZE or found.body_size < 0:
+    if found.size != found.body_size + ENTRY_HEADER_SIZE or found.body_size < 0:
         wrong.append(f"size {found.size} with a body of {found.body_size}")
     if found.magic != MAGIC_NORMAL and not (found.magic == MAGIC_INTERNAL and is_first):
         wrong.append(f"magic {found.magic}")
@@ -389,7 +392,7 @@ def _check_slowly(data: bytes, at: int, expected: Header, previous: bytes, *, is
         raise DamagedBatch("cut in a body", index=index, pos=pos, fault=Fault.INCOMPLETE)
     if _is_originals(found, int.from_bytes(previous)):
         return
-    if crc32(data[at + HEADER_SIZE : end]) != found.body_crc:
+    if crc32(data[at + ENTRY_HEADER_SIZE : end]) != found.body_crc:
         raise DamagedBatch("body_crc does not match the body", index=index, pos=pos)
     raise DamagedBatch("chain_crc does not match the header and the entry before", index=index, pos=pos)
 
@@ -430,13 +433,13 @@ def verify_run(
             whole_index, whole_size = whole_index + whole, columns.offset(whole) if whole else 0
             if sound == wanted:
                 return Run(index - 1, at, whole_index, whole_size)
-    while index <= last_index and at + HEADER_SIZE <= end:
+    while index <= last_index and at + ENTRY_HEADER_SIZE <= end:
         magic, size, index_, _, pos, channel, chain, body_crc, body_size = _unpack_header(data, at)
         if magic == MAGIC_BLANK:
             break
-        body_at = at + HEADER_SIZE
+        body_at = at + ENTRY_HEADER_SIZE
         body_end = body_at + body_size
-        if index_ != index or pos != first_pos + at or size != body_size + HEADER_SIZE or body_size < 0:
+        if index_ != index or pos != first_pos + at or size != body_size + ENTRY_HEADER_SIZE or body_size < 0:
             what = f"the header says index {index_}, position {pos}, size {size}, body size {body_size}"
             raise DamagedBatch(what, index=index, pos=first_pos + at)
         if body_end > end:
@@ -476,12 +479,12 @@ def decode_entries(data: bytes | memoryview) -> list[Entry]:
     entries: list[Entry] = []
     at, end = 0, len(run)
     while at < end:
-        if at + HEADER_SIZE > end:
+        if at + ENTRY_HEADER_SIZE > end:
             raise _cut(entries[-1].index + 1 if entries else -1)
         magic, size, index, term, pos, _, _, _, _ = _unpack_header(run, at)
-        if not HEADER_SIZE <= size <= end - at:
+        if not ENTRY_HEADER_SIZE <= size <= end - at:
             raise DamagedBatch(f"a size of {size} bytes", index=index, pos=pos)
-        entries.append(Entry(index, term, pos, magic, run[at + HEADER_SIZE : at + size]))
+        entries.append(Entry(index, term, pos, magic, run[at + ENTRY_HEADER_SIZE : at + size]))
         at += size
     return entries
 
@@ -501,12 +504,12 @@ def verify_entries(data: bytes | memoryview, previous_chain: int | None = None) 
     at, end = 0, len(run)
     chain, index = previous_chain, -1
     while at < end:
-        if at + HEADER_SIZE > end:
+        if at + ENTRY_HEADER_SIZE > end:
             raise _cut(index + 1)
         header = unpack_header(run, at)
         if index == -1:
             index = header.index
-        body = run[at + HEADER_SIZE : at + header.size]
+        body = run[at + ENTRY_HEADER_SIZE : at + header.size]
         fault = _entry_fault(header, body, index, chain)
         if fault is not None:
             raise DamagedBatch(fault, index=index, pos=header.pos)
@@ -518,7 +521,7 @@ def verify_entries(data: bytes | memoryview, previous_chain: int | None = None) 
 
 
 def _entry_fault(header: Header, body: bytes, index: int, previous_chain: int | None) -> str | None:
-    if header.size != header.body_size + HEADER_SIZE or header.body_size < 0:
+    if header.size != header.body_size + ENTRY_HEADER_SIZE or header.body_size < 0:
         return f"size {header.size} with a body of {header.body_size}"
     if header.index != index:
         return f"the header says index {header.index}"

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from zlib_ng.zlib_ng import crc32
 
+from dledger.core.values import ENTRY_HEADER_SIZE
+
 Column = npt.NDArray[Any]
 
-_SIZE = 48  # of a header
 RECORD_SIZE = 32  # of an index record
 #: The header of an entry; see dledger.store.format.batch.
 _HEADER = np.dtype(
@@ -51,7 +52,9 @@ class Columns:
         self._data = data
         self._borders = [*offsets, end]
         # The headers at any offset, without a copy; those of these entries, with one.
-        anywhere: Column = np.ndarray((len(data) - _SIZE + 1, _SIZE), np.uint8, data, strides=(1, 1))
+        anywhere: Column = np.ndarray(
+            (len(data) - ENTRY_HEADER_SIZE + 1, ENTRY_HEADER_SIZE), np.uint8, data, strides=(1, 1)
+        )
         self._offsets = np.frombuffer(array("q", offsets), np.int64)
         self._raw = anywhere[self._offsets]
         self._headers = self._raw.view(_HEADER)[:, 0]
@@ -78,7 +81,7 @@ class Columns:
         found = self._headers
         good = found["index"] == np.arange(index, index + len(self))
         good &= found["pos"] == self._offsets + (pos - self._borders[0])
-        good &= found["size"] == found["body_size"] + _SIZE
+        good &= found["size"] == found["body_size"] + ENTRY_HEADER_SIZE
         good &= (found["magic"] == 1) | (found["magic"] == 2)
         good &= found["chain_crc"] == self._chain(previous_chain)
         plausible = min(_leading(good), most)
@@ -122,7 +125,10 @@ class Columns:
 
     def _body_sums(self, count: int) -> Column:
         data = memoryview(self._data)
-        sums = [crc32(data[begin + _SIZE : end]) for begin, end in pairwise(self._borders[: count + 1])]
+        sums = [
+            crc32(data[begin + ENTRY_HEADER_SIZE : end])
+            for begin, end in pairwise(self._borders[: count + 1])
+        ]
         return np.frombuffer(
             array("I", sums), np.uint32
         )  # a list would take numpy a third as long as the sums
@@ -130,7 +136,7 @@ class Columns:
     def _chain(self, previous: bytes) -> Column:
         """The chain_crc that each has to have, if those before it are right."""
         raw = self._raw.T
-        summed = np.empty((_SIZE, len(self)), np.uint8)
+        summed = np.empty((ENTRY_HEADER_SIZE, len(self)), np.uint8)
         summed[:36] = raw[:36]
         summed[36:44] = raw[40:48]
         summed[44:, 0] = np.frombuffer(previous, np.uint8)
@@ -142,13 +148,13 @@ class Columns:
 
 def lay_out(data: bytes | memoryview, offset: int, most: int) -> Columns | None:
     """Up to `most` entries from `offset` on, as far as they are whole. None if they are too few."""
-    if most < LEAST or len(data) - offset < LEAST * _SIZE:
+    if most < LEAST or len(data) - offset < LEAST * ENTRY_HEADER_SIZE:
         return None
     offsets: list[int] = []
     at, end = offset, len(data)
-    while len(offsets) < most and at + _SIZE <= end:
+    while len(offsets) < most and at + ENTRY_HEADER_SIZE <= end:
         magic, size, channel = _unpack_step(data, at)
-        if magic <= 0 or size < _SIZE or at + size > end:
+        if magic <= 0 or size < ENTRY_HEADER_SIZE or at + size > end:
             break
         # Mostly, what is left of a batch is of one size.
         count = _of_equal_size(data, at, size, min(channel + 1, (end - at) // size, most - len(offsets)))
@@ -159,13 +165,13 @@ def lay_out(data: bytes | memoryview, offset: int, most: int) -> Columns | None:
 
 def is_long(data: bytes | memoryview, offset: int) -> bool:
     """Whether a batch begins there, it seems, that is worth laying out."""
-    return len(data) - offset >= LEAST * _SIZE and _unpack_step(data, offset)[2] + 1 >= LEAST
+    return len(data) - offset >= LEAST * ENTRY_HEADER_SIZE and _unpack_step(data, offset)[2] + 1 >= LEAST
 
 
 def may_be_many(data: bytes | memoryview, offset: int) -> bool:
     """Whether what begins there are enough entries to be laid out, if they are as large as the first one."""
     left = len(data) - offset
-    return left >= LEAST * _SIZE and left >= LEAST * _unpack_size(data, offset)[0]
+    return left >= LEAST * ENTRY_HEADER_SIZE and left >= LEAST * _unpack_size(data, offset)[0]
 
 
 def _of_equal_size(data: bytes | memoryview, at: int, size: int, most: int) -> int:
@@ -188,14 +194,14 @@ def _crc32_tables() -> Column:
     """What each value of each of 48 bytes adds to a crc32, which is linear: [place * 256 + value]."""
     last = np.array([crc32(bytes([value])) ^ crc32(b"\0") for value in range(256)], np.uint32)
     tables = [last]
-    for _ in range(_SIZE - 1):
+    for _ in range(ENTRY_HEADER_SIZE - 1):
         later = tables[-1]  # one byte further from the end: as if a zero came after it
         tables.append((later >> 8) ^ last[later & 0xFF])
     return np.concatenate(tables[::-1])
 
 
 _TABLES = _crc32_tables()
-_PLACES = np.arange(_SIZE)[:, None] * 256
+_PLACES = np.arange(ENTRY_HEADER_SIZE)[:, None] * 256
 
 
 def crc32_columns(columns: Column) -> Column:

@@ -6,7 +6,8 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from dledger.store.format.batch import HEADER_SIZE, MAGIC_INTERNAL, MAGIC_NORMAL
+from dledger.core.values import ENTRY_HEADER_SIZE
+from dledger.store.format.batch import MAGIC_INTERNAL, MAGIC_NORMAL
 from dledger.store.format.columns import RECORD_SIZE, lay_out
 
 DATA = "data"
@@ -55,7 +56,7 @@ class IndexRecord(NamedTuple):
         return (
             self.index == index
             and self.magic in (MAGIC_NORMAL, MAGIC_INTERNAL)
-            and self.size >= HEADER_SIZE
+            and self.size >= ENTRY_HEADER_SIZE
             and self.pos >= 0
             and self.term >= 0
         )
@@ -68,7 +69,7 @@ def unpack_record(data: bytes, offset: int = 0) -> IndexRecord:
 
 def index_records(data: bytes | memoryview) -> bytes:
     """The index records of the entries in `data`: five fields of each header in another order."""
-    columns = lay_out(data, 0, len(data) // HEADER_SIZE)
+    columns = lay_out(data, 0, len(data) // ENTRY_HEADER_SIZE)
     if columns is not None and columns.offset(len(columns)) == len(data):
         return columns.index_records()
     run = data if isinstance(data, bytes) else bytes(data)

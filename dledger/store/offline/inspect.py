@@ -10,14 +10,13 @@ from typing import NamedTuple, Self, TypeVar
 
 from zlib_ng.zlib_ng import crc32
 
-from dledger.core.values import Base, HardState
+from dledger.core.values import ENTRY_HEADER_SIZE, Base, HardState
 from dledger.errors import StorageError
 from dledger.store.api import Damage
 from dledger.store.damage import make_damage, read_damages, resume
 from dledger.store.disk import Disk, OsDisk
 from dledger.store.files import FileSequence
 from dledger.store.format.batch import (
-    HEADER_SIZE,
     MAGIC_BLANK,
     MAGIC_INTERNAL,
     Batch,
@@ -150,7 +149,7 @@ class OfflineLog:
             at, data = 0, bytes(batch.data)
             while at < len(data):
                 header = unpack_header(data, at)
-                body = data[at + HEADER_SIZE : at + header.size]
+                body = data[at + ENTRY_HEADER_SIZE : at + header.size]
                 internal = header.magic == MAGIC_INTERNAL
                 yield StoredEntry(header.index, header.term, header.pos, internal, body, header.chain_crc)
                 at += header.size
@@ -270,9 +269,9 @@ class _Inspection:
     def entries(self, first_index: int, last_index: int | None) -> Iterator[EntryReport]:
         pos, chain = self._first_position(first_index)
         while pos < self._data.end:
-            begin = self._data.read(pos, HEADER_SIZE)
-            header = unpack_header(begin) if len(begin) == HEADER_SIZE else None
-            if header is None or header.size < HEADER_SIZE or header.magic == MAGIC_BLANK:
+            begin = self._data.read(pos, ENTRY_HEADER_SIZE)
+            header = unpack_header(begin) if len(begin) == ENTRY_HEADER_SIZE else None
+            if header is None or header.size < ENTRY_HEADER_SIZE or header.magic == MAGIC_BLANK:
                 # A blank, or the end of what was written: entries go on at the next file border, if at all.
                 pos = self._data.start_of(pos) + self._data.file_size
                 continue
@@ -299,12 +298,12 @@ class _Inspection:
         stored = self._index.read(index * INDEX_RECORD_SIZE, INDEX_RECORD_SIZE)
         if len(stored) < INDEX_RECORD_SIZE or not unpack_record(stored).is_plausible(index):
             return None
-        begin = self._data.read(unpack_record(stored).pos, HEADER_SIZE)
-        return unpack_header(begin).chain_crc if len(begin) == HEADER_SIZE else None
+        begin = self._data.read(unpack_record(stored).pos, ENTRY_HEADER_SIZE)
+        return unpack_header(begin).chain_crc if len(begin) == ENTRY_HEADER_SIZE else None
 
     def _entry_report(self, pos: int, previous_chain: int | None) -> EntryReport:
-        header = unpack_header(self._data.read(pos, HEADER_SIZE))
-        body = self._data.read(pos + HEADER_SIZE, max(header.body_size, 0))
+        header = unpack_header(self._data.read(pos, ENTRY_HEADER_SIZE))
+        body = self._data.read(pos + ENTRY_HEADER_SIZE, max(header.body_size, 0))
         return EntryReport(
             header.index,
             header.term,
