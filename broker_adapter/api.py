@@ -100,15 +100,27 @@ class Assignment(NamedTuple):
 MESSAGE_TYPES = ("", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "PRIORITY")
 
 
+#: Bits of the permissions of a topic, as RocketMQ has them.
+PERM_WRITE, PERM_READ = 2, 4
+
+
 class TopicConfig(NamedTuple):
     name: str
     read_queues: int = 4
     write_queues: int = 4
-    perm: int = 6  # 4 readable, 2 writable
+    perm: int = PERM_READ | PERM_WRITE
     sys_flag: int = 0
     order: bool = False
     message_type: str = ""  # RocketMQ's attribute message.type, one of MESSAGE_TYPES; "" takes all
     auto_created: bool = False  # because a client used it: it expires. No admin has put it since
+
+    @property
+    def is_readable(self) -> bool:
+        return bool(self.perm & PERM_READ)
+
+    @property
+    def is_writable(self) -> bool:
+        return bool(self.perm & PERM_WRITE)
 
     def told(self) -> dict[str, Any]:
         """What clients and NameServers are told, by name: `auto_created` is the broker's own affair."""

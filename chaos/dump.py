@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from broker_adapter.errors import StoredDataDamaged
-from broker_adapter.format.message import ENTRY_HEADER_SIZE, Message, decode
+from broker_adapter.format.message import Message, decode
 from broker_adapter.metadata.commands import METADATA_TOPIC
 from broker_adapter.pop.commands import DELIVERY_TOPIC
 from broker_adapter.store.offline import OfflineQueues
@@ -22,7 +22,7 @@ from chaos.hostile.orders import PREFIX as HOSTILE_PREFIX
 from chaos.trace.schema import LEDGER, Ev
 from chaos.trace.writer import TraceWriter
 from chaos.workloads.messages import UNREADABLE, digest, number_of
-from dledger import OfflineLog, StoredEntry
+from dledger import ENTRY_HEADER_SIZE, OfflineLog, StoredEntry
 
 _ANY_BODY = 1 << 30
 #: Of the broker's own state: no messages of anybody.

@@ -6,13 +6,13 @@ import asyncio
 
 import click
 
-from broker_adapter.api import MESSAGE_TYPES, TopicConfig
+from broker_adapter.api import MESSAGE_TYPES, PERM_READ, PERM_WRITE, TopicConfig
 from broker_adapter.cli.broker_options import ask_broker, json_option, shown_time, target_options
 from broker_adapter.cli.broker_target import Target
 from dledger import print_json, print_table
 from dledger.cli.output import counted
 
-_PERMS = {"rw": 6, "r": 4, "w": 2, "none": 0}
+_PERMS = {"rw": PERM_READ | PERM_WRITE, "r": PERM_READ, "w": PERM_WRITE, "none": 0}
 _MAX_QUEUES = 1024
 #: A NameServer hears of a new topic at once; one that is down does not.
 _ROUTE_SECONDS = 3.0
@@ -123,11 +123,16 @@ def list_(target: Target, as_json: bool) -> None:
     if as_json:
         print_json([config.told() for config in found])
         return
-    names = {bits: name for name, bits in _PERMS.items()}
     print_table(
         ("topic", "read queues", "write queues", "perm", "type"),
         [
-            (c.name, c.read_queues, c.write_queues, names.get(c.perm & 6, c.perm), c.message_type or "all")
+            (
+                c.name,
+                c.read_queues,
+                c.write_queues,
+                _perm_name(c.perm),
+                c.message_type or "all",
+            )
             for c in found
         ],
     )
@@ -165,3 +170,8 @@ def stats(name: str, target: Target, as_json: bool) -> None:
     )
     messages = sum(q.max_offset - q.min_offset for q in found)
     click.echo(f"{counted(messages, 'message')} in {counted(len(found), 'queue')}")
+
+
+def _perm_name(perm: int) -> str:
+    names = {bits: name for name, bits in _PERMS.items()}
+    return names[perm & _PERMS["rw"]]

@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-from broker_adapter.api import BrokerInfo, BrokerRole, TopicConfig
+from broker_adapter.api import PERM_READ, PERM_WRITE, BrokerInfo, BrokerRole, TopicConfig
 from broker_adapter.client.values import MessageQueue
 from broker_adapter.errors import BrokerError
 from broker_adapter.rpc.broker_client import BrokerClient, NotConnected
 from dledger import ClientTls, TlsFiles
 
 MASTER_ID = 0
-_PERM_READ, _PERM_WRITE = 4, 2
 #: A broker that does not say within this time what it is counts as silent, in seconds.
 _PROBE_TIMEOUT = 0.5
 
@@ -162,12 +161,12 @@ def names_with_master(route: Route) -> list[str]:
 
 def writable_queues(route: Route) -> list[MessageQueue]:
     """The queues of a route that can be written to, sorted."""
-    return _queues(route, _PERM_WRITE, lambda config: config.write_queues)
+    return _queues(route, PERM_WRITE, lambda config: config.write_queues)
 
 
 def readable_queues(route: Route) -> list[MessageQueue]:
     """The queues of a route that can be read from, sorted."""
-    return _queues(route, _PERM_READ, lambda config: config.read_queues)
+    return _queues(route, PERM_READ, lambda config: config.read_queues)
 
 
 def _queues(route: Route, perm: int, size: Callable[[TopicConfig], int]) -> list[MessageQueue]:

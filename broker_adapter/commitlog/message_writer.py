@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from broker_adapter.api import OutgoingMessage, SendResult
+from broker_adapter.api import OutgoingMessage, SendResult, TopicConfig
 from broker_adapter.commitlog import put_gathering
 from broker_adapter.commitlog.put_gathering import CommandRecord, Put, PutGathering, QueuedRecords
 from broker_adapter.commitlog.record_writer import RecordBatch
@@ -22,9 +22,10 @@ from broker_adapter.errors import (
     Status,
 )
 from broker_adapter.format.host import Host
-from broker_adapter.format.message import ENTRY_HEADER_SIZE, record_size
+from broker_adapter.format.message import record_size
 from broker_adapter.format.message_id import OffsetIds
 from dledger import (
+    ENTRY_HEADER_SIZE,
     AppendOutcome,
     Code,
     DLedgerError,
@@ -72,23 +73,29 @@ class LateCommand(NamedTuple):
     body: Callable[[Sequence[int]], bytes]
 
 
+class PutLimits(NamedTuple):
+    """Of what is put into the log, by any door. `max_append_bytes` and `max_append_messages`: what comes at
+    once is appended at once up to here; the limits of a batch. `timeout_ms`: unless a put has its own."""
+
+    max_body_bytes: int
+    max_command_bytes: int
+    max_append_bytes: int
+    max_append_messages: int
+    timeout_ms: int
+
+
 class MessageWriter:
     """`open_for` and `close` are the broker's role; nothing else opens or closes it.
 
-    `master` says where the master is, for those who ask the wrong broker. `max_append_bytes` and
-    `max_append_messages`: what comes at once is appended at once up to here; the log's limits of a batch.
+    `master` says where the master is, for those who ask the wrong broker.
     """
 
     def __init__(
         self,
         node: AppendPort,
         store_host: Host,
+        limits: PutLimits,
         *,
-        max_body_bytes: int,
-        max_command_bytes: int,
-        timeout_ms: int,
-        max_append_bytes: int,
-        max_append_messages: int,
         master: Callable[[], str | None],
         node_id: str = "",
         on_refused: Callable[[BrokerError], None] = lambda _: None,
@@ -104,27 +111,26 @@ class MessageWriter:
             self.table,
             self.check_master,
             self.topics.refusal,
-            most_bytes=max_append_bytes,
-            most_messages=max_append_messages,
+            most_bytes=limits.max_append_bytes,
+            most_messages=limits.max_append_messages,
         )
         self._node = node
         self._store_host = store_host
-        self._max_body_bytes = max_body_bytes
-        self._max_command_bytes = max_command_bytes
-        self._timeout_ms = timeout_ms
+        self._limits = limits
         self._master = master
         self._node_id = node_id
         self._on_refused = on_refused
         self._expected: tuple[int, int] | None = None
+        self._turns: dict[str, int] = {}  # of topics, among their queues
         self._stopping = False
 
     @property
     def max_body_bytes(self) -> int:
-        return self._max_body_bytes
+        return self._limits.max_body_bytes
 
     @property
     def max_command_bytes(self) -> int:
-        return self._max_command_bytes
+        return self._limits.max_command_bytes
 
     @property
     def last_index(self) -> int:
@@ -138,6 +144,7 @@ class MessageWriter:
 
     def open_for(self, term: int, role_epoch: int) -> None:
         self.topics.begin()
+        self._turns.clear()
         self._expected = (term, role_epoch)
         self.on_change()
 
@@ -168,6 +175,17 @@ class MessageWriter:
         for topic, queue_id, end in arrivals:
             self.table.raise_to(topic, queue_id, end)
 
+    def queue_of(self, config: TopicConfig, queue_id: int) -> int:
+        """The queue that is asked for; -1: the next one in turn, whichever door messages come by.
+        IllegalMessage."""
+        if queue_id == -1:
+            turn = self._turns[config.name] = (self._turns.get(config.name, -1) + 1) % config.write_queues
+            return turn
+        if not 0 <= queue_id < config.write_queues:
+            text = f"topic {config.name} has {config.write_queues} queues to write, none is {queue_id}"
+            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
+        return queue_id
+
     async def put(
         self,
         topic: str,
@@ -183,7 +201,7 @@ class MessageWriter:
         """
         self.check_master()
         queued = self.records(topic, queue_id, messages, born_host=born_host)
-        put = Put([queued], timeout_ms=timeout_ms or self._timeout_ms)
+        put = Put([queued], timeout_ms=timeout_ms or self._limits.timeout_ms)
         outcome = await self._committed(self._gathering.add(put))
         physical = [pos + ENTRY_HEADER_SIZE for pos in put.positions]
         ids = OffsetIds(self._store_host, physical)
@@ -198,7 +216,7 @@ class MessageWriter:
         self.check_master()
         batch = self._command_batch(topic, command)
         record = CommandRecord(batch.sizes[0], lambda _: batch)
-        put = Put((), [record], timeout_ms=self._timeout_ms, appended=appended)
+        put = Put((), [record], timeout_ms=self._limits.timeout_ms, appended=appended)
         outcome = await self._committed(self._gathering.append_now(put))
         return outcome.index + put.place if outcome.index >= 0 else -1
 
@@ -222,7 +240,7 @@ class MessageWriter:
             born_host=born_host,
             store_host=self._store_host,
             now_ms=self._node.cluster_time_ms(),
-            max_body_bytes=self._max_command_bytes if is_moved else self._max_body_bytes,
+            max_body_bytes=self._limits.max_command_bytes if is_moved else self._limits.max_body_bytes,
         )
         return QueuedRecords(topic, queue_id, batch)
 
@@ -239,7 +257,7 @@ class MessageWriter:
         self.check_master()
         overhead = record_size(0, len(command_topic), 0, v6_hosts=2 if self._store_host.is_v6 else 0)
         records = [self._late_record(command_topic, overhead, command) for command in commands]
-        put = Put(queued, records, timeout_ms=timeout_ms or self._timeout_ms)
+        put = Put(queued, records, timeout_ms=timeout_ms or self._limits.timeout_ms)
         await self._committed(self._gathering.append_now(put))
         return put.first_offsets
 
@@ -257,7 +275,7 @@ class MessageWriter:
             born_host=self._store_host,
             store_host=self._store_host,
             now_ms=self._node.cluster_time_ms(),
-            max_body_bytes=self._max_command_bytes,
+            max_body_bytes=self._limits.max_command_bytes,
         )
 
     async def _committed(self, appended: asyncio.Future[AppendOutcome]) -> AppendOutcome:

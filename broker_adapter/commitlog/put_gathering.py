@@ -14,8 +14,7 @@ from typing import NamedTuple, Protocol
 
 from broker_adapter.commitlog.record_writer import RecordBatch
 from broker_adapter.commitlog.topic_queue_table import TopicQueueTable
-from broker_adapter.format.message import ENTRY_HEADER_SIZE
-from dledger import AppendOutcome, Assigned
+from dledger import ENTRY_HEADER_SIZE, AppendOutcome, Assigned
 
 Fill = Callable[[Assigned], Sequence[bytes]]
 

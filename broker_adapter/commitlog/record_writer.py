@@ -18,10 +18,11 @@ from zlib_ng.zlib_ng import crc32
 from broker_adapter.api import OutgoingMessage
 from broker_adapter.errors import IllegalMessage, Status
 from broker_adapter.format.host import Host
-from broker_adapter.format.message import ENTRY_HEADER_SIZE, Version
+from broker_adapter.format.message import Version
 from broker_adapter.format.properties import encode_properties, text_of
 from broker_adapter.format.sys_flag import BORN_HOST_V6, HOST_BITS, STORE_HOST_V6, TRANSACTION_MASK
 from broker_adapter.format.topic_names import MAX_TOPIC_LENGTH
+from dledger import ENTRY_HEADER_SIZE
 
 #: Up to born_timestamp.
 _HEAD = struct.Struct(">IIIiiqqiq")

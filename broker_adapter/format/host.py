@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import NamedTuple
 
@@ -50,3 +51,12 @@ class Host(NamedTuple):
 
 #: 0.0.0.0:0, for a host that nobody has told.
 NO_HOST = Host(bytes(4), 0)
+
+
+@lru_cache(1_024)
+def known_host(text: str) -> Host:
+    """NO_HOST for what is no address: what the transport says of a client is no reason to refuse."""
+    try:
+        return Host.parse(text)
+    except ValueError:
+        return NO_HOST

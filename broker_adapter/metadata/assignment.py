@@ -8,8 +8,6 @@ from collections.abc import Set as AbstractSet
 from broker_adapter.api import TopicConfig
 from broker_adapter.metadata.commands import Queues
 
-_PERM_READ = 4
-
 
 def assign(
     subscriptions: Mapping[str, AbstractSet[str]], topics: Mapping[str, TopicConfig]
@@ -26,7 +24,7 @@ def assign(
     found: dict[str, list[tuple[str, int]]] = {member_id: [] for member_id in subscriptions}
     for topic in sorted(subscribers):
         config = topics.get(topic)
-        if config is None or not config.perm & _PERM_READ:
+        if config is None or not config.is_readable:
             continue
         for member_id, queue_ids in averagely(subscribers[topic], config.read_queues).items():
             found[member_id] += [(topic, queue_id) for queue_id in queue_ids]

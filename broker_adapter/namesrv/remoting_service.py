@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from broker_adapter.api import BrokerRole
+from broker_adapter.api import PERM_WRITE, BrokerRole
 from broker_adapter.errors import BrokerError, ResponseCode, TopicRefused
 from broker_adapter.namesrv import remoting_bodies as bodies
 from broker_adapter.namesrv.callers import AuthContext, Callers
@@ -19,7 +19,6 @@ from broker_adapter.namesrv.values import (
     ANY_EPOCH,
     MASTER_ID,
     NO_TERM,
-    PERM_WRITE,
     Registration,
     Route,
     invalid,

@@ -22,13 +22,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from broker_adapter.api import TopicConfig
+from broker_adapter.api import PERM_WRITE, TopicConfig
 from broker_adapter.errors import NameServerBusy, NameServerRefused, Status
 from broker_adapter.namesrv.values import (
     ANY_EPOCH,
     MASTER_ID,
     NO_TERM,
-    PERM_WRITE,
     UNKNOWN_ID,
     BrokerEntry,
     Registration,

@@ -17,7 +17,6 @@ NO_TERM = -1
 #: An un-registration that does not care which role_epoch is registered.
 ANY_EPOCH = -1
 
-PERM_WRITE = 2
 MAX_NAME = 255
 MAX_NUMBER = (1 << 63) - 1
 MAX_QUEUES = 65_536

@@ -17,7 +17,7 @@ from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.config.settings import DeliverySettings
 from broker_adapter.errors import BrokerError, Busy, IllegalMessage, ReadFailed, Status
-from broker_adapter.format.host import NO_HOST, Host
+from broker_adapter.format.host import NO_HOST, Host, known_host
 from broker_adapter.format.message import Message, encode
 from broker_adapter.format.properties import PropertiesText, text_of, with_property
 from broker_adapter.format.sys_flag import TRANSACTION_MASK
@@ -26,7 +26,7 @@ from broker_adapter.pop.commands import Checked, End, Ending, Hold, Holding, Hol
 from broker_adapter.pop.committer import Committer, Done, Request
 from broker_adapter.pop.handles import held_handle, id_digest, parse_held
 from broker_adapter.pop.held_messages import HeldMessage
-from broker_adapter.pop.sender import Sender, host_of, with_id, within
+from broker_adapter.pop.sender import Sender, with_id, within
 from broker_adapter.pop.sent_ids import Place
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.pop.timetable import Timetable
@@ -141,11 +141,11 @@ class Holder:
     ) -> Hold:
         if message_id:
             message = with_id(message, message_id)
-        host = host_of(born_host)
+        host = known_host(born_host)
         hold = Hold(
             kind,
             config.name,
-            self._sender.queue_of(config, queue_id),
+            self._writer.queue_of(config, queue_id),
             0,
             id_digest(config.name, message_id) if message_id else b"",
             message_id,

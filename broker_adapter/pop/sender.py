@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.commitlog.put_gathering import QueuedRecords
-from broker_adapter.errors import IllegalMessage, PutIndeterminate, Status
-from broker_adapter.format.host import NO_HOST, Host
+from broker_adapter.errors import PutIndeterminate, Status
+from broker_adapter.format.host import known_host
 from broker_adapter.format.properties import UNIQ_KEY
 from broker_adapter.pop.api import Sent
 from broker_adapter.pop.commands import Element
@@ -39,22 +38,10 @@ class Sender:
         self._writer = writer
         self._sending: dict[bytes, Request] = {}
         self._awaited: dict[bytes, asyncio.Future[None]] = {}  # until the id is in `sending` no more
-        self._turns: dict[str, int] = {}
 
     def clear(self) -> None:
         for digest in list(self._sending):
             self._release(digest)
-        self._turns.clear()
-
-    def queue_of(self, config: TopicConfig, queue_id: int) -> int:
-        """The queue that is asked for, or the next one in turn. IllegalMessage."""
-        if queue_id == -1:
-            turn = self._turns[config.name] = (self._turns.get(config.name, -1) + 1) % config.write_queues
-            return turn
-        if not 0 <= queue_id < config.write_queues:
-            text = f"topic {config.name} has {config.write_queues} queues to write, none is {queue_id}"
-            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
-        return queue_id
 
     async def send(
         self,
@@ -66,7 +53,7 @@ class Sender:
         timeout_ms: int,
     ) -> Sent:
         topic = config.name
-        queue_id = self.queue_of(config, queue_id)
+        queue_id = self._writer.queue_of(config, queue_id)
         digest = id_digest(topic, message_id) if message_id else b""
         if digest:
             first = await self.outcome(topic, message_id, timeout_ms)
@@ -79,7 +66,7 @@ class Sender:
                     else Sent(-1, -1, True)
                 )
             message = with_id(message, message_id)
-        records = self._writer.records(topic, queue_id, [message], born_host=host_of(born_host))
+        records = self._writer.records(topic, queue_id, [message], born_host=known_host(born_host))
         request = self.request(digest, queued=[records])
         done = await settled(timeout_ms, request.done)
         return Sent(queue_id, done.offsets[0])
@@ -140,15 +127,6 @@ class Sender:
 
 def with_id(message: OutgoingMessage, message_id: str) -> OutgoingMessage:
     return message._replace(properties={**message.properties, UNIQ_KEY: message_id})
-
-
-@lru_cache(1_024)
-def host_of(text: str) -> Host:
-    """What the transport says of a client is kept if it is an address, and is no reason to refuse."""
-    try:
-        return Host.parse(text)
-    except ValueError:
-        return NO_HOST
 
 
 async def settled(timeout_ms: int, done: asyncio.Future[T]) -> T:

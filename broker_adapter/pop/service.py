@@ -45,7 +45,6 @@ from broker_adapter.shares import client_of
 from broker_adapter.store.queue_reader import QueueReader
 from dledger import when_idle
 
-_PERM_READ = 4
 _MAX_MESSAGES = 1_024
 _MAX_BYTES = 16 << 20
 
@@ -369,7 +368,7 @@ class DeliveryService:
         config = self._metadata.topic(topic)
         if config is None:
             raise error_for(Status.TOPIC_UNKNOWN, f"there is no topic {topic[:255]!r}")
-        if not config.perm & _PERM_READ:
+        if not config.is_readable:
             text = f"topic {topic} gives no messages (perm {config.perm})"
             raise error_for(Status.TOPIC_NOT_READABLE, text)
         self._topics.used(topic)

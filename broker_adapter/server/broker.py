@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from functools import lru_cache, partial
+from functools import partial
 from typing import Protocol, TypeVar
 
 from broker_adapter.api import (
@@ -23,7 +23,7 @@ from broker_adapter.api import (
 from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.config.settings import BrokerSettings
 from broker_adapter.errors import IllegalMessage, ReadFailed, Status, error_for
-from broker_adapter.format.host import NO_HOST, Host
+from broker_adapter.format.host import known_host
 from broker_adapter.metadata.commands import (
     DeleteGroup,
     DeleteTopic,
@@ -43,7 +43,6 @@ from dledger import DLedgerError
 
 T = TypeVar("T")
 
-PERM_WRITE, PERM_READ = 2, 4
 _MAX_PULLED_MESSAGES = 4096
 _MAX_PULLED_BYTES = 4 << 20
 _MAX_QUERIED = 1024
@@ -88,7 +87,6 @@ class Broker:
         self._info = info
         self._delivered = delivered
         self._used = used
-        self._turns: dict[str, int] = {}
         self.creation = TopicCreation(metadata.topic)
         self._limits = CreationLimits(
             "topics", Status.TOO_MANY_TOPICS, settings.auto_create_up_to, settings.auto_create_per_client
@@ -110,12 +108,8 @@ class Broker:
     ) -> SendResult:
         self._writer.check_master()
         config = await self.topic_to_write(topic, born_host)
-        if queue_id == -1:
-            queue_id = self._turns[topic] = (self._turns.get(topic, -1) + 1) % config.write_queues
-        elif not 0 <= queue_id < config.write_queues:
-            text = f"topic {topic} has {config.write_queues} queues to write, none is {queue_id}"
-            raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
-        host = _host_of(born_host)
+        queue_id = self._writer.queue_of(config, queue_id)
+        host = known_host(born_host)
         return await self._writer.put(topic, queue_id, messages, born_host=host, timeout_ms=timeout_ms)
 
     async def pull(
@@ -266,7 +260,7 @@ class Broker:
         """Created if it may be. TopicRefused, IllegalMessage, Busy, and what a proposal may raise."""
         config = await self.creation.topic(topic, partial(self._create, topic, remote))
         self._used(topic)
-        if not config.perm & PERM_WRITE:
+        if not config.is_writable:
             raise error_for(
                 Status.TOPIC_NOT_WRITABLE, f"topic {topic} takes no messages (perm {config.perm})"
             )
@@ -323,7 +317,7 @@ class Broker:
     def _check_readable(self, topic: str, queue_id: int) -> None:
         config = self._known_topic(topic)
         self._used(topic)
-        if not config.perm & PERM_READ:
+        if not config.is_readable:
             raise error_for(
                 Status.TOPIC_NOT_READABLE, f"topic {topic} gives no messages (perm {config.perm})"
             )
@@ -344,12 +338,3 @@ class Broker:
 
     async def _read(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
-
-
-@lru_cache(maxsize=1024)
-def _host_of(text: str) -> Host:
-    """What the transport says of a client is kept if it is an address, and is no reason to refuse."""
-    try:
-        return Host.parse(text)
-    except ValueError:
-        return NO_HOST

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from broker_adapter.api import BrokerInfo, BrokerRole
-from broker_adapter.commitlog.message_writer import MessageWriter
+from broker_adapter.commitlog.message_writer import MessageWriter, PutLimits
 from broker_adapter.config.settings import BrokerSettings, parse_settings
 from broker_adapter.errors import BrokerError
 from broker_adapter.format.host import Host
@@ -157,11 +157,7 @@ class BrokerProgram:
         self.writer = writer = MessageWriter(
             node,
             _store_host(config.address),
-            max_body_bytes=largest,
-            max_command_bytes=max_record - _COMMAND_OVERHEAD,
-            timeout_ms=settings.send_timeout_ms,
-            max_append_bytes=node.max_batch_bytes,
-            max_append_messages=max_entries,
+            self._put_limits(node, largest, max_entries),
             master=self.master_address,
             node_id=config.node_id,
             on_refused=self._on_refused,
@@ -220,6 +216,15 @@ class BrokerProgram:
         node.show_status(status.shown)
         node.add_metrics(status.metrics)
         return node
+
+    def _put_limits(self, node: NodeServer, max_body_bytes: int, max_messages: int) -> PutLimits:
+        return PutLimits(
+            max_body_bytes=max_body_bytes,
+            max_command_bytes=self.config.limits.max_body_bytes - _COMMAND_OVERHEAD,
+            max_append_bytes=node.max_batch_bytes,
+            max_append_messages=max_messages,
+            timeout_ms=self.settings.send_timeout_ms,
+        )
 
     def _make_delivery(
         self, files: DispatchedFiles, reader: QueueReader, groups: GroupService, max_entries: int

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from broker_adapter.format.message import ENTRY_HEADER_SIZE
-from dledger import Applied, AppliedEntry
+from dledger import ENTRY_HEADER_SIZE, Applied, AppliedEntry
 
 NOTHING = Applied(-1, -1, 0)
 

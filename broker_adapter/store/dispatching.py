@@ -11,7 +11,6 @@ import structlog
 
 from broker_adapter.errors import StoredDataDamaged
 from broker_adapter.format.consume_queue_unit import FILLER_SIZE, MAX_FILLERS
-from broker_adapter.format.message import ENTRY_HEADER_SIZE
 from broker_adapter.format.sys_flag import TRANSACTION_MASK, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from broker_adapter.store.applied import NOTHING, reached_by
 from broker_adapter.store.consume_queue import ConsumeQueue
@@ -21,7 +20,7 @@ from broker_adapter.store.message_runs import MessageRun, RunFinder
 from broker_adapter.store.records import body_of, place
 from broker_adapter.store.routes import Route, Routes
 from broker_adapter.store.stage import Stage
-from dledger import Applied, AppliedEntry, EntryRun
+from dledger import ENTRY_HEADER_SIZE, Applied, AppliedEntry, EntryRun
 
 _log = structlog.get_logger(part="reput")
 

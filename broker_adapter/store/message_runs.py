@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from broker_adapter.format.message import ENTRY_HEADER_SIZE, Version
+from broker_adapter.format.message import Version
 from broker_adapter.format.sys_flag import HOST_BITS, TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
+from dledger import ENTRY_HEADER_SIZE
 
 Column = npt.NDArray[Any]
 

@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, cast
 
 from broker_adapter.api import BrokerInfo, BrokerRole
-from broker_adapter.commitlog.message_writer import MessageWriter
+from broker_adapter.commitlog.message_writer import MessageWriter, PutLimits
 from broker_adapter.config.settings import BrokerSettings, DeliverySettings
 from broker_adapter.format.host import Host
 from broker_adapter.format.index_layout import IndexShape
@@ -144,11 +144,13 @@ class SimBroker:
         self.writer = MessageWriter(
             GatedAppends(self),
             host,
-            max_body_bytes=SETTINGS.max_body_bytes,
-            max_command_bytes=_MAX_COMMAND_BYTES,
-            timeout_ms=SETTINGS.send_timeout_ms,
-            max_append_bytes=_MAX_APPEND_BYTES,
-            max_append_messages=_MAX_APPEND_MESSAGES,
+            PutLimits(
+                max_body_bytes=SETTINGS.max_body_bytes,
+                max_command_bytes=_MAX_COMMAND_BYTES,
+                timeout_ms=SETTINGS.send_timeout_ms,
+                max_append_bytes=_MAX_APPEND_BYTES,
+                max_append_messages=_MAX_APPEND_MESSAGES,
+            ),
             master=lambda: self.node.leader_id,
             topics=self.topic_gate,
         )

@@ -44,7 +44,6 @@ from broker_adapter.rpc.service import BrokerService
 from dledger.rpc.transport.channels import new_server
 
 _HEADER = 48  # of an entry of the log
-_PERM_READ, _PERM_WRITE = 4, 2
 
 
 class Stored(NamedTuple):
@@ -165,7 +164,7 @@ class MemoryBroker:
             await wait
         self._need_master()
         config = self._topic(topic, create=True)
-        if not config.perm & _PERM_WRITE:
+        if not config.is_writable:
             raise TopicRefused(Status.TOPIC_NOT_WRITABLE, f"topic {topic} is not writable")
         if queue_id >= config.write_queues:
             raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"{topic} has no queue {queue_id}")
@@ -249,7 +248,7 @@ class MemoryBroker:
         tags: Sequence[str],
     ) -> PullResult:
         config = self._topic(topic, create=False)
-        if not config.perm & _PERM_READ:
+        if not config.is_readable:
             raise TopicRefused(Status.TOPIC_NOT_READABLE, f"topic {topic} is not readable")
         if queue_id >= config.read_queues:
             raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"{topic} has no queue {queue_id}")

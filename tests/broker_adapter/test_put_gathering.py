@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from broker_adapter.api import OutgoingMessage, SendResult
-from broker_adapter.commitlog.message_writer import MessageWriter
+from broker_adapter.api import OutgoingMessage, SendResult, TopicConfig
+from broker_adapter.commitlog.message_writer import MessageWriter, PutLimits
 from broker_adapter.commitlog.record_writer import RecordBatch
-from broker_adapter.errors import Busy, NotMaster, PutIndeterminate, Status
+from broker_adapter.errors import Busy, IllegalMessage, NotMaster, PutIndeterminate, Status
 from broker_adapter.format.host import Host
 from broker_adapter.format.message import decode
 from dledger import AppendOutcome, Assigned, Code, Indeterminate, Overloaded
@@ -68,11 +68,13 @@ def writer(log: FakeLog, *, most_bytes: int = 1 << 20, most_messages: int = 100)
     made = MessageWriter(
         log,
         HOST,
-        max_body_bytes=1000,
-        max_command_bytes=1000,
-        timeout_ms=500,
-        max_append_bytes=most_bytes,
-        max_append_messages=most_messages,
+        PutLimits(
+            max_body_bytes=1000,
+            max_command_bytes=1000,
+            timeout_ms=500,
+            max_append_bytes=most_bytes,
+            max_append_messages=most_messages,
+        ),
         master=lambda: None,
     )
     made.open_for(*LEADERSHIP)
@@ -209,3 +211,23 @@ async def test_records_that_cannot_be_made_take_no_offset_of_any_put(monkeypatch
     assert w.table.next_offset("t", 0) == 2 and w.table.next_offset("t", 1) == 0
     log.commit()
     assert [(await puts[i]).queue_offset for i in (0, 2)] == [0, 1]
+
+
+def test_messages_of_every_door_take_turns_over_the_queues_of_a_topic() -> None:
+    log = FakeLog()
+    made, topic, other = writer(log), TopicConfig("t", write_queues=3), TopicConfig("u", write_queues=2)
+    assert [made.queue_of(one, -1) for one in (topic, other, topic, topic, other, topic)] == [
+        0,
+        0,
+        1,
+        2,
+        1,
+        0,
+    ]
+    assert made.queue_of(topic, 2) == 2
+    for wrong in (-2, 3):
+        with pytest.raises(IllegalMessage):
+            made.queue_of(topic, wrong)
+    made.close()
+    made.open_for(*LEADERSHIP)
+    assert made.queue_of(topic, -1) == 0

@@ -8,10 +8,10 @@ import pytest
 
 from broker_adapter.errors import ReadFailed, Status
 from broker_adapter.format.consume_queue_unit import ConsumeQueueUnit
-from broker_adapter.format.message import ENTRY_HEADER_SIZE, Message, decode, encode
+from broker_adapter.format.message import Message, decode, encode
 from broker_adapter.format.properties import join_properties
 from broker_adapter.store.queue_reader import QueueReader
-from dledger import Code
+from dledger import ENTRY_HEADER_SIZE, Code
 from dledger import ReadFailed as LogReadFailed
 
 SIZE = len(encode(Message("t", b"body", "")))

@@ -16,7 +16,6 @@ from broker_adapter.proxy.messages.rejected import Code, Rejected, ok
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.rpc.calls import Turns
 
-_PERM_READ = 4
 #: From so many queues on a route takes the event loop milliseconds, or tens of them.
 _MANY_QUEUES = 64
 #: Routes that are not made anew each time: one of 1,024 queues has up to 180 KB.
@@ -79,7 +78,7 @@ class RouteCalls:
         topic = topic_of(request.topic, context.namespace)
         group = self._directory.group(group_of(request.group, context.namespace))
         config = self._directory.topic_or_default(topic)
-        if not config.perm & _PERM_READ:
+        if not config.is_readable:
             raise Rejected(Code.FORBIDDEN, f"topic {topic} gives no messages (perm {config.perm})")
         if group is not None and not group.consume_enable:
             raise Rejected(Code.FORBIDDEN, f"group {group.name} may not consume (consume_enable is off)")

@@ -21,7 +21,6 @@ from broker_adapter.proxy.messages.context import GO, JAVA, NODE_JS, PYTHON, Cal
 from broker_adapter.proxy.messages.directory import message_type_of
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 
-_PERM_READ, _PERM_WRITE = 4, 2
 #: Clients look for "the" queue of a broker by this id, and use no broker but a master's.
 _MASTER_ID = 0
 #: In an assignment: all queues of the broker.
@@ -119,8 +118,8 @@ class Routes:
 
 
 def _permission(config: TopicConfig, queue_id: int) -> pb.Permission:
-    may_read = config.perm & _PERM_READ and queue_id < config.read_queues
-    may_write = config.perm & _PERM_WRITE and queue_id < config.write_queues
+    may_read = config.is_readable and queue_id < config.read_queues
+    may_write = config.is_writable and queue_id < config.write_queues
     if may_read and may_write:
         return pb.Permission.READ_WRITE
     if may_read:

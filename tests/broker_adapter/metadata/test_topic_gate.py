@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
-from broker_adapter.commitlog.message_writer import MessageWriter
+from broker_adapter.commitlog.message_writer import MessageWriter, PutLimits
 from broker_adapter.errors import Busy, Status
 from broker_adapter.format.host import NO_HOST, Host
 from broker_adapter.metadata.commands import METADATA_TOPIC, Command, DeleteTopic, PutTopic
@@ -29,11 +29,13 @@ class World:
         self.writer = MessageWriter(
             self,
             Host(bytes((10, 0, 0, 1)), 10911),
-            max_body_bytes=1000,
-            max_command_bytes=1000,
-            timeout_ms=500,
-            max_append_bytes=1 << 20,
-            max_append_messages=100,
+            PutLimits(
+                max_body_bytes=1000,
+                max_command_bytes=1000,
+                timeout_ms=500,
+                max_append_bytes=1 << 20,
+                max_append_messages=100,
+            ),
             master=lambda: None,
             topics=self.gate,
         )

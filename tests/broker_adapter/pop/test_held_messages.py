@@ -57,6 +57,9 @@ class World:
         self.holder.on_orphan(self.asked.append)
         self.holder.start()
 
+    def queue_of(self, config: TopicConfig, queue_id: int) -> int:
+        return max(0, queue_id)
+
     def records(self, *_: Any, **__: Any) -> Any:
         return None
 

@@ -528,7 +528,8 @@ async def test_what_was_taken_in_is_moved_when_less_is_allowed_now(
         await send(program, "worn out")
         at_ms = time.time_ns() // 1_000_000 + 200
         await delivery.send_delayed("u", message("delayed"), message_id="d", deliver_at_ms=at_ms)
-        monkeypatch.setattr(program.writer, "_max_body_bytes", 3)
+        less = program.writer._limits._replace(max_body_bytes=3)
+        monkeypatch.setattr(program.writer, "_limits", less)
         await delivery.receive("g", "t", client_id="c", invisible_ms=1, wait_ms=20_000)
         assert await delivery.receive("g", "t", client_id="c", wait_ms=1000) == []
         for topic, body in (("u", "delayed"), ("%DLQ%g", "worn out")):

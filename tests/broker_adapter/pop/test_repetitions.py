@@ -37,6 +37,9 @@ class Desk:
     def submit(self, request: Request) -> None:
         self.requests.append(request)
 
+    def queue_of(self, config: TopicConfig, queue_id: int) -> int:
+        return queue_id
+
     def records(self, topic: str, queue_id: int, messages: Any, *, born_host: Any) -> QueuedRecords:
         return QueuedRecords(topic, queue_id, cast(RecordBatch, SimpleNamespace(sizes=[1])))
 
