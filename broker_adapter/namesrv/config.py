@@ -49,6 +49,8 @@ class LimitsConfig(_Section):
 
     max_broker_names: Positive = TableLimits().max_broker_names
     """Broker names. Past it: 781."""
+    max_names_per_address: Positive = TableLimits().max_names_per_address
+    """Broker names that one address brings up. Past it: 781."""
     max_nodes_per_name: Positive = TableLimits().max_nodes_per_name
     """Nodes of one broker name. Past it: 781."""
     max_topics: Positive = TableLimits().max_topics
@@ -189,6 +191,7 @@ class NameServerConfig(_Section):
         limits, expiry = self.limits, self.expiry
         return TableLimits(
             limits.max_broker_names,
+            limits.max_names_per_address,
             limits.max_nodes_per_name,
             limits.max_topics,
             expiry.min_ms,

@@ -108,12 +108,14 @@ class NameServer:
             self._happened("connection-lost", key, "un-registered, as its connection has ended")
             self._tell(changed)
 
-    def register(self, given: Registration, session: int = NO_SESSION) -> RegistrationAnswer:
-        """Errors as RouteTables.register."""
+    def register(
+        self, given: Registration, session: int = NO_SESSION, origin: str = ""
+    ) -> RegistrationAnswer:
+        """`origin`: the address that it came from. Errors as RouteTables.register."""
         key = (given.broker_name, given.node_id)
         before = self.tables.entry(key, self._now_ms())
         try:
-            changed = self.tables.register(given, self._now_ms(), session)
+            changed = self.tables.register(given, self._now_ms(), session, origin)
         except BrokerError as error:
             if error.status is Status.NAMESRV_INVALID:
                 self.counts["refused"] += 1  # who sends nonsense has no name to be remembered by

@@ -27,6 +27,7 @@ from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor
+from dledger import client_address
 
 #: Settings of this namespace say which topics are in order over how many queues.
 ORDER_TOPICS = "ORDER_TOPIC_CONFIG"
@@ -105,7 +106,7 @@ class NameServerRemoting:
         if key not in sessions:
             sessions[key] = self._server.open_session()
         try:
-            answer = self._server.register(given, sessions[key])
+            answer = self._server.register(given, sessions[key], client_address(connection.host))
         except BrokerError:
             self._forget_unused_session(connection, key)
             raise

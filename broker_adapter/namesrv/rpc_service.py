@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
 import grpc.aio
 
@@ -24,7 +25,7 @@ from broker_adapter.namesrv.tables import NodeKey
 from broker_adapter.namesrv.values import ClusterInfo, Registration, invalid
 from broker_adapter.namesrv.watching import Watcher
 from broker_adapter.v1 import namesrv_pb2 as pb
-from dledger import GrpcMethod
+from dledger import GrpcMethod, client_address
 
 SERVICE = "dledger.broker.v1.NameServerService"
 
@@ -84,7 +85,7 @@ class NameServerService:
             async with self._server.registrations.admitted():
                 given = registration_from_pb(_whole(request))
                 self._check_register(given, context)
-                return answer_to_pb(self._server.register(given))
+                return answer_to_pb(self._server.register(given, origin=_origin(context)))
         except BrokerError as error:
             return pb.RegisterBrokerResponse(status=status_of(error))
 
@@ -123,7 +124,7 @@ class NameServerService:
             if key is not None and own != key:
                 raise invalid(f"this stream is of {key[1]} of {key[0]}; {own[1]} of {own[0]} needs its own")
             self._check_register(given, context)
-            answer = self._server.register(given, session)
+            answer = self._server.register(given, session, _origin(context))
         await context.write(answer_to_pb(answer))
         return own
 
@@ -281,6 +282,13 @@ class NameServerService:
                 return pb.ListKvConfigResponse(values=found)
         except BrokerError as error:
             return pb.ListKvConfigResponse(status=status_of(error))
+
+
+def _origin(context: _Context) -> str:
+    """The address that a call comes from, without its port."""
+    kind, _, peer = context.peer().partition(":")
+    host = unquote(peer).rpartition(":")[0].removeprefix("[").removesuffix("]")
+    return client_address(host) if kind in ("ipv4", "ipv6") else ""
 
 
 def _whole(request: Any) -> Any:

@@ -65,6 +65,7 @@ class _Broker:
     """A row of the brokerAddrTable: one broker name."""
 
     cluster: str
+    origin: str  # the address that brought the name up, "" if it is not known
     nodes: dict[str, _Live] = field(default_factory=dict)  # by node id
     ids: dict[int, str] = field(default_factory=dict)  # broker id -> node id; only what is published
     topics: set[str] = field(default_factory=set)
@@ -91,6 +92,7 @@ class _Fence:
     term: int
     node_id: str
     seen_ms: int  # when that master was there last
+    origin: str  # as of the name
 
 
 class RouteTables:
@@ -109,18 +111,22 @@ class RouteTables:
     def limits(self) -> TableLimits:
         return self._limits
 
-    def register(self, given: Registration, now_ms: int, session: int = NO_SESSION) -> set[str]:
-        """Believe a registration, or refuse it and change nothing.
+    def register(
+        self, given: Registration, now_ms: int, session: int = NO_SESSION, origin: str = ""
+    ) -> set[str]:
+        """Believe a registration, or refuse it and change nothing. `origin`: the address that it came from.
 
         NameServerRefused (NAMESRV_INVALID, _STALE_EPOCH, _STALE_TERM, _CONFLICT); NameServerBusy
         (NAMESRV_LIMIT).
         """
         check_registration(given, self._limits)
         self._check_believable(given)
-        self._check_room(given)
+        self._check_room(given, origin)
         broker = self._broker_addr_table.get(given.broker_name)
         if broker is None:
-            broker = self._broker_addr_table[given.broker_name] = _Broker(given.cluster)
+            broker = self._broker_addr_table[given.broker_name] = _Broker(
+                given.cluster, self._origin_of(given.broker_name) or origin
+            )
             self.cluster_addr_table.setdefault(given.cluster, set()).add(given.broker_name)
         before = broker.published()
         for other in _nodes_at(broker, given.address):
@@ -131,7 +137,7 @@ class RouteTables:
         if given.broker_id == MASTER_ID:
             if (deposed := broker.ids.get(MASTER_ID)) is not None:
                 self._withdraw(broker, deposed)
-            self._fences[given.broker_name] = _Fence(given.term, given.node_id, now_ms)
+            self._fences[given.broker_name] = _Fence(given.term, given.node_id, now_ms, broker.origin)
         broker.nodes[given.node_id] = _Live(
             given._replace(topics=()),
             given.broker_id,
@@ -199,12 +205,21 @@ class RouteTables:
                 "no elections lead there",
             )
 
-    def _check_room(self, given: Registration) -> None:
+    def _origin_of(self, name: str) -> str:
+        """ "" also if nobody knows the name."""
+        row = self._broker_addr_table.get(name) or self._fences.get(name)
+        return "" if row is None else row.origin
+
+    def _check_room(self, given: Registration, origin: str) -> None:
         limits, broker = self._limits, self._broker_addr_table.get(given.broker_name)
         if broker is None:
             names = self._broker_addr_table.keys() | self._fences.keys()
             if given.broker_name not in names and len(names) >= limits.max_broker_names:
                 raise _too_many(f"{limits.max_broker_names} broker names are known")
+            if origin and given.broker_name not in names:
+                brought_up = sum(self._origin_of(name) == origin for name in names)
+                if brought_up >= limits.max_names_per_address:
+                    raise _too_many(f"{brought_up} of the known broker names came from {origin}")
         elif given.node_id not in broker.nodes and len(broker.nodes) >= limits.max_nodes_per_name:
             raise _too_many(f"{given.broker_name} has {limits.max_nodes_per_name} nodes")
         if given.broker_id == MASTER_ID:

@@ -98,6 +98,7 @@ class TableLimits(NamedTuple):
     """How much the tables take. Past these a registration is refused with NAMESRV_LIMIT."""
 
     max_broker_names: int = 256
+    max_names_per_address: int = 64  # of them, that one address has brought up
     max_nodes_per_name: int = 16
     max_topics: int = 20_000
     min_expire_ms: int = 10_000

@@ -58,11 +58,11 @@ class ConnectionUser(Protocol):
 
 
 class RemotingConnection(AdmittedConnection):
-    """See the module. `peer`: host:port of the other end once connected."""
+    """See the module. `host`, and `peer` (host:port): of the other end once connected."""
 
     def __init__(self, user: ConnectionUser, limits: ConnectionLimits, budget: ByteBudget) -> None:
         """`budget`: for frames that are not complete."""
-        self.peer = ""
+        self.host = self.peer = ""
         self.certificate: object = None  # of the other end, as ssl.SSLSocket.getpeercert gives it
         self.is_closed = False
         self._user = user
@@ -156,8 +156,8 @@ class RemotingConnection(AdmittedConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        host, port = transport.get_extra_info("peername", ("", 0))[:2]
-        self.peer = f"{host}:{port}"
+        self.host, port = transport.get_extra_info("peername", ("", 0))[:2]
+        self.peer = f"{self.host}:{port}"
         self.certificate = transport.get_extra_info("peercert")
         if self.is_closed:
             transport.abort()

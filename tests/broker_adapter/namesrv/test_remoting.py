@@ -14,6 +14,7 @@ import pytest
 from broker_adapter.api import TopicConfig
 from broker_adapter.errors import NameServerRefused, ResponseCode
 from broker_adapter.namesrv import remoting_bodies as bodies
+from broker_adapter.namesrv.client import NameServerClient
 from broker_adapter.namesrv.remoting_bodies import DataVersion
 from broker_adapter.namesrv.server import NameServerProcess
 from broker_adapter.remoting.client import connect
@@ -21,7 +22,7 @@ from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 
-from .helpers import ORDERS, PAYMENTS, name_server, until
+from .helpers import ORDERS, PAYMENTS, name_server, registration, until
 
 JAVA = {
     "brokerName": "java-a",
@@ -386,3 +387,19 @@ def test_a_body_that_is_none_is_refused(body: bytes) -> None:
 async def test_what_only_brokers_answer_is_not_supported(asker: Asker) -> None:
     answer = await asker.ask(RequestCode.SEND_MESSAGE_V2)
     assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
+async def test_one_address_does_not_take_all_names(tmp_path: Path) -> None:
+    """Over either protocol."""
+    limits = {"max_names_per_address": 2}
+    async with (
+        name_server(tmp_path, remoting_listen="127.0.0.1:0", limits=limits) as process,
+        asking(process) as asker,
+        NameServerClient([process.address]) as client,
+    ):
+        await client.register(registration("n1", name="first"))
+        assert (await asker.register(brokerName="second")).code == 0
+        refused = await asker.register(brokerName="third")
+        assert refused.code == ResponseCode.SYSTEM_BUSY and "781" in (refused.remark or "")
+        with pytest.raises(NameServerRefused, match="781"):
+            await client.register(registration("n1", name="third"))

@@ -357,6 +357,36 @@ def test_tables_have_limits() -> None:
         world.register(registration("n1", 0, topics=three[1:], data_version=2))
 
 
+def test_one_address_brings_up_so_many_names_and_leaves_room_for_others() -> None:
+    world = World(TableLimits(max_names_per_address=2))
+
+    def register(name: str, origin: str, node: str = "n1", term: int = 1) -> None:
+        world.tables.register(registration(node, name=name, term=term), world.now_ms, origin=origin)
+
+    def is_refused(name: str, origin: str) -> bool:
+        try:
+            register(name, origin)
+        except NameServerBusy as error:
+            return error.status is Status.NAMESRV_LIMIT
+        return False
+
+    register("a", "10.0.0.1")
+    register("b", "10.0.0.1")
+    assert is_refused("c", "10.0.0.1")
+    register("a", "10.0.0.1")  # what there is goes on
+    register("c", "10.0.0.2")
+    register("c", "10.0.0.1", "n2", term=2)  # a name counts for who brought it up
+    assert is_refused("d", "10.0.0.1")
+    world.tables.unregister("a", "n1", -1, world.now_ms)
+    assert is_refused("d", "10.0.0.1"), "terms of a name are remembered for a while, so it counts"
+    register("a", "10.0.0.3")
+    assert is_refused("d", "10.0.0.1"), "nor does it change hands by that"
+    for _ in range(2):  # first the nodes go, then the terms of their names
+        world.now_ms += 200_000
+        world.tables.expire(world.now_ms)
+    assert not is_refused("d", "10.0.0.1")
+
+
 @pytest.mark.parametrize(
     "change",
     [
