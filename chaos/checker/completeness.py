@@ -58,6 +58,8 @@ SELECT run, mid, min(op) AS op, max(op) AS op_last, min(digest) AS digest, max(d
 FROM sends GROUP BY run, mid
 """
 
+_WHO = "src || ' incarnation ' || CAST(inc AS STRING) AS who"
+
 _CLOCKS = """
 SELECT run, src, inc, seq, mono, lag(mono) OVER (PARTITION BY run, src, inc ORDER BY seq) AS before
 FROM events WHERE ev NOT IN ('corrupt', 'dump', 'cq')
@@ -338,25 +340,25 @@ CHECKS: tuple[Check, ...] = (
         "W5",
         "the clock of a writer never goes back, and all writers have the same clock",
         "lines",
-        "{src} incarnation {inc}: {what}",
-        Part(_CLOCKS, "mono < before", "src, inc, seq, 'the clock went back' AS what"),
+        "{who}: {what}",
+        Part(_CLOCKS, "mono < before", f"{_WHO}, src, inc, seq, 'the clock went back' AS what"),
         Part(
             _BOOTS,
             "boot < boot_last",
-            "src, inc, seq, 'clocks of several boots, no bound given' AS what",
+            f"{_WHO}, src, inc, seq, 'clocks of several boots, no bound given' AS what",
             few=True,
         ),
         Part(
             _AHEAD,
             f"n >= {_LINES_FOR_CLOCK} AND ahead - least > bound + {_CLOCK_SLACK_NS}",
-            "src, inc, 'by the wall clock, its clock or that of another writer jumped, or they are ' "
-            "|| CAST(ahead - least AS STRING) || ' ns apart' AS what",
+            f"{_WHO}, src, inc, 'by the wall clock, its clock or that of another writer jumped, or they "
+            "are ' || CAST(ahead - least AS STRING) || ' ns apart' AS what",
             few=True,
         ),
         Part(
             _EFFECTS_FIRST,
             "read_at + bound < inv",
-            "log AS src, 0 AS inc, 'message ' || CAST(mid AS STRING) || ' was read ' "
+            "log AS who, log, mid, 'message ' || CAST(mid AS STRING) || ' was read ' "
             "|| CAST(inv - read_at AS STRING) || ' ns before its send began' AS what",
         ),
     ),

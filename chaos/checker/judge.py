@@ -13,9 +13,8 @@ from chaos.checker.engine import Engine, Row
 from chaos.checker.find import Found, find, population_of
 from chaos.checker.histories.models import ESSENTIAL_OF, model_of
 from chaos.checker.needs import NEEDS, Need, needs_by_check, words
-from chaos.checker.witness_lines import AT, add_source_lines
+from chaos.checker.witness_lines import AT, add_lines
 from chaos.checker.witness_times import add_times
-from chaos.trace.schema import file_name
 
 #: Without these a run shows nothing about loss, whatever else is in its trace: one of each.
 ESSENTIAL = (("L1",), ("L2",), ("L4",), ("L5",), ("L7",), ("L6b", "L6c"))
@@ -92,9 +91,9 @@ def judge(
                     without,
                 )
             )
-    histories = [result for result in results.values() if model_of(result.census)]
-    if witnesses := [row for one in histories for finding in one.findings for row in finding.witnesses]:
-        add_source_lines(engine, witnesses)
+    findings = [finding for result in results.values() for finding in result.findings]
+    if witnesses := [row for finding in findings for row in finding.witnesses]:
+        add_lines(engine, witnesses)
     for result in results.values():
         _conclude(result, (troubles or {}).get(result.run, ()))
     add_times(
@@ -186,10 +185,6 @@ def sentence(check: Check, witness: Row) -> str:
 
 
 def line_of(witness: Row) -> str | None:
-    """Where a witness stands: file and line, of the trace, or of the history that it was made of."""
-    if isinstance(at := witness.get(AT), str):
-        return at
-    src, inc, seq = witness.get("src"), witness.get("inc"), witness.get("seq")
-    if not isinstance(src, str) or not src or not isinstance(inc, int) or not isinstance(seq, int):
-        return None
-    return f"{file_name(src, inc)}:{seq + 1}"
+    """Where the lines stand that a witness tells of (`chaos.checker.witness_lines`); None: nowhere."""
+    at = witness.get(AT)
+    return at if isinstance(at, str) else None

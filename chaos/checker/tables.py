@@ -241,7 +241,8 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     ),
     (
         "cq",
-        f"""SELECT run, node, {log_of()} AS log, topic, q, qoff, lidx, size, tag_hash FROM events
+        f"""SELECT run, node, {log_of()} AS log, topic, q, qoff, lidx, size, tag_hash, src, inc, seq
+        FROM events
         WHERE ev = 'cq'""",
     ),
     (

@@ -152,7 +152,7 @@ CHECKS: tuple[Check, ...] = (
         Part(
             _STORED,
             "lidx > before + 1",
-            "node || ' ledger:' || ledger AS log, lidx AS pos, before",
+            "node || ' ledger:' || ledger AS log, node, lidx, lidx AS pos, before",
         ),
         needs=DRAINED,
     ),
