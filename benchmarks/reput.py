@@ -3,7 +3,7 @@
     python -m benchmarks.reput [messages]
 
 Batches of 1 KiB messages as a node hands them over, on a real disk: with a tag alone, and with a tag, a
-unique key and one key. The index is a stage of its own; the second figure has waited for it.
+unique key and one key. The index is a job queue of its own; the second figure has waited for it.
 """
 
 from __future__ import annotations

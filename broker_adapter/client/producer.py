@@ -13,8 +13,8 @@ import tenacity
 
 from broker_adapter.api import OutgoingMessage, outgoing_messages
 from broker_adapter.client.directory import REPEATABLE, RETRY_PAUSE, Directory
-from broker_adapter.client.lane import AttemptHook, Call, Lane, ProducerLimits
 from broker_adapter.client.routes import Route, RouteSource, names_with_master, writable_queues
+from broker_adapter.client.send_queue import AttemptHook, Call, ProducerLimits, SendQueue
 from broker_adapter.client.unique_keys import UniqueKeys
 from broker_adapter.client.values import MessageQueue, Receipts, SendReceipt
 from broker_adapter.errors import Busy, IllegalMessage, PutRefused, Status, TopicRefused
@@ -86,9 +86,9 @@ class Producer:
         self._keys = UniqueKeys(now_ms) if unique_keys else None
         self._limits = ProducerLimits() if limits is None else limits
         self._now_ms = now_ms
-        self._lanes: dict[MessageQueue, Lane] = {}
+        self._send_queues: dict[MessageQueue, SendQueue] = {}
         self._turns: dict[str, count[int]] = {}  # by topic: round robin
-        #: By topic. Locks are fair: calls that wait for the route get into their lanes in the order of calls.
+        #: By topic. Locks are fair: calls that wait for a route are queued in their order.
         self._entrances: dict[str, asyncio.Lock] = {}
         self._pending_bytes = 0
         self._closed = False
@@ -152,7 +152,7 @@ class Producer:
         if self._closed:
             return
         self._closed = True
-        await asyncio.gather(*(lane.close() for lane in self._lanes.values()))
+        await asyncio.gather(*(send_queue.close() for send_queue in self._send_queues.values()))
         await self._directory.close()
 
     async def __aenter__(self) -> Self:
@@ -215,19 +215,19 @@ class Producer:
                 Status.TOO_MANY_PENDING_BYTES, f"{self._pending_bytes} bytes of this producer are under way"
             )
         self._pending_bytes += call.size
-        lane: Lane | None = None
+        send_queue: SendQueue | None = None
         try:
             async with asyncio.timeout_at(timeout_at):
                 async with self._entrances.setdefault(topic, asyncio.Lock()):
                     route = self._directory.known_route(topic) or await self._route(topic, timeout_at)
                     queue = self._choose(route, topic, queue_id, sharding_key, selector)
-                    lane = self._lane(queue)
-                    lane.add(call)
+                    send_queue = self._send_queue(queue)
+                    send_queue.add(call)
                 result = await call.future
         except TimeoutError:
-            if lane is None:
+            if send_queue is None:
                 raise PutRefused(Status.NOT_CONNECTED, f"no route of topic {topic!r} in time") from None
-            raise lane.expired(call) from None
+            raise send_queue.expired(call) from None
         finally:
             call.future.cancel()
             self._pending_bytes -= call.size
@@ -253,11 +253,11 @@ class Producer:
         )
         return await retrying(self._directory.route, topic)
 
-    def _lane(self, queue: MessageQueue) -> Lane:
-        lane = self._lanes.get(queue)
-        if lane is None:
+    def _send_queue(self, queue: MessageQueue) -> SendQueue:
+        send_queue = self._send_queues.get(queue)
+        if send_queue is None:
             self._directory.watch(queue.topic)
-            lane = self._lanes[queue] = Lane(
+            send_queue = self._send_queues[queue] = SendQueue(
                 self._directory,
                 queue,
                 self._limits,
@@ -265,7 +265,7 @@ class Producer:
                 stall_timeout=self._stall_timeout,
                 on_attempt=self._on_attempt,
             )
-        return lane
+        return send_queue
 
     def _choose(
         self,

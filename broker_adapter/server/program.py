@@ -457,7 +457,7 @@ class BrokerProgram:
         self.delivery_state.topic_cut(topic)
 
     def _on_arrival(self, arrivals: Arrivals) -> None:
-        """On the machine's thread. Waking the loop is dear; who begins to wait from now on looks himself."""
+        """On the machine's thread. Waking the loop is expensive; later waiters look themselves."""
         if beyond := self.writer.arrived(arrivals):
             self._call_soon(self.writer.skip_to, beyond)
         if len(self.broker.held):

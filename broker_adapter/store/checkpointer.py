@@ -16,7 +16,7 @@ from broker_adapter.store.checkpoint import Checkpoint, remove_checkpoint, write
 from broker_adapter.store.consume_queues import ConsumeQueues, QueuesSnapshot
 from broker_adapter.store.files import Files
 from broker_adapter.store.index_files import IndexFiles, IndexSnapshot
-from broker_adapter.store.stage import Stage
+from broker_adapter.store.job_queue import JobQueue
 from dledger import Applied
 
 
@@ -30,7 +30,7 @@ class _Begun:
 
 
 class Checkpointer:
-    """Called by one thread at a time. What fails in writing, the stages raise."""
+    """Called by one thread at a time. What fails in writing, the job queues raise."""
 
     def __init__(
         self,
@@ -39,16 +39,16 @@ class Checkpointer:
         queues: ConsumeQueues,
         index: IndexFiles,
         *,
-        index_stage: Stage,
-        sync_stage: Stage,
+        index_jobs: JobQueue,
+        sync_jobs: JobQueue,
         durable_index: Callable[[], int],
     ) -> None:
         self._root = root
         self._files = files
         self._queues = queues
         self._index = index
-        self._index_stage = index_stage
-        self._sync_stage = sync_stage
+        self._index_jobs = index_jobs
+        self._sync_jobs = sync_jobs
         self._durable_index = durable_index
         self._begun: _Begun | None = None
         self.written = NOTHING
@@ -66,7 +66,7 @@ class Checkpointer:
         def take_index() -> None:  # behind what was submitted so far, so at the same point of the log
             begun.index = self._index.snapshot(settle=settle)
 
-        self._index_stage.submit(take_index)
+        self._index_jobs.submit(take_index)
 
     def advance(self) -> None:
         """Let the snapshot be written, if there is one and the log is durable so far."""
@@ -74,12 +74,12 @@ class Checkpointer:
         if begun is None or begun.handed_on or self._durable_index() < begun.applied.index:
             return
         begun.handed_on = True
-        self._index_stage.submit(partial(self._sync_stage.submit, partial(self._write, begun)))
+        self._index_jobs.submit(partial(self._sync_jobs.submit, partial(self._write, begun)))
 
     def drain(self) -> None:
-        """Wait for what goes on in the stages."""
-        self._index_stage.drain()
-        self._sync_stage.drain()
+        """Wait for what goes on in the job queues."""
+        self._index_jobs.drain()
+        self._sync_jobs.drain()
 
     def restored(self, applied: Applied) -> None:
         self.written = applied
@@ -92,7 +92,7 @@ class Checkpointer:
         remove_checkpoint(self._files, self._root)
 
     def _write(self, begun: _Begun) -> None:
-        """On the sync stage."""
+        """On the sync job queue."""
         queues, index = begun.queues, begun.index
         assert index is not None
         queues.changes.sync(self._files)

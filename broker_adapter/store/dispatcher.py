@@ -27,7 +27,7 @@ from broker_adapter.store.consume_queues import ConsumeQueues
 from broker_adapter.store.dispatching import Dispatching, SetAside
 from broker_adapter.store.files import Files, OsFiles, make_directories
 from broker_adapter.store.index_files import IndexFiles
-from broker_adapter.store.stage import Stage, ThreadStage
+from broker_adapter.store.job_queue import JobQueue, ThreadJobQueue
 from dledger import Applied, AppliedEntry, ImageRefused
 
 _log = structlog.get_logger(part="reput")
@@ -88,7 +88,7 @@ class Dispatcher:
         options: StoreOptions | None = None,
         files: Files | None = None,
         clock: Callable[[], float] = monotonic,
-        stage: Callable[[str, int], Stage] = ThreadStage,
+        job_queue: Callable[[str, int], JobQueue] = ThreadJobQueue,
     ) -> None:
         """`durable_index`: of the local log; asked on any thread. `on_arrival`: called once for each `apply`
         that brought messages, when they can be read, with (topic, queue id, max_offset). `delivery`: called
@@ -105,19 +105,19 @@ class Dispatcher:
             root, files, units_per_file=options.units_per_file, max_open_files=options.max_open_files
         )
         self.index = IndexFiles(root, files, shape=options.index_shape)
-        self._index_stage = stage("index", options.index_backlog)
-        self._sync_stage = stage("checkpoint", 0)
+        self._index_jobs = job_queue("index", options.index_backlog)
+        self._sync_jobs = job_queue("checkpoint", 0)
         self._checkpointer = Checkpointer(
             root,
             files,
             self.queues,
             self.index,
-            index_stage=self._index_stage,
-            sync_stage=self._sync_stage,
+            index_jobs=self._index_jobs,
+            sync_jobs=self._sync_jobs,
             durable_index=durable_index,
         )
         self._lock = RLock()  # of the writer: `purge_below` may come from another thread
-        self._dispatching = Dispatching(self.queues, self.index, self._index_stage, metadata.apply, delivery)
+        self._dispatching = Dispatching(self.queues, self.index, self._index_jobs, metadata.apply, delivery)
         self._applied: Applied | None = None  # None: what there is is not that of any entry
         self._dispatched = NOTHING
         self._checkpoint_time = clock()
@@ -134,7 +134,7 @@ class Dispatcher:
         return DispatchFigures(
             self._dispatched,
             self._checkpointer.written,
-            self._index_stage.pending,
+            self._index_jobs.pending,
             self.index.items,
             self._dispatching.foreign_records,
             self._dispatching.set_aside,
@@ -147,7 +147,7 @@ class Dispatcher:
         """
         with self._lock:
             changed = self.queues.purge_below(physical_offset)
-            self._index_stage.submit(partial(self.index.purge_below, physical_offset))
+            self._index_jobs.submit(partial(self.index.purge_below, physical_offset))
             if changed and self._applied is not None and not self._checkpointer.is_busy:
                 self._begin_checkpoint(self._applied)
             self._checkpointer.advance()
@@ -250,8 +250,8 @@ class Dispatcher:
                 self._begin_checkpoint(self._applied, settle=True)
                 self._checkpointer.advance()
                 self._checkpointer.drain()
-            self._index_stage.close()
-            self._sync_stage.close()
+            self._index_jobs.close()
+            self._sync_jobs.close()
             self.queues.close()
             self.index.close()
 

@@ -16,10 +16,10 @@ from broker_adapter.store.applied import NOTHING, reached_by
 from broker_adapter.store.consume_queue import ConsumeQueue
 from broker_adapter.store.consume_queues import ConsumeQueues, QueuePosition
 from broker_adapter.store.index_files import IndexFiles, KeyedMessage
+from broker_adapter.store.job_queue import JobQueue
 from broker_adapter.store.message_runs import MessageRun, RunFinder
 from broker_adapter.store.records import body_of, place
 from broker_adapter.store.routes import Route, Routes
-from broker_adapter.store.stage import Stage
 from dledger import ENTRY_HEADER_SIZE, Applied, AppliedEntry, EntryRun
 
 _log = structlog.get_logger(part="reput")
@@ -58,7 +58,7 @@ class Dispatching:
         self,
         queues: ConsumeQueues,
         index: IndexFiles,
-        index_stage: Stage,
+        index_jobs: JobQueue,
         command: Callable[[int, bytes], None],
         delivery: Callable[[int, int, bytes], None],
     ) -> None:
@@ -66,7 +66,7 @@ class Dispatching:
         timestamp, body) of those of the delivery topic."""
         self._queues = queues
         self._index = index
-        self._index_stage = index_stage
+        self._index_jobs = index_jobs
         self._command = command
         self._delivery = delivery
         self._routes = Routes()
@@ -126,7 +126,7 @@ class Dispatching:
             self.reached = reached_by(entries[-1])
         self._flush()
         if self._keyed:
-            self._index_stage.submit(partial(self._index.add, self._keyed), len(self._keyed))
+            self._index_jobs.submit(partial(self._index.add, self._keyed), len(self._keyed))
         return list(self._arrived)
 
     def _take_piece(self, piece: bytes | memoryview) -> None:

@@ -31,9 +31,9 @@ from broker_adapter.server.broker import Broker
 from broker_adapter.server.dispatched_files import DispatchedFiles, holdings
 from broker_adapter.server.replicated_state import ReplicatedState
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
+from broker_adapter.store.job_queue import JobQueue
 from broker_adapter.store.queue_reader import QueueReader
-from broker_adapter.store.stage import Stage
-from broker_adapter.testing.derived import ROOT, DerivedFiles, LateStage
+from broker_adapter.testing.derived import ROOT, DerivedFiles, LateJobQueue
 from broker_adapter.testing.machine import CheckedDispatcher
 from dledger import AppendOutcome, Assigned, NodeServer, Role
 from dledger.testing import Violation
@@ -121,8 +121,8 @@ class SimBroker:
         self._make_broker()
 
     def _make_dispatcher(self, process: Life) -> Dispatcher:
-        def stage(name: str, limit: int) -> Stage:
-            return LateStage(limit, self._rng, self._on_stage)
+        def job_queue(name: str, limit: int) -> JobQueue:
+            return LateJobQueue(limit, self._rng, self._on_job_queue)
 
         replicated = ReplicatedState(self.metadata, self.delivery_state)
         return Dispatcher(
@@ -134,7 +134,7 @@ class SimBroker:
             options=STORE,
             files=self._files.disk,
             clock=lambda: process.now_ms() / 1000,
-            stage=stage,
+            job_queue=job_queue,
         )
 
     def _make_broker(self) -> None:
@@ -293,8 +293,8 @@ class SimBroker:
         self.loop.call_soon_threadsafe(self.broker.held.arrived, arrivals)
         self.loop.call_soon_threadsafe(self.delivery.arrived, arrivals)
 
-    def _on_stage(self, delay_ms: int, job: Callable[[], None]) -> None:
-        """On the stage's thread, where the machine may go down."""
+    def _on_job_queue(self, delay_ms: int, job: Callable[[], None]) -> None:
+        """On the job queue's thread, where the machine may go down."""
         self.process.sim.clock.after(delay_ms, lambda: self.process.on_disk(job))
 
     async def _follow_purges(self) -> None:

@@ -1,4 +1,4 @@
-"""What the derived files of a simulated broker lie on, and the stages that write them in virtual time."""
+"""What the derived files of a simulated broker lie on, and the job queues that write them in virtual time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 
 from broker_adapter.store.consume_queues import DIRECTORY, ConsumeQueues
 from broker_adapter.store.files import list_directory
-from broker_adapter.store.stage import Job
+from broker_adapter.store.job_queue import Job
 from dledger.testing import CrashKind
 from dledger.testing.virtual.sim_disk import CrashPoint, SimDisk
 
@@ -48,8 +48,8 @@ class DerivedFiles:
         self.disk.schedule_crash(len(self.disk.operations) + operations, point)
 
 
-class LateStage:
-    """A Stage whose jobs are done a little later, in turns of their own: `after(ms, action)` asks for one."""
+class LateJobQueue:
+    """A JobQueue that does its jobs a little later, in turns of their own: `after(ms, action)` asks."""
 
     def __init__(self, limit: int, rng: Random, after: Callable[[int, Callable[[], None]], None]) -> None:
         self.pending = 0

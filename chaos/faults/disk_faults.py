@@ -100,7 +100,7 @@ class FullDisk:
 
 
 class FailingDisk:
-    """Writes, or syncs, fail until the node has ended for it. At the end the disk is mended, and the node
+    """Writes, or syncs, fail until the node has ended for it. At the end the disk is repaired, and the node
     started again."""
 
     def __init__(self, cluster: ChaosCluster, kind: str, targets: Sequence[str]) -> None:

@@ -33,13 +33,13 @@ from dledger.errors import Code, DLedgerError, InvalidRequest, NotLeader, ReadFa
 from dledger.logs import get_logger
 from dledger.metrics import Histogram
 from dledger.node.disk.disk_jobs import CheckpointJob, HardStateReport, Report, StoredReport
-from dledger.node.loop.polling import vigil_of, when_idle
+from dledger.node.loop.polling import wake_lock_of, when_idle
 from dledger.node.loop.readable import ReadableLog
 from dledger.node.loop.ticker import Ticker, next_tick_ms
 from dledger.node.members.catch_up import CatchUp, Wanted
+from dledger.node.members.catch_up_throttle import NO_APPENDS, Appends
 from dledger.node.members.inbound import Inbound
 from dledger.node.members.peers import PeerLink
-from dledger.node.members.yielding import NO_APPENDS, Appends
 from dledger.replica.owned_append import Fill, prepare
 from dledger.replica.rebuild_job import RebuildJob, Rebuilt
 from dledger.replica.replica import Replica
@@ -122,7 +122,7 @@ class AsyncShell:
         self._on_role = on_role
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
-        self._vigil = vigil_of(self._loop)
+        self._wake_lock = wake_lock_of(self._loop)
         self._flush_scheduled = False
         self._commit_at = 0.0  # when the committed index moved last
         self._commit_timer: asyncio.TimerHandle | None = None
@@ -222,7 +222,7 @@ class AsyncShell:
         self._want_flush()
 
     def _want_flush(self) -> None:
-        self._vigil.work()
+        self._wake_lock.work()
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
@@ -242,7 +242,7 @@ class AsyncShell:
 
     def receive(self, peer: str, message: Message, payload: bytes | memoryview | None) -> None:
         if payload is not None:
-            self._vigil.work()
+            self._wake_lock.work()
         self._step(self._replica.receive, peer, message, payload)
 
     def peer_answered(self, peer: str, message: Message) -> None:
@@ -377,7 +377,7 @@ class AsyncShell:
         self._catch_up.load(Wanted(peer, stream_id, first_index, last_index, max_bytes), deliver)
 
     def _push_loaded(self, peer: str, stream_id: int, first_index: int, frames: Frames | None) -> None:
-        self._vigil.work()
+        self._wake_lock.work()
         self._step(self._replica.push_loaded, peer, stream_id, first_index, frames)
 
     def answer_append(self, token: AppendToken, outcome: AppendOutcome | DLedgerError) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from dledger.errors import Code, ConfigError, DLedgerError
 from dledger.logs import configure_logging, get_logger
 from dledger.node.loop.polling import NodeLoop
-from dledger.node.loop.wakefulness import DEVICE, CpuLatency, Vigil
+from dledger.node.loop.wakefulness import DEVICE, CpuLatency, CpuWakeLock
 from dledger.node.loop.watchdog import LoopWatchdog
 from dledger.node.machine.state_machine import StateMachine
 from dledger.node.program import Program, load_program
@@ -59,9 +59,9 @@ def run_node(
             raise ConfigError("a node has a program or a state machine, not both", code=Code.CONFIG_INVALID)
         server = NodeServer(config, state_machine, disk=disk) if program is None else program.make_node()
         gc.enable()  # it is off while a program's modules are imported
-        vigil = _vigil(config.keep_cpus_awake)
-        server.metrics.keeps_cpus_awake = lambda: vigil.is_possible
-        with asyncio.Runner(loop_factory=partial(NodeLoop, vigil)) as runner:
+        wake_lock = _wake_lock(config.keep_cpus_awake)
+        server.metrics.keeps_cpus_awake = lambda: wake_lock.is_possible
+        with asyncio.Runner(loop_factory=partial(NodeLoop, wake_lock)) as runner:
             return runner.run(_serve(server, program, rejoin))
     except DLedgerError as error:
         get_logger("node").error("cannot start", code=int(error.code), reason=str(error))
@@ -72,9 +72,9 @@ def _tell_of_shortage(path: Path) -> None:
     get_logger("node").error("no file descriptor is left: a file waits", path=str(path))
 
 
-def _vigil(wanted: bool) -> Vigil:
+def _wake_lock(wanted: bool) -> CpuWakeLock:
     if not wanted:
-        return Vigil(None)
+        return CpuWakeLock(None)
     try:
         device = CpuLatency()
     except OSError as error:
@@ -82,8 +82,8 @@ def _vigil(wanted: bool) -> Vigil:
             "CPUs may sleep within an append, which takes longer then: see keep_cpus_awake",
             why=f"{DEVICE}: {error.strerror}",
         )
-        return Vigil(None)
-    return Vigil(device.stay_awake)
+        return CpuWakeLock(None)
+    return CpuWakeLock(device.stay_awake)
 
 
 async def _serve(server: NodeServer, program: Program | None, rejoin: bool) -> int:

@@ -273,8 +273,8 @@ class PushStream:
         self.leader_end = StreamEnd(leader)
         self.follower_end = StreamEnd(follower)
         self.on_follower_notices: Callable[[], object] = lambda: None
-        self._down = Lane(self, leader, follower)
-        self._up = Lane(self, follower, leader)
+        self._down = OneWay(self, leader, follower)
+        self._up = OneWay(self, follower, leader)
 
     def push(self, carried: Carried) -> None:
         """Leader to follower; None: the leader ends the stream, in order."""
@@ -326,12 +326,12 @@ class PushStream:
         self.broken = True
         self.network.streams.remove(self)
 
-    def arrived(self, lane: Lane, carried: Carried) -> None:
-        """One thing has come out of a lane, in a turn of the receiving process."""
-        (self.leader_end if lane is self._up else self.follower_end).put(carried)
+    def arrived(self, way: OneWay, carried: Carried) -> None:
+        """One thing has arrived from one way, in a turn of the receiving process."""
+        (self.leader_end if way is self._up else self.follower_end).put(carried)
 
 
-class Lane:
+class OneWay:
     """One direction of a stream: first in, first out."""
 
     def __init__(self, stream: PushStream, source: Endpoint, target: Endpoint) -> None:

@@ -383,7 +383,7 @@ class Simulation(World):
         if not node.disk_fails or error.code not in (Code.FSYNC_FAILED, Code.DISK_ERROR):
             raise error
         node.disk_fails = False
-        node.host.mend()
+        node.host.repair()
         self.counts[f"stopped by {error.code.name}"] += 1
         self.trace.add(self.clock.now_ms, node.node_id, f"stops: {error}")
         self._down(node, CrashKind.PROCESS)
@@ -430,7 +430,7 @@ class Simulation(World):
                 continue
             node.disk_factor = 1
             node.host.make_room()
-            node.host.mend()
+            node.host.repair()
             if node.process is None:
                 self.boot(node.node_id)
             if node.process is not None:

@@ -48,7 +48,7 @@ class StoreHost(Protocol):
     def fail_within(self, operation: str, calls: int) -> bool:
         """EIO from one of the next calls of an operation of the disk. False if this host cannot."""
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """The disk works again: what was to fail does not."""
 
     def flip(self, batch: Batch, rng: Random, *, is_down: bool) -> Callable[[], bool] | None:
@@ -93,7 +93,7 @@ class MemoryHost:
     def fail_within(self, operation: str, calls: int) -> bool:
         return False
 
-    def mend(self) -> None: ...
+    def repair(self) -> None: ...
 
     def flip(self, batch: Batch, rng: Random, *, is_down: bool) -> Callable[[], bool] | None:
         store = self._store
@@ -138,8 +138,8 @@ class DiskHost:
         self.disk.fail(operation, nth=calls)
         return True
 
-    def mend(self) -> None:
-        self.disk.mend()
+    def repair(self) -> None:
+        self.disk.repair()
 
     def flip(self, batch: Batch, rng: Random, *, is_down: bool) -> Callable[[], bool] | None:
         paths, size, disk = NodePaths(DIRECTORY), self._identity.data_file_size, self.disk

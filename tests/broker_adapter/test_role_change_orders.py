@@ -37,7 +37,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("heed"), st.booleans()),
     st.tuples(st.just("at once"), st.booleans()),
 )
-#: How far a leadership has come when disorder begins: chance alone seldom gets as far as to a master.
+#: How far a leadership has come when disorder begins: chance alone rarely gets as far as to a master.
 BEGINNINGS = st.sampled_from(
     [
         [],

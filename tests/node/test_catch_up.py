@@ -9,7 +9,7 @@ import pytest
 
 from dledger.client import AsyncClient
 from dledger.node.members.catch_up import CatchUp, Wanted
-from dledger.node.members.yielding import NO_APPENDS, Appends
+from dledger.node.members.catch_up_throttle import NO_APPENDS, Appends
 from dledger.store.api import Frames
 from tests.node.local import GROUP, running_nodes
 

@@ -8,7 +8,7 @@ from dledger.errors import Code
 from tests.node.replica_world import Host, World, probes
 
 
-def mend(host: Host, source: Host) -> None:
+def repair(host: Host, source: Host) -> None:
     """What the shell does about suspects: look, and take a peer's entries."""
     while host.replica.suspects:
         host.store.note_damage(host.replica.suspects.pop())
@@ -46,7 +46,7 @@ def test_rule_10_a_leader_that_cannot_read_what_it_compares_with_waits_for_the_r
     assert late.core.log.end_index < leader.core.log.end_index
     leader.pass_time(20)
     assert not probes(leader), "it still cannot say what is there"
-    mend(leader, world["b"])
+    repair(leader, world["b"])
     leader.pass_time(20)
     assert probes(leader)
     world.carry()
@@ -58,7 +58,7 @@ def test_rule_10_a_probe_that_waited_for_a_repair_is_not_sent_on_another_stream(
     leader.store.corrupt(late.core.log.end_index)
     world.connect(leader, "c")
     world.carry()
-    mend(leader, world["b"])
+    repair(leader, world["b"])
     leader.replica.stream_down(leader.now, "c", world.streams["c"])
     leader.pass_time(20)
     assert not probes(leader)
@@ -101,7 +101,7 @@ def test_rule_10_a_follower_that_cannot_read_what_is_compared_says_so_and_is_ask
     leader.core.leadership.progress["c"].probe_index = index
     late.shell.sent.clear()
     leader.replica.receive(leader.now, "c", answer)
-    mend(late, leader)
+    repair(late, leader)
     leader.pass_time(leader.core.timing.heartbeat_ms)
     world.carry()
     assert caught_up(leader, late)
@@ -118,7 +118,7 @@ def test_rule_10_a_push_after_an_entry_that_cannot_be_read_is_refused_and_comes_
     late.store.corrupt(end)
     world.carry()
     assert late.replica.suspects and late.core.log.end_index == end
-    mend(late, leader)
+    repair(late, leader)
     late.replica.log_tail = late.store.tail
     leader.pass_time(leader.core.timing.heartbeat_ms)
     world.carry()
@@ -170,7 +170,7 @@ def test_rule_10_a_log_is_not_cut_behind_an_entry_that_cannot_be_read() -> None:
         [answer] = [s.message for s in other.shell.sent if isinstance(s.message, PushResponse)]
         assert answer.code is Code.DATA_DAMAGED
         assert other.core.log.end_index == end and not other.shell.fatals
-    mend(other, leader)
+    repair(other, leader)
     other.shell.sent.clear()
     world.connect(leader, "a")
     world.carry()

@@ -14,7 +14,7 @@ import pytest
 
 from dledger.client import AsyncClient
 from dledger.node.loop.polling import NodeLoop, SparingSelector
-from dledger.node.loop.wakefulness import DEVICE, LINGER_S, CpuLatency, Vigil
+from dledger.node.loop.wakefulness import DEVICE, LINGER_S, CpuLatency, CpuWakeLock
 from tests.node.local import GROUP, running_nodes, until
 from tests.process.cluster import ProcessCluster, free_ports
 
@@ -28,27 +28,27 @@ class Clock:
 
 def test_it_is_asked_for_once_while_work_goes_on() -> None:
     clock, asked = Clock(), list[bool]()
-    vigil = Vigil(asked.append, clock)
-    assert asked == [] and not vigil.is_kept
+    wake_lock = CpuWakeLock(asked.append, clock)
+    assert asked == [] and not wake_lock.is_kept
     for _ in range(3):
-        vigil.work()
-        assert vigil.left_s() == pytest.approx(LINGER_S), "each piece of work makes it longer"
+        wake_lock.work()
+        assert wake_lock.left_s() == pytest.approx(LINGER_S), "each piece of work makes it longer"
         clock.now_s += LINGER_S / 2
-        assert vigil.left_s() == pytest.approx(LINGER_S / 2)
-    assert asked == [True] and vigil.is_kept
+        assert wake_lock.left_s() == pytest.approx(LINGER_S / 2)
+    assert asked == [True] and wake_lock.is_kept
     clock.now_s += LINGER_S
-    assert vigil.left_s() < 0
-    vigil.end()
-    vigil.end()
-    assert asked == [True, False] and not vigil.is_kept
-    vigil.work()
+    assert wake_lock.left_s() < 0
+    wake_lock.end()
+    wake_lock.end()
+    assert asked == [True, False] and not wake_lock.is_kept
+    wake_lock.work()
     assert asked == [True, False, True]
 
 
 def test_nobody_is_asked_where_it_is_not_wanted() -> None:
-    vigil = Vigil(None)
-    vigil.work()
-    assert not vigil.is_kept
+    wake_lock = CpuWakeLock(None)
+    wake_lock.work()
+    assert not wake_lock.is_kept
 
 
 @pytest.mark.parametrize("fails_at", [True, False])
@@ -60,12 +60,12 @@ def test_a_kernel_that_refuses_is_not_asked_again(fails_at: bool) -> None:
         if yes is fails_at:
             raise PermissionError
 
-    vigil = Vigil(ask)
+    wake_lock = CpuWakeLock(ask)
     for _ in range(2):
-        vigil.work()
-        vigil.end()
-    assert asked == ([True] if fails_at else [True, False]) and not vigil.is_kept
-    assert not vigil.is_possible
+        wake_lock.work()
+        wake_lock.end()
+    assert asked == ([True] if fails_at else [True, False]) and not wake_lock.is_kept
+    assert not wake_lock.is_possible
 
 
 def test_the_device_is_told_in_microseconds_and_released_by_what_the_kernel_assumes(tmp_path: Path) -> None:
@@ -83,11 +83,11 @@ def test_the_device_is_told_in_microseconds_and_released_by_what_the_kernel_assu
 
 def test_a_loop_that_waits_without_work_lets_the_cpus_sleep() -> None:
     clock, asked = Clock(), list[bool]()
-    vigil = Vigil(asked.append, clock)
+    wake_lock = CpuWakeLock(asked.append, clock)
     left, right = socket.socketpair()
-    with SparingSelector(clock, vigil) as selector, left, right:
+    with SparingSelector(clock, wake_lock) as selector, left, right:
         selector.register(left, selectors.EVENT_READ)
-        vigil.work()
+        wake_lock.work()
         assert selector.select(None) == [], "it waits no longer than that counts as work"
         assert asked == [True], "it is looked at before the next wait"
         right.send(b"x")
@@ -121,7 +121,7 @@ def test_a_node_keeps_the_cpus_awake_for_an_append_and_not_for_heartbeats(tmp_pa
                 await client.append(b"second")
                 await until(lambda: len(asked) >= before + 2 and not asked[-1])
 
-    with asyncio.Runner(loop_factory=partial(NodeLoop, Vigil(asked.append))) as runner:
+    with asyncio.Runner(loop_factory=partial(NodeLoop, CpuWakeLock(asked.append))) as runner:
         runner.run(appends())
     assert asked == [i % 2 == 0 for i in range(len(asked))], "by turns"
 

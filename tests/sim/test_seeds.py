@@ -32,7 +32,7 @@ def test_seeds(first: int) -> None:
 def test_seeds_that_once_failed(seed: int) -> None:
     """Damage that all others had purged; ends and headers that were damaged while a node was down; and of the
     simulator's own making: clients less patient than the queue in front of them was long, a flipped bit that
-    was forgotten when it was mended in the page cache only."""
+    was forgotten when it was repaired in the page cache only."""
     result = run_seed(seed)
     assert result.failure is None, result.failure
 

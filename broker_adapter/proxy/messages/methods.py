@@ -26,7 +26,7 @@ CHANGE_INVISIBLE_DURATION: Final = "ChangeInvisibleDuration"
 class Method(NamedTuple):
     """`max_bytes`: of a request. What has no bodies in it is small; 4 MiB of the smallest fields that there
     are take the event loop tenths of a second, only to be read. `check_shape`: raises Rejected for bytes that
-    are too dear to be parsed; None: their fields are counted. `appends`: it ends with an append, and comes in
+    are too expensive to parse; None: fields are counted. `appends`: it ends with an append, and comes in
     great numbers."""
 
     request: type[Message]

@@ -32,7 +32,7 @@ class Request:
         return len(self.data)
 
     def check(self) -> None:
-        """Rejected for what is too large, or too dear to be parsed."""
+        """Rejected for what is too large, or too expensive to be parsed."""
         if self._is_checked:
             return
         method, data = self.method, self.data

@@ -22,7 +22,7 @@ OFF = "off"
 _SUFFIX, _UNFINISHED, _RUN_ONCE = ".jsa", ".unfinished", ".once"
 #: What was not written to for so long belongs to a process that was killed.
 _ABANDONED_S = 600
-#: Each takes about 190 MB; that of another Java or Spark than today's is seldom needed again.
+#: Each takes about 190 MB; that of another Java or Spark than today's is rarely needed again.
 _KEPT = 2
 _BLOCK_BYTES = 1 << 20
 

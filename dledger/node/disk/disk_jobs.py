@@ -13,7 +13,7 @@ from typing import Protocol
 from dledger.core.values import Base, HardState, Tail
 from dledger.errors import Code, StorageError
 from dledger.logs import get_logger
-from dledger.node.disk.late_bytes import LateBytes
+from dledger.node.disk.page_cache_release import PageCacheRelease
 from dledger.replica.shell import DiskJob, HardStateJob, PurgeJob, ResetJob, TruncateJob, WriteJob
 from dledger.store.format.batch import Batch
 
@@ -80,7 +80,7 @@ class DiskJobs:
         self._deliver = deliver
         self._purge_to: Base | None = None  # of a purge that the full disk did not let happen yet
         self._checkpoint_is_due = False  # the last one found no room
-        self._late = LateBytes()
+        self._late = PageCacheRelease()
 
     @property
     def has_put_off(self) -> bool:

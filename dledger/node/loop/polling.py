@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dledger.node.loop.wakefulness import Vigil
+from dledger.node.loop.wakefulness import CpuWakeLock
 
 #: So many times in a row a loop that has work to do goes on without asking.
 _MAX_SKIPPED = 3
@@ -23,9 +23,11 @@ class SparingSelector(selectors.DefaultSelector):
     append takes a dozen rounds, half of them with work at hand; that question alone is a twentieth of the
     time. So it is put off, a few times at most, while there is work."""
 
-    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic, vigil: Vigil | None = None) -> None:
+    def __init__(
+        self, monotonic_s: Callable[[], float] = time.monotonic, wake_lock: CpuWakeLock | None = None
+    ) -> None:
         super().__init__()
-        self._vigil = vigil or Vigil(None)
+        self._wake_lock = wake_lock or CpuWakeLock(None)
         self._skipped = 0
         self._monotonic_s = monotonic_s
         self._when_idle: list[Callable[[], object]] = []
@@ -51,11 +53,11 @@ class SparingSelector(selectors.DefaultSelector):
             self._skipped += 1
             return []
         self._skipped = 0
-        if self._vigil.is_kept and timeout != 0:
-            left_s = self._vigil.left_s()
+        if self._wake_lock.is_kept and timeout != 0:
+            left_s = self._wake_lock.left_s()
             if left_s > 0:  # the loop does not mind if it is woken too early
                 return super().select(left_s if timeout is None else min(timeout, left_s))
-            self._vigil.end()
+            self._wake_lock.end()
         return super().select(timeout)
 
     def _has_no_patience(self) -> bool:
@@ -65,9 +67,9 @@ class SparingSelector(selectors.DefaultSelector):
 class NodeLoop(asyncio.SelectorEventLoop):
     """The loop of a node that is a process."""
 
-    def __init__(self, vigil: Vigil | None = None) -> None:
-        self.vigil = vigil or Vigil(None)
-        self._sparing = SparingSelector(vigil=self.vigil)
+    def __init__(self, wake_lock: CpuWakeLock | None = None) -> None:
+        self.wake_lock = wake_lock or CpuWakeLock(None)
+        self._sparing = SparingSelector(wake_lock=self.wake_lock)
         super().__init__(self._sparing)
 
     def when_idle(self, callback: Callable[[], None]) -> None:
@@ -85,6 +87,6 @@ def when_idle(callback: Callable[[], None]) -> None:
         loop.call_soon(callback)
 
 
-def vigil_of(loop: asyncio.AbstractEventLoop) -> Vigil:
+def wake_lock_of(loop: asyncio.AbstractEventLoop) -> CpuWakeLock:
     """What is to be told of work. With a loop that is not a node's it has no effect."""
-    return loop.vigil if isinstance(loop, NodeLoop) else Vigil(None)
+    return loop.wake_lock if isinstance(loop, NodeLoop) else CpuWakeLock(None)

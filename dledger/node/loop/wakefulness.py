@@ -45,8 +45,8 @@ class CpuLatency:
         os.close(self._handle)
 
 
-class Vigil:
-    """When to ask for it: from the first piece of work until LINGER_S after the last. Belongs to one loop.
+class CpuWakeLock:
+    """Keep CPUs awake from the first piece of work until LINGER_S after the last. Belongs to one loop.
 
     `ask` is called with True and False by turns. An OSError of it ends the matter for good.
     """

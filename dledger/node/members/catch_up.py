@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from dledger.node.loop.pacing import Pace
-from dledger.node.members.yielding import Appends, YieldingPace
+from dledger.node.members.catch_up_throttle import Appends, CatchUpThrottle
 from dledger.store.api import Frames
 
 #: Whole batches (first_index, last_index, max_bytes), or None if they cannot be read; never fails.
@@ -50,12 +50,12 @@ class CatchUp:
         self._ahead: dict[str, _Ahead] = {}
         self._read = read
         self._appends = appends
-        self._yielding = YieldingPace()
+        self._throttle = CatchUpThrottle()
 
     def load(self, wanted: Wanted, deliver: Deliver) -> None:
         """Call `deliver` with the range, later. Each follower asks for one at a time."""
         now = self._loop.time()
-        wait_s = max(self._paces[wanted.peer].wait_s(now), self._yielding.wait_s(now, self._appends()))
+        wait_s = max(self._paces[wanted.peer].wait_s(now), self._throttle.wait_s(now, self._appends()))
         if wait_s > 0:
             self._loop.call_later(wait_s, self.load, wanted, deliver)
         else:
@@ -88,7 +88,7 @@ class CatchUp:
         if frames is not None:
             now = self._loop.time()
             self._paces[wanted.peer].took(len(frames.data), now)
-            self._yielding.took(len(frames.data), now)
+            self._throttle.took(len(frames.data), now)
             following = frames.last_index + 1
             if following <= wanted.last_index:
                 reading = self._read(following, wanted.last_index, wanted.max_bytes)

@@ -64,7 +64,7 @@ class AcceptingServer(cygrpc.AioServer):  # type: ignore[misc]
         self._come.clear()
 
     def _ask(self) -> None:
-        """Ask gRPC for a call: one wait for one future, which a task for each would be dear for."""
+        """Await one call of gRPC. A single future: one task per call is expensive."""
         asking = self._request_call()
         waited_for = asking.send(None)
         assert isinstance(waited_for, asyncio.Future), f"{waited_for} is nothing to wait for"

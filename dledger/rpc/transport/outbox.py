@@ -1,6 +1,6 @@
 """Messages on their way into one gRPC stream: put without waiting, written one after the other.
 
-No task does the writing. Waking one takes a turn of the event loop, which is dear on the way of an append;
+No task does the writing. Waking one takes a turn of the event loop, which is expensive during an append;
 so the first step of a write is taken by whoever puts, and the next ones by what wakes it.
 """
 

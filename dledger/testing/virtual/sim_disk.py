@@ -135,7 +135,7 @@ class SimDisk:
         """Let the operation with this number (as for `schedule_crash`) fail with this errno."""
         self._operation_faults[operation] = error
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Nothing is to fail any more."""
         self._faults.clear()
         self._operation_faults.clear()

@@ -10,10 +10,10 @@ import pytest
 
 from broker_adapter.api import TopicConfig
 from broker_adapter.client.directory import Directory
-from broker_adapter.client.lane import ProducerLimits
 from broker_adapter.client.producer import Producer
 from broker_adapter.client.pull_consumer import PullConsumer
 from broker_adapter.client.routes import Route, StaticRoute, StaticRoutes
+from broker_adapter.client.send_queue import ProducerLimits
 from broker_adapter.client.values import message_of
 from broker_adapter.errors import (
     Busy,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.client.lane import ProducerLimits
+from broker_adapter.client.send_queue import ProducerLimits
 from broker_adapter.client.unique_keys import UniqueKeys
 from broker_adapter.client.values import message_of, parse_tags
 from broker_adapter.errors import IllegalMessage, StoredDataDamaged

@@ -15,7 +15,7 @@ from broker_adapter.format.java_hash import tag_code
 from broker_adapter.format.message import Message, Version, decode, encode, patch_offsets
 from broker_adapter.format.properties import join_properties, split_properties
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
-from broker_adapter.store.stage import Job
+from broker_adapter.store.job_queue import Job
 from dledger.testing.virtual.sim_disk import SimDisk
 
 ROOT = Path("/broker")
@@ -141,7 +141,7 @@ class Commands:
         self.applied = [(index, text) for index, text in json.loads(data or b"[]")]
 
 
-class InlineStage:
+class InlineJobQueue:
     """Does each job at once, on the thread that submits it."""
 
     def __init__(self, name: str, limit: int) -> None:
@@ -179,7 +179,7 @@ class Node:
             options=options,
             files=disk,
             clock=lambda: self.now,
-            stage=InlineStage,
+            job_queue=InlineJobQueue,
         )
         self.metadata.delete_topic = self.dispatcher.queues.delete_topic
 

@@ -52,7 +52,7 @@ from tests.broker_adapter.store.helpers import (
     SMALL,
     V6,
     Entry,
-    InlineStage,
+    InlineJobQueue,
     Log,
 )
 
@@ -82,7 +82,7 @@ class Replica:
             options=SMALL,
             files=self.disk,
             clock=lambda: 0.0,
-            stage=InlineStage,
+            job_queue=InlineJobQueue,
         )
 
     def start(self) -> int:

@@ -233,7 +233,7 @@ def test_an_unreadable_disk_is_no_reason_to_crash() -> None:
         disk.fail("pread", nth=nth)
         node = Node(disk)
         assert node.dispatcher.recover() is None
-        disk.mend()
+        disk.repair()
         check(disk, f"read {nth} failed")
 
 
@@ -275,7 +275,7 @@ def test_a_failing_disk_stops_the_node_and_no_checkpoint_says_otherwise() -> Non
                 disk.fail(operation, nth=1)
                 node.dispatcher.load(())
                 run(disk, node)
-            disk.mend()
+            disk.repair()
             disk.crash(CrashKind.POWER, Random(nth))
             check(disk, f"{operation} {nth}")
 

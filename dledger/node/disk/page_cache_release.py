@@ -1,4 +1,4 @@
-"""What a follower that catches up stores leaves the page cache soon. Pure.
+"""Which bytes that a follower stored during catch-up leave the page cache. Pure.
 
 It will hardly be read there, and can be the whole of a log: kept, it would drive out what the other processes
 of the machine read, and each page that is taken anew costs more than the copy into it where the hypervisor
@@ -15,8 +15,8 @@ KEPT_BYTES: Final = 128 << 20
 STEP_BYTES: Final = 8 << 20
 
 
-class LateBytes:
-    """What was stored late, from where it has not been dropped yet."""
+class PageCacheRelease:
+    """The range that catch-up has stored and that is still in the page cache."""
 
     def __init__(self) -> None:
         self._begin = self._end = -STEP_BYTES

@@ -1,4 +1,4 @@
-"""Catching up without starving clients: appends hardly notice it, and it never takes for ever. Pure."""
+"""The pace of catching up, adjusted to append latency so that clients are not starved. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SLOWER = 0.92
 _FASTER = 1.06
 #: Before appends have taken too long for the first time.
 _FIRST_FASTER = 1.25
-#: The rate follows what appends take so often, and seldomer if there are hardly any.
+#: The rate is adjusted to append latency every `_PERIOD_S`, less often when there are few appends.
 _PERIOD_S = 0.1
 _LONG_PERIOD_S = 1.0
 _ENOUGH_APPENDS = 16
@@ -57,7 +57,7 @@ class _Stretch(NamedTuple):
     growth: float  # of the log, in bytes a second
 
 
-class YieldingPace:
+class CatchUpThrottle:
     """The common pace of all followers that are far behind, from what appends take.
 
     Without appends there is no limit. With them the rate rises, ten times a second, while they take at most

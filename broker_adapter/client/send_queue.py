@@ -71,7 +71,7 @@ class Call:
             self.future.set_exception(_renewed(error))
 
 
-class Lane:
+class SendQueue:
     """One queue's way to the master."""
 
     def __init__(
@@ -100,7 +100,7 @@ class Lane:
         return self._runner is None or self._runner.done()
 
     def add(self, call: Call) -> None:
-        """Queue one call. Its future fails at once if the lane is closed."""
+        """Queue one call. Its future fails at once if the queue is closed."""
         if self._closed:
             call.fail(_closed())
             return

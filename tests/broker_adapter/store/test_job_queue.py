@@ -9,42 +9,42 @@ import pytest
 
 from broker_adapter.errors import ReadFailed
 from broker_adapter.store.dispatcher import Dispatcher, StoreOptions
-from broker_adapter.store.stage import StageFailed, ThreadStage
+from broker_adapter.store.job_queue import JobQueueFailed, ThreadJobQueue
 from tests.broker_adapter.store.helpers import SHAPE, Commands, Log, dumb_look, look
 
 
 def test_jobs_are_done_in_order_and_drain_waits_for_them() -> None:
-    stage = ThreadStage("test", 100)
+    job_queue = ThreadJobQueue("test", 100)
     done: list[int] = []
     for number in range(50):
-        stage.submit(lambda number=number: done.append(number), 1)  # type: ignore[misc]
-    stage.drain()
-    assert done == list(range(50)) and stage.pending == 0
-    stage.close()
-    with pytest.raises(StageFailed):
-        stage.submit(lambda: None)
+        job_queue.submit(lambda number=number: done.append(number), 1)  # type: ignore[misc]
+    job_queue.drain()
+    assert done == list(range(50)) and job_queue.pending == 0
+    job_queue.close()
+    with pytest.raises(JobQueueFailed):
+        job_queue.submit(lambda: None)
 
 
 def test_submit_waits_while_more_than_the_limit_is_pending() -> None:
-    stage = ThreadStage("test", 2)
+    job_queue = ThreadJobQueue("test", 2)
     go, submitted = threading.Event(), threading.Event()
-    stage.submit(go.wait, 3)
+    job_queue.submit(go.wait, 3)
 
     def submit() -> None:
-        stage.submit(lambda: None, 1)
+        job_queue.submit(lambda: None, 1)
         submitted.set()
 
     thread = threading.Thread(target=submit)
     thread.start()
-    assert stage.pending == 3 and not submitted.is_set()
+    assert job_queue.pending == 3 and not submitted.is_set()
     go.set()
     thread.join()
     assert submitted.is_set()
-    stage.close()
+    job_queue.close()
 
 
 def test_what_a_job_raises_comes_out_and_nothing_follows_it() -> None:
-    stage = ThreadStage("test", 2)
+    job_queue = ThreadJobQueue("test", 2)
     done: list[int] = []
     go = threading.Event()
 
@@ -52,15 +52,15 @@ def test_what_a_job_raises_comes_out_and_nothing_follows_it() -> None:
         go.wait()
         raise OSError("disk full")
 
-    stage.submit(fail)
-    stage.submit(lambda: done.append(1))
+    job_queue.submit(fail)
+    job_queue.submit(lambda: done.append(1))
     go.set()
     for _ in range(2):
-        with pytest.raises(StageFailed, match="disk full"):
-            stage.drain()
-        with pytest.raises(StageFailed):
-            stage.submit(lambda: done.append(2))
-    stage.close()
+        with pytest.raises(JobQueueFailed, match="disk full"):
+            job_queue.drain()
+        with pytest.raises(JobQueueFailed):
+            job_queue.submit(lambda: done.append(2))
+    job_queue.close()
     assert not done
 
 
@@ -128,6 +128,6 @@ def test_a_failing_index_stops_the_dispatcher(tmp_path: Path) -> None:
     dispatcher = Dispatcher(tmp_path, Commands(), durable_index=lambda: -1, options=options())
     dispatcher.load(())
     log = Log()
-    with pytest.raises(StageFailed):
+    with pytest.raises(JobQueueFailed):
         for _ in range(10):
             dispatcher.apply([log.message(keys="k")])

@@ -10,7 +10,7 @@ from typing import Protocol
 Job = Callable[[], None]
 
 
-class Stage(Protocol):
+class JobQueue(Protocol):
     """Does jobs in order. What a job raises, `submit` and `drain` raise from then on; no job follows it."""
 
     @property
@@ -27,12 +27,12 @@ class Stage(Protocol):
         """Do what was submitted, then end. Raises nothing."""
 
 
-class StageFailed(RuntimeError):
+class JobQueueFailed(RuntimeError):
     """A job raised, which is the cause of this."""
 
 
-class ThreadStage:
-    """A Stage on a daemon thread of its own: a disk may not answer, and a process must end all the same."""
+class ThreadJobQueue:
+    """A JobQueue on a daemon thread: a disk may not answer, and a process must end all the same."""
 
     def __init__(self, name: str, limit: int) -> None:
         self._name = name
@@ -54,7 +54,7 @@ class ThreadStage:
             self._changed.wait_for(lambda: self._pending <= self._limit or self._failure is not None)
             self._raise_failure()
             if self._closed:
-                raise StageFailed(f"{self._name} is closed")
+                raise JobQueueFailed(f"{self._name} is closed")
             self._jobs.append((job, weight))
             self._pending += weight
             if self._thread is None:
@@ -76,7 +76,7 @@ class ThreadStage:
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            raise StageFailed(f"{self._name} failed: {self._failure}") from self._failure
+            raise JobQueueFailed(f"{self._name} failed: {self._failure}") from self._failure
 
     def _run(self) -> None:
         while True:

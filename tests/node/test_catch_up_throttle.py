@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dledger.node.members.yielding import Appends, YieldingPace
+from dledger.node.members.catch_up_throttle import Appends, CatchUpThrottle
 
 RANGE = 1 << 20
 MIB = 1 << 20
@@ -32,7 +32,7 @@ class Leader:
         self._answered = 0.0
         self._seconds = 0.0
         self.now = 100.0
-        self.pace = YieldingPace()
+        self.pace = CatchUpThrottle()
         self.ranges: list[float] = []
 
     def _pass(self, seconds: float) -> None:
