@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from dledger.logs import configure_logging, get_logger
     from dledger.metrics import Histogram
     from dledger.node.loop.polling import when_idle
-    from dledger.node.loop.wake_queue import WakeQueue, settle, wake_queue
     from dledger.node.loop.watchdog import LoopWatchdog
     from dledger.node.machine.entry_run import EntryRun
     from dledger.node.machine.state_machine import (
@@ -88,9 +87,11 @@ if TYPE_CHECKING:
     from dledger.store.descriptors import PRIVATE_DIRECTORY, descriptors, raise_limit
     from dledger.store.disk import Disk, OsDisk, read_file, replace_file
     from dledger.store.offline.inspect import OfflineLog, StoredEntry
+    from dledger.turns import LARGE_BYTES, WakeQueue, large_turns, settle, wake_queue
 
 __all__ = [
     "ENTRY_HEADER_SIZE",
+    "LARGE_BYTES",
     "LOG_ADVICE",
     "MAX_FIELDS",
     "MAX_PAYLOAD_BYTES",
@@ -172,6 +173,7 @@ __all__ = [
     "has_too_many_fields",
     "is_loopback",
     "json_answer",
+    "large_turns",
     "load_config",
     "load_secret",
     "metrics_answer",
@@ -272,9 +274,11 @@ _MODULE_OF = {
     "TlsMode": "dledger.status.listener",
     "client_address": "dledger.status.connections",
     "when_idle": "dledger.node.loop.polling",
-    "WakeQueue": "dledger.node.loop.wake_queue",
-    "settle": "dledger.node.loop.wake_queue",
-    "wake_queue": "dledger.node.loop.wake_queue",
+    "WakeQueue": "dledger.turns",
+    "LARGE_BYTES": "dledger.turns",
+    "large_turns": "dledger.turns",
+    "settle": "dledger.turns",
+    "wake_queue": "dledger.turns",
     "LoopWatchdog": "dledger.node.loop.watchdog",
 }
 #: Names that are modules themselves.

@@ -25,11 +25,11 @@ from broker_adapter.proxy.messages.directory import Directory
 from broker_adapter.proxy.messages.methods import METHODS, SERVICE_NAME, TELEMETRY
 from broker_adapter.proxy.messages.rejected import Code, Rejected, status_of
 from broker_adapter.proxy.messages.request import Request
-from broker_adapter.proxy.telemetry import MAX_COMMAND_BYTES, Conversation
+from broker_adapter.proxy.telemetry import LARGE_COMMAND_BYTES, MAX_COMMAND_BYTES, Conversation
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
-from broker_adapter.rpc.calls import LARGE_BYTES, LargeRequests, Places, peer_host, stopping
-from dledger import get_logger, wake_queue
+from broker_adapter.rpc.calls import LargeRequests, Places, peer_host, stopping
+from dledger import LARGE_BYTES, get_logger, large_turns, wake_queue
 from dledger import handlers as grpc_handlers
 
 _log = get_logger("messaging")
@@ -94,7 +94,8 @@ class MessagingService:
         """Of a port (`messaging.context`): routes depend on where a client has come to."""
         telemetry = partial(self._telemetry, listener)
         methods: dict[str, Any] = {
-            TELEMETRY: grpc_handlers.both_stream(telemetry, calls.TelemetryCommand, command_of)
+            # Bytes in, as large commands are read one in a turn of the loop.
+            TELEMETRY: grpc_handlers.both_stream(telemetry, calls.TelemetryCommand, bytes)
         }
         for name, method in METHODS.items():
             # Bytes in and bytes out: who answers may be another node.
@@ -144,7 +145,7 @@ class MessagingService:
             try:
                 if len(data) < LARGE_BYTES:
                     return await answer(request, context)
-                async with self._large.taking(len(data)):
+                async with self._large.taking(len(data), caller=peer_host(context)):
                     return await answer(request, context)
             except asyncio.CancelledError:
                 if self._stopping:
@@ -272,10 +273,12 @@ class MessagingService:
 
     async def _read_all(self, conversation: Conversation, call: CallContext, context: Context) -> None:
         """Until the client has said all, or something that is no command."""
-        while isinstance(command := await context.read(), calls.TelemetryCommand | Rejected):
+        while isinstance(data := await context.read(), bytes):
             try:
-                if isinstance(command, Rejected):
-                    raise command
+                if len(data) >= LARGE_COMMAND_BYTES:
+                    await large_turns().turn(call.remote)
+                if (command := command_of(data)) is None:
+                    return
                 if self._guard is not None:
                     self._guard.check(call.account, TELEMETRY, command, call.namespace)
             except Rejected as error:
@@ -287,13 +290,12 @@ class MessagingService:
 _parse_command = grpc_handlers.parser(calls.TelemetryCommand)
 
 
-def command_of(data: bytes) -> calls.TelemetryCommand | Rejected | None:
-    """None for bytes that are no command; Rejected (PAYLOAD_TOO_LARGE) for such as nobody looks at: 4 MiB of
+def command_of(data: bytes) -> calls.TelemetryCommand | None:
+    """None for bytes that are no command. Rejected (PAYLOAD_TOO_LARGE) for such as nobody looks at: 4 MiB of
     the smallest fields that there are take the event loop tenths of a second to be read."""
     if len(data) <= MAX_COMMAND_BYTES:
         return _parse_command(data)
-    text = f"settings of {len(data)} bytes; {MAX_COMMAND_BYTES} are allowed"
-    return Rejected(Code.PAYLOAD_TOO_LARGE, text)
+    raise Rejected(Code.PAYLOAD_TOO_LARGE, f"settings of {len(data)} bytes; {MAX_COMMAND_BYTES} are allowed")
 
 
 def _set(wake: asyncio.Event) -> bool:

@@ -26,6 +26,8 @@ _MAX_WAITING, _MAX_WAITING_BYTES = 64, 8 << 20
 _MAX_TOPICS = 256
 #: Of a client's command. Settings are kept as long as the stream, and told again.
 MAX_COMMAND_BYTES = 64 << 10
+#: Clients say a few hundred bytes of themselves. More is looked at in a turn of the event loop of its own.
+LARGE_COMMAND_BYTES = 4 << 10
 #: Clients in Node.js may not listen yet when their first settings are answered.
 _AGAIN_AFTER_S = 1.0
 

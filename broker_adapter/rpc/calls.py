@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -13,7 +12,7 @@ import grpc.aio
 
 from broker_adapter.errors import BrokerError, Busy, IllegalMessage, PutIndeterminate, PutRefused, Status
 from broker_adapter.shares import SharedRoom, client_of
-from dledger import handlers
+from dledger import LARGE_BYTES, handlers, large_turns
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -40,43 +39,26 @@ class Places:
             self.taken -= 1
 
 
-#: What has so many bytes takes the event loop milliseconds: it is copied, summed and encoded there.
-LARGE_BYTES = 64 << 10
-
-
-class Turns:
-    """Work on something large, one piece in each turn of the event loop: a heartbeat waits for one of them
-    at most, however many have come together."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-
-    async def wait(self) -> None:
-        """Until it is the caller's turn, in the order of the calls."""
-        async with self._lock:
-            await asyncio.sleep(0)
-
-
 class LargeRequests:
-    """Large requests under way: so many bytes of them, each begun in a turn of its own."""
+    """Large requests under way: so many bytes of them, each begun in a turn of its own (`large_turns`)."""
 
     def __init__(self, most_bytes: int) -> None:
         self._room = SharedRoom(most_bytes)
-        self._turns = Turns()
 
     def has_room(self, size: int, client: str = "") -> bool:
         return self._room.has_room(size) and self._room.is_due(client, size)
 
     @asynccontextmanager
-    async def taking(self, size: int, client: str = "") -> AsyncIterator[None]:
+    async def taking(self, size: int, client: str = "", *, caller: str = "") -> AsyncIterator[None]:
         """Hold a place. Busy (TOO_MANY_PENDING_BYTES) if there is none; a single request has one always.
-        `client`: the address whose share it is, "" for what takes no longer than this node does."""
+        `client`: the address whose share it is, "" for what takes no longer than this node does; `caller`:
+        for whose other large requests nobody else waits."""
         if not self.has_room(size, client):
             text = f"{self._room.used} bytes are under way; try again later"
             raise Busy(Status.TOO_MANY_PENDING_BYTES, text)
         self._room.take(client, size)
         try:
-            await self._turns.wait()
+            await large_turns().turn(client or caller)
             yield
         finally:
             self._room.take(client, -size)
@@ -90,7 +72,6 @@ class LargeAnswers:
     """
 
     def __init__(self, most_bytes: int) -> None:
-        self.turns = Turns()
         self._room = SharedRoom(most_bytes)
 
     @property
@@ -112,7 +93,7 @@ class LargeAnswers:
             self._room.take(client, -size)
 
         context.add_done_callback(is_over)
-        await self.turns.wait()
+        await large_turns().turn(client)
 
 
 def malformed() -> IllegalMessage:

@@ -16,6 +16,9 @@ class BrokerLimits:
     max_batch_bytes: int = MAX_PAYLOAD_BYTES
     #: Properties of one message; RocketMQ's limit is one of their bytes, which the broker checks.
     max_properties: int = 1024
+    #: Of all messages of a batch, or of batches that travel together, unless they come in columns: 10 ms to
+    #: read them.
+    max_batch_properties: int = 32_768
     send_timeout_ms: int = 3_000
     max_send_timeout_ms: int = 60_000
     max_send_streams: int = 1024

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from broker_adapter.api import BrokerApi, PullResult, PullStatus
 from broker_adapter.errors import BrokerError
 from broker_adapter.rpc.calls import (
-    LARGE_BYTES,
     Context,
     LargeAnswers,
     LargeRequests,
@@ -24,6 +23,7 @@ from broker_adapter.rpc.convert import pull_result_to_pb, status_to_pb
 from broker_adapter.rpc.limits import BrokerLimits
 from broker_adapter.shares import client_of
 from broker_adapter.v1 import broker_pb2 as pb
+from dledger import LARGE_BYTES
 
 
 class PullService:

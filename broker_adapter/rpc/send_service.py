@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
 
 import grpc.aio
 
@@ -24,6 +25,7 @@ from broker_adapter.rpc.convert import messages_from_pb, send_result_to_pb, stat
 from broker_adapter.rpc.limits import BrokerLimits
 from broker_adapter.rpc.send_shape import send_request_of
 from broker_adapter.v1 import broker_pb2 as pb
+from dledger import LARGE_BYTES, large_turns
 
 #: So many answers travel in one message at most; each says some bytes of every message of its batch.
 _MOST_ANSWERS = 16
@@ -59,11 +61,20 @@ class SendService:
         for stream in self._streams:
             stream.stop()
 
-    def parse(self, data: bytes) -> pb.SendRequest | None:
-        """Of `send` and `send_stream`. None for bytes that are no request."""
-        return send_request_of(data, self._limits)
+    def parse(self, data: bytes) -> pb.SendRequest | bytes | None:
+        """Of `send` and `send_stream`. None for bytes that are no request; what is large is read only when
+        its turn of the event loop comes."""
+        return data if len(data) >= LARGE_BYTES else send_request_of(data, self._limits)
 
-    async def send(self, request: pb.SendRequest | None, context: Context) -> pb.SendResponse:
+    async def read(self, given: Any, caller: Hashable) -> Any:
+        """What `parse` gave, or the end of a stream; large requests take turns, one of each caller."""
+        if not isinstance(given, bytes):
+            return given
+        await large_turns().turn(caller)
+        return send_request_of(given, self._limits)
+
+    async def send(self, given: pb.SendRequest | bytes | None, context: Context) -> pb.SendResponse:
+        request = await self.read(given, peer_host(context))
         if request is None:
             return refusal(0, malformed())
         try:
@@ -87,7 +98,7 @@ class SendService:
                     self._streams.discard(stream)
         except BrokerError as error:
             # The first request is answered, so that the client sees a number; the end answers the rest.
-            request = await context.read()
+            request = await self.read(await context.read(), context)
             request_id = request.request_id if isinstance(request, pb.SendRequest) else 0
             await context.write(refusal(request_id, error))
 
@@ -162,7 +173,8 @@ class _SendStream:
         try:
             while not self._ended:
                 await self._room.acquire()
-                request = await context.read()
+                # The next one is read when this one has had its turn: a stream has one that waits.
+                request = await self._service.read(await context.read(), self)
                 if request is grpc.aio.EOF:
                     return
                 if request is None:
@@ -226,8 +238,10 @@ def check_counts(request: pb.SendRequest, limits: BrokerLimits) -> None:
     flags, times = max(len(columns.flags), len(columns.sys_flags)), len(columns.born_timestamps)
     check_count("entries in a column", max(len(columns.properties), flags, times), most)
     properties = [text.count(PROPERTY_SEPARATOR) for text in columns.properties]
-    properties += [len(message.properties) for message in request.messages]
-    check_count("properties of a message", max(properties, default=0), limits.max_properties)
+    in_rows = [len(message.properties) for message in request.messages]
+    most = max([*properties, *in_rows], default=0)
+    check_count("properties of a message", most, limits.max_properties)
+    check_count("properties in a batch", sum(in_rows), limits.max_batch_properties)
 
 
 def check_send(request: pb.SendRequest, messages: Sequence[OutgoingMessage], limits: BrokerLimits) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from broker_adapter.rpc.calls import LARGE_BYTES
 from broker_adapter.rpc.limits import BrokerLimits
 from broker_adapter.v1 import broker_pb2 as pb
 from broker_adapter.v1 import shape_pb2 as shapes
+from dledger import LARGE_BYTES
 
 #: As deep as protobuf itself reads messages within each other.
 _MAX_DEPTH = 100
@@ -32,7 +32,7 @@ def send_request_of(data: bytes, limits: BrokerLimits) -> pb.SendRequest | None:
 
 def _excess(data: bytes, limits: BrokerLimits) -> pb.SendRequest | None:
     """DecodeError."""
-    waiting, batches = [(data, 1)], 1
+    waiting, batches, properties = [(data, 1)], 1, 0
     while waiting:
         one, depth = waiting.pop()
         if depth > _MAX_DEPTH:
@@ -41,16 +41,23 @@ def _excess(data: bytes, limits: BrokerLimits) -> pb.SendRequest | None:
         if len(shape.messages) > limits.max_batch_messages:
             messages = [pb.OutgoingMessage()] * (limits.max_batch_messages + 1)
             return pb.SendRequest(request_id=shape.request_id, messages=messages)
-        if any(_properties(message) > limits.max_properties for message in shape.messages):
-            properties = {str(i): "" for i in range(limits.max_properties + 1)}
-            return pb.SendRequest(
-                request_id=shape.request_id, messages=[pb.OutgoingMessage(properties=properties)]
-            )
+        counts = [_properties(message) for message in shape.messages]
+        properties += sum(counts)
+        if max(counts, default=0) > limits.max_properties or properties > limits.max_batch_properties:
+            return _with_properties(shape.request_id, max(counts), limits)
         batches += len(shape.more)
         if batches > _MAX_BATCHES:
             raise DecodeError("too many batches in a request")
         waiting += [(more, depth + 1) for more in shape.more]
     return None
+
+
+def _with_properties(request_id: int, most: int, limits: BrokerLimits) -> pb.SendRequest:
+    """One that is refused for them. `most`: of a message of it."""
+    most = min(most, limits.max_properties + 1)
+    count = 1 if most > limits.max_properties else limits.max_batch_properties // most + 1
+    message = pb.OutgoingMessage(properties={str(i): "" for i in range(most)})
+    return pb.SendRequest(request_id=request_id, messages=[message] * count)
 
 
 def _properties(message: bytes) -> int:

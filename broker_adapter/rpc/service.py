@@ -37,7 +37,7 @@ from broker_adapter.rpc.limits import BrokerLimits
 from broker_adapter.rpc.pull_service import PullService
 from broker_adapter.rpc.send_service import SendService
 from broker_adapter.v1 import broker_pb2 as pb
-from dledger import MAX_PAYLOAD_BYTES, AdminNames, InvalidRequest, handlers
+from dledger import MAX_PAYLOAD_BYTES, AdminNames, InvalidRequest, handlers, large_turns
 
 SERVICE_NAME: Final = "dledger.broker.v1.BrokerService"
 
@@ -167,7 +167,7 @@ class BrokerService:
     async def _turn(self, entries: Sized) -> None:
         """A list of thousands takes the event loop milliseconds: one in each turn of it."""
         if len(entries) >= _MANY_ENTRIES:
-            await self._large.turns.wait()
+            await large_turns().turn("")
 
     # -- reads
 

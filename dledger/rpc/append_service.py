@@ -7,6 +7,7 @@ not a task.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
 from contextlib import suppress
 from time import perf_counter
 from typing import Any, TypeAlias
@@ -22,6 +23,7 @@ from dledger.rpc.transport.call_limit import FirstMessages
 from dledger.rpc.transport.field_count import has_too_many_fields
 from dledger.rpc.transport.handlers import malformed, parser
 from dledger.rpc.transport.outbox import Outbox
+from dledger.turns import LARGE_BYTES, large_turns
 from dledger.v1 import log_pb2 as pb
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -41,6 +43,19 @@ def append_request_of(data: bytes, max_entries: int) -> pb.AppendRequest | None:
     if request is not None:
         request.bodies.extend([b""] * (max_entries + 1))
     return request
+
+
+def small_append_of(data: bytes) -> pb.AppendRequest | bytes | None:
+    """As gRPC gives it to the service: what is large is read only when its turn of the event loop comes."""
+    return data if len(data) >= LARGE_BYTES else _parse(data)
+
+
+async def _read(given: Any, max_entries: int, caller: Hashable) -> Any:
+    """What `small_append_of` gave, or the end of a stream; large requests take turns, one of each caller."""
+    if not isinstance(given, bytes):
+        return given
+    await large_turns().turn(caller)
+    return append_request_of(given, max_entries)
 
 
 class AppendService:
@@ -64,7 +79,8 @@ class AppendService:
         for stream in list(self._streams):
             stream.stop(error)
 
-    async def append(self, request: pb.AppendRequest | None, context: _Context) -> pb.AppendResponse:
+    async def append(self, given: pb.AppendRequest | bytes | None, context: _Context) -> pb.AppendResponse:
+        request = await _read(given, self._port.limits.max_batch_entries, context.peer())
         if request is None:
             return append_response(0, malformed())
         call = _Call(self._port)
@@ -98,7 +114,8 @@ class AppendService:
         If none comes in time, the number comes without one."""
         most, request_id = limits.max_append_streams, 0
         with suppress(Overloaded):
-            request = await self._first_messages.read(context)
+            given = await self._first_messages.read(context)
+            request = await _read(given, limits.max_batch_entries, self)
             request_id = request.request_id if isinstance(request, pb.AppendRequest) else 0
         error = Overloaded(f"{most} append streams are open", code=Code.TOO_MANY_CONNECTIONS)
         await context.write(append_response(request_id, error))
@@ -201,7 +218,8 @@ class _AppendStream:
         port, limits, unanswered = self._port, self._port.limits, self._unanswered
         most = limits.max_unanswered_per_stream
         while not self._ended:
-            request = await context.read()
+            # The next one is read when this one has had its turn: a stream has one that waits.
+            request = await _read(await context.read(), limits.max_batch_entries, self)
             if request is grpc.aio.EOF:
                 self._end()
                 return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -11,7 +10,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from dledger.errors import ConfigError
 from dledger.rpc.admin_service import AdminService
-from dledger.rpc.append_service import AppendService, append_request_of
+from dledger.rpc.append_service import AppendService, small_append_of
 from dledger.rpc.append_wire import parse_push
 from dledger.rpc.peer_names import AdminNames, PeerNames
 from dledger.rpc.peer_service import PeerService
@@ -105,10 +104,9 @@ class NodeGrpc:
         return [service.name for service in self._others]
 
     def _add_services(self) -> None:
-        parse_append = partial(append_request_of, max_entries=self._limits.max_batch_entries)
         log = {
-            "Append": unary(self.appends.append, log_pb2.AppendRequest, parse_append),
-            "AppendStream": both_stream(self.appends.append_stream, log_pb2.AppendRequest, parse_append),
+            "Append": unary(self.appends.append, log_pb2.AppendRequest, small_append_of),
+            "AppendStream": both_stream(self.appends.append_stream, log_pb2.AppendRequest, small_append_of),
             "ReadStream": server_stream(self.reads.read_stream, log_pb2.ReadRequest),
             "ReadIndex": unary(self.reads.read_index, log_pb2.ReadIndexRequest),
         }

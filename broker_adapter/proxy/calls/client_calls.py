@@ -14,7 +14,8 @@ from broker_adapter.proxy.messages.directory import Directory, is_orderly
 from broker_adapter.proxy.messages.names import group_of, topic_of
 from broker_adapter.proxy.messages.rejected import Code, Rejected, ok
 from broker_adapter.proxy.v2 import service_pb2 as calls
-from broker_adapter.rpc.calls import Turns
+from broker_adapter.shares import client_of
+from dledger import large_turns
 
 #: From so many queues on a route takes the event loop milliseconds, or tens of them.
 _MANY_QUEUES = 64
@@ -58,7 +59,6 @@ class RouteCalls:
     def __init__(self, directory: Directory, routes: Mapping[str, Routes]) -> None:
         self._directory = directory
         self._routes = routes
-        self._turns = Turns()
         self._made: OrderedDict[object, bytes] = OrderedDict()
 
     async def known_route(self, request: calls.QueryRouteRequest, context: CallContext) -> bytes | None:
@@ -84,7 +84,7 @@ class RouteCalls:
             raise Rejected(Code.FORBIDDEN, f"group {group.name} may not consume (consume_enable is off)")
         in_order = is_orderly(group)
         if in_order:
-            await self._turn(config)
+            await self._turn(config, context)
         assignments = self._routes_for(context).assignments(request.topic, config, context, in_order=in_order)
         return calls.QueryAssignmentResponse(status=ok(), assignments=assignments)
 
@@ -92,9 +92,9 @@ class RouteCalls:
         # Nodes whose settings differ may not know each other's ports.
         return self._routes.get(context.listener, self._routes[NODE_PORT])
 
-    async def _turn(self, config: TopicConfig) -> None:
+    async def _turn(self, config: TopicConfig, context: CallContext) -> None:
         if max(config.read_queues, config.write_queues) >= _MANY_QUEUES:
-            await self._turns.wait()
+            await large_turns().turn(client_of(context.remote))
 
     async def _route(
         self, request: calls.QueryRouteRequest, config: TopicConfig, context: CallContext
@@ -102,7 +102,7 @@ class RouteCalls:
         routes, topic = self._routes_for(context), request.topic
         key = (id(routes), topic.resource_namespace, topic.name, config, routes.shape(context))
         if key not in self._made:
-            await self._turn(config)
+            await self._turn(config, context)
         if (made := self._made.get(key)) is None:
             queues = routes.queues(topic, config, context)
             made = calls.QueryRouteResponse(status=ok(), message_queues=queues).SerializeToString()

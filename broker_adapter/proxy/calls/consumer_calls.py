@@ -19,7 +19,8 @@ from broker_adapter.proxy.messages.names import group_of, topic_of
 from broker_adapter.proxy.messages.rejected import Code, Rejected, ok
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
-from broker_adapter.rpc.calls import LARGE_BYTES, Turns
+from broker_adapter.shares import client_of
+from dledger import LARGE_BYTES, large_turns
 
 MAX_RECEIVED = 1_024
 _MAX_ACKS = 1_024
@@ -43,7 +44,6 @@ class ConsumerCalls:
         self._directory = directory
         self._settings = settings
         self._now_ms = now_ms
-        self._turns = Turns()
 
     async def receive_message(
         self, request: calls.ReceiveMessageRequest, context: CallContext
@@ -65,7 +65,7 @@ class ConsumerCalls:
         now_ms = self._now_ms()
         for delivery in deliveries:  # they take room in memory until this ends, which drops them
             if len(delivery.record) >= LARGE_BYTES:
-                await self._turns.wait()
+                await large_turns().turn(client_of(context.remote))
             message = delivered_message(delivery, request.message_queue.topic, now_ms)
             yield calls.ReceiveMessageResponse(message=message)
         yield calls.ReceiveMessageResponse(delivery_timestamp=timestamp(now_ms))

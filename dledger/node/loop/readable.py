@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from dledger.errors import Code, DLedgerError, Overloaded, ReadFailed
-from dledger.node.loop.wake_queue import settle, wake_queue
+from dledger.turns import settle, wake_queue
 
 
 class ReadableLog:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from dledger.errors import Code, DLedgerError, Overloaded, ReadFailed
-from dledger.node.loop.wake_queue import wake_queue
+from dledger.turns import wake_queue
 
 Waiter = asyncio.Future[int]
 

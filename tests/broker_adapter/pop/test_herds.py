@@ -16,11 +16,11 @@ from broker_adapter.pop.api import Delivery
 from broker_adapter.pop.receiver import _QUEUES_AT_ONCE, Receiver
 from broker_adapter.pop.views import Views
 from broker_adapter.server.program import BrokerProgram
-from dledger.node.loop.wake_queue import MOST_WOKEN, wake_queue
+from dledger.turns import MOST_WOKEN, wake_queue
 from tests.broker_adapter.cluster import brokers
 from tests.broker_adapter.pop.test_node import bodies, send
 from tests.node.local import until
-from tests.node.test_wake_queue import Turns
+from tests.node.test_turns import Turns
 
 GROUPS = 2_000
 #: A turn of the loop may take what the one before has left.

@@ -16,12 +16,12 @@ from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.proxy.v2 import shape_pb2 as client_shapes
 from broker_adapter.rpc import send_shape
-from broker_adapter.rpc.calls import LARGE_BYTES
 from broker_adapter.rpc.limits import BrokerLimits
 from broker_adapter.rpc.send_service import check_counts
 from broker_adapter.v1 import broker_pb2 as own
 from broker_adapter.v1 import namesrv_pb2 as namesrv
 from broker_adapter.v1 import shape_pb2 as shapes
+from dledger import LARGE_BYTES
 
 
 def never(_: bytes) -> Message:
@@ -72,6 +72,7 @@ def batch(**fields: Any) -> own.SendRequest:
 
 LIMITS = BrokerLimits()
 TOO_MANY = batch(properties=properties(20_000))
+MANY = own.OutgoingMessage(properties=properties(1_000))
 
 
 @pytest.mark.parametrize(
@@ -80,14 +81,17 @@ TOO_MANY = batch(properties=properties(20_000))
         TOO_MANY.SerializeToString(),
         b"\x08\x07" + b"\x22\x00" * LARGE_BYTES,
         own.SendRequest(request_id=1, more=[batch(body=b"x"), TOO_MANY]).SerializeToString(),
+        own.SendRequest(
+            request_id=7, messages=[*batch(properties=properties(1_000)).messages] * 200
+        ).SerializeToString(),
     ],
-    ids=["properties", "messages", "further batches"],
+    ids=["properties", "messages", "further batches", "properties of all"],
 )
 def test_a_batch_of_the_brokers_own_protocol_likewise_and_with_the_same_number(request_bytes: bytes) -> None:
     cut = send_shape.send_request_of(request_bytes, LIMITS)
     assert cut is not None
     assert (cut.request_id, cut.ByteSize() < len(request_bytes) / 4) == (7, True)
-    with pytest.raises(Exception, match=r"properties of a message|messages in a batch"):
+    with pytest.raises(Exception, match=r"properties of a message|messages in a batch|properties in a batch"):
         check_counts(cut, LIMITS)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import pytest
 
 from broker_adapter.errors import Busy, Status
-from broker_adapter.rpc.calls import LARGE_BYTES, LargeAnswers, LargeRequests, Turns
+from broker_adapter.rpc.calls import LargeAnswers, LargeRequests
+from dledger import LARGE_BYTES
 
 
 async def test_those_above_the_limit_are_refused_and_one_alone_never_is() -> None:
@@ -22,20 +22,6 @@ async def test_those_above_the_limit_are_refused_and_one_alone_never_is() -> Non
         pass
     async with requests.taking(10):
         pass
-
-
-async def test_other_work_of_the_loop_comes_between_two_of_them() -> None:
-    """A timer that is due, such as that of a heartbeat, waits for one of them at most."""
-    turns, done, loop = Turns(), list[str](), asyncio.get_running_loop()
-
-    async def work() -> None:
-        await turns.wait()
-        done.append("large")
-        loop.call_soon(done.append, "other")
-
-    await asyncio.gather(*[work() for _ in range(5)])
-    await asyncio.sleep(0)
-    assert done == ["large", "other"] * 5
 
 
 class Call:

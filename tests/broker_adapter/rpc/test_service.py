@@ -35,14 +35,14 @@ from broker_adapter.format.message import decode
 from broker_adapter.format.properties import split_properties
 from broker_adapter.rpc import send_service
 from broker_adapter.rpc.broker_client import BrokerClient, NoAnswer, NotConnected
-from broker_adapter.rpc.calls import LARGE_BYTES, LargeAnswers
+from broker_adapter.rpc.calls import LargeAnswers
 from broker_adapter.rpc.convert import send_result_from_pb
 from broker_adapter.rpc.limits import BrokerLimits
 from broker_adapter.rpc.pull_service import PullService
 from broker_adapter.rpc.service import SERVICE_NAME
 from broker_adapter.v1 import broker_pb2 as pb
 from broker_adapter.v1 import broker_pb2_grpc
-from dledger import open_channel
+from dledger import LARGE_BYTES, open_channel
 from tests.broker_adapter.client.helpers import Held, until
 from tests.broker_adapter.memory_broker import MemoryBroker, MemoryBrokers, MemoryNode
 

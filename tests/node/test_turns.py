@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dledger.node.loop.wake_queue import MOST_WOKEN, WakeQueue, settle, wake_queue
+from dledger.turns import MOST_WOKEN, WakeQueue, large_turns, settle, wake_queue
 
 
 class Turns:
@@ -111,3 +111,28 @@ def test_where_no_loop_runs_nobody_is_woken() -> None:
     woken = list[int]()
     wake_queue().add("t", lambda: woken.append(1))
     assert woken == []
+
+
+async def test_other_work_of_the_loop_comes_between_two_large_pieces() -> None:
+    """A timer that is due, such as that of a heartbeat, waits for one of them at most."""
+    done, loop = list[str](), asyncio.get_running_loop()
+
+    async def work(client: str) -> None:
+        await large_turns().turn(client)
+        done.append("large")
+        loop.call_soon(done.append, "other")
+
+    await asyncio.gather(*[work(client) for client in "aaabb"])
+    await asyncio.sleep(0)
+    assert done == ["large", "other"] * 5
+
+
+async def test_large_pieces_of_one_client_do_not_come_before_those_of_another() -> None:
+    done = list[str]()
+
+    async def work(client: str) -> None:
+        await large_turns().turn(client)
+        done.append(client)
+
+    await asyncio.gather(*[work(client) for client in "aaaab"])
+    assert done == ["a", "a", "b", "a", "a"]
