@@ -246,7 +246,7 @@ BROKER_ADVICE: dict[Status, Advice] = {
     Status.GENERATION_STALE: Advice(
         "The generation of the member is over.",
         "The group was rebalanced, or its offsets were reset.",
-        "Join again, as the consumer does by itself.",
+        "Join again, as the consumer does automatically.",
     ),
     Status.GENERATION_UNKNOWN: Advice(
         "Nobody was given this generation.",
@@ -262,7 +262,7 @@ BROKER_ADVICE: dict[Status, Advice] = {
     Status.NOT_A_MEMBER: Advice(
         "The caller is no member of the group.",
         "Its lease ran out, because it was paused or cut off.",
-        "Join again, as the consumer does by itself.",
+        "Join again, as the consumer does automatically.",
     ),
     Status.QUEUE_UNKNOWN: Advice(
         "The topic has no such queue.",
@@ -325,7 +325,7 @@ BROKER_ADVICE: dict[Status, Advice] = {
     Status.REBALANCING: Advice(
         "The group has no new generation yet.",
         "Members come or go.",
-        "Wait, as the consumer does by itself.",
+        "Wait, as the consumer does automatically.",
     ),
     Status.COMMAND_TOO_LARGE: Advice(
         "A change of metadata is too large for one entry.",

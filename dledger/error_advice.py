@@ -214,7 +214,7 @@ LOG_ADVICE: dict[Code, Advice] = {
         "A limit of pending work was reached. Nothing was written.",
         "Clients append faster than a majority stores, or disk space is being prepared.",
         (
-            "Try again later, as the client does by itself. Send fewer at once, or raise "
+            "Try again later, as the client does automatically. Send fewer at once, or raise "
             "`limits.max_pending_bytes`, `limits.max_pending_appends`."
         ),
     ),
@@ -230,7 +230,7 @@ LOG_ADVICE: dict[Code, Advice] = {
     Code.LEADER_TRANSFERRING: Advice(
         "Leadership is being handed over. Nothing was written.",
         "`dledger transfer`, a planned stop, or `preferred_leaders`.",
-        "Try again in a moment, as the client does by itself.",
+        "Try again in a moment, as the client does automatically.",
     ),
     Code.LOAD_SNAPSHOT_ERROR: _not_given("a snapshot cannot be loaded."),
     Code.INSTALL_SNAPSHOT_ERROR: _not_given("a snapshot cannot be installed."),
@@ -252,7 +252,7 @@ LOG_ADVICE: dict[Code, Advice] = {
     Code.SESSION_WINDOW_FULL: Advice(
         "64 batches of the session are uncommitted. Nothing was written.",
         "The client sends faster than a majority stores.",
-        "Wait for answers before you send more, as the client does by itself.",
+        "Wait for answers before you send more, as the client does automatically.",
     ),
     Code.BODY_TOO_LARGE: Advice(
         "One body exceeds `limits.max_body_bytes`. Nothing was written.",
@@ -294,8 +294,8 @@ LOG_ADVICE: dict[Code, Advice] = {
         "A linearizable read was not confirmed in time.",
         "There is no leader, or this node does not reach it; its disk hangs; it is rejoining.",
         (
-            "Ask another node, as the client does by itself. `local` reads need no confirmation and may be "
-            "stale."
+            "Ask another node, as the client does automatically. `local` reads need no confirmation and may "
+            "be stale."
         ),
     ),
     Code.MEMBERS_DIFFER: Advice(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,20 +33,17 @@ def defined_in(path: Path) -> set[str]:
     return names
 
 
-def anchors(page: Path) -> set[str]:
+@cache
+def anchors(page: Path) -> frozenset[str]:
     """The anchors that GitHub makes of the headings of a page. Of equal headings the second one gets -1."""
     text = page.read_text()
     code = {block.line + i for block in blocks_of(text) for i in range(block.text.count("\n") + 1)}
-    found: set[str] = set()
+    found: Counter[str] = Counter()
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("#") and number not in code:
-            words = re.sub(r"[^\w\- ]", "", line.lstrip("#").strip().lower()).replace(" ", "-")
-            repeated = sum(
-                anchor == words or re.fullmatch(rf"{re.escape(words)}-\d+", anchor) is not None
-                for anchor in found
-            )
-            found.add(f"{words}-{repeated}" if repeated else words)
-    return found
+            found[re.sub(r"[^\w\- ]", "", line.lstrip("#").strip().lower()).replace(" ", "-")] += 1
+    repeated = (f"{words}-{i}" for words, count in found.items() for i in range(1, count))
+    return frozenset((*found, *repeated))
 
 
 def faults_of(page: str) -> list[str]:

@@ -28,7 +28,7 @@ from broker_adapter.errors import (
 )
 from broker_adapter.rpc.broker_client import BrokerClient
 
-#: Told of each attempt, before it is made: the bodies of one call, and the how many-th it is, from 1 on.
+#: Told of each attempt, before it is made: the bodies of one call, and the attempt number, starting at 1.
 AttemptHook = Callable[[Sequence[bytes], int], object]
 
 #: What a message takes beside its body, about: properties, and the fields around them (bytes).

@@ -35,7 +35,7 @@ _Place = tuple[QueueKey, int, Held]
 
 
 class Renewals:
-    """A new master takes every client for heard of when it begins: each has as long as ever to speak up."""
+    """A new master takes every client for heard of when it begins: each has the usual time to speak up."""
 
     def __init__(
         self,

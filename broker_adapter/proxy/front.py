@@ -116,7 +116,7 @@ class MessagingService:
 
     def send_away(self) -> None:
         """The server takes no new calls: the conversations end, and receives as if there were no messages, so
-        that clients begin both anew at another node. What is called yet is answered as ever."""
+        that clients begin both anew at another node. Calls already in progress are answered normally."""
         self._leaving = True
         wake_queue().each("away", self._waiting, asyncio.Task.cancel)
         wake_queue().each("away", self._open, _set)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-#: Told of each attempt, before it is made: the bodies of one call, and the how many-th it is, from 1 on.
+#: Told of each attempt, before it is made: the bodies of one call, and the attempt number, starting at 1.
 AttemptHook = Callable[[Sequence[bytes], int], object]
 
 

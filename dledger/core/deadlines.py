@@ -15,7 +15,7 @@ _NEVER = 1 << 62
 
 def next_tick_ms(core: RaftCore) -> int:
     """The first moment at which a Tick does something, if no other event comes before it and no fsync is
-    under way. `core.now_ms` or less: Ticks are needed as often as ever."""
+    under way. `core.now_ms` or less: ticks are needed at the usual rate."""
     if core.hard_state.rejoining:
         return core.now_ms
     due = _NEVER

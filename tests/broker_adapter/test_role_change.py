@@ -110,7 +110,7 @@ async def test_waits_that_end_with_not_yet_are_begun_again_and_are_no_failure() 
 async def test_a_handler_that_ends_by_a_mistake_of_its_own_gives_leadership_away_again_and_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else a leader without a master would stay for good: its heartbeats are as good as ever."""
+    """Else a leader without a master would stay for good: its heartbeats stay valid."""
     async with world() as w:
 
         async def lead(event: Event) -> None:

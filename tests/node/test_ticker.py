@@ -1,4 +1,4 @@
-"""Ticks: as often as ever while something is under way, and at the next deadline else. That no tick is slept
+"""Ticks: at the usual rate while something is under way, and at the next deadline else. That no tick is slept
 over which would do something, the simulator checks with every tick."""
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def test_a_loop_that_waits_without_work_lets_the_cpus_sleep() -> None:
         assert asked == [True], "it is looked at before the next wait"
         right.send(b"x")
         clock.now_s += LINGER_S / 2
-        assert selector.select(None), "events end the wait as ever"
+        assert selector.select(None), "events end the wait"
         assert asked == [True]
         clock.now_s += LINGER_S
         assert selector.select(None)

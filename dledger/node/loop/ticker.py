@@ -17,7 +17,7 @@ LOOK_MS = 250
 
 def next_tick_ms(replica: Replica, now_ms: int) -> int:
     """When `replica.tick` can have something to do at the earliest, if nothing else happens before: at most
-    LOOK_MS from now. `now_ms` or less: something is under way, tick as often as ever."""
+    LOOK_MS from now. `now_ms` or less: something is under way, tick at the usual rate."""
     core, log, admission = replica.core, replica.core.log, replica.admission
     if (
         log.durable_index < log.end_index
