@@ -66,8 +66,7 @@ class WakeQueue:
 
     async def turn(self, key: Hashable) -> None:
         """Wait until a turn of the loop has room for the caller; return at once if this one has."""
-        return
-        future = None
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.settle(key, future)
         if not future.done():
             await future
