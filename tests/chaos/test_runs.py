@@ -67,7 +67,10 @@ def check_nodes(events: list[dict[str, Any]]) -> None:
     assert acks > 20
 
 
-@pytest.mark.parametrize(("kind", "workload"), [("kill", "log"), ("isolate", "log"), ("kill", "broker")])
+@pytest.mark.parametrize(
+    ("kind", "workload"),
+    [("kill", "log"), pytest.param("isolate", "log", marks=pytest.mark.long), ("kill", "broker")],
+)
 async def test_a_short_run_keeps_all_promises(tmp_path: Path, kind: str, workload: str) -> None:
     # A machine that stands still makes a run void, which is no broken promise, and no proof either.
     for seed in (1, 2, 3):

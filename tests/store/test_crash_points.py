@@ -138,10 +138,13 @@ def test_rule_1_no_process_crash_loses_what_was_acknowledged(point: CrashPoint) 
 
 @pytest.mark.parametrize("reorder", [False, True], ids=["torn", "reordered"])
 @pytest.mark.parametrize("point", [CrashPoint.BEFORE, CrashPoint.AFTER])
-def test_rule_1_no_power_loss_loses_what_was_acknowledged(point: CrashPoint, reorder: bool) -> None:
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 6), marks=pytest.mark.long)], ids=str)
+def test_rule_1_no_power_loss_loses_what_was_acknowledged(
+    seeds: range, point: CrashPoint, reorder: bool
+) -> None:
     for number, operation in enumerate(OPERATIONS, 1):
         disk, witness = crashed_at(number, point)
-        for seed in range(6):
+        for seed in seeds:
             twin = disk.copy()
             twin.crash(CrashKind.POWER, Random(seed), reorder=reorder)
             check(twin, witness, f"{number} {point.value} {operation} (seed {seed})")
