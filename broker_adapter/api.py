@@ -139,6 +139,13 @@ class GroupConfig(NamedTuple):
     retry_queues: int = 1
     retry_max_times: int = 16
     consume_orderly: bool = False  # what is received of a queue is done before more of it is given
+    auto_created: bool = False  # because a client used it: it expires. No admin has put it since
+
+    def told(self) -> dict[str, Any]:
+        """What clients are told, by name: `auto_created` is the broker's own affair."""
+        found = self._asdict()
+        del found["auto_created"]
+        return found
 
 
 class QueueStats(NamedTuple):

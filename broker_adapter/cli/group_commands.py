@@ -78,7 +78,7 @@ def list_(target: Target, as_json: bool) -> None:
     """
     found = ask_broker(target, lambda admin: admin.groups())
     if as_json:
-        print_json([config._asdict() for config in found])
+        print_json([config.told() for config in found])
         return
     print_table(
         ("group", "may consume", "retries", "orderly"),

@@ -81,6 +81,8 @@ class BrokerSettings(BaseModel):
     """Topics (or groups) that one address may create by use, at one master. Past it: 770, 771."""
     auto_create_expire_ms: Annotated[int, Field(ge=0)] = 604_800_000
     """A topic created by use is deleted when it is empty and unused for so long. 0: never."""
+    auto_create_groups_expire_ms: Annotated[int, Field(ge=0)] = 604_800_000
+    """A group created by use is deleted, with its offsets, when it is unused for so long. 0: never."""
     default_queues: Annotated[int, Field(ge=1, le=1024)] = 4
     """Queues of a topic created by use."""
     max_body_bytes: Annotated[int, Field(ge=1, le=MAX_BODY_BYTES)] = MAX_BODY_BYTES

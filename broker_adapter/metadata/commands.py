@@ -31,6 +31,7 @@ MAX_MEMBER_ID_LENGTH = 255
 MAX_GROUP_LENGTH = MAX_DERIVED_TOPIC_LENGTH - len(RETRY_PREFIX)
 MAX_OFFSET = (1 << 63) - 1
 _MAX_INT = (1 << 31) - 1
+_MAX_PROGRESS = 1 << 96  # more than all offsets that a group may have
 
 _GROUP_NAME = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
 _MEMBER_ID = re.compile(r"[!-~]+\Z")  # what is visible of ASCII: RocketMQ's are ip@process#number
@@ -70,6 +71,16 @@ class DeleteGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpireGroup:
+    """Remove a group that came into being by use, if it has no members, nothing that is not done, and has
+    come no further than this (`MetadataState.progress`) in this generation."""
+
+    group: str
+    generation: int
+    progress: int
+
+
+@dataclass(frozen=True, slots=True)
 class CommitOffsets:
     """All of the offsets or none of them; in a queue the greater one wins."""
 
@@ -94,7 +105,16 @@ class NewGeneration:
     members: Mapping[str, Queues]
 
 
-Command = PutTopic | DeleteTopic | PutGroup | DeleteGroup | CommitOffsets | ResetOffsets | NewGeneration
+Command = (
+    PutTopic
+    | DeleteTopic
+    | PutGroup
+    | DeleteGroup
+    | ExpireGroup
+    | CommitOffsets
+    | ResetOffsets
+    | NewGeneration
+)
 
 
 def check(command: Command) -> None:
@@ -111,6 +131,10 @@ def check(command: Command) -> None:
             _check_group_config(group_config)
         case DeleteGroup(group=group):
             check_group_name(group)
+        case ExpireGroup(group=group, generation=generation, progress=progress):
+            check_group_name(group)
+            _check_range("generation", generation, 0, MAX_OFFSET)
+            _check_range("progress", progress, 0, _MAX_PROGRESS)
         case CommitOffsets(group=group, generation=generation, offsets=offsets):
             check_group_name(group)
             _check_range("generation", generation, NO_GENERATION, MAX_OFFSET)

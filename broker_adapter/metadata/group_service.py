@@ -48,12 +48,15 @@ class GroupService:
         auto_create_up_to: int = MAX_GROUPS,
         auto_create_per_client: int = MAX_GROUPS,
         config: CoordinatorConfig | None = None,
+        used: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """`used` is told each group that a client uses."""
         self._metadata = metadata
         self._proposals = proposals
         self._queues = queues
         self._auto_create = auto_create
         self._monotonic_ms = monotonic_ms
+        self._used = used
         self._limits = CreationLimits(
             "groups", Status.TOO_MANY_GROUPS, auto_create_up_to, auto_create_per_client
         )
@@ -92,13 +95,23 @@ class GroupService:
     async def make_known(self, group: str, remote: str = "") -> None:
         """Created if it may be, for a client at host:port ("": not known). GroupRefused (GROUP_UNKNOWN), Busy
         (TOO_MANY_GROUPS), IllegalMessage, and errors of a proposal."""
-        if self._metadata.group(group) is not None:
+        if self.known(group):
             return
         if not self._auto_create:
             raise error_for(Status.GROUP_UNKNOWN, f"there is no group {group[:255]!r}; create it first")
         count, now_s = len(self._metadata.groups()), self._monotonic_ms() / 1000
         self._limits.take(client_of(remote), group, _Groups(self._metadata), count, now_s)
-        (await self._proposals.propose(PutGroup(GroupConfig(group), create_only=True))).check()
+        (
+            await self._proposals.propose(PutGroup(GroupConfig(group, auto_created=True), create_only=True))
+        ).check()
+        self._used(group)
+
+    def known(self, group: str) -> bool:
+        """Whether there is such a group: by this it is used."""
+        if self._metadata.group(group) is None:
+            return False
+        self._used(group)
+        return True
 
     # -- inside -------------------------------------------------------------------------------------------
 

@@ -6,8 +6,9 @@ r"""The bytes of commands: the bodies of the messages of `DLEDGER_SYS_METADATA`.
     4    16   request id, by which the proposer knows its result; zeros: nobody waits for it
     20   n    payload
 
-Kinds and their payloads: 1 PutTopic, 2 DeleteTopic, 3 PutGroup, 4 DeleteGroup, 7 NewGeneration: a JSON object
-in UTF-8, with RocketMQ's names where it has one; what a reader does not know in it is ignored.
+Kinds and their payloads: 1 PutTopic, 2 DeleteTopic, 3 PutGroup, 4 DeleteGroup, 7 NewGeneration,
+8 ExpireGroup: a JSON object in UTF-8, with RocketMQ's names where it has one; what a reader does not know in
+it is ignored.
 5 CommitOffsets and 6 ResetOffsets, of which there are many::
 
          2+n  group
@@ -33,6 +34,7 @@ from broker_adapter.metadata.commands import (
     CommitOffsets,
     DeleteGroup,
     DeleteTopic,
+    ExpireGroup,
     NewGeneration,
     PutGroup,
     PutTopic,
@@ -62,6 +64,7 @@ _KINDS: dict[type[Command], int] = {
     CommitOffsets: 5,
     ResetOffsets: 6,
     NewGeneration: 7,
+    ExpireGroup: 8,
 }
 
 JsonObject = dict[str, Any]
@@ -167,6 +170,8 @@ def group_to_json(config: GroupConfig) -> JsonObject:
     }
     if config.consume_orderly:
         found["consumeMessageOrderly"] = True
+    if config.auto_created:  # older nodes know none
+        found["autoCreated"] = True
     return found
 
 
@@ -180,6 +185,7 @@ def group_from_json(value: JsonObject) -> GroupConfig:
         retry_queues=typed(value["retryQueueNums"], int),
         retry_max_times=typed(value["retryMaxTimes"], int),
         consume_orderly=typed(value.get("consumeMessageOrderly", False), bool),
+        auto_created=typed(value.get("autoCreated", False), bool),
     )
 
 
@@ -234,6 +240,8 @@ def _to_json(command: Command) -> JsonObject:
             return {**group_to_json(group_config), "createOnly": create_only}
         case DeleteGroup(group=group):
             return {"groupName": group}
+        case ExpireGroup(group=group, generation=generation, progress=progress):
+            return {"groupName": group, "generation": generation, "progress": progress}
         case NewGeneration(group=group, members=members):
             return {"groupName": group, **members_to_json(members)}
     raise AssertionError(command)
@@ -256,6 +264,9 @@ def _decode_payload(kind: int, payload: bytes) -> Command:
         return PutGroup(group_from_json(value), typed(value["createOnly"], bool))
     if kind == _KINDS[DeleteGroup]:
         return DeleteGroup(typed(value["groupName"], str))
+    if kind == _KINDS[ExpireGroup]:
+        generation, progress = typed(value["generation"], int), typed(value["progress"], int)
+        return ExpireGroup(typed(value["groupName"], str), generation, progress)
     return NewGeneration(typed(value["groupName"], str), members_from_json(value))
 
 

@@ -27,6 +27,7 @@ from broker_adapter.metadata.commands import (
     CommitOffsets,
     DeleteGroup,
     DeleteTopic,
+    ExpireGroup,
     NewGeneration,
     PutGroup,
     PutTopic,
@@ -34,13 +35,15 @@ from broker_adapter.metadata.commands import (
 )
 from broker_adapter.metadata.image import decode_image, encode_image
 from broker_adapter.metadata.records import NO_REQUEST, Unknown, decode
-from broker_adapter.metadata.values import EMPTY, Contents, Group, Outcome
+from broker_adapter.metadata.values import EMPTY, Contents, Group, GroupDelivery, Outcome
 
 # Part of the state's rules, as every node must judge alike.
 MAX_TOPICS = 10_000
 MAX_GROUPS = 10_000
 MAX_OFFSETS_PER_GROUP = 65_536
 MAX_OFFSETS = 1_000_000
+
+_NOTHING = GroupDelivery(0, 0)
 
 
 class MetadataState:
@@ -51,6 +54,7 @@ class MetadataState:
     ends: queue offsets go on, but the least offset of each of its queues moves to the next one, so that
     messages of a deleted topic are never taken for those of a later one with its name.
     `on_done` is told, there and then, of each command that took effect.
+    `delivered` is asked what a group has of delivery at this point of the log.
     """
 
     def __init__(
@@ -59,10 +63,12 @@ class MetadataState:
         on_result: Callable[[bytes, Outcome], None] | None = None,
         on_topic_cut: Callable[[str], None] | None = None,
         on_done: Callable[[Command], None] | None = None,
+        delivered: Callable[[str], GroupDelivery] = lambda group: _NOTHING,
     ) -> None:
         self._on_result = on_result
         self._on_topic_cut = on_topic_cut
         self._on_done = on_done
+        self._delivered = delivered
         # Counted since the start of this node; no part of the state.
         self.refused = 0
         self.unknown = 0
@@ -97,6 +103,11 @@ class MetadataState:
 
     def groups(self) -> list[Group]:
         return list(self._groups.values())
+
+    def progress(self, group: Group) -> int:
+        """How far the group has come: grows with each commit that changes something, and with each message
+        that it is given."""
+        return sum(group.offsets.values()) + len(group.offsets) + self._delivered(group.name).progress
 
     # -- the state machine, on one thread -----------------------------------------------------------------
 
@@ -157,6 +168,8 @@ class MetadataState:
                 return self._put_group(index, command)
             case DeleteGroup():
                 self._delete_group(command.group)
+            case ExpireGroup():
+                self._expire_group(command)
             case CommitOffsets():
                 return self._commit(command)
             case ResetOffsets():
@@ -205,6 +218,19 @@ class MetadataState:
         group = self._known_group(name)
         self._offset_count -= len(group.offsets)
         self._groups = {key: value for key, value in self._groups.items() if key != name}
+
+    def _expire_group(self, command: ExpireGroup) -> None:
+        group = self._known_group(command.group)
+        if group.members:
+            raise error_for(Status.GROUP_HAS_MEMBERS, f"group {group.name!r} has members")
+        if (
+            not group.config.auto_created
+            or group.generation != command.generation
+            or self.progress(group) != command.progress
+            or self._delivered(group.name).pending
+        ):
+            raise error_for(Status.GENERATION_STALE, f"group {group.name!r} is not what it was: it was used")
+        self._delete_group(group.name)
 
     def _commit(self, command: CommitOffsets) -> int:
         group = self._known_group(command.group)

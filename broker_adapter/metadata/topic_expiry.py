@@ -12,47 +12,12 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
-from broker_adapter.errors import BrokerError
 from broker_adapter.metadata.commands import DeleteTopic
+from broker_adapter.metadata.expiry import MOST_A_LOOK, NAMES_A_TURN, Expiry, LastUse
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
 
 _log = structlog.get_logger(part="topics")
-
-_LOOK_MOST_MS = 60_000
-#: Topics that one look deletes at most: each is an append.
-_AT_ONCE = 20
-#: Of names looked at in one turn of the loop.
-_STEP = 1_000
-
-
-class TopicUse:
-    """When each topic was used for the last time, as far as this master knows. On the event loop."""
-
-    def __init__(self, now_ms: Callable[[], int]) -> None:
-        """`now_ms`: monotonic."""
-        self._now_ms = now_ms
-        self._since_ms = now_ms()
-        self._used_ms: dict[str, int] = {}
-
-    def begin(self) -> None:
-        """A leadership begins: what was before, nobody here knows, so all topics count as used."""
-        self._since_ms = self._now_ms()
-        self._used_ms.clear()
-
-    def touch(self, topic: str) -> None:
-        self._used_ms[topic] = self._now_ms()
-
-    def used_ms(self, topic: str) -> int:
-        return self._used_ms.get(topic, self._since_ms)
-
-    def idle_ms(self, topic: str) -> int:
-        return self._now_ms() - self.used_ms(topic)
-
-    def keep(self, topics: Collection[str]) -> None:
-        """Forget those that there are not."""
-        for name in [name for name in self._used_ms if name not in topics]:
-            del self._used_ms[name]
 
 
 class Holdings(NamedTuple):
@@ -76,51 +41,30 @@ class _Run(Protocol):
     def __call__(self, work: Callable[[], frozenset[str]], /) -> Awaitable[frozenset[str]]: ...
 
 
-class TopicExpiry:
-    """Implements `broker_adapter.role.broker_role.MasterService`."""
+class TopicExpiry(Expiry):
+    """Of topics."""
 
     def __init__(
         self,
         metadata: MetadataState,
         proposals: Proposals,
-        use: TopicUse,
+        use: LastUse,
         holdings: Holdings,
         *,
         expire_ms: int,
         run: _Run,
     ) -> None:
         """`expire_ms` 0: never. `run` does what takes long on a thread."""
-        self.expired = 0
+        super().__init__("topic", use, expire_ms)
         self._metadata = metadata
         self._proposals = proposals
-        self._use = use
         self._holdings = holdings
-        self._expire_ms = expire_ms
         self._run = run
-        self._task: asyncio.Task[None] | None = None
         self._seen_idle: dict[str, _Seen] = {}
 
     def start(self, term: int, role_epoch: int) -> None:
-        self._use.begin()
         self._seen_idle.clear()
-        if self._expire_ms:
-            self._task = asyncio.get_running_loop().create_task(self._follow(), name="topic-expiry")
-
-    async def stop(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    async def _follow(self) -> None:
-        while True:
-            await asyncio.sleep(min(_LOOK_MOST_MS, max(1, self._expire_ms // 4)) / 1000)
-            try:
-                await self.look()
-            except BrokerError as error:
-                _log.info("unused topics stay for now", reason=str(error))
-            except Exception as error:  # a mistake: topics stay, and the next look may succeed
-                _log.error("unused topics could not be looked for", exc_info=error)
+        super().start(term, role_epoch)
 
     async def look(self) -> None:
         """Delete some topics that nobody uses. What was appended before a topic was first seen to be idle has
@@ -131,7 +75,7 @@ class TopicExpiry:
         for number, (name, config) in enumerate(topics.items(), 1):
             if config.auto_created and self._use.idle_ms(name) >= self._expire_ms:
                 idle.append(name)
-            if number % _STEP == 0:
+            if number % NAMES_A_TURN == 0:
                 await asyncio.sleep(0)
         self._seen_idle = seen = {name: self._seen(name) for name in idle}
         if not idle:
@@ -143,7 +87,7 @@ class TopicExpiry:
                 # Nothing else runs on the loop between this and the append.
                 await self._delete(name)
                 deleted += 1
-                if deleted == _AT_ONCE:
+                if deleted == MOST_A_LOOK:
                     return
 
     def _seen(self, topic: str) -> _Seen:

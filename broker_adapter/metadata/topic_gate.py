@@ -14,8 +14,8 @@ from broker_adapter.api import TopicConfig
 from broker_adapter.errors import BrokerError, Status, StoredDataDamaged, error_for
 from broker_adapter.metadata import records
 from broker_adapter.metadata.commands import DeleteTopic, PutTopic
+from broker_adapter.metadata.expiry import LastUse
 from broker_adapter.metadata.state import MetadataState
-from broker_adapter.metadata.topic_expiry import TopicUse
 
 
 class _Change(NamedTuple):
@@ -28,7 +28,7 @@ class _Change(NamedTuple):
 class TopicGate:
     """Implements `broker_adapter.commitlog.message_writer.TopicCheck`. On the event loop."""
 
-    def __init__(self, metadata: MetadataState, use: TopicUse | None = None) -> None:
+    def __init__(self, metadata: MetadataState, use: LastUse | None = None) -> None:
         """`use` is told of what is appended."""
         self._metadata = metadata
         self._use = use

@@ -28,6 +28,13 @@ class Group(NamedTuple):
         return [QueueOffset(topic, queue, offset) for (topic, queue), offset in sorted(self.offsets.items())]
 
 
+class GroupDelivery(NamedTuple):
+    """What a group was given of single messages: how many are not done, and how far its cursors have come."""
+
+    pending: int
+    progress: int
+
+
 class Outcome(NamedTuple):
     """What came of a command. `status` None: it was done. `generation`: the group's afterwards, or -1."""
 

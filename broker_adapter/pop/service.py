@@ -69,6 +69,7 @@ class Topics(NamedTuple):
     make: Callable[[str], Awaitable[None]]  # a topic of the broker's own making
     know_group: Callable[[str, str], Awaitable[None]]  # by name, for a client at host:port
     used: Callable[[str], None] = lambda _: None  # told each topic that is received from
+    used_group: Callable[[str], object] = lambda _: None  # told each group that a client says it is of
 
 
 class DeliveryService:
@@ -352,6 +353,7 @@ class DeliveryService:
             raise _invalid()
 
     def heard_of(self, client_id: str, group: str = "") -> None:
+        self._topics.used_group(group)
         self._renewals.heard_of(client_id, group)
 
     async def release(self, client_id: str, group: str = "") -> None:

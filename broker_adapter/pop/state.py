@@ -17,7 +17,8 @@ from threading import Lock
 from typing import TypeVar
 
 from broker_adapter.errors import Status, StoredDataDamaged
-from broker_adapter.metadata.commands import Command, DeleteGroup, DeleteTopic, ResetOffsets
+from broker_adapter.metadata.commands import Command, DeleteGroup, DeleteTopic, ExpireGroup, ResetOffsets
+from broker_adapter.metadata.values import GroupDelivery
 from broker_adapter.pop.commands import (
     Ack,
     Bury,
@@ -164,6 +165,17 @@ class DeliveryState:
             queues = self._now.by_group.get(group, {})
             return {(key.topic, key.queue_id): queue.least for key, queue in queues.items()}
 
+    def of_group(self, group: str) -> GroupDelivery:
+        """What the group has of delivery."""
+        with self.lock:
+            queues = self._now.by_group.get(group, {})
+            return GroupDelivery(self.pending_of(group), sum(queue.cursor + 1 for queue in queues.values()))
+
+    def has_pending(self, group: str) -> bool:
+        """Whether the group was given messages that are not done."""
+        with self.lock:
+            return self.pending_of(group) > 0
+
     def is_awaited(self, topic: str) -> bool:
         """Whether a delayed or half message waits for the topic."""
         with self.lock:
@@ -203,7 +215,7 @@ class DeliveryState:
     def metadata_changed(self, command: Command) -> None:
         """A command on topics and groups took effect."""
         match command:
-            case DeleteGroup(group=group):
+            case DeleteGroup(group=group) | ExpireGroup(group=group):
                 self._forget(list(self._now.by_group.get(group, {}).values()))
             case DeleteTopic(topic=topic):
                 self._forget([queue for key, queue in self.queues.items() if key.topic == topic])

@@ -217,7 +217,7 @@ def topic_from_pb(topic: pb.TopicSettings) -> TopicConfig:
 
 
 def group_to_pb(config: GroupConfig) -> pb.GroupSettings:
-    return pb.GroupSettings(**config._asdict())
+    return pb.GroupSettings(**config.told())
 
 
 def group_from_pb(group: pb.GroupSettings) -> GroupConfig:

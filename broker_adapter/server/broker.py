@@ -233,6 +233,7 @@ class Broker:
 
     async def offsets(self, group: str) -> tuple[int, list[QueueOffset]]:
         await self._confirm()
+        self._groups.known(group)
         found = self._metadata.group(group)
         if found is None:
             raise error_for(Status.GROUP_UNKNOWN, f"there is no group {group[:255]!r}")
@@ -326,6 +327,7 @@ class Broker:
             raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, text)
 
     def _check_enabled(self, group: str) -> None:
+        self._groups.known(group)
         known = self._metadata.group(group)
         if known is not None and not known.config.consume_enable:
             raise ReadFailed(

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from broker_adapter.commitlog.message_writer import MessageWriter
 from broker_adapter.config.settings import BrokerSettings
+from broker_adapter.metadata.group_expiry import GroupExpiry
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.metadata.topic_expiry import TopicExpiry
 from broker_adapter.pop.service import DeliveryService
@@ -47,6 +48,7 @@ class BrokerFacts(Protocol):
     forwarding: ForwardService
     loop_lag: LoopLag
     topic_expiry: TopicExpiry
+    group_expiry: GroupExpiry
 
     def registrations(self) -> Mapping[str, Any]:
         """What each NameServer last answered to the registration, by address."""
@@ -242,6 +244,11 @@ class BrokerStatus:
                 "broker_topics_expired",
                 "Topics made by use that this node deleted, as nobody used them.",
                 program.topic_expiry.expired,
+            ),
+            (
+                "broker_groups_expired",
+                "Groups made by use that this node deleted, as nobody used them.",
+                program.group_expiry.expired,
             ),
         )
 

@@ -22,10 +22,12 @@ from broker_adapter.format.message import Version, record_size
 from broker_adapter.format.properties import MAX_PROPERTIES_BYTES
 from broker_adapter.format.topic_names import MAX_DERIVED_TOPIC_LENGTH
 from broker_adapter.metadata.commands import METADATA_TOPIC, Command, PutGroup
+from broker_adapter.metadata.expiry import LastUse
+from broker_adapter.metadata.group_expiry import GroupExpiry
 from broker_adapter.metadata.group_service import GroupService
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
-from broker_adapter.metadata.topic_expiry import TopicExpiry, TopicUse
+from broker_adapter.metadata.topic_expiry import TopicExpiry
 from broker_adapter.metadata.topic_gate import TopicGate
 from broker_adapter.metadata.values import Outcome
 from broker_adapter.namesrv.registration import Registrar
@@ -136,8 +138,9 @@ class BrokerProgram:
             on_result=self._on_result,
             on_topic_cut=self._on_topic_cut,
             on_done=self._on_metadata_done,
+            delivered=self.delivery_state.of_group,
         )
-        self.topic_use = TopicUse(_monotonic_ms)
+        self.topic_use, self.group_use = LastUse(_monotonic_ms), LastUse(_monotonic_ms)
         self.topic_gate = TopicGate(self.metadata, self.topic_use)
         self.dispatcher = self._make_dispatcher()
 
@@ -175,6 +178,7 @@ class BrokerProgram:
             auto_create=settings.auto_create_groups,
             auto_create_up_to=settings.auto_create_up_to,
             auto_create_per_client=settings.auto_create_per_client,
+            used=self.group_use.touch,
         )
         reader = QueueReader(files, node)
         self.broker = Broker(
@@ -191,14 +195,7 @@ class BrokerProgram:
             self.delivery_state.offsets_of,
             self.topic_use.touch,
         )
-        self.topic_expiry = TopicExpiry(
-            self.metadata,
-            self.proposals,
-            self.topic_use,
-            holdings(files, self.dispatcher, self.delivery_state, writer),
-            expire_ms=settings.auto_create_expire_ms,
-            run=self._read,
-        )
+        self._make_expiries(files)
         self.delivery = self._make_delivery(files, reader, groups, max_entries)
         self.service = BrokerService(self.broker, operators=self._operators())
         node.add_service(GrpcService(self.service.name, self.service.handler))
@@ -206,7 +203,7 @@ class BrokerProgram:
         self.adapter = BrokerRoleAdapter(
             writer,
             files,
-            [groups, self.delivery, self.topic_expiry],
+            [groups, self.delivery, self.topic_expiry, self.group_expiry],
             slave_id=1 + sorted(config.members).index(config.node_id),
             on_change=self._role_changed,
         )
@@ -226,6 +223,23 @@ class BrokerProgram:
             timeout_ms=self.settings.send_timeout_ms,
         )
 
+    def _make_expiries(self, files: DispatchedFiles) -> None:
+        self.topic_expiry = TopicExpiry(
+            self.metadata,
+            self.proposals,
+            self.topic_use,
+            holdings(files, self.dispatcher, self.delivery_state, self.writer),
+            expire_ms=self.settings.auto_create_expire_ms,
+            run=self._read,
+        )
+        self.group_expiry = GroupExpiry(
+            self.metadata,
+            self.proposals,
+            self.group_use,
+            expire_ms=self.settings.auto_create_groups_expire_ms,
+            has_pending=self.delivery_state.has_pending,
+        )
+
     def _make_delivery(
         self, files: DispatchedFiles, reader: QueueReader, groups: GroupService, max_entries: int
     ) -> DeliveryService:
@@ -242,6 +256,7 @@ class BrokerProgram:
                 self.broker.make_topic,
                 groups.make_known,
                 self.topic_use.touch,
+                groups.known,
             ),
             now_ms=node.cluster_time_ms,
             wall_ms=_wall_ms,

@@ -16,10 +16,11 @@ from broker_adapter.format.host import Host
 from broker_adapter.format.index_layout import IndexShape
 from broker_adapter.metadata.commands import METADATA_TOPIC
 from broker_adapter.metadata.coordinator import CoordinatorConfig
+from broker_adapter.metadata.expiry import LastUse
 from broker_adapter.metadata.group_service import GroupService
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
-from broker_adapter.metadata.topic_expiry import TopicExpiry, TopicUse
+from broker_adapter.metadata.topic_expiry import TopicExpiry
 from broker_adapter.metadata.topic_gate import TopicGate
 from broker_adapter.metadata.values import Outcome
 from broker_adapter.pop.commands import Outcome as DeliveryOutcome
@@ -112,7 +113,7 @@ class SimBroker:
             on_topic_cut=self._on_topic_cut,
             on_done=self.delivery_state.metadata_changed,
         )
-        self.topic_use = TopicUse(process.now_ms)
+        self.topic_use = LastUse(process.now_ms)
         self.topic_gate = TopicGate(self.metadata, self.topic_use)
         self.dispatcher = self._make_dispatcher(process)
         self.machine = CheckedDispatcher(

@@ -10,6 +10,7 @@ from broker_adapter.metadata.commands import (
     CommitOffsets,
     DeleteGroup,
     DeleteTopic,
+    ExpireGroup,
     NewGeneration,
     PutGroup,
     PutTopic,
@@ -99,6 +100,7 @@ group_configs = st.builds(
     st.integers(0, 1_024),
     st.integers(-1, (1 << 31) - 1),
     st.booleans(),
+    st.booleans(),
 )
 
 
@@ -118,6 +120,7 @@ any_command: st.SearchStrategy[Command] = st.one_of(
     st.builds(DeleteTopic, names),
     st.builds(PutGroup, group_configs, st.booleans()),
     st.builds(DeleteGroup, names),
+    st.builds(ExpireGroup, names, st.integers(0, (1 << 63) - 1), st.integers(0, 1 << 96)),
     st.builds(
         CommitOffsets, names, st.integers(-1, (1 << 63) - 1), st.lists(queue_offsets, max_size=20).map(tuple)
     ),

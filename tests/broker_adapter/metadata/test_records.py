@@ -22,6 +22,7 @@ from broker_adapter.metadata.commands import (
     CommitOffsets,
     DeleteGroup,
     DeleteTopic,
+    ExpireGroup,
     NewGeneration,
     PutGroup,
     PutTopic,
@@ -87,6 +88,7 @@ TABLE: list[tuple[Command, bytes]] = [
             "07", '{"groupName":"g","topics":["t","u"],"members":{"m1":[[0,[0,1]],[1,[0]]],"m2":[]}}'
         ),
     ),
+    (ExpireGroup("g", 7, 9), json_record("08", '{"groupName":"g","generation":7,"progress":9}')),
 ]
 
 
@@ -125,7 +127,7 @@ def test_a_flipped_or_cut_command_is_another_command_or_damage(command: Command,
         assert error.status is Status.COMMAND_DAMAGED
 
 
-@pytest.mark.parametrize(("kind", "version"), [(8, 1), (0, 1), (255, 1), (5, 2), (1, 0), (1, 9)])
+@pytest.mark.parametrize(("kind", "version"), [(9, 1), (8, 2), (0, 1), (255, 1), (5, 2), (1, 0), (1, 9)])
 def test_kinds_and_versions_of_newer_nodes_are_known_as_such(kind: int, version: int) -> None:
     raw = struct.pack(">2sBB16s", b"DM", kind, version, ID) + b"whatever"
     assert decode(raw) == Record(ID, Unknown(kind, version))
@@ -186,6 +188,10 @@ def test_damage(raw: bytes) -> None:
         (PutGroup(GroupConfig("g", retry_queues=-1)), Status.FIELD_OUT_OF_RANGE),
         (PutGroup(GroupConfig("g", retry_max_times=-2)), Status.FIELD_OUT_OF_RANGE),
         (DeleteGroup("g h"), Status.GROUP_NAME_INVALID),
+        (ExpireGroup("g h", 0, 0), Status.GROUP_NAME_INVALID),
+        (ExpireGroup("g", -1, 0), Status.FIELD_OUT_OF_RANGE),
+        (ExpireGroup("g", 0, -1), Status.FIELD_OUT_OF_RANGE),
+        (ExpireGroup("g", 0, (1 << 96) + 1), Status.FIELD_OUT_OF_RANGE),
         (commit("g", -2), Status.FIELD_OUT_OF_RANGE),
         (commit("g", 0, ("t", -1, 0)), Status.QUEUE_UNKNOWN),
         (commit("g", 0, ("t", MAX_QUEUES_PER_TOPIC, 0)), Status.QUEUE_UNKNOWN),

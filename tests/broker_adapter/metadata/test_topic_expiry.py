@@ -10,9 +10,10 @@ import pytest
 from broker_adapter.api import GroupConfig, TopicConfig
 from broker_adapter.errors import Status, error_for
 from broker_adapter.metadata.commands import Command, DeleteTopic, NewGeneration, PutGroup, PutTopic
+from broker_adapter.metadata.expiry import LastUse
 from broker_adapter.metadata.records import decode, encode
 from broker_adapter.metadata.state import MetadataState
-from broker_adapter.metadata.topic_expiry import Holdings, TopicExpiry, TopicUse
+from broker_adapter.metadata.topic_expiry import Holdings, TopicExpiry
 from broker_adapter.metadata.values import Outcome
 
 EXPIRE_MS = 1000
@@ -31,7 +32,7 @@ class World:
         self.deleted: list[str] = []
         self.while_reading: Callable[[], None] = lambda: None
         self.error: Exception | None = None
-        self.use = TopicUse(lambda: self.now_ms)
+        self.use = LastUse(lambda: self.now_ms)
         self.expiry = TopicExpiry(
             self.metadata,
             self,  # type: ignore[arg-type]

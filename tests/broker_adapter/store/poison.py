@@ -14,6 +14,7 @@ from broker_adapter.metadata.commands import (
     CommitOffsets,
     DeleteGroup,
     DeleteTopic,
+    ExpireGroup,
     NewGeneration,
     PutGroup,
     PutTopic,
@@ -105,6 +106,7 @@ def metadata_commands() -> list[Command]:
         CommitOffsets("g", -1, (QueueOffset("T", 0, 3), QueueOffset("U", 1, 4))),
         ResetOffsets("g", (QueueOffset("T", 0, 1),)),
         DeleteTopic("U"),
+        ExpireGroup("g", 3, 1),
         DeleteGroup("g"),
     ]
 
