@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,8 @@ def quick_check(run_directory: Path, window: int = WINDOW) -> QuickReport:
     _check_drains(drains, set(senders.values()), report)
     groups = check_groups(readers, set(senders.values()), report)
     check_order(readers, groups, report)
-    share, turn, is_more = max(1, window // max(1, len(senders))), 0, True
-    while is_more:
+    share, turn = max(1, window // max(1, len(senders))), 0
+    while True:
         sent = {c: _Sent(c * SHARE + turn * share, share, is_first=turn == 0) for c in senders.values()}
         for path, client in senders.items():
             for event in events_of(path, ("op", "item"), report if turn == 0 else None):
@@ -55,9 +56,11 @@ def quick_check(run_directory: Path, window: int = WINDOW) -> QuickReport:
             check_acks(readers, range(turn * share, (turn + 1) * share), report)
         for path, client in senders.items():
             sent[client].report_lost(path.name, groups if report.drained else {}, report)
-        is_more = any(one.is_more for one in sent.values())
-        turn += 1
-    return report
+        behind = [one.behind - client * SHARE for client, one in sent.items() if one.behind is not None]
+        if not behind:
+            return report
+        # A number may be wrong, and far behind all others.
+        turn = min(behind) // share
 
 
 def _follow(
@@ -86,6 +89,7 @@ class _Sent:
         self._first, self._window = first, window
         self._is_first = is_first
         self.last = -1  # the greatest number sent, in this range or behind it
+        self.behind: int | None = None  # the least number sent behind this range
         self._positions = array("q")  # by message: where it was acknowledged, or what else is known
         self._queues = array("l")
         self._digests = array("Q")
@@ -131,24 +135,25 @@ class _Sent:
 
     def _note_sent(self, event: dict[str, Any]) -> None:
         self.last = max(self.last, event["mid"])
+        if event["mid"] >= self._first + self._window:
+            self.behind = min(event["mid"], self.behind or event["mid"])
         slot = self._slot(event["mid"])
         if slot is None:
             return
-        while len(self._positions) <= slot:
-            self._positions.append(_NEVER_SENT)
-            self._queues.append(0)
-            self._digests.append(0)
-            self._due.append(0)
-            self._times_read.append(0)
-            self._tags.append(0)
-            self._given.append(0)
-            self._processed.append(0)
+        self._make_room(slot + 1 - len(self._positions))
         self._positions[slot] = _IN_DOUBT
         self._queues[slot] = self._name(log_of(event))
         self._tags[slot] = self._name(event.get("tag", ""))
         self._digests[slot] = int(event["digest"], 16)
         if delay_ms := event.get("delay_ms", 0):
             self._due[slot] = event["mono"] + delay_ms * _LEAST_MS
+
+    def _make_room(self, more: int) -> None:
+        if more > 0:
+            self._positions.extend(repeat(_NEVER_SENT, more))
+            for column in (self._queues, self._digests, self._due, self._tags, self._given, self._processed):
+                column.extend(repeat(0, more))
+            self._times_read.extend(bytes(more))
 
     def _note_acknowledged(self, event: dict[str, Any], mids: list[int], report: QuickReport) -> None:
         first = position_of(event)
@@ -169,11 +174,6 @@ class _Sent:
 
     def _name(self, text: str) -> int:
         return self._names.setdefault(text, len(self._names))
-
-    @property
-    def is_more(self) -> bool:
-        """Whether this client has sent messages behind these."""
-        return self.last >= self._first + self._window
 
     def count(self, report: QuickReport) -> None:
         for position in self._positions:

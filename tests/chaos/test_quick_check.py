@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chaos.quick import check
 from chaos.quick.check import quick_check
-from chaos.quick.trace import QuickReport
+from chaos.quick.trace import QuickReport, events_of
 from chaos.trace.operations import Numbers, Process
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter
@@ -68,6 +69,26 @@ def test_a_run_in_which_all_was_kept_is_good(tmp_path: Path, window: int) -> Non
     assert report.is_good and not found(report), report.examples
     assert (report.acknowledged, report.failed, report.in_doubt, report.in_doubt_stored) == (3, 1, 1, 1)
     assert report.read == 4
+
+
+def test_a_number_far_behind_all_others_takes_one_more_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path)
+    with TraceWriter(tmp_path, "r", "client:p1") as writer:
+        process = Process(writer, Numbers(1))
+        for mid in ((1 << 40) + 1, (2 << 40) - 1):
+            process.invoke("append", ledger="log", mid=mid, digest=f"{mid:016x}")
+            process.ok(lidx=20)
+    readings: list[Path] = []
+
+    def counted(path: Path, *about: Any) -> Iterator[Row]:
+        readings.append(path)
+        return events_of(path, *about)
+
+    monkeypatch.setattr(check, "events_of", counted)
+    report = run.check(window=1 << 10)
+    assert report.lost == 2 and len(readings) < 20
 
 
 def without(position: int) -> Callable[[Run], None]:

@@ -13,8 +13,10 @@ import pytest
 from chaos.checker.checks import CHECKS
 from chaos.checker.checks.registry import Check, Severity
 from chaos.checker.intake import take_in
-from chaos.checker.judge import RunResult
+from chaos.checker.judge import RunResult, judge
 from chaos.checker.main import check_loaded
+from chaos.checker.tables import make_tables
+from tests.chaos.checker.duck import DuckEngine
 from tests.chaos.checker.runs import convert_cases, convert_histories, write_mutations
 
 if TYPE_CHECKING:
@@ -51,6 +53,17 @@ def check_runs(spark: SparkSession, tmp_path: Path) -> CheckRuns:
         return _check(spark, tmp_path / f"tables{next(number)}", run_dirs, checks)
 
     return check
+
+
+@pytest.fixture(scope="session")
+def mutated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, RunResult]]:
+    """Planted defects and clean traces, judged by the second engine: directory and result of each."""
+    folders = write_mutations(tmp_path_factory.mktemp("mutations"))
+    engine = DuckEngine()
+    engine.load(folders)
+    make_tables(engine)
+    results = {result.run: result for result in judge(engine, CHECKS)}
+    return {folder.name: (folder, results[folder.name]) for folder in folders}
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from chaos.trace.schema import Ev
 from tests.chaos.checker.conftest import WAITS_FOR_SPARK
 from tests.chaos.checker.duck import DuckEngine
 from tests.chaos.checker.mutations import MUTATIONS, Mutation, lines
-from tests.chaos.checker.runs import CASES, HISTORIES, write_mutations
+from tests.chaos.checker.runs import CASES, HISTORIES
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -26,11 +26,8 @@ def fired(result: RunResult) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunResult]:
-    engine = DuckEngine()
-    engine.load(write_mutations(tmp_path_factory.mktemp("mutations")))
-    make_tables(engine)
-    return {result.run: result for result in judge(engine, CHECKS)}
+def judged(mutated: dict[str, tuple[Path, RunResult]]) -> dict[str, RunResult]:
+    return {name: result for name, (_, result) in mutated.items()}
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)

@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from chaos.checker.checks import CHECKS
 from chaos.checker.intake import take_in
-from chaos.checker.judge import RunResult, judge, line_of
+from chaos.checker.judge import RunResult, line_of
 from chaos.checker.reporting.report import as_json, in_words, write_report
-from chaos.checker.tables import make_tables
 from chaos.trace.schema import RAW_DIR
-from tests.chaos.checker.duck import DuckEngine
-from tests.chaos.checker.runs import write_mutations
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -24,19 +20,9 @@ NOWHERE = {"V1", "V2", "V3", "V4", "W6", "W7", "W8", "W11", "W12", "A5", "A7"}
 OF_FILES = {"W1", "W10", "W5"}
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, RunResult]]:
-    folders = write_mutations(tmp_path_factory.mktemp("mutations"))
-    engine = DuckEngine()
-    engine.load(folders)
-    make_tables(engine)
-    results = {result.run: result for result in judge(engine, CHECKS)}
-    return {folder.name: (folder, results[folder.name]) for folder in folders}
-
-
-def test_every_witness_names_lines_that_are_there(runs: dict[str, tuple[Path, RunResult]]) -> None:
+def test_every_witness_names_lines_that_are_there(mutated: dict[str, tuple[Path, RunResult]]) -> None:
     seen = set()
-    for folder, result in runs.values():
+    for folder, result in mutated.values():
         for finding in result.findings:
             for row in finding.witnesses:
                 at = line_of(row)
@@ -60,9 +46,9 @@ def lines_at(folder: Path, at: str | None) -> list[dict[str, object]]:
     ]
 
 
-def test_the_lines_are_those_that_contradict_each_other(runs: dict[str, tuple[Path, RunResult]]) -> None:
+def test_the_lines_are_those_that_contradict_each_other(mutated: dict[str, tuple[Path, RunResult]]) -> None:
     def first(run: str, id_: str) -> list[dict[str, object]]:
-        folder, result = runs[run]
+        folder, result = mutated[run]
         (finding,) = [finding for finding in result.findings if finding.check.id == id_]
         return lines_at(folder, line_of(finding.witnesses[0]))
 
@@ -76,8 +62,8 @@ def test_the_lines_are_those_that_contradict_each_other(runs: dict[str, tuple[Pa
     assert len(terms) == 2
 
 
-def test_terminal_json_and_page_say_where(runs: dict[str, tuple[Path, RunResult]], tmp_path: Path) -> None:
-    folder, result = runs["a_reader_sees_another_content"]
+def test_terminal_json_and_page_say_where(mutated: dict[str, tuple[Path, RunResult]], tmp_path: Path) -> None:
+    folder, result = mutated["a_reader_sees_another_content"]
     (finding,) = [finding for finding in result.findings if finding.check.id == "L1"]
     at = line_of(finding.witnesses[0])
     assert at and ":" in at
