@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 
 from chaos.cluster.cluster import ChaosCluster
 from chaos.faults.faults import Fault, Kill, Network, Stop
+from chaos.network.impairment import Impairment
 from chaos.network.topology import isolate
-from chaos.network.trouble import Trouble
 from chaos.trace.writer import TraceWriter
 from chaos.workloads.log import LogWorkload
 from chaos.workloads.spec import LoadSpec, Setting
@@ -120,7 +120,7 @@ class FailoverMeasurement:
             return Stop(cluster, [leader])
         if self._how == "isolate":
             pairs = isolate(cluster.node_ids, [leader])
-            return Network(cluster, "isolate", [leader], pairs, Trouble(cut=True))
+            return Network(cluster, "isolate", [leader], pairs, Impairment(cut=True))
         return None
 
     async def _transfer(self, cluster: ChaosCluster, leader: str) -> int:

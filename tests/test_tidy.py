@@ -19,7 +19,7 @@ PRODUCT = ("dledger", "broker_adapter", "chaos", "tools")
 GENERATED = (
     ROOT / "dledger" / "v1",
     ROOT / "broker_adapter" / "v1",
-    ROOT / "broker_adapter" / "messaging" / "v2",
+    ROOT / "broker_adapter" / "proxy" / "v2",
 )
 MAX_FUNCTION_LINES = 80
 MAX_FILE_LINES = 650

@@ -103,7 +103,7 @@ class DeliveryApi(Protocol):
         born_host: str = "",
         timeout_ms: int = 0,
     ) -> Sent:
-        """Store a message once. A repetition (same topic and message id, within the window that the state
+        """Store a message once. A duplicate (same topic and message id, within the window that the state
         keeps) is answered as the first one was, when that is committed. -1: any queue. Concurrent sends share
         one append to the log. `message_id` becomes the property UNIQ_KEY; empty: no such check."""
 

@@ -1,4 +1,4 @@
-"""Messages into their queues, each once: a repetition is answered as the first one was."""
+"""Append messages to their queues, each once: a duplicate gets the answer of the first send."""
 
 from __future__ import annotations
 

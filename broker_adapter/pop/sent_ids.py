@@ -1,4 +1,4 @@
-"""The ids of the messages that were sent last, and where each is: what a repetition is recognised by."""
+"""The ids of the messages sent last, and the position of each: duplicates are recognised by them."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from broker_adapter.rpc.calls import LargeRequests, Places, peer_host, stopping
 from dledger import LARGE_BYTES, get_logger, large_turns, wake_queue
 from dledger import handlers as grpc_handlers
 
-_log = get_logger("messaging")
+_log = get_logger("proxy")
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 #: An answer out of what this node knows, or None.
@@ -91,7 +91,7 @@ class MessagingService:
         return self.handler_at(NODE_PORT)
 
     def handler_at(self, listener: str) -> grpc.GenericRpcHandler:
-        """Of a port (`messaging.context`): routes depend on where a client has come to."""
+        """Of a port (`proxy.context`): routes depend on where a client has come to."""
         telemetry = partial(self._telemetry, listener)
         methods: dict[str, Any] = {
             # Bytes in, as large commands are read one in a turn of the loop.

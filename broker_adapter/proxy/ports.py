@@ -22,7 +22,7 @@ class ClientPorts:
         allow_plaintext: bool,
     ) -> None:
         """`node_files`: those of the node, which stand in for what `settings` do not name."""
-        #: host:port as really bound, by kind of port (`messaging.context`).
+        #: host:port as really bound, by kind of port (`proxy.context`).
         self.addresses: dict[str, str] = {}
         self._service = service
         self._wanted: list[tuple[str, str]] = []

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from chaos.cluster.cluster import ChaosCluster, Leadership
 from chaos.faults.disk_faults import BitFlip, ClockJump, FailingDisk, FullDisk, HeldUpDisk, PowerLoss
 from chaos.faults.faults import Fault, Kill, Network, Stop, Terminate
+from chaos.network.impairment import Impairment
 from chaos.network.topology import Pair, bridge, halves, isolate, outward, ring
-from chaos.network.trouble import Trouble
 from chaos.plans.scenario import FaultStep
 from dledger.cli.local.local_cluster import ClusterError
 
@@ -84,23 +84,23 @@ def _node_fault(cluster: ChaosCluster, step: FaultStep, targets: list[str], rng:
 
 def _network_fault(cluster: ChaosCluster, step: FaultStep, targets: list[str], rng: Random) -> Fault:
     pairs = _PAIRS[step.kind](cluster.node_ids, targets, rng)
-    return Network(cluster, step.kind, targets, pairs, _trouble(step))
+    return Network(cluster, step.kind, targets, pairs, _impairment(step))
 
 
-def _trouble(step: FaultStep) -> Trouble:
+def _impairment(step: FaultStep) -> Impairment:
     match step.kind:
         case "delay":
-            return Trouble(delay_ms=step.delay_ms, jitter_ms=step.jitter_ms)
+            return Impairment(delay_ms=step.delay_ms, jitter_ms=step.jitter_ms)
         case "loss":
-            return Trouble(reset_chance=step.reset_chance)
+            return Impairment(reset_chance=step.reset_chance)
         case "reset":
-            return Trouble(reset=True)
+            return Impairment(reset=True)
         case "throttle":
-            return Trouble(bytes_per_second=step.bytes_per_second)
+            return Impairment(bytes_per_second=step.bytes_per_second)
         case "hang":
-            return Trouble(hang=True)
+            return Impairment(hang=True)
         case _:
-            return Trouble(cut=True)
+            return Impairment(cut=True)
 
 
 def _others(nodes: Sequence[str], targets: Sequence[str]) -> list[str]:

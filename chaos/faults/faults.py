@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from chaos.cluster.cluster import ChaosCluster, started
+from chaos.network.impairment import Impairment
 from chaos.network.topology import Pair
-from chaos.network.trouble import Trouble
 from dledger.cli.local.local_cluster import LocalCluster
 
 _POLL_S = 0.05
@@ -159,7 +159,7 @@ class Terminate:
 
 
 class Network:
-    """Trouble on directed links. That it happened shows at the end, by what the links counted."""
+    """Impairment on directed links. That it happened shows at the end, by what the links counted."""
 
     def __init__(
         self,
@@ -167,16 +167,16 @@ class Network:
         kind: str,
         targets: Sequence[str],
         pairs: frozenset[Pair],
-        trouble: Trouble,
+        impairment: Impairment,
     ) -> None:
         self.kind = kind
         self.targets = targets
         self._links = cluster.links
         self._pairs = pairs
-        self._trouble = trouble
+        self._impairment = impairment
 
     async def begin(self) -> Effect:
-        self._fault = self._links.begin(self._trouble, self._pairs)
+        self._fault = self._links.begin(self._impairment, self._pairs)
         return Effect(bool(self._pairs), {"links": " ".join(f"{a}>{b}" for a, b in sorted(self._pairs))})
 
     async def end(self) -> Effect:
@@ -188,7 +188,7 @@ class Network:
             "resets": done.resets,
             "passed": done.passed,
         }
-        return Effect(done.hurt_by(self._trouble), facts)
+        return Effect(done.hurt_by(self._impairment), facts)
 
 
 def pid_facts(pids: dict[str, int]) -> dict[str, int | str]:

@@ -5,7 +5,7 @@ A node is configured to reach each other member at an address of ours, and we fo
     links = Links(sources=["n1", "n2"], targets={"n1": "127.0.0.1:1", "n2": "127.0.0.1:2"}, rng=Random(1))
     await links.start()
     links.addresses_of("n1")                     # {"n2": "127.0.0.1:40001"}
-    fault = links.begin(Trouble(cut=True), [("n1", "n2")])
+    fault = links.begin(Impairment(cut=True), [("n1", "n2")])
     links.end(fault)
 
 The link (a, b) is what a *says* to b, whoever connected: requests on a's connections to b, and answers on b's
@@ -22,9 +22,9 @@ from random import Random
 from types import TracebackType
 from typing import Self
 
+from chaos.network.impairment import CLEAR, Impairment, LinkCounters, combined
 from chaos.network.proxy import Forwarding, LinkGate
 from chaos.network.topology import Pair
-from chaos.network.trouble import CLEAR, LinkCounters, Trouble, combined
 
 HOST = "127.0.0.1"
 #: Connections of one link that are open or waiting; more are reset, and counted.
@@ -35,7 +35,7 @@ MAX_CONNECTIONS = 64
 class LinkFault:
     """One fault in force: what it does, to which links, and what these had carried when it began."""
 
-    trouble: Trouble
+    impairment: Impairment
     pairs: frozenset[Pair]
     before: Mapping[Pair, LinkCounters] = field(default_factory=dict)
 
@@ -85,16 +85,16 @@ class Links:
 
     # -- faults
 
-    def begin(self, trouble: Trouble, pairs: Collection[Pair]) -> LinkFault:
+    def begin(self, impairment: Impairment, pairs: Collection[Pair]) -> LinkFault:
         """Hurt these links, beside whatever hurts them already. ValueError for links that do not exist."""
         unknown = sorted(set(pairs) - set(self._gates))
         if unknown:
             raise ValueError(f"there are no links {unknown}")
         before = {pair: self.counters(pair) for pair in pairs}
-        fault = LinkFault(trouble, frozenset(pairs), before)
+        fault = LinkFault(impairment, frozenset(pairs), before)
         self._faults.append(fault)
         self._apply(fault.pairs)
-        if trouble.reset:
+        if impairment.reset:
             self._reset(fault.pairs)
         return fault
 
@@ -102,7 +102,7 @@ class Links:
         """End one fault; what its links did while it was in force, summed."""
         self._faults.remove(fault)
         done = self.since(fault)
-        if fault.trouble.hang:
+        if fault.impairment.hang:
             # What was swallowed is lost: a stream with a hole in it must not go on.
             self._reset(fault.pairs)
         self._apply(fault.pairs)
@@ -130,8 +130,8 @@ class Links:
 
     def _apply(self, pairs: Iterable[Pair]) -> None:
         for pair in pairs:
-            troubles = [fault.trouble for fault in self._faults if pair in fault.pairs]
-            self._gates[pair].set(combined(troubles) if troubles else CLEAR)
+            impairments = [fault.impairment for fault in self._faults if pair in fault.pairs]
+            self._gates[pair].set(combined(impairments) if impairments else CLEAR)
 
     def _reset(self, pairs: Collection[Pair]) -> None:
         """Break the connections that use any of these links, in either of their directions."""
@@ -163,7 +163,7 @@ class _Acceptor:
 
     def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         forwarding = Forwarding(reader, writer, self._there, self._back)
-        if len(self._connections) >= MAX_CONNECTIONS or self._there.trouble.reset:
+        if len(self._connections) >= MAX_CONNECTIONS or self._there.impairment.reset:
             self._there.counters.resets += 1
             forwarding.abort()
             return

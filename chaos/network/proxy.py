@@ -11,7 +11,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
-from chaos.network.trouble import CLEAR, LinkCounters, Trouble
+from chaos.network.impairment import CLEAR, Impairment, LinkCounters
 
 _PIECE = 64 << 10
 #: Of one direction of one connection, waiting for their time: more stay with the sender, as in a network.
@@ -20,56 +20,56 @@ _LINGER_NOT = struct.pack("ii", 1, 0)  # a close that resets
 
 
 class ConnectionBroken(ConnectionError):
-    """The trouble on the link breaks this connection."""
+    """The impairment on the link breaks this connection."""
 
 
 class LinkGate:
     """One directed link, shared by all connections whose bytes pass it."""
 
     def __init__(self, rng: Random) -> None:
-        self.trouble = CLEAR
+        self.impairment = CLEAR
         self.counters = LinkCounters()
         self._rng = rng
         self._changed = asyncio.Event()
         self._free_at = 0.0  # when the throttle lets the next piece begin
 
-    def set(self, trouble: Trouble) -> None:
+    def set(self, impairment: Impairment) -> None:
         """From now on; whoever waits looks again."""
-        if trouble != self.trouble:
-            self.trouble = trouble
+        if impairment != self.impairment:
+            self.impairment = impairment
             self._free_at = 0.0
             self._changed.set()
             self._changed = asyncio.Event()
 
     @property
     def is_clear(self) -> bool:
-        return self.trouble is CLEAR or self.trouble == CLEAR
+        return self.impairment is CLEAR or self.impairment == CLEAR
 
     async def until_open(self) -> None:
         """Wait while the link is cut."""
-        if self.trouble.cut:
+        if self.impairment.cut:
             self.counters.held += 1
-            while self.trouble.cut:
+            while self.impairment.cut:
                 await self._changed.wait()
 
     def breaks(self) -> bool:
         """Draw whether this piece breaks its connection."""
-        chance = self.trouble.reset_chance
+        chance = self.impairment.reset_chance
         if chance and self._rng.random() < chance:
             self.counters.resets += 1
             return True
         return False
 
     async def until_due(self, arrived_at: float, size: int, last_at: float) -> float:
-        """Wait until a piece may arrive, after the one before it; when that was. A change of the trouble
+        """Wait until a piece may arrive, after the one before it; when that was. A change of the impairment
         counts at once, also for pieces that wait already."""
         loop = asyncio.get_running_loop()
         luck = self._rng.uniform(-1, 1)
         waited = False
         while True:
-            trouble, now = self.trouble, loop.time()
-            due = max(arrived_at + (trouble.delay_ms + luck * trouble.jitter_ms) / 1000, last_at)
-            if trouble.bytes_per_second:
+            impairment, now = self.impairment, loop.time()
+            due = max(arrived_at + (impairment.delay_ms + luck * impairment.jitter_ms) / 1000, last_at)
+            if impairment.bytes_per_second:
                 due = max(due, self._free_at)
             if due <= now:
                 break
@@ -79,8 +79,8 @@ class LinkGate:
                     await self._changed.wait()
         if waited:
             self.counters.delayed += 1
-        if trouble.bytes_per_second:
-            self._free_at = max(now, self._free_at) + size / trouble.bytes_per_second
+        if impairment.bytes_per_second:
+            self._free_at = max(now, self._free_at) + size / impairment.bytes_per_second
         return now
 
 
@@ -96,7 +96,7 @@ class Forwarding:
 
     async def run(self, host: str, port: int) -> None:
         """Until both sides have ended, or one has failed (OSError). Connecting needs both directions."""
-        while self._there.trouble.cut or self._back.trouble.cut:
+        while self._there.impairment.cut or self._back.impairment.cut:
             await self._there.until_open()
             await self._back.until_open()
         reader, self._target = await asyncio.open_connection(host, port)
@@ -118,7 +118,7 @@ class Forwarding:
 
 
 class _Direction:
-    """Bytes from `reader` to `writer`, past `gate`. Without trouble they go straight through."""
+    """Bytes from `reader` to `writer`, past `gate`. Without impairment they go straight through."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: LinkGate) -> None:
         self._reader, self._writer, self._gate = reader, writer, gate
@@ -141,7 +141,7 @@ class _Direction:
                 piece = await self._reader.read(_PIECE)
             except OSError:
                 piece = None
-            if gate.trouble.hang and piece:
+            if gate.impairment.hang and piece:
                 gate.counters.swallowed += 1
             elif piece and gate.is_clear and not self._waiting:
                 await self._pass(piece)

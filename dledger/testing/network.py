@@ -128,7 +128,7 @@ class Network:
         self._cut.pop((source, target), None)
 
     def heal_all(self) -> None:
-        """No cuts, no loss, no repetition, no spikes; what is under way stays under way."""
+        """No cuts, no loss, no duplicates, no spikes; what is under way stays under way."""
         self._cut.clear()
         self.loss = self.duplication = self.spike = 0.0
 

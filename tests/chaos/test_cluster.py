@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from chaos.cluster.cluster import ChaosCluster
 from chaos.faults.faults import Kill, Network, Stop, Terminate
+from chaos.network.impairment import Impairment
 from chaos.network.topology import isolate
-from chaos.network.trouble import Trouble
 from dledger.client import AsyncClient
 from tests.node.local import until
 
@@ -100,7 +100,7 @@ async def test_a_stopped_node_is_stopped_until_the_end(cluster: ChaosCluster) ->
 async def test_an_isolated_leader_is_replaced_while_it_runs(cluster: ChaosCluster) -> None:
     leader = await cluster.wait_healthy()
     pairs = isolate(cluster.node_ids, [leader.node_id])
-    fault = Network(cluster, "isolate", [leader.node_id], pairs, Trouble(cut=True))
+    fault = Network(cluster, "isolate", [leader.node_id], pairs, Impairment(cut=True))
     assert (await fault.begin()).happened
     after = await cluster.wait_leadership(after_term=leader.term)
     assert after.node_id != leader.node_id

@@ -1,4 +1,4 @@
-"""Links over real sockets: what each trouble does to traffic, and what the counters say of it."""
+"""Links over real sockets: what each impairment does to traffic, and what the counters say of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
+from chaos.network.impairment import Impairment, LinkCounters, combined
 from chaos.network.links import MAX_CONNECTIONS, Links
 from chaos.network.proxy import MAX_WAITING_BYTES
-from chaos.network.trouble import LinkCounters, Trouble, combined
 from tests.chaos.helpers import call, linked
 from tests.node.local import until
 from tests.process.cluster import free_ports
@@ -30,19 +30,19 @@ async def test_without_trouble_all_bytes_pass_and_are_counted() -> None:
 async def test_a_cut_link_holds_all_back_and_goes_on_where_it_was() -> None:
     async with linked() as links, call(links) as one:
         assert await one.ask(b"before") == b"before"
-        fault = links.begin(Trouble(cut=True), [A_TO_B])
+        fault = links.begin(Impairment(cut=True), [A_TO_B])
         asked = asyncio.create_task(one.ask(b"during"))
         await until(lambda: links.since(fault).held > 0)
         assert not asked.done()
         done = links.end(fault)
         assert await asked == b"during"
-        assert done.hurt_by(fault.trouble) and done.passed == 0
+        assert done.hurt_by(fault.impairment) and done.passed == 0
 
 
 async def test_a_one_way_cut_stops_answers_on_connections_of_the_other_side() -> None:
     """b hears nothing of a: neither what a asks, nor what a answers."""
     async with linked() as links, call(links, "b", "a") as of_b:
-        fault = links.begin(Trouble(cut=True), [A_TO_B])
+        fault = links.begin(Impairment(cut=True), [A_TO_B])
         asked = asyncio.create_task(of_b.ask(b"hello"))
         await until(lambda: links.since(fault).held > 0)
         assert links.counters(B_TO_A).passed == 1, "the question arrived"
@@ -53,7 +53,7 @@ async def test_a_one_way_cut_stops_answers_on_connections_of_the_other_side() ->
 
 async def test_nobody_connects_over_a_cut_link() -> None:
     async with linked() as links:
-        fault = links.begin(Trouble(cut=True), [B_TO_A])
+        fault = links.begin(Impairment(cut=True), [B_TO_A])
         async with call(links) as one:
             asked = asyncio.create_task(one.ask(b"hello"))
             await until(lambda: links.since(fault).held > 0)
@@ -65,7 +65,7 @@ async def test_nobody_connects_over_a_cut_link() -> None:
 async def test_the_end_of_a_process_does_not_pass_a_cut_link() -> None:
     async with linked() as links, call(links) as one:
         await one.ask(b"hello")
-        fault = links.begin(Trouble(cut=True), [A_TO_B])
+        fault = links.begin(Impairment(cut=True), [A_TO_B])
         one.writer.close()
         await until(lambda: links.since(fault).held > 0)
         links.end(fault)
@@ -75,12 +75,12 @@ async def test_the_end_of_a_process_does_not_pass_a_cut_link() -> None:
 async def test_hang_swallows_and_breaks_the_connection_in_the_end() -> None:
     async with linked() as links, call(links) as one:
         await one.ask(b"hello")
-        fault = links.begin(Trouble(hang=True), [A_TO_B])
+        fault = links.begin(Impairment(hang=True), [A_TO_B])
         one.writer.write(b"x" * (4 * MAX_WAITING_BYTES))
         await one.writer.drain()
         await until(lambda: links.since(fault).swallowed > 2)
         done = links.end(fault)
-        assert done.hurt_by(fault.trouble) and done.passed == 0
+        assert done.hurt_by(fault.impairment) and done.passed == 0
         assert await one.is_reset()
     async with linked() as links, call(links) as one:
         assert await one.ask(b"again") == b"again"
@@ -89,11 +89,11 @@ async def test_hang_swallows_and_breaks_the_connection_in_the_end() -> None:
 async def test_reset_breaks_connections_and_refuses_new_ones_until_it_is_over() -> None:
     async with linked() as links, call(links) as one:
         await one.ask(b"hello")
-        fault = links.begin(Trouble(reset=True), [A_TO_B])
+        fault = links.begin(Impairment(reset=True), [A_TO_B])
         assert await one.is_reset()
         async with call(links) as other:
             assert await other.is_reset()
-        assert links.end(fault).hurt_by(fault.trouble)
+        assert links.end(fault).hurt_by(fault.impairment)
         async with call(links) as third:
             assert await third.ask(b"again") == b"again"
 
@@ -101,7 +101,7 @@ async def test_reset_breaks_connections_and_refuses_new_ones_until_it_is_over() 
 async def test_a_reset_chance_of_one_breaks_the_connection_with_its_next_piece() -> None:
     async with linked() as links, call(links) as one:
         await one.ask(b"hello")
-        fault = links.begin(Trouble(reset_chance=1.0), [B_TO_A])
+        fault = links.begin(Impairment(reset_chance=1.0), [B_TO_A])
         one.writer.write(b"x")
         assert await one.is_reset()
         assert links.since(fault).resets == 1
@@ -109,7 +109,7 @@ async def test_a_reset_chance_of_one_breaks_the_connection_with_its_next_piece()
 
 async def test_delay_keeps_the_order_and_ends_with_the_fault() -> None:
     async with linked() as links, call(links) as one:
-        fault = links.begin(Trouble(delay_ms=600_000, jitter_ms=1000), [A_TO_B])
+        fault = links.begin(Impairment(delay_ms=600_000, jitter_ms=1000), [A_TO_B])
         for n in range(50):
             one.writer.write(b"%04d" % n)
             await asyncio.sleep(0)
@@ -122,7 +122,7 @@ async def test_delay_keeps_the_order_and_ends_with_the_fault() -> None:
 async def test_a_small_delay_delays_and_says_so() -> None:
     async with linked() as links, call(links) as one:
         loop = asyncio.get_running_loop()
-        fault = links.begin(Trouble(delay_ms=30), [A_TO_B, B_TO_A])
+        fault = links.begin(Impairment(delay_ms=30), [A_TO_B, B_TO_A])
         began = loop.time()
         assert await one.ask(b"hello") == b"hello"
         assert loop.time() - began >= 0.06
@@ -132,7 +132,7 @@ async def test_a_small_delay_delays_and_says_so() -> None:
 async def test_a_throttled_link_passes_no_more_than_its_rate() -> None:
     async with linked() as links, call(links) as one:
         loop = asyncio.get_running_loop()
-        fault = links.begin(Trouble(bytes_per_second=1 << 20), [A_TO_B])
+        fault = links.begin(Impairment(bytes_per_second=1 << 20), [A_TO_B])
         began, text = loop.time(), b"x" * (256 << 10)
         one.writer.write(text)
         assert await one.reader.readexactly(len(text)) == text
@@ -144,7 +144,7 @@ async def test_a_throttled_link_passes_no_more_than_its_rate() -> None:
 async def test_a_cut_link_holds_a_bounded_number_of_bytes() -> None:
     async with linked() as links, call(links) as one:
         await one.ask(b"hello")
-        fault = links.begin(Trouble(cut=True), [A_TO_B])
+        fault = links.begin(Impairment(cut=True), [A_TO_B])
         text = b"x" * (64 * MAX_WAITING_BYTES)
         one.writer.write(text)
         await until(lambda: links.since(fault).held > 0)
@@ -157,7 +157,7 @@ async def test_a_cut_link_holds_a_bounded_number_of_bytes() -> None:
 
 async def test_connections_beyond_the_limit_are_reset() -> None:
     async with linked() as links:
-        links.begin(Trouble(cut=True), [A_TO_B])
+        links.begin(Impairment(cut=True), [A_TO_B])
         callers = [call(links) for _ in range(MAX_CONNECTIONS + 1)]
         for one in callers[:-1]:
             await one.__aenter__()
@@ -170,8 +170,8 @@ async def test_connections_beyond_the_limit_are_reset() -> None:
 
 async def test_two_faults_on_one_link_end_one_by_one() -> None:
     async with linked() as links, call(links) as one:
-        first = links.begin(Trouble(cut=True), [A_TO_B])
-        second = links.begin(Trouble(cut=True), [A_TO_B, B_TO_A])
+        first = links.begin(Impairment(cut=True), [A_TO_B])
+        second = links.begin(Impairment(cut=True), [A_TO_B, B_TO_A])
         asked = asyncio.create_task(one.ask(b"hello"))
         await until(lambda: links.since(second).held > 0)
         links.end(first)
@@ -184,15 +184,20 @@ async def test_two_faults_on_one_link_end_one_by_one() -> None:
 
 async def test_a_fault_on_an_idle_link_hurt_nobody() -> None:
     async with linked() as links:
-        for trouble in (Trouble(cut=True), Trouble(hang=True), Trouble(delay_ms=5), Trouble(reset=True)):
-            fault = links.begin(trouble, [A_TO_B])
-            assert not links.end(fault).hurt_by(trouble)
+        for impairment in (
+            Impairment(cut=True),
+            Impairment(hang=True),
+            Impairment(delay_ms=5),
+            Impairment(reset=True),
+        ):
+            fault = links.begin(impairment, [A_TO_B])
+            assert not links.end(fault).hurt_by(impairment)
 
 
 async def test_links_that_do_not_exist_are_refused() -> None:
     async with linked() as links:
         with pytest.raises(ValueError, match="'a', 'c'"):
-            links.begin(Trouble(cut=True), [("a", "c")])
+            links.begin(Impairment(cut=True), [("a", "c")])
 
 
 async def test_a_target_that_is_down_breaks_the_connection() -> None:
@@ -201,15 +206,17 @@ async def test_a_target_that_is_down_breaks_the_connection() -> None:
         assert await one.is_reset()
 
 
-def test_troubles_combine() -> None:
-    both = combined([Trouble(delay_ms=10, bytes_per_second=500), Trouble(delay_ms=5, bytes_per_second=100)])
-    assert both == Trouble(delay_ms=15, bytes_per_second=100)
-    assert combined([Trouble(reset_chance=0.5), Trouble(reset_chance=0.5)]).reset_chance == 0.75
-    assert combined([]) == Trouble()
+def test_impairments_combine() -> None:
+    both = combined(
+        [Impairment(delay_ms=10, bytes_per_second=500), Impairment(delay_ms=5, bytes_per_second=100)]
+    )
+    assert both == Impairment(delay_ms=15, bytes_per_second=100)
+    assert combined([Impairment(reset_chance=0.5), Impairment(reset_chance=0.5)]).reset_chance == 0.75
+    assert combined([]) == Impairment()
     with pytest.raises(ValueError, match="reset_chance"):
-        Trouble(reset_chance=2)
+        Impairment(reset_chance=2)
     with pytest.raises(ValueError, match="negative"):
-        Trouble(delay_ms=-1)
+        Impairment(delay_ms=-1)
 
 
 def test_counters_subtract_and_add_up() -> None:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
 
+from chaos.network.impairment import Impairment
 from chaos.network.links import Links
-from chaos.network.trouble import Trouble
 from dledger.cli.local.cluster_plan import to_toml
 from dledger.cli.local.local_cluster import LocalCluster
 
@@ -44,7 +44,7 @@ class Network:
         pairs = [pair for other in others if other != node for pair in ((node, other), (other, node))]
 
         async def begin() -> object:
-            return links.begin(Trouble(cut=True), pairs)
+            return links.begin(Impairment(cut=True), pairs)
 
         async def end() -> None:
             links.end(fault)

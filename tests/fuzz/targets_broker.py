@@ -422,7 +422,7 @@ TARGETS = (
         (ValueError,),
         text=True,
     ),
-    Target("messaging-request", _method, _parse_method, (Request.parsed,)),
+    Target("proxy-request", _method, _parse_method, (Request.parsed,)),
     Target(
         "forwarded-calls",
         made(forward_pb2.FromNode, KNOWN),

@@ -10,7 +10,7 @@ from broker_adapter.proxy.messages.rejected import Code, Rejected, status_of
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from dledger import MAX_FIELDS, get_logger, has_too_many_fields
 
-_log = get_logger("messaging")
+_log = get_logger("proxy")
 
 
 class Request:

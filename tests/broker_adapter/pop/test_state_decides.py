@@ -129,14 +129,14 @@ def test_a_message_on_its_way_to_the_dead_letters_is_ended_by_its_drop_alone() -
     assert log.pending == [1]
 
 
-@pytest.mark.parametrize("first", ["ack", "change", "repetition"])
+@pytest.mark.parametrize("first", ["ack", "change", "duplicate"])
 def test_whoever_is_first_has_the_message_and_no_letter_is_stored(first: str) -> None:
     log = Log()
     pop = log.give(0, 1)
     begin = {
         "ack": Ack(KEY, 0, pop),
         "change": Change(KEY, 0, pop, 99),
-        "repetition": Pop(KEY, "c", "", 50, False, False, True, 0, 0, (), ((0, pop),), True),
+        "duplicate": Pop(KEY, "c", "", 50, False, False, True, 0, 0, (), ((0, pop),), True),
     }[first]
     assert log.apply(begin, Bury(KEY, 0, pop, 10))[1] is None
 

@@ -8,8 +8,8 @@ from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """What is wrong with a directed link. Times in milliseconds; several troubles can be in force at once.
+class Impairment:
+    """What is wrong with a directed link. Times in milliseconds; several impairments can be in force at once.
 
     cut: nothing passes, as behind a firewall that drops; connections stall, and go on when it is over.
     hang: everything is accepted and swallowed, nothing is answered; connections break when it is over.
@@ -39,15 +39,15 @@ class Trouble:
         return bool(self.delay_ms or self.jitter_ms or self.bytes_per_second)
 
 
-CLEAR = Trouble()
+CLEAR = Impairment()
 
 
-def combined(troubles: Iterable[Trouble]) -> Trouble:
+def combined(impairments: Iterable[Impairment]) -> Impairment:
     """All of them at once: delays add up, the narrowest throttle counts."""
     found = CLEAR
-    for one in troubles:
+    for one in impairments:
         limits = [rate for rate in (found.bytes_per_second, one.bytes_per_second) if rate]
-        found = Trouble(
+        found = Impairment(
             cut=found.cut or one.cut,
             hang=found.hang or one.hang,
             reset=found.reset or one.reset,
@@ -87,8 +87,8 @@ class LinkCounters:
         found = list(all_of_them)
         return cls(*(sum(getattr(one, f.name) for one in found) for f in fields(cls)))
 
-    def hurt_by(self, trouble: Trouble) -> bool:
-        """Whether, by what was counted while it was in force, the trouble touched any traffic."""
-        stopped = (trouble.cut and self.held > 0) or (trouble.hang and self.swallowed > 0)
-        broken = (trouble.reset or trouble.reset_chance > 0) and self.resets > 0
-        return stopped or broken or (trouble.slows and self.delayed > 0)
+    def hurt_by(self, impairment: Impairment) -> bool:
+        """Whether, by what was counted while it was in force, the impairment touched any traffic."""
+        stopped = (impairment.cut and self.held > 0) or (impairment.hang and self.swallowed > 0)
+        broken = (impairment.reset or impairment.reset_chance > 0) and self.resets > 0
+        return stopped or broken or (impairment.slows and self.delayed > 0)
