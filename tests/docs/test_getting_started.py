@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.cli.local_broker import BROKER_KIND
 from broker_adapter.config.settings import parse_settings
 from broker_adapter.namesrv.config import DEFAULT_LISTEN, NameServerConfig
-from dledger.cli.local.cluster_plan import DEFAULT_BASE_PORT
+from dledger.cli.local.cluster_plan import DEFAULT_BASE_PORT, plan_cluster
 from dledger.errors import Code
 from dledger.node.setup.config import parse_config
 from tests.docs.command_lines import fault_of
@@ -79,6 +80,20 @@ def test_machines_have_the_same_ports_on_every_page(page: str) -> None:
     """Those of machines; on 127.0.0.1 are local clusters, which number their nodes by port."""
     text = (ROOT / page).read_text()
     assert {int(port) for port in re.findall(r"10\.0\.0\.\d:(\d+)", text)} - PORTS == set()
+
+
+def local_ports() -> set[int]:
+    """Of `dledger cluster up --broker`, of NameServers, and of ports for clients of RocketMQ."""
+    nodes = plan_cluster("any", "default", 3, DEFAULT_BASE_PORT).nodes
+    companions = [companion for companion, _ in BROKER_KIND.prepare(DEFAULT_BASE_PORT).companions]
+    addresses = [address for one in (*nodes, *companions) for address in (one.address, one.http_address)]
+    return {int(address.rpartition(":")[2]) for address in addresses} | PORTS | {NAMESRV_PORT + 1, 8081}
+
+
+@pytest.mark.parametrize("page", markdown_pages())
+def test_local_ports_are_those_of_local_clusters(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert {int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)", text)} - local_ports() == set()
 
 
 def test_every_number_of_the_page_is_an_error_of_the_log_or_of_the_broker() -> None:
