@@ -161,6 +161,9 @@ interop: ## Fetch RocketMQ's own NameServer, broker and mqadmin (a minute; needs
 test-interop: $(DEV) interop ## Genuine RocketMQ with our NameServer (2 minutes; needs java and mvn)
 	@$(BIN)/python -m pytest $(ARGS) tests/interop
 
+test-grpc: $(DEV) ## What is private in grpcio, with each minor version that users may have (3 minutes)
+	@$(BIN)/python -m tests.rpc.grpc_versions
+
 lint: $(DEV) ## ruff check, ruff format --check, mypy --strict (seconds)
 	@failed=0; \
 	$(BIN)/ruff check . || failed=1; \

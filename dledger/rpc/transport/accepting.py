@@ -17,10 +17,9 @@ from typing import Any, Final, Self
 
 import grpc
 import grpc.aio
-from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-#: gRPC's versions of which this has been tried: nothing promises that another one is made alike.
-TRIED: Final = ("1.85.",)
+from dledger.rpc.transport import grpc_internals
+
 #: Calls that gRPC may hand over before the first of them is taken.
 AT_ONCE: Final = 32
 
@@ -36,7 +35,7 @@ class _Come(asyncio.Future[Any]):
             super().add_done_callback(fn, context=context)
 
 
-class AcceptingServer(cygrpc.AioServer):  # type: ignore[misc]
+class AcceptingServer(grpc_internals.AioServer):  # type: ignore[misc]
     """What is inside a `grpc.aio.Server`. Its main loop waits for one future for each call to come; here
     the calls are asked for ahead of it."""
 
@@ -93,11 +92,6 @@ class AcceptingServer(cygrpc.AioServer):  # type: ignore[misc]
 
 def accepting_server(options: Sequence[tuple[str, str | int]]) -> grpc.aio.Server:
     """As `grpc.aio.server`; the plain one if gRPC may be made otherwise than this module knows it."""
-    plain = cygrpc.AioServer
-    if not grpc.__version__.startswith(TRIED) or not hasattr(plain, "_make_request_call_future"):
+    if not grpc_internals.can_ask_ahead():
         return grpc.aio.server(options=options)
-    cygrpc.AioServer = AcceptingServer
-    try:
-        return grpc.aio.server(options=options)
-    finally:
-        cygrpc.AioServer = plain
+    return grpc_internals.server_with(AcceptingServer, options)

@@ -9,17 +9,16 @@ gRPC has no means to end such a call, so it is answered here as a servicer would
 from __future__ import annotations
 
 import asyncio
-import gc
 import inspect
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final
 
 import grpc
 import grpc.aio
-from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from dledger.errors import Code
 from dledger.logs import get_logger
+from dledger.rpc.transport.grpc_internals import abort, state_of
 
 _log = get_logger("rpc")
 
@@ -29,9 +28,6 @@ REQUEST_TIMEOUT_S: Final = 20.0
 #: size they take 272 MiB at one port.
 MAX_UNSENT: Final = 64
 LONG_S: Final = 1.0
-
-#: How deep in the coroutine of a call its state lies.
-_DEPTH = 4
 
 
 class UnsentRequests:
@@ -107,7 +103,7 @@ class UnsentRequests:
         if task.done():
             return
         self._on_hit()
-        state = _state_of(task)
+        state = state_of(task)
         if state is None:
             _log.error("a call without a request could not be ended: gRPC is made otherwise than expected")
             return
@@ -116,28 +112,10 @@ class UnsentRequests:
         ending.add_done_callback(self._ending.discard)
 
 
-def _state_of(task: asyncio.Task[Any]) -> Any:
-    """gRPC's state of the call that a task serves. None: it is not where it is known to be."""
-    level: list[Any] = [task.get_coro()]
-    for _ in range(_DEPTH):
-        level = gc.get_referents(*level)
-        for one in level:
-            if isinstance(one, cygrpc.RPCState):
-                return one
-        level = [one for one in level if type(one).__name__.startswith(("__pyx_scope", "coroutine"))]
-    return None
-
-
 async def _abort(state: Any) -> None:
-    """The status ends the stream: gRPC lets go of the request. It would not if the task was cancelled."""
-    context = cygrpc._ServicerContext(state, None, None, asyncio.get_running_loop())
-    text = (
-        f"{int(Code.TOO_MANY_CONNECTIONS)} {Code.TOO_MANY_CONNECTIONS.name}: the request has not come in time"
-    )
-    try:
-        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-    except (grpc.aio.AbortError, grpc.aio.BaseError, asyncio.InvalidStateError):
-        return  # it is over, one way or the other
+    number = Code.TOO_MANY_CONNECTIONS
+    text = f"{int(number)} {number.name}: the request has not come in time"
+    await abort(state, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
 
 
 def _is_generator(behavior: Callable[..., Any]) -> bool:
