@@ -17,6 +17,7 @@ from broker_adapter.format.index_layout import IndexShape
 from broker_adapter.metadata.commands import METADATA_TOPIC
 from broker_adapter.metadata.coordinator import CoordinatorConfig
 from broker_adapter.metadata.expiry import LastUse
+from broker_adapter.metadata.group_expiry import GroupExpiry
 from broker_adapter.metadata.group_service import GroupService
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
@@ -58,6 +59,7 @@ ROLES = RoleChangeLimits(patience_s=0.4, retry_first_s=0.02, retry_most_s=0.2, u
 SETTINGS = BrokerSettings(
     default_queues=2,
     auto_create_expire_ms=500,
+    auto_create_groups_expire_ms=400,
     max_body_bytes=600,
     max_wait_ms=500,
     send_timeout_ms=600,
@@ -112,8 +114,9 @@ class SimBroker:
             on_result=self._on_result,
             on_topic_cut=self._on_topic_cut,
             on_done=self.delivery_state.metadata_changed,
+            delivered=self.delivery_state.of_group,
         )
-        self.topic_use = LastUse(process.now_ms)
+        self.topic_use, self.group_use = LastUse(process.now_ms), LastUse(process.now_ms)
         self.topic_gate = TopicGate(self.metadata, self.topic_use)
         self.dispatcher = self._make_dispatcher(process)
         self.machine = CheckedDispatcher(
@@ -169,6 +172,7 @@ class SimBroker:
             monotonic_ms=self.process.now_ms,
             auto_create=SETTINGS.auto_create_groups,
             config=GROUPS,
+            used=self.group_use.touch,
         )
         self.reader = QueueReader(files, node)
         self.broker = Broker(
@@ -185,7 +189,7 @@ class SimBroker:
             self.delivery_state.offsets_of,
             self.topic_use.touch,
         )
-        self.topic_expiry = self._make_expiry()
+        self._make_expiries()
         self.delivery = DeliveryService(
             SETTINGS,
             self.delivery_state,
@@ -198,6 +202,7 @@ class SimBroker:
                 self.broker.make_topic,
                 self.groups.make_known,
                 self.topic_use.touch,
+                self.groups.known,
             ),
             now_ms=self.node.cluster_time_ms,
             wall_ms=self.node.cluster_time_ms,  # what producers of simulations reckon by
@@ -208,14 +213,21 @@ class SimBroker:
         self.adapter = BrokerRoleAdapter(
             self.writer,
             files,
-            [self.groups, self.delivery, self.topic_expiry],
+            [self.groups, self.delivery, self.topic_expiry, self.group_expiry],
             slave_id=1,
             on_change=self._on_change,
         )
         self.handler = RoleChangeHandler(node, self.adapter, limits=ROLES, wall_ms=self.process.wall_ms)
 
-    def _make_expiry(self) -> TopicExpiry:
-        return TopicExpiry(
+    def _make_expiries(self) -> None:
+        self.group_expiry = GroupExpiry(
+            self.metadata,
+            self.proposals,
+            self.group_use,
+            expire_ms=SETTINGS.auto_create_groups_expire_ms,
+            has_pending=self.delivery_state.has_pending,
+        )
+        self.topic_expiry = TopicExpiry(
             self.metadata,
             self.proposals,
             self.topic_use,

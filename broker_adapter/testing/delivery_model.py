@@ -10,7 +10,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from broker_adapter.errors import StoredDataDamaged
-from broker_adapter.metadata.commands import Command, DeleteGroup, DeleteTopic, PutTopic, ResetOffsets
+from broker_adapter.metadata.commands import (
+    Command,
+    DeleteGroup,
+    DeleteTopic,
+    ExpireGroup,
+    PutTopic,
+    ResetOffsets,
+)
 from broker_adapter.pop import records
 from broker_adapter.pop.commands import (
     Ack,
@@ -100,8 +107,10 @@ class DeliveryModel:
 
     def metadata(self, index: int, command: Command, took_effect: bool) -> None:
         match command:
-            case DeleteGroup(group=name) if took_effect:
+            case DeleteGroup(group=name) | ExpireGroup(group=name) if took_effect:
                 self._forget([key for key in self._cursors if key.group == name])
+                # One of that name begins anew, and is given what this one has done.
+                self.acked = {place for place in self.acked if place[0].group != name}
             case DeleteTopic(topic=name) if took_effect:
                 self._forget([key for key in self._cursors if key.topic == name])
                 self._forget_topic(name)
@@ -116,6 +125,12 @@ class DeliveryModel:
             case _:
                 return
         self._note(index)
+
+    def of_group(self, name: str) -> tuple[int, int]:
+        """How many messages it was given that are not done; the sum of what its cursors have passed, and one
+        for each."""
+        pending = sum(key.group == name for key, _ in self._pending)
+        return pending, sum(cursor + 1 for key, cursor in self._cursors.items() if key.group == name)
 
     def at(self, index: int) -> DeliveryLook:
         """After the entry with this index."""

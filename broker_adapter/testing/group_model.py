@@ -6,7 +6,7 @@ It shares the decoder of commands with the broker and nothing else; every state 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from broker_adapter.api import QueueOffset, TopicConfig
@@ -15,6 +15,7 @@ from broker_adapter.metadata.commands import (
     CommitOffsets,
     DeleteGroup,
     DeleteTopic,
+    ExpireGroup,
     NewGeneration,
     PutGroup,
     PutTopic,
@@ -32,6 +33,7 @@ class GroupLook(NamedTuple):
     generation: int
     members: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]
     offsets: tuple[tuple[tuple[str, int], int], ...]
+    is_by_use: bool
 
 
 class MetadataLook(NamedTuple):
@@ -44,7 +46,12 @@ class MetadataLook(NamedTuple):
 def look_at(metadata: MetadataState) -> MetadataLook:
     """What a broker has."""
     groups = [
-        (g.name, GroupLook(g.generation, _sorted(g.members), tuple(sorted(g.offsets.items()))))
+        (
+            g.name,
+            GroupLook(
+                g.generation, _sorted(g.members), tuple(sorted(g.offsets.items())), g.config.auto_created
+            ),
+        )
         for g in metadata.groups()
     ]
     return MetadataLook(tuple(sorted(metadata.topics.items())), tuple(sorted(groups)))
@@ -60,8 +67,11 @@ class GroupModel:
         self._looks = [MetadataLook((), ())]
         self._done: set[tuple[str, int, tuple[QueueOffset, ...]]] = set()  # commits that took effect
 
-    def put(self, index: int, command: Command) -> str | None:
-        """The next command. Returns the topic that it made or removed, if any."""
+    def put(self, index: int, command: Command, delivered: Callable[[str], tuple[int, int]]) -> str | None:
+        """The next command. Returns the topic that it made or removed, if any. `delivered`: of a group, how
+        many messages are in flight, and how far its cursors have come."""
+        if isinstance(command, ExpireGroup):
+            self._expire(command, *delivered(command.group))
         before = dict(self._groups)
         cut = self._carry_out(index, command)
         self._check_nothing_fell(index, command, before)
@@ -117,8 +127,12 @@ class GroupModel:
                     kept = tuple(item for item in group.offsets if item[0][0] != topic)
                     self._groups[name] = group._replace(offsets=kept)
                 return topic
-            case PutGroup(config=config):
-                self._groups.setdefault(config.name, GroupLook(index, (), ()))
+            case PutGroup(config=config, create_only=create_only):
+                known = self._groups.get(config.name)
+                if known is None:
+                    self._groups[config.name] = GroupLook(index, (), (), config.auto_created)
+                elif not create_only:
+                    self._groups[config.name] = known._replace(is_by_use=config.auto_created)
             case DeleteGroup(group=name):
                 self._groups.pop(name, None)
             case NewGeneration(group=name, members=members) if name in self._groups:
@@ -126,6 +140,14 @@ class GroupModel:
             case CommitOffsets() | ResetOffsets() if command.group in self._groups:
                 self._move(index, command, self._groups[command.group])
         return None
+
+    def _expire(self, command: ExpireGroup, pending: int, given: int) -> None:
+        group = self._groups.get(command.group)
+        if group is None or not group.is_by_use or group.members or pending:
+            return
+        progress = given + sum(offset + 1 for _, offset in group.offsets)
+        if (group.generation, progress) == (command.generation, command.progress):
+            del self._groups[command.group]
 
     def _move(self, index: int, command: CommitOffsets | ResetOffsets, group: GroupLook) -> None:
         if not all(self._is_queue(one) for one in command.offsets):

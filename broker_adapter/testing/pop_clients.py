@@ -247,6 +247,27 @@ class AbandonedConsumer(Client):
             self.sim.count("receives", error)
 
 
+class PassingConsumer(Client):
+    """Receives now and then, in a group that comes into being by that and may be gone the next time."""
+
+    async def think(self) -> None:
+        await asyncio.sleep(self.rng.randint(50, 1000) / 1000)
+
+    async def work(self) -> None:
+        async def receive(broker: SimBroker) -> list[Delivery]:
+            found = await broker.delivery.receive(
+                self.name, POPPED_TOPIC, client_id=self.name, max_messages=2, invisible_ms=50
+            )
+            await broker.delivery.ack(self.name, POPPED_TOPIC, [one.handle for one in found])
+            return found
+
+        try:
+            await self.ask_master(receive)
+            self.completed += 1
+        except FAILURES as error:
+            self.sim.count("receives", error)
+
+
 class NewGroups(Client):
     """Makes groups, and sets the offsets of each in the moment in which it is given its first messages."""
 

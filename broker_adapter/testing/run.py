@@ -35,6 +35,7 @@ from broker_adapter.testing.pop_clients import (
     AbandonedConsumer,
     NewGroups,
     OnceProducer,
+    PassingConsumer,
     PopConsumer,
 )
 from broker_adapter.testing.simulation import BrokerNemesis, BrokerSimulation
@@ -111,6 +112,8 @@ def run_seed(seed: int, profile: Profile | None = None, *, sink: TextIO | None =
         result.counts["masterships"] = sim.masterships
         expired = sim.truth.deletions.total() - sim.truth.deletions[SHORT_LIVED]
         result.counts["topics expired"] = expired
+        for outcome in ("expired", "kept"):
+            result.counts[f"groups {outcome}"] = sim.truth.expiries[outcome]
         result.counts["messages acknowledged"] = len(sim.truth.acknowledged)
         return result
 
@@ -139,6 +142,7 @@ class _Run:
         self._others: list[Client] = [
             AbandonedConsumer(sim, "abandoned", take("abandoned")),
             NewGroups(sim, "new", take("new groups")),
+            PassingConsumer(sim, "passing-group", take("passing group")),
             TopicChurn(sim, "churn", take("topic churn"), (*TOPICS, POPPED_TOPIC)),
             Passerby(sim, "passerby", take("passerby")),
             *poisoners,

@@ -19,7 +19,13 @@ from broker_adapter.format.message import Message, decode
 from broker_adapter.format.properties import split_properties
 from broker_adapter.format.sys_flag import TRANSACTION_MASK
 from broker_adapter.metadata import records
-from broker_adapter.metadata.commands import METADATA_TOPIC, DeleteGroup, DeleteTopic, ResetOffsets
+from broker_adapter.metadata.commands import (
+    METADATA_TOPIC,
+    DeleteGroup,
+    DeleteTopic,
+    ExpireGroup,
+    ResetOffsets,
+)
 from broker_adapter.metadata.records import Unknown
 from broker_adapter.pop.commands import DELIVERY_TOPIC, QueueKey
 from broker_adapter.store.consume_queue import ConsumeQueue
@@ -85,6 +91,7 @@ class LogTruth:
         self.refused: set[tuple[bytes, str]] = set()  # (body, try)
         self.commits_acknowledged = 0
         self.deletions = Counter[str]()  # by topic
+        self.expiries = Counter[str]()  # of groups, by what came of them
         self._seen_commit: dict[str, int] = {}  # by group: index at which an acknowledged commit was there
         self._holes: set[tuple[str, int, int]] = set()  # offsets that messages in no queue have taken
         self._tries: set[tuple[bytes, str]] = set()
@@ -130,15 +137,17 @@ class LogTruth:
         if isinstance(command, Unknown):
             return
         groups, _ = self.groups.names
-        cut = self.groups.put(index, command)
+        cut = self.groups.put(index, command, self.delivery.model.of_group)
         match command:
-            case DeleteGroup(group=name):
-                took_effect = name in groups
+            case DeleteGroup(group=name) | ExpireGroup(group=name):
+                took_effect = name in groups and name not in self.groups.names[0]
             case ResetOffsets(group=name):
                 took_effect = self.groups.generation(name) == index
             case _:
                 took_effect = cut is not None
         self.delivery.model.metadata(index, command, took_effect)
+        if isinstance(command, ExpireGroup):
+            self.expiries["expired" if took_effect else "kept"] += 1
         if isinstance(command, DeleteTopic) and took_effect:
             self.deletions[command.topic] += 1
         for (topic, _), queue in self.queues.items():
