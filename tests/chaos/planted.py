@@ -124,6 +124,107 @@ SYNC_BUGS = (
     ),
 )
 
+#: What nodes do to the log, and brokers to its queues and to the offsets of groups.
+LOG_BUGS = (
+    Bug(
+        "elect-with-a-minority",
+        "dledger/core/quorum.py",
+        "return sum(voter in nodes for voter in membership.voters) >= membership.majority",
+        "return sum(voter in nodes for voter in membership.voters) >= membership.majority - 1",
+        fault("isolate", "leader", 1, 2.5),
+        seconds=4,
+        checks=("R1", "R3"),
+    ),
+    Bug(
+        "follower-commits-ahead",
+        "dledger/core/following.py",
+        "self.core.commit_to(min(leader_committed, self.core.log.verified_index))",
+        "self.core.commit_to(self.core.log.end_index)",
+        fault("isolate", "leader", 1, 2.5),
+        seconds=4,
+    ),
+    Bug(
+        "send-outside-the-session",
+        "dledger/client/pipeline.py",
+        "            mark = None if self.session_id is None else SessionMark(self.session_id, batch.seq)\n",
+        "            mark = None\n",
+        fault("kill", "leader", 1, 1, 2),
+        seconds=8,
+    ),
+    Bug(
+        "lose-the-last-of-a-run",
+        "broker_adapter/store/dispatching.py",
+        "        return self._take(entries, is_replay=False)\n",
+        "        return self._take(entries[:-1] if len(entries) > 3 else entries, is_replay=False)\n",
+        fault("kill", "follower", 1, 0.5),
+        workload="broker",
+        seconds=4,
+    ),
+    Bug(
+        "leave-out-a-queue-offset",
+        "broker_adapter/commitlog/topic_queue_table.py",
+        "        self._next[queue] = first + count\n",
+        "        self._next[queue] = first + count + (first % 50 == 49)\n",
+        fault("kill", "follower", 1, 0.5),
+        workload="broker",
+        seconds=4,
+    ),
+    Bug(
+        "offsets-in-memory-only",
+        "broker_adapter/metadata/proposals.py",
+        "        request_id = self._new_request_id()\n",
+        "        if type(command).__name__ == 'CommitOffsets':\n"
+        "            return Outcome(0, command.generation)\n"
+        "        request_id = self._new_request_id()\n",
+        fault("kill", "leader", 1, 0.5),
+        workload="broker",
+        seconds=6,
+        checks=("S9", "C16"),
+    ),
+    Bug(
+        "lower-offset-wins",
+        "broker_adapter/metadata/state.py",
+        "return committed if stored is None else max(stored, committed)",
+        "return committed - 1",
+        fault("kill", "leader", 1, 0.5),
+        workload="broker",
+        seconds=6,
+        checks=("S9", "C16"),
+    ),
+    Bug(
+        "any-generation-commits",
+        "broker_adapter/metadata/state.py",
+        "        self._check_generation(group, command.generation)\n",
+        "",
+        fault("stop", "leader", 1, 2),
+        workload="broker",
+        seconds=6,
+        checks=("C14", "C17"),
+    ),
+)
+
+#: What released clients are given.
+DELIVERY_BUGS = (
+    Bug(
+        "deliver-delayed-again",
+        "broker_adapter/pop/holder.py",
+        "            elements=[End(hold_id, ending)],\n",
+        "            elements=[] if ending is Ending.MOVED else [End(hold_id, ending)],\n",
+        KINDS + fault("kill", "follower", 1, 1),
+        workload="clients",
+        seconds=4,
+    ),
+    Bug(
+        "drop-committed-halves",
+        "broker_adapter/pop/holder.py",
+        "        if ending in (Ending.MOVED, Ending.COMMITTED):\n",
+        "        if ending is Ending.MOVED:\n",
+        KINDS + fault("kill", "follower", 1, 1),
+        workload="clients",
+        seconds=4,
+    ),
+)
+
 BUGS = (
     Bug(
         "acknowledge-before-quorum",
@@ -180,11 +281,12 @@ BUGS = (
         seconds=4,
     ),
     *SYNC_BUGS,
+    *LOG_BUGS,
     Bug(
         "forget-acks",
         "broker_adapter/pop/service.py",
-        "        done = await self._commit(Request(elements=elements, release=self._wake(group, topic)))\n",
-        "        done = [True] * len(elements)\n",
+        "await self._commit(Request(elements=elements, release=self._wake(group, topic)), timeout_ms)",
+        "[True] * len(elements)",
         fault("kill", "follower", 1, 1),
         workload="clients",
         seconds=8,
@@ -226,6 +328,7 @@ BUGS = (
         seconds=8,
         checks=("C12",),
     ),
+    *DELIVERY_BUGS,
 )
 
 
