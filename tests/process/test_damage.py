@@ -51,7 +51,7 @@ def damage_body(directory: Path, body: bytes) -> None:
     raise AssertionError(f"{body!r} is not stored in {directory}")
 
 
-@pytest.mark.parametrize("victim_leads", [False, True])
+@pytest.mark.parametrize("victim_leads", [pytest.param(False, marks=pytest.mark.long), True])
 async def test_rule_10_a_damaged_end_is_reported_and_the_node_rejoins(
     tmp_path: Path, victim_leads: bool
 ) -> None:
@@ -94,7 +94,7 @@ async def test_rule_10_a_damaged_end_is_reported_and_the_node_rejoins(
         await load.assert_kept()
 
 
-@pytest.mark.parametrize("victim_leads", [False, True])
+@pytest.mark.parametrize("victim_leads", [False, pytest.param(True, marks=pytest.mark.long)])
 async def test_rule_10_damage_in_the_middle_is_repaired_while_the_node_serves(
     tmp_path: Path, victim_leads: bool
 ) -> None:
