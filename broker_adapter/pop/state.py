@@ -7,13 +7,15 @@ whose time has come may be given again, under a new pop; the pop is the number t
 only the newest one counts. Each element of a command is judged by what the state is when it is applied, and
 has an outcome of its own.
 
-Threads: one applies. Others read under `lock`, which is held for one command at a time.
+Threads: one applies. Others read under `lock`, which is held for one command at a time, and for a part of one
+that removes much: the event loop waits for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
+from time import sleep
 from typing import TypeVar
 
 from broker_adapter.errors import Status, StoredDataDamaged
@@ -50,6 +52,9 @@ from broker_adapter.pop.sent_ids import SentIds
 _PLACE_BITS = 16
 #: No command was stored later: the times that are made of it fit into their fields.
 MAX_STAMP_MS = 1 << 62
+
+#: What is removed under the lock in one go, milliseconds of it; and for how long others may have it then.
+_SLICE, _GIVE_WAY_S = 2_000, 0.0005
 
 _K = TypeVar("_K")
 
@@ -233,8 +238,10 @@ class DeliveryState:
         with self.lock:
             self.ids = ids
             self.held.take_ends(ends)
-            for number in waiting:
+            for count, number in enumerate(waiting, 1):
                 self.held.drop(number)
+                if count % _SLICE == 0:
+                    self._give_way()
 
     def restore(self, queue: QueueDelivery, pending: Sequence[tuple[int, Held]]) -> None:
         """A queue of an image."""
@@ -356,8 +363,10 @@ class DeliveryState:
 
     def _purged(self, topic: str, queue_id: int, below: int) -> None:
         for queue in self._now.by_place.get((topic, queue_id), {}).values():
-            for offset in [offset for offset in queue.pending if offset < below]:
+            for count, offset in enumerate([offset for offset in queue.pending if offset < below], 1):
                 self._remove(queue, offset)
+                if count % _SLICE == 0:
+                    self._give_way()
 
     def _fold(self, key: QueueKey, before_ms: int, most: int) -> int:
         queue = self.queues.get(key)
@@ -397,6 +406,12 @@ class DeliveryState:
     def _may_be_rid_of(self, owner: str, queue: QueueDelivery) -> None:
         if owner not in queue.owners:
             _discard(self._now.by_owner, owner, queue.key)
+
+    def _give_way(self) -> None:
+        """Let others have the lock, which is held, for a moment: who only releases it has it again first."""
+        self.lock.release()
+        sleep(_GIVE_WAY_S)
+        self.lock.acquire()
 
     def _count(self, group: str, more: int) -> None:
         now = self._now

@@ -22,7 +22,7 @@ from broker_adapter.pop.views import Views
 
 _log = structlog.get_logger(part="delivery")
 
-#: Queues of one step of the loop, and messages of one command.
+#: Queues of one step of the loop, each as many as its pending messages are thousands; messages of a command.
 _QUEUES, _MESSAGES = 50, 1_000
 _PAUSE_S = 0.005
 #: While half of what may be pending is, nobody has to want a message for so long only.
@@ -74,7 +74,7 @@ class Upkeep:
         elements: dict[Element, None] = {}
         looked_at = 0
         for queue in left:
-            looked_at += 1
+            looked_at += 1 + len(queue.pending) // 1_000
             with self._state.lock:
                 found = self._of_queue(queue)
             elements.update(dict.fromkeys(found))

@@ -10,9 +10,11 @@ import pytest
 
 from broker_adapter.config.settings import DeliverySettings
 from broker_adapter.pop import upkeep as upkeep_module
-from broker_adapter.pop.commands import Element, Fold, Purged, QueueKey
+from broker_adapter.pop.commands import Element, Fold, HoldKind, Purged, QueueKey
 from broker_adapter.pop.committer import Committer, Request
+from broker_adapter.pop.held_messages import HeldMessage
 from broker_adapter.pop.queue_state import Held, QueueDelivery
+from broker_adapter.pop.records import encode
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.pop.upkeep import Upkeep
 from broker_adapter.pop.views import Views
@@ -100,3 +102,51 @@ async def test_a_step_looks_at_so_many_queues_and_the_next_one_at_the_others(
         _, (again, *left) = calls[-1]
         again(*left)
     assert (steps, len(world.submitted)) == ([10, 20], 25)
+
+
+async def test_a_step_looks_at_fewer_queues_that_have_much() -> None:
+    world = World(max_pending=1 << 20)
+    for number in range(50):
+        world.give(4_000, QueueKey("g", "t", number))
+        world.least["t", number] = 1
+    assert len(world.look()) == 10
+
+
+class _Lock:
+    """Counts what is pending less each time when it is given away."""
+
+    def __init__(self, state: DeliveryState) -> None:
+        self._lock, self._state = state.lock, state
+        self.pending: list[int] = []
+
+    def acquire(self) -> bool:
+        return self._lock.acquire()
+
+    def release(self) -> None:
+        self.pending.append(self._state.pending_count + len(self._state.held.all))
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def test_a_purge_of_much_lets_others_have_the_lock_meanwhile() -> None:
+    """The event loop waits for it: 200,000 messages took tenths of a second."""
+    world = World()
+    world.give(10_500)
+    world.state.lock = lock = _Lock(world.state)  # type: ignore[assignment]
+    world.state.apply(1, DAY_MS, encode([Purged("t", 0, 10_000)]))
+    assert lock.pending == [8_500, 6_500, 4_500, 2_500, 500, 500]
+
+
+def test_a_topic_that_ends_with_many_delayed_messages_likewise() -> None:
+    world = World()
+    held = HeldMessage(b"", HoldKind.DELAYED, "t", 0, b"")
+    for number in range(5_000):
+        world.state.held.put(number, held)
+    world.state.lock = lock = _Lock(world.state)  # type: ignore[assignment]
+    world.state.topic_cut("t")
+    assert lock.pending == [3_000, 1_000, 0]
