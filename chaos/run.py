@@ -150,6 +150,7 @@ class Run:
                 spoilable=scenario.spoils,
                 data_file_size=scenario.data_file_size,
                 broker_settings=self._broker_settings(),
+                tls=scenario.tls,
             )
             nemesis = Nemesis(cluster, nemesis_writer, Random(rng.random()), self._watch.note)
             hostiles = Hostiles(
@@ -240,7 +241,8 @@ class Run:
             return ClientsWorkload(setting, *about, cluster.held_messages)
         if self._scenario.workload == "broker":
             return BrokerWorkload(setting, cluster.namesrv)
-        return LogWorkload(setting, cluster.addresses, cluster.local.plan.group)
+        local = cluster.local
+        return LogWorkload(setting, local.addresses, local.plan.group, local.tls_files)
 
     async def _heal(self, cluster: ChaosCluster) -> str:
         """Why the cluster does not get healthy. What it has then is still read, and compared."""

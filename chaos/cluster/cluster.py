@@ -106,11 +106,12 @@ class ChaosCluster:
         spoilable: bool = False,
         data_file_size: int = DATA_FILE_SIZE,
         broker_settings: Mapping[str, Any] | None = None,
+        tls: bool = False,
     ) -> Self:
         """Write a new cluster below `run_directory` and open its links. Starts no process. `settings`: of
         every node, over those that the kind needs. `trace_run`: nodes write traces of this name, too.
         `spoilable`: the nodes' disks and clocks can be spoiled. `broker_settings`: of every broker, over the
-        usual ones. ConfigError if there is a cluster already."""
+        usual ones. `tls`: all ports speak mutual TLS. ConfigError if there is a cluster already."""
         companions = [_name_server()] if kind == "broker" else []
         of_broker = {**_BROKER, **(broker_settings or {})}
         program = {"program": {"factory": "broker_adapter.server.program:broker", "settings": of_broker}}
@@ -119,6 +120,7 @@ class ChaosCluster:
             nodes=nodes,
             base_port=0,
             data_file_size=data_file_size,
+            tls=tls,
             settings={**(program if kind == "broker" else {}), **(settings or {})},
             companions=companions,
         )

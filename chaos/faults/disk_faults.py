@@ -222,7 +222,8 @@ class BitFlip:
 
     async def end(self) -> Effect:
         try:
-            async with AsyncClient(self._cluster.addresses, group=self._cluster.local.plan.group) as client:
+            local = self._cluster.local
+            async with AsyncClient(local.addresses, group=local.plan.group, tls=local.tls_files) as client:
                 for target in self.targets:
                     address = self._cluster.local.plan.node(target).address
                     async with aclosing(client.scrub(address)) as steps:

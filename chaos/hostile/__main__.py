@@ -15,7 +15,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from chaos.hostile import connections, consumers, forgers
+from chaos.hostile import connections, consumers, forgers, handshakes
 from chaos.hostile.orders import Orders, counts_to_line
 from chaos.hostile.world import World
 
@@ -27,6 +27,7 @@ _RUNS: dict[str, Callable[[World], Awaitable[None]]] = {
     run.__name__: run
     for run in (
         connections.connection_floods,
+        handshakes.handshake_floods,
         connections.exhausted_descriptors,
         connections.half_requests,
         connections.garbage,

@@ -10,11 +10,12 @@ from chaos.trace.schema import HOSTILE
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`proof`: counts of which none may be 0, or the hostile client achieved nothing. `on_brokers`: it needs
-    them. `clients`, `rate`: unless a scenario says otherwise."""
+    """`proof`: counts of which none may be 0, or the hostile client achieved nothing. `on_brokers`, `on_tls`:
+    it needs them, or ports with TLS. `clients`, `rate`: unless a scenario says otherwise."""
 
     proof: tuple[str, ...]
     on_brokers: bool = False
+    on_tls: bool = False
     clients: int = 8
     rate: float = 50.0
 
@@ -22,6 +23,9 @@ class Kind:
 KINDS: dict[str, Kind] = {
     # A server closes those that say nothing, so many more are made than are open at a time.
     "connection_floods": Kind(("accepted", "open_most"), clients=400, rate=400),
+    "handshake_floods": Kind(
+        ("half", "half_open_most", "abandoned", "turned_away"), on_tls=True, clients=200, rate=200
+    ),
     "exhausted_descriptors": Kind(("accepted", "open_most", "handshakes"), clients=3_000, rate=1_500),
     "half_requests": Kind(("half_http", "half_calls"), clients=120, rate=100),
     "garbage": Kind(("sent", "ended"), clients=16, rate=100),

@@ -47,6 +47,7 @@ NetworkKind = Literal[
 Kind = ProcessKind | NetworkKind | DiskKind | Literal["clock_jump"]
 HostileKind = Literal[
     "connection_floods",
+    "handshake_floods",
     "exhausted_descriptors",
     "half_requests",
     "garbage",
@@ -218,6 +219,8 @@ class Scenario(_Section):
     """From the end of the warm-up to the healing."""
     min_acknowledged: Annotated[int, Field(ge=1)] = 20
     """Operations acknowledged before, during and after the faults, or the run says nothing."""
+    tls: bool = False
+    """All ports speak mutual TLS, with certificates made for the run. Only `log`."""
     data_file_size: Annotated[int, Field(ge=64 << 10, le=1 << 30)] = 16 << 20
     """Bytes of a data file of the log."""
     load: Load = Load()
@@ -247,6 +250,10 @@ class Scenario(_Section):
         for step in self.hostile:
             if KINDS[step.kind].on_brokers and self.workload == "log":
                 raise ValueError(f'{step.kind} needs brokers: workload = "broker" or "clients"')
+            if KINDS[step.kind].on_tls and not self.tls:
+                raise ValueError(f"{step.kind} needs ports with TLS: tls = true")
+        if self.tls and self.workload != "log":
+            raise ValueError('tls = true needs workload = "log"')
         return self
 
     @property

@@ -152,7 +152,14 @@ ENDING = (*CUTTING, "term")
 #: Kinds of faults that are hostile clients. Good ones are owed the same service beside them, so they explain
 #: neither a change of leader nor the end of a process.
 HOSTILE = (
-    *("connection_floods", "exhausted_descriptors", "half_requests", "garbage", "unread_streams"),
+    *(
+        "connection_floods",
+        "handshake_floods",
+        "exhausted_descriptors",
+        "half_requests",
+        "garbage",
+        "unread_streams",
+    ),
     *("expensive_filters", "telemetry_floods", "topic_floods", "repeated_calls"),
     *("abandoned_groups", "dying_clients"),
     *("forged_peers", "forged_registrations", "registration_floods"),

@@ -15,7 +15,7 @@ from chaos.workloads.appenders import Appender, Way
 from chaos.workloads.messages import digest, number_of, payload_of
 from chaos.workloads.pacing import Pace, while_running
 from chaos.workloads.spec import DrainTimeout, Setting
-from dledger.client import AsyncClient, Entry
+from dledger.client import AsyncClient, Entry, TlsFiles
 from dledger.errors import DLedgerError
 
 _TIMEOUT_S = 5.0
@@ -32,11 +32,14 @@ _KINDS: tuple[ReaderKind, ...] = ("follow", "linearizable", "local")
 class LogWorkload:
     """Implements `Workload`."""
 
-    def __init__(self, setting: Setting, servers: Sequence[str], group: str) -> None:
+    def __init__(
+        self, setting: Setting, servers: Sequence[str], group: str, tls: TlsFiles | None = None
+    ) -> None:
         self._setting = setting
         self._spec = replace(setting.spec, at_once=setting.spec.at_once or _AT_ONCE)
         self._servers = list(servers)
         self._group = group
+        self._tls = tls
         self._readers: dict[int, _Reader] = {}
 
     async def prepare(self) -> None:
@@ -106,7 +109,7 @@ class LogWorkload:
                 await asyncio.sleep(_PAUSE_S)
 
     def _client(self, **options: Any) -> AsyncClient:
-        return AsyncClient(self._servers, group=self._group, timeout=_TIMEOUT_S, **options)
+        return AsyncClient(self._servers, group=self._group, timeout=_TIMEOUT_S, tls=self._tls, **options)
 
 
 class _Reader:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from chaos.faults.hostiles import HostileRun
-from chaos.hostile import wire
+from chaos.hostile import handshakes, wire
 from chaos.hostile.kinds import KINDS, achieved
 from chaos.hostile.orders import Orders, counts_of_line, counts_to_line
 from chaos.plans.scenario import (
@@ -51,6 +51,7 @@ def test_each_kind_is_in_a_scenario_of_the_package() -> None:
         ('kind = "garbage"\nrate = -1', r"hostile\.0\.rate"),
         ('kind = "garbage"\nlasts = 0', r"hostile\.0\.lasts"),
         ('kind = "topic_floods"', "topic_floods needs brokers"),
+        ('kind = "handshake_floods"', "handshake_floods needs ports with TLS"),
         ('kind = "garbage"\ntarget = "all"', r"hostile\.0\.target: Extra inputs"),
     ],
 )
@@ -59,6 +60,17 @@ def test_what_is_wrong_with_a_hostile_client_is_said(tmp_path: Path, text: str, 
     path.write_text(f'name = "x"\ntitle = "x"\n[[hostile]]\n{text}\n')
     with pytest.raises(ConfigError, match=words):
         load_scenario(path)
+
+
+def test_only_clusters_of_the_log_speak_tls() -> None:
+    with pytest.raises(ValueError, match="needs workload"):
+        Scenario(name="x", title="x", tls=True, workload="broker")
+
+
+def test_half_a_handshake_is_half_of_one_record() -> None:
+    """What comes of it says that there is more."""
+    hello = handshakes._client_hello(handshakes._context())
+    assert (hello[0], int.from_bytes(hello[3:5], "big")) == (0x16, len(hello) - 5)
 
 
 def test_hostile_clients_that_do_not_end_in_time_are_left_out_and_all_of_them_refused() -> None:
