@@ -14,6 +14,9 @@ from chaos.trace.schema import ENDING
 _LINES_FOR_CLOCK = 20
 _CLOCK_SLACK_NS = 1_000_000
 
+#: After so many of what comes in pairs, one without the other means that a node does not tell all.
+_SOME = 10
+
 #: Of one writer; a number above that is none.
 _MOST_LINES = 1 << 30
 
@@ -147,6 +150,42 @@ ANTI JOIN (
 ) k ON k.run = x.run AND instr(',' || k.targets || ',', ',' || x.node || ',') > 0
   AND x.first_mono <= k.ended AND x.last_mono <= k.ended AND (x.next_mono IS NULL OR k.begun <= x.next_mono)
 WHERE x.ends = 0
+"""
+
+#: How often each life told how it began.
+_BEGUN = """
+SELECT run, node, inc, min(src) AS src, count(*) FILTER (WHERE e = 'recover') AS begins FROM nodes
+WHERE ev <> 'role' GROUP BY run, node, inc
+"""
+
+#: What each node told of, beside whether there are brokers on the nodes.
+_TOLD = """
+SELECT n.run, n.node, q.run IS NOT NULL AS queues, r.flush_mode,
+  count(*) FILTER (WHERE n.e = 'append') AS appends,
+  count(*) FILTER (WHERE n.e = 'flush') AS flushes, count(*) FILTER (WHERE n.e = 'commit') AS commits,
+  count(*) FILTER (WHERE n.e = 'apply') AS applies, count(*) FILTER (WHERE n.e = 'reput') AS reputs
+FROM nodes n JOIN runs r ON r.run = n.run
+LEFT JOIN (SELECT run FROM meta WHERE e = 'log' AND log LIKE 'q:%' GROUP BY run) q ON q.run = n.run
+GROUP BY n.run, n.node, q.run, r.flush_mode
+"""
+
+#: What all nodes together told of elections and masters.
+_ELECTIONS = """
+SELECT m.run, q.run IS NOT NULL AS queues, count(*) FILTER (WHERE m.e = 'leader') AS leaders,
+  count(*) FILTER (WHERE m.e = 'vote') AS votes, count(*) FILTER (WHERE m.e = 'term_vote') AS term_votes,
+  count(*) FILTER (WHERE m.e = 'elected') AS elected, count(*) FILTER (WHERE m.e = 'master_ready') AS ready
+FROM milestones m LEFT JOIN (SELECT run FROM sent_logs WHERE log LIKE 'q:%' AND oks > 0 GROUP BY run) q
+  ON q.run = m.run
+GROUP BY m.run, q.run
+"""
+
+#: Ends that were answered, beside the end to which the last reads were to come: nothing was sent after it.
+_ENDS_TOLD = """
+SELECT q.run, q.log, q.max_off, t.off, q.src, q.inc, q.seq FROM reads q
+JOIN (SELECT run, log, max(off) AS off FROM meta WHERE e = 'drain_target' GROUP BY run, log) t
+  ON t.run = q.run AND t.log = q.log
+JOIN runs r ON r.run = q.run AND r.history IS NULL
+WHERE q.f = 'max_off' AND q.outcome = 'ok'
 """
 
 #: Nodes, as the run says which there are; how much who read their files says that there was; and how much is
@@ -434,6 +473,13 @@ CHECKS: tuple[Check, ...] = (
             "|| CAST(off AS STRING) AS what",
         ),
         Part(
+            _ENDS_TOLD,
+            "max_off > off + 1",
+            "log, 'an end at ' || CAST(max_off AS STRING) || ' was answered, and the last reads were to "
+            "come to ' || CAST(off AS STRING) AS what, src, inc, seq",
+            few=True,
+        ),
+        Part(
             _FINAL_READS,
             "from_off > greatest(coalesce(before, 0), low)",
             "log, 'the final reads passed over what is before ' || CAST(from_off AS STRING) AS what, src, "
@@ -503,6 +549,27 @@ CHECKS: tuple[Check, ...] = (
             few=True,
         ),
         Part(_BROKEN_OFF, "true", "node, pid, 'stopped writing, and no fault explains it' AS what", few=True),
+        Part(
+            _BEGUN,
+            "begins = 0",
+            "node, '?' AS pid, src, inc, 'does not tell with what log and term it began' AS what",
+        ),
+        Part(
+            _TOLD,
+            f"(appends >= {_SOME} AND (commits = 0 OR (flushes = 0 AND flush_mode = 'SYNC_FLUSH'))) "
+            f"OR (queues AND commits >= {_SOME} AND (applies = 0 OR reputs = 0))",
+            "node, '?' AS pid, 'told of ' || CAST(appends AS STRING) || ' appends, ' "
+            "|| CAST(flushes AS STRING) || ' flushes, ' || CAST(commits AS STRING) || ' commits, ' "
+            "|| CAST(applies AS STRING) || ' applied, ' || CAST(reputs AS STRING) || ' dispatched' AS what",
+        ),
+        Part(
+            _ELECTIONS,
+            "leaders > 0 AND (votes = 0 OR term_votes = 0 OR (queues AND (elected = 0 OR ready = 0)))",
+            "'all nodes' AS node, '?' AS pid, 'told of ' || CAST(leaders AS STRING) || ' leaders, ' "
+            "|| CAST(votes AS STRING) || ' votes, ' || CAST(elected AS STRING) || ' elected brokers, ' "
+            "|| CAST(ready AS STRING) || ' masters' AS what",
+            few=True,
+        ),
     ),
     void(
         "W12",

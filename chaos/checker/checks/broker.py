@@ -29,6 +29,11 @@ JOIN ops o ON o.run = d.run AND o.op = d.op
 JOIN sends s ON s.run = d.run AND s.mid = d.mid
 """
 
+_TWICE = """
+SELECT run, op, mid, min(src) AS src, min(inc) AS inc, max(seq) AS seq FROM looked_up
+GROUP BY run, op, mid, log, pos HAVING count(*) > 1
+"""
+
 _MISSED = """
 SELECT o.run, o.op, o.key, s.mid, o.src, o.inc, o.seq FROM ops o
 JOIN sends s ON s.run = o.run AND s.key = o.key AND s.topic = o.topic AND s.outcome = 'ok'
@@ -115,6 +120,7 @@ CHECKS: tuple[Check, ...] = (
             "op, key, mid, 'has another key' AS what, src, inc, seq",
         ),
         Part(_MISSED, "true", "op, key, mid, 'is missing' AS what, src, inc, seq"),
+        Part(_TWICE, "true", "op, 'that was asked for' AS key, mid, 'stands twice' AS what, src, inc, seq"),
         needs=(*WHOLE, Need.CLOCKS),
     ),
     hard(

@@ -221,13 +221,13 @@ CHECKS: tuple[Check, ...] = (
     ),
     hard(
         "R9",
-        "committed indexes never fall, never pass the end of the log, and are never truncated",
+        "committed indexes never fall, pass the end of the log or are truncated; no others are purged",
         "commits",
         "{node}: {e} at {lidx}; committed {committed_before}, end {end_before}",
         Part(
             HISTORY,
             "(e = 'commit' AND (lidx < committed_before OR lidx > end_before)) "
-            "OR (e = 'truncate' AND lidx <= committed_before)",
+            "OR (e = 'truncate' AND lidx <= committed_before) OR (e = 'purge' AND lidx > committed_before)",
             "node, e, lidx, committed_before, end_before, src, inc, seq",
         ),
         needs=(*NODE_LINES, Need.CLOCKS),

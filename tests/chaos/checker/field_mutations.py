@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chaos.checker.synthetic import Trace
 from chaos.trace.schema import Ev
-from tests.chaos.checker.mutations import acked, add, lines, mutation, number
+from tests.chaos.checker.mutations import acked, add, lines, mutation, number, remove
 
 
 @mutation("W2")
@@ -135,3 +135,60 @@ def an_entry_of_a_file_is_neither_message_nor_internal(trace: Trace) -> None:
         if line.get("internal"):
             line["internal"] = False
             return
+
+
+@mutation("W13")
+def a_node_never_tells_of_flushes(trace: Trace) -> None:
+    silence(trace, "flush", node="n2")
+
+
+@mutation("W13")
+def a_broker_never_tells_what_it_dispatched(trace: Trace) -> None:
+    silence(trace, "reput", node="n2")
+
+
+@mutation("W13")
+def a_life_does_not_tell_how_it_began(trace: Trace) -> None:
+    back = lines(trace, Ev.STORE, e="recover")[-1]
+    silence(trace, "recover", node=back["node"], inc=back["inc"])
+
+
+@mutation("W13")
+def nobody_tells_of_votes(trace: Trace) -> None:
+    silence(trace, "vote")
+    silence(trace, "term_vote")
+
+
+def silence(trace: Trace, e: str, **of: object) -> None:
+    """Nodes never told of such events, and have written so many lines less."""
+    gone = [line for line in trace.all_lines() if line.get("e") == e and line["ev"] in ("raft", "store")]
+    gone = [line for line in gone if all(line.get(name) == value for name, value in of.items())]
+    assert gone
+    remove(trace, *gone)
+    written = {
+        file[0].get("pid"): len(file) for (src, _), file in trace.files.items() if src.startswith("node:")
+    }
+    for line in lines(trace, Ev.META, e="written"):
+        line["count"] = written[line["pid"]]
+
+
+@mutation("L7 W8")
+def an_end_is_answered_beyond_all_that_there_is(trace: Trace) -> None:
+    target = lines(trace, Ev.META, e="drain_target", topic="t", q=0)[0]
+    begin = lines(trace, Ev.OP, f="drain", type="invoke")[0]
+    about = {"op": 9_700_000, "proc": "asks", "topic": "t", "q": 0}
+    asked = add(trace, begin, f="max_off", mono=number(begin, "mono") - 1_000_000, **about)
+    for name in ("ledger", "from_off", "stale"):
+        asked.pop(name, None)
+    add(trace, asked, type="ok", max_off=number(target, "off") + 6)
+    file = trace.files[str(begin["src"]), number(begin, "inc")]
+    file.sort(key=lambda line: number(line, "mono"))
+    trace.renumber()
+
+
+@mutation("R9")
+def what_is_not_committed_is_purged(trace: Trace) -> None:
+    commit = lines(trace, Ev.RAFT, e="commit", node="n2")[2]
+    purge = add(trace, commit, ev=Ev.STORE.value, e="purge", lidx=number(commit, "lidx") + 1)
+    for name in ("term", "eterm", "chain", "ledger"):
+        purge.pop(name, None)

@@ -67,6 +67,16 @@ def a_look_up_misses_a_message(trace: Trace) -> None:
     look_up(trace, claims_all=True, finds=False)
 
 
+@mutation("B3")
+def a_look_up_finds_a_message_twice(trace: Trace) -> None:
+    look_up(trace, claims_all=False, finds=True)
+    invoke, _ = next(acked(trace))
+    found = lines(trace, Ev.DLV, op=9_000_001)[0]
+    sent = lines(trace, Ev.OP, type="invoke", mid=found["mid"])[0]
+    invoke["key"], sent["key"] = "k2", "k1"
+    add(trace, found, i=number(found, "i") + 1)
+
+
 def look_up(trace: Trace, *, claims_all: bool, finds: bool) -> None:
     """For the key of the first acknowledged message; what it finds is another one."""
     invoke, _ = next(acked(trace))
