@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Mapping
 from importlib import metadata
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -31,6 +31,10 @@ _COMMANDS = {
     "set-term": "dledger.cli.set_term_command:set_term",
     "inspect": "dledger.cli.inspect_command:inspect",
 }
+
+
+#: The group of entry points of packages that add commands.
+PLUG_INS: Final = "dledger.commands"
 
 
 class RootGroup(click.Group):
@@ -128,3 +132,25 @@ def cli(debug: bool) -> None:
 def main(root: click.Command = cli) -> None:
     configure_libraries()
     root(prog_name="dledger")
+
+
+def with_plug_ins(root: RootGroup) -> RootGroup:
+    """The same with the commands of installed packages: each entry point of the group PLUG_INS is a function
+    that takes the root and gives an extended one. One whose package is not there is left out."""
+    for point in sorted(metadata.entry_points(group=PLUG_INS), key=lambda point: point.name):
+        package = point.module.partition(".")[0]
+        try:
+            extended = point.load()
+        except ModuleNotFoundError as error:
+            if error.name != package:
+                raise
+            continue
+        root = extended(root)
+        assert isinstance(root, RootGroup), f"{point.value} gives {root!r}"
+    return root
+
+
+def command() -> None:
+    """The `dledger` command as it is installed."""
+    assert isinstance(cli, RootGroup)
+    main(with_plug_ins(cli))

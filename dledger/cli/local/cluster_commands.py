@@ -126,7 +126,9 @@ _kinds: list[ClusterKind] = []
 
 
 def add_kind(kind: ClusterKind) -> None:
-    """From now on `cluster up` has an option for it."""
+    """From now on `cluster up` has an option for it. Repeatable."""
+    if kind in _kinds:
+        return
     _kinds.append(kind)
     up.params.append(click.Option([f"--{kind.name}"], is_flag=True, help=kind.help))
 
