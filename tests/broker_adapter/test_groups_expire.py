@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from broker_adapter.api import GroupConfig, OutgoingMessage, QueueOffset
+from broker_adapter.errors import Status
+from broker_adapter.metadata.commands import ExpireGroup
 from tests.broker_adapter.cluster import brokers
 
 
@@ -49,6 +51,10 @@ async def test_a_group_made_by_use_expires_unless_it_is_used_or_is_an_administra
             [QueueOffset("T", 0, 0)],
         )  # type: ignore[union-attr]
 
+        found = program.metadata.group("received")
+        assert found is not None
+        seen = ExpireGroup("received", found.generation, program.metadata.progress(found))
+        assert (await program.proposals.propose(seen)).status is Status.GENERATION_STALE, "in flight"
         await delivery.ack("received", "T", [one.handle for one in received])
         use._used_ms.clear()
         before = program.delivery_state.of_group("received").progress

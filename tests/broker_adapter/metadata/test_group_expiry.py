@@ -14,6 +14,9 @@ from broker_adapter.metadata.group_expiry import GroupExpiry
 from broker_adapter.metadata.records import decode, encode
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.metadata.values import GroupDelivery, Outcome
+from broker_adapter.pop.commands import Ack, Pop, QueueKey
+from broker_adapter.pop.records import encode as encode_delivery
+from broker_adapter.pop.state import DeliveryState
 from tests.broker_adapter.metadata.samples import ID, commit, reset
 
 EXPIRE_MS = 1000
@@ -189,3 +192,36 @@ def test_records_of_earlier_versions_make_groups_that_do_not_expire() -> None:
         again.load(state.save())
         group = again.group("g")
         assert group is not None and group.config.auto_created is expected
+
+
+async def test_what_a_group_was_given_is_judged_by_the_state_of_delivery() -> None:
+    """Not by what the master had seen: what was given since keeps the group, whether it is done or not."""
+    key = QueueKey("g", "T", 0)
+    delivery = DeliveryState()
+    state = MetadataState(on_done=delivery.metadata_changed, delivered=delivery.of_group)
+    state.apply(1, encode(PutGroup(GroupConfig("g", auto_created=True), create_only=True)))
+    index = 1
+    for offset in range(2):
+        seen = delivery.of_group("g").progress
+        pop = Pop(key, "c", "", 1000, False, False, False, offset, offset + 1, (offset,), (), True)
+        delivery.apply(index + 1, 0, encode_delivery([pop]))
+        given = delivery.of_group("g").progress
+        state.apply(index + 2, encode(ExpireGroup("g", 1, given)))
+        assert state.group("g") is not None, "it is in flight"
+        delivery.apply(index + 3, 1, encode_delivery([Ack(key, offset, (index + 1) << 16)]))
+        assert not delivery.has_pending("g")
+        state.apply(index + 4, encode(ExpireGroup("g", 1, seen)))
+        assert state.group("g") is not None, "its cursor has moved"
+        index += 4
+    state.apply(index + 1, encode(ExpireGroup("g", 1, given)))
+    assert state.group("g") is None and not delivery.queues
+
+
+async def test_a_group_with_messages_in_flight_is_not_even_proposed() -> None:
+    world = World()
+    world.put()
+    world.give(1, 1)
+    proposed: list[bool] = []
+    world.in_front = lambda: proposed.append(True)
+    await world.looks()
+    assert not proposed
