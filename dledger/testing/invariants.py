@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from dledger.core.messages import (
@@ -20,6 +20,7 @@ from dledger.core.messages import (
     VoteResponse,
 )
 from dledger.core.values import NO_BASE, Base, HardState, Role, VoteResult
+from dledger.node.machine.applier import Applier
 from dledger.replica.replica import Replica
 from dledger.replica.shell import (
     DiskJob,
@@ -31,6 +32,7 @@ from dledger.replica.shell import (
     WriteJob,
 )
 from dledger.store.format.batch import Batch
+from dledger.testing.checks.deltas import NodeState, check_step
 from dledger.testing.checks.housekeeping import Housekeeping
 from dledger.testing.checks.mirror import BatchLog, NodeMirror
 from dledger.testing.virtual.violation import Violation
@@ -43,15 +45,8 @@ class Observed(Protocol):
     incarnation: int
     replica: Replica
 
-
-@dataclass(slots=True)
-class _Seen:
-    """A process as it was after its last step, for what may not go backwards."""
-
-    term: int
-    voted_for: str | None
-    committed_index: int
-    role_epoch: int
+    @property
+    def applier(self) -> Applier: ...
 
 
 class Invariants:
@@ -73,7 +68,8 @@ class Invariants:
             tuple[int, int], tuple[int, int]
         ] = {}  # (index, term) -> (chain, end of its batch)
         self._known: dict[tuple[int, int], Batch] = {}  # (last index, chain) -> batch
-        self._seen: dict[tuple[str, int], _Seen] = {}  # by node and incarnation
+        self._seen: dict[tuple[str, int], NodeState] = {}  # by node and incarnation, after its last step
+        self._cut_after: dict[str, int] = {}  # by node: the lowest entry that this step has cut behind
         self._looked_at: dict[str, tuple[object, ...]] = {}  # by node: what was checked last
 
     def committed_batch(self, index: int) -> Batch | None:
@@ -131,7 +127,11 @@ class Invariants:
         if base.index <= mirror.view.base.index:
             raise Violation("begin only grows", f"{mirror.node_id}: {base} after {mirror.view.base}")
         self._check_base(mirror.node_id, base)
+        self._note_cut(process.node_id, base.index)
         mirror.view = BatchLog(base=base)
+
+    def _note_cut(self, node_id: str, last_index: int) -> None:
+        self._cut_after[node_id] = min(last_index, self._cut_after.get(node_id, last_index))
 
     def _check_base(self, node_id: str, base: Base) -> None:
         """Only a committed PURGE moves the begin of a log, and by all nodes to the same places."""
@@ -162,6 +162,7 @@ class Invariants:
             raise Violation(
                 "batches are atomic", f"{mirror.node_id} truncates after {last_index}, inside a batch"
             )
+        self._note_cut(process.node_id, last_index)
         cut = mirror.view.truncate_after(last_index)
         for batch in cut:
             self.counts["entries truncated"] += batch.count
@@ -319,18 +320,22 @@ class Invariants:
             core.log.end_index,
             core.log.durable_index,
             core.log.verified_index,
+            core.log.base.index,
+            process.applier.applied_index,
             mirror.durable_index,
             view.version,
         )
         if self._looked_at.get(process.node_id) == looked_at:
             return  # most steps change nothing of this
         self._looked_at[process.node_id] = looked_at
-        new = _Seen(core.term, core.hard_state.voted_for, core.committed_index, core.role_epoch)
+        new = self._state_of(process, view)
         life = (process.node_id, process.incarnation)
         old = self._seen.get(life)
         self._seen[life] = new
+        cut_after = self._cut_after.pop(process.node_id, None)
         if old is not None:
-            self._check_backwards(process.node_id, old, new)
+            chain_before = _chain_at(view, old.committed_index)
+            check_step(process.node_id, old, new, cut_after=cut_after, chain_before=chain_before)
         if not -1 <= core.committed_index <= max(view.end_index, core.log.end_index):
             raise Violation(
                 "committed <= end", f"{process.node_id}: {core.committed_index} of {view.end_index}"
@@ -345,18 +350,18 @@ class Invariants:
             if index <= view.end_index and not view.ends_at(index):
                 raise Violation("batches are atomic", f"{process.node_id}: {index} is inside a batch")
 
-    def _check_backwards(self, node_id: str, old: _Seen, new: _Seen) -> None:
-        if new.term < old.term:
-            raise Violation("nothing goes back", f"term of {node_id} from {old.term} to {new.term}")
-        if new.committed_index < old.committed_index:
-            raise Violation(
-                "nothing goes back",
-                f"committed_index of {node_id} from {old.committed_index} to {new.committed_index}",
-            )
-        if new.role_epoch < old.role_epoch:
-            raise Violation("nothing goes back", f"role_epoch of {node_id} to {new.role_epoch}")
-        if new.term == old.term and old.voted_for not in (None, new.voted_for):
-            raise Violation("one vote per term", f"{node_id} from {old.voted_for} to {new.voted_for}")
+    def _state_of(self, process: Observed, view: BatchLog) -> NodeState:
+        core = process.replica.core
+        return NodeState(
+            core.term,
+            core.hard_state.voted_for,
+            core.role_epoch,
+            core.committed_index,
+            process.applier.applied_index,
+            core.log.base.index,
+            core.log.durable_index,
+            _chain_at(view, core.committed_index),
+        )
 
     # -- what the disk did
 
@@ -480,3 +485,13 @@ class Invariants:
         mirror.written = found
         mirror.durable_index = found.end_index
         mirror.view = BatchLog(batches, base)
+
+
+def _chain_at(log: BatchLog, index: int) -> int | None:
+    """None if the log begins behind it, or holds nothing."""
+    if index < 0 or index < log.base.index:
+        return None
+    if index == log.base.index:
+        return log.base.chain_crc
+    batch = log.ending_at(index)
+    return None if batch is None else batch.chain_crc
