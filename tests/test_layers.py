@@ -272,7 +272,12 @@ ALLOWED: dict[str, set[str]] = {
     },
     "chaos.checker.needs": set(),
     "chaos.checker.checks.registry": {"chaos.checker.needs"},
-    "chaos.checker.completeness": {"chaos.trace.schema", "chaos.checker.checks.registry"},
+    "chaos.checker.agreement": set(),
+    "chaos.checker.completeness": {
+        "chaos.trace.schema",
+        "chaos.checker.agreement",
+        "chaos.checker.checks.registry",
+    },
     "chaos.checker.checks": {
         "chaos.trace.schema",
         "chaos.checker.needs",

@@ -6,6 +6,15 @@ counted like all checks; the judge looks at them first.
 
 from __future__ import annotations
 
+from chaos.checker.agreement import (
+    AGAIN,
+    COUNTED,
+    LEDGERS,
+    NEVER_GIVEN,
+    SAID,
+    SILENT,
+    UNOPENED,
+)
 from chaos.checker.checks.registry import Check, Part, void
 from chaos.trace.schema import ENDING
 
@@ -21,38 +30,11 @@ _SOME = 10
 _MOST_LINES = 1 << 30
 
 _IN_TURN = """
-SELECT run, proc, op, f, src, inc, seq, inv, completed, invokes, completions, row_number() OVER w AS n,
+SELECT run, proc, op, f, src, inc, seq, inv, completed, invokes, completions, torn_apart,
+  row_number() OVER w AS n,
   lag(completed) OVER w AS before,
   lag(outcome) OVER w AS outcome_before
 FROM ops WINDOW w AS (PARTITION BY run, proc ORDER BY inv, op)
-"""
-
-#: Operations that say of how many messages they were, beside how many of these are there.
-_COUNTED = """
-SELECT e.run, e.op, e.src, e.inc, e.seq, e.f, e.n, CASE WHEN e.type = 'invoke' OR e.f = 'send_batch'
-  THEN coalesce(i.n, 0) WHEN e.f IN ('append', 'send') THEN 1 ELSE coalesce(d.n, 0) END AS there
-FROM (SELECT run, op, type, f, count AS n, src, inc, seq FROM events
-  WHERE ev = 'op' AND type IN ('invoke', 'ok') AND count IS NOT NULL) e
-LEFT JOIN (SELECT run, op, count(*) AS n FROM items GROUP BY run, op) i ON i.run = e.run AND i.op = e.op
-LEFT JOIN (SELECT run, op, count(*) AS n FROM events WHERE ev = 'dlv' GROUP BY run, op) d
-  ON d.run = e.run AND d.op = e.op
-"""
-
-#: Messages that a consumer was through with, and that were not given to it.
-_NEVER_GIVEN = """
-SELECT d.run, d.mid, d.grp, d.consumer, d.src, d.inc, d.seq FROM done d
-ANTI JOIN dlv_lines l ON l.run = d.run AND l.mid = d.mid AND l.grp = d.grp AND l.consumer = d.consumer
-  AND l.epoch = d.epoch AND l.attempt = d.attempt AND l.op = coalesce(d.op, l.op)
-WHERE d.grp IS NOT NULL AND d.consumer IS NOT NULL
-"""
-
-#: What was sent again, beside the operation that had sent it.
-_AGAIN = """
-SELECT a.run, a.op, a.retry_no, a.mid, o.op AS sent_by, coalesce(o.mid, i.mid) AS sent_mid, a.src, a.inc,
-  a.seq
-FROM (SELECT run, op, retry_no, mid, src, inc, seq FROM events WHERE ev = 'attempt') a
-LEFT JOIN (SELECT run, op, max(mid) AS mid FROM ops GROUP BY run, op) o ON o.run = a.run AND o.op = a.op
-LEFT JOIN items i ON i.run = a.run AND i.op = a.op AND i.mid = a.mid
 """
 
 _SENT_IDS = """
@@ -338,20 +320,26 @@ CHECKS: tuple[Check, ...] = (
             "|| ' invokes, ' || CAST(completions AS STRING) || ' completions' AS what, src, inc, seq",
         ),
         Part(
-            _COUNTED,
+            _IN_TURN,
+            "torn_apart",
+            "op, 'operation ' || CAST(op AS STRING) || ' (' || f || ') was completed by another writer or "
+            "process, or as one of another kind' AS what, src, inc, seq",
+        ),
+        Part(
+            COUNTED,
             "n <> there",
             "op, 'operation ' || CAST(op AS STRING) || ' (' || f || ') says that it has ' "
             "|| CAST(n AS STRING) || ' messages, and ' || CAST(there AS STRING) || ' are there' AS what, "
             "src, inc, seq",
         ),
         Part(
-            _NEVER_GIVEN,
+            NEVER_GIVEN,
             "true",
             "mid, consumer || ' was through with message ' || CAST(mid AS STRING) || ', and nothing tells "
             "that it was given to it' AS what, src, inc, seq",
         ),
         Part(
-            _AGAIN,
+            AGAIN,
             "sent_by IS NULL OR retry_no < 1 OR (mid IS NOT NULL AND coalesce(mid <> sent_mid, true))",
             "op, 'operation ' || CAST(op AS STRING) || ' was tried again (' || CAST(retry_no AS STRING) "
             "|| '), and nothing tells that it had begun so' AS what, src, inc, seq",
@@ -415,7 +403,22 @@ CHECKS: tuple[Check, ...] = (
         Part(
             _FILES,
             "misfits > 0",
-            "file, 'of an unknown kind or out of the ranges of the schema' AS what, misfits AS n",
+            "file, 'of no kind of the schema, lack a field, or are about another than their writer' AS what, "
+            "misfits AS n",
+            few=True,
+        ),
+        Part(
+            SAID,
+            SILENT,
+            "'all files' AS file, n, 'of the kind ' || ev || ' ' || coalesce(what, '') || ' ' "
+            "|| coalesce(f, '') "
+            "|| ', some of which lack a field that the others have' AS what",
+            few=True,
+        ),
+        Part(
+            LEDGERS,
+            "n > 1",
+            "'all files' AS file, n, 'names of logs of nodes, from ' || first || ' to ' || last AS what",
             few=True,
         ),
     ),
@@ -433,6 +436,7 @@ CHECKS: tuple[Check, ...] = (
             "'admin' AS src, 'no or several beginnings of the run' AS what",
             few=True,
         ),
+        Part(UNOPENED, "opens = 0", "src, 'does not say on which machine it began' AS what", few=True),
         Part("runs", "expected = 0", "'admin' AS src, 'no expected writers are named' AS what", few=True),
     ),
     void(

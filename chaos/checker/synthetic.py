@@ -173,7 +173,7 @@ class Synthetic:
             self._emit(admin, Ev.META, e="log", topic=TOPIC, q=q)
         if not self.broker:
             self._emit(admin, Ev.META, e="log", ledger=LEDGER)
-        for member in [*clients, "nemesis"]:
+        for member in [admin, *clients, "nemesis"]:
             self._emit(member, Ev.META, e="writer_begin", boot_id="b")
         for node in _NODES:
             self._emit(f"disk:{node}", Ev.META, e="writer_begin", boot_id="b")

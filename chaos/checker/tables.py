@@ -58,7 +58,7 @@ from collections.abc import Callable
 
 from chaos.checker.engine import Engine
 from chaos.checker.histories.tables import make_history_tables
-from chaos.trace.schema import READS, Ev
+from chaos.trace.schema import EVENTS, OPERATIONS, READS, Ev
 
 #: Few rows out of many, kept so that what is joined with them need not be moved.
 PICKED = frozenset(
@@ -72,6 +72,12 @@ FEW_ROWS = PICKED - {"items"} | frozenset(
         *("dump_ends", "cq_ends", "suspects", "doubts", "spells", "holes", "fault", "member", "meta"),
     )
 )
+
+
+def column_of(field: str) -> str:
+    """The column of a field of the trace."""
+    return {"group": "grp"}.get(field, field)
+
 
 _LOG = (
     "CASE WHEN {t}topic IS NOT NULL AND {t}q IS NOT NULL "
@@ -113,6 +119,7 @@ SELECT i.run, i.op, CAST(1 AS BIGINT) AS invokes, CASE WHEN c.op IS NULL THEN 0 
   least(i.seq, c.seq) AS seq, i.mono AS inv, c.mono AS completed,
   CASE WHEN c.type = 'ok' THEN c.mono END AS ret, coalesce(c.type, 'info') AS outcome, i.off AS off_asked,
   CASE WHEN c.type = 'ok' THEN c.off END AS off_answered,
+  coalesce(i.src <> c.src OR i.inc <> c.inc OR i.proc <> c.proc OR i.f <> c.f, false) AS torn_apart,
   {", ".join(f"greatest(i.{name}, c.{name}) AS {name}" for name in _EITHER)}
 FROM events i
 LEFT JOIN events c ON c.op = i.op AND c.run = i.run AND c.ev = 'op' AND c.type <> 'invoke'
@@ -128,7 +135,7 @@ SELECT run, op,
   min(mono) FILTER (WHERE type = 'ok') AS ret,
   coalesce(max(type) FILTER (WHERE type <> 'invoke'), 'info') AS outcome,
   max(off) FILTER (WHERE type = 'invoke') AS off_asked,
-  max(off) FILTER (WHERE type = 'ok') AS off_answered,
+  max(off) FILTER (WHERE type = 'ok') AS off_answered, false AS torn_apart,
   {", ".join(f"max({name}) AS {name}" for name in _EITHER)}
 FROM (
   SELECT e.* FROM events e
@@ -288,6 +295,31 @@ _VIEWS: tuple[tuple[str, str], ...] = (
 
 _KINDS = ", ".join(f"'{kind}'" for kind in Ev)
 
+
+def _lacking() -> str:
+    """SQL for: the line is of no event of the schema, or lacks a field that its event must have. Without the
+    field a check passes over the line, as if it had never been written."""
+    events: dict[Ev, list[str]] = {}
+    for (ev, name), event in EVENTS.items():
+        missing = " OR ".join(f"{column_of(field)} IS NULL" for field in event.required)
+        column = "type" if ev is Ev.OP else "e"
+        events.setdefault(ev, []).append(f"WHEN {column} = '{name}' THEN {missing}" if name else missing)
+    whens = [
+        f"WHEN ev = '{ev}' THEN "
+        + (f"CASE {' '.join(cases)} ELSE true END" if cases[0].startswith("WHEN") else f"({cases[0]})")
+        for ev, cases in events.items()
+    ]
+    return f"CASE {' '.join(whens)} ELSE false END"
+
+
+#: For W6. That a field is there says nothing of its value: who lists what checks read leaves this out.
+LACKING = _lacking()
+
+#: The line is about another node than its writer's.
+_BY_ANOTHER = """CASE WHEN ev IN ('raft', 'store', 'role') THEN src LIKE 'node:%' AND src <> 'node:' || node
+  WHEN ev IN ('dump', 'cq') THEN src LIKE 'dump:%' AND src <> 'dump:' || node
+  WHEN ev = 'disk' THEN src LIKE 'disk:%' AND src <> 'disk:' || node ELSE false END"""
+
 #: Lines by writer, incarnation and file, and of which kinds they are.
 _LINE_COUNTS = f"""
 SELECT run, src, inc, file, coalesce(ev = 'corrupt', false) AS corrupt, count(*) AS n, min(seq) AS first,
@@ -296,10 +328,13 @@ SELECT run, src, inc, file, coalesce(ev = 'corrupt', false) AS corrupt, count(*)
   sum(CASE WHEN seq >= 0 AND seq <= 1073741824 THEN seq END) AS numbers,
   count(*) FILTER (WHERE v IS NULL OR v <> 1) AS other_version,
   count(*) FILTER (WHERE v = 1 AND (ev IS NULL OR ev NOT IN ({_KINDS}) OR src IS NULL OR inc IS NULL
-    OR seq IS NULL OR mono IS NULL OR (ev = 'dump' AND (mid IS NOT NULL) = coalesce(internal, false))))
+    OR seq IS NULL OR mono IS NULL OR host IS NULL OR wall IS NULL OR {LACKING} OR {_BY_ANOTHER}
+    OR (ev = 'op' AND f NOT IN ({", ".join(f"'{name}'" for name in OPERATIONS)}))
+    OR (ev = 'dump' AND (mid IS NOT NULL) = coalesce(internal, false))))
     AS misfits,
   count(*) FILTER (WHERE ev = 'meta' AND e = 'trace_end') AS ends,
   count(*) FILTER (WHERE ev = 'meta' AND e = 'run_begin') AS begins,
+  count(*) FILTER (WHERE ev = 'meta' AND e = 'writer_begin') AS opens,
   count(*) FILTER (WHERE ev IN ('raft', 'store', 'role')) AS of_node,
   count(*) FILTER (WHERE ev = 'dump') AS dump, count(*) FILTER (WHERE ev = 'cq') AS cq,
   count(*) FILTER (WHERE ev = 'dump' AND qoff IS NOT NULL AND mid IS NOT NULL) AS queued,
@@ -315,7 +350,8 @@ FROM events GROUP BY run, src, inc, file, coalesce(ev = 'corrupt', false)
 _WRITERS = """
 SELECT run, src, inc, sum(n) AS n, min(first) AS first, max(last) AS last, min(first_mono) AS first_mono,
   max(last_mono) AS last_mono, min(ahead) AS ahead,
-  CAST(sum(numbers) AS BIGINT) AS numbers, sum(ends) AS ends, sum(begins) AS begins, sum(of_node) AS of_node
+  CAST(sum(numbers) AS BIGINT) AS numbers, sum(ends) AS ends, sum(begins) AS begins, sum(opens) AS opens,
+  sum(of_node) AS of_node
 FROM line_counts WHERE NOT corrupt AND run IS NOT NULL GROUP BY run, src, inc
 """
 
@@ -475,7 +511,7 @@ _ON_FACTS = (
 _FACTS: tuple[dict[str, str], ...] = (
     {
         "odd_ops": _ODD_OPS,
-        "items": """SELECT run, op, i, topic, q, ledger, mid, digest, key, tag, retry_no, delay_ms
+        "items": """SELECT run, op, src, inc, i, topic, q, ledger, mid, digest, key, tag, retry_no, delay_ms
           FROM events WHERE ev = 'item'""",
         "line_counts": _LINE_COUNTS,
         "milestones": _MILESTONES,

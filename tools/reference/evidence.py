@@ -14,7 +14,7 @@ from chaos.checker.files import file_troubles
 from chaos.checker.intake import Intake
 from chaos.checker.needs import needs_by_check
 from chaos.checker.reporting.figures import take_figures
-from chaos.checker.tables import make_tables
+from chaos.checker.tables import LACKING, make_tables
 from chaos.trace.schema import ENVELOPE, EVENTS
 from tools.reference.lineage import Atom, Atoms, Column, Lineage, Relation
 from tools.reference.markdown import GENERATED, table
@@ -91,7 +91,8 @@ class _Recorder:
 
     def facts(self, queries: Mapping[str, str]) -> None:
         for name, sql in queries.items():
-            self.lineage.name(name, self.lineage.of(sql))
+            # Whether a field is there decides nothing about its value.
+            self.lineage.name(name, self.lineage.of(sql.replace(LACKING, "false")))
 
     def fold(self, name: str, sql: str, function: Callable[[str, list[str]], str]) -> None:
         atoms = self.lineage.of(sql).everything

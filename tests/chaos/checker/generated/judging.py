@@ -1,0 +1,89 @@
+"""Changed traces judged by the second engine, many at a time, and what became of each."""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from random import Random
+
+from chaos.checker.checks import CHECKS
+from chaos.checker.judge import RunResult, Verdict, judge
+from chaos.checker.tables import make_tables
+from tests.chaos.checker.duck import DuckEngine
+from tests.chaos.checker.generated.changes import Change, Source, Target
+from tests.chaos.checker.generated.harmless import is_open, reason
+
+#: Changed traces that are judged together: planning a hundred queries takes longer than running them.
+_TOGETHER = 40
+
+
+class Outcome(StrEnum):
+    CAUGHT = "caught"
+    UNKNOWN = "unknown"
+    HARMLESS = "harmless"
+    #: Judged valid, and on the list of what the checker is known not to see.
+    OPEN = "open"
+    #: Judged valid, and on no list: a defect of the checker.
+    MISSED = "missed"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One changed trace. `fired`: the checks that found something."""
+
+    outcome: Outcome
+    changes: list[Change]
+    fired: frozenset[str]
+
+    def __str__(self) -> str:
+        return f"{self.outcome} {sorted(self.fired)}: " + "; ".join(map(str, self.changes))
+
+
+def draw(source: Source, seed: int, number: int, at_once: int = 1) -> list[list[Target]]:
+    """So many times `at_once` targets. Every target comes before any comes again."""
+    random, drawn = Random(seed), list[Target]()
+    while len(drawn) < number * at_once:
+        targets = source.targets()
+        random.shuffle(targets)
+        drawn += targets
+    return [drawn[k * at_once : (k + 1) * at_once] for k in range(number)]
+
+
+def try_all(source: Source, drawn: Sequence[Sequence[Target]], folder: Path, seed: int) -> Iterator[Tried]:
+    """Make each of the drawn changes and judge it. `folder` is emptied on the way."""
+    for first in range(0, len(drawn), _TOGETHER):
+        changes = {}
+        for number, targets in enumerate(drawn[first : first + _TOGETHER], first):
+            # A line that is given another `run` is a run of its own, which is judged with this one.
+            run = f"{number}."
+            trace, changes[run] = source.changed(run, targets, Random(f"{seed} {number}"))
+            trace.write(folder / run)
+        yield from _judge(changes, folder)
+        shutil.rmtree(folder)
+
+
+def _judge(changes: dict[str, list[Change]], folder: Path) -> Iterator[Tried]:
+    engine = DuckEngine()
+    engine.load([folder / run for run in changes])
+    make_tables(engine)
+    found: dict[str, list[RunResult]] = defaultdict(list)
+    for result in judge(engine, CHECKS):
+        found[result.run.partition(".")[0] + "."].append(result)
+    for run, made in changes.items():
+        verdicts = {result.verdict for result in found[run]}
+        fired = {f.check.id for result in found[run] for f in result.findings if f.violations}
+        yield Tried(_outcome(verdicts, made), made, frozenset(fired))
+
+
+def _outcome(verdicts: set[Verdict], changes: list[Change]) -> Outcome:
+    if Verdict.INVALID in verdicts:
+        return Outcome.CAUGHT
+    if verdicts != {Verdict.VALID}:
+        return Outcome.UNKNOWN
+    if all(map(reason, changes)):
+        return Outcome.HARMLESS
+    return Outcome.OPEN if all(reason(one) or is_open(one) for one in changes) else Outcome.MISSED
