@@ -17,10 +17,12 @@ from broker_adapter.pop.commands import (
     Change,
     Changed,
     ChangeKind,
+    Checked,
     Drop,
     Element,
     Fold,
     Hold,
+    Holding,
     HoldKind,
     Outcome,
     PassedOn,
@@ -139,6 +141,29 @@ def test_whoever_is_first_has_the_message_and_no_letter_is_stored(first: str) ->
         "duplicate": Pop(KEY, "c", "", 50, False, False, True, 0, 0, (), ((0, pop),), True),
     }[first]
     assert log.apply(begin, Bury(KEY, 0, pop, 10))[1] is None
+
+
+@pytest.mark.parametrize("how", ["on its way to the dead letters", "given back"])
+def test_a_call_holds_no_more_what_was_taken_from_it(how: str) -> None:
+    """Nor its client: neither is given it as what they hold, nor does it take room of theirs."""
+    log = Log()
+    (popped,) = log.apply(pop_at(0, first_from_state=True)._replace(attempt_id="call"))
+    assert isinstance(popped, Popped)
+    assert log.queue.held_in_attempt("call") == [0] and list(log.queue.owners) == ["c"]
+    is_buried = how == "on its way to the dead letters"
+    log.apply(Bury(KEY, 0, popped.pop, 10) if is_buried else Change(KEY, 0, popped.pop, 0, ChangeKind.RETURN))
+    assert log.pending == [0] and log.queue.held_in_attempt("call") == []
+    assert list(log.queue.owners) == ([""] if is_buried else ["c"])
+
+
+def test_only_a_half_message_is_checked() -> None:
+    log = Log()
+    for kind, is_checked in ((HoldKind.HALF, True), (HoldKind.DELAYED, False)):
+        (held,) = log.apply(Hold(kind, "t", 0, 9, b"", "", "", 0, 0, 0, b"", "", b"x"))
+        assert isinstance(held, Holding)
+        number = held.hold_id
+        assert log.apply(Checked(number, 5000)) == [is_checked]
+        assert log.delivery.held.all[number].checks == int(is_checked)
 
 
 def test_a_message_whose_move_ended_half_way_is_given_again() -> None:
