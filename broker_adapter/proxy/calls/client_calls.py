@@ -37,7 +37,7 @@ class ClientCalls:
             group = group_of(request.group, context.namespace)
         # An account answers for its groups alone, and client ids are no secrets.
         if group or not context.account:
-            self._delivery.heard_of(context.client_id, group)
+            self._delivery.heard_of(context.holder, group)
         return calls.HeartbeatResponse(status=ok())
 
     async def notify_client_termination(
@@ -45,7 +45,7 @@ class ClientCalls:
     ) -> calls.NotifyClientTerminationResponse:
         group = group_of(request.group, context.namespace) if request.group.name else ""
         if group or not context.account:  # likewise
-            await self._delivery.release(context.client_id, group)
+            await self._delivery.release(context.holder, group)
         return calls.NotifyClientTerminationResponse(status=ok())
 
 

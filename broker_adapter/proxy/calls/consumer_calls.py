@@ -124,7 +124,7 @@ class ConsumerCalls:
             self._delivery.receive,
             group,
             topic,
-            client_id=context.client_id,
+            client_id=context.holder,
             wanted=filter_of(request.filter_expression),
             max_messages=min(request.batch_size, MAX_RECEIVED),
             invisible_ms=self._invisible_ms(request),

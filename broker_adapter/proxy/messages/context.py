@@ -54,3 +54,9 @@ class CallContext(NamedTuple):
     listener: str = NODE_PORT
     is_repeated: bool = False
     passage: Passage | None = None
+
+    @property
+    def holder(self) -> str:
+        """Who holds what this call is given. Client ids are no secrets, and two accounts may have the same:
+        each speaks for what its own calls were given. No account has a "/" in it."""
+        return f"{self.account}/{self.client_id}" if self.account else self.client_id

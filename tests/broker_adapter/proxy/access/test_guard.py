@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -249,4 +250,29 @@ async def test_a_heartbeat_speaks_for_the_groups_of_its_account_alone(
     """Client ids are no secrets: what somebody else holds is not renewed for a stranger's heartbeat."""
     async with guarded(tmp_path) as (w, _):
         assert await code_of(w, "Heartbeat", beat, by(key)) == Code.OK
-        assert w.delivery.heard == [(HEADERS["x-mq-client-id"], group) for group in heard]
+        assert w.delivery.heard == [(f"{key}/{HEADERS['x-mq-client-id']}", group) for group in heard]
+
+
+async def test_accounts_of_one_group_speak_for_what_their_own_calls_were_given(tmp_path: Path) -> None:
+    """Both may consume in the group, and either may call itself by the other's client id."""
+    async with guarded(tmp_path) as (w, _):
+        await code_of(w, "SendMessage", SEND, by("writer"))
+        receive = calls.ReceiveMessageRequest(group=resource("g"), auto_renew=True, batch_size=1)
+        receive.message_queue.topic.name = "t"
+        answers = await w.stream("ReceiveMessage", receive, by("reader"))
+        (handle,) = [
+            one.message.system_properties.receipt_handle for one in answers if one.HasField("message")
+        ]
+        (held,) = w.delivery._groups["g", "t"].held
+        before = replace(held)
+
+        beat = calls.HeartbeatRequest(client_type=pb.ClientType.PUSH_CONSUMER, group=resource("g"))
+        gone = calls.NotifyClientTerminationRequest(group=resource("g"))
+        for key in ("boss", "reader"):
+            assert await code_of(w, "Heartbeat", beat, by(key)) == Code.OK
+        (boss, _), (reader, _) = w.delivery.heard
+        assert boss != reader == held.client_id
+        assert await code_of(w, "NotifyClientTermination", gone, by("boss")) == Code.OK
+        assert held == before and held.handle == handle
+        assert await code_of(w, "NotifyClientTermination", gone, by("reader")) == Code.OK
+        assert held != before, "it is visible soon"
