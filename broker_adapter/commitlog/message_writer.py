@@ -35,6 +35,9 @@ from dledger import (
     Overloaded,
 )
 
+#: Topics whose turns among their queues are remembered.
+_MOST_TURNS = 10_000
+
 
 class AppendPort(put_gathering.AppendPort, Protocol):
     """What of `dledger.NodeServer` a writer needs."""
@@ -179,6 +182,8 @@ class MessageWriter:
         """The queue that is asked for; -1: the next one in turn, whichever door messages come by.
         IllegalMessage."""
         if queue_id == -1:
+            if len(self._turns) >= _MOST_TURNS and config.name not in self._turns:
+                self._turns.clear()  # those of deleted topics, too: the others begin anew
             turn = self._turns[config.name] = (self._turns.get(config.name, -1) + 1) % config.write_queues
             return turn
         if not 0 <= queue_id < config.write_queues:

@@ -71,6 +71,8 @@ class TopicGate:
         return queue_id if config is None else queue_id % config.write_queues
 
     def _note(self, topic: str, change: _Change) -> None:
+        for other in list(self._changes):
+            self._pending(other)  # forgets what is applied: of a deleted topic nobody asks again
         self._changes.setdefault(topic, []).append(change)
 
     def _pending(self, topic: str) -> list[_Change]:

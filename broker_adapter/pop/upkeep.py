@@ -25,6 +25,8 @@ _log = structlog.get_logger(part="delivery")
 #: Queues of one step of the loop, each as many as its pending messages are thousands; messages of a command.
 _QUEUES, _MESSAGES = 50, 1_000
 _PAUSE_S = 0.005
+#: Views of one step: 2 ms.
+_VIEWS = 10_000
 #: While half of what may be pending is, nobody has to want a message for so long only.
 _SCARCE_MS = 600_000
 
@@ -71,6 +73,7 @@ class Upkeep:
         if left is None:
             with self._state.lock:
                 left = iter(list(self._state.queues.values()))
+        self._views.tidy(_VIEWS)
         elements: dict[Element, None] = {}
         looked_at = 0
         for queue in left:
@@ -102,7 +105,7 @@ class Upkeep:
         view = self._views.find(key)
         newest = queue.pending.get(queue.cursor - 1)
         idle_ms = self._idle_ms()
-        is_free = view is None or not (view.under_way or view.reserved or view.is_read)
+        is_free = view is None or view.is_idle
         if is_free and newest is not None and newest.until_ms <= self._now_ms() - idle_ms:
             found.append(Fold(key, idle_ms, _MESSAGES))
         return found

@@ -6,12 +6,15 @@ On the event loop only. It begins empty with every leadership.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from broker_adapter.pop.commands import QueueKey
 from broker_adapter.pop.queue_state import QueueDelivery
 from dledger import settle, wake_queue
+
+#: Groups of topics whose turns are remembered.
+_MOST_TURNS = 10_000
 
 
 class QueueView:
@@ -29,6 +32,11 @@ class QueueView:
     @property
     def is_free(self) -> bool:
         return not self.is_read
+
+    @property
+    def is_idle(self) -> bool:
+        """Then it says no more than a new one."""
+        return not (self.under_way or self.reserved or self.is_read)
 
     def next_offset(self, queue: QueueDelivery | None, first: int) -> int:
         """The next one that nobody was given or is about to be; `first` in a queue new to the group."""
@@ -54,6 +62,7 @@ class Views:
         self._due: set[GroupTopic] = set()  # whose next one has its place in the queue of wake-ups
         self._count = 0
         self._turns: dict[GroupTopic, int] = {}
+        self._to_tidy: Iterator[QueueKey] = iter(())
 
     def __len__(self) -> int:
         """Receives that wait."""
@@ -78,8 +87,22 @@ class Views:
             found = self._queues[key] = QueueView()
         return found
 
+    def tidy(self, most: int) -> None:
+        """Look at `most` queues and forget the idle ones: nobody asks any more for those of groups and topics
+        that are gone."""
+        for _ in range(most):
+            key = next(self._to_tidy, None)
+            if key is None:
+                self._to_tidy = iter(list(self._queues))
+                return
+            view = self._queues.get(key)
+            if view is not None and view.is_idle:
+                del self._queues[key]
+
     def turn(self, who: GroupTopic) -> int:
         """Another number each time: which queue is looked at first."""
+        if len(self._turns) >= _MOST_TURNS and who not in self._turns:
+            self._turns.clear()  # turns begin anew: cheaper than to know which groups and topics are gone
         turn = self._turns[who] = self._turns.get(who, -1) + 1
         return turn
 

@@ -269,7 +269,7 @@ class Broker:
 
     async def make_topic(self, topic: str) -> None:
         """One of the broker's own making, with one queue, if there is none yet."""
-        wanted = TopicConfig(topic, read_queues=1, write_queues=1)
+        wanted = TopicConfig(topic, read_queues=1, write_queues=1, auto_created=True)
         await self.creation.topic(topic, partial(self._propose, wanted))
 
     # -- inside -------------------------------------------------------------------------------------------

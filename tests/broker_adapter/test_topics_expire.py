@@ -18,7 +18,8 @@ async def test_a_topic_made_by_use_expires_unless_it_holds_a_message_or_is_an_ad
         await broker.put_topic(TopicConfig("ours"))
         await broker.send("full", [OutgoingMessage(b"kept")])
         await broker.ensure_topic("empty", "10.0.0.1:1")
-        await until(lambda: program.topic_expiry.expired == 1)
+        await broker.make_topic("%DLQ%gone")
+        await until(lambda: program.topic_expiry.expired == 2)
         for _ in range(2):
             await program.topic_expiry.look()
         assert set(topics.topics) == {"ours", "full"}

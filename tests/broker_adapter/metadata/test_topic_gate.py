@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
+from broker_adapter.commitlog import message_writer
 from broker_adapter.commitlog.message_writer import MessageWriter, PutLimits
 from broker_adapter.errors import Busy, Status
 from broker_adapter.format.host import NO_HOST, Host
@@ -161,3 +162,25 @@ async def test_who_sees_the_index_of_a_command_sees_what_it_did() -> None:
     state.apply(5, encode(DeleteTopic("T")))
     assert seen == [(-1, True), (-1, False), (1, False), (1, True)]
     assert state.applied_index == 5
+
+
+def test_deletions_that_are_applied_are_forgotten_though_nobody_sends_to_the_topic_again() -> None:
+    world = World()
+    for index in range(0, 20, 2):
+        name = f"T{index}"
+        world.metadata.apply(index, encode(PutTopic(TopicConfig(name))))
+        noted = world.gate.appending(encode(DeleteTopic(name)))
+        assert noted is not None
+        noted(index + 1)
+        assert len(world.gate._changes) == 1, "those before it are applied"
+        assert world.gate.refusal(name, 0) is not None
+        world.metadata.apply(index + 1, encode(DeleteTopic(name)))
+
+
+def test_turns_of_so_many_topics_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_writer, "_MOST_TURNS", 3)
+    world = World()
+    for number in range(10):
+        assert world.writer.queue_of(TopicConfig(f"T{number}"), -1) == 0
+        assert len(world.writer._turns) <= 3
+    assert world.writer.queue_of(TopicConfig("T9"), -1) == 1, "known ones go on"

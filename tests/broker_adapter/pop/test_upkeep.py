@@ -10,6 +10,7 @@ import pytest
 
 from broker_adapter.config.settings import DeliverySettings
 from broker_adapter.pop import upkeep as upkeep_module
+from broker_adapter.pop import views as views_module
 from broker_adapter.pop.commands import Element, Fold, HoldKind, Purged, QueueKey
 from broker_adapter.pop.committer import Committer, Request
 from broker_adapter.pop.held_messages import HeldMessage
@@ -17,7 +18,7 @@ from broker_adapter.pop.queue_state import Held, QueueDelivery
 from broker_adapter.pop.records import encode
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.pop.upkeep import Upkeep
-from broker_adapter.pop.views import Views
+from broker_adapter.pop.views import GroupTopic, Views
 
 DAY_MS = 86_400_000
 KEY = QueueKey("g", "t", 0)
@@ -150,3 +151,35 @@ def test_a_topic_that_ends_with_many_delayed_messages_likewise() -> None:
     world.state.lock = lock = _Lock(world.state)  # type: ignore[assignment]
     world.state.topic_cut("t")
     assert lock.pending == [3_000, 1_000, 0]
+
+
+async def test_views_that_say_nothing_are_forgotten_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups and topics go, and nobody asks for their views any more."""
+    monkeypatch.setattr(upkeep_module, "_VIEWS", 20)
+    world = World()
+    keys = [QueueKey(f"g{number}", "t", 0) for number in range(50)]
+    for key in keys:
+        world.views.queue(key)
+    busy = keys[7], keys[8], keys[49]
+    world.views.queue(busy[0]).under_way = 1
+    world.views.queue(busy[1]).is_read = True
+    world.views.queue(busy[2]).reserved.add(3)
+    kept = [world.views.queue(key) for key in busy]
+    counts = []
+    for _ in range(4):
+        world.look()
+        counts.append(len(world.views._queues))
+    assert counts == [50, 32, 12, 3]
+    assert [world.views.find(key) for key in busy] == kept
+    kept[0].under_way = 0
+    world.look(), world.look()
+    assert world.views.find(busy[0]) is None
+
+
+def test_turns_of_so_many_groups_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views_module, "_MOST_TURNS", 3)
+    views = Views()
+    for number in range(10):
+        views.turn(GroupTopic(f"g{number}", "t"))
+        assert len(views._turns) <= 3
+    assert views.turn(GroupTopic("g9", "t")) == 1, "known ones go on"
