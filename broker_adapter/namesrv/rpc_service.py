@@ -140,6 +140,8 @@ class NameServerService:
         finally:
             reading.cancel()
             stopping.cancel()
+            # A broken connection is no news to whoever leaves, but somebody has to ask for the error.
+            await asyncio.gather(reading, stopping, return_exceptions=True)
 
     async def unregister(
         self, request: pb.UnregisterBrokerRequest | None, context: _Context
