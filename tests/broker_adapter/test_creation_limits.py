@@ -57,3 +57,13 @@ def test_the_port_of_a_client_does_not_matter() -> None:
     assert client_of("10.0.0.1:80") == client_of("10.0.0.1:81") == "10.0.0.1"
     assert client_of("[::1]:80") == "[::1]"
     assert client_of("") == ""
+
+
+@pytest.mark.parametrize(("count", "is_allowed"), [(9, True), (10, False), (11, False)])
+def test_the_last_places_are_for_administrators(count: int, is_allowed: bool) -> None:
+    one = limits(most=10)
+    if is_allowed:
+        one.take("a", "T", (), count, 0.0)
+        return
+    with pytest.raises(Busy):
+        one.take("a", "T", (), count, 0.0)

@@ -286,3 +286,20 @@ def test_who_proposed_a_command_is_told_of_it_also_if_it_is_not_carried_out_to_i
     with pytest.raises(ZeroDivisionError):
         state.apply(1, 1, encode([Ack(KEY, 0, 1), pop_at(0)], ID))
     assert told == [[False]]
+
+
+def test_a_dead_letter_ends_a_message_whose_time_is_over_and_an_ack_does_not() -> None:
+    """Moving it may take longer than the time for which it was taken: it would be there twice."""
+    log = Log()
+    pop = log.give(0, 2)
+    log.now_ms += 50
+    assert log.apply(Ack(KEY, 0, pop), Drop(KEY, 1, pop)) == [False, True]
+    assert log.pending == [0]
+
+
+def test_a_queue_of_which_a_group_was_given_nothing_yet_counts_as_progress() -> None:
+    """Else a receive in front of the deletion of an unused group in the log would not keep the group."""
+    log = Log()
+    before = log.delivery.of_group("g")
+    log.apply(Pop(KEY, "c", "", 50, False, False, False, 0, 0, (), (), True))
+    assert log.queue.cursor == 0 and log.delivery.of_group("g").progress > before.progress
