@@ -348,8 +348,10 @@ class DeliveryService:
                 reserved.discard(receipt.offset)
                 self._views.wake_one(who)
 
-        # It goes on if the client goes.
-        if not await within(self._timeout(0), asyncio.shield(asyncio.ensure_future(move()))):
+        # It goes on if the client goes: then nobody else looks at how it ended.
+        moving = asyncio.ensure_future(move())
+        moving.add_done_callback(lambda task: task.cancelled() or task.exception())
+        if not await within(self._timeout(0), asyncio.shield(moving)):
             raise _invalid()
 
     def heard_of(self, client_id: str, group: str = "") -> None:

@@ -81,6 +81,8 @@ class Directory:
         if self._leader is None:
             if self._search is None or self._search.done():
                 self._search = asyncio.create_task(self._find())
+                # All who asked may have gone: then nobody else looks at how it ended.
+                self._search.add_done_callback(lambda task: task.cancelled() or task.exception())
             # Shielded: other waiters want the result of the same search when this one gives up.
             self._leader = await asyncio.shield(self._search)
         return self.client(self._leader)

@@ -193,6 +193,8 @@ class ClusterCache:
             return self._view
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
+            # All who asked may have gone: then nobody else looks at how it ended.
+            self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._asking)
 
     async def close(self) -> None:

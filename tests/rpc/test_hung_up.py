@@ -33,7 +33,9 @@ async def test_a_client_that_goes_while_it_is_written_to_leaves_no_traceback(
     async def late(_: object, context: Any) -> None:
         """Does not notice that its client has gone."""
         try:
-            await asyncio.shield(asyncio.ensure_future(write(_, context)))
+            writer = asyncio.ensure_future(write(_, context))
+            writer.add_done_callback(lambda task: task.cancelled() or task.exception())
+            await asyncio.shield(writer)
         except asyncio.CancelledError:
             await until(lambda: bool(ended))
             await context.write(b"more")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from broker_adapter.api import GroupConfig, QueueOffset, TopicConfig
 from broker_adapter.errors import ReadFailed, Status, TopicRefused, error_for
 from broker_adapter.format.message import decode
 from broker_adapter.pop.api import AckStatus, Delivery
+from broker_adapter.pop.commands import QueueKey
 from broker_adapter.server.program import BrokerProgram
 from tests.broker_adapter.cluster import brokers, in_step
 from tests.broker_adapter.pop.test_node import bodies, message, send
@@ -46,6 +48,36 @@ async def test_a_message_is_acknowledged_or_a_dead_letter_and_never_both(tmp_pat
         await delivery.dead_letter("g", "t", one.handle)
         assert await delivery.ack("g", "t", [one.handle]) == [AckStatus.INVALID_HANDLE]
         assert await letters(program) == [*["a"] * moved, "b"]
+
+
+async def test_a_dead_letter_that_fails_when_its_client_has_gone_leaves_no_traceback(tmp_path: Path) -> None:
+    missed: list[str] = []
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        delivery = program.delivery
+        await send(program, "a")
+        (one,) = await delivery.receive("g", "t", client_id="c", invisible_ms=60_000)
+        reads, may_go = asyncio.Event(), asyncio.Event()
+
+        async def record(*_: object) -> bytes:
+            reads.set()
+            await may_go.wait()
+            raise ReadFailed(Status.MESSAGE_NOT_FOUND, "it was purged")
+
+        delivery._receiver.record = record  # type: ignore[method-assign]
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: missed.append(context["message"]))
+        moving = asyncio.create_task(delivery.dead_letter("g", "t", one.handle))
+        await reads.wait()
+        moving.cancel()
+        await asyncio.gather(moving, return_exceptions=True)
+        may_go.set()
+        reserved = delivery._views.queue(QueueKey("g", "t", one.queue_id)).reserved
+        await until(lambda: not reserved)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        gc.collect()
+    assert missed == []
 
 
 async def test_a_repeated_receive_in_front_of_a_dead_letter_does_not_make_two_of_it(tmp_path: Path) -> None:
