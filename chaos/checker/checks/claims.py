@@ -241,7 +241,8 @@ CHECKS: tuple[Check, ...] = (
             "node, e, term, 'has the history ' || chain AS ended, 'its own events say another' AS other, "
             "src, inc, seq",
         ),
-        needs=(*NODE_LINES, Need.CLOCKS),
+        # A life that is missing may have been the candidate.
+        needs=(*NODE_LINES, Need.LIVES, Need.CLOCKS),
     ),
     hard(
         "R20",
