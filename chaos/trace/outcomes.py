@@ -198,6 +198,10 @@ BROKER_INFOS = frozenset(
         Status.CHANGE_NOT_ALLOWED,
         Status.NAMESRV_TERM_REFUSED,
         Status.NAMESRV_NOT_ALLOWED,
+        Status.FRAME_INVALID,
+        Status.EXECUTOR_FULL,
+        Status.CODE_UNKNOWN,
+        Status.ANSWER_MISSING,
     }
 )
 

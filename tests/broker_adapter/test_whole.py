@@ -11,20 +11,22 @@ from tests.broker_adapter.cluster import BrokerCluster, bodies, brokers, in_step
 from tests.broker_adapter.namesrv.helpers import name_server
 from tests.node.local import until
 
-COUNT, QUEUES = 150, 3
+#: Messages at least, and so many when the masters have come and gone.
+COUNT, AFTERWARDS, QUEUES = 150, 50, 3
 
 
 class Reading:
-    """What a consumer of a group was handed, until it has had COUNT different bodies."""
+    """What a consumer of a group was handed, until it has had `total` different bodies."""
 
     def __init__(self) -> None:
+        self.total: int | None = None  # not known yet
         self.seen: list[tuple[int, int, bytes]] = []  # queue, offset, body
 
     async def run(self, routes: NameServerRoutes) -> None:
         async with Consumer(routes, "readers", {"orders": "*"}, lease=3.0) as consumer:
             async for message in consumer:
                 self.seen.append((message.queue_id, message.queue_offset, message.body))
-                if len({body for _, _, body in self.seen}) == COUNT:
+                if len({body for _, _, body in self.seen}) == self.total:
                     return
 
     async def progress(self, count: int) -> None:
@@ -40,9 +42,14 @@ class Reading:
         return found
 
 
-async def produce(producer: Producer) -> None:
-    for n in range(COUNT):
+async def produce(producer: Producer, reading: Reading, is_over: asyncio.Event) -> None:
+    """Until the masters have come and gone, however quick the machine is, and some more."""
+    n = 0
+    while reading.total is None or n < reading.total:
+        if reading.total is None and is_over.is_set():
+            reading.total = max(COUNT, n + AFTERWARDS)
         await producer.send("orders", b"%03d" % n, sharding_key=str(n % 7))
+        n += 1
 
 
 async def replace_master(cluster: BrokerCluster) -> None:
@@ -60,10 +67,13 @@ async def test_a_group_gets_all_messages_in_order_while_masters_come_and_go(tmp_
         routes, reading = NameServerRoutes([server.address]), Reading()
         async with Producer(routes, timeout=20) as producer:
             await producer.send("orders", b"000", sharding_key="0")  # makes the topic
-            work = [asyncio.create_task(reading.run(routes)), asyncio.create_task(produce(producer))]
+            is_over = asyncio.Event()
+            producing = asyncio.create_task(produce(producer, reading, is_over))
+            work = [asyncio.create_task(reading.run(routes)), producing]
             for _ in range(2):
                 await reading.progress(20)
                 await replace_master(cluster)
+            is_over.set()
             async with asyncio.timeout(60):
                 await asyncio.gather(*work)
         async with Admin(routes) as admin:

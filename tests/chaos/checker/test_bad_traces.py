@@ -106,7 +106,7 @@ BAD: list[tuple[Callable[[Path], None], str]] = [
     (beyond_64_bits, r"client-r0\.0\.jsonl: 1 lines could not be read"),
     (fraction, r"client-r0\.0\.jsonl: 1 lines could not be read"),
     (garbage, r"client-r0\.0\.jsonl: 1 lines could not be read"),
-    (unknown_kind, r"\S+client-r0\.0\.jsonl: 1 lines that are of an unknown kind or out of the ranges .*"),
+    (unknown_kind, r"\S+client-r0\.0\.jsonl: 1 lines that are of no kind of the schema, .*"),
     (no_run, r"client-r0\.0\.jsonl: 1 lines name no run"),
     (other_version, r"\S+client-r0\.0\.jsonl: \d+ lines that are of another schema version"),
     (two_runs, r"client-r0\.0\.jsonl holds lines of several runs"),
