@@ -52,7 +52,7 @@ class UnsentRequests:
         self._ending: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        """Calls that are watched; some of them may have ended without a request."""
+        """Calls that are watched."""
         return len(self._since)
 
     def over(self, handler: grpc.GenericRpcHandler) -> grpc.GenericRpcHandler:
@@ -65,6 +65,7 @@ class UnsentRequests:
         if task is None:
             return
         self._since[task] = task.get_loop().time()
+        task.add_done_callback(self._forget)  # its client may hang up before the request
         if self._timer is None or len(self._since) == self._most + 1:
             self._look()
 
@@ -81,6 +82,9 @@ class UnsentRequests:
                 yield item
 
         return stream if streams else answer
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._since.pop(task, None)
 
     # -- inside -------------------------------------------------------------------------------------------
 
