@@ -428,8 +428,8 @@ BROKER_ADVICE: dict[Status, Advice] = {
     ),
     Status.CODE_UNKNOWN: Advice(
         "Nobody answers this request code here.",
-        "A request for a broker came to a NameServer or the reverse, or a command that is not offered.",
-        "Check the port: NameServers listen on 9876, brokers on 10911.",
+        "A request for a broker came to a NameServer, or a command that is not offered.",
+        "docs/namesrv.md lists what NameServers answer. Brokers do not speak this protocol yet.",
     ),
     Status.ANSWER_MISSING: Advice(
         "A request was sent, and no answer came in time.",

@@ -1,4 +1,7 @@
-"""Bounded queues before each class of call: whoever finds one full is told so, and does not wait for ever."""
+"""Bounded queues before each class of call: whoever finds one full is told so, and does not wait for ever.
+
+Calls by gRPC and by the remoting protocol share them.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +10,34 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from broker_adapter.errors import NameServerBusy, Status
+from broker_adapter.remoting.executors import Executor
 
 
-class Executor:
+class CallExecutor(Executor):
     """Lets `running` calls of one class go on at a time, in order of arrival, and `waiting` more wait."""
 
     def __init__(self, name: str, *, running: int, waiting: int, on_refused: Callable[[str], None]) -> None:
         """`on_refused(name)` counts what was refused."""
-        self.name = name
-        self._most = running + waiting
-        self._admitted = 0
-        self._turn = asyncio.Semaphore(running)
+        super().__init__(name, running, waiting)
         self._on_refused = on_refused
+
+    def admit(self) -> bool:
+        is_admitted = super().admit()
+        if not is_admitted:
+            self._on_refused(self.name)
+        return is_admitted
 
     @asynccontextmanager
     async def admitted(self) -> AsyncIterator[None]:
         """The call goes on inside. NameServerBusy (NAMESRV_BUSY) if too many wait."""
-        if self._admitted >= self._most:
-            self._on_refused(self.name)
+        if not self.admit():
             raise NameServerBusy(
-                Status.NAMESRV_BUSY, f"{self._most} calls of the kind {self.name} are under way: try again"
+                Status.NAMESRV_BUSY, f"{self.most} calls of the kind {self.name} are under way: try again"
             )
-        self._admitted += 1
         try:
-            async with self._turn:
+            async with self.turn:
                 # Others get on between two calls; so a burst is seen here, and not hidden in the event loop.
                 await asyncio.sleep(0)
                 yield
         finally:
-            self._admitted -= 1
+            self.leave()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from broker_adapter.api import TopicConfig
 from broker_adapter.errors import BrokerError, NameServerBusy, Status, TopicRefused
 from broker_adapter.format.topic_names import check_topic_name
-from broker_adapter.namesrv.admission import Executor
+from broker_adapter.namesrv.admission import CallExecutor
 from broker_adapter.namesrv.kv_config import KvConfig
 from broker_adapter.namesrv.tables import NO_SESSION, NodeKey, RouteTables
 from broker_adapter.namesrv.values import (
@@ -81,8 +81,8 @@ class NameServer:
         self.routes = self._executor("route", 8, self.limits.max_waiting_routes)
         self.config = self._executor("config", 4, self.limits.max_waiting_config)
 
-    def _executor(self, name: str, running: int, waiting: int) -> Executor:
-        return Executor(name, running=running, waiting=waiting, on_refused=self.limit_hit)
+    def _executor(self, name: str, running: int, waiting: int) -> CallExecutor:
+        return CallExecutor(name, running=running, waiting=waiting, on_refused=self.limit_hit)
 
     def limit_hit(self, name: str) -> None:
         self.limits_hit[name] += 1

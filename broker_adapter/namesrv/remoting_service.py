@@ -26,7 +26,7 @@ from broker_adapter.namesrv.values import (
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
-from broker_adapter.remoting.executors import Dispatch, Executor
+from broker_adapter.remoting.executors import Dispatch
 from dledger import client_address
 
 #: Settings of this namespace say which topics are in order over how many queues.
@@ -53,30 +53,44 @@ class NameServerRemoting:
         self._versions: dict[NodeKey, bodies.DataVersion] = {}
 
     def register_with(self, dispatch: Dispatch) -> None:
-        """As many at a time as RocketMQ has threads for them: routes apart from all else."""
-        limits = self._server.limits
-        routes = Executor("route", running=8, waiting=limits.max_waiting_routes)
-        others = Executor("default", running=16, waiting=limits.max_waiting_registrations)
-        dispatch.register([RequestCode.GET_ROUTEINFO_BY_TOPIC], self._route, routes)
-        for code, processor in (
-            (RequestCode.REGISTER_BROKER, self._register),
-            (RequestCode.UNREGISTER_BROKER, self._unregister),
-            (RequestCode.QUERY_DATA_VERSION, self._query_data_version),
-            (RequestCode.BROKER_HEARTBEAT, self._heartbeat),
-            (RequestCode.GET_BROKER_CLUSTER_INFO, self._cluster_info),
-            (RequestCode.WIPE_WRITE_PERM_OF_BROKER, self._wipe),
-            (RequestCode.ADD_WRITE_PERM_OF_BROKER, self._give_back),
-            (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self._topics),
-            (RequestCode.GET_TOPICS_BY_CLUSTER, self._topics_of_cluster),
-            (RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, self._system_topics),
-            (RequestCode.DELETE_TOPIC_IN_NAMESRV, self._delete_topic),
-            (RequestCode.PUT_KV_CONFIG, self._kv_put),
-            (RequestCode.GET_KV_CONFIG, self._kv_get),
-            (RequestCode.DELETE_KV_CONFIG, self._kv_delete),
-            (RequestCode.GET_KVLIST_BY_NAMESPACE, self._kv_list),
-            (RequestCode.GET_NAMESRV_CONFIG, self._config),
+        """On the executors that calls by gRPC have, too."""
+        server = self._server
+        for executor, processors in (
+            (
+                server.routes,
+                {
+                    RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
+                    RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster_info,
+                    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topics,
+                    RequestCode.GET_TOPICS_BY_CLUSTER: self._topics_of_cluster,
+                    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self._system_topics,
+                },
+            ),
+            (
+                server.registrations,
+                {
+                    RequestCode.REGISTER_BROKER: self._register,
+                    RequestCode.UNREGISTER_BROKER: self._unregister,
+                    RequestCode.QUERY_DATA_VERSION: self._query_data_version,
+                    RequestCode.BROKER_HEARTBEAT: self._heartbeat,
+                },
+            ),
+            (
+                server.config,
+                {
+                    RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe,
+                    RequestCode.ADD_WRITE_PERM_OF_BROKER: self._give_back,
+                    RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
+                    RequestCode.PUT_KV_CONFIG: self._kv_put,
+                    RequestCode.GET_KV_CONFIG: self._kv_get,
+                    RequestCode.DELETE_KV_CONFIG: self._kv_delete,
+                    RequestCode.GET_KVLIST_BY_NAMESPACE: self._kv_list,
+                    RequestCode.GET_NAMESRV_CONFIG: self._config,
+                },
+            ),
         ):
-            dispatch.register([code], processor, others)
+            for code, processor in processors.items():
+                dispatch.register([code], processor, executor)
 
     # -- channel events -----------------------------------------------------------------------------------
 

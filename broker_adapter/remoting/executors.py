@@ -24,30 +24,35 @@ _log = get_logger("remoting")
 Processor: TypeAlias = Callable[[RemotingConnection, RemotingCommand], Awaitable[RemotingCommand | None]]
 
 
-@dataclass(slots=True)
+@dataclass
 class Executor:
     """Lets `running` requests go on at a time, in order of arrival, and `waiting` more wait."""
 
     name: str
     running: int
     waiting: int
-    admitted: int = field(default=0, init=False)
+    under_way: int = field(default=0, init=False)
     refused: int = field(default=0, init=False)
     turn: asyncio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
         self.turn = asyncio.Semaphore(self.running)
 
+    @property
+    def most(self) -> int:
+        """Under way at a time, those that wait included."""
+        return self.running + self.waiting
+
     def admit(self) -> bool:
         """Room for one more. `leave` gives it back."""
-        if self.admitted >= self.running + self.waiting:
+        if self.under_way >= self.most:
             self.refused += 1
             return False
-        self.admitted += 1
+        self.under_way += 1
         return True
 
     def leave(self) -> None:
-        self.admitted -= 1
+        self.under_way -= 1
 
 
 class RpcHook(Protocol):
@@ -95,12 +100,11 @@ class Dispatch:
             return
         processor, executor = entry
         if not executor.admit():
-            most = executor.running + executor.waiting
             self._refuse(
                 connection,
                 request,
                 Status.EXECUTOR_FULL,
-                f"[OVERLOAD]system busy: {most} requests are under way in {executor.name}",
+                f"[OVERLOAD]system busy: {executor.most} requests are under way in {executor.name}",
             )
             return
         connection.begin()
@@ -143,7 +147,7 @@ class Dispatch:
             except Exception:
                 # A defect of ours, whatever the client sent: it is told that, and nothing of our insides.
                 _log.exception("a request failed", code=request.code, peer=connection.peer)
-                answer = request.answer(ResponseCode.SYSTEM_ERROR, "a defect of the server: see its log")
+                answer = _defect(request)
         self._send(connection, request, answer)
 
     def _refuse(
@@ -157,14 +161,22 @@ class Dispatch:
         self.counts[request.code, -1 if answer is None else answer.code] += 1
         if answer is None:
             return
-        for hook in self._hooks:
-            hook.after(connection, request, answer)
+        try:
+            for hook in self._hooks:
+                hook.after(connection, request, answer)
+        except Exception:
+            _log.exception("a hook failed", code=request.code, peer=connection.peer)
+            answer = _defect(request)
         if request.is_oneway:
             return
         try:
             connection.send(answer)
         except FrameRefused as error:
             connection.send(_refusal(request, error))
+
+
+def _defect(request: RemotingCommand) -> RemotingCommand:
+    return request.answer(ResponseCode.SYSTEM_ERROR, "a defect of the server: see its log")
 
 
 def _refusal(request: RemotingCommand, error: BrokerError) -> RemotingCommand:

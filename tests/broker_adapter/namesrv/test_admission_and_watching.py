@@ -8,13 +8,13 @@ from collections import Counter
 import pytest
 
 from broker_adapter.errors import NameServerBusy, Status
-from broker_adapter.namesrv.admission import Executor
+from broker_adapter.namesrv.admission import CallExecutor
 from broker_adapter.namesrv.watching import Watchers
 
 
 async def test_one_call_more_than_the_queue_holds_is_told_busy() -> None:
     refused: Counter[str] = Counter()
-    executor = Executor("route", running=1, waiting=2, on_refused=lambda name: refused.update([name]))
+    executor = CallExecutor("route", running=1, waiting=2, on_refused=lambda name: refused.update([name]))
     release, inside = asyncio.Event(), []
 
     async def call(number: int) -> None:
@@ -37,7 +37,7 @@ async def test_one_call_more_than_the_queue_holds_is_told_busy() -> None:
 
 
 async def test_a_caller_that_hangs_up_gives_its_place_back() -> None:
-    executor = Executor("route", running=1, waiting=0, on_refused=lambda name: None)
+    executor = CallExecutor("route", running=1, waiting=0, on_refused=lambda name: None)
 
     async def call() -> None:
         async with executor.admitted():

@@ -403,3 +403,14 @@ async def test_one_address_does_not_take_all_names(tmp_path: Path) -> None:
         assert refused.code == ResponseCode.SYSTEM_BUSY and "781" in (refused.remark or "")
         with pytest.raises(NameServerRefused, match="781"):
             await client.register(registration("n1", name="third"))
+
+
+async def test_both_protocols_wait_in_one_queue(process: NameServerProcess, asker: Asker) -> None:
+    routes = process.name_server.routes
+    while routes.admit():
+        pass
+    before = process.info().limits_hit["route"]
+    answer = await asker.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "orders"})
+    assert answer.code == ResponseCode.SYSTEM_BUSY
+    assert process.info().limits_hit["route"] == before + 1
+    assert (await asker.register()).code == 0  # a queue of its own

@@ -96,6 +96,8 @@ class World:
         self, connection: RemotingConnection, request: RemotingCommand, answer: RemotingCommand
     ) -> None:
         answer.fields["hooked"] = "yes"
+        if request.fields.get("breaks the hook"):
+            raise KeyError("a mistake of the hook")
 
     def channel_connected(self, connection: RemotingConnection) -> None:
         self.events.append("connected")
@@ -184,7 +186,7 @@ async def test_a_full_executor_says_busy_at_once_and_others_go_on(world: World) 
     async with world.serving() as server:
         connection = await connect(server.address, timeout_s=5)
         waiting = [asyncio.ensure_future(connection.invoke(RemotingCommand(WAIT), 20)) for _ in range(4)]
-        await until(lambda: world.executor.admitted == 4 and world.seen)
+        await until(lambda: world.executor.under_way == 4 and world.seen)
         await until(world.executor.turn.locked)  # so many run at a time
         assert len(world.seen) <= 2
         assert (await connection.invoke(RemotingCommand(REFUSE), 5)).code == ResponseCode.SYSTEM_BUSY
@@ -459,3 +461,16 @@ async def test_a_client_that_hangs_up_before_its_first_byte_leaves_nothing(
         await until(lambda: server.connections)
         writer.transport.abort()
         await until(lambda: not server.connections)
+
+
+async def test_a_mistake_of_a_hook_is_answered_logged_and_costs_no_connection(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with world.serving() as server:
+        connection = await connect(server.address, timeout_s=5)
+        for code in (ECHO, REFUSE, 99):
+            answer = await connection.invoke(RemotingCommand(code, {"breaks the hook": "1"}), 5)
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert "mistake" not in (answer.remark or "")
+        assert (await connection.invoke(RemotingCommand(ECHO), 5)).code == 0
+    assert "a hook failed" in capsys.readouterr().out
