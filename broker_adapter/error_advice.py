@@ -6,7 +6,7 @@ The table is the source of docs/reference/troubleshooting.md and of `dledger exp
 from __future__ import annotations
 
 from broker_adapter.errors import Status
-from dledger import Advice
+from dledger.platform import Advice
 
 BROKER_ADVICE: dict[Status, Advice] = {
     Status.NOT_MASTER: Advice(

@@ -22,7 +22,7 @@ from chaos.hostile.orders import PREFIX as HOSTILE_PREFIX
 from chaos.trace.schema import LEDGER, Ev
 from chaos.trace.writer import TraceWriter
 from chaos.workloads.messages import UNREADABLE, digest, number_of
-from dledger import ENTRY_HEADER_SIZE, OfflineLog, StoredEntry
+from dledger.platform import ENTRY_HEADER_SIZE, OfflineLog, StoredEntry
 
 _ANY_BODY = 1 << 30
 #: Of the broker's own state: no messages of anybody.

@@ -47,9 +47,11 @@ _BASE = {*_GROUND, "dledger.core", _STATUS_TYPES}
 _STORE = {"dledger.store", "dledger.store.format"}
 _RPC = {"dledger.rpc", "dledger.rpc.transport"}
 _NODE = {"dledger.node.loop", "dledger.node.setup", "dledger.node.disk", "dledger.node.machine"}
-#: What every package of the broker may use. `dledger` is its public face: only the names that it exports.
+#: `dledger` for programs that use the log, `dledger.platform` for those that are built like a node.
+_FACES = {"dledger", "dledger.platform"}
+#: What every package of the broker may use of the log: the names that its two faces export.
 _BROKER_BASE = {
-    "dledger",
+    *_FACES,
     "broker_adapter.errors",
     "broker_adapter.api",
     "broker_adapter.shares",
@@ -66,7 +68,7 @@ _CHECKS = {
 #: What the harness may use of the product, beside the commands that start it.
 _PRODUCT = {
     *_BASE,
-    "dledger",
+    *_FACES,
     "dledger.client",
     "dledger.node",
     "dledger.node.setup",
@@ -136,15 +138,23 @@ ALLOWED: dict[str, set[str]] = {
         "dledger.node",
         "dledger.client",
     },
-    # The package itself: its public face.
+    "dledger.imported_names": set(),
     "dledger": {
+        *_BASE,
+        *_NODE,
+        "dledger.imported_names",
+        "dledger.replica",
+        "dledger.node",
+        "dledger.client",
+    },
+    "dledger.platform": {
         "dledger.error_advice",
+        "dledger.imported_names",
         *_BASE,
         *_STORE,
         *_RPC,
         *_NODE,
         "dledger.store.offline",
-        "dledger.replica",
         "dledger.node",
         "dledger.status",
         "dledger.client",
@@ -161,13 +171,13 @@ ALLOWED: dict[str, set[str]] = {
     },
     BROKER_GENERATED: set(),
     CLIENT_GENERATED: set(),
-    "broker_adapter.errors": {"dledger"},
-    "broker_adapter.error_advice": {"dledger", "broker_adapter.errors"},
-    "broker_adapter.api": {"dledger", "broker_adapter.errors"},
+    "broker_adapter.errors": {*_FACES},
+    "broker_adapter.error_advice": {*_FACES, "broker_adapter.errors"},
+    "broker_adapter.api": {*_FACES, "broker_adapter.errors"},
     "broker_adapter.shares": set(),
     "broker_adapter": set(),
-    "broker_adapter.format": {"dledger", "broker_adapter.errors"},
-    "broker_adapter.remoting": {"dledger", "broker_adapter.errors"},
+    "broker_adapter.format": {*_FACES, "broker_adapter.errors"},
+    "broker_adapter.remoting": {*_FACES, "broker_adapter.errors"},
     "broker_adapter.config": {*_BROKER_BASE},
     "broker_adapter.metadata": {*_BROKER_BASE},
     "broker_adapter.commitlog": {*_BROKER_BASE},
@@ -265,7 +275,7 @@ ALLOWED: dict[str, set[str]] = {
     HOSTILE: {
         f"{HOSTILE}.kinds",
         f"{HOSTILE}.orders",
-        "dledger",
+        *_FACES,
         GENERATED,
         BROKER_GENERATED,
         CLIENT_GENERATED,
@@ -435,7 +445,7 @@ def violations(source: str, module: str, modules: set[str], *, is_package: bool 
         where = f"{module}:{line}"
         target = known_target(name, modules)
         if target is None:
-            if _sees_the_face_only(unit) and _is_private_to_dledger(name):
+            if _sees_the_faces_only(unit) and _is_private_to_dledger(name):
                 found.append(f"{where}: dledger does not export {name}")
             if unit == "dledger.core" and _is_foreign_to_core(name, modules):
                 found.append(f"{where}: the core imports {name}")
@@ -457,24 +467,30 @@ def _is_foreign_to_core(name: str, modules: set[str]) -> bool:
     return parent not in modules
 
 
-def exported_names() -> set[str]:
-    """`__all__` of `dledger`."""
-    for node in ast.parse((ROOT / "dledger" / "__init__.py").read_text()).body:
+def exported_names(path: Path) -> set[str]:
+    """`__all__` of a module."""
+    for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return set(ast.literal_eval(node.value))
-    raise AssertionError("dledger has no __all__")
+    raise AssertionError(f"{path} has no __all__")
 
 
-EXPORTED = exported_names()
+EXPORTED = {
+    "dledger": exported_names(ROOT / "dledger" / "__init__.py"),
+    "dledger.platform": exported_names(ROOT / "dledger" / "platform.py"),
+}
 
 
-def _sees_the_face_only(unit: str) -> bool:
-    return "dledger" in ALLOWED[unit] and not any(name.startswith("dledger.") for name in ALLOWED[unit])
+def _sees_the_faces_only(unit: str) -> bool:
+    of_the_log = {name for name in ALLOWED[unit] if name.partition(".")[0] == "dledger"}
+    return bool(of_the_log) and of_the_log <= _FACES
 
 
 def _is_private_to_dledger(name: str) -> bool:
-    package, _, rest = name.partition(".")
-    return package == "dledger" and rest not in EXPORTED
+    module, _, rest = name.rpartition(".")
+    if module.partition(".")[0] != "dledger":
+        return False
+    return rest not in EXPORTED.get(module, ())
 
 
 def own_modules() -> dict[str, Path]:

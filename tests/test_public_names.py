@@ -1,4 +1,4 @@
-"""What `import dledger` offers: all of it can be had, nothing is loaded before it is asked for."""
+"""What both faces of `dledger` offer: all of it can be had, nothing is loaded before it is asked for."""
 
 from __future__ import annotations
 
@@ -7,29 +7,42 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import dledger
+import dledger.platform
 from tests.node.local import running_nodes, until
 from tests.node.test_bad_days import read_all
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.parametrize("name", dledger.__all__)
-def test_every_name_can_be_had(name: str) -> None:
-    assert getattr(dledger, name) is not None
+@pytest.mark.parametrize(
+    ("face", "name"), [(face, name) for face in (dledger, dledger.platform) for name in face.__all__]
+)
+def test_every_name_can_be_had(face: ModuleType, name: str) -> None:
+    assert getattr(face, name) is not None
 
 
-def test_other_names_are_not_there() -> None:
-    with pytest.raises(AttributeError):
-        dledger.Raft  # noqa: B018
+def test_no_name_has_two_homes() -> None:
+    assert set(dledger.__all__).isdisjoint(dledger.platform.__all__)
 
 
-def test_importing_the_package_alone_loads_no_grpc() -> None:
-    code = "import sys, dledger; sys.exit('grpc' in sys.modules or 'dledger.node.server' in sys.modules)"
+def test_the_public_face_stays_small() -> None:
+    assert len(dledger.__all__) <= 40
+
+
+@pytest.mark.parametrize("face", [dledger, dledger.platform])
+def test_other_names_are_not_there(face: ModuleType) -> None:
+    with pytest.raises(AttributeError, match="Raft"):
+        face.Raft  # noqa: B018
+
+
+def test_importing_the_packages_alone_loads_no_grpc() -> None:
+    code = "import sys, dledger.platform; sys.exit(bool({'grpc', 'dledger.node.server'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker_adapter.error_advice import BROKER_ADVICE
 from broker_adapter.errors import BrokerError, PutIndeterminate
-from dledger import Exit
+from dledger.platform import Exit
 
 
 def error_line(error: BrokerError) -> str:

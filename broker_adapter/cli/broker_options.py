@@ -16,8 +16,8 @@ import click
 from broker_adapter.cli.broker_target import Target
 from broker_adapter.cli.local_broker import NAMESRV_VARIABLE
 from broker_adapter.client import Admin
-from dledger import parse_servers, tls_files
 from dledger.cli.client_options import SERVERS_VARIABLE, TIMEOUT, TLS_VARIABLES
+from dledger.platform import parse_servers, tls_files
 
 T = TypeVar("T")
 

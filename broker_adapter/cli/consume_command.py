@@ -15,7 +15,7 @@ from broker_adapter.cli.broker_target import Routes, Target
 from broker_adapter.cli.consume_run import GroupRun, Start, Stop, read_queues
 from broker_adapter.cli.message_output import give_up_stdout, write_json, write_line
 from broker_adapter.client import Admin, Consumer, Message, MessageQueue, PullConsumer
-from dledger import Exit
+from dledger.platform import Exit
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

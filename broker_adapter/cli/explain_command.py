@@ -7,7 +7,7 @@ import re
 import click
 
 from broker_adapter.error_advice import BROKER_ADVICE
-from dledger import LOG_ADVICE, Advice
+from dledger.platform import LOG_ADVICE, Advice
 
 _LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<up>\.\./)?(?P<target>[^)#]*)[^)]*\)")
 

@@ -7,7 +7,7 @@ import click
 from broker_adapter.api import GroupConfig
 from broker_adapter.cli.broker_options import ask_broker, json_option, target_options
 from broker_adapter.cli.broker_target import Target
-from dledger import print_json, print_table
+from dledger.platform import print_json, print_table
 
 _YES = {True: "yes", False: "no"}
 

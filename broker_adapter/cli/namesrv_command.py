@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from broker_adapter.errors import BrokerError, NameServerUnavailable, Status
-from dledger import Code, ConfigError, DLedgerError, Exit, parse_servers, print_json, print_table, tls_files
+from dledger import Code, ConfigError, DLedgerError
 from dledger.cli.client_options import TIMEOUT
 from dledger.cli.exits import show_exit_codes
+from dledger.platform import Exit, parse_servers, print_json, print_table, tls_files
 
 if TYPE_CHECKING:
     from broker_adapter.namesrv.client import NameServerClient

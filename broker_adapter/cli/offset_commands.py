@@ -11,7 +11,7 @@ from broker_adapter.api import QueueOffset, QueueStats
 from broker_adapter.cli.broker_options import ask_broker, json_option, moment, target_options
 from broker_adapter.cli.broker_target import Target
 from broker_adapter.client import Admin
-from dledger import print_json, print_table
+from dledger.platform import print_json, print_table
 
 
 class _Progress(NamedTuple):

@@ -15,11 +15,11 @@ from broker_adapter.cli.broker_target import Target
 from broker_adapter.cli.produce_run import ProduceRun, Tally
 from broker_adapter.client import Producer, SendReceipt
 from broker_adapter.format.message import MAX_BODY_BYTES
-from dledger import Exit
 from dledger.cli.append_command import open_source
 from dledger.cli.line_source import LineBatches
 from dledger.cli.output import human_bytes
 from dledger.cli.progress_line import ProgressLine
+from dledger.platform import Exit
 
 _READ_BYTES = 256 << 10
 _READ_LINES = 4096

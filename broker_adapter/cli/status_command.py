@@ -12,9 +12,10 @@ import click
 
 from broker_adapter.cli.broker_options import json_option, shown_time, target_options
 from broker_adapter.cli.broker_target import Target
-from dledger import AsyncClient, DLedgerError, Exit, NodeStatus, print_json, print_table
+from dledger import AsyncClient, DLedgerError, NodeStatus
 from dledger.cli.client_options import Seconds
 from dledger.cli.output import human_bytes, is_terminal
+from dledger.platform import Exit, print_json, print_table
 
 Answers = Mapping[str, NodeStatus | DLedgerError]
 

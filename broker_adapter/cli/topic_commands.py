@@ -9,8 +9,8 @@ import click
 from broker_adapter.api import MESSAGE_TYPES, PERM_READ, PERM_WRITE, TopicConfig
 from broker_adapter.cli.broker_options import ask_broker, json_option, shown_time, target_options
 from broker_adapter.cli.broker_target import Target
-from dledger import print_json, print_table
 from dledger.cli.output import counted
+from dledger.platform import print_json, print_table
 
 _PERMS = {"rw": PERM_READ | PERM_WRITE, "r": PERM_READ, "w": PERM_WRITE, "none": 0}
 _MAX_QUEUES = 1024

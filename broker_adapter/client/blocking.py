@@ -13,7 +13,8 @@ from broker_adapter.client.producer import Producer
 from broker_adapter.client.pull_consumer import PullConsumer, QueueReader
 from broker_adapter.client.routes import StaticRoutes
 from broker_adapter.client.values import Message, MessageQueue, PullBatch, SendReceipt
-from dledger import LoopThread, TlsFiles
+from dledger import TlsFiles
+from dledger.platform import LoopThread
 
 T = TypeVar("T")
 C = TypeVar("C", Producer, PullConsumer, Admin)

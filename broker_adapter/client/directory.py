@@ -21,7 +21,8 @@ from broker_adapter.errors import (
     TopicRefused,
 )
 from broker_adapter.rpc.broker_client import BrokerClient, NoAnswer, NotConnected
-from dledger import ClientTls, TlsFiles
+from dledger import TlsFiles
+from dledger.platform import ClientTls
 
 T = TypeVar("T")
 

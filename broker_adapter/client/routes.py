@@ -10,7 +10,8 @@ from broker_adapter.api import PERM_READ, PERM_WRITE, BrokerInfo, BrokerRole, To
 from broker_adapter.client.values import MessageQueue
 from broker_adapter.errors import BrokerError
 from broker_adapter.rpc.broker_client import BrokerClient, NotConnected
-from dledger import ClientTls, TlsFiles
+from dledger import TlsFiles
+from dledger.platform import ClientTls
 
 MASTER_ID = 0
 #: A broker that does not say within this time what it is counts as silent, in seconds.

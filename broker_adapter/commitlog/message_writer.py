@@ -24,16 +24,8 @@ from broker_adapter.errors import (
 from broker_adapter.format.host import Host
 from broker_adapter.format.message import record_size
 from broker_adapter.format.message_id import OffsetIds
-from dledger import (
-    ENTRY_HEADER_SIZE,
-    AppendOutcome,
-    Code,
-    DLedgerError,
-    Indeterminate,
-    InvalidRequest,
-    NotLeader,
-    Overloaded,
-)
+from dledger import AppendOutcome, Code, DLedgerError, Indeterminate, InvalidRequest, NotLeader, Overloaded
+from dledger.platform import ENTRY_HEADER_SIZE
 
 #: Topics whose turns among their queues are remembered.
 _MOST_TURNS = 10_000

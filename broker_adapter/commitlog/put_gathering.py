@@ -14,7 +14,8 @@ from typing import NamedTuple, Protocol
 
 from broker_adapter.commitlog.record_writer import RecordBatch
 from broker_adapter.commitlog.topic_queue_table import TopicQueueTable
-from dledger import ENTRY_HEADER_SIZE, AppendOutcome, Assigned
+from dledger import AppendOutcome, Assigned
+from dledger.platform import ENTRY_HEADER_SIZE
 
 Fill = Callable[[Assigned], Sequence[bytes]]
 

@@ -22,7 +22,7 @@ from broker_adapter.format.message import Version
 from broker_adapter.format.properties import encode_properties, text_of
 from broker_adapter.format.sys_flag import BORN_HOST_V6, HOST_BITS, STORE_HOST_V6, TRANSACTION_MASK
 from broker_adapter.format.topic_names import MAX_TOPIC_LENGTH
-from dledger import ENTRY_HEADER_SIZE
+from dledger.platform import ENTRY_HEADER_SIZE
 
 #: Up to born_timestamp.
 _HEAD = struct.Struct(">IIIiiqqiq")

@@ -40,7 +40,7 @@ from broker_adapter.format.message_id import format_offset_id
 from broker_adapter.format.properties import encode_properties
 from broker_adapter.format.sys_flag import BORN_HOST_V6, HOST_BITS, STORE_HOST_V6
 from broker_adapter.format.topic_names import MAX_DERIVED_TOPIC_LENGTH, MAX_TOPIC_LENGTH
-from dledger import ENTRY_HEADER_SIZE
+from dledger.platform import ENTRY_HEADER_SIZE
 
 #: RocketMQ's maxMessageSize, which is one of the body alone.
 MAX_BODY_BYTES = 4 << 20

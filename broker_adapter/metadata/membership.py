@@ -11,7 +11,7 @@ from broker_adapter.errors import BrokerError, NotMaster, Status, error_for
 from broker_adapter.metadata.commands import Command, NewGeneration
 from broker_adapter.metadata.coordinator import Catalog, CoordinatorConfig, GroupCoordinator, Pending
 from broker_adapter.metadata.values import Outcome
-from dledger import wake_queue
+from dledger.platform import wake_queue
 
 _RENEW_MS = 1_000  # who waits looks again after this, however long its lease is
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from broker_adapter.errors import NameServerRefused, Status
-from dledger import certificate_names, get_logger, normal_name
+from dledger.platform import certificate_names, get_logger, normal_name
 
 _log = get_logger("namesrv")
 

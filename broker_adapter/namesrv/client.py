@@ -18,7 +18,8 @@ from broker_adapter.errors import (
 )
 from broker_adapter.namesrv.rpc_client import NameServerLink
 from broker_adapter.namesrv.values import ANY_EPOCH, ClusterInfo, Registration, RegistrationAnswer, Route
-from dledger import ClientTls, TlsFiles
+from dledger import TlsFiles
+from dledger.platform import ClientTls
 
 T = TypeVar("T")
 

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from broker_adapter.namesrv.kv_config import KvLimits
 from broker_adapter.namesrv.name_server import ServerLimits
 from broker_adapter.namesrv.values import TableLimits
-from dledger import Code, ConfigError, is_loopback, read_toml, validate
+from dledger import Code, ConfigError
+from dledger.platform import is_loopback, read_toml, validate
 
 Positive = Annotated[int, Field(gt=0)]
 Name = Annotated[str, Field(min_length=1, max_length=255)]

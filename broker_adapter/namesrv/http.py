@@ -22,7 +22,7 @@ from aiohttp import web
 from broker_adapter.namesrv.metrics import Exporter
 from broker_adapter.namesrv.name_server import NameServer
 from broker_adapter.namesrv.values import ClusterInfo
-from dledger import HttpServer, WebHandler, json_answer, metrics_answer, page_file, serve_web, static
+from dledger.platform import HttpServer, WebHandler, json_answer, metrics_answer, page_file, serve_web, static
 
 #: So many topics are in /status, the first by name; the page shows no more either.
 SHOWN_TOPICS = 500

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from broker_adapter.errors import NameServerRefused, NameServerUnavailable, Status, StoredDataDamaged
 from broker_adapter.namesrv.values import check_name
-from dledger import Disk, read_file, replace_file
+from dledger.platform import Disk, read_file, replace_file
 
 FILE_NAME = "kvConfig.json"
 #: RocketMQ's name for all of it, so that its file can be taken over, and ours be read.

@@ -23,7 +23,7 @@ from broker_adapter.namesrv.values import (
     TableLimits,
 )
 from broker_adapter.namesrv.watching import Watcher, Watchers
-from dledger import get_logger
+from dledger.platform import get_logger
 
 _log = get_logger("namesrv")
 

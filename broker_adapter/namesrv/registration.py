@@ -13,7 +13,8 @@ from typing import Any
 from broker_adapter.errors import BrokerError, NameServerRefused, NameServerUnavailable, Status
 from broker_adapter.namesrv.rpc_client import NameServerLink, RegistrationSession
 from broker_adapter.namesrv.values import NO_TERM, Registration
-from dledger import ClientTls, TlsFiles, get_logger
+from dledger import TlsFiles
+from dledger.platform import ClientTls, get_logger
 
 _log = get_logger("registrar")
 

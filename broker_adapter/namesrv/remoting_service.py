@@ -27,7 +27,7 @@ from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch
-from dledger import client_address
+from dledger.platform import client_address
 
 #: Settings of this namespace say which topics are in order over how many queues.
 ORDER_TOPICS = "ORDER_TOPIC_CONFIG"

@@ -23,7 +23,7 @@ from broker_adapter.namesrv.rpc_convert import (
 from broker_adapter.namesrv.values import ClusterInfo, Registration, RegistrationAnswer, Route
 from broker_adapter.v1 import namesrv_pb2 as pb
 from broker_adapter.v1.namesrv_pb2_grpc import NameServerServiceStub
-from dledger import ChannelSecurity, NetworkFailure, answer_of, open_channel
+from dledger.platform import ChannelSecurity, NetworkFailure, answer_of, open_channel
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from broker_adapter.namesrv.tables import NodeKey
 from broker_adapter.namesrv.values import ClusterInfo, Registration, invalid
 from broker_adapter.namesrv.watching import Watcher
 from broker_adapter.v1 import namesrv_pb2 as pb
-from dledger import GrpcMethod, client_address
+from dledger.platform import GrpcMethod, client_address
 
 SERVICE = "dledger.broker.v1.NameServerService"
 

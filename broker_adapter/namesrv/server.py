@@ -20,19 +20,15 @@ from broker_adapter.namesrv.rpc_service import SERVICE, NameServerService
 from broker_adapter.namesrv.values import ClusterInfo
 from broker_adapter.remoting.executors import Dispatch
 from broker_adapter.remoting.server import RemotingServer
-from dledger import (
+from dledger import Code, ConfigError, DLedgerError, StorageError, TlsFiles
+from dledger.platform import (
     PRIVATE_DIRECTORY,
-    Code,
-    ConfigError,
     Disk,
-    DLedgerError,
     GrpcHost,
     HttpServer,
     LoopWatchdog,
     OsDisk,
     ServerTls,
-    StorageError,
-    TlsFiles,
     TlsMode,
     configure_logging,
     get_logger,

@@ -36,7 +36,7 @@ from broker_adapter.namesrv.values import (
     TableLimits,
     check_registration,
 )
-from dledger import MAX_TERM_ADVANCE
+from dledger.platform import MAX_TERM_ADVANCE
 
 #: Registered by a call of its own, not over a stream.
 NO_SESSION = 0

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Iterable, Iterator
 
 from broker_adapter.errors import NameServerBusy, Status
-from dledger import wake_queue
+from dledger.platform import wake_queue
 
 
 class Watcher:

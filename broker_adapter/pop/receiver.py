@@ -36,7 +36,7 @@ from broker_adapter.pop.room import Received, Room
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.pop.views import GroupTopic, QueueView, Views
 from broker_adapter.store.queue_reader import QueueReader
-from dledger import wake_queue
+from dledger.platform import wake_queue
 
 _log = structlog.get_logger(part="delivery")
 

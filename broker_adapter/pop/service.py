@@ -43,7 +43,7 @@ from broker_adapter.pop.upkeep import Upkeep
 from broker_adapter.pop.views import GroupTopic, Views
 from broker_adapter.shares import client_of
 from broker_adapter.store.queue_reader import QueueReader
-from dledger import when_idle
+from dledger.platform import when_idle
 
 _MAX_MESSAGES = 1_024
 _MAX_BYTES = 16 << 20

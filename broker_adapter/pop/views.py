@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from broker_adapter.pop.commands import QueueKey
 from broker_adapter.pop.queue_state import QueueDelivery
-from dledger import settle, wake_queue
+from dledger.platform import settle, wake_queue
 
 #: Groups of topics whose turns are remembered.
 _MOST_TURNS = 10_000

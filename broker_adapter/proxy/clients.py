@@ -10,7 +10,7 @@ from broker_adapter.proxy.messages.rejected import Code, Rejected
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.shares import Shares, fits
-from dledger import wake_queue
+from dledger.platform import wake_queue
 
 #: Of settings of all clients that are connected to a node, as they came.
 MAX_SETTINGS_BYTES = 64 << 20

@@ -29,8 +29,8 @@ from broker_adapter.proxy.telemetry import LARGE_COMMAND_BYTES, MAX_COMMAND_BYTE
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.rpc.calls import LargeRequests, Places, peer_host, stopping
-from dledger import LARGE_BYTES, get_logger, large_turns, wake_queue
-from dledger import handlers as grpc_handlers
+from dledger.platform import LARGE_BYTES, get_logger, large_turns, wake_queue
+from dledger.platform import handlers as grpc_handlers
 
 _log = get_logger("proxy")
 

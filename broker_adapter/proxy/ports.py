@@ -7,7 +7,8 @@ import asyncio
 from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
 from broker_adapter.proxy.front import MessagingService
 from broker_adapter.proxy.messages.context import PLAIN_PORT, TLS_PORT
-from dledger import Code, ConfigError, GrpcHost, GrpcService, ServerTls, TlsFiles, is_loopback
+from dledger import Code, ConfigError, TlsFiles
+from dledger.platform import GrpcHost, GrpcService, ServerTls, is_loopback
 
 
 class ClientPorts:

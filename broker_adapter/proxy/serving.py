@@ -23,7 +23,8 @@ from broker_adapter.proxy.messages.client_settings import ServerLimits
 from broker_adapter.proxy.messages.context import NODE_PORT, PLAIN_PORT, TLS_PORT
 from broker_adapter.proxy.messages.directory import Directory
 from broker_adapter.proxy.messages.methods import QUERY_ROUTE
-from dledger import Code, ConfigError, wake_queue
+from dledger import Code, ConfigError
+from dledger.platform import wake_queue
 
 
 class ReplicatedDirectory:

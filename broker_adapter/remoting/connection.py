@@ -16,7 +16,7 @@ from broker_adapter.errors import AnswerMissing, FrameRefused, Status
 from broker_adapter.remoting.byte_budget import ByteBudget
 from broker_adapter.remoting.command import MAX_FRAME, RemotingCommand, encode
 from broker_adapter.remoting.frames import FrameReader
-from dledger import AdmittedConnection, get_logger
+from dledger.platform import AdmittedConnection, get_logger
 
 _log = get_logger("remoting")
 

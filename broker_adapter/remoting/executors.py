@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias
 from broker_adapter.errors import BrokerError, FrameRefused, RemotingRefused, ResponseCode, Status
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
-from dledger import get_logger
+from dledger.platform import get_logger
 
 _log = get_logger("remoting")
 

@@ -13,7 +13,8 @@ from broker_adapter.remoting.byte_budget import ByteBudget
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import ConnectionLimits, RemotingConnection
 from broker_adapter.remoting.executors import Dispatch
-from dledger import Code, ConfigError, Listener, TlsMode, client_address, get_logger
+from dledger import Code, ConfigError
+from dledger.platform import Listener, TlsMode, client_address, get_logger
 
 _log = get_logger("remoting")
 

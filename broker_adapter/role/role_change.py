@@ -21,7 +21,8 @@ import tenacity
 
 from broker_adapter.role.adapter import BrokerAdapter, RoleSource, Timer, Timers
 from broker_adapter.role.role_status import HandlerStatus, Outcome, RoleChangeMetrics, Step, StepRecord
-from dledger import DLedgerError, NodeTrace, Role, RoleEvent
+from dledger import DLedgerError, Role, RoleEvent
+from dledger.platform import NodeTrace
 
 _log = structlog.get_logger(part="role_change")
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from dledger import Histogram
+from dledger.platform import Histogram
 
 
 class Step(StrEnum):

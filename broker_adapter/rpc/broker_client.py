@@ -42,7 +42,7 @@ from broker_adapter.rpc.convert import (
 from broker_adapter.rpc.send_stream import NoAnswer, SendStream
 from broker_adapter.v1 import broker_pb2 as pb
 from broker_adapter.v1 import broker_pb2_grpc
-from dledger import ChannelSecurity, NetworkFailure, answer_of, end_call, open_channel
+from dledger.platform import ChannelSecurity, NetworkFailure, answer_of, end_call, open_channel
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ import grpc.aio
 
 from broker_adapter.errors import BrokerError, Busy, IllegalMessage, PutIndeterminate, PutRefused, Status
 from broker_adapter.shares import SharedRoom, client_of
-from dledger import LARGE_BYTES, handlers, large_turns
+from dledger.platform import LARGE_BYTES, handlers, large_turns
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 

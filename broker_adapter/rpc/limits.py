@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from dledger import MAX_PAYLOAD_BYTES
+from dledger.platform import MAX_PAYLOAD_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from broker_adapter.rpc.convert import pull_result_to_pb, status_to_pb
 from broker_adapter.rpc.limits import BrokerLimits
 from broker_adapter.shares import client_of
 from broker_adapter.v1 import broker_pb2 as pb
-from dledger import LARGE_BYTES
+from dledger.platform import LARGE_BYTES
 
 
 class PullService:

@@ -25,7 +25,7 @@ from broker_adapter.rpc.convert import messages_from_pb, send_result_to_pb, stat
 from broker_adapter.rpc.limits import BrokerLimits
 from broker_adapter.rpc.send_shape import send_request_of
 from broker_adapter.v1 import broker_pb2 as pb
-from dledger import LARGE_BYTES, large_turns
+from dledger.platform import LARGE_BYTES, large_turns
 
 #: So many answers travel in one message at most; each says some bytes of every message of its batch.
 _MOST_ANSWERS = 16

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from broker_adapter.rpc.limits import BrokerLimits
 from broker_adapter.v1 import broker_pb2 as pb
 from broker_adapter.v1 import shape_pb2 as shapes
-from dledger import LARGE_BYTES
+from dledger.platform import LARGE_BYTES
 
 #: As deep as protobuf itself reads messages within each other.
 _MAX_DEPTH = 100

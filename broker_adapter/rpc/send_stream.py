@@ -19,7 +19,7 @@ from broker_adapter.api import OutgoingMessage, SendResult
 from broker_adapter.errors import IllegalMessage, PutIndeterminate, Status
 from broker_adapter.rpc.convert import error_from_pb, messages_to_pb, send_result_from_pb
 from broker_adapter.v1 import broker_pb2 as pb
-from dledger import NetworkFailure, answer_of
+from dledger.platform import NetworkFailure, answer_of
 
 #: Batches travel together up to so many bytes of bodies and what is around them; a greater one goes alone.
 _MOST_TOGETHER = 1 << 20

@@ -37,7 +37,8 @@ from broker_adapter.rpc.limits import BrokerLimits
 from broker_adapter.rpc.pull_service import PullService
 from broker_adapter.rpc.send_service import SendService
 from broker_adapter.v1 import broker_pb2 as pb
-from dledger import MAX_PAYLOAD_BYTES, AdminNames, InvalidRequest, handlers, large_turns
+from dledger import InvalidRequest
+from dledger.platform import MAX_PAYLOAD_BYTES, AdminNames, handlers, large_turns
 
 SERVICE_NAME: Final = "dledger.broker.v1.BrokerService"
 

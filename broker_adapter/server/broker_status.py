@@ -25,7 +25,7 @@ from broker_adapter.server.dispatched_files import DispatchedFiles
 from broker_adapter.server.loop_lag import LoopLag
 from broker_adapter.store.dispatcher import Dispatcher
 from broker_adapter.store.dispatching import SetAside
-from dledger import Histogram
+from dledger.platform import Histogram
 
 #: A dispatch that is further behind than this is worth a look (bytes).
 _MUCH_BEHIND = 1 << 20

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from broker_adapter.errors import ReadFailed, Status
-from dledger import settle, wake_queue
+from dledger.platform import settle, wake_queue
 
 Queue = tuple[str, int]
 

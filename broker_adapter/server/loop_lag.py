@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from dledger import get_logger
+from dledger.platform import get_logger
 
 _log = get_logger("loop")
 

@@ -54,18 +54,8 @@ from broker_adapter.server.loop_lag import LoopLag
 from broker_adapter.server.replicated_state import ReplicatedState
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
 from broker_adapter.store.queue_reader import QueueReader
-from dledger import (
-    AdminNames,
-    Code,
-    ConfigError,
-    GrpcService,
-    NodeConfig,
-    NodeServer,
-    NodeTrace,
-    PeerNames,
-    TlsFiles,
-    get_logger,
-)
+from dledger import Code, ConfigError, NodeConfig, NodeServer, TlsFiles
+from dledger.platform import AdminNames, GrpcService, NodeTrace, PeerNames, get_logger
 
 _log = get_logger("broker")
 
@@ -522,7 +512,7 @@ class BrokerProgram:
 
 
 class _DispatchTrace:
-    """Implements `dledger.NodeTrace`: what the node tells, and how far the queues are built. The Dispatcher
+    """Implements `NodeTrace`: what the node tells, and how far the queues are built. The Dispatcher
     is its state machine, so that is as far as the node has applied, or loaded."""
 
     def __init__(self, trace: NodeTrace) -> None:

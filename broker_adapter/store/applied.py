@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dledger import ENTRY_HEADER_SIZE, Applied, AppliedEntry
+from dledger import Applied, AppliedEntry
+from dledger.platform import ENTRY_HEADER_SIZE
 
 NOTHING = Applied(-1, -1, 0)
 

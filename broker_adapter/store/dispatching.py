@@ -20,7 +20,8 @@ from broker_adapter.store.job_queue import JobQueue
 from broker_adapter.store.message_runs import MessageRun, RunFinder
 from broker_adapter.store.records import body_of, place
 from broker_adapter.store.routes import Route, Routes
-from dledger import ENTRY_HEADER_SIZE, Applied, AppliedEntry, EntryRun
+from dledger import Applied, AppliedEntry, EntryRun
+from dledger.platform import ENTRY_HEADER_SIZE
 
 _log = structlog.get_logger(part="reput")
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from dledger import PRIVATE_DIRECTORY, descriptors
+from dledger.platform import PRIVATE_DIRECTORY, descriptors
 
 Buffer = bytes | bytearray | memoryview
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from broker_adapter.format.message import Version
 from broker_adapter.format.sys_flag import HOST_BITS, TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
-from dledger import ENTRY_HEADER_SIZE
+from dledger.platform import ENTRY_HEADER_SIZE
 
 Column = npt.NDArray[Any]
 

@@ -18,8 +18,9 @@ from broker_adapter.format.index_layout import index_keys
 from broker_adapter.format.java_hash import tag_code
 from broker_adapter.format.message import decode
 from broker_adapter.format.properties import KEYS, TAGS, UNIQ_KEY, split_properties
-from dledger import ENTRY_HEADER_SIZE, Code, InvalidRequest, StorageError
+from dledger import Code, InvalidRequest, StorageError
 from dledger import ReadFailed as LogReadFailed
+from dledger.platform import ENTRY_HEADER_SIZE
 
 #: Units looked at in one pull for a tag that hardly any message has.
 _MAX_SCANNED = 4096

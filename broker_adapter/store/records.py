@@ -8,7 +8,8 @@ from broker_adapter.errors import Status, StoredDataDamaged
 from broker_adapter.format.message import Version, decode
 from broker_adapter.format.sys_flag import HOST_BITS
 from broker_adapter.store.routes import Route, Routes
-from dledger import ENTRY_HEADER_SIZE, AppliedEntry
+from dledger import AppliedEntry
+from dledger.platform import ENTRY_HEADER_SIZE
 
 #: Of a record of V1 with IPv4 hosts: size, magic, queue id, queue offset, physical offset, sys_flag, store
 #: timestamp, size of the body.

@@ -22,7 +22,7 @@ _OF_LEDGER = frozenset({"append", "flush", "recover", "install", "commit", "appl
 
 
 class NodeTraceFile:
-    """Implements `dledger.NodeTrace`. Each event is in the file when it has been told, before anybody outside
+    """Implements `NodeTrace`. Each event is in the file when it has been told, before anybody outside
     can see what it tells of: a node that is killed has left all of them."""
 
     def __init__(self, run_directory: Path, run: str) -> None:

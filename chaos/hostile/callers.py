@@ -12,7 +12,7 @@ from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from chaos.hostile.orders import PREFIX
 from chaos.hostile.world import World
-from dledger import open_channel
+from dledger.platform import open_channel
 
 SERVICE_NAME = "apache.rocketmq.v2.MessagingService"
 _TIMEOUT_S = 10.0

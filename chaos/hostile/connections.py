@@ -11,7 +11,7 @@ from broker_adapter.v1 import namesrv_pb2 as namesrv
 from chaos.hostile import wire
 from chaos.hostile.callers import SERVICE_NAME, headers
 from chaos.hostile.world import World
-from dledger import open_channel
+from dledger.platform import open_channel
 from dledger.v1 import log_pb2 as log
 
 #: A ClientHello whose record is longer than what comes of it.

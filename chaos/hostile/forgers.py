@@ -12,7 +12,7 @@ from broker_adapter.v1 import forward_pb2 as forward
 from broker_adapter.v1 import namesrv_pb2 as namesrv
 from broker_adapter.v1 import namesrv_pb2_grpc as namesrv_grpc
 from chaos.hostile.world import World
-from dledger import open_channel
+from dledger.platform import open_channel
 from dledger.v1 import peer_pb2 as peer
 from dledger.v1 import peer_pb2_grpc as peer_grpc
 

@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from chaos.hostile.kinds import KINDS
 from chaos.workloads.spec import LoadSpec
-from dledger import ConfigError, read_toml
+from dledger import ConfigError
+from dledger.platform import read_toml
 
 FOLDER = Path(__file__).parents[1] / "scenarios"
 

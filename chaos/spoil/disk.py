@@ -10,7 +10,7 @@ from pathlib import Path
 
 from chaos.spoil.orders import Counters, Did, OrderFile
 from chaos.spoil.unsynced import UnsyncedRecord
-from dledger import OsDisk
+from dledger.platform import OsDisk
 
 _STUCK_POLL_S = 0.005
 

@@ -11,7 +11,8 @@ from broker_adapter.api import OutgoingMessage, PullStatus
 from broker_adapter.config.settings import parse_settings
 from broker_adapter.format.message import decode
 from broker_adapter.server.program import BrokerProgram
-from dledger import NodeConfig, parse_config
+from dledger import NodeConfig
+from dledger.platform import parse_config
 from tests.node.local import CLUSTER, GROUP, until
 from tests.process.cluster import free_ports
 

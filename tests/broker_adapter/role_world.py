@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
-from dledger import Code, NodeTrace, ReadFailed, Role
+from dledger import Code, ReadFailed, Role
+from dledger.platform import NodeTrace
 
 Pair = tuple[int, int]
 

@@ -11,8 +11,9 @@ from broker_adapter.format.consume_queue_unit import ConsumeQueueUnit
 from broker_adapter.format.message import Message, decode, encode
 from broker_adapter.format.properties import join_properties
 from broker_adapter.store.queue_reader import QueueReader
-from dledger import ENTRY_HEADER_SIZE, Code
+from dledger import Code
 from dledger import ReadFailed as LogReadFailed
+from dledger.platform import ENTRY_HEADER_SIZE
 
 SIZE = len(encode(Message("t", b"body", "")))
 #: Distance of entries in this log.

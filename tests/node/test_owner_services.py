@@ -15,8 +15,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from dledger import Code, ConfigError, GrpcService, InvalidRequest, NodeServer
+from dledger import Code, ConfigError, InvalidRequest, NodeServer
 from dledger.node.owner_status import OwnerStatus
+from dledger.platform import GrpcService
 from dledger.rpc.log_client import LogClient
 from dledger.rpc.transport.channels import open_channel
 from tests.node.local import GROUP, PATIENT, leader_of, make_server, running_nodes, until

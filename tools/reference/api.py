@@ -1,4 +1,4 @@
-"""docs/reference/api.md: what `import dledger` and `broker_adapter.client` offer, out of docstrings."""
+"""docs/reference/api.md: what `dledger` (both faces) and the client of the broker offer."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import broker_adapter.client as broker_client
 import dledger
+import dledger.platform
 from tools.reference.markdown import GENERATED
 
 _PAGE = """# Python API
@@ -25,7 +26,7 @@ _SHOWN_VALUES = 12
 
 def page() -> str:
     lines = [GENERATED, "", *_PAGE.splitlines()]
-    for module in (dledger, broker_client):
+    for module in (dledger, dledger.platform, broker_client):
         names = sorted(module.__all__, key=str.lower)
         lines += ["", f"## {module.__name__}", "", inspect.cleandoc(module.__doc__ or ""), ""]
         lines.append(", ".join(f"[{name}](#{anchor(module, name)})" for name in names))

@@ -21,7 +21,8 @@ from pydantic import (
 )
 
 from broker_adapter.format.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
-from dledger import Code, ConfigError, check_secret_file
+from dledger import Code, ConfigError
+from dledger.platform import check_secret_file
 
 _Network = IPv4Network | IPv6Network
 

@@ -14,7 +14,8 @@ from broker_adapter.proxy.messages.methods import END_TRANSACTION
 from broker_adapter.proxy.messages.rejected import Code, Rejected
 from broker_adapter.proxy.v2.definition_pb2 import Resource
 from broker_adapter.proxy.v2.service_pb2 import EndTransactionRequest, TelemetryCommand
-from dledger import ConfigError, get_logger
+from dledger import ConfigError
+from dledger.platform import get_logger
 
 _log = get_logger("access")
 

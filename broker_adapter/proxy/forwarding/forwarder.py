@@ -23,7 +23,8 @@ from broker_adapter.proxy.forwarding.repeats import is_repeatable
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.rejected import Code, Rejected
 from broker_adapter.proxy.messages.request import Request
-from dledger import RoleEvent, get_logger, wake_queue
+from dledger import RoleEvent
+from dledger.platform import get_logger, wake_queue
 
 _log = get_logger("forwarding")
 

@@ -11,7 +11,7 @@ from broker_adapter.errors import BrokerError, Status, error_for
 from broker_adapter.proxy.clients import ClientInfo
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.v1 import forward_pb2 as pb
-from dledger import MAX_PAYLOAD_BYTES
+from dledger.platform import MAX_PAYLOAD_BYTES
 
 SERVICE: Final = "dledger.broker.v1.ForwardService"
 METHOD: Final = f"/{SERVICE}/Forward"

@@ -28,7 +28,7 @@ from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.request import Request
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.v1 import forward_pb2 as pb
-from dledger import LARGE_BYTES, get_logger, open_channel, wake_queue, when_idle
+from dledger.platform import LARGE_BYTES, get_logger, open_channel, wake_queue, when_idle
 
 _log = get_logger("forwarding")
 

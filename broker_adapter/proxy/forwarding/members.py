@@ -7,16 +7,8 @@ from dataclasses import replace
 
 from broker_adapter.proxy.forwarding.frames import VERSION
 from broker_adapter.v1 import forward_pb2 as pb
-from dledger import (
-    ChannelSecurity,
-    ClientTls,
-    Code,
-    InvalidRequest,
-    NodeConfig,
-    PeerNames,
-    TlsFiles,
-    load_secret,
-)
+from dledger import Code, InvalidRequest, NodeConfig, TlsFiles
+from dledger.platform import ChannelSecurity, ClientTls, PeerNames, load_secret
 
 
 class Members:

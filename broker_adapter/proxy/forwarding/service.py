@@ -27,7 +27,8 @@ from broker_adapter.proxy.messages.rejected import ELSEWHERE
 from broker_adapter.proxy.messages.request import Request
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.v1 import forward_pb2 as pb
-from dledger import InvalidRequest, get_logger, handlers, wake_queue
+from dledger import InvalidRequest
+from dledger.platform import get_logger, handlers, wake_queue
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from broker_adapter.proxy.messages.request_shapes import check_send_shape
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
-from dledger import MAX_PAYLOAD_BYTES
+from dledger.platform import MAX_PAYLOAD_BYTES
 
 SERVICE_NAME: Final = "apache.rocketmq.v2.MessagingService"
 TELEMETRY: Final = "Telemetry"

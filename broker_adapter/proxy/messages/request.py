@@ -8,7 +8,7 @@ from broker_adapter.errors import BrokerError
 from broker_adapter.proxy.messages.methods import METHODS
 from broker_adapter.proxy.messages.rejected import Code, Rejected, status_of
 from broker_adapter.proxy.v2 import definition_pb2 as pb
-from dledger import MAX_FIELDS, get_logger, has_too_many_fields
+from dledger.platform import MAX_FIELDS, get_logger, has_too_many_fields
 
 _log = get_logger("proxy")
 

@@ -12,7 +12,7 @@ from broker_adapter.cli.broker_errors import error_line, exit_code_of
 from broker_adapter.cli.broker_group import broker
 from broker_adapter.cli.broker_options import parse_moment, shown_time
 from broker_adapter.errors import NotMaster, PutIndeterminate, Status, error_for
-from dledger import Exit
+from dledger.platform import Exit
 from tests.cli.test_command_line import all_commands
 
 from .conftest import BrokerCommand

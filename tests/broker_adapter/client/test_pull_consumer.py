@@ -20,7 +20,7 @@ from broker_adapter.client import (
     PullConsumer,
 )
 from broker_adapter.errors import GroupRefused, IllegalMessage, ReadFailed, Status, TopicRefused
-from dledger import LoopThread
+from dledger.platform import LoopThread
 from tests.broker_adapter.client.helpers import routes_to, until
 from tests.broker_adapter.memory_broker import MemoryBrokers
 

@@ -13,7 +13,7 @@ from broker_adapter.format.message import decode
 from broker_adapter.format.message_id import parse_offset_id
 from broker_adapter.format.properties import TAGS, split_properties
 from broker_adapter.metadata.commands import METADATA_TOPIC
-from dledger import ENTRY_HEADER_SIZE
+from dledger.platform import ENTRY_HEADER_SIZE
 from dledger.store.format.batch import MAGIC_NORMAL, Entry
 from tests.broker_adapter.process.load import Load, Notes, Place
 from tests.broker_adapter.process.processes import BrokerProcesses

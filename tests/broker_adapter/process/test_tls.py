@@ -13,8 +13,9 @@ from broker_adapter.cli.local_broker import BROKER_KIND, NAMESRV_VARIABLE
 from broker_adapter.client import Admin, Consumer, Message, NameServerRoutes, Producer
 from broker_adapter.errors import BrokerError, NameServerUnavailable
 from broker_adapter.rpc.broker_client import BrokerClient
-from dledger import ClientTls, TlsFiles
+from dledger import TlsFiles
 from dledger.cli.local.local_cluster import LocalCluster, LocalNode
+from dledger.platform import ClientTls
 from tests.broker_adapter.cli.conftest import BrokerCommand
 from tests.broker_adapter.process.processes import SMALL, TIMING, until_shown
 

@@ -12,7 +12,8 @@ from broker_adapter.config.settings import parse_settings
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.server.program import BrokerProgram
-from dledger import ChannelSecurity, Code, ConfigError, parse_config
+from dledger import Code, ConfigError
+from dledger.platform import ChannelSecurity, parse_config
 from tests.broker_adapter.cluster import brokers
 from tests.broker_adapter.proxy.forwarding.node_calls import NodeCalls, client_of
 from tests.broker_adapter.proxy.world import HEADERS, resource

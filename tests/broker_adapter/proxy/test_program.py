@@ -17,7 +17,8 @@ from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.server.broker_status import BrokerStatus
 from broker_adapter.server.program import BrokerProgram
-from dledger import ConfigError, open_channel, parse_config
+from dledger import ConfigError
+from dledger.platform import open_channel, parse_config
 from tests.broker_adapter.client.helpers import until
 from tests.broker_adapter.cluster import brokers
 from tests.broker_adapter.proxy.world import HEADERS, message, resource

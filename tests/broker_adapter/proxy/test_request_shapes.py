@@ -21,7 +21,7 @@ from broker_adapter.rpc.send_service import check_counts
 from broker_adapter.v1 import broker_pb2 as own
 from broker_adapter.v1 import namesrv_pb2 as namesrv
 from broker_adapter.v1 import shape_pb2 as shapes
-from dledger import LARGE_BYTES
+from dledger.platform import LARGE_BYTES
 
 
 def never(_: bytes) -> Message:

@@ -13,7 +13,7 @@ from broker_adapter.proxy.messages.methods import METHODS, SERVICE_NAME
 from broker_adapter.proxy.serving import client_service
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
-from dledger import open_channel
+from dledger.platform import open_channel
 from dledger.rpc.transport.channels import new_server
 from tests.broker_adapter.memory_broker import MemoryCluster
 from tests.broker_adapter.proxy.memory_delivery import MemoryDelivery

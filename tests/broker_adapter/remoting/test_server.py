@@ -20,7 +20,7 @@ from broker_adapter.remoting.connection import ConnectionLimits, RemotingConnect
 from broker_adapter.remoting.executors import Dispatch, Executor
 from broker_adapter.remoting.frames import FrameReader
 from broker_adapter.remoting.server import RemotingServer, ServerLimits
-from dledger import TlsMode
+from dledger.platform import TlsMode
 from tests.node.local import until
 from tests.tls.world import TlsWorld
 

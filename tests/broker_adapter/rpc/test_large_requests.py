@@ -8,7 +8,7 @@ import pytest
 
 from broker_adapter.errors import Busy, Status
 from broker_adapter.rpc.calls import LargeAnswers, LargeRequests
-from dledger import LARGE_BYTES
+from dledger.platform import LARGE_BYTES
 
 
 async def test_those_above_the_limit_are_refused_and_one_alone_never_is() -> None:

@@ -22,7 +22,7 @@ from broker_adapter.rpc import send_service
 from broker_adapter.rpc.limits import BrokerLimits
 from broker_adapter.rpc.send_service import SendService
 from broker_adapter.v1 import broker_pb2 as own
-from dledger import LARGE_BYTES
+from dledger.platform import LARGE_BYTES
 from dledger.rpc import append_service
 from dledger.rpc.append_service import AppendService, small_append_of
 from dledger.rpc.ports import ServiceLimits

@@ -11,7 +11,7 @@ from broker_adapter.errors import Status
 from broker_adapter.rpc.service import BrokerService
 from broker_adapter.v1 import broker_pb2 as pb
 from broker_adapter.v1 import broker_pb2_grpc
-from dledger import AdminNames, PeerNames, open_channel
+from dledger.platform import AdminNames, PeerNames, open_channel
 from tests.broker_adapter.memory_broker import MemoryBrokers, MemoryNode
 
 

@@ -42,7 +42,7 @@ from broker_adapter.rpc.pull_service import PullService
 from broker_adapter.rpc.service import SERVICE_NAME
 from broker_adapter.v1 import broker_pb2 as pb
 from broker_adapter.v1 import broker_pb2_grpc
-from dledger import LARGE_BYTES, open_channel
+from dledger.platform import LARGE_BYTES, open_channel
 from tests.broker_adapter.client.helpers import Held, until
 from tests.broker_adapter.memory_broker import MemoryBroker, MemoryBrokers, MemoryNode
 

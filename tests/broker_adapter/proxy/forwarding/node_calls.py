@@ -9,7 +9,7 @@ from typing import Any
 from broker_adapter.proxy.messages.methods import METHODS, SERVICE_NAME
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
-from dledger import ChannelSecurity, open_channel
+from dledger.platform import ChannelSecurity, open_channel
 from tests.broker_adapter.proxy.world import HEADERS, message, receive_request
 
 DEADLINE_S = 3.0

@@ -19,7 +19,8 @@ from broker_adapter.proxy.forwarding.members import Members
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.v1 import forward_pb2
-from dledger import ClientTls, TlsFiles, open_channel, parse_config
+from dledger import TlsFiles
+from dledger.platform import ClientTls, open_channel, parse_config
 from tests.broker_adapter.cluster import BrokerCluster, brokers, in_step
 from tests.broker_adapter.proxy.forwarding.node_calls import NodeCalls, client_of
 from tests.broker_adapter.proxy.world import HEADERS, ack_request, receive_request, resource

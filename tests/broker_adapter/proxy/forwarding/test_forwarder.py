@@ -25,7 +25,8 @@ from broker_adapter.proxy.messages.rejected import Code
 from broker_adapter.proxy.messages.request import Request
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.v1 import forward_pb2 as pb
-from dledger import InvalidRequest, NodeConfig, Role, RoleEvent, open_channel, parse_config
+from dledger import InvalidRequest, NodeConfig, Role, RoleEvent
+from dledger.platform import open_channel, parse_config
 from dledger.rpc.transport.channels import new_server
 from tests.broker_adapter.proxy.world import message
 from tests.node.local import until
