@@ -12,6 +12,9 @@ from broker_adapter.server.broker_status import BrokerStatus
 from broker_adapter.server.program import BrokerProgram
 from broker_adapter.store.applied import NOTHING
 from broker_adapter.store.dispatcher import DispatchFigures
+from broker_adapter.store.dispatching import SetAside
+
+DISPATCH = DispatchFigures(NOTHING, NOTHING, 2, 3, foreign_records=4, set_aside=SetAside(5, 17, "why"))
 
 
 def handler_status(**changed: Any) -> HandlerStatus:
@@ -41,7 +44,7 @@ def samples(status: HandlerStatus, changes: RoleChangeMetrics) -> dict[tuple[str
         adapter=SimpleNamespace(is_master=True),
         writer=SimpleNamespace(expected=(3, 7)),
         files=SimpleNamespace(dispatch_behind_bytes=11),
-        dispatcher=SimpleNamespace(figures=lambda: DispatchFigures(NOTHING, NOTHING, 2, 3, 4)),
+        dispatcher=SimpleNamespace(figures=lambda: DISPATCH),
         broker=SimpleNamespace(held=[]),
         metadata=SimpleNamespace(topics={}),
         delivery=SimpleNamespace(figures=lambda: DeliveryFigures(1, 2, 3, 4, 5, 6, 7, 8)),
@@ -94,3 +97,8 @@ def test_a_wait_is_told_with_its_reason_as_long_as_it_lasts() -> None:
     at_rest = samples(handler_status(), RoleChangeMetrics())
     assert not [key for key in at_rest if key[0] == "broker_role_change_waiting_seconds"]
     assert at_rest["broker_fit",] == 1
+
+
+def test_entries_that_could_not_be_applied_are_told_apart_from_those_that_are_no_messages() -> None:
+    found = samples(handler_status(), RoleChangeMetrics())
+    assert (found["broker_foreign_records_total",], found["broker_set_aside_total",]) == (4, 5)

@@ -11,13 +11,15 @@ import pytest
 
 from broker_adapter.api import OutgoingMessage
 from broker_adapter.errors import IllegalMessage, Status
-from broker_adapter.format.message import Message, encode, patch_offsets
+from broker_adapter.format.message import Message, decode, encode, patch_offsets
+from broker_adapter.format.sys_flag import TRANSACTION_COMMIT
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.server.program import BrokerProgram
 from dledger import Assigned
 from tests.broker_adapter.cluster import BrokerCluster, bodies, brokers, in_step, messages
 from tests.broker_adapter.store.helpers import Log
 from tests.broker_adapter.store.poison import good_entry, mutated
+from tests.node.local import until
 
 
 async def put_raw(program: BrokerProgram, record: bytes, queue_offset: int) -> None:
@@ -104,3 +106,31 @@ async def test_transaction_bits_are_refused_and_logs_that_have_them_go_on(tmp_pa
         assert reader.offset_by_time("T", 0, 0) == 0
         assert reader.offset_by_time("T", 0, 1 << 50) == stats[1]
         assert reader.newest_ms("T", 0) > 0
+
+
+async def test_a_message_with_bits_of_transactions_can_become_a_dead_letter(tmp_path: Path) -> None:
+    """Else it would be the first of its group for ever."""
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        await program.broker.send("T", messages("a"), queue_id=0)
+        record = encode(Message("T", b"from an earlier version", sys_flag=TRANSACTION_COMMIT))
+        await put_raw(program, bytes(record), program.writer.table.take("T", 0, 1))
+        await in_step(program)
+        found = await program.delivery.receive("g", "T", client_id="c", invisible_ms=60_000)
+        assert [decode(one.record).body for one in found] == [b"a", b"from an earlier version"]
+        await program.delivery.dead_letter("g", "T", found[1].handle)
+        await in_step(program)
+        assert await bodies(program, "%DLQ%g", 0) == [b"from an earlier version"]
+
+
+async def test_an_offset_that_an_entry_has_taken_by_itself_is_given_to_no_message(tmp_path: Path) -> None:
+    """What would come to the same offset is acknowledged, and in no queue."""
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        await program.broker.send("T", messages("a"), queue_id=0)
+        await put_raw(program, bytes(encode(Message("T", b"of nobody"))), 1)
+        await in_step(program)
+        await until(lambda: program.writer.table.next_offset("T", 0) == 2)
+        assert (await program.broker.send("T", messages("b"), queue_id=0)).queue_offset == 2
+        await in_step(program)
+        assert await bodies(program, "T", 0) == [b"a", b"of nobody", b"b"]

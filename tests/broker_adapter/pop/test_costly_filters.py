@@ -37,3 +37,17 @@ async def test_a_costly_filter_is_looked_at_in_pieces(what: str, tmp_path: Path)
             assert 0 < len(got) <= 2, "two messages use the steps of one look up"
             found += [decode(one.record).body.decode() for one in got]
         assert sorted(found) == list("abcdef") and len(seen) == 6
+
+
+async def test_a_large_message_takes_more_of_the_steps_than_a_small_one(tmp_path: Path) -> None:
+    """How long a filter looks at a message depends on how much there is to look at."""
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        for body in ("small", "large", "small", "last"):
+            text = "x" * 3000 if body == "large" else "x"
+            await program.broker.send("t", messages(body, text=text), queue_id=0)
+        await in_step(program)
+        wanted = Filter(matches=lambda _: True, steps=MAX_FILTER_STEPS // 3)
+        receive = partial(program.delivery.receive, "g", "t", client_id="c", max_messages=9, wait_ms=20_000)
+        found = [len(await receive(invisible_ms=60_000, wanted=wanted)) for _ in range(2)]
+        assert found == [2, 2], "the large one ends the first look"

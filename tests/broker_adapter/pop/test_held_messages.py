@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from broker_adapter.api import OutgoingMessage, TopicConfig
-from broker_adapter.commitlog.message_writer import MessageWriter
+from broker_adapter.commitlog.message_writer import AnyTopic, MessageWriter
 from broker_adapter.config.settings import DeliverySettings
 from broker_adapter.errors import Busy, ReadFailed, Status
+from broker_adapter.format.sys_flag import COMPRESSED, TRANSACTION_MASK
 from broker_adapter.pop import holder as holder_module
 from broker_adapter.pop.api import Half, OrphanedHalf, Resolution
-from broker_adapter.pop.commands import Checked, Element, End, Hold
+from broker_adapter.pop.commands import Checked, Element, End, Hold, HoldKind
 from broker_adapter.pop.committer import Committer, Done, Request
 from broker_adapter.pop.holder import Holder
 from broker_adapter.pop.records import encode
@@ -41,6 +43,8 @@ class World:
         self.asked: list[OrphanedHalf] = []
         self.submitted = 0
         self.elements: list[Element] = []
+        self.topics = AnyTopic()
+        self.outgoing: list[OutgoingMessage] = []
         self._outcomes: list[Any] = []
         self.state = DeliveryState(on_outcomes=lambda _, outcomes: self._outcomes.extend(outcomes))
         committer, writer = cast(Committer, self), cast(MessageWriter, self)
@@ -60,8 +64,9 @@ class World:
     def queue_of(self, config: TopicConfig, queue_id: int) -> int:
         return max(0, queue_id)
 
-    def records(self, *_: Any, **__: Any) -> Any:
-        return None
+    def records(self, topic: str, queue_id: int, messages: list[OutgoingMessage], **_: Any) -> Any:
+        self.outgoing = messages
+        return SimpleNamespace(topic=topic, queue_id=queue_id, batch=SimpleNamespace(sizes=[]))
 
     def submit(self, request: Request) -> None:
         if self.is_full:
@@ -228,6 +233,21 @@ async def test_a_message_whose_end_was_refused_is_ended_later() -> None:
     world.now_ms += 1000
     await world.look()
     assert not world.state.held.all
+    world.holder.stop()
+
+
+async def test_what_an_earlier_version_took_in_with_bits_of_transactions_is_moved_without_them() -> None:
+    """With them no queue takes it, and it would be tried again for ever."""
+    world = World()
+    world.holder.stop()
+    hold = Hold(
+        HoldKind.DELAYED, "t", 0, START, b"", "", "", 0, COMPRESSED | TRANSACTION_MASK, START, b"", "", b"x"
+    )
+    world.index = 1
+    world.state.apply(1, START, encode([hold], ID))
+    world.holder.start()
+    await until(lambda: not world.state.held.all)
+    assert [one.sys_flag for one in world.outgoing] == [COMPRESSED]
     world.holder.stop()
 
 
