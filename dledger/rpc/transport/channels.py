@@ -57,6 +57,9 @@ FIRST_MESSAGE_TIMEOUT_S = 10.0
 #: So many streams may be waited for at once: of members, and of clients that are going to be refused.
 MAX_FIRST_MESSAGES = 64
 
+#: gRPC's bit of the algorithm "identity". Calls with any other are refused with UNIMPLEMENTED, unread.
+_UNCOMPRESSED_ONLY = 1
+
 #: Whoever was handed a channel a moment ago may be about to use it.
 _SURELY_IDLE_S = 5.0
 
@@ -102,6 +105,8 @@ def server_options(max_connections: int = MAX_CONNECTIONS) -> Options:
         ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
         ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        # 4 KiB inflate to a message of 4 MiB, thousands of which come in a moment. No client compresses.
+        ("grpc.compression_enabled_algorithms_bitset", _UNCOMPRESSED_ONLY),
     ]
 
 
