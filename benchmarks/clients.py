@@ -163,7 +163,7 @@ async def receive(seconds: float) -> list[Row]:
             await asyncio.gather(*[system.keyed_bulk() for _ in range(brokers.QUEUES)])
         await asyncio.to_thread(system.wait_in_step)
 
-    figure = f"{_CONSUMERS} receives of {_RECEIVE_BATCH}, each message acknowledged by itself"
+    figure = f"{_CONSUMERS} receives of {_RECEIVE_BATCH}, each message acknowledged alone"
     return await _rows(figure, "clients-receive", seconds, ready, _receiving)
 
 

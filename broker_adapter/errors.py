@@ -265,7 +265,7 @@ class PutIndeterminate(BrokerError):
 
 
 class TopicRefused(BrokerError):
-    """The topic does not exist and is not created by itself, or does not permit what was asked for."""
+    """The topic does not exist and is not created automatically, or does not permit what was asked for."""
 
 
 class GroupRefused(BrokerError):

@@ -200,8 +200,8 @@ LOG_ADVICE: dict[Code, Advice] = {
         "The leader lost its office before the append was committed. The append is in doubt.",
         "A failover.",
         (
-            "Inside a session the client settles it by itself. Otherwise read the log, then append again if"
-            " it is not there."
+            "Inside a session the client settles it automatically. Otherwise read the log, then append again"
+            " if it is not there."
         ),
     ),
     Code.WAIT_QUORUM_ACK_TIMEOUT: Advice(

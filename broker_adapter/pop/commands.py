@@ -190,7 +190,7 @@ class Popped(NamedTuple):
     """Outcome of a Pop: what was given, as (offset, attempt), until when."""
 
     pop: int
-    until_ms: int
+    invisible_until_ms: int
     given: tuple[tuple[int, int], ...]
     is_fresh_given: bool  # the cursor was at `begin`
 
@@ -199,7 +199,7 @@ class Changed(NamedTuple):
     """Outcome of a Change or a Bury that was done."""
 
     pop: int
-    until_ms: int
+    invisible_until_ms: int
 
 
 class Holding(NamedTuple):

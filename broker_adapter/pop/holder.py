@@ -24,10 +24,10 @@ from broker_adapter.format.sys_flag import TRANSACTION_MASK
 from broker_adapter.pop.api import Delayed, Half, OrphanedHalf, Resolution
 from broker_adapter.pop.commands import Checked, End, Ending, Hold, Holding, HoldKind
 from broker_adapter.pop.committer import Committer, Done, Request
+from broker_adapter.pop.duplicate_filter import Position
 from broker_adapter.pop.handles import held_handle, id_digest, parse_held
 from broker_adapter.pop.held_messages import HeldMessage
 from broker_adapter.pop.sender import Sender, with_id, within
-from broker_adapter.pop.sent_ids import Place
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.pop.timetable import Timetable
 from broker_adapter.shares import fits
@@ -166,7 +166,7 @@ class Holder:
         """Its number, and whether it was there before."""
         if hold.digest:
             first = await self._sender.outcome(hold.topic, hold.message_id, timeout_ms)
-            if isinstance(first, Place):
+            if isinstance(first, Position):
                 return (first.queue_offset if first.queue_id == -1 else -1), True
             if first is not None:
                 return _number_of(first.done), True

@@ -24,10 +24,10 @@ from zlib_ng.zlib_ng import crc32
 
 from broker_adapter.errors import Status, StoredDataDamaged
 from broker_adapter.pop.commands import Ending, Hold, QueueKey
+from broker_adapter.pop.duplicate_filter import DuplicateFilter
 from broker_adapter.pop.held_messages import Ended, HeldMessage
 from broker_adapter.pop.queue_state import PENDING, Held, QueueDelivery
 from broker_adapter.pop.records import decode
-from broker_adapter.pop.sent_ids import SentIds
 from broker_adapter.pop.state import DeliveryState
 
 MAGIC = b"DDSI"
@@ -140,7 +140,7 @@ class _Reader:
             hold_id, ending, stamp_ms = self._take(_ENDED)
             of = texts[self._count()] if version > _WITHOUT_TOPICS_OF_ENDS else ""
             state.held.remember(Ended(hold_id, Ending(ending), stamp_ms, of))
-        state.ids = SentIds(self._bytes(self._count() * _ID_SIZE))
+        state.ids = DuplicateFilter(self._bytes(self._count() * _ID_SIZE))
         if self._at != len(self._data):
             raise ValueError(f"{len(self._data) - self._at} bytes too many")
 
@@ -156,8 +156,10 @@ class _Reader:
         return found
 
     def _pending(self, texts: list[str]) -> tuple[int, Held]:
-        offset, pop, until_ms, attempts, owner, attempt, renews, given_ms = self._take(PENDING)
-        return offset, Held(pop, until_ms, attempts, texts[owner], texts[attempt], bool(renews), given_ms)
+        offset, pop, invisible_until_ms, attempts, owner, attempt, renews, given_ms = self._take(PENDING)
+        return offset, Held(
+            pop, invisible_until_ms, attempts, texts[owner], texts[attempt], bool(renews), given_ms
+        )
 
     def _count(self) -> int:
         return int(self._take(_COUNT)[0])

@@ -23,10 +23,10 @@ _until = itemgetter(1)
 
 
 class Held(NamedTuple):
-    """A message that was given to `owner`, and is not done. Visible again when `until_ms` is reached."""
+    """A message that was given to `owner`, and is not done. Visible again at `invisible_until_ms`."""
 
     pop: int
-    until_ms: int
+    invisible_until_ms: int
     attempts: int  # how often it was given
     owner: str  # the client
     attempt_id: str  # of the call that got it, "" without one
@@ -92,10 +92,10 @@ class QueueDelivery:
         self._members[segment] = self._members.get(segment, 0) + 1
         self._encoded.pop(segment, None)
         if self._latest_ms is not None:
-            self._latest_ms = max(self._latest_ms, held.until_ms)
-        heappush(self._times, (held.until_ms, offset))
+            self._latest_ms = max(self._latest_ms, held.invisible_until_ms)
+        heappush(self._times, (held.invisible_until_ms, offset))
         if len(self._times) > 2 * len(self.pending) + _SLACK:
-            self._times = [(one.until_ms, at) for at, one in self.pending.items()]
+            self._times = [(one.invisible_until_ms, at) for at, one in self.pending.items()]
             heapify(self._times)
 
     def remove(self, offset: int) -> None:
@@ -108,7 +108,7 @@ class QueueDelivery:
         self._members[segment] -= 1
         if not self._members[segment]:
             del self._members[segment]
-        if held.until_ms == self._latest_ms:
+        if held.invisible_until_ms == self._latest_ms:
             self._latest_ms = None
 
     def latest_expiry(self) -> int | None:
@@ -165,16 +165,18 @@ class QueueDelivery:
         for offset in range(first, first + SEGMENT):
             held = get(offset)
             if held is not None:
-                pop, until_ms, attempts, owner, attempt, renews, given_ms = held
+                pop, invisible_until_ms, attempts, owner, attempt, renews, given_ms = held
                 at, attempt_at = place(owner, len(texts)), place(attempt, len(texts))
-                messages.append(pack(offset, pop, until_ms, attempts, at, attempt_at, renews, given_ms))
+                messages.append(
+                    pack(offset, pop, invisible_until_ms, attempts, at, attempt_at, renews, given_ms)
+                )
         raw = [text.encode() for text in texts]
         names = [_TEXT.pack(len(one)) + one for one in raw]
         return b"".join((_COUNT.pack(len(raw)), *names, _COUNT.pack(len(messages)), *messages))
 
     def _is_current(self, entry: tuple[int, int]) -> bool:
         held = self.pending.get(entry[1])
-        return held is not None and held.until_ms == entry[0]
+        return held is not None and held.invisible_until_ms == entry[0]
 
 
 def _discard(index: dict[str, dict[int, None]], name: str, offset: int) -> None:

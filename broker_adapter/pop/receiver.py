@@ -32,9 +32,9 @@ from broker_adapter.pop.committer import Committer, Done, Request
 from broker_adapter.pop.handles import receipt_handle
 from broker_adapter.pop.queue_state import Held, QueueDelivery
 from broker_adapter.pop.reading import Found, Plan, look
+from broker_adapter.pop.receive_queues import GroupTopic, ReceiveQueue, ReceiveQueues
 from broker_adapter.pop.room import Received, Room
 from broker_adapter.pop.state import DeliveryState
-from broker_adapter.pop.views import GroupTopic, QueueView, Views
 from broker_adapter.store.queue_reader import QueueReader
 from dledger.platform import wake_queue
 
@@ -89,7 +89,7 @@ class Receive:
         return QueueKey(self.who.group, self.who.topic, queue_id)
 
 
-_UNTOUCHED = QueueView()
+_UNTOUCHED = ReceiveQueue()
 #: Queues that one step of the loop looks at: 2.5 ms.
 _QUEUES_AT_ONCE = 256
 
@@ -109,7 +109,7 @@ class Receiver:
         committer: Committer,
         reader: QueueReader,
         files: Bounds,
-        views: Views,
+        receive_queues: ReceiveQueues,
         dead_letters: DeadLetters,
         *,
         now_ms: Callable[[], int],
@@ -122,7 +122,7 @@ class Receiver:
         self._committer = committer
         self._reader = reader
         self._files = files
-        self._views = views
+        self._receive_queues = receive_queues
         self._dead_letters = dead_letters
         self._now_ms = now_ms
         self._run = run
@@ -139,7 +139,7 @@ class Receiver:
                 return again
         while True:
             # Known as waiting before it looks: nothing can come unnoticed in between.
-            woken = self._views.enter(call.who)
+            woken = self._receive_queues.enter(call.who)
             found = Received()
             is_over = True
             try:
@@ -150,10 +150,10 @@ class Receiver:
                 await self._wait(call, woken, deadline)
                 is_over = False
             finally:
-                self._views.leave(call.who, woken)
+                self._receive_queues.leave(call.who, woken)
                 if is_over and (woken.done() or not found):
                     # What woke this one, or the time that it alone may know of, is for the next one.
-                    self._views.wake_one(call.who)
+                    self._receive_queues.wake_one(call.who)
 
     async def _in_room(
         self,
@@ -256,9 +256,9 @@ class Receiver:
                     raise _DoesNotFit
             finally:
                 for plan in plans:
-                    self._views.queue(plan.key).is_read = False
+                    self._receive_queues.queue(plan.key).is_read = False
                 if plans and not is_stuck:  # nor does it fit for others, which would wake this one in turn
-                    self._views.wake_one(call.who)  # for what was left
+                    self._receive_queues.wake_one(call.who)  # for what was left
             if is_nothing:
                 return []
             moves = self._bury(call, found)
@@ -271,7 +271,7 @@ class Receiver:
     async def _plan(self, call: Receive, plans: list[Plan], check: Callable[[], object]) -> None:
         """Queues that have something, until it may be enough; nobody else reads these from now on. Topics may
         have a thousand queues: a turn of the loop looks at some of them."""
-        left, turn = call.max_messages, self._views.turn(call.who)
+        left, turn = call.max_messages, self._receive_queues.turn(call.who)
         for first in range(turn, turn + call.queues, _QUEUES_AT_ONCE):
             await wake_queue().turn(call.who.topic)
             check()
@@ -288,7 +288,7 @@ class Receiver:
             for key, end in zip(keys, ends, strict=True):
                 plan = self._plan_queue(call, key, end, left, now_ms)
                 if plan is not None:
-                    self._views.queue(key).is_read = True
+                    self._receive_queues.queue(key).is_read = True
                     plans.append(plan)
                     left -= len(plan.again) + plan.most_fresh
                     if left <= 0:
@@ -296,24 +296,24 @@ class Receiver:
         return left
 
     def _plan_queue(self, call: Receive, key: QueueKey, end: int, left: int, now_ms: int) -> Plan | None:
-        view, queue = self._views.find(key) or _UNTOUCHED, self._state.queue(key)
-        if view.is_read:
+        receives, queue = self._receive_queues.find(key) or _UNTOUCHED, self._state.queue(key)
+        if receives.is_read:
             return None
         pending = len(queue.pending) if queue is not None else 0
         again: list[tuple[int, Held]] = []
         if call.group.consume_orderly:
-            if view.under_way or view.reserved or (queue is not None and queue.is_held(now_ms)):
+            if receives.under_way or receives.reserved or (queue is not None and queue.is_held(now_ms)):
                 return None
             again = sorted(queue.pending.items())[:left] if queue is not None else []
         elif queue is not None:
-            again = queue.expired(now_ms, left, view.reserved)
-        begin = view.next_offset(queue, call.first_offsets(key.queue_id))
+            again = queue.expired(now_ms, left, receives.reserved)
+        begin = receives.next_offset(queue, call.first_offsets(key.queue_id))
         fresh = min(left - len(again), end - begin)
         if call.group.consume_orderly and len(again) < pending:
             fresh = 0
         if fresh > 0:
             room = min(
-                self._room(key.group), self._limits.max_pending_per_queue - pending - len(view.reserved)
+                self._room(key.group), self._limits.max_pending_per_queue - pending - len(receives.reserved)
             )
             self.refused_fresh += room <= 0
             fresh = min(fresh, room)
@@ -335,20 +335,20 @@ class Receiver:
     def _propose(self, call: Receive, found: Sequence[Found]) -> Request | None:
         """In the step in which the reads have ended."""
         elements: list[Element] = []
-        popped: list[QueueView] = []
+        popped: list[ReceiveQueue] = []
         for one in found:
             dead = {offset for offset, _ in self._worn_out(call, one)}
             again = tuple((offset, held.pop) for offset, held in one.again if offset not in dead)
-            view = self._views.queue(one.plan.key)
+            receives = self._receive_queues.queue(one.plan.key)
             # Also those that are to be moved: they are let go of when that is done.
             reserved = {offset for offset, _ in (*one.again, *one.unwanted)}
-            view.reserved |= reserved
+            receives.reserved |= reserved
             elements += [Drop(one.plan.key, offset, held.pop) for offset, held in one.unwanted]
             if again or one.end > one.plan.begin:
                 elements.append(self._pop(call, one, again))
-                view.cursor = one.end
-                view.under_way += 1
-                popped.append(view)
+                receives.cursor = one.end
+                receives.under_way += 1
+                popped.append(receives)
         if not elements:
             return None
         release = partial(self._release, call.who, list(found), popped, self._dead_of(call, found))
@@ -358,7 +358,9 @@ class Receiver:
         except BrokerError:
             request.release()
             for one in found:
-                self._views.queue(one.plan.key).reserved -= {at for at, _ in self._worn_out(call, one)}
+                self._receive_queues.queue(one.plan.key).reserved -= {
+                    at for at, _ in self._worn_out(call, one)
+                }
             raise
         return request
 
@@ -385,16 +387,16 @@ class Receiver:
         self,
         who: GroupTopic,
         found: list[Found],
-        popped: list[QueueView],
+        popped: list[ReceiveQueue],
         dead: dict[QueueKey, set[int]],
     ) -> None:
-        for view in popped:  # of this leadership: a later one has others
-            view.under_way -= 1
+        for receives in popped:  # of this leadership: a later one has others
+            receives.under_way -= 1
         for one in found:
             kept = dead[one.plan.key]
-            view = self._views.queue(one.plan.key)
-            view.reserved -= {offset for offset, _ in (*one.again, *one.unwanted) if offset not in kept}
-        self._views.wake_one(who)
+            receives = self._receive_queues.queue(one.plan.key)
+            receives.reserved -= {offset for offset, _ in (*one.again, *one.unwanted) if offset not in kept}
+        self._receive_queues.wake_one(who)
 
     def _bury(self, call: Receive, found: Sequence[Found]) -> asyncio.Future[list[bool]]:
         """Begin to move those that were given too often. That goes on if the client goes, as places would
@@ -407,11 +409,11 @@ class Receiver:
         return asyncio.gather(*moves)
 
     async def _bury_one(self, who: GroupTopic, key: QueueKey, offset: int, pop: int, record: bytes) -> bool:
-        reserved, pause_s = self._views.queue(key).reserved, 0.0
+        reserved, pause_s = self._receive_queues.queue(key).reserved, 0.0
 
         def let_go() -> None:
             reserved.discard(offset)
-            self._views.wake_one(who)
+            self._receive_queues.wake_one(who)
 
         try:
             return await self._dead_letters.move(key, offset, pop, record)
@@ -458,7 +460,7 @@ class Receiver:
 
     def give_back(self, who: GroupTopic, back: Sequence[Change]) -> None:
         """What could not be passed on is visible again as soon as the log has these."""
-        request = Request(elements=back, release=partial(self._views.wake_one, who))
+        request = Request(elements=back, release=partial(self._receive_queues.wake_one, who))
         try:
             self._committer.submit(request)
         except BrokerError:
@@ -495,7 +497,7 @@ class Receiver:
         at = deadline
         if expiry_ms is not None:
             at = min(deadline, loop.time() + max(_LEAST_WAIT_S, (expiry_ms - self._now_ms()) / 1000))
-        timer = loop.call_at(at, self._views.wake, call.who, woken)
+        timer = loop.call_at(at, self._receive_queues.wake, call.who, woken)
         try:
             await woken
         finally:
@@ -518,8 +520,8 @@ class Receiver:
     def _expiry_of(self, call: Receive, queue: QueueDelivery) -> int | None:
         if call.group.consume_orderly:
             return queue.latest_expiry()
-        view = self._views.find(queue.key)
-        if view is not None and (view.is_read or view.reserved):
+        receives = self._receive_queues.find(queue.key)
+        if receives is not None and (receives.is_read or receives.reserved):
             return None  # whoever is at it wakes the next one
         return queue.next_expiry()
 
@@ -539,7 +541,7 @@ def _delivery(call: Receive, pop: Pop, record: bytes, offset: int, attempt: int,
         offset,
         attempt,
         handle,
-        outcome.until_ms,
+        outcome.invisible_until_ms,
         is_renewed=not call.invisible_ms,
         is_repeated=pop.repeats,
     )

@@ -18,8 +18,8 @@ from broker_adapter.errors import BrokerError
 from broker_adapter.pop.commands import Change, ChangeKind, Element, PassedOn, QueueKey
 from broker_adapter.pop.committer import Committer, Done, Request
 from broker_adapter.pop.queue_state import Held, QueueDelivery
+from broker_adapter.pop.receive_queues import GroupTopic, ReceiveQueues
 from broker_adapter.pop.state import DeliveryState
-from broker_adapter.pop.views import GroupTopic, Views
 
 _log = structlog.get_logger(part="delivery")
 
@@ -41,7 +41,7 @@ class Renewals:
         self,
         state: DeliveryState,
         committer: Committer,
-        views: Views,
+        receive_queues: ReceiveQueues,
         *,
         now_ms: Callable[[], int],
         settings: DeliverySettings,
@@ -49,7 +49,7 @@ class Renewals:
         """`now_ms` is cluster time."""
         self._state = state
         self._committer = committer
-        self._views = views
+        self._receive_queues = receive_queues
         self._now_ms = now_ms
         self._settings = settings
         #: When each client was heard of, by group; "": in all but those. In the order of the last times.
@@ -199,7 +199,7 @@ class Renewals:
         return [
             one
             for one in self._there(queue, offsets)
-            if one[2].renews and now_ms < one[2].until_ms < due_ms and one[2].given_ms > oldest_ms
+            if one[2].renews and now_ms < one[2].invisible_until_ms < due_ms and one[2].given_ms > oldest_ms
         ]
 
     def _there(self, queue: QueueDelivery, offsets: Sequence[int]) -> list[_Place]:
@@ -222,7 +222,9 @@ class Renewals:
                 if group in ("", queue.key.group):
                     soon = self._now_ms() + self._settings.release_ms
                     there = self._there(queue, offsets)
-                    held = [one for one in there if one[2].owner == client_id and one[2].until_ms > soon]
+                    held = [
+                        one for one in there if one[2].owner == client_id and one[2].invisible_until_ms > soon
+                    ]
                     under_way += self._change(held, self._settings.release_ms, ChangeKind.RELEASE)
                 looked_at += len(offsets)
                 if looked_at >= MOST_AT_ONCE:
@@ -275,7 +277,7 @@ class Renewals:
     def _wake(self, whose: Iterable[GroupTopic]) -> None:
         """They wait for another time now."""
         for who in whose:
-            self._views.wake_one(who)
+            self._receive_queues.wake_one(who)
 
 
 def _settle_after(under_way: Sequence[asyncio.Future[Done]], ended: asyncio.Future[None]) -> None:

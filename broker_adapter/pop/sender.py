@@ -15,8 +15,8 @@ from broker_adapter.format.properties import UNIQ_KEY
 from broker_adapter.pop.api import Sent
 from broker_adapter.pop.commands import Element
 from broker_adapter.pop.committer import Committer, Done, Request
+from broker_adapter.pop.duplicate_filter import Position
 from broker_adapter.pop.handles import first_id_digest, id_digest
-from broker_adapter.pop.sent_ids import Place
 from broker_adapter.pop.state import DeliveryState
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Sender:
         digest = id_digest(topic, message_id) if message_id else b""
         if digest:
             first = await self.outcome(topic, message_id, timeout_ms)
-            if isinstance(first, Place):
+            if isinstance(first, Position):
                 return Sent(first.queue_id, first.queue_offset, True)
             if first is not None:
                 return (
@@ -71,7 +71,7 @@ class Sender:
         done = await settled(timeout_ms, request.done)
         return Sent(queue_id, done.offsets[0])
 
-    async def outcome(self, topic: str, message_id: str, timeout_ms: int) -> First | Place | None:
+    async def outcome(self, topic: str, message_id: str, timeout_ms: int) -> First | Position | None:
         """What became of the message with this id; None: it was not sent before. While that is in doubt it is
         waited for: until the message is applied, or this broker is not master any more.
 
@@ -93,7 +93,7 @@ class Sender:
         with self._state.lock:
             return self._find(topic, message_id, digest)
 
-    def _find(self, topic: str, message_id: str, digest: bytes) -> Place | None:
+    def _find(self, topic: str, message_id: str, digest: bytes) -> Position | None:
         """Under the lock."""
         ids = self._state.ids
         return ids.find(digest) or ids.find(first_id_digest(topic, message_id))

@@ -34,13 +34,13 @@ from broker_adapter.pop.dead_letters import DeadLetters
 from broker_adapter.pop.handles import Receipt, parse_receipt, receipt_handle
 from broker_adapter.pop.holder import Holder
 from broker_adapter.pop.queue_state import Held
+from broker_adapter.pop.receive_queues import GroupTopic, ReceiveQueues
 from broker_adapter.pop.receiver import Bounds, Receive, ReceiveLimits, Receiver, not_passed_on
 from broker_adapter.pop.renewals import Renewals
 from broker_adapter.pop.room import Received, Room
 from broker_adapter.pop.sender import Sender, settled, within
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.pop.upkeep import Upkeep
-from broker_adapter.pop.views import GroupTopic, Views
 from broker_adapter.shares import client_of
 from broker_adapter.store.queue_reader import QueueReader
 from dledger.platform import when_idle
@@ -111,7 +111,7 @@ class DeliveryService:
             max_round_bytes=max_round_bytes,
             max_round_entries=max_round_entries,
         )
-        self._views = Views()
+        self._receive_queues = ReceiveQueues()
         self._sender = Sender(state, committer, writer)
         self._dead_letters = DeadLetters(committer, writer, topics.make, taken_ms=delivery.release_ms)
         limits = ReceiveLimits(
@@ -125,15 +125,15 @@ class DeliveryService:
             committer,
             reader,
             files,
-            self._views,
+            self._receive_queues,
             self._dead_letters,
             now_ms=now_ms,
             run=run,
             limits=limits,
         )
         self._holder = Holder(state, committer, writer, self._sender, now_ms=now_ms, settings=delivery)
-        self._renewals = Renewals(state, committer, self._views, now_ms=now_ms, settings=delivery)
-        self._upkeep = Upkeep(state, committer, self._views, files, now_ms=now_ms, settings=delivery)
+        self._renewals = Renewals(state, committer, self._receive_queues, now_ms=now_ms, settings=delivery)
+        self._upkeep = Upkeep(state, committer, self._receive_queues, files, now_ms=now_ms, settings=delivery)
 
     # -- MasterService ------------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class DeliveryService:
         refused = error_for(Status.NOT_MASTER, text)
         self._committer.abandon(refused, PutIndeterminate(Status.OUTCOME_UNKNOWN, text))
         self._sender.clear()
-        self._views.clear()
+        self._receive_queues.clear()
 
     # -- for the program ----------------------------------------------------------------------------------
 
@@ -167,15 +167,15 @@ class DeliveryService:
     @property
     def is_awaited(self) -> bool:
         """Whether an arrival concerns anybody."""
-        return self._views.is_awaited
+        return self._receive_queues.is_awaited
 
     def arrived(self, arrivals: Sequence[tuple[str, int, int]]) -> None:
         """(topic, queue id, max offset) of queues that have grown."""
-        self._views.arrived(dict.fromkeys(topic for topic, _, _ in arrivals))
+        self._receive_queues.arrived(dict.fromkeys(topic for topic, _, _ in arrivals))
 
     def wake_all(self) -> None:
         """Receives look again, and end if this broker takes no writes."""
-        self._views.wake_all()
+        self._receive_queues.wake_all()
 
     def figures(self) -> DeliveryFigures:
         state = self._state
@@ -183,7 +183,7 @@ class DeliveryService:
             state.pending_count,
             len(state.held.all),
             state.held.bytes,
-            len(self._views),
+            len(self._receive_queues),
             self._receiver.refused_fresh,
             self._dead_letters.moved,
             self._committer.rounds,
@@ -279,8 +279,8 @@ class DeliveryService:
         if known is None or not known.config.consume_enable:
             text = f"group {group} may not consume (consume_enable is off)"
             raise ReadFailed(Status.GROUP_NOT_ENABLED, text)
-        if len(self._views) >= self._settings.max_held_pulls:
-            text = f"{len(self._views)} receives wait for messages; try again later"
+        if len(self._receive_queues) >= self._settings.max_held_pulls:
+            text = f"{len(self._receive_queues)} receives wait for messages; try again later"
             raise ReadFailed(Status.TOO_MANY_HELD_PULLS, text)
         self._renewals.receives(client_id, group)
         call = Receive(
@@ -335,9 +335,9 @@ class DeliveryService:
     async def dead_letter(self, group: str, topic: str, handle: str) -> None:
         self._writer.check_master()
         key, receipt, held = self._held(group, topic, handle)
-        if held is None or receipt.offset in (view := self._views.queue(key)).reserved:
+        if held is None or receipt.offset in (receives := self._receive_queues.queue(key)).reserved:
             raise _invalid()
-        reserved, who = view.reserved, GroupTopic(group, topic)
+        reserved, who = receives.reserved, GroupTopic(group, topic)
         reserved.add(receipt.offset)
 
         async def move() -> bool:
@@ -346,7 +346,7 @@ class DeliveryService:
                 return await self._dead_letters.move(key, receipt.offset, receipt.pop, record)
             finally:
                 reserved.discard(receipt.offset)
-                self._views.wake_one(who)
+                self._receive_queues.wake_one(who)
 
         # It goes on if the client goes: then nobody else looks at how it ended.
         moving = asyncio.ensure_future(move())
@@ -398,7 +398,7 @@ class DeliveryService:
         with self._state.lock:
             queue = self._state.queue(key)
             held = None if queue is None else queue.pending.get(receipt.offset)
-        if held is None or held.pop != receipt.pop or held.until_ms <= self._now_ms():
+        if held is None or held.pop != receipt.pop or held.invisible_until_ms <= self._now_ms():
             return key, receipt, None
         return key, receipt, held
 
@@ -421,7 +421,7 @@ class DeliveryService:
 
     def _wake(self, group: str, topic: str) -> Callable[[], None]:
         """Somebody may wait for what an orderly queue gives next, or for another time."""
-        return partial(self._views.wake_one, GroupTopic(group, topic))
+        return partial(self._receive_queues.wake_one, GroupTopic(group, topic))
 
     def _timeout(self, timeout_ms: int) -> int:
         return timeout_ms or self._settings.send_timeout_ms

@@ -42,11 +42,11 @@ from broker_adapter.pop.commands import (
     QueueKey,
     Sent,
 )
+from broker_adapter.pop.duplicate_filter import DuplicateFilter
 from broker_adapter.pop.handles import topic_digest
 from broker_adapter.pop.held_messages import HeldMessage, HeldMessages
 from broker_adapter.pop.queue_state import Held, QueueDelivery
 from broker_adapter.pop.records import NO_REQUEST, decode, request_id_of
-from broker_adapter.pop.sent_ids import SentIds
 
 #: A pop's or a held message's number is the index of its command and the place in it.
 _PLACE_BITS = 16
@@ -69,7 +69,7 @@ class _Contents:
         self.applied_index = -1
         self.queues: dict[QueueKey, QueueDelivery] = {}
         self.held = HeldMessages()
-        self.ids = SentIds()
+        self.ids = DuplicateFilter()
         self.pending_count = 0
         self.by_group: dict[str, dict[QueueKey, QueueDelivery]] = {}
         self.pending_of: dict[str, int] = {}  # by group
@@ -127,11 +127,11 @@ class DeliveryState:
         return self._now.held
 
     @property
-    def ids(self) -> SentIds:
+    def ids(self) -> DuplicateFilter:
         return self._now.ids
 
     @ids.setter
-    def ids(self, ids: SentIds) -> None:
+    def ids(self, ids: DuplicateFilter) -> None:
         self._now.ids = ids
 
     @property
@@ -293,15 +293,15 @@ class DeliveryState:
                 return Popped(number, stamp_ms, (), False)
             queue = QueueDelivery(pop.key, first if pop.first_from_state else pop.begin)
             self._add(queue)
-        until_ms = stamp_ms + pop.invisible_ms
+        invisible_until_ms = stamp_ms + pop.invisible_ms
         if pop.is_orderly and not pop.repeats and queue.is_held(stamp_ms):
-            return Popped(number, until_ms, (), False)
+            return Popped(number, invisible_until_ms, (), False)
         given: list[tuple[int, int]] = []
         for offset, old in pop.again:
             held = queue.pending.get(offset)
             if held is None or held.pop != old:
                 continue
-            if held.attempt_id != pop.attempt_id if pop.repeats else held.until_ms > stamp_ms:
+            if held.attempt_id != pop.attempt_id if pop.repeats else held.invisible_until_ms > stamp_ms:
                 continue
             given.append((offset, held.attempts + (not pop.repeats)))
         is_next = pop.begin == queue.cursor
@@ -311,9 +311,11 @@ class DeliveryState:
         else:
             is_next = False
         for offset, attempt in given:
-            held = Held(number, until_ms, attempt, pop.client_id, pop.attempt_id, pop.renews, stamp_ms)
+            held = Held(
+                number, invisible_until_ms, attempt, pop.client_id, pop.attempt_id, pop.renews, stamp_ms
+            )
             self._put(queue, offset, held)
-        return Popped(number, until_ms, tuple(given), is_next)
+        return Popped(number, invisible_until_ms, tuple(given), is_next)
 
     def _found(self, key: QueueKey, offset: int, pop: int) -> tuple[QueueDelivery, Held] | None:
         """What is pending under this pop."""
@@ -324,17 +326,17 @@ class DeliveryState:
     def _done(self, key: QueueKey, offset: int, pop: int, stamp_ms: int | None) -> bool:
         """`stamp_ms` None: also when its time is over."""
         found = self._found(key, offset, pop)
-        if found is None or (stamp_ms is not None and found[1].until_ms <= stamp_ms):
+        if found is None or (stamp_ms is not None and found[1].invisible_until_ms <= stamp_ms):
             return False
         self._remove(found[0], offset)
         return True
 
     def _change(self, change: Change, number: int, stamp_ms: int) -> Changed | None:
         found = self._found(change.key, change.offset, change.pop)
-        if found is None or found[1].until_ms <= stamp_ms:
+        if found is None or found[1].invisible_until_ms <= stamp_ms:
             return None
         queue, held = found
-        held = held._replace(until_ms=stamp_ms + change.invisible_ms)
+        held = held._replace(invisible_until_ms=stamp_ms + change.invisible_ms)
         if change.kind is ChangeKind.CHANGE:
             held = held._replace(pop=number, renews=False)
         elif change.kind is ChangeKind.RETURN:
@@ -343,22 +345,24 @@ class DeliveryState:
         elif change.kind is ChangeKind.RELEASE:
             held = held._replace(renews=False)
         self._put(queue, change.offset, held)
-        return Changed(held.pop, held.until_ms)
+        return Changed(held.pop, held.invisible_until_ms)
 
     def _bury(self, bury: Bury, number: int, stamp_ms: int) -> Changed | None:
         found = self._found(bury.key, bury.offset, bury.pop)
         if found is None:
             return None
         queue, held = found
-        until_ms = stamp_ms + bury.invisible_ms
-        held = held._replace(pop=number, until_ms=until_ms, owner="", attempt_id="", renews=False)
+        invisible_until_ms = stamp_ms + bury.invisible_ms
+        held = held._replace(
+            pop=number, invisible_until_ms=invisible_until_ms, owner="", attempt_id="", renews=False
+        )
         self._put(queue, bury.offset, held)
-        return Changed(number, until_ms)
+        return Changed(number, invisible_until_ms)
 
     def _passed_on(self, key: QueueKey, pop: int, offsets: Sequence[int], stamp_ms: int) -> None:
         for offset in offsets:
             found = self._found(key, offset, pop)
-            if found is not None and found[1].until_ms > stamp_ms:
+            if found is not None and found[1].invisible_until_ms > stamp_ms:
                 self._put(found[0], offset, found[1]._replace(renews=True))
 
     def _purged(self, topic: str, queue_id: int, below: int) -> None:
@@ -374,7 +378,7 @@ class DeliveryState:
             return 0
         for count in range(most):
             held = queue.pending.get(queue.cursor - 1)
-            if held is None or held.until_ms > before_ms:
+            if held is None or held.invisible_until_ms > before_ms:
                 return count
             queue.cursor -= 1
             self._remove(queue, queue.cursor)

@@ -17,15 +17,15 @@ from broker_adapter.errors import BrokerError
 from broker_adapter.pop.commands import Element, Fold, Purged
 from broker_adapter.pop.committer import Committer, Request
 from broker_adapter.pop.queue_state import QueueDelivery
+from broker_adapter.pop.receive_queues import ReceiveQueues
 from broker_adapter.pop.state import DeliveryState
-from broker_adapter.pop.views import Views
 
 _log = structlog.get_logger(part="delivery")
 
 #: Queues of one step of the loop, each as many as its pending messages are thousands; messages of a command.
 _QUEUES, _MESSAGES = 50, 1_000
 _PAUSE_S = 0.005
-#: Views of one step: 2 ms.
+#: ReceiveQueues of one step: 2 ms.
 _VIEWS = 10_000
 #: While half of what may be pending is, nobody has to want a message for so long only.
 _SCARCE_MS = 600_000
@@ -40,7 +40,7 @@ class Upkeep:
         self,
         state: DeliveryState,
         committer: Committer,
-        views: Views,
+        receive_queues: ReceiveQueues,
         files: Bounds,
         *,
         now_ms: Callable[[], int],
@@ -49,7 +49,7 @@ class Upkeep:
         """`now_ms` is cluster time."""
         self._state = state
         self._committer = committer
-        self._views = views
+        self._receive_queues = receive_queues
         self._files = files
         self._now_ms = now_ms
         self._settings = settings
@@ -73,7 +73,7 @@ class Upkeep:
         if left is None:
             with self._state.lock:
                 left = iter(list(self._state.queues.values()))
-        self._views.tidy(_VIEWS)
+        self._receive_queues.tidy(_VIEWS)
         elements: dict[Element, None] = {}
         looked_at = 0
         for queue in left:
@@ -102,10 +102,10 @@ class Upkeep:
         least = self._files.bounds(key.topic, key.queue_id)[0]
         if min(queue.pending) < least:
             found.append(Purged(key.topic, key.queue_id, least))
-        view = self._views.find(key)
+        receives = self._receive_queues.find(key)
         newest = queue.pending.get(queue.cursor - 1)
         idle_ms = self._idle_ms()
-        is_free = view is None or view.is_idle
-        if is_free and newest is not None and newest.until_ms <= self._now_ms() - idle_ms:
+        is_free = receives is None or receives.is_idle
+        if is_free and newest is not None and newest.invisible_until_ms <= self._now_ms() - idle_ms:
             found.append(Fold(key, idle_ms, _MESSAGES))
         return found

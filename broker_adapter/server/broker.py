@@ -275,14 +275,14 @@ class Broker:
     # -- inside -------------------------------------------------------------------------------------------
 
     async def _create(self, topic: str, remote: str) -> TopicConfig:
-        """A topic that nobody has created, if it may come into being by itself."""
+        """A topic that nobody has created, if it may be created automatically."""
         wanted, topics = self._default(topic), self._metadata.topics
         now_s = asyncio.get_running_loop().time()
         self._limits.take(client_of(remote), topic, topics, len(topics), now_s)
         return await self._propose(wanted)
 
     def _default(self, topic: str) -> TopicConfig:
-        """What a topic is that comes into being by itself, if it may."""
+        """What a topic is that is created automatically, if it may."""
         check_user_topic(topic)
         if not self._settings.auto_create_topics:
             text = f"there is no topic {topic}; create it first (auto_create_topics is off)"

@@ -64,7 +64,7 @@ class ConsumeQueues:
         #: Files may go with the next checkpoint.
         self.has_needless_files = False
         #: Indexes of committed messages without a place in their queue. Part of the state, the same on every
-        #: node: a replay cannot tell by itself that such a message is not the one that its queue begins with.
+        #: node: a replay alone cannot tell that such a message is not the one that its queue begins with.
         self.misplaced: deque[int] = deque(maxlen=_MOST_MISPLACED)
 
     # -- for readers ------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ class Dispatching:
             self.reached = Applied(index, term, pos + size)
 
     def _take_run(self, run: MessageRun) -> int:
-        """How many messages of it were taken; the next one has to be looked at by itself."""
+        """How many messages of it were taken; the next one has to be looked at alone."""
         try:
             route = self._routes.get(run.tail) or self._routes.of_tail(run.tail)
         except StoredDataDamaged:

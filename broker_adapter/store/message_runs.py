@@ -1,7 +1,7 @@
 """Messages that follow each other in the log and differ in nothing that dispatching asks but their numbers.
 
 Producers send batches of them, and comparing the columns of a batch costs a fraction of looking at its
-messages one by one. What is not alike is nobody's loss: it is read by itself (`records.place`).
+messages one by one. What is not alike is nobody's loss: it is read alone (`records.place`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RunFinder:
         self.looks = 0
 
     def find(self, at: int, entry_size: int) -> MessageRun | None:
-        """The run that begins with the entry at `at`; None: take this one by itself."""
+        """The run that begins with the entry at `at`; None: take this one alone."""
         if self._singly:
             self._singly -= 1
             return None

@@ -286,6 +286,6 @@ class DeliveryModel:
             if (key, at) in self.acked:
                 raise Violation("acknowledged ack", f"{key} {at} was acknowledged and is given by {pop}")
             self.given.add((key, at))
-            until_ms = stamp_ms + pop.invisible_ms
-            held = (number, until_ms, attempts, pop.client_id, pop.attempt_id, pop.renews, stamp_ms)
+            invisible_until_ms = stamp_ms + pop.invisible_ms
+            held = (number, invisible_until_ms, attempts, pop.client_id, pop.attempt_id, pop.renews, stamp_ms)
             self._pending[key, at] = held

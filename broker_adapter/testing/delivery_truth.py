@@ -16,7 +16,7 @@ from broker_adapter.pop.handles import parse_receipt
 from broker_adapter.testing.delivery_model import DeliveryModel
 from dledger.testing import Violation
 
-Place = tuple[str, int, int]  # group, queue id, offset
+Position = tuple[str, int, int]  # group, queue id, offset
 
 
 class DeliveryTruth:
@@ -26,8 +26,8 @@ class DeliveryTruth:
         self._in_queues: Counter[str] = Counter()  # by message id
         self._stored: set[str] = set()
         self._never: set[str] = set()
-        self._acked: dict[Place, int] = {}
-        self._given: set[Place] = set()
+        self._acked: dict[Position, int] = {}
+        self._given: set[Position] = set()
         self._reached: set[tuple[QueueKey, int, int]] = set()  # queue, offset and pop that a client has got
 
     # -- the committed log
@@ -77,11 +77,11 @@ class DeliveryTruth:
         if self._in_queues[message_id]:
             raise Violation("never", f"{message_id} was recalled or rolled back, and is in a queue")
 
-    def acknowledged(self, group: str) -> frozenset[Place]:
+    def acknowledged(self, group: str) -> frozenset[Position]:
         """What is done by now."""
         return frozenset(place for place in self._acked if place[0] == group)
 
-    def given(self, group: str, topic: str, one: Delivery, before: Iterable[Place]) -> None:
+    def given(self, group: str, topic: str, one: Delivery, before: Iterable[Position]) -> None:
         """`before`: what was done when it was asked for."""
         receipt = parse_receipt(topic, one.handle)
         assert receipt is not None

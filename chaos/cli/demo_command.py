@@ -29,7 +29,7 @@ _PHASES = {
     "warming up": ("load", "producers send the lines to several queues; a group of consumers reads them"),
     "faults": (
         "faults",
-        "now the master gets into trouble, three times; another broker takes over each time",
+        "now the master fails, three times; another broker takes over each time",
     ),
     "healing": ("healing", "all faults are over; waiting until all three nodes are well again"),
     "draining": ("draining", "every queue is read once more, from its beginning to its end"),

@@ -1,4 +1,4 @@
-"""The network between nodes, as proxies on loopback: every directed link can be hurt by itself, without root.
+"""The network between nodes, as proxies on loopback: every directed link can be hurt alone, without root.
 
 A node is configured to reach each other member at an address of ours, and we forward to the real one::
 

@@ -206,7 +206,7 @@ BROKER_INFOS = frozenset(
 )
 
 #: Status codes of RocketMQ 5 for a send that was refused for what the message is: so was every attempt that
-#: the client has made by itself before. Of all other codes an earlier attempt may have been stored.
+#: the client has made automatically before. Of all other codes an earlier attempt may have been stored.
 CLIENT_SEND_FAILS = frozenset(
     {
         40002,  # ILLEGAL_TOPIC
@@ -222,7 +222,7 @@ CLIENT_SEND_FAILS = frozenset(
     }
 )
 #: The same of what the client calls once: HA_NOT_AVAILABLE says that nothing was done. Not
-#: INVALID_RECEIPT_HANDLE: the broker repeats an ack by itself, and the first one may have counted.
+#: INVALID_RECEIPT_HANDLE: the broker repeats an ack automatically, and the first one may have counted.
 CLIENT_FAILS = frozenset({50002})
 #: The same of a recall, which the broker does not repeat either: there was nothing left to be taken back.
 CLIENT_RECALL_FAILS = frozenset({*CLIENT_FAILS, 40400})

@@ -43,7 +43,7 @@ class Ev(StrEnum):
     OP = "op"
     #: One message of a batch, written before the invoke of its operation.
     ITEM = "item"
-    #: A client repeats what one operation sends, by itself.
+    #: A client repeats what one operation sends, automatically.
     ATTEMPT = "attempt"
     #: One entry or message that an operation handed to a client.
     DLV = "dlv"

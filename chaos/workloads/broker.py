@@ -15,7 +15,7 @@ from chaos.trace.operations import Process
 from chaos.trace.schema import Ev
 from chaos.trace.writer import TraceWriter
 from chaos.workloads.auditor import Auditor
-from chaos.workloads.groups import GROUPS, Group, Place, delivered
+from chaos.workloads.groups import GROUPS, Group, TopicQueue, delivered
 from chaos.workloads.messages import payload_of
 from chaos.workloads.pacing import Pace
 from chaos.workloads.senders import Sender
@@ -124,14 +124,14 @@ class FinalReader:
         self._writer = writer
         self._process = process
         #: One behind the last message of each queue, and one behind the last with each tag.
-        self._ends: dict[Place, int] = {}
-        self._tagged: dict[tuple[Place, str], int] = {}
+        self._ends: dict[TopicQueue, int] = {}
+        self._tagged: dict[tuple[TopicQueue, str], int] = {}
 
-    def ends_of(self, topics: Sequence[str]) -> dict[Place, int]:
+    def ends_of(self, topics: Sequence[str]) -> dict[TopicQueue, int]:
         """One behind the last message of each of their queues."""
         return {place: end for place, end in self._ends.items() if place[0] in topics}
 
-    def ends_for(self, group: Group) -> dict[Place, int]:
+    def ends_for(self, group: Group) -> dict[TopicQueue, int]:
         """How far a group gets. One with tags waits for a message that it wants before it says that it has
         passed over others."""
         ends = self.ends_of(group.topics)

@@ -36,7 +36,7 @@ _REWIND_S = (2.0, 5.0)
 _REWIND_MESSAGES = 300
 _CRASHES, _HANDLER_FAILURES = 0.4, 0.002
 
-Place = tuple[str, int]  # topic, queue
+TopicQueue = tuple[str, int]  # topic, queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,31 +68,31 @@ class Rewinds:
 
     def __init__(self, group: str) -> None:
         self._group = group
-        self._pending: set[Place] = set()
-        self._resets: Counter[Place] = Counter()
+        self._pending: set[TopicQueue] = set()
+        self._resets: Counter[TopicQueue] = Counter()
 
-    def resets_of(self, place: Place) -> int:
+    def resets_of(self, place: TopicQueue) -> int:
         """Lines written so far."""
         return self._resets[place]
 
-    def begin(self, writer: TraceWriter, place: Place, to: int) -> None:
+    def begin(self, writer: TraceWriter, place: TopicQueue, to: int) -> None:
         self._pending.add(place)
         self.say(writer, place, to)
 
-    def end(self, writer: TraceWriter, place: Place, to: int) -> None:
+    def end(self, writer: TraceWriter, place: TopicQueue, to: int) -> None:
         self._pending.discard(place)
         self.say(writer, place, to)
 
-    def on_assigned(self, writer: TraceWriter, place: Place, offset: int) -> None:
+    def on_assigned(self, writer: TraceWriter, place: TopicQueue, offset: int) -> None:
         if place in self._pending:
             self.say(writer, place, offset)
 
-    def on_committed(self, writer: TraceWriter, place: Place, offset: int, resets_before: int) -> None:
+    def on_committed(self, writer: TraceWriter, place: TopicQueue, offset: int, resets_before: int) -> None:
         """A commit has ended before which `resets_of` was `resets_before`."""
         if self._resets[place] != resets_before:
             self.say(writer, place, offset)
 
-    def say(self, writer: TraceWriter, place: Place, to: int) -> None:
+    def say(self, writer: TraceWriter, place: TopicQueue, to: int) -> None:
         self._resets[place] += 1
         topic, queue = place
         writer.write(Ev.MEMBER, {"e": "reset", "group": self._group, "topic": topic, "q": queue, "off": to})
@@ -111,9 +111,9 @@ class Group:
         self._rewinds = Rewinds(plan.name)
         self._members: set[Consumer] = set()
 
-    def positions(self) -> dict[Place, int]:
+    def positions(self) -> dict[TopicQueue, int]:
         """What the members that are there have consumed: one behind the last message of each queue."""
-        found: dict[Place, int] = {}
+        found: dict[TopicQueue, int] = {}
         for member in self._members:
             for queue, position in member.assignment.items():
                 place = queue.topic, queue.queue_id
@@ -188,7 +188,7 @@ class Group:
             for queue in range(queues):
                 await self._stored(admin, process, (topic, queue))
 
-    async def _stored(self, admin: Admin, process: Process, place: Place) -> int:
+    async def _stored(self, admin: Admin, process: Process, place: TopicQueue) -> int:
         """The group's offset; 0 if it has none, or nobody can say."""
         topic, queue = place
         process.invoke("fetch_off", group=self.plan.name, topic=topic, q=queue)
@@ -202,7 +202,7 @@ class Group:
         return found[0] if found else 0
 
     async def _rewind_to(
-        self, admin: Admin, process: Process, place: Place, to: int, drained: asyncio.Event
+        self, admin: Admin, process: Process, place: TopicQueue, to: int, drained: asyncio.Event
     ) -> None:
         """Until it has succeeded: what was tried and not answered may happen later, but not after that. Of a
         cluster that does not come back it is not asked for ever."""
@@ -260,9 +260,9 @@ class Member(GroupListener):
         self._numbers = numbers
         self._rng = rng
         self._has_crashed = False
-        self._readings: dict[Place, _Reading] = {}
-        self._committers: dict[Place, Process] = {}
-        self._resets_before: dict[Place, int] = {}  # of commits under way
+        self._readings: dict[TopicQueue, _Reading] = {}
+        self._committers: dict[TopicQueue, Process] = {}
+        self._resets_before: dict[TopicQueue, int] = {}  # of commits under way
 
     def join(self, topics: Sequence[str]) -> None:
         for topic in topics:

@@ -1,7 +1,7 @@
 """Producers of a broker workload: messages and batches to several topics and queues, with keys and tags.
 
-The producer of the client repeats by itself what was refused for certain, which is noted; a message that was
-stored by a refused attempt is a duplicate. What nobody knows it never repeats.
+The producer of the client repeats automatically what was refused for certain, which is noted; a message that
+was stored by a refused attempt is a duplicate. What nobody knows it never repeats.
 """
 
 from __future__ import annotations

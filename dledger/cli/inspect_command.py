@@ -74,7 +74,7 @@ def inspect(directory: Path, entries: bool, from_index: int, count: int | None, 
 
 
 def is_damaged(report: DirectoryReport) -> bool:
-    """Anything that a start would not put right by itself."""
+    """Anything that a start would not put right automatically."""
     return report.verdict is Verdict.DAMAGED or bool(report.problems)
 
 

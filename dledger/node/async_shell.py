@@ -276,7 +276,7 @@ class AsyncShell:
 
     def room_was_made(self) -> None:
         """On the allocator's thread: space was prepared, perhaps for an append that waits for it."""
-        if len(self._replica.parking) and not self._dead:
+        if len(self._replica.admission_queue) and not self._dead:
             with suppress(RuntimeError):  # the loop is gone
                 self._loop.call_soon_threadsafe(self._flush)
 

@@ -82,7 +82,7 @@ def _judge(replica: Replica, sizes: Sequence[int], expected: tuple[int, int]) ->
     problem = admission.check_limits(sizes)
     if problem is not None:
         raise problem
-    if len(replica.parking):
+    if len(replica.admission_queue):
         raise Overloaded("others wait for room on the disk; try again later")
 
 

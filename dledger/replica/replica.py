@@ -54,9 +54,9 @@ from dledger.core.values import Base, OwnerFitness, Role, Tail
 from dledger.errors import Code, DLedgerError, InvalidRequest, NotLeader, Overloaded, StorageError, error_for
 from dledger.replica import pushes
 from dledger.replica.admission import NO_ROOM, Admission, ExpiryUnconfirmed, RoomIsComing
+from dledger.replica.admission_queue import AdmissionQueue, WaitingAppend
 from dledger.replica.held import HeldMessages
 from dledger.replica.log_state import LogState
-from dledger.replica.parking import ParkedAppend, Parking
 from dledger.replica.parts import ReplicaConfig
 from dledger.replica.pushes import PushedTails, read_push, refusal
 from dledger.replica.rebuild_job import Rebuilt
@@ -108,7 +108,9 @@ class Replica:
         self.admission.room = lambda: NO_ROOM if self.core.log.is_being_cut else store.reserved_end
         self.admission.is_full = lambda: not store.has_room
         self.admission.others_are_full = self._others_are_full
-        self.parking = Parking(config.limits.max_pending_bytes, config.limits.max_pending_appends)
+        self.admission_queue = AdmissionQueue(
+            config.limits.max_pending_bytes, config.limits.max_pending_appends
+        )
         self.retainer = Retainer(self, config.retention)
         self.rebuilding = Rebuilding(self)
         self.purge_to: Base | None = None  # of a committed PURGE that is still to be carried out
@@ -200,14 +202,14 @@ class Replica:
         # Who came first gets the room first; the batches of a session are to stay in order, too.
         answer = (
             self._admit(token, bodies, session, open_session, deadline_ms, now_ms)
-            if not len(self.parking)
+            if not len(self.admission_queue)
             else RoomIsComing("others wait for room on the disk; try again later")
         )
         if answer is None:
             return
         if isinstance(answer, RoomIsComing):
-            parked = ParkedAppend(token, bodies, session, open_session, deadline_ms)
-            if self.parking.add(parked, self.admission.pending_bytes):
+            waiting = WaitingAppend(token, bodies, session, open_session, deadline_ms)
+            if self.admission_queue.add(waiting, self.admission.pending_bytes):
                 self.admission.want_room()
                 return
             self.admission.count_limit("max_pending_bytes")
@@ -244,27 +246,27 @@ class Replica:
             wall_ms=self.wall_ms(),
         )
 
-    def _retry_parked(self, now_ms: int) -> None:
+    def _retry_waiting(self, now_ms: int) -> None:
         """Space may have been prepared for those who wait for it."""
         problem = self.why_no_append()
         if problem is not None:
-            for token in self.parking.clear():
+            for token in self.admission_queue.clear():
                 self.shell.answer_append(token, problem)
             return
 
-        def admit(it: ParkedAppend) -> AppendOutcome | DLedgerError | None:
+        def admit(it: WaitingAppend) -> AppendOutcome | DLedgerError | None:
             return self._admit(it.token, it.bodies, it.session, it.open_session, it.deadline_ms, now_ms)
 
-        for token, outcome in self.parking.retry(now_ms, admit):
+        for token, outcome in self.admission_queue.retry(now_ms, admit):
             self._answer_append(token, outcome, now_ms)
-        if len(self.parking):
+        if len(self.admission_queue):
             self.admission.want_room()
 
     def flush(self, now_ms: int) -> None:
         """The end of a turn in which appends came. While a group is uncommitted, appends gather into the next
         one, unless enough bytes wait to be worth their own (ARCHITECTURE.md, The path of an append)."""
-        if len(self.parking):
-            self._retry_parked(now_ms)
+        if len(self.admission_queue):
+            self._retry_waiting(now_ms)
         gathered = self.admission.gathered_bytes
         if not gathered or not self._leading or self.core.successor_asked:
             return
@@ -443,7 +445,7 @@ class Replica:
         if self._leading and not leads:
             refused = self._not_leader()
             self.retainer.stop()
-            for token in self.parking.clear():
+            for token in self.admission_queue.clear():
                 self.shell.answer_append(token, refused)
             for token, error in self.admission.abandon(self.log_tail, refused):
                 self.shell.answer_append(token, error)

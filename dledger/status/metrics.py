@@ -40,7 +40,7 @@ class Histogram(Protocol):
 
 
 class NodeMetricsSource(Protocol):
-    """What a node counts by itself, beyond what NodeStatus tells."""
+    """What a node counts itself, beyond what NodeStatus tells."""
 
     @property
     def append_latency(self) -> Histogram: ...

@@ -85,7 +85,7 @@ def finish_reset(disk: Disk, paths: NodePaths, data: FileSequence, index: FileSe
 
 
 def leave_marker(disk: Disk, paths: NodePaths) -> None:
-    """Tell the next start not to believe the page cache. The disk is in trouble: it may not work."""
+    """Tell the next start not to believe the page cache. The disk fails: this may not work, either."""
     with suppress(OSError):
         disk.close(disk.open(paths.marker, create=True))
 

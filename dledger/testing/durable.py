@@ -194,7 +194,7 @@ class SimApplier(Applier):
 
     def failed(self, error: DLedgerError) -> None:
         """The state of this node cannot be believed."""
-        if error.__cause__ is not None:  # a finding, and no trouble of the disk
+        if error.__cause__ is not None:  # a finding, and no fault of the disk
             self._process.loop.fail(error.__cause__)
         self._process.disk_failed(error)
 

@@ -232,7 +232,7 @@ class Nemesis:
         """Bytes that were durable go bad: one, or several on the same disk."""
         node_id = self._node()
         for _ in range(self.rng.choice((1, 1, 3))):
-            self.sim.flips.flip(node_id, self.rng)
+            self.sim.bit_flips.flip(node_id, self.rng)
 
     # -- clocks
 

@@ -12,7 +12,7 @@ from random import Random
 from dledger.core.values import Timing
 from dledger.replica.retention import RetentionPolicy
 
-#: The bad days: each is drawn by itself, after all that is drawn for the others.
+#: The bad days: each is drawn alone, after all that is drawn for the others.
 BAD_DAYS = ("lose_disk", "clock_jump", "full_disk", "failing_disk", "flip_bits")
 
 #: In so many runs all disks are slow, and stay so: what each job takes at least.

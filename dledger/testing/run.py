@@ -145,7 +145,7 @@ def _await_progress(sim: Simulation, everybody: Sequence[_Client], limit_ms: int
 def _repair_all(sim: Simulation, limit_ms: int) -> None:
     """Everything that is stored is read once, and what is damaged is repaired in bounded time."""
     begin_ms = sim.clock.now_ms
-    while not sim.flips.check_all_repaired():
+    while not sim.bit_flips.check_all_repaired():
         if sim.clock.now_ms - begin_ms > limit_ms:
             damages = {p.node_id: p.store.damages for p in sim.processes()}
             raise Violation("damage", f"not repaired within {limit_ms} ms: {damages}; {sim.summary()}")

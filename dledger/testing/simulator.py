@@ -29,6 +29,7 @@ from dledger.store.api import LogStore
 from dledger.store.disk import CrashKind
 from dledger.store.format.batch import MAGIC_NORMAL, Batch, decode_entries, encode_batch, max_batch_size
 from dledger.store.identity import Identity
+from dledger.testing.bit_flips import BitFlips
 from dledger.testing.checks.oracle import Append
 from dledger.testing.clients import submit
 from dledger.testing.durable import (
@@ -39,7 +40,6 @@ from dledger.testing.durable import (
     SimApplier,
     Truth,
 )
-from dledger.testing.flips import Flips
 from dledger.testing.network import PushStream
 from dledger.testing.owners import Owner
 from dledger.testing.process import LifeMakers, SimProcess
@@ -86,7 +86,7 @@ class Simulation(World):
         self._durable_machine = durable_machine
         super().__init__(profile, seed=seed, sink=sink)
         self.gone: set[str] = set()  # nodes that are down, and are not started by what heals
-        self.flips = Flips(self)
+        self.bit_flips = BitFlips(self)
         self._judge = self.new_judge()
         self._makers = LifeMakers(self.new_owner, self.new_state_machine, self.new_applier, self.new_replica)
         self.preloaded: dict[bytes, Append] = {}
@@ -205,7 +205,7 @@ class Simulation(World):
         if node.lives > MAX_LIVES:
             raise Violation("liveness", f"{node_id} was restarted {MAX_LIVES} times")
         try:
-            flipped = self.flips.on(node_id)
+            flipped = self.bit_flips.on(node_id)
             store = node.host.open()
             written = self.invariants.mirrors[node_id].written
             ends = batch_ends(store, written, is_damaged=flipped)
@@ -246,7 +246,7 @@ class Simulation(World):
         nothing done, if so many have lost their logs that the promises would not cover it. `incarnation`:
         with which the new one begins; as with `dledger init --rejoin` any, lower than the old one or higher.
         """
-        lost = (self.invariants.lost_nodes | self.flips.nodes) - {node_id}
+        lost = (self.invariants.lost_nodes | self.bit_flips.nodes) - {node_id}
         if len(lost) + 1 > (self.profile.nodes - 1) // 2:
             return False
         node = self.nodes[node_id]
@@ -260,7 +260,7 @@ class Simulation(World):
 
     def remove_minority(self, rng: Random) -> None:
         """Nodes go for good, as many as the promises cover beside those that have lost their logs."""
-        impaired = self.invariants.lost_nodes | self.flips.nodes
+        impaired = self.invariants.lost_nodes | self.bit_flips.nodes
         most = (self.profile.nodes - 1) // 2 - len(impaired)
         whole = [node_id for node_id in self.nodes if node_id not in impaired]
         self.gone = set(rng.sample(whole, max(0, most)))

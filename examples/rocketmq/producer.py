@@ -3,7 +3,7 @@
     pip install rocketmq-python-client
     python producer.py 127.0.0.1:20911 orders
 
-The address is that of any node of `dledger cluster up --broker`; the topic is created by itself.
+The address is that of any node of `dledger cluster up --broker`; the topic is created automatically.
 """
 
 import sys

@@ -293,7 +293,7 @@ BUGS = (
     ),
     Bug(
         "store-repeated-sends",
-        "broker_adapter/pop/sent_ids.py",
+        "broker_adapter/pop/duplicate_filter.py",
         "        packed = self._by_digest.get(digest)\n",
         "        packed = None\n",
         fault("kill", "leader", 1, 1, 3),
@@ -321,8 +321,8 @@ BUGS = (
     Bug(
         "give-to-two-at-a-time",
         "broker_adapter/pop/state.py",
-        "        until_ms = stamp_ms + pop.invisible_ms\n",
-        "        until_ms = stamp_ms + pop.invisible_ms // 80\n",
+        "        invisible_until_ms = stamp_ms + pop.invisible_ms\n",
+        "        invisible_until_ms = stamp_ms + pop.invisible_ms // 80\n",
         KINDS + fault("kill", "follower", 1, 1),
         workload="clients",
         seconds=8,

@@ -103,7 +103,7 @@ NOT_FOUND = 40400
         ("recall", "NotFoundException", NOT_FOUND, OpType.FAIL),
         ("ack", "NotFoundException", NOT_FOUND, OpType.INFO),
         ("ack", "ProxyTimeoutException", MASTER_PERSISTENCE_TIMEOUT, OpType.INFO),
-        # The broker repeats acks by itself: the first one may have counted.
+        # The broker repeats acks automatically: the first one may have counted.
         ("ack", "BadRequestException", INVALID_RECEIPT_HANDLE, OpType.INFO),
         ("receive", "AioRpcError", 0, OpType.INFO),
     ],

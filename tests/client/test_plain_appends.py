@@ -13,10 +13,10 @@ from tests.client.fake_cluster import break_stream, refuse, store, store_and_bre
 from tests.client.helpers import cluster_and_client, until
 
 
-@pytest.mark.parametrize("trouble", [break_stream, store_and_break])
-async def test_a_lost_answer_is_indeterminate_and_never_sent_again(trouble: object) -> None:
+@pytest.mark.parametrize("fault", [break_stream, store_and_break])
+async def test_a_lost_answer_is_indeterminate_and_never_sent_again(fault: object) -> None:
     async with cluster_and_client(1, session=False) as (cluster, client):
-        cluster.servers[0].answers.append(trouble)
+        cluster.servers[0].answers.append(fault)
         with pytest.raises(Indeterminate):
             await client.append(b"a")
         await client.append(b"b")

@@ -54,7 +54,7 @@ async def test_seq_starts_at_1_and_grows_by_1() -> None:
 
 
 @pytest.mark.parametrize(
-    "trouble",
+    "fault",
     [
         refuse(Code.NOT_LEADER),
         refuse(Code.LEADER_TRANSFERRING),
@@ -71,10 +71,10 @@ async def test_seq_starts_at_1_and_grows_by_1() -> None:
         store_and_break,
     ],
 )
-async def test_order_and_uniqueness_survive(trouble: object) -> None:
+async def test_order_and_uniqueness_survive(fault: object) -> None:
     async with cluster_and_client(1, limits=ONE_EACH) as (cluster, client):
         server = cluster.servers[0]
-        server.answers.extend([store, store, trouble, store, trouble])
+        server.answers.extend([store, store, fault, store, fault])
         results = await append_all(client, names(20))
         assert cluster.log.bodies == names(20)
         assert [cluster.log.entries[r.index].body for r in results] == names(20)

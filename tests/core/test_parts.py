@@ -1,4 +1,4 @@
-"""Progress, ReadIndexQueue, Candidacy and the comparison of logs, each by itself."""
+"""Progress, ReadIndexQueue, Candidacy and the comparison of logs, each alone."""
 
 from __future__ import annotations
 

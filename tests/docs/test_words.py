@@ -20,7 +20,7 @@ _GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$|^docs/reference/")
 
 #: No file has them. What to say: CpuWakeLock, CatchUpThrottle, PageCacheRelease, JobQueue, SendQueue, repair,
 #: expensive, rarely, "the attempt number", normally, automatically,
-#: Impairment, proxy, duplicate.
+#: Impairment, proxy, duplicate, Position, DuplicateFilter, AdmissionQueue, BitFlips, invisible_until_ms.
 GONE = (
     "Vigil",
     "YieldingPace",
@@ -41,24 +41,23 @@ GONE = (
     "does by itself",
     "as ever",
     "Trouble",
+    "trouble",
+    "Place",
+    "SentIds",
+    "sent_ids",
+    "Parking",
+    "parking",
+    "Flips",
+    "until_ms",
     "messaging",
     "repetition",
 )
 
 #: How many files have them. A number may only get smaller; at 0 the word moves to GONE.
 TO_GO = {
-    "Place": 11,  # Position
-    "SentIds": 6,  # DuplicateFilter
-    "Parking": 2,  # AdmissionQueue
-    "by itself": 54,  # automatically
-    "flips": 11,  # bit flips
-    "held": 107,  # in flight, invisible, delayed, ...
-    "parking": 6,
-    "sent_ids": 8,
+    "by itself": 16,  # automatically, alone
+    "held": 106,  # in flight, invisible, delayed, ...
     "spoil": 24,  # mutation
-    "trouble": 13,  # fault
-    "until_ms": 14,  # invisible_until_ms
-    "views": 8,
 }
 
 

@@ -82,7 +82,7 @@ _STAND_INS = {
 
 
 class Machines:
-    """Place 0 is the operator's, 1 to 3 are the machines. Leaving `with` ends all servers."""
+    """Machine 0 is the operator's, 1 to 3 are the machines. Leaving `with` ends all servers."""
 
     def __init__(self, folder: Path, ports: Mapping[str, int]) -> None:
         """`ports`: of this machine, by the page's host:port."""

@@ -89,10 +89,10 @@ def run(target: Target, inputs: Inputs) -> Slice:
         child = os.fork()
         if child == 0:
             _child(target, inputs, shared, results)
-        trouble = _watch(child, shared)
+        fault = _watch(child, shared)
         results.seek(0)
         content = results.read()
-        if trouble is None and content:
+        if fault is None and content:
             found = pickle.loads(content)
             if isinstance(found, str):
                 raise RuntimeError(f"{target.name}: its inputs cannot be made:\n{found}")
@@ -100,7 +100,7 @@ def run(target: Target, inputs: Inputs) -> Slice:
             return found
         number, size = _HEAD.unpack_from(shared)
         data = shared[_HEAD.size : _HEAD.size + size]
-        return Slice(number, 0, [], [Find(target.name, data, trouble or "the process ended by itself")])
+        return Slice(number, 0, [], [Find(target.name, data, fault or "the process ended by itself")])
 
 
 def _child(target: Target, inputs: Inputs, shared: mmap.mmap, results: Any) -> None:

@@ -19,7 +19,7 @@ from tests.node.faulty_disk import FaultyDisk
 from tests.node.local import GROUP, leader_of, make_server, running_nodes, until
 from tests.node.test_bad_days import FILE, SMALL, Counter, equal_and_committed, fill, read_all
 
-#: No scrub by itself: what a test is about is to find the damage.
+#: No automatic scrub: what a test is about is to find the damage.
 QUIET = {**SMALL, "scrub": {"bytes_per_second": 0}}
 
 

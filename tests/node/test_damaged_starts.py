@@ -18,7 +18,7 @@ from dledger.store.format.layout import file_name
 from tests.node.local import leader_of, make_server, running_nodes, until
 from tests.node.test_bad_days import FILE, SMALL, client_of, equal_and_committed, read_all
 
-#: No scrub by itself, and no checkpoint while the log grows: a power failure leaves the first one.
+#: No automatic scrub, and no checkpoint while the log grows: a power failure leaves the first one.
 SETTINGS = {**SMALL, "scrub": {"bytes_per_second": 0}}
 COUNT = 40
 

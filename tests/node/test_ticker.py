@@ -40,8 +40,8 @@ class Timers:
     def tick(self) -> None:
         self.ticks.append(self.now_ms)
 
-    def pass_time(self, until_ms: int) -> None:
-        for self.now_ms in range(self.now_ms, until_ms + 1):  # noqa: B020
+    def pass_time(self, end_ms: int) -> None:
+        for self.now_ms in range(self.now_ms, end_ms + 1):  # noqa: B020
             if self.at is not None and self.at <= self.now_ms:
                 self.at = None
                 self.callback()
@@ -160,7 +160,7 @@ UNDER_WAY: dict[str, Callable[[Replica], None]] = {
     "a sync that has begun": set_to("shell.fsync_began_ms", lambda: 5),
     "a program that said something new": set_to("owner", OwnerFitness(3, True)),
     "appends that were gathered": set_to("admission.gathered_bytes", 1),
-    "appends that wait for room": set_to("parking", [None]),
+    "appends that wait for room": set_to("admission_queue", [None]),
     "a log that is read again": set_to("admission.state.is_rebuilding", True),
     "an index that could not be read": set_to("suspects", [0]),
     "a probe that was not answered": set_to("unread_probes", {"a": None}),

@@ -79,7 +79,7 @@ async def test_rule_9_all_disks_fill_up_and_are_freed_under_load(tmp_path: Path,
             await load.progress(100)
             await cluster.wait_for(lambda seen: not any(s.no_room for s in seen.values()))
 
-            # It fills up by itself this time, and what people do about it is to let entries go.
+            # It fills up without help this time, and what people do about it is to let entries go.
             await load.refusals(8, Code.DISK_FULL, within_s=60)
             await cluster.wait_for(full)
             await read_everywhere(cluster, load)

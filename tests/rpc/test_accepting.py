@@ -68,7 +68,7 @@ async def test_as_many_calls_are_asked_for_again_as_have_come(monkeypatch: pytes
 
 async def test_a_server_that_stops_answers_what_is_under_way_and_leaves_nothing_behind() -> None:
     troubles: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, trouble: troubles.append(trouble))
+    asyncio.get_running_loop().set_exception_handler(lambda _, fault: troubles.append(fault))
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def behaviour(request: bytes, _: object) -> bytes:

@@ -35,7 +35,7 @@ class Damaged(Cluster):
         is_there = host.disk.flip_durable(path, at, 0x10)
         assert is_there is not None, f"{path} has nothing durable at {at}"
         self.counts["bits flipped"] += 1
-        self.flips.put(node_id, batch, is_there)
+        self.bit_flips.put(node_id, batch, is_there)
 
     def batch_of(self, node_id: str, index: int) -> Batch:
         batch = self.invariants.mirrors[node_id].written.holding(index)
@@ -55,10 +55,10 @@ class Damaged(Cluster):
         """All is repaired, logs are equal, and nothing was cut to get there."""
         self.run_for(700)  # the scrub has been everywhere
         self.must_store()  # what was written again in the index is durable with the next checkpoint
-        self.run_until(lambda: not self.flips.nodes, limit_ms=SOON_MS)
+        self.run_until(lambda: not self.bit_flips.nodes, limit_ms=SOON_MS)
         truncated = self.counts["truncations"]
         self.end()
-        assert self.flips.check_all_repaired()
+        assert self.bit_flips.check_all_repaired()
         assert self.counts["truncations"] == truncated == 0
 
 
@@ -128,7 +128,7 @@ def test_damage_at_the_end_makes_the_node_rejoin_with_its_floor(nodes: int) -> N
     c.elect()
     c.must_store()
     c.end()
-    assert c.flips.check_all_repaired()
+    assert c.bit_flips.check_all_repaired()
 
 
 def test_batch_on_a_bare_majority_survives_damage_at_the_end_of_one_copy() -> None:
@@ -194,8 +194,8 @@ def test_damage_is_repaired_while_clients_append_and_leaders_change() -> None:
         attempts = []
         for _ in range(6):
             victim = rng.choice(c.profile.node_ids)
-            if not c.flips.nodes and c.nodes[victim].process is not None:
-                c.flips.flip(victim, rng)
+            if not c.bit_flips.nodes and c.nodes[victim].process is not None:
+                c.bit_flips.flip(victim, rng)
             leader = c.elect()
             attempts.append(c.must_store(leader))
             if rng.random() < 0.5:
@@ -203,9 +203,9 @@ def test_damage_is_repaired_while_clients_append_and_leaders_change() -> None:
                 c.run_for(50)
                 c.boot_if_down(leader)
             c.run_for(100)
-        c.run_until(lambda c=c: not c.flips.nodes, limit_ms=SOON_MS)  # type: ignore[misc]
+        c.run_until(lambda c=c: not c.bit_flips.nodes, limit_ms=SOON_MS)  # type: ignore[misc]
         c.end()
-        assert c.flips.check_all_repaired()
+        assert c.bit_flips.check_all_repaired()
 
 
 @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
@@ -221,7 +221,7 @@ def test_damage_that_all_others_have_purged_is_left_behind_for_their_image(on_di
     assert batch is not None
     is_there = c.nodes[victim].host.flip(batch, Random(1), is_down=True)
     assert is_there is not None
-    c.flips.put(victim, batch, is_there)
+    c.bit_flips.put(victim, batch, is_there)
     c.fill_files(3)
     before = c.counts["purges committed"]
     c.ask_purge(c.elect())
@@ -244,7 +244,7 @@ def test_damage_that_all_others_have_purged_is_left_behind_for_their_image(on_di
     c.elect()
     c.retry_all(victim)
     c.end()
-    assert c.flips.check_all_repaired()
+    assert c.bit_flips.check_all_repaired()
 
 
 @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
@@ -274,7 +274,7 @@ def test_the_longest_log_leads_with_damage_that_the_only_other_member_has_purged
     c.crash(purger, CrashKind.PROCESS)
     is_there = c.nodes[longest].host.flip(batch, Random(1), is_down=True)
     assert is_there is not None
-    c.flips.put(longest, batch, is_there)
+    c.bit_flips.put(longest, batch, is_there)
     c.network.gate = None
     c.boot(longest)
     c.boot(purger)
@@ -288,7 +288,7 @@ def test_the_longest_log_leads_with_damage_that_the_only_other_member_has_purged
 
 
 def test_every_byte_of_a_header_may_go_bad_while_the_node_is_down() -> None:
-    """Index, term, length, chain or the place in its batch: a start believes none of it by itself."""
+    """Index, term, length, chain or the place in its batch: a start believes none of it alone."""
     for offset in range(0, 48, 3):
         c = Damaged()
         leader = c.begin_with(6)

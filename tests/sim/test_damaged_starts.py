@@ -134,9 +134,9 @@ def test_uncommitted_entries_of_another_term_repair_nothing(beyond: int) -> None
     c.run_until(lambda: c.counts["repairs refused"] > 3, limit_ms=SOON_MS)
     assert c.process(damaged).store.damages and c.leader() is None
     c.boot(good)
-    c.run_until(lambda: not c.flips.nodes, limit_ms=SOON_MS)
+    c.run_until(lambda: not c.bit_flips.nodes, limit_ms=SOON_MS)
     c.end()
-    assert c.flips.check_all_repaired()
+    assert c.bit_flips.check_all_repaired()
 
 
 def test_damage_in_what_only_its_node_had_is_cut_by_a_leader_that_needs_its_vote() -> None:
@@ -160,9 +160,9 @@ def test_damage_in_what_only_its_node_had_is_cut_by_a_leader_that_needs_its_vote
     c.must_lead_and_store()
     assert c.leader() == other and c.counts["truncations"] == 1
     c.boot(gone)
-    c.run_until(lambda: not c.flips.nodes, limit_ms=SOON_MS)
+    c.run_until(lambda: not c.bit_flips.nodes, limit_ms=SOON_MS)
     c.end()
-    assert c.flips.check_all_repaired()
+    assert c.bit_flips.check_all_repaired()
 
 
 class Parted(Restarted):
@@ -192,9 +192,9 @@ class Parted(Restarted):
         self.first_damaged = index + 1
 
     def must_be_repaired(self) -> None:
-        self.run_until(lambda: not self.flips.nodes, limit_ms=SOON_MS)
+        self.run_until(lambda: not self.bit_flips.nodes, limit_ms=SOON_MS)
         self.end()
-        assert self.flips.check_all_repaired()
+        assert self.bit_flips.check_all_repaired()
 
     def must_have_one_damage_over_the_parting(self) -> None:
         [damage] = self.process(self.old).store.damages

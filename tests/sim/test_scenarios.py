@@ -177,7 +177,7 @@ def test_one_way_partition_makes_no_endless_elections(deaf: bool) -> None:
 
 
 def test_one_way_partition_of_the_leader_is_left_behind() -> None:
-    """A leader that can send but hears nobody steps down by itself, and another leads."""
+    """A leader that can send but hears nobody steps down, and another leads."""
     c = Cluster()
     leader = c.begin()
     for other in c.others(leader):

@@ -248,7 +248,7 @@ def test_hostile_names_stay_text(page: Page, source: FakeSource) -> None:
 
 
 def test_it_is_quiet_about_upkeep_when_all_is_well(page: Page, source: FakeSource) -> None:
-    assert not page.driver.find_element(By.ID, "trouble-card").is_displayed()
+    assert not page.driver.find_element(By.ID, "faults-card").is_displayed()
     source.change(
         "n2", ledger_begin_index=5000, newest_image=5200, scrubbed_index=900_000, repaired=2, tls="mutual"
     )
@@ -257,7 +257,7 @@ def test_it_is_quiet_about_upkeep_when_all_is_well(page: Page, source: FakeSourc
         assert fact in page.upkeep(2)
     for fact in ("n1", "none", "not yet", "off"):
         assert fact in page.upkeep(1)
-    assert not page.driver.find_element(By.ID, "trouble-card").is_displayed()
+    assert not page.driver.find_element(By.ID, "faults-card").is_displayed()
     assert (
         page.driver.find_elements(By.CSS_SELECTOR, "#upkeep td[data-level=warn], #upkeep td[data-level=bad]")
         == []
@@ -271,8 +271,8 @@ def test_it_says_what_needs_attention(page: Page, source: FakeSource) -> None:
     source.change(
         "n3", rejoining="waiting for n1 to say how far the log reaches", needs_image=True, disk="full"
     )
-    page.until(lambda: "n3: rejoining" in page.text("#trouble"), "what is wrong")
-    lines = [item.text for item in page.driver.find_elements(By.CSS_SELECTOR, "#trouble li")]
+    page.until(lambda: "n3: rejoining" in page.text("#faults"), "what is wrong")
+    lines = [item.text for item in page.driver.find_elements(By.CSS_SELECTOR, "#faults li")]
     assert lines == [
         "n1: disk does not answer for 7 s",
         "n1: its wall clock is 1 min 15 s behind cluster time",
@@ -295,7 +295,7 @@ def test_it_says_what_needs_attention(page: Page, source: FakeSource) -> None:
             needs_image=False,
             repairing_index=-1,
         )
-    card = page.driver.find_element(By.ID, "trouble-card")
+    card = page.driver.find_element(By.ID, "faults-card")
     page.until(lambda: not card.is_displayed(), "that all is well again")
     assert page.complaints() == []
 

@@ -1,7 +1,7 @@
 """Where clients are told to find a topic.
 
 Every node takes every call, so a route only says to whom a client speaks. Most clients get *one* broker
-whose addresses are those of all nodes: their channel goes on to the next address by itself, so even an
+whose addresses are those of all nodes: their channel goes on to the next address automatically, so even an
 ordered message reaches the master while a node is down. Clients in Node.js cannot have several addresses in
 one place: they get a broker for each node, with the queues of all nodes in turn, so the next try of a send
 goes to another node. So do those in Python with TLS: they would look for all addresses, as one name, in the

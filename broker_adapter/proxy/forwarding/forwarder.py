@@ -38,7 +38,7 @@ _REFUSED_S = 1.0
 #: Nothing was done; or, of these, nothing that could be found out later.
 _SURELY_NOT = frozenset({Status.NOT_MASTER, Status.SHUTTING_DOWN, Status.NOT_CONNECTED, Status.NOT_CONFIRMED})
 
-Place = Answering | MasterLink
+Destination = Answering | MasterLink
 
 
 class Figures:
@@ -148,32 +148,32 @@ class Forwarder:
     async def unary(self, request: Request, context: CallContext) -> bytes:
         call = _PendingCall(self, request, context)
         while True:
-            place = await call.place()
+            destination = await call.destination()
             try:
                 async with asyncio.timeout_at(call.last_moment):
-                    answer = await place.unary(call.request, call.context())
+                    answer = await destination.unary(call.request, call.context())
             except TimeoutError:
-                call.failed(place, call.too_late())
+                call.failed(destination, call.too_late())
             except BrokerError as error:
-                call.failed(place, error)
+                call.failed(destination, error)
             else:
-                call.count(place, "answered")
+                call.count(destination, "answered")
                 return answer
 
     async def stream(self, request: Request, context: CallContext) -> AsyncGenerator[bytes, None]:
         call = _PendingCall(self, request, context)
         while True:
-            place = await call.place()
-            async with aclosing(place.stream(request, call.context())) as answers:
+            destination = await call.destination()
+            async with aclosing(destination.stream(request, call.context())) as answers:
                 try:
                     async with asyncio.timeout_at(call.last_moment):
                         first = await anext(answers)
                 except TimeoutError:
-                    call.failed(place, call.too_late())
+                    call.failed(destination, call.too_late())
                 except BrokerError as error:
-                    call.failed(place, error)
+                    call.failed(destination, error)
                 else:
-                    call.count(place, "answered")
+                    call.count(destination, "answered")
                     yield first
                     async for answer in answers:
                         yield answer
@@ -181,7 +181,7 @@ class Forwarder:
 
     # -- for calls under way ------------------------------------------------------------------------------
 
-    def place(self) -> Place | None:
+    def destination(self) -> Destination | None:
         """Who answers now."""
         if self._is_writable():
             return self._local
@@ -223,15 +223,15 @@ class _PendingCall:
         self._unknown = 0  # attempts of which nobody knows what became of them
         self._not_before = 0.0
 
-    async def place(self) -> Place:
+    async def destination(self) -> Destination:
         """BrokerError if there is nobody in time: what is known of the call by then."""
         forwarder, loop = self._forwarder, self._loop
-        if self._error is None and (found := forwarder.place()) is not None:
+        if self._error is None and (found := forwarder.destination()) is not None:
             return found
         began = loop.time()
         try:
             while (now := loop.time()) < self._give_up and not forwarder.is_stopped:
-                found = forwarder.place()
+                found = forwarder.destination()
                 if found is not None and now >= self._not_before:
                     return found
                 await forwarder.wait(self._give_up if found is None else self._not_before)
@@ -247,7 +247,7 @@ class _PendingCall:
             return context
         return context._replace(timeout_s=max(0.0, self._deadline - self._loop.time()))
 
-    def failed(self, place: Place, error: BrokerError) -> None:
+    def failed(self, destination: Destination, error: BrokerError) -> None:
         """Raises, unless the call may be sent again."""
         is_unknown = error.status is Status.OUTCOME_UNKNOWN
         self._unknown += is_unknown
@@ -256,16 +256,16 @@ class _PendingCall:
         may_again = error.status in _SURELY_NOT or once_more
         if may_again and self._loop.time() < self._give_up:
             self._not_before = self._loop.time() + _AGAIN_S
-            self.count(place, "sent again")
+            self.count(destination, "sent again")
             return
-        self.count(place, "unknown" if self._unknown else "refused")
+        self.count(destination, "unknown" if self._unknown else "refused")
         raise self._last_word()
 
     def too_late(self) -> BrokerError:
         return PutIndeterminate(Status.OUTCOME_UNKNOWN, "the master has not answered in time")
 
-    def count(self, place: Place, outcome: str) -> None:
-        if isinstance(place, MasterLink):
+    def count(self, destination: Destination, outcome: str) -> None:
+        if isinstance(destination, MasterLink):
             self._forwarder.figures.outcomes[self.request.name, outcome] += 1
 
     def _last_word(self) -> BrokerError:

@@ -1,6 +1,6 @@
 """Calls that end with an append, on their way to the master: self-clocked, as the groups of the log are.
 
-A frame costs both nodes a wake-up, and on a busy machine one that comes by itself leads to an append of few
+A frame costs both nodes a wake-up, and on a busy machine one that comes alone leads to an append of few
 calls. So while one is unanswered, what comes meanwhile gathers for the next: at the master it would wait for
 the same append. A call that comes alone goes when the loop is idle, which is at once.
 """

@@ -7,7 +7,7 @@ from broker_adapter.proxy.messages.rejected import Rejected
 from broker_adapter.proxy.messages.request import Request
 from broker_adapter.proxy.v2 import service_pb2 as calls
 
-#: Done twice they change nothing more than done once, or what they leave behind ends by itself (a receive).
+#: Done twice they change nothing more than done once, or what they leave behind ends (a receive).
 _REPEATABLE = frozenset(
     {
         "QueryRoute",

@@ -68,7 +68,7 @@ def class_archive(
             first.touch()
             return None
     except (OSError, RuntimeError):
-        # Another process has just taken it over, the disk is in trouble, or the user has no home.
+        # Another process has just taken it over, the disk fails, or the user has no home.
         return None
     return ClassArchive(folder / f"{name}.{os.getpid()}-{time.time_ns()}{_UNFINISHED}", made=False)
 

@@ -62,7 +62,7 @@ class Handover(MessageListener):  # type: ignore[misc]
         self.messages: SimpleQueue[Message] = SimpleQueue()
 
     def consume(self, message: Message) -> ConsumeResult:
-        # In a group that consumes in order the client tries again by itself, and counts that nowhere.
+        # In a group that consumes in order the client tries again automatically, and counts that nowhere.
         message.tries = getattr(message, "tries", 0) + 1
         message.is_done, message.acked = Future(), Future()
         self.messages.put(message)
@@ -70,7 +70,7 @@ class Handover(MessageListener):  # type: ignore[misc]
 
 
 class HeardPushConsumer(PushConsumer):  # type: ignore[misc]
-    """Tells what the server answered to the first ack of a message; the client repeats it by itself."""
+    """Tells what the server answered to the first ack of a message; the client repeats it automatically."""
 
     def _ack(self, message: Message) -> None:
         try:

@@ -1,7 +1,7 @@
 """Producers that are released clients: single messages, some of them in the order of message groups, delayed,
 or in a transaction.
 
-The client repeats a send by itself, three times in all, under one message id, and the broker stores an id
+The client repeats a send automatically, three times in all, under one message id, and the broker stores an id
 once: so a message that is stored twice is a broken promise, whichever attempt stored it.
 """
 

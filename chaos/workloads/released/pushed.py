@@ -1,7 +1,7 @@
 """Members that are push consumers: the client hands over what it has received, and is told what became of it.
 
-The client acknowledges and gives back by itself. The driver tells what the server answered to the ack, which
-a user of the client never hears: so the trace says of each whether it counts.
+The client acknowledges and gives back automatically. The driver tells what the server answered to the ack,
+which a user of the client never hears: so the trace says of each whether it counts.
 """
 
 from __future__ import annotations

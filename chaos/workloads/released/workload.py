@@ -16,7 +16,7 @@ from chaos.trace.operations import Process
 from chaos.trace.schema import Ev
 from chaos.workloads.auditor import Auditor
 from chaos.workloads.broker import FinalReader
-from chaos.workloads.groups import Place
+from chaos.workloads.groups import TopicQueue
 from chaos.workloads.pacing import Pace
 from chaos.workloads.released.consumers import GROUPS, GroupPlan, ReleasedGroup
 from chaos.workloads.released.installed import Kind
@@ -162,7 +162,7 @@ class ClientsWorkload:
                 _, offsets = await admin.offsets(group.plan.name)
             except BrokerError as error:
                 return f"group {group.plan.name}: {error}"
-            done: dict[Place, int] = {(one.topic, one.queue_id): one.offset for one in offsets}
+            done: dict[TopicQueue, int] = {(one.topic, one.queue_id): one.offset for one in offsets}
             for place, end in reader.ends_of(group.topics).items():
                 if done.get(place, 0) < end:
                     where = f"{done.get(place, 0)} of {place[0]}/{place[1]}, which ends at {end}"

@@ -26,7 +26,7 @@ def next_tick_ms(replica: Replica, now_ms: int) -> int:
         or replica.shell.fsync_began_ms() is not None
         or replica.owner != core.owner
         or admission.gathered_bytes
-        or len(replica.parking)
+        or len(replica.admission_queue)
         or not replica.rebuilding.is_done
         or replica.suspects
         or replica.unread_probes

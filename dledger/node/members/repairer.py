@@ -252,7 +252,7 @@ class Scrubber:
         pause_s: float,
         piece_bytes: int = 256 << 10,
     ) -> None:
-        """bytes_per_second 0: never by itself. `pause_s` goes by between two rounds over the whole log.
+        """bytes_per_second 0: never automatically. `pause_s` goes by between two rounds over the whole log.
         `readers` None: the loop has threads of its own."""
         self._store = store
         self._readers = readers

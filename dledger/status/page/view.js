@@ -120,10 +120,10 @@ function showTrouble(nodes) {
   const found = [];
   for (const node of nodes) {
     if (node.status === null) continue;
-    for (const [level, text] of words.trouble(node.status)) found.push([level, `${node.node_id}: ${text}`]);
+    for (const [level, text] of words.faults(node.status)) found.push([level, `${node.node_id}: ${text}`]);
   }
-  $("trouble-card").hidden = found.length === 0;
-  const list = $("trouble");
+  $("faults-card").hidden = found.length === 0;
+  const list = $("faults");
   if (list.children.length !== found.length) {
     list.replaceChildren(...found.map(() => document.createElement("li")));
   }

@@ -127,7 +127,7 @@ const TLS = { off: "off", server: "on", mutual: "mutual" };
 export const tls = (kind) => (Object.hasOwn(TLS, kind) ? TLS[kind] : kind);
 
 // What somebody should look at, of one node: [level, text], the worst first. Empty when all is well.
-export function trouble(status) {
+export function faults(status) {
   const found = [];
   const [level, text] = disk(status);
   if (level !== "ok") found.push([level, `disk ${text}`]);

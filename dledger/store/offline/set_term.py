@@ -1,6 +1,6 @@
 """The way back from a term that nobody can go on from: near the end of its range, or out of reach for peers.
 
-A term never falls by itself, because a vote is a promise for one term. It may be lowered by hand if that
+A term never falls automatically, because a vote is a promise for one term. It may be lowered by hand if that
 forgets no promise that anybody can still rely on: all nodes of the cluster are stopped, so no vote or answer
 is on its way; all get the same new term; and it is above the term of every entry that any of them stores, so
 no leader of a forgotten term has left an entry that a second leader of the same term could contradict.

@@ -64,7 +64,7 @@ def test_a_topic_is_created_changed_and_deleted() -> None:
 
 
 def test_creating_only_leaves_what_exists_as_it_is() -> None:
-    """So that a topic's creation by itself cannot undo the config that somebody has just given it."""
+    """So that the automatic creation of a topic cannot undo the config that somebody has just given it."""
     replica = with_group(PutGroup(GroupConfig("g", retry_max_times=3)))
     replica.do(
         PutTopic(TopicConfig("t", 1, 1), create_only=True), PutGroup(GroupConfig("g"), create_only=True)

@@ -141,7 +141,7 @@ def test_a_killed_server_keeps_its_settings(tmp_path: Path) -> None:
 @pytest.mark.process
 @pytest.mark.xdist_group("namesrv-process")
 async def test_a_watch_leaves_a_server_that_is_paused(tmp_path: Path) -> None:
-    """Its connections stay open: only pings show that nobody is there. gRPC by itself would wait a minute."""
+    """Its connections stay open: only pings show that nobody is there. gRPC alone would wait a minute."""
     with started("--directory", str(tmp_path / "one"), "--listen", "127.0.0.1:0") as server:
         address = server.wait_for(r"event=serving.* address=(\S+)")
         async with (

@@ -89,10 +89,10 @@ class Twins:
         by_group = Counter(key.group for key, _ in held)
         assert {group: self.state.pending_of(group) for group in "gh"} == {g: by_group[g] for g in "gh"}
         for queue in self.state.queues.values():
-            times = [one.until_ms for one in queue.pending.values()]
+            times = [one.invisible_until_ms for one in queue.pending.values()]
             assert queue.next_expiry() == min(times, default=None)
             assert queue.latest_expiry() == max(times, default=None)
-            over = sorted(at for at, one in queue.pending.items() if one.until_ms <= self.now_ms)
+            over = sorted(at for at, one in queue.pending.items() if one.invisible_until_ms <= self.now_ms)
             assert sorted(at for at, _ in queue.expired(self.now_ms, 1000)) == over
 
     def metadata(self) -> None:

@@ -72,7 +72,7 @@ async def test_a_dead_letter_that_fails_when_its_client_has_gone_leaves_no_trace
         moving.cancel()
         await asyncio.gather(moving, return_exceptions=True)
         may_go.set()
-        reserved = delivery._views.queue(QueueKey("g", "t", one.queue_id)).reserved
+        reserved = delivery._receive_queues.queue(QueueKey("g", "t", one.queue_id)).reserved
         await until(lambda: not reserved)
         for _ in range(3):
             await asyncio.sleep(0)

@@ -13,8 +13,8 @@ import pytest
 
 from broker_adapter.api import GroupConfig, TopicConfig
 from broker_adapter.pop.api import Delivery
+from broker_adapter.pop.receive_queues import ReceiveQueues
 from broker_adapter.pop.receiver import _QUEUES_AT_ONCE, Receiver
-from broker_adapter.pop.views import Views
 from broker_adapter.server.program import BrokerProgram
 from dledger.turns import MOST_WOKEN, wake_queue
 from tests.broker_adapter.cluster import brokers
@@ -105,7 +105,7 @@ async def test_times_of_thousands_that_come_together_are_looked_at_a_few_in_a_tu
         call_at = loop.call_at
 
         def kept(when: float, callback: Any, *arguments: Any, **options: Any) -> asyncio.TimerHandle:
-            if getattr(callback, "__func__", None) is Views.wake:
+            if getattr(callback, "__func__", None) is ReceiveQueues.wake:
                 timers.append(partial(callback, *arguments))
             return call_at(when, callback, *arguments, **options)
 

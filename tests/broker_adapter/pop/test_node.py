@@ -129,13 +129,13 @@ async def test_a_receive_that_is_woken_and_goes_wakes_the_next_one(
         receive = partial(delivery.receive, "g", "t", client_id="c", wait_ms=50_000)
         first, second = asyncio.create_task(receive()), asyncio.create_task(receive())
         await until(lambda: delivery.figures().waiting_receives == 2)
-        arrived = delivery._views.arrived
+        arrived = delivery._receive_queues.arrived
 
         def arrived_and_gone(topics: Iterable[str]) -> None:
             arrived(topics)
             first.cancel()
 
-        monkeypatch.setattr(delivery._views, "arrived", arrived_and_gone)
+        monkeypatch.setattr(delivery._receive_queues, "arrived", arrived_and_gone)
         await delivery.send("t", message("second"), message_id="2")
         async with asyncio.timeout(20):
             assert bodies(await second) == ["second"]
@@ -543,7 +543,7 @@ async def test_nothing_is_remembered_of_handles_that_are_none(tmp_path: Path) ->
         with pytest.raises(ReadFailed) as refused:
             await delivery.dead_letter("made up", "t", "?")
         assert refused.value.status is Status.HANDLE_INVALID
-        assert delivery._views._queues == {}
+        assert delivery._receive_queues._queues == {}
 
 
 async def test_delayed_messages_of_one_client_leave_room_for_those_of_others(tmp_path: Path) -> None:

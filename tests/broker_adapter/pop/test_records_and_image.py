@@ -31,10 +31,10 @@ from broker_adapter.pop.commands import (
     SentId,
     Unknown,
 )
+from broker_adapter.pop.duplicate_filter import MAX_AGE_MS, DuplicateFilter
 from broker_adapter.pop.handles import held_handle, parse_held, parse_receipt, receipt_handle
 from broker_adapter.pop.held_messages import MAX_END_AGE_MS
 from broker_adapter.pop.records import NO_REQUEST, SENT_OVERHEAD, SENT_SIZE, decode, encode, encode_sent
-from broker_adapter.pop.sent_ids import MAX_AGE_MS, SentIds
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.server.replicated_state import ReplicatedState
 
@@ -196,12 +196,12 @@ def test_an_image_from_before_there_was_delivery_is_taken() -> None:
 
 
 def test_ids_are_forgotten_by_age_and_a_newer_one_is_kept() -> None:
-    ids = SentIds()
+    ids = DuplicateFilter()
     ids.put(b"a" * 16, 0, 1, 0)
     ids.put(b"a" * 16, 0, 2, MAX_AGE_MS)
     ids.put(b"b" * 16, 0, 3, MAX_AGE_MS + 1)
     assert (len(ids), ids.find(b"a" * 16), ids.find(b"b" * 16)) == (2, (0, 2), (0, 3))
-    assert SentIds(ids.save()).save() == ids.save()
+    assert DuplicateFilter(ids.save()).save() == ids.save()
 
 
 def test_ends_are_forgotten_by_age() -> None:

@@ -10,10 +10,10 @@ from broker_adapter.config.settings import DeliverySettings
 from broker_adapter.pop import renewals as renewals_module
 from broker_adapter.pop.commands import Ack, Change, ChangeKind, Element, PassedOn, Pop, QueueKey
 from broker_adapter.pop.committer import Request
+from broker_adapter.pop.receive_queues import ReceiveQueues
 from broker_adapter.pop.records import encode
 from broker_adapter.pop.renewals import Renewals
 from broker_adapter.pop.state import DeliveryState
-from broker_adapter.pop.views import Views
 
 KEY = QueueKey("g", "t", 0)
 START = 1_000_000
@@ -32,7 +32,7 @@ class World:
         self.renewals = Renewals(
             self.state,
             self,  # type: ignore[arg-type]
-            Views(),
+            ReceiveQueues(),
             now_ms=lambda: self.now_ms,
             settings=settings,
         )
@@ -54,7 +54,7 @@ class World:
         self.popped = self._index << 16
 
     def until(self, offset: int, key: QueueKey = KEY) -> int:
-        return self.state.queues[key].pending[offset].until_ms - START
+        return self.state.queues[key].pending[offset].invisible_until_ms - START
 
 
 async def test_only_who_is_heard_of_is_renewed_and_only_when_half_is_over() -> None:

@@ -16,9 +16,9 @@ from broker_adapter.commitlog.record_writer import RecordBatch
 from broker_adapter.errors import Busy, PutIndeterminate, Status
 from broker_adapter.pop.api import Sent
 from broker_adapter.pop.committer import Committer, Done, Request
+from broker_adapter.pop.duplicate_filter import DuplicateFilter
 from broker_adapter.pop.handles import id_digest
 from broker_adapter.pop.sender import Sender
-from broker_adapter.pop.sent_ids import SentIds
 from broker_adapter.pop.state import DeliveryState
 
 DOUBT = PutIndeterminate(Status.OUTCOME_UNKNOWN, "not known yet")
@@ -30,7 +30,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
-        self.ids = SentIds()
+        self.ids = DuplicateFilter()
         state = SimpleNamespace(lock=threading.Lock(), ids=self.ids)
         self.sender = Sender(cast(DeliveryState, state), cast(Committer, self), cast(MessageWriter, self))
 

@@ -9,16 +9,16 @@ from typing import cast
 import pytest
 
 from broker_adapter.config.settings import DeliverySettings
+from broker_adapter.pop import receive_queues as receive_queues_module
 from broker_adapter.pop import upkeep as upkeep_module
-from broker_adapter.pop import views as views_module
 from broker_adapter.pop.commands import Element, Fold, HoldKind, Purged, QueueKey
 from broker_adapter.pop.committer import Committer, Request
 from broker_adapter.pop.held_messages import HeldMessage
 from broker_adapter.pop.queue_state import Held, QueueDelivery
+from broker_adapter.pop.receive_queues import GroupTopic, ReceiveQueues
 from broker_adapter.pop.records import encode
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.pop.upkeep import Upkeep
-from broker_adapter.pop.views import GroupTopic, Views
 
 DAY_MS = 86_400_000
 KEY = QueueKey("g", "t", 0)
@@ -27,14 +27,14 @@ KEY = QueueKey("g", "t", 0)
 class World:
     def __init__(self, max_pending: int = 1000) -> None:
         self.state = DeliveryState()
-        self.views = Views()
+        self.receive_queues = ReceiveQueues()
         self.least: Counter[tuple[str, int]] = Counter()
         self.now_ms = DAY_MS
         self.submitted: list[Element] = []
         self.upkeep = Upkeep(
             self.state,
             cast(Committer, self),
-            self.views,
+            self.receive_queues,
             self,
             now_ms=lambda: self.now_ms,
             settings=DeliverySettings(max_pending=max_pending),
@@ -74,7 +74,7 @@ async def test_what_nobody_wants_for_a_day_is_folded() -> None:
     assert world.look() == []
     world.now_ms += 1
     assert world.look() == [Fold(KEY, DAY_MS, upkeep_module._MESSAGES)]
-    world.views.queue(KEY).reserved.add(3)  # it is on its way to somebody
+    world.receive_queues.queue(KEY).reserved.add(3)  # it is on its way to somebody
     assert world.look() == []
 
 
@@ -153,33 +153,33 @@ def test_a_topic_that_ends_with_many_delayed_messages_likewise() -> None:
     assert lock.pending == [3_000, 1_000, 0]
 
 
-async def test_views_that_say_nothing_are_forgotten_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups and topics go, and nobody asks for their views any more."""
+async def test_queues_that_say_nothing_are_forgotten_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups and topics go, and nobody asks for them any more."""
     monkeypatch.setattr(upkeep_module, "_VIEWS", 20)
     world = World()
     keys = [QueueKey(f"g{number}", "t", 0) for number in range(50)]
     for key in keys:
-        world.views.queue(key)
+        world.receive_queues.queue(key)
     busy = keys[7], keys[8], keys[49]
-    world.views.queue(busy[0]).under_way = 1
-    world.views.queue(busy[1]).is_read = True
-    world.views.queue(busy[2]).reserved.add(3)
-    kept = [world.views.queue(key) for key in busy]
+    world.receive_queues.queue(busy[0]).under_way = 1
+    world.receive_queues.queue(busy[1]).is_read = True
+    world.receive_queues.queue(busy[2]).reserved.add(3)
+    kept = [world.receive_queues.queue(key) for key in busy]
     counts = []
     for _ in range(4):
         world.look()
-        counts.append(len(world.views._queues))
+        counts.append(len(world.receive_queues._queues))
     assert counts == [50, 32, 12, 3]
-    assert [world.views.find(key) for key in busy] == kept
+    assert [world.receive_queues.find(key) for key in busy] == kept
     kept[0].under_way = 0
     world.look(), world.look()
-    assert world.views.find(busy[0]) is None
+    assert world.receive_queues.find(busy[0]) is None
 
 
 def test_turns_of_so_many_groups_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views_module, "_MOST_TURNS", 3)
-    views = Views()
+    monkeypatch.setattr(receive_queues_module, "_MOST_TURNS", 3)
+    receive_queues = ReceiveQueues()
     for number in range(10):
-        views.turn(GroupTopic(f"g{number}", "t"))
-        assert len(views._turns) <= 3
-    assert views.turn(GroupTopic("g9", "t")) == 1, "known ones go on"
+        receive_queues.turn(GroupTopic(f"g{number}", "t"))
+        assert len(receive_queues._turns) <= 3
+    assert receive_queues.turn(GroupTopic("g9", "t")) == 1, "known ones go on"

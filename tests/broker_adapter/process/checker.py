@@ -15,7 +15,7 @@ from broker_adapter.format.properties import TAGS, split_properties
 from broker_adapter.metadata.commands import METADATA_TOPIC
 from dledger.platform import ENTRY_HEADER_SIZE
 from dledger.store.format.batch import MAGIC_NORMAL, Entry
-from tests.broker_adapter.process.load import Load, Notes, Place
+from tests.broker_adapter.process.load import Load, Notes, TopicQueue
 from tests.broker_adapter.process.processes import BrokerProcesses
 
 
@@ -29,7 +29,7 @@ class Stored(NamedTuple):
 
 
 #: Of each queue: queue offset -> message, in the order of the log.
-Queues = dict[Place, dict[int, Stored]]
+Queues = dict[TopicQueue, dict[int, Stored]]
 
 
 async def check(brokers: BrokerProcesses, load: Load, *, may_raise: Sequence[str] = ()) -> dict[str, Queues]:
@@ -104,7 +104,7 @@ def _check_acknowledged(node: str, queues: Queues, notes: Notes) -> None:
 
 def _check_order(queues: Queues, notes: Notes) -> None:
     """In the order of the calls, none twice, none that was refused, and batches whole and in one piece."""
-    at: dict[bytes, tuple[Place, int]] = {}
+    at: dict[bytes, tuple[TopicQueue, int]] = {}
     for place, queue in queues.items():
         last: dict[int, int] = {}
         for offset, stored in queue.items():

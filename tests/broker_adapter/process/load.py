@@ -28,7 +28,7 @@ BODY = b"%d:%d:"
 _BURST = 4
 _AUDIT_S = 0.05
 
-Place = tuple[str, int]  # topic, queue id
+TopicQueue = tuple[str, int]  # topic, queue id
 
 
 class Acknowledged(NamedTuple):
@@ -50,7 +50,7 @@ class Notes:
     refused: dict[bytes, Status] = field(default_factory=dict)
     in_doubt: set[bytes] = field(default_factory=set)
     #: Offset and body, in the order of delivery.
-    delivered: dict[Place, list[tuple[int, bytes]]] = field(default_factory=dict)
+    delivered: dict[TopicQueue, list[tuple[int, bytes]]] = field(default_factory=dict)
 
 
 class Load:
@@ -83,7 +83,7 @@ class Load:
         self._auditor = PullConsumer(self._routes, group=AUDITORS, timeout=30, tls=tls)
         self._consumers = [self._consumer(f"member-{n}", tls) for n in range(consumers)]
         self.notes = Notes(consumers > 0)
-        self.committed: dict[Place, int] = {}  # what the group has committed, as last seen
+        self.committed: dict[TopicQueue, int] = {}  # what the group has committed, as last seen
         self._changed = asyncio.Condition()
         self._stopped = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -228,11 +228,11 @@ class Load:
                 self._changed.notify_all()
 
     async def _consume_the_rest(self) -> None:
-        ends: dict[Place, int] = {}
+        ends: dict[TopicQueue, int] = {}
         for topic, queue_id, offset in self.notes.acknowledged:
             ends[topic, queue_id] = max(ends.get((topic, queue_id), 0), offset)
 
-        def behind() -> list[Place]:
+        def behind() -> list[TopicQueue]:
             return [p for p, end in ends.items() if not self.notes.delivered.get(p) or self._last(p) < end]
 
         try:
@@ -241,7 +241,7 @@ class Load:
         except TimeoutError:
             raise AssertionError(f"consumers are behind in {behind()}") from None
 
-    def _last(self, place: Place) -> int:
+    def _last(self, place: TopicQueue) -> int:
         return self.notes.delivered[place][-1][0]
 
     async def _audit(self) -> None:
@@ -256,7 +256,7 @@ class Load:
                     acknowledged = await self._commit_own(place, acknowledged)
             await self._pause(_AUDIT_S)
 
-    async def _commit_own(self, place: Place, acknowledged: int) -> int:
+    async def _commit_own(self, place: TopicQueue, acknowledged: int) -> int:
         offset = self._last(place)
         await self._auditor.commit(*place, offset)
         acknowledged = max(acknowledged, offset)

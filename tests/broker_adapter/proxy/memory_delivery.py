@@ -50,7 +50,7 @@ class Held:
     queue_id: int
     queue_offset: int
     attempts: int = 0
-    until_ms: int = 0
+    invisible_until_ms: int = 0
     handle: str = ""
     client_id: str = ""
     attempt_id: str = ""
@@ -296,7 +296,7 @@ class MemoryDelivery(DeliveryApi):
     async def change_invisible(self, group: str, topic: str, handle: str, invisible_ms: int) -> str:
         self._may_fail()
         held = self._held(group, topic, handle)
-        held.handle, held.until_ms = self._handle(), self.now_ms() + invisible_ms
+        held.handle, held.invisible_until_ms = self._handle(), self.now_ms() + invisible_ms
         self._wake()
         return held.handle
 
@@ -315,7 +315,7 @@ class MemoryDelivery(DeliveryApi):
         for (name, _), state in self._groups.items():
             for held in state.held:
                 if held.client_id == client_id and group in ("", name):
-                    held.until_ms = min(held.until_ms, self.now_ms() + 1_000)
+                    held.invisible_until_ms = min(held.invisible_until_ms, self.now_ms() + 1_000)
         self._wake()
 
     # -- inside
@@ -384,11 +384,13 @@ class MemoryDelivery(DeliveryApi):
     ) -> list[Delivery]:
         state, now = self._groups[group, topic], self.now_ms()
         limit = self.groups.get(group, GroupConfig(group)).retry_max_times + 1
-        for held in [held for held in state.held if held.until_ms <= now and held.attempts >= limit]:
+        for held in [
+            held for held in state.held if held.invisible_until_ms <= now and held.attempts >= limit
+        ]:
             state.held.remove(held)
             self._give_up(group, topic, held)
         again = [held for held in state.held if attempt_id and held.attempt_id == attempt_id]
-        taken = again or [held for held in state.held if held.until_ms <= now]
+        taken = again or [held for held in state.held if held.invisible_until_ms <= now]
         for queue_id in range(self.topics[topic].read_queues):
             queue = self.queues[topic, queue_id]
             while not again and state.cursors[queue_id] < len(queue) and len(taken) < most:
@@ -404,15 +406,22 @@ class MemoryDelivery(DeliveryApi):
                     taken.append(fresh)
         for held in taken[:most]:
             held.attempts += 0 if again else 1
-            held.until_ms = now + (invisible_ms or RENEWED_MS)
+            held.invisible_until_ms = now + (invisible_ms or RENEWED_MS)
             held.handle, held.client_id, held.attempt_id = self._handle(), client_id, attempt_id
         return [
-            Delivery(held.record, held.queue_id, held.queue_offset, held.attempts, held.handle, held.until_ms)
+            Delivery(
+                held.record,
+                held.queue_id,
+                held.queue_offset,
+                held.attempts,
+                held.handle,
+                held.invisible_until_ms,
+            )
             for held in taken[:most]
         ]
 
     def _next_expiry_s(self, group: str, topic: str) -> float:
-        untils = [held.until_ms for held in self._groups[group, topic].held]
+        untils = [held.invisible_until_ms for held in self._groups[group, topic].held]
         return max(0.001, (min(untils) - self.now_ms()) / 1000) if untils else 3_600.0
 
     def _handle(self) -> str:
@@ -420,7 +429,9 @@ class MemoryDelivery(DeliveryApi):
 
     def _find(self, state: GroupState, handle: str) -> Held | None:
         now = self.now_ms()
-        return next((held for held in state.held if held.handle == handle and held.until_ms > now), None)
+        return next(
+            (held for held in state.held if held.handle == handle and held.invisible_until_ms > now), None
+        )
 
     def _held(self, group: str, topic: str, handle: str) -> Held:
         held = self._find(self._groups[group, topic], handle)

@@ -304,12 +304,12 @@ def test_a_parquet_file_whose_end_is_missing_is_told_of(
         path = convert(tmp_path / name, remove_raw=True).path
     torn = tmp_path / "torn" / "parquet" / "events.parquet"
     torn.write_bytes(torn.read_bytes()[:left])
-    (trouble,) = take_in([tmp_path / "whole", tmp_path / "torn"]).troubles[tmp_path / "torn"]
-    assert trouble.startswith("parquet/events.parquet could not be read: it is ")
+    (fault,) = take_in([tmp_path / "whole", tmp_path / "torn"]).troubles[tmp_path / "torn"]
+    assert fault.startswith("parquet/events.parquet could not be read: it is ")
     assert path.exists()
     assert run_command(monkeypatch, tmp_path / "torn") == 254
     said = capsys.readouterr().err
-    assert trouble in said
+    assert fault in said
     assert "Traceback" not in said
 
 

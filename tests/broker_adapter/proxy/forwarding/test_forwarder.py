@@ -172,7 +172,7 @@ async def test_a_call_that_meets_a_bug_ends_no_other(monkeypatch: pytest.MonkeyP
         raise ZeroDivisionError
 
     async with pair() as p:
-        await until(lambda: p.forwarder.place() is not None)
+        await until(lambda: p.forwarder.destination() is not None)
         p.remote.may.clear()
         other = asyncio.create_task(p.unary())
         await until(lambda: bool(p.remote.seen))
@@ -186,7 +186,7 @@ async def test_a_call_that_meets_a_bug_ends_no_other(monkeypatch: pytest.MonkeyP
 
 async def test_a_node_that_stops_gives_up_what_it_was_to_send_again() -> None:
     async with pair(not_master()) as p:
-        await until(lambda: p.forwarder.place() is not None)
+        await until(lambda: p.forwarder.destination() is not None)
         waiting = asyncio.create_task(p.unary(timeout_s=600))
         await until(lambda: bool(p.remote.seen))
         p.lead(None)
@@ -342,7 +342,7 @@ async def test_calls_wait_until_the_elected_takes_writes() -> None:
         assert await p.unary() == b"ok"
         before = p.forwarder.figures.held
         p.remote_master(False)
-        await until(lambda: p.forwarder.place() is None)
+        await until(lambda: p.forwarder.destination() is None)
         waiting = asyncio.create_task(p.unary())
         await until(lambda: p.forwarder._change is not None)
         p.remote_master(True)

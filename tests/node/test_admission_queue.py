@@ -114,7 +114,7 @@ def test_who_waits_for_room_is_told_when_leadership_is_lost() -> None:
     room = Room(host)
     host.replica._leading = True  # of a leadership that ends in the next moment
     host.replica.append(host.now, "waits", [b"x"], session=None, open_session=False, timeout_ms=1000)
-    assert len(host.replica.parking) == 1 and room.wanted
+    assert len(host.replica.admission_queue) == 1 and room.wanted
     host.replica._leading = False
     host.pass_time(20)
     assert isinstance(host.shell.appends["waits"], NotLeader)

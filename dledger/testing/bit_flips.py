@@ -18,7 +18,7 @@ class Flip(NamedTuple):
 
 
 @dataclass(slots=True)
-class Flips:
+class BitFlips:
     """All flips of a run. Of every batch, only a minority of the nodes has a flip, or has lost its log, at
     the same time; different batches may have theirs on different nodes."""
 

@@ -13,14 +13,14 @@ MAX_AGE_MS = 600_000
 _ID = struct.Struct(">16siqq")
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """queue_id -1: held, under the number `queue_offset`."""
 
     queue_id: int
     queue_offset: int
 
 
-class SentIds:
+class DuplicateFilter:
     """Kept packed, each as the image has it: an image is one join."""
 
     def __init__(self, image: bytes = b"") -> None:
@@ -33,9 +33,9 @@ class SentIds:
     def __len__(self) -> int:
         return len(self._order)
 
-    def find(self, digest: bytes) -> Place | None:
+    def find(self, digest: bytes) -> Position | None:
         packed = self._by_digest.get(digest)
-        return None if packed is None else Place(*_ID.unpack(packed)[1:3])
+        return None if packed is None else Position(*_ID.unpack(packed)[1:3])
 
     def put(self, digest: bytes, queue_id: int, queue_offset: int, stamp_ms: int) -> None:
         """The newest one; those that are too old or too many are forgotten."""
@@ -47,10 +47,10 @@ class SentIds:
             if self._by_digest.get(oldest[:16]) is oldest:
                 del self._by_digest[oldest[:16]]
 
-    def without(self, prefix: bytes) -> SentIds:
+    def without(self, prefix: bytes) -> DuplicateFilter:
         """Without those whose digest begins so."""
         kept = [packed for packed in self._order if not packed.startswith(prefix)]
-        return self if len(kept) == len(self._order) else SentIds(b"".join(kept))
+        return self if len(kept) == len(self._order) else DuplicateFilter(b"".join(kept))
 
     def save(self) -> bytes:
         return b"".join(self._order)

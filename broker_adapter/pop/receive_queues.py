@@ -17,7 +17,7 @@ from dledger.platform import settle, wake_queue
 _MOST_TURNS = 10_000
 
 
-class QueueView:
+class ReceiveQueue:
     """Of one queue in one group. `cursor` counts while pops are under way; `reserved` are offsets that are
     being given again or moved; `is_read` while a receive reads, so that two never take the same."""
 
@@ -50,11 +50,11 @@ class GroupTopic(NamedTuple):
     topic: str
 
 
-class Views:
+class ReceiveQueues:
     """All of them, and the receives that wait."""
 
     def __init__(self) -> None:
-        self._queues: dict[QueueKey, QueueView] = {}
+        self._queues: dict[QueueKey, ReceiveQueue] = {}
         # Those that have not been woken. Not sets: the order in which receives are woken is the same in every
         # process.
         self._waiting: dict[GroupTopic, dict[asyncio.Future[None], None]] = {}
@@ -77,14 +77,14 @@ class Views:
         self._turns.clear()
         self.wake_all()
 
-    def find(self, key: QueueKey) -> QueueView | None:
-        """None: nothing is on its way there. To look at a queue makes no view: a topic may have many."""
+    def find(self, key: QueueKey) -> ReceiveQueue | None:
+        """None: nothing is on its way there. To look at a queue makes no entry: a topic may have many."""
         return self._queues.get(key)
 
-    def queue(self, key: QueueKey) -> QueueView:
+    def queue(self, key: QueueKey) -> ReceiveQueue:
         found = self._queues.get(key)
         if found is None:
-            found = self._queues[key] = QueueView()
+            found = self._queues[key] = ReceiveQueue()
         return found
 
     def tidy(self, most: int) -> None:
@@ -95,8 +95,8 @@ class Views:
             if key is None:
                 self._to_tidy = iter(list(self._queues))
                 return
-            view = self._queues.get(key)
-            if view is not None and view.is_idle:
+            queue = self._queues.get(key)
+            if queue is not None and queue.is_idle:
                 del self._queues[key]
 
     def turn(self, who: GroupTopic) -> int:

@@ -14,7 +14,7 @@ Outcome = AppendOutcome | DLedgerError | None
 
 
 @dataclass(slots=True)
-class ParkedAppend:
+class WaitingAppend:
     token: AppendToken
     bodies: Sequence[bytes]
     session: tuple[int, int] | None
@@ -22,18 +22,18 @@ class ParkedAppend:
     deadline_ms: int
 
 
-class Parking:
+class AdmissionQueue:
     def __init__(self, max_bytes: int, max_appends: int) -> None:
         self._max_bytes = max_bytes
         self._max_appends = max_appends
-        self._waiting: deque[ParkedAppend] = deque()
+        self._waiting: deque[WaitingAppend] = deque()
         self._bytes = 0
         self._next_deadline_ms: float = float("inf")
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, append: ParkedAppend, pending_bytes: int) -> bool:
+    def add(self, append: WaitingAppend, pending_bytes: int) -> bool:
         """False: so much waits already that it is refused. `pending_bytes` wait elsewhere."""
         size = sum(map(len, append.bodies))
         if len(self._waiting) >= self._max_appends or pending_bytes + self._bytes + size > self._max_bytes:
@@ -44,7 +44,7 @@ class Parking:
         return True
 
     def retry(
-        self, now_ms: int, admit: Callable[[ParkedAppend], Outcome]
+        self, now_ms: int, admit: Callable[[WaitingAppend], Outcome]
     ) -> list[tuple[AppendToken, AppendOutcome | DLedgerError]]:
         """Let those in that there is room for now. Whoever has an answer, and the answer."""
         answers: list[tuple[AppendToken, AppendOutcome | DLedgerError]] = []
@@ -76,7 +76,7 @@ class Parking:
         self._next_deadline_ms = min(append.deadline_ms for append in self._waiting)
         return [append.token for append in late]
 
-    def _leave(self) -> ParkedAppend:
+    def _leave(self) -> WaitingAppend:
         append = self._waiting.popleft()
         self._bytes -= sum(map(len, append.bodies))
         return append
