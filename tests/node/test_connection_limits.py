@@ -176,3 +176,16 @@ async def test_rule_13_a_connection_that_says_nothing_is_closed(
         reader, writer = await asyncio.open_connection(host, int(port))
         assert b"settings" in await reader.read()
         writer.close()
+
+
+@pytest.mark.parametrize("soft", [1024, 2048, 20_000])
+def test_full_ports_leave_descriptors_for_files_and_the_status_port(
+    soft: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node with a broker has three ports; whoever fills them must not end it."""
+    monkeypatch.setattr(channels.resource, "getrlimit", lambda _: (soft, soft))
+    made: list[Any] = []
+    monkeypatch.setattr(channels, "accepting_server", made.append)
+    channels.new_server()
+    most = dict(made[0])["grpc.max_allowed_incoming_connections"]
+    assert most >= 16 and 3 * most + 720 <= soft

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.store.files import OsFiles
 from dledger import ConfigError
 from dledger.store import descriptors as module
 from dledger.store.descriptors import LEAST, DescriptorReserve, raise_limit
+from dledger.store.disk import OsDisk
 
 
 @pytest.fixture
@@ -57,6 +59,24 @@ def test_a_file_gets_a_descriptor_of_the_reserve(
         os.close(handle)
     reserve.refill()
     assert process.free == 0, "it is full again"
+
+
+@pytest.mark.parametrize("files", [OsDisk(), OsFiles()], ids=["of the log", "of the broker"])
+def test_a_file_that_is_closed_gives_the_reserve_back_what_it_took(
+    files: OsDisk | OsFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the second shortage would find none."""
+    process = Exhausted(monkeypatch, 3)
+    monkeypatch.setattr(module, "sleep", lambda _: pytest.fail("there is a reserve to be had"))
+    module.descriptors.hold(3)
+    try:
+        for _ in range(5):
+            handles = [files.open(tmp_path / f"{n}", create=True) for n in range(2)]
+            for handle in handles:
+                files.close(handle)
+            assert process.free == 0
+    finally:
+        module.descriptors.let_go()
 
 
 def test_without_any_left_a_file_waits_until_one_is_free(
