@@ -226,8 +226,11 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.proxy.calls",
         "broker_adapter.proxy",
     },
+    "broker_adapter.processor": {*_BROKER_BASE, "broker_adapter.config", "broker_adapter.remoting"},
     "broker_adapter.server": {
         *_BROKER_BASE,
+        "broker_adapter.remoting",
+        "broker_adapter.processor",
         "broker_adapter.config",
         "broker_adapter.metadata",
         "broker_adapter.commitlog",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from dledger.cli.local.cluster_kinds import Additions, ClusterKind, OwnerFacts
 from dledger.cli.local.cluster_plan import HOST, ClusterPlan, CompanionPlan, free_ports
+from dledger.cli.local.local_cluster import REMOTING_ADDRESS
 from dledger.cli.output import human_bytes
 
 NAMESRV_VARIABLE = "DLEDGER_NAMESRV"
@@ -15,12 +16,19 @@ _PORT_OFFSET = 200
 
 
 def _prepare(base_port: int) -> Additions:
-    grpc, http = (base_port + _PORT_OFFSET, base_port + _PORT_OFFSET + 1) if base_port else free_ports(2)
-    address, http_address = f"{HOST}:{grpc}", f"{HOST}:{http}"
-    companion = CompanionPlan(_NAMESRV, "broker_adapter.namesrv", address, http_address)
-    config = {"directory": "data", "listen": address, "http_listen": http_address}
-    program = {"factory": "broker_adapter.server.program:broker", "settings": {"namesrv": [address]}}
-    return Additions({"program": program}, [(companion, config)])
+    first = base_port + _PORT_OFFSET
+    ports = [first, first + 1, first + 2] if base_port else free_ports(3)
+    address, http_address, remoting_address = (f"{HOST}:{port}" for port in ports)
+    companion = CompanionPlan(_NAMESRV, "broker_adapter.namesrv", address, http_address, remoting_address)
+    config = {
+        "directory": "data",
+        "listen": address,
+        "http_listen": http_address,
+        "remoting_listen": remoting_address,
+    }
+    settings = {"namesrv": [address], "remoting": {"listen": REMOTING_ADDRESS}}
+    program = {"factory": "broker_adapter.server.program:broker", "settings": settings}
+    return Additions({"program": program}, [(companion, config)], remoting=True)
 
 
 def _variables(plan: ClusterPlan) -> Mapping[str, str]:

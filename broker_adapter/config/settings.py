@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from broker_adapter.config.remoting import RemotingSettings
 from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
 from broker_adapter.errors import IllegalMessage
 from broker_adapter.format.message import MAX_BODY_BYTES
@@ -107,6 +108,8 @@ class BrokerSettings(BaseModel):
     """Receiving by receipt handles, delays and transactions."""
     rocketmq_v2: ClientServiceSettings = ClientServiceSettings()
     """The service for clients of RocketMQ 5."""
+    remoting: RemotingSettings = RemotingSettings()
+    """The port for clients of RocketMQ's remoting protocol (4.x)."""
 
     @field_validator("namesrv", mode="before")
     @classmethod
@@ -117,6 +120,21 @@ class BrokerSettings(BaseModel):
     @classmethod
     def _to_path(cls, value: object) -> object:
         return Path(value) if isinstance(value, str) and value else value
+
+    @model_validator(mode="after")
+    def _remoting_goes_by_the_proxy(self) -> BrokerSettings:
+        if not self.remoting.listen:
+            return self
+        if not self.rocketmq_v2.enabled:
+            raise ValueError(
+                "remoting.listen needs rocketmq_v2.enabled: nodes pass both kinds of calls on so"
+            )
+        if self.rocketmq_v2.access_control is not None:
+            raise ValueError(
+                "remoting.listen does not know the accounts of rocketmq_v2.access_control: everybody could "
+                "do everything there"
+            )
+        return self
 
     @field_validator("name", "cluster")
     @classmethod

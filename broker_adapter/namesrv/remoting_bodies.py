@@ -10,8 +10,8 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from broker_adapter.api import TopicConfig
-from broker_adapter.namesrv.values import BrokerEntry, Route, invalid
+from broker_adapter.api import PERM_READ, PERM_WRITE, TopicConfig
+from broker_adapter.namesrv.values import MASTER_ID, BrokerEntry, RemotingNode, Route, invalid
 
 #: A compressed body may grow to this (bytes).
 MAX_INFLATED = 32 << 20
@@ -86,26 +86,61 @@ def encode_register_body(
 
 
 def route_data(route: Route, order_config: str | None) -> bytes:
-    """TopicRouteData. `order_config`: how many queues of which broker are in order."""
+    """TopicRouteData. `order_config`: how many queues of which broker are in order.
+
+    A broker of ours is read under its name, and written to under one name for each of its nodes, all of
+    which take messages: clients of this protocol look for new routes every 30 s only, and after a failure
+    try another *name*. Whatever the number of nodes, the i-th queue to write to is queue i modulo their
+    number, so that a client's selector keeps a key in its queue.
+    """
     found: dict[str, Any] = {
         "brokerDatas": [
-            _broker_data(name, route.clusters[name], ids) for name, ids in route.brokers.items() if ids
+            _broker_data(name, route.clusters[label], ids)
+            for label, published in route.brokers.items()
+            for name, ids in _names_of(label, published, route.remoting.get(label, ()))
+            if ids
         ],
         "filterServerTable": {address: list(servers) for address, servers in route.filter_servers.items()},
         "queueDatas": [
             {
                 "brokerName": name,
-                "perm": config.perm,
+                "perm": perm,
                 "readQueueNums": config.read_queues,
                 "topicSysFlag": config.sys_flag,
                 "writeQueueNums": config.write_queues,
             }
-            for name, config in route.queues.items()
+            for label, config in route.queues.items()
+            for name, perm in _permissions(label, config.perm, route.remoting.get(label, ()))
         ],
     }
     if order_config is not None:
         found["orderTopicConf"] = order_config
     return dump(found)
+
+
+def node_name(broker_name: str, node_id: str) -> str:
+    """Under which one node takes messages of producers."""
+    return f"{broker_name}-{node_id}"
+
+
+def _names_of(
+    label: str, published: Mapping[int, str], nodes: Sequence[RemotingNode]
+) -> list[tuple[str, Mapping[int, str]]]:
+    """By name, the addresses under their broker ids."""
+    if not nodes:
+        return [(label, published)]
+    own = [(node_name(label, node.node_id), {MASTER_ID: node.address}) for node in nodes]
+    return [(label, {node.broker_id: node.address for node in nodes}), *own]
+
+
+def _permissions(label: str, perm: int, nodes: Sequence[RemotingNode]) -> list[tuple[str, int]]:
+    """By name, what may be done there."""
+    if not nodes:
+        return [(label, perm)]
+    return [
+        (label, perm & ~PERM_WRITE),
+        *((node_name(label, node.node_id), perm & ~PERM_READ) for node in nodes),
+    ]
 
 
 def cluster_info(brokers: Iterable[BrokerEntry]) -> bytes:
@@ -116,7 +151,7 @@ def cluster_info(brokers: Iterable[BrokerEntry]) -> bytes:
     for entry in brokers:
         ids = addresses.setdefault(entry.broker_name, {})
         if entry.broker_id >= 0:
-            ids[entry.broker_id] = entry.address
+            ids[entry.broker_id] = entry.remoting_address or entry.address
         clusters.setdefault(entry.cluster, set()).add(entry.broker_name)
         cluster_of[entry.broker_name] = entry.cluster
     return dump(

@@ -77,6 +77,7 @@ def registration_to_pb(given: Registration) -> pb.RegisterBrokerRequest:
         data_version=given.data_version,
         topics=map(topic_to_pb, given.topics),
         expire_ms=given.expire_ms,
+        remoting_address=given.remoting_address,
     )
 
 
@@ -99,6 +100,7 @@ def registration_from_pb(message: pb.RegisterBrokerRequest) -> Registration:
         data_version=message.data_version,
         topics=tuple(map(topic_from_pb, message.topics)),
         expire_ms=message.expire_ms,
+        remoting_address=message.remoting_address,
     )
 
 
@@ -155,6 +157,7 @@ def info_to_pb(info: ClusterInfo) -> pb.GetClusterInfoResponse:
         config_entries=info.config_entries,
         write_wiped=info.write_wiped,
         limits_hit=info.limits_hit,
+        remoting_address=info.remoting_address,
     )
 
 
@@ -170,6 +173,7 @@ def info_from_pb(message: pb.GetClusterInfoResponse) -> ClusterInfo:
         message.config_entries,
         list(message.write_wiped),
         dict(message.limits_hit),
+        message.remoting_address,
     )
 
 

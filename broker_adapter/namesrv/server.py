@@ -185,6 +185,7 @@ class NameServerProcess:
             config_entries=len(server.kv),
             write_wiped=server.tables.write_wiped(),
             limits_hit=dict(server.limits_hit),
+            remoting_address=self.remoting_address,
         )
 
     async def stop(self) -> None:

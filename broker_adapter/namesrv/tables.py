@@ -32,6 +32,7 @@ from broker_adapter.namesrv.values import (
     BrokerEntry,
     Registration,
     RegistrationAnswer,
+    RemotingNode,
     Route,
     TableLimits,
     check_registration,
@@ -74,6 +75,15 @@ class _Broker:
 
     def addresses(self) -> dict[int, str]:
         return {i: self.nodes[self.ids[i]].registration.address for i in sorted(self.ids)}
+
+    def remoting(self) -> list[RemotingNode]:
+        """The published nodes that clients of the remoting protocol reach elsewhere than at their address."""
+        nodes = ((broker_id, self.nodes[self.ids[broker_id]].registration) for broker_id in sorted(self.ids))
+        return [
+            RemotingNode(given.node_id, broker_id, given.remoting_address)
+            for broker_id, given in nodes
+            if given.remoting_address
+        ]
 
     def master(self) -> _Live | None:
         node_id = self.ids.get(MASTER_ID)
@@ -377,6 +387,7 @@ class RouteTables:
         terms: dict[str, int] = {}
         clusters: dict[str, str] = {}
         filters: dict[str, Sequence[str]] = {}
+        remoting: dict[str, Sequence[RemotingNode]] = {}
         for name, config in sorted(self.topic_queue_table.get(topic, {}).items()):
             broker = self._broker_addr_table[name]
             if broker.write_wiped:
@@ -386,11 +397,13 @@ class RouteTables:
             if term != NO_TERM:
                 terms[name] = term
             clusters[name] = broker.cluster
+            if nodes := broker.remoting():
+                remoting[name] = nodes
             for node_id in broker.ids.values():
                 given = broker.nodes[node_id].registration
                 if given.filter_servers:
                     filters[given.address] = given.filter_servers
-        return Route(topic, queues, brokers, terms, clusters, filters)
+        return Route(topic, queues, brokers, terms, clusters, filters, remoting)
 
     def topics(self) -> list[str]:
         return sorted(self.topic_queue_table)
@@ -455,6 +468,7 @@ def _entry(node: _Live, now_ms: int) -> BrokerEntry:
         now_ms - node.updated_ms,
         node.expire_ms,
         node.session != NO_SESSION,
+        given.remoting_address,
     )
 
 

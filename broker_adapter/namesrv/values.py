@@ -41,6 +41,7 @@ class Registration(NamedTuple):
     expire_ms: int = 0  # 0: the NameServer's default
     ha_address: str = ""  # host:port at which slaves fetch the log of a broker of RocketMQ's own
     filter_servers: Sequence[str] = ()  # host:port
+    remoting_address: str = ""  # host:port for clients of the remoting protocol; "": `address` is that
 
 
 class RegistrationAnswer(NamedTuple):
@@ -49,6 +50,14 @@ class RegistrationAnswer(NamedTuple):
     master_address: str = ""  # "": nobody
     master_term: int = NO_TERM
     master_ha_address: str = ""
+
+
+class RemotingNode(NamedTuple):
+    """Where clients of the remoting protocol reach a node that speaks others at its address."""
+
+    node_id: str
+    broker_id: int
+    address: str
 
 
 class Route(NamedTuple):
@@ -60,6 +69,7 @@ class Route(NamedTuple):
     master_terms: Mapping[str, int] = {}  # of the broker names that have a master
     clusters: Mapping[str, str] = {}  # broker name -> cluster
     filter_servers: Mapping[str, Sequence[str]] = {}  # address of a broker -> addresses
+    remoting: Mapping[str, Sequence[RemotingNode]] = {}  # broker name -> nodes, if they speak both protocols
 
 
 class BrokerEntry(NamedTuple):
@@ -77,6 +87,7 @@ class BrokerEntry(NamedTuple):
     last_update_ms: int  # since its last registration
     expire_ms: int
     has_session: bool
+    remoting_address: str
 
 
 class ClusterInfo(NamedTuple):
@@ -92,6 +103,7 @@ class ClusterInfo(NamedTuple):
     config_entries: int
     write_wiped: Sequence[str]  # broker names
     limits_hit: Mapping[str, int]
+    remoting_address: str  # "": the protocol is not spoken
 
 
 class TableLimits(NamedTuple):
@@ -115,7 +127,7 @@ def check_registration(registration: Registration, limits: TableLimits) -> None:
     for field in ("cluster", "broker_name", "node_id"):
         check_name(field, getattr(registration, field))
     check_address("address", registration.address)
-    for field in ("http_address", "ha_address"):
+    for field in ("http_address", "ha_address", "remoting_address"):
         if address := getattr(registration, field):
             check_address(field, address)
     if len(registration.filter_servers) > MAX_FILTER_SERVERS:

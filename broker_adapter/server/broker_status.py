@@ -14,6 +14,7 @@ from broker_adapter.metadata.group_expiry import GroupExpiry
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.metadata.topic_expiry import TopicExpiry
 from broker_adapter.pop.service import DeliveryService
+from broker_adapter.processor.port import RemotingPort
 from broker_adapter.proxy.forwarding.forwarder import Forwarder
 from broker_adapter.proxy.forwarding.service import ForwardService
 from broker_adapter.proxy.serving import ClientService
@@ -46,6 +47,7 @@ class BrokerFacts(Protocol):
     clients: ClientService
     forwarder: Forwarder
     forwarding: ForwardService
+    remoting: RemotingPort
     loop_lag: LoopLag
     topic_expiry: TopicExpiry
     group_expiry: GroupExpiry
@@ -85,6 +87,7 @@ class BrokerStatus:
             "delivery": program.delivery.figures()._asdict(),
             "clients": {"by_type": dict(program.clients.streams.by_type()), **self._forwarding()},
             "role_change": handler.status.as_dict(),
+            "remoting_address": program.remoting.advertised,
             "nameservers": {
                 address: {"registered": status.registered, "last_error": status.last_error}
                 for address, status in program.registrations().items()

@@ -36,6 +36,7 @@ from broker_adapter.pop.commands import Outcome as DeliveryOutcome
 from broker_adapter.pop.committer import LEAST_ROUND_ENTRIES, ROUND_BYTES, ROUND_ENTRIES
 from broker_adapter.pop.service import DeliveryService, Topics
 from broker_adapter.pop.state import DeliveryState
+from broker_adapter.processor.port import RemotingPort
 from broker_adapter.proxy.access.guard import Guard
 from broker_adapter.proxy.calls.handlers import MessagingHandlers
 from broker_adapter.proxy.clients import ClientStreams
@@ -44,6 +45,7 @@ from broker_adapter.proxy.forwarding.members import Members
 from broker_adapter.proxy.forwarding.service import ForwardService
 from broker_adapter.proxy.ports import ClientPorts
 from broker_adapter.proxy.serving import ClientService, ReplicatedDirectory, client_service
+from broker_adapter.remoting.executors import Dispatch
 from broker_adapter.role.broker_role import BrokerRoleAdapter
 from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
 from broker_adapter.rpc.service import BrokerService
@@ -268,6 +270,7 @@ class BrokerProgram:
             self.writer.on_change = self._writable_changed
             self.node.on_role(self.forwarder.role_changed)
             await self.ports.start()
+            await self.remoting.start()
             self._looking = asyncio.create_task(self._look_at_files())
         self.handler.start()
         self._purging = asyncio.create_task(self._follow_purges())
@@ -283,7 +286,11 @@ class BrokerProgram:
         self.delivery.wake_all()
         await self.node.step_aside()
         await self.clients.service.drain(_DRAIN_S)
-        closing = asyncio.gather(self.node.stop_serving(_LAST_CALLS_S), self.ports.stop(_LAST_CALLS_S))
+        closing = asyncio.gather(
+            self.node.stop_serving(_LAST_CALLS_S),
+            self.ports.stop(_LAST_CALLS_S),
+            self.remoting.stop(_LAST_CALLS_S),
+        )
         self.clients.service.send_away()
         await closing
         await self.handler.stop()
@@ -334,6 +341,13 @@ class BrokerProgram:
         self.forwarding = ForwardService(
             clients.handlers, Members(self.config), clients.connected, settings, self._is_writable
         )
+        self.remoting = RemotingPort(
+            self.settings.remoting,
+            self.config.address,
+            Dispatch(),
+            self._tls_files(),
+            allow_plaintext=self.config.allow_plaintext,
+        )
         if settings.enabled:
             self.node.add_service(GrpcService(clients.service.name, clients.service.handler))
             self.node.add_service(GrpcService(self.forwarding.name, self.forwarding.handler))
@@ -370,7 +384,7 @@ class BrokerProgram:
 
     async def _look_at_files(self) -> None:
         """Certificates and accounts of clients."""
-        looks = [self.ports.look] if self._guard is None else [self.ports.look, self._guard.look]
+        looks = [self.ports.look, self.remoting.look, *([] if self._guard is None else [self._guard.look])]
         while True:
             await asyncio.sleep(_FILES_LOOK_S)
             for look in looks:
@@ -436,6 +450,7 @@ class BrokerProgram:
                 http_address=self.config.http_members.get(self.config.node_id, self.config.http_listen),
                 data_version=self._topics_version,
                 topics=tuple(topics.values()),
+                remoting_address=self.remoting.advertised,
             )
         )
 

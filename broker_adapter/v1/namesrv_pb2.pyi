@@ -33,7 +33,7 @@ class TopicQueues(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., read_queues: _Optional[int] = ..., write_queues: _Optional[int] = ..., perm: _Optional[int] = ..., sys_flag: _Optional[int] = ..., order: bool = ..., message_type: _Optional[str] = ...) -> None: ...
 
 class RegisterBrokerRequest(_message.Message):
-    __slots__ = ("cluster", "broker_name", "node_id", "broker_id", "role", "address", "http_address", "term", "role_epoch", "data_version", "topics", "expire_ms")
+    __slots__ = ("cluster", "broker_name", "node_id", "broker_id", "role", "address", "http_address", "term", "role_epoch", "data_version", "topics", "expire_ms", "remoting_address")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     BROKER_NAME_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class RegisterBrokerRequest(_message.Message):
     DATA_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     EXPIRE_MS_FIELD_NUMBER: _ClassVar[int]
+    REMOTING_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     broker_name: str
     node_id: str
@@ -58,7 +59,8 @@ class RegisterBrokerRequest(_message.Message):
     data_version: int
     topics: _containers.RepeatedCompositeFieldContainer[TopicQueues]
     expire_ms: int
-    def __init__(self, cluster: _Optional[str] = ..., broker_name: _Optional[str] = ..., node_id: _Optional[str] = ..., broker_id: _Optional[int] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., term: _Optional[int] = ..., role_epoch: _Optional[int] = ..., data_version: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ..., expire_ms: _Optional[int] = ...) -> None: ...
+    remoting_address: str
+    def __init__(self, cluster: _Optional[str] = ..., broker_name: _Optional[str] = ..., node_id: _Optional[str] = ..., broker_id: _Optional[int] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., term: _Optional[int] = ..., role_epoch: _Optional[int] = ..., data_version: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicQueues, _Mapping]]] = ..., expire_ms: _Optional[int] = ..., remoting_address: _Optional[str] = ...) -> None: ...
 
 class RegisterBrokerResponse(_message.Message):
     __slots__ = ("status", "master_address", "master_term")
@@ -145,7 +147,7 @@ class WatchRoutesResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[NameServerStatus, _Mapping]] = ..., routes: _Optional[_Iterable[_Union[TopicRoute, _Mapping]]] = ..., complete: bool = ...) -> None: ...
 
 class BrokerInfo(_message.Message):
-    __slots__ = ("cluster", "broker_name", "node_id", "broker_id", "role", "address", "http_address", "term", "role_epoch", "last_update_ms", "expire_ms", "has_session")
+    __slots__ = ("cluster", "broker_name", "node_id", "broker_id", "role", "address", "http_address", "term", "role_epoch", "last_update_ms", "expire_ms", "has_session", "remoting_address")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     BROKER_NAME_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +160,7 @@ class BrokerInfo(_message.Message):
     LAST_UPDATE_MS_FIELD_NUMBER: _ClassVar[int]
     EXPIRE_MS_FIELD_NUMBER: _ClassVar[int]
     HAS_SESSION_FIELD_NUMBER: _ClassVar[int]
+    REMOTING_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     broker_name: str
     node_id: str
@@ -170,14 +173,15 @@ class BrokerInfo(_message.Message):
     last_update_ms: int
     expire_ms: int
     has_session: bool
-    def __init__(self, cluster: _Optional[str] = ..., broker_name: _Optional[str] = ..., node_id: _Optional[str] = ..., broker_id: _Optional[int] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., term: _Optional[int] = ..., role_epoch: _Optional[int] = ..., last_update_ms: _Optional[int] = ..., expire_ms: _Optional[int] = ..., has_session: bool = ...) -> None: ...
+    remoting_address: str
+    def __init__(self, cluster: _Optional[str] = ..., broker_name: _Optional[str] = ..., node_id: _Optional[str] = ..., broker_id: _Optional[int] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., term: _Optional[int] = ..., role_epoch: _Optional[int] = ..., last_update_ms: _Optional[int] = ..., expire_ms: _Optional[int] = ..., has_session: bool = ..., remoting_address: _Optional[str] = ...) -> None: ...
 
 class GetClusterInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetClusterInfoResponse(_message.Message):
-    __slots__ = ("status", "version", "pid", "uptime_ms", "brokers", "topics", "sessions", "watchers", "config_entries", "write_wiped", "limits_hit")
+    __slots__ = ("status", "version", "pid", "uptime_ms", "brokers", "topics", "sessions", "watchers", "config_entries", "write_wiped", "limits_hit", "remoting_address")
     class LimitsHitEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +200,7 @@ class GetClusterInfoResponse(_message.Message):
     CONFIG_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     WRITE_WIPED_FIELD_NUMBER: _ClassVar[int]
     LIMITS_HIT_FIELD_NUMBER: _ClassVar[int]
+    REMOTING_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     status: NameServerStatus
     version: str
     pid: int
@@ -207,7 +212,8 @@ class GetClusterInfoResponse(_message.Message):
     config_entries: int
     write_wiped: _containers.RepeatedScalarFieldContainer[str]
     limits_hit: _containers.ScalarMap[str, int]
-    def __init__(self, status: _Optional[_Union[NameServerStatus, _Mapping]] = ..., version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., brokers: _Optional[_Iterable[_Union[BrokerInfo, _Mapping]]] = ..., topics: _Optional[int] = ..., sessions: _Optional[int] = ..., watchers: _Optional[int] = ..., config_entries: _Optional[int] = ..., write_wiped: _Optional[_Iterable[str]] = ..., limits_hit: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    remoting_address: str
+    def __init__(self, status: _Optional[_Union[NameServerStatus, _Mapping]] = ..., version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_ms: _Optional[int] = ..., brokers: _Optional[_Iterable[_Union[BrokerInfo, _Mapping]]] = ..., topics: _Optional[int] = ..., sessions: _Optional[int] = ..., watchers: _Optional[int] = ..., config_entries: _Optional[int] = ..., write_wiped: _Optional[_Iterable[str]] = ..., limits_hit: _Optional[_Mapping[str, int]] = ..., remoting_address: _Optional[str] = ...) -> None: ...
 
 class ListRoutedTopicsRequest(_message.Message):
     __slots__ = ("after",)

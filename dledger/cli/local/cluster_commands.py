@@ -157,6 +157,7 @@ def _open_or_create(
             tls=tls,
             settings={key: value for addition in additions for key, value in addition.settings.items()},
             companions=[companion for addition in additions for companion in addition.companions],
+            remoting=any(addition.remoting for addition in additions),
         )
     local = LocalCluster(directory)
     if nodes is not None and nodes != len(local.node_ids):
@@ -187,13 +188,16 @@ def status(directory: Path, as_json: bool) -> None:
     local = LocalCluster(directory)
     nodes = local.status()
     if as_json:
+        companions = {companion.node_id: companion.to_json() for companion in local.companions()}
         print_json(
             {
                 "cluster_id": local.plan.cluster_id,
                 "group": local.plan.group,
                 "directory": str(local.directory),
                 "nodes": [node.to_json() for node in nodes],
-                "companions": [companion.to_json() for companion in local.companions()],
+                "companions": list(companions.values()),
+                # Whoever looks for one of them knows its name.
+                **companions,
             }
         )
     else:

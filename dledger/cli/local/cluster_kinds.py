@@ -13,10 +13,12 @@ OwnerFacts = Mapping[str, Any]
 
 
 class Additions(NamedTuple):
-    """To a new cluster: keys of every node's config, and servers beside the nodes with their configs."""
+    """To a new cluster: keys of every node's config, and servers beside the nodes with their configs.
+    `remoting`: every node gets a port for the remoting protocol, which `settings` call REMOTING_ADDRESS."""
 
     settings: Mapping[str, Any]
     companions: Sequence[tuple[CompanionPlan, Mapping[str, Any]]] = ()
+    remoting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ DEFAULT_BASE_PORT = 20911
 HOST = "127.0.0.1"
 #: HTTP ports follow the gRPC ports at this distance.
 HTTP_PORT_OFFSET = 100
+#: ... and ports for RocketMQ's remoting protocol, if a program on the nodes speaks it, at this one.
+REMOTING_PORT_OFFSET = 300
 MAX_NODES = 9
 # Below the range from which systems lend ports to outgoing connections: a node that is down for a while
 # must find its port free when it comes back.
@@ -43,6 +45,7 @@ class NodePlan:
     node_id: str
     address: str
     http_address: str
+    remoting_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class CompanionPlan:
     module: str
     address: str
     http_address: str = ""
+    remoting_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,26 +81,27 @@ class ClusterPlan:
 
 
 def plan_cluster(
-    cluster_id: str, group: str, nodes: int, base_port: int, *, tls: bool = False
+    cluster_id: str, group: str, nodes: int, base_port: int, *, tls: bool = False, remoting: bool = False
 ) -> ClusterPlan:
-    """`nodes` nodes n1, n2, ... from `base_port` on; base_port 0 takes ports that are free now."""
+    """`nodes` nodes n1, n2, ... from `base_port` on; base_port 0 takes ports that are free now. `remoting`:
+    with ports for that protocol."""
     if not 1 <= nodes <= MAX_NODES:
         raise ConfigError(f"a local cluster has 1 to {MAX_NODES} nodes, not {nodes}")
+    offsets = [0, HTTP_PORT_OFFSET, *([REMOTING_PORT_OFFSET] if remoting else [])]
+    last = 65535 - offsets[-1] - nodes
     if base_port == 0:
-        ports = free_ports(2 * nodes)
-        pairs = list(zip(ports[:nodes], ports[nodes:], strict=True))
-    elif 1024 <= base_port <= 65535 - HTTP_PORT_OFFSET - nodes:
-        pairs = [(base_port + i, base_port + HTTP_PORT_OFFSET + i) for i in range(nodes)]
+        ports = free_ports(len(offsets) * nodes)
+        columns = [ports[n * nodes :][:nodes] for n in range(len(offsets))]
+    elif 1024 <= base_port <= last:
+        columns = [[base_port + offset + i for i in range(nodes)] for offset in offsets]
     else:
-        raise ConfigError(
-            f"base port {base_port} is not in 1024..{65535 - HTTP_PORT_OFFSET - nodes}; 0 takes free ports"
-        )
+        raise ConfigError(f"base port {base_port} is not in 1024..{last}; 0 takes free ports")
     return ClusterPlan(
         cluster_id,
         group,
         tuple(
-            NodePlan(f"n{i}", f"{HOST}:{grpc_port}", f"{HOST}:{http_port}")
-            for i, (grpc_port, http_port) in enumerate(pairs, start=1)
+            NodePlan(f"n{i}", *(f"{HOST}:{port}" for port in ports))
+            for i, ports in enumerate(zip(*columns, strict=True), start=1)
         ),
         tls,
     )
@@ -172,7 +177,13 @@ def load_plan(directory: Path) -> ClusterPlan:
         if content["version"] != PLAN_VERSION:
             raise ConfigError(f"{path} has version {content['version']}; this program knows {PLAN_VERSION}")
         nodes = tuple(
-            NodePlan(str(n["node_id"]), str(n["address"]), str(n["http_address"])) for n in content["nodes"]
+            NodePlan(
+                str(n["node_id"]),
+                str(n["address"]),
+                str(n["http_address"]),
+                str(n.get("remoting_address", "")),
+            )
+            for n in content["nodes"]
         )
         tls = bool(content.get("tls", False))
         companions = tuple(CompanionPlan(**c) for c in content.get("companions", ()))

@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 LOCAL_DATA_FILE_SIZE = 64 << 20
 TLS_FOLDER = "tls"
 SECRET_FILE = "secret"
+#: In settings of all nodes: the address of the node that reads them.
+REMOTING_ADDRESS = "{remoting_address}"
 CLIENT_NAME = "client"  # in the certificate for users of a local cluster
 #: Between two questions to the nodes: at first, each time longer by so much, and at most.
 _POLL_SECONDS, _LONGER, _POLL_AT_MOST_SECONDS = 0.02, 1.25, 0.15
@@ -86,6 +88,7 @@ class LocalNode:
     pid: int | None
     address: str
     http_address: str
+    remoting_address: str = ""  # for clients of RocketMQ's remoting protocol; "": it is not spoken
     role: str = "UNKNOWN"
     term: int = -1
     leader_id: str = ""
@@ -135,19 +138,21 @@ class LocalCluster:
         settings: Mapping[str, Any] | None = None,
         tls: bool = False,
         companions: Sequence[tuple[CompanionPlan, Mapping[str, Any]]] = (),
+        remoting: bool = False,
     ) -> Self:
         """Write plan, configs and identities into an empty or absent directory. Starts nothing.
 
         base_port 0 takes free ports. `settings` are further keys of every node's config. `tls`: with mutual
         TLS, and certificates made for it; `tls_files` is then for clients. `companions`: servers beside the
-        nodes, with their configs; they are started before the nodes and stopped after them.
+        nodes, with their configs; they are started before the nodes and stopped after them. `remoting`: each
+        node has a port for that protocol, whose address stands in for REMOTING_ADDRESS in `settings`.
         """
         root = Path(directory).resolve()
         if root.exists() and any(root.iterdir()):
             raise ConfigError(f"{root} is not empty and holds no complete cluster: choose another --dir")
         root.mkdir(PRIVATE_DIRECTORY, parents=True, exist_ok=True)
         plan = replace(
-            plan_cluster(uuid.uuid4().hex, group, nodes, base_port, tls=tls),
+            plan_cluster(uuid.uuid4().hex, group, nodes, base_port, tls=tls, remoting=remoting),
             companions=tuple(companion for companion, _ in companions),
         )
         if tls:
@@ -242,10 +247,7 @@ class LocalCluster:
 
     def companions(self) -> list[LocalNode]:
         """The servers beside the nodes: whether they run. They are not asked anything."""
-        return [
-            self._by_process(self._companions[c.name], c.name, c.address, c.http_address)
-            for c in self.plan.companions
-        ]
+        return [self._by_process(self._companions[c.name], c.name, c) for c in self.plan.companions]
 
     def leader(self) -> LocalNode | None:
         """The node that says it leads, in the highest term, if any does."""
@@ -258,8 +260,8 @@ class LocalCluster:
         with self._exclusive():
             down = [node for node in self.plan.nodes if not self.process(node.node_id).is_alive]
             absent = [c for c in self.plan.companions if not self.process(c.name).is_alive]
-            addresses = [a for c in absent for a in (c.address, c.http_address) if a]
-            addresses += [a for node in down for a in (node.address, node.http_address)]
+            servers: list[NodePlan | CompanionPlan] = [*absent, *down]
+            addresses = [a for s in servers for a in (s.address, s.http_address, s.remoting_address) if a]
             busy = ports_in_use(addresses)
             if busy:
                 raise ConfigError(
@@ -408,17 +410,17 @@ class LocalCluster:
         return pid
 
     @staticmethod
-    def _by_process(process: NodeProcess, name: str, address: str, http_address: str) -> LocalNode:
+    def _by_process(process: NodeProcess, name: str, plan: NodePlan | CompanionPlan) -> LocalNode:
         """What can be seen from outside."""
-        pid = process.pid
+        pid, places = process.pid, (plan.address, plan.http_address, plan.remoting_address)
         if not process.is_alive:
             why = process.why_down() or "never started"
             lines = tuple(process.last_errors()) if why.startswith("failed") else ()
-            return LocalNode(name, "down", pid, address, http_address, why=why, last_log_lines=lines)
-        return LocalNode(name, "paused" if process.is_paused else "running", pid, address, http_address)
+            return LocalNode(name, "down", pid, *places, why=why, last_log_lines=lines)
+        return LocalNode(name, "paused" if process.is_paused else "running", pid, *places)
 
     def _local_node(self, plan: NodePlan) -> LocalNode:
-        node = self._by_process(self.process(plan.node_id), plan.node_id, plan.address, plan.http_address)
+        node = self._by_process(self.process(plan.node_id), plan.node_id, plan)
         if node.state != "running":
             return node
         status = self._ask_status(plan)
@@ -479,7 +481,7 @@ def _node_config(plan: ClusterPlan, node: NodePlan, folder: Path, settings: Mapp
     }
     if plan.tls:
         values["tls"] = {**_certificates(folder.parent, node.node_id), "admin_names": [CLIENT_NAME]}
-    return to_toml({**values, **settings})
+    return to_toml({**values, **settings}).replace(REMOTING_ADDRESS, node.remoting_address)
 
 
 def _certificates(root: Path, name: str) -> dict[str, str]:

@@ -46,6 +46,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         data_file_size=4 << 20,
         settings=settings,
         companions=additions.companions,
+        remoting=additions.remoting,
     ) as running:
         running.start()
         wait_for_master(running)

@@ -36,6 +36,7 @@ def cluster_with_tls(folder: Path) -> LocalCluster:
         settings=settings,
         tls=True,
         companions=additions.companions,
+        remoting=additions.remoting,
     )
 
 

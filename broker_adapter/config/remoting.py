@@ -1,0 +1,35 @@
+"""`[program.settings.remoting]`: the port for clients of RocketMQ's remoting protocol (4.x)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from broker_adapter.config.rocketmq_v2 import Positive
+
+_Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):\d{1,5}$")]
+
+
+class RemotingSettings(BaseModel):
+    """Beyond a limit a request is answered with SYSTEM_BUSY, and a connection is closed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    listen: _Address | Literal[""] = ""
+    """host:port, which clients expect at 10911. Empty: the protocol is not spoken."""
+    advertise: _Address | Literal[""] = ""
+    """host:port where clients reach this node. Default: the member's host, at this port."""
+    tls_mode: Literal["permissive", "enforcing"] = "enforcing"
+    """With a `[tls]` section: `permissive` serves TLS and plain text, as RocketMQ does by default. Clients
+    are asked for no certificate."""
+    max_connections: Positive = 4_096
+    """Connections of clients."""
+    max_connections_per_address: Positive = 1_024
+    """Connections of clients from one address."""
+    max_sends: Positive = 4_096
+    """Sends, and changes of offsets, under way."""
+    max_pulls: Positive = 10_000
+    """Pulls under way, those that wait for messages included."""
+    max_queries: Positive = 256
+    """Of each kind under way: questions for messages and offsets, heartbeats, calls of administrators."""
