@@ -286,9 +286,11 @@ ALLOWED: dict[str, set[str]] = {
     "chaos.checker.needs": set(),
     "chaos.checker.checks.registry": {"chaos.checker.needs"},
     "chaos.checker.agreement": set(),
+    "chaos.checker.shapes": {"chaos.trace.schema"},
     "chaos.checker.completeness": {
         "chaos.trace.schema",
         "chaos.checker.agreement",
+        "chaos.checker.shapes",
         "chaos.checker.checks.registry",
     },
     "chaos.checker.checks": {
@@ -303,6 +305,7 @@ ALLOWED: dict[str, set[str]] = {
     "chaos.checker.engine": set(),
     "chaos.checker": {
         *_CHECKS,
+        "chaos.checker.shapes",
         "chaos.checker.engine",
         "chaos.checker.histories",
         "chaos.checker.readers",

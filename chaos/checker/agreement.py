@@ -15,6 +15,29 @@ LEFT JOIN (SELECT run, op, src, inc, count(*) AS n FROM events WHERE ev = 'dlv' 
   ON d.run = e.run AND d.op = e.op AND d.src = e.src AND d.inc = e.inc
 """
 
+#: Operations that never ended, of clients that did not crash. A read that waits for more may be left.
+UNENDED = """
+SELECT o.run, o.op, o.f, o.src, o.inc, o.seq FROM ops o
+JOIN runs r ON r.run = o.run AND r.history IS NULL
+ANTI JOIN (SELECT run, grp, consumer FROM member WHERE e = 'crash') c
+  ON c.run = o.run AND c.grp = o.grp AND c.consumer = o.consumer
+WHERE o.completions = 0 AND o.f <> 'get'
+"""
+
+#: Messages of a batch that are for another log than the batch.
+STRAYS = """
+SELECT i.run, i.op, i.mid, i.src, i.inc, i.seq FROM (
+  SELECT run, op, mid, topic, q, ledger, src, inc, seq FROM events WHERE ev = 'item') i
+JOIN ops o ON o.run = i.run AND o.op = i.op
+WHERE i.topic <> o.topic OR i.q <> o.q OR i.ledger <> o.ledger
+"""
+
+#: Files of nodes in which an entry stands twice, or one that is committed lies behind one that is not.
+MUDDLED = """
+SELECT d.run, d.node, d.n, d.low, d.high, d.sure_high, d.unsure_low, m.off AS settled FROM dump_ends d
+LEFT JOIN (SELECT run, max(off) AS off FROM meta WHERE e = 'settled' GROUP BY run) m ON m.run = d.run
+"""
+
 #: Messages that a consumer was through with, and that were not given to it.
 NEVER_GIVEN = """
 SELECT d.run, d.mid, d.grp, d.consumer, d.src, d.inc, d.seq FROM done d
@@ -32,29 +55,6 @@ LEFT JOIN (SELECT run, op, max(mid) AS mid FROM ops GROUP BY run, op) o ON o.run
 LEFT JOIN items i ON i.run = a.run AND i.op = a.op AND i.mid = a.mid
 """
 
-#: Fields that each line of its kind has in a run, or none: (kinds of lines, fields).
-_ALL_OR_NONE = (
-    ("ev = 'dump'", "ledger chain"),
-    ("ev = 'cq'", "size tag_hash"),
-    ("ev = 'op' AND what = 'invoke' AND f <> 'admin'", "ledger topic q mid digest from_off off"),
-    ("ev = 'op' AND what = 'ok' AND f IN ('append', 'send_batch')", "lidx term"),
-)
-_ALL_OR_NONE_FIELDS = sorted({field for _, fields in _ALL_OR_NONE for field in fields.split()})
-
-#: Lines by kind, and how many of them have each field. A line that says nothing cannot be wrong.
-SAID = f"""
-SELECT c.* FROM (
-  SELECT run, ev, CASE WHEN ev = 'op' THEN type ELSE e END AS what, f, count(*) AS n,
-    {", ".join(f"count({field}) AS {field}" for field in _ALL_OR_NONE_FIELDS)}
-  FROM events WHERE ev IN ('dump', 'cq', 'op')
-  GROUP BY run, ev, CASE WHEN ev = 'op' THEN type ELSE e END, f) c
-JOIN runs r ON r.run = c.run AND r.history IS NULL
-"""
-SILENT = " OR ".join(
-    f"({kinds} AND ({' OR '.join(f'({name} > 0 AND {name} < n)' for name in names)}))"
-    for kinds, names in ((kinds, fields.split()) for kinds, fields in _ALL_OR_NONE)
-)
-
 UNOPENED = """
 SELECT w.run, w.src, w.opens FROM writers w JOIN runs r ON r.run = w.run AND r.history IS NULL
 """
@@ -65,4 +65,61 @@ SELECT l.run, count(*) AS n, min(l.ledger) AS first, max(l.ledger) AS last FROM 
   SELECT run, ledger FROM events WHERE ledger IS NOT NULL AND ev <> 'meta' GROUP BY run, ledger
   UNION SELECT run, ledger FROM meta WHERE ledger <> 'consumequeue') l
 JOIN runs r ON r.run = l.run AND r.history IS NULL GROUP BY l.run
+"""
+
+#: Ends that were answered, beside the end to which the last reads were to come: nothing was sent after it.
+ENDS_TOLD = """
+SELECT q.run, q.log, q.max_off, t.off, q.src, q.inc, q.seq FROM reads q
+JOIN (SELECT run, log, max(off) AS off FROM meta WHERE e = 'drain_target' GROUP BY run, log) t
+  ON t.run = q.run AND t.log = q.log
+JOIN runs r ON r.run = q.run AND r.history IS NULL
+WHERE q.f = 'max_off' AND q.outcome = 'ok'
+"""
+
+#: Nodes, as the run says which there are; how much who read their files says that there was; and how much is
+#: in the trace. `queues`: whether there are brokers on the nodes.
+FILES_READ = """
+SELECT n.run, n.node, q.run IS NOT NULL AS queues, l.ended, d.high, l.n AS ledger_told,
+  coalesce(d.n, 0) AS ledger_there, c.n AS queues_told, coalesce(u.n, 0) AS queues_there
+FROM (
+  SELECT run, node FROM (
+    SELECT run, substr(member, 6) AS node FROM meta
+    WHERE e = 'expect' AND (member LIKE 'node:%' OR member LIKE 'dump:%')
+    UNION ALL SELECT run, node FROM meta WHERE e IN ('started', 'dumped') AND node IS NOT NULL
+    UNION ALL SELECT run, node FROM dump_ends WHERE node IS NOT NULL
+  ) GROUP BY run, node) n
+LEFT JOIN (SELECT run FROM meta WHERE e = 'log' AND log LIKE 'q:%' GROUP BY run) q ON q.run = n.run
+LEFT JOIN (SELECT run, node, max(n) AS n, max(ended) AS ended FROM meta
+  WHERE e = 'dumped' AND ledger <> 'consumequeue'
+  GROUP BY run, node) l ON l.run = n.run AND l.node = n.node
+LEFT JOIN (SELECT run, node, max(n) AS n FROM meta WHERE e = 'dumped' AND ledger = 'consumequeue'
+  GROUP BY run, node) c ON c.run = n.run AND c.node = n.node
+LEFT JOIN (SELECT run, node, sum(n) AS n, max(high) AS high FROM dump_ends GROUP BY run, node) d
+  ON d.run = n.run AND d.node = n.node
+LEFT JOIN (SELECT run, node, sum(n) AS n FROM cq_ends GROUP BY run, node) u
+  ON u.run = n.run AND u.node = n.node
+"""
+
+#: Runs by how many nodes they have, and of how many the files were read.
+NODES_READ = f"""
+SELECT r.run, r.nodes, count(f.node) AS n FROM runs r
+LEFT JOIN ({FILES_READ}) f ON f.run = r.run AND f.ledger_told IS NOT NULL
+WHERE r.history IS NULL GROUP BY r.run, r.nodes
+"""
+
+#: How many nodes of a run were watched, and how many there must be.
+WATCHED = """
+SELECT r.run, r.history, r.flush_mode, coalesce(r.nodes, 1) AS nodes, coalesce(w.n, 0) AS watched FROM runs r
+LEFT JOIN (SELECT run, count(DISTINCT node) AS n FROM disk WHERE e = 'watched' GROUP BY run) w
+  ON w.run = r.run
+"""
+
+#: How many lives of a node were watched, and in how many it has written a trace.
+WATCHED_LIVES = """
+SELECT l.run, l.node, l.lives, coalesce(w.n, 0) AS watched, r.flush_mode
+FROM (SELECT run, substr(src, 6) AS node, count(*) AS lives FROM writers WHERE of_node > 0
+  GROUP BY run, substr(src, 6)) l
+LEFT JOIN (SELECT run, node, count(*) AS n FROM disk WHERE e = 'watched' GROUP BY run, node) w
+  ON w.run = l.run AND w.node = l.node
+JOIN runs r ON r.run = l.run
 """

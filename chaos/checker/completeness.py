@@ -9,13 +9,20 @@ from __future__ import annotations
 from chaos.checker.agreement import (
     AGAIN,
     COUNTED,
+    ENDS_TOLD,
+    FILES_READ,
     LEDGERS,
+    MUDDLED,
     NEVER_GIVEN,
-    SAID,
-    SILENT,
+    NODES_READ,
+    STRAYS,
+    UNENDED,
     UNOPENED,
+    WATCHED,
+    WATCHED_LIVES,
 )
 from chaos.checker.checks.registry import Check, Part, void
+from chaos.checker.shapes import ODD_SHAPES, names_in
 from chaos.trace.schema import ENDING
 
 #: A wall clock is read a moment after the monotonic one. The least of so many differences tells how the
@@ -161,46 +168,6 @@ FROM milestones m LEFT JOIN (SELECT run FROM sent_logs WHERE log LIKE 'q:%' AND 
 GROUP BY m.run, q.run
 """
 
-#: Ends that were answered, beside the end to which the last reads were to come: nothing was sent after it.
-_ENDS_TOLD = """
-SELECT q.run, q.log, q.max_off, t.off, q.src, q.inc, q.seq FROM reads q
-JOIN (SELECT run, log, max(off) AS off FROM meta WHERE e = 'drain_target' GROUP BY run, log) t
-  ON t.run = q.run AND t.log = q.log
-JOIN runs r ON r.run = q.run AND r.history IS NULL
-WHERE q.f = 'max_off' AND q.outcome = 'ok'
-"""
-
-#: Nodes, as the run says which there are; how much who read their files says that there was; and how much is
-#: in the trace. `queues`: whether there are brokers on the nodes.
-_FILES_READ = """
-SELECT n.run, n.node, q.run IS NOT NULL AS queues, l.ended, d.high, l.n AS ledger_told,
-  coalesce(d.n, 0) AS ledger_there, c.n AS queues_told, coalesce(u.n, 0) AS queues_there
-FROM (
-  SELECT run, node FROM (
-    SELECT run, substr(member, 6) AS node FROM meta
-    WHERE e = 'expect' AND (member LIKE 'node:%' OR member LIKE 'dump:%')
-    UNION ALL SELECT run, node FROM meta WHERE e IN ('started', 'dumped') AND node IS NOT NULL
-    UNION ALL SELECT run, node FROM dump_ends WHERE node IS NOT NULL
-  ) GROUP BY run, node) n
-LEFT JOIN (SELECT run FROM meta WHERE e = 'log' AND log LIKE 'q:%' GROUP BY run) q ON q.run = n.run
-LEFT JOIN (SELECT run, node, max(n) AS n, max(ended) AS ended FROM meta
-  WHERE e = 'dumped' AND ledger <> 'consumequeue'
-  GROUP BY run, node) l ON l.run = n.run AND l.node = n.node
-LEFT JOIN (SELECT run, node, max(n) AS n FROM meta WHERE e = 'dumped' AND ledger = 'consumequeue'
-  GROUP BY run, node) c ON c.run = n.run AND c.node = n.node
-LEFT JOIN (SELECT run, node, sum(n) AS n, max(high) AS high FROM dump_ends GROUP BY run, node) d
-  ON d.run = n.run AND d.node = n.node
-LEFT JOIN (SELECT run, node, sum(n) AS n FROM cq_ends GROUP BY run, node) u
-  ON u.run = n.run AND u.node = n.node
-"""
-
-#: Runs by how many nodes they have, and of how many the files were read.
-_NODES_READ = f"""
-SELECT r.run, r.nodes, count(f.node) AS n FROM runs r
-LEFT JOIN ({_FILES_READ}) f ON f.run = r.run AND f.ledger_told IS NOT NULL
-WHERE r.history IS NULL GROUP BY r.run, r.nodes
-"""
-
 #: Models of histories (`chaos.checker.readers`) that no last reads belong to.
 _UNDRAINED = "coalesce(history, '') IN ('register', 'store')"
 
@@ -260,27 +227,10 @@ WHERE r.history IS NULL GROUP BY r.run
 _EFFECTS = """
 SELECT b.run, b.fault, b.f, b.targets, b.src, b.inc, b.seq, coalesce(b.effective, false) AS began,
   count(e.run) AS ends, coalesce(min(CASE WHEN e.effective THEN 1 ELSE 0 END), 0) AS ended,
-  min(CASE WHEN e.targets <> b.targets THEN e.targets END) AS elsewhere
+  min(CASE WHEN e.targets <> b.targets THEN e.targets WHEN e.f <> b.f THEN e.f END) AS elsewhere
 FROM fault b JOIN runs r ON r.run = b.run AND r.history IS NULL
 LEFT JOIN fault e ON e.run = b.run AND e.fault = b.fault AND e.e = 'end'
 WHERE b.e = 'begin' GROUP BY b.run, b.fault, b.f, b.targets, b.src, b.inc, b.seq, b.effective
-"""
-
-#: How many nodes of a run were watched, and how many there must be.
-_WATCHED = """
-SELECT r.run, r.history, r.flush_mode, coalesce(r.nodes, 1) AS nodes, coalesce(w.n, 0) AS watched FROM runs r
-LEFT JOIN (SELECT run, count(DISTINCT node) AS n FROM disk WHERE e = 'watched' GROUP BY run) w
-  ON w.run = r.run
-"""
-
-#: How many lives of a node were watched, and in how many it has written a trace.
-_WATCHED_LIVES = """
-SELECT l.run, l.node, l.lives, coalesce(w.n, 0) AS watched, r.flush_mode
-FROM (SELECT run, substr(src, 6) AS node, count(*) AS lives FROM writers WHERE of_node > 0
-  GROUP BY run, substr(src, 6)) l
-LEFT JOIN (SELECT run, node, count(*) AS n FROM disk WHERE e = 'watched' GROUP BY run, node) w
-  ON w.run = l.run AND w.node = l.node
-JOIN runs r ON r.run = l.run
 """
 
 #: Runs with the terms in which leaders were elected or sends acknowledged.
@@ -293,6 +243,8 @@ LEFT JOIN (SELECT run, min(term) AS term_min, max(term) AS term_max FROM milesto
   ON l.run = r.run
 GROUP BY r.run, r.aim
 """
+
+_KIND = "'of the kind ' || ev || ' ' || coalesce(what, '') || ' ' || coalesce(f, '')"
 
 CHECKS: tuple[Check, ...] = (
     void(
@@ -324,6 +276,18 @@ CHECKS: tuple[Check, ...] = (
             "torn_apart",
             "op, 'operation ' || CAST(op AS STRING) || ' (' || f || ') was completed by another writer or "
             "process, or as one of another kind' AS what, src, inc, seq",
+        ),
+        Part(
+            UNENDED,
+            "true",
+            "op, 'operation ' || CAST(op AS STRING) || ' (' || f || ') never ended, and its client did "
+            "not crash' AS what, src, inc, seq",
+        ),
+        Part(
+            STRAYS,
+            "true",
+            "op, 'operation ' || CAST(op AS STRING) || ' sends message ' || CAST(mid AS STRING) "
+            "|| ', which is for another log' AS what, src, inc, seq",
         ),
         Part(
             COUNTED,
@@ -408,17 +372,34 @@ CHECKS: tuple[Check, ...] = (
             few=True,
         ),
         Part(
-            SAID,
-            SILENT,
-            "'all files' AS file, n, 'of the kind ' || ev || ' ' || coalesce(what, '') || ' ' "
-            "|| coalesce(f, '') "
-            "|| ', some of which lack a field that the others have' AS what",
+            ODD_SHAPES,
+            "mute <> 0",
+            f"'all files' AS file, n, {_KIND} || ', some of which lack what the others have:' "
+            f"|| {names_in('mute')} AS what",
             few=True,
         ),
         Part(
             LEDGERS,
             "n > 1",
             "'all files' AS file, n, 'names of logs of nodes, from ' || first || ' to ' || last AS what",
+            few=True,
+        ),
+    ),
+    void(
+        "W14",
+        "every line says as much as its like",
+        "lines",
+        "{n} lines are {what}",
+        Part(
+            ODD_SHAPES,
+            "sometimes <> 0",
+            f"n, {_KIND} || ', some of which lack what the others have:' || {names_in('sometimes')} AS what",
+            few=True,
+        ),
+        Part(
+            ODD_SHAPES,
+            "foreign_fields <> 0",
+            f"n, {_KIND} || ', with what is not of that kind:' || {names_in('foreign_fields')} AS what",
             few=True,
         ),
     ),
@@ -477,7 +458,7 @@ CHECKS: tuple[Check, ...] = (
             "|| CAST(off AS STRING) AS what",
         ),
         Part(
-            _ENDS_TOLD,
+            ENDS_TOLD,
             "max_off > off + 1",
             "log, 'an end at ' || CAST(max_off AS STRING) || ' was answered, and the last reads were to "
             "come to ' || CAST(off AS STRING) AS what, src, inc, seq",
@@ -516,13 +497,13 @@ CHECKS: tuple[Check, ...] = (
         "lines",
         "{what}",
         Part(
-            _WATCHED,
+            WATCHED,
             "history IS NULL AND flush_mode = 'SYNC_FLUSH' AND watched < nodes",
             "'what was synced was seen on ' || CAST(watched AS STRING) || ' of ' || CAST(nodes AS STRING) "
             "|| ' nodes' AS what",
         ),
         Part(
-            _WATCHED_LIVES,
+            WATCHED_LIVES,
             "flush_mode = 'SYNC_FLUSH' AND watched < lives",
             "node || ': what was synced was seen in ' || CAST(watched AS STRING) || ' of ' || "
             "CAST(lives AS STRING) || ' lives' AS what",
@@ -581,31 +562,45 @@ CHECKS: tuple[Check, ...] = (
         "lines",
         "{node}: {what}",
         Part(
-            _NODES_READ,
-            "n < coalesce(nodes, 1)",
+            NODES_READ,
+            "n <> coalesce(nodes, 1)",
             "'all' AS node, 'the files of ' || CAST(n AS STRING) || ' nodes were read, of ' "
             "|| coalesce(CAST(nodes AS STRING), 'a number that nobody tells') AS what",
             few=True,
         ),
         Part(
-            _FILES_READ,
+            FILES_READ,
             "coalesce(ledger_told <> ledger_there, true)",
             "node, CAST(ledger_there AS STRING) || ' entries are there of ' "
             "|| coalesce(CAST(ledger_told AS STRING), 'a number that nobody tells') AS what",
             few=True,
         ),
         Part(
-            _FILES_READ,
+            FILES_READ,
             "ledger_there > 0 AND ended <> high",
             "node, 'the files end at index ' || CAST(ended AS STRING) || ', and the entries that are there "
             "at ' || CAST(high AS STRING) AS what",
             few=True,
         ),
         Part(
-            _FILES_READ,
+            FILES_READ,
             "(queues OR queues_there > 0) AND coalesce(queues_told <> queues_there, true)",
             "node, CAST(queues_there AS STRING) || ' units of ConsumeQueues are there of ' "
             "|| coalesce(CAST(queues_told AS STRING), 'a number that nobody tells') AS what",
+            few=True,
+        ),
+        Part(
+            MUDDLED,
+            "n > high - low + 1",
+            "node, CAST(n AS STRING) || ' entries are there, from index ' || CAST(low AS STRING) || ' to ' "
+            "|| CAST(high AS STRING) || ': some stand twice' AS what",
+            few=True,
+        ),
+        Part(
+            MUDDLED,
+            "unsure_low < sure_high OR unsure_low <= settled OR sure_high > settled",
+            "node, 'entries up to ' || CAST(sure_high AS STRING) || ' are said to be committed, those from ' "
+            "|| CAST(unsure_low AS STRING) || ' on not' AS what",
             few=True,
         ),
     ),
@@ -616,7 +611,8 @@ CHECKS: tuple[Check, ...] = (
         "{what}",
         Part(
             "runs",
-            "history IS NULL AND (coalesce(planned_faults, 0) = 0 OR effective < planned_faults)",
+            "history IS NULL AND (coalesce(planned_faults, 0) <= 0 OR effective < planned_faults "
+            "OR faults > planned_faults)",
             "'faults planned: ' || coalesce(CAST(planned_faults AS STRING), 'not said') "
             "|| ', that took effect: ' || CAST(effective AS STRING) AS what",
             few=True,
@@ -627,7 +623,7 @@ CHECKS: tuple[Check, ...] = (
             "'fault ' || CAST(fault AS STRING) || ' (' || f || '), ' || CASE WHEN NOT began "
             "THEN 'did not take effect' WHEN ends = 0 THEN 'did not end' "
             "WHEN ended = 0 THEN 'had taken no effect when it ended' "
-            "ELSE 'began on ' || targets || ' and ended on ' || elsewhere END AS what, src, inc, seq",
+            "ELSE 'began on ' || targets || ' and ended as of ' || elsewhere END AS what, src, inc, seq",
             few=True,
         ),
         Part(

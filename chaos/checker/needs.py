@@ -19,6 +19,7 @@ class Need(StrEnum):
     LINES = "every line"
     ONCE = "lines that stand once"
     UNDERSTOOD = "lines that can be read"
+    SHAPED = "lines that say as much as their like"
     OPERATIONS = "whole operations"
     PROCESSES = "processes with one operation at a time"
     IDS = "ids of messages that are unique"
@@ -49,6 +50,7 @@ NEEDS: dict[Need, NeedSpec] = {
     Need.LINES: NeedSpec("W1", "each writer's lines are numbered without a hole (`seq`)", _ALL, True),
     Need.ONCE: NeedSpec("W10", "no writer has a number twice; no file or directory is a copy", _ALL, True),
     Need.UNDERSTOOD: NeedSpec("W6", "kinds of lines, their ranges, `v`; files without garbage", _ALL, True),
+    Need.SHAPED: NeedSpec("W14", "which fields the lines of a kind have", _ALL),
     Need.OPERATIONS: NeedSpec(
         "W2",
         "one invoke, at most one completion of each `op`; its `count` of messages; `attempt` and `done` of "

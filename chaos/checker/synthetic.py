@@ -410,8 +410,9 @@ class Synthetic:
         self._ops += 1
         op = self._ops
         self._op(src, OpType.INVOKE, op, proc, name, **invoke, **reader)
+        given: Line = reader | {"attempt": 0} if reader else {}
         for i, index in enumerate(found):
-            self._emit(src, Ev.DLV, op=op, i=i, **reader, **self._message(index))
+            self._emit(src, Ev.DLV, op=op, i=i, **given, **self._message(index))
         self._op(src, OpType.OK, op, proc, name, node=self._leader, term=self._term, **with_answer)
         return op
 
@@ -446,7 +447,8 @@ class Synthetic:
         for index in found:
             entry = self._log[index]
             assert entry.mid is not None
-            self._emit(src, Ev.DONE, mid=entry.mid, code="ok", op=op, qoff=entry.qoff, **place, **reader)
+            where: Line = {**place, **reader, "attempt": 0}
+            self._emit(src, Ev.DONE, mid=entry.mid, code="ok", op=op, qoff=entry.qoff, **where)
         if found and commit:
             self._consumed[q] = end
             self._ops += 1

@@ -28,6 +28,7 @@ dump, cq, done, nodes, disk
 
 Few rows, however long the trace:
 
+shapes       one kind of lines: which fields all of them have, and which any has.
 line_counts  one writer, incarnation and file: its lines by kind. writers: without the files.
 lookups      operations that looked something up by its key.
 final_reads  operations of the final phase, after the healing, that read logs.
@@ -58,6 +59,7 @@ from collections.abc import Callable
 
 from chaos.checker.engine import Engine
 from chaos.checker.histories.tables import make_history_tables
+from chaos.checker.shapes import SHAPES
 from chaos.trace.schema import EVENTS, OPERATIONS, READS, Ev
 
 #: Few rows out of many, kept so that what is joined with them need not be moved.
@@ -68,7 +70,17 @@ PICKED = frozenset(
 #: Tables of few rows, however long the trace.
 FEW_ROWS = PICKED - {"items"} | frozenset(
     (
-        *("line_counts", "writers", "op_counts", "runs", "milestones", "sent_logs", "read_logs", "histories"),
+        *(
+            "line_counts",
+            "shapes",
+            "writers",
+            "op_counts",
+            "runs",
+            "milestones",
+            "sent_logs",
+            "read_logs",
+            "histories",
+        ),
         *("dump_ends", "cq_ends", "suspects", "doubts", "spells", "holes", "fault", "member", "meta"),
     )
 )
@@ -120,6 +132,7 @@ SELECT i.run, i.op, CAST(1 AS BIGINT) AS invokes, CASE WHEN c.op IS NULL THEN 0 
   CASE WHEN c.type = 'ok' THEN c.mono END AS ret, coalesce(c.type, 'info') AS outcome, i.off AS off_asked,
   CASE WHEN c.type = 'ok' THEN c.off END AS off_answered,
   coalesce(i.src <> c.src OR i.inc <> c.inc OR i.proc <> c.proc OR i.f <> c.f, false) AS torn_apart,
+  coalesce(i.topic <> c.topic OR i.q <> c.q OR i.ledger <> c.ledger, false) AS elsewhere,
   {", ".join(f"greatest(i.{name}, c.{name}) AS {name}" for name in _EITHER)}
 FROM events i
 LEFT JOIN events c ON c.op = i.op AND c.run = i.run AND c.ev = 'op' AND c.type <> 'invoke'
@@ -136,6 +149,7 @@ SELECT run, op,
   coalesce(max(type) FILTER (WHERE type <> 'invoke'), 'info') AS outcome,
   max(off) FILTER (WHERE type = 'invoke') AS off_asked,
   max(off) FILTER (WHERE type = 'ok') AS off_answered, false AS torn_apart,
+  false AS elsewhere,
   {", ".join(f"max({name}) AS {name}" for name in _EITHER)}
 FROM (
   SELECT e.* FROM events e
@@ -330,6 +344,7 @@ SELECT run, src, inc, file, coalesce(ev = 'corrupt', false) AS corrupt, count(*)
   count(*) FILTER (WHERE v = 1 AND (ev IS NULL OR ev NOT IN ({_KINDS}) OR src IS NULL OR inc IS NULL
     OR seq IS NULL OR mono IS NULL OR host IS NULL OR wall IS NULL OR {LACKING} OR {_BY_ANOTHER}
     OR (ev = 'op' AND f NOT IN ({", ".join(f"'{name}'" for name in OPERATIONS)}))
+    OR (e = 'run_begin' AND flush_mode NOT IN ('SYNC_FLUSH', 'ASYNC_FLUSH'))
     OR (ev = 'dump' AND (mid IS NOT NULL) = coalesce(internal, false))))
     AS misfits,
   count(*) FILTER (WHERE ev = 'meta' AND e = 'trace_end') AS ends,
@@ -487,7 +502,8 @@ SELECT *,
   CAST(1 AS BIGINT) << CAST((dense_rank() OVER (PARTITION BY run ORDER BY node) - 1) % 62 AS INT) AS bit
 FROM (
   SELECT run, coalesce(ledger, '') AS ledger, node, min(lidx) AS low, max(lidx) AS high,
-    max(CASE WHEN sure THEN lidx END) AS sure_high, count(*) AS n
+    max(CASE WHEN sure THEN lidx END) AS sure_high, min(CASE WHEN NOT sure THEN lidx END) AS unsure_low,
+    count(*) AS n
   FROM dump GROUP BY run, coalesce(ledger, ''), node
 )
 """
@@ -515,6 +531,7 @@ _FACTS: tuple[dict[str, str], ...] = (
           FROM events WHERE ev = 'item'""",
         "line_counts": _LINE_COUNTS,
         "milestones": _MILESTONES,
+        "shapes": SHAPES,
         "dump_ends": _DUMP_ENDS,
         "cq_ends": """SELECT run, node, log, min(qoff) AS low, max(qoff) AS high, count(*) AS n FROM cq
           GROUP BY run, node, log""",

@@ -159,6 +159,11 @@ class _Sent:
         first = position_of(event)
         for i, mid in enumerate(mids):
             self._set(mid, _STORED_SOMEWHERE if first < 0 else first + i)
+            slot = self._slot(mid)
+            if slot is not None and "topic" in event and self._name(log_of(event)) != self._queues[slot]:
+                report.note(
+                    "phantom", f"message {mid} was acknowledged in {log_of(event)}, for which it was not"
+                )
         if first < 0 or self._slot(mids[0]) is None:
             return
         # A process waits for each answer before it sends again.

@@ -169,6 +169,41 @@ _COMPLETION = (
     "node term code lidx qoff next_off max_off min_off epoch end_claim error retry_no ledger topic q"
 )
 
+
+def _request(invoke: str, ok: str) -> tuple[frozenset[str], frozenset[str]]:
+    return frozenset(invoke.split()), frozenset(ok.split())
+
+
+_ANSWERED = "node term lidx qoff count ledger topic q"
+_ABOUT = "mid digest key tag ledger topic q retry_no"
+_READER = "ledger topic q from_off stale group consumer epoch node"
+_READ_ANSWER = "count next_off max_off end_claim node term ledger topic q"
+_OFFSET = "group consumer epoch topic q node"
+#: What the invoke of an operation may say besides what all do, and what its `ok` may. Operations that are not
+#: here are those of other systems' histories, which say what their writers said.
+REQUESTS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
+    "send": _request(f"{_ABOUT} delay_ms node", _ANSWERED),
+    "append": _request(f"{_ABOUT} node", _ANSWERED),
+    "send_batch": _request("count ledger topic q retry_no node", _ANSWERED),
+    "get": _request(_READER, _READ_ANSWER),
+    "pull": _request(_READER, _READ_ANSWER),
+    "drain": _request(_READER, _READ_ANSWER),
+    "max_off": _request("ledger topic q stale node", "max_off min_off node term"),
+    "min_off": _request("ledger topic q stale node", "min_off max_off node term"),
+    "commit_off": _request(f"{_OFFSET} off", "node term off epoch"),
+    "fetch_off": _request(_OFFSET, "node term off epoch"),
+    "reset_off": _request(f"{_OFFSET} off", "node term epoch"),
+    "lookup": _request("topic key node", "count end_claim node term"),
+    "route": _request("topic node", "node term"),
+    "receive": _request("group consumer topic q delay_ms node", "count node term"),
+    "ack": _request("group consumer topic q mid node", "node term"),
+    "change_invisible": _request("group consumer topic q mid delay_ms node", "node term"),
+    "recall": _request("topic q mid node", "topic q node term"),
+    "txn_begin": _request(_ABOUT, _ANSWERED),
+    "txn_commit": _request(_ABOUT, _ANSWERED),
+    "txn_rollback": _request(_ABOUT, _ANSWERED),
+}
+
 #: (ev, what) -> its fields. `what` is the value of `type` for operations, of `e` for everything else that has
 #: several events, and "" for kinds that have one.
 EVENTS: dict[tuple[Ev, str], Event] = {

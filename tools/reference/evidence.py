@@ -14,6 +14,7 @@ from chaos.checker.files import file_troubles
 from chaos.checker.intake import Intake
 from chaos.checker.needs import needs_by_check
 from chaos.checker.reporting.figures import take_figures
+from chaos.checker.shapes import THERE
 from chaos.checker.tables import LACKING, make_tables
 from chaos.trace.schema import ENVELOPE, EVENTS
 from tools.reference.lineage import Atom, Atoms, Column, Lineage, Relation
@@ -31,7 +32,6 @@ UNREAD: dict[tuple[str, str], str] = {
     ("meta/run_begin", "config"): "for people, and for the figures: a history without times says so",
     ("meta/run_begin", "seed"): "for people, who repeat the run",
     ("meta/run_begin", "git"): "for people, who repeat the run",
-    ("meta/drain_begin", "e"): "for people: the final reads show by themselves where they begin",
     ("meta/dumped", "text"): f"{_FOR_PEOPLE}; `dump_hole` says what was damaged",
     ("meta/dump_hole", "text"): f"{_SHOWN}: what is wrong with the entries",
     ("meta/log_error", "text"): f"{_SHOWN}: the line in the node's log",
@@ -92,7 +92,7 @@ class _Recorder:
     def facts(self, queries: Mapping[str, str]) -> None:
         for name, sql in queries.items():
             # Whether a field is there decides nothing about its value.
-            self.lineage.name(name, self.lineage.of(sql.replace(LACKING, "false")))
+            self.lineage.name(name, self.lineage.of(sql.replace(LACKING, "false").replace(THERE, "0")))
 
     def fold(self, name: str, sql: str, function: Callable[[str, list[str]], str]) -> None:
         atoms = self.lineage.of(sql).everything

@@ -22,7 +22,7 @@ from chaos.trace.schema import ENVELOPE, EVENTS, FIELDS, Ev
 Node = dict[str, Any]
 _AGGREGATES = frozenset(
     (
-        *("min", "max", "sum", "count", "count_star", "min_by", "max_by", "bit_or"),
+        *("min", "max", "sum", "count", "count_star", "min_by", "max_by", "bit_and", "bit_or"),
         *("lag", "lead", "row_number", "dense_rank"),
     )
 )

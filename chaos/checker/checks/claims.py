@@ -100,6 +100,10 @@ SELECT * FROM (
     LEFT JOIN (SELECT run, min(ledger) AS ledger FROM nodes WHERE e = 'commit' GROUP BY run
       HAVING min(ledger) = max(ledger)) o ON o.run = s.run
     WHERE s.said = 'ok' AND s.lidx IS NOT NULL AND s.ret IS NOT NULL
+    UNION ALL
+    SELECT run, coalesce(node, 'a server'), substr(log, 8), 1, 'answer', greatest(next_off, max_off) - 1, ret,
+      src, inc, seq
+    FROM reads WHERE outcome = 'ok' AND log LIKE 'ledger:%' AND (next_off > 0 OR max_off > 0)
   )
 ) WHERE k = 1
 """

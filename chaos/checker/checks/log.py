@@ -112,6 +112,42 @@ FROM dlv_lines d JOIN sends s ON s.run = d.run AND s.mid = d.mid
 WHERE (d.tag IS NOT NULL AND s.tag IS NOT NULL) OR (d.key IS NOT NULL AND s.key IS NOT NULL)
 """
 
+#: What reads were to bring, by the positions that are known, and what they brought. `until`: where a read
+#: says that it goes on, or one behind what it brought last. Not of groups that want only some, nor where
+#: something was purged.
+_BROUGHT = """
+SELECT b.run, b.log, b.op, b.from_off, b.until, b.least, b.given, max(b.counted) - min(b.counted) AS there,
+  max(k.last) AS last, b.src, b.inc, b.seq
+FROM (
+  SELECT *, sum(CASE WHEN k = 1 THEN 1 ELSE 0 END) OVER (PARTITION BY run, log ORDER BY pos, k
+    ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS counted
+  FROM (
+    SELECT run, log, CAST(NULL AS BIGINT) AS op, pos, 1 AS k, CAST(NULL AS BIGINT) AS from_off,
+      CAST(NULL AS BIGINT) AS until, CAST(NULL AS BIGINT) AS least, CAST(NULL AS BIGINT) AS given,
+      CAST(NULL AS STRING) AS src, CAST(NULL AS BIGINT) AS inc, CAST(NULL AS BIGINT) AS seq FROM known
+    UNION ALL
+    SELECT r.run, r.log, r.op, CASE WHEN e.ended = 0 THEN r.from_off
+        ELSE greatest(r.from_off, coalesce(r.next_off, d.top + 1)) END, 0,
+      r.from_off, coalesce(r.next_off, d.top + 1), d.least, coalesce(d.n, 0), r.src, r.inc, r.seq
+    FROM reads r
+    JOIN runs h ON h.run = r.run AND h.history IS NULL
+    LEFT JOIN (SELECT run, log, op, min(pos) AS least, max(pos) AS top, count(*) AS n FROM (
+        SELECT run, log, op, pos FROM dlv GROUP BY run, log, op, pos) GROUP BY run, log, op) d
+      ON d.run = r.run AND d.log = r.log AND d.op = r.op
+    ANTI JOIN (SELECT run, grp FROM member WHERE e = 'join' AND coalesce(filter, '*') <> '*'
+      GROUP BY run, grp) g ON g.run = r.run AND g.grp = r.grp
+    ANTI JOIN (SELECT run FROM milestones WHERE e = 'purge' GROUP BY run) p ON p.run = r.run
+    CROSS JOIN (SELECT 0 AS ended UNION ALL SELECT 1 AS ended) e
+    WHERE r.f IN ('get', 'pull', 'drain') AND r.from_off IS NOT NULL
+      AND coalesce(CASE WHEN r.outcome = 'ok' THEN r.next_off END, d.top + 1) IS NOT NULL
+  )
+) b
+LEFT JOIN (SELECT run, log, max(pos) AS last FROM known GROUP BY run, log) k
+  ON k.run = b.run AND k.log = b.log
+WHERE b.k = 0
+GROUP BY b.run, b.log, b.op, b.from_off, b.until, b.least, b.given, b.src, b.inc, b.seq
+"""
+
 CHECKS: tuple[Check, ...] = (
     hard(
         "L1",
@@ -304,5 +340,23 @@ CHECKS: tuple[Check, ...] = (
             "log, mid, 'key ' || key AS said, 'key ' || sent_key AS sent, src, inc, seq",
         ),
         needs=(*EVIDENT, Need.IDS),
+    ),
+    hard(
+        "L14",
+        "a read brings all that lies from where it was to begin to where it says that it goes on",
+        "reads seen",
+        "{log}: operation {op} was to begin at {from_off} and went on at {until}; {there} messages lie "
+        "there, and it brought {given}, from {least} on",
+        Part(
+            _BROUGHT,
+            "there <> given OR least < from_off OR until < from_off",
+            "log, op, from_off, until, there, given, least, src, inc, seq",
+        ),
+        Part(
+            _BROUGHT,
+            "log LIKE 'q:%' AND until > coalesce(last, -1) + 1",
+            "log, op, from_off, until, there, given, least, src, inc, seq",
+        ),
+        needs=DRAINED,
     ),
 )

@@ -163,4 +163,12 @@ CHECKS: tuple[Check, ...] = (
         Part(_WRITERS, "2 * held <= nodes", "lidx, term, held, nodes, src, inc, seq"),
         needs=(*WHOLE, Need.CLOCKS),
     ),
+    hard(
+        "P9",
+        "an answer is about the log that was asked",
+        "ops",
+        "operation {op} ({f}) was answered about another log than it was about",
+        Part("ops", "elsewhere", "op, f, src, inc, seq"),
+        needs=(*EVIDENT, Need.OPERATIONS),
+    ),
 )

@@ -77,7 +77,7 @@ def hard(
 ) -> Check:
     """A promise. `needs` and `clear_needs`: as of `Check`."""
     about = (tuple(population.split()), sentence, parts)
-    return Check(id_, title, Severity.HARD, *about, joined(needs), joined(needs, clear_needs))
+    return Check(id_, title, Severity.HARD, *about, joined(needs), joined(needs, clear_needs, (Need.SHAPED,)))
 
 
 def warning(

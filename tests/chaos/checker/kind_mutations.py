@@ -58,7 +58,7 @@ def what_was_recalled_is_delivered(trace: Trace) -> None:
     recall(trace, delay(trace), "ok")
 
 
-@mutation("L6a L6b L10 L11 C1 C5")
+@mutation("L6a L6b L10 L11 C1 C5 L14")
 def a_delayed_message_never_comes(trace: Trace) -> None:
     invoke = delay(trace)
     remove(trace, *lines(trace, Ev.DLV, mid=invoke["mid"]), *lines(trace, Ev.DONE, mid=invoke["mid"]))

@@ -102,7 +102,7 @@ def an_orderly_group_is_given_the_later_message_first(trace: Trace) -> None:
             return
 
 
-@mutation("C6 C18")
+@mutation("C6 C18 L14")
 def a_consumer_begins_behind_the_stored_offset(trace: Trace) -> None:
     """What the one before it had processed and not stored is passed over."""
     taken = lines(trace, Ev.MEMBER, e="assign")[-1]
@@ -155,7 +155,7 @@ def more_is_gone_than_is_damaged(trace: Trace) -> None:
 # -- warnings -----------------------------------------------------------------------------------------
 
 
-@mutation("L2W C10", broker=False)
+@mutation("L2W C10 L14", broker=False)
 def a_retry_stores_a_message_twice(trace: Trace) -> None:
     invoke, _ = next(acked(trace))
     invoke["retry_no"] = 1
@@ -266,7 +266,7 @@ def a_wiped_node_begins_again_in_term_0(trace: Trace) -> None:
     node = {name: recover[name] for name in ("node", "ev")}
     recover |= {"wiped": True, "term": 0}
     kept = {name: recover[name] for name in ("v", "run", "src", "inc", "seq", "host", "wall", "mono")}
-    become(trace, recover, kept | node, ev="raft", e="follower", term=0)
+    become(trace, recover, kept | node, ev="raft", e="follower", term=0, role_epoch=0)
 
 
 def vote_before_a_restart(trace: Trace, *, wiped: bool) -> None:
@@ -305,7 +305,7 @@ def a_term_is_durable_after_the_node_has_gone_on_to_the_next(trace: Trace) -> No
     voted = lines(trace, Ev.RAFT, e="term_vote", term=2)[0]
     kept = {name: value for name, value in voted.items() if name != "vote"}
     become(trace, voted, kept, term=1)
-    become(trace, voted, kept, e="follower", term=2)
+    become(trace, voted, kept, e="follower", term=2, role_epoch=4)
     remove(trace, voted)
 
 

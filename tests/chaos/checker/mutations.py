@@ -181,7 +181,7 @@ def a_reader_sees_another_content(trace: Trace) -> None:
     lines(trace, Ev.DLV, group="G")[5]["digest"] = digest_of("flipped")
 
 
-@mutation("L2 C10", broker=False)
+@mutation("L2 C10 L14", broker=False)
 def a_message_is_stored_twice(trace: Trace) -> None:
     """Its second copy was read behind everything else, and nobody knew it to be committed."""
     invoke, _ = next(acked(trace))
@@ -213,7 +213,7 @@ def line_of_invoke(trace: Trace, end: Line) -> Line:
     return lines(trace, Ev.OP, op=end["op"], type="invoke")[0]
 
 
-@mutation("L6a L6b L10", broker=False)
+@mutation("L6a L6b L10 L14", broker=False)
 def an_acknowledged_message_is_read_by_nobody(trace: Trace) -> None:
     invoke, _ = middle(trace)
     remove(trace, *[line for line in everywhere(trace, invoke["mid"]) if line["ev"] == "dlv"])
@@ -234,7 +234,7 @@ def positions_against_real_time(trace: Trace) -> None:
     swap(trace, *[pair for pair in acked(trace) if pair[0]["src"] == "client:p1"][2:4])
 
 
-@mutation("L7", broker=False)
+@mutation("L7 L14", broker=False)
 def a_late_read_claims_to_know_the_end(trace: Trace) -> None:
     end = next(line for line in reversed(lines(trace, Ev.OP, type="ok", f="get")) if line["end_claim"])
     end["max_off"] = number(end, "max_off") - 3
@@ -273,7 +273,7 @@ def a_read_gives_messages_in_another_order(trace: Trace) -> None:
     found[2]["i"], found[3]["i"] = found[3]["i"], found[2]["i"]
 
 
-@mutation("C1 C5 L11")
+@mutation("C1 C5 L11 L14")
 def a_consumer_skips_a_read(trace: Trace) -> None:
     """What one pull brought never reached the consumer, which goes on behind it."""
     pulls = lines(trace, Ev.OP, type="ok", f="pull", src="client:c1")
@@ -665,7 +665,7 @@ def what_was_rolled_back_is_delivered(trace: Trace) -> None:
     as_transaction(trace, middle(trace)[0], "txn_rollback")
 
 
-@mutation("B4 L6b L6a L10 L11 C1 C5")
+@mutation("B4 L6b L6a L10 L11 C1 C5 L14")
 def what_was_committed_is_not_delivered(trace: Trace) -> None:
     invoke, _ = middle(trace)
     as_transaction(trace, invoke, "txn_commit")

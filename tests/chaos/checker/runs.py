@@ -14,6 +14,7 @@ from tests.chaos.checker import (
     kind_mutations,
     more_mutations,
     receive_mutations,
+    request_mutations,
     sync_mutations,
     whole_mutations,
 )
@@ -22,7 +23,7 @@ from tests.chaos.checker.mutations import MUTATIONS
 
 assert claim_mutations and field_mutations and group_mutations
 assert hostile_mutations and kind_mutations and more_mutations
-assert receive_mutations and sync_mutations and whole_mutations
+assert receive_mutations and request_mutations and sync_mutations and whole_mutations
 
 HISTORIES = Path(__file__).parent / "histories"
 #: Shorter traces have no room for some defects.

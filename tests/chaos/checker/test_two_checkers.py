@@ -33,7 +33,7 @@ ONLY_SPARK = {
     "offsets, generations, attempts or filters of messages; of groups that left nothing": (
         "C1 C5 C6 C8 C9 C13 C14 C15 C16 C17 C18 C19 S9"
     ),
-    "of reads it looks at the final ones and at those of groups; at no tag, key or look-up": "B3 L10 L13",
+    "of reads it looks at the final ones and at those of groups; at no tag, key or look-up": "B3 L10 L13 L14",
     "it knows nothing of hostile clients": "A7 A8 A9 A10",
 }
 #: Defects that only the quick check calls a broken promise, and why.

@@ -13,7 +13,7 @@ def a_line_stands_twice(trace: Trace) -> None:
     trace.files["nemesis", 0].append(dict(end))
 
 
-@mutation("W1 W10")
+@mutation("W1 W10 W2")
 def one_line_stands_twice_and_another_is_gone(trace: Trace) -> None:
     """Their number is what it was."""
     file = trace.files["client:p1", 0]
@@ -48,7 +48,7 @@ def a_queue_that_there_is_was_not_looked_at(trace: Trace) -> None:
     add(trace, lines(trace, Ev.META, e="log")[0], q=7)
 
 
-@mutation("L6b")
+@mutation("L6b L14")
 def the_head_of_a_queue_is_gone_after_it_was_consumed(trace: Trace) -> None:
     drain = lines(trace, Ev.OP, f="drain", type="invoke", q=0)[0]
     remove(trace, lines(trace, Ev.DLV, op=drain["op"], qoff=0)[0])

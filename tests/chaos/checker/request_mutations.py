@@ -1,0 +1,96 @@
+"""Answers, reads and files that do not fit what was asked, sent or said beside them. Importing this puts them
+among `MUTATIONS`."""
+
+from __future__ import annotations
+
+from chaos.checker.synthetic import Trace
+from chaos.trace.schema import Ev
+from tests.chaos.checker.mutations import acked, add, lines, middle, mutation, number, remove
+
+
+@mutation("P9")
+def an_answer_is_about_another_queue(trace: Trace) -> None:
+    invoke, answer = middle(trace)
+    answer["topic"], answer["q"] = invoke["topic"], number(invoke, "q") - 7
+
+
+@mutation("W2")
+def a_message_of_a_batch_is_for_another_queue(trace: Trace) -> None:
+    invoke, _ = middle(trace)
+    about = {name: invoke[name] for name in ("v", "run", "src", "inc", "host", "mono", "wall", "op", "topic")}
+    item = about | {"ev": "item", "i": 0, "mid": invoke["mid"], "digest": invoke["digest"], "q": invoke["q"]}
+    file = trace.files[str(invoke["src"]), number(invoke, "inc")]
+    file.insert(file.index(invoke), item)
+    for name in ("mid", "digest"):
+        del invoke[name]
+    invoke["q"] = 1 - number(invoke, "q")
+    for line in lines(trace, Ev.OP, op=invoke["op"]):
+        line["f"] = "send_batch"
+    trace.renumber()
+
+
+@mutation("W2")
+def an_operation_never_ends(trace: Trace) -> None:
+    """It is the last one of its process."""
+    *_, (_, answer) = acked(trace)
+    remove(trace, answer)
+
+
+@mutation("L14")
+def a_consumer_was_to_begin_before_its_first_message(trace: Trace) -> None:
+    """It asked from there, and what lies between did not come."""
+    read = next(
+        line
+        for line in lines(trace, Ev.OP, f="pull", type="invoke", q=0)
+        if number(line, "from_off") > 1 and lines(trace, Ev.DLV, op=line["op"])
+    )
+    read["from_off"] = number(read, "from_off") - 2
+
+
+@mutation("L14")
+def a_read_goes_on_beyond_the_end_of_a_queue(trace: Trace) -> None:
+    answer = lines(trace, Ev.OP, f="drain", type="ok")[-1]
+    answer["next_off"] = number(answer, "next_off") + 1
+
+
+@mutation("P8", broker=False)
+def a_read_goes_on_beyond_what_is_committed(trace: Trace) -> None:
+    answer = lines(trace, Ev.OP, f="drain", type="ok")[-1]
+    answer["next_off"] = number(answer, "next_off") + 1
+
+
+@mutation("W12")
+def an_entry_stands_in_the_files_twice(trace: Trace) -> None:
+    entry = lines(trace, Ev.DUMP, internal=True)[0]
+    add(trace, entry)
+
+
+@mutation("W12")
+def a_committed_entry_is_said_to_be_none(trace: Trace) -> None:
+    lines(trace, Ev.DUMP, internal=True)[0]["is_committed"] = False
+
+
+@mutation("W14")
+def a_line_says_less_than_its_like(trace: Trace) -> None:
+    del lines(trace, Ev.RAFT, e="follower")[0]["role_epoch"]
+
+
+@mutation("W14")
+def an_answer_says_what_no_answer_says(trace: Trace) -> None:
+    for line in lines(trace, Ev.OP, f="commit_off", type="ok"):
+        line["lidx"] = 0
+
+
+@mutation("V2")
+def more_faults_happened_than_were_planned(trace: Trace) -> None:
+    lines(trace, Ev.META, e="run_begin")[0]["planned_faults"] = 1
+
+
+@mutation("V2")
+def a_fault_ends_as_another_one(trace: Trace) -> None:
+    lines(trace, Ev.FAULT, e="end", f="isolate")[0]["f"] = "delay"
+
+
+@mutation("W6")
+def nobody_knows_what_the_flush_mode_means(trace: Trace) -> None:
+    lines(trace, Ev.META, e="run_begin")[0]["flush_mode"] = "sync"
