@@ -64,8 +64,3 @@ class SharedRoom:
                 self._of[client] = left
             else:
                 self._of.pop(client, None)  # nothing was taken, and nothing is given back
-
-
-def client_of(remote: str) -> str:
-    """What limits go by: the address of host:port. Client ids prove nothing."""
-    return remote.rpartition(":")[0] if ":" in remote else remote

@@ -269,7 +269,10 @@ LOG_ADVICE: dict[Code, Advice] = {
             "Too many streams or calls are open at the node, or a request did not arrive in time. Nothing "
             "was written."
         ),
-        "Clients that do not close their streams, too many clients, or a slow network.",
+        (
+            "Clients that do not close their streams, too many clients, one address with more than its share "
+            "of the streams, or a slow network."
+        ),
         (
             "Close what is not used. Raise `limits.max_append_streams`, `limits.max_read_streams` or "
             "`limits.max_calls`. See [limits](../limits.md)."

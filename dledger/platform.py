@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dledger.rpc.transport.host import GrpcHost, GrpcMethod, GrpcService
     from dledger.rpc.transport.secret_files import check_secret_file
     from dledger.rpc.transport.tls import ClientTls, ServerTls
-    from dledger.status.connections import client_address
+    from dledger.shares import SharedPlaces, client_address, client_of, peer_host
     from dledger.status.listener import AdmittedConnection, Listener, TlsMode
     from dledger.status.web import (
         HttpServer,
@@ -81,6 +81,7 @@ __all__ = [
     "OsDisk",
     "PeerNames",
     "ServerTls",
+    "SharedPlaces",
     "StoredEntry",
     "TlsMode",
     "WakeQueue",
@@ -89,6 +90,7 @@ __all__ = [
     "certificate_names",
     "check_secret_file",
     "client_address",
+    "client_of",
     "configure_logging",
     "descriptors",
     "end_call",
@@ -105,6 +107,7 @@ __all__ = [
     "page_file",
     "parse_config",
     "parse_servers",
+    "peer_host",
     "print_json",
     "print_table",
     "raise_limit",
@@ -153,6 +156,7 @@ if not TYPE_CHECKING:  # with a __getattr__ in sight, a type checker believes in
             "PRIVATE_DIRECTORY": "dledger.store.descriptors",
             "PeerNames": "dledger.rpc.peer_names",
             "ServerTls": "dledger.rpc.transport.tls",
+            "SharedPlaces": "dledger.shares",
             "StoredEntry": "dledger.store.offline.inspect",
             "TlsMode": "dledger.status.listener",
             "WakeQueue": "dledger.turns",
@@ -160,7 +164,8 @@ if not TYPE_CHECKING:  # with a __getattr__ in sight, a type checker believes in
             "answer_of": "dledger.rpc.log_client",
             "certificate_names": "dledger.rpc.peer_names",
             "check_secret_file": "dledger.rpc.transport.secret_files",
-            "client_address": "dledger.status.connections",
+            "client_address": "dledger.shares",
+            "client_of": "dledger.shares",
             "configure_logging": "dledger.logs",
             "descriptors": "dledger.store.descriptors",
             "end_call": "dledger.rpc.log_client",
@@ -177,6 +182,7 @@ if not TYPE_CHECKING:  # with a __getattr__ in sight, a type checker believes in
             "page_file": "dledger.status.web",
             "parse_config": "dledger.node.setup.config",
             "parse_servers": "dledger.cli.client_options",
+            "peer_host": "dledger.shares",
             "print_json": "dledger.cli.output",
             "print_table": "dledger.cli.output",
             "raise_limit": "dledger.store.descriptors",

@@ -41,7 +41,7 @@ RPC_OF = {
 }
 
 #: What stands below everything, and what everything of the log may use.
-_GROUND = {"dledger.errors", "dledger.logs", "dledger.metrics", "dledger.turns"}
+_GROUND = {"dledger.errors", "dledger.logs", "dledger.metrics", "dledger.shares", "dledger.turns"}
 _STATUS_TYPES = "dledger.status.model"
 _BASE = {*_GROUND, "dledger.core", _STATUS_TYPES}
 _STORE = {"dledger.store", "dledger.store.format"}
@@ -81,6 +81,7 @@ ALLOWED: dict[str, set[str]] = {
     "dledger.error_advice": {"dledger.errors"},
     "dledger.logs": set(),
     "dledger.metrics": set(),
+    "dledger.shares": set(),
     "dledger.turns": set(),
     _STATUS_TYPES: set(),
     GENERATED: set(),

@@ -54,7 +54,7 @@ class ClientServiceSettings(BaseModel):
     max_calls: Positive = 4_096
     """Calls under way."""
     max_waiting_receives: Positive = 10_000
-    """Receives that wait for messages."""
+    """Receives that wait for messages; one address alone has three quarters."""
     max_request_bytes: Positive = 64 << 20
     """Bytes of large requests under way."""
     max_forwarded_bytes: Positive = 64 << 20

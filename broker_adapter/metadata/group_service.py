@@ -13,7 +13,7 @@ from broker_adapter.metadata.creation_limits import CreationLimits
 from broker_adapter.metadata.membership import Membership
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MAX_GROUPS, MetadataState
-from broker_adapter.shares import client_of
+from dledger.platform import client_of
 
 
 class QueueEnds(Protocol):

@@ -57,9 +57,9 @@ class LimitsConfig(_Section):
     max_topics: Positive = TableLimits().max_topics
     """Topics. Past it: 781."""
     max_sessions: Positive = ServerLimits().max_sessions
-    """Connected brokers. Past it: 781."""
+    """Connected brokers; one address alone has three quarters. Past it: 781."""
     max_watchers: Positive = ServerLimits().max_watchers
-    """Clients that watch routes. Past it: 781."""
+    """Clients that watch routes; one address alone has three quarters. Past it: 781."""
     max_watched_topics: Positive = ServerLimits().max_watched_topics
     """Topics that one watcher names. Past it: 781."""
     max_waiting_registrations: Positive = ServerLimits().max_waiting_registrations

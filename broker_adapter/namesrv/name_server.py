@@ -23,7 +23,7 @@ from broker_adapter.namesrv.values import (
     TableLimits,
 )
 from broker_adapter.namesrv.watching import Watcher, Watchers
-from dledger.platform import get_logger
+from dledger.platform import SharedPlaces, get_logger
 
 _log = get_logger("namesrv")
 
@@ -71,7 +71,12 @@ class NameServer:
         self.limits_hit: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()  # of events, by what happened
         self.events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
-        self.sessions: set[int] = set()
+        self.sessions: dict[int, str] = {}  # and whose share the place of each is
+        self._session_places = SharedPlaces(
+            self.limits.max_sessions,
+            "streams of registrations are open",
+            "end those of programs that are no brokers, or raise limits.max_sessions",
+        )
         self.watchers = Watchers(self.limits.max_watchers)
         self._threads = threads
         self._now_ms, self._unix_ms = now_ms, unix_ms
@@ -89,18 +94,20 @@ class NameServer:
 
     # -- brokers ------------------------------------------------------------------------------------------
 
-    def open_session(self) -> int:
-        """A number for a stream of registrations. NameServerBusy (NAMESRV_LIMIT)."""
-        if len(self.sessions) >= self.limits.max_sessions:
+    def open_session(self, client: str = "") -> int:
+        """A number for a stream of registrations, from an address. NameServerBusy (NAMESRV_LIMIT)."""
+        if (refusal := self._session_places.refusal(client)) is not None:
             self.limit_hit("session")
-            raise NameServerBusy(Status.NAMESRV_LIMIT, f"{self.limits.max_sessions} brokers are connected")
+            raise NameServerBusy(Status.NAMESRV_LIMIT, refusal)
+        self._session_places.take(client)
         session = next(self._session_ids)
-        self.sessions.add(session)
+        self.sessions[session] = client
         return session
 
     def close_session(self, session: int, key: NodeKey | None) -> None:
         """The stream of a node has ended."""
-        self.sessions.discard(session)
+        if (client := self.sessions.pop(session, None)) is not None:
+            self._session_places.give_back(client)
         if key is None:
             return
         changed = self.tables.end_session(session, key, self._now_ms())
@@ -187,8 +194,9 @@ class NameServer:
             raise TopicRefused(Status.TOPIC_UNKNOWN, f"no registered broker has topic {topic}")
         return route
 
-    def watch(self, topics: Collection[str]) -> Watcher:
-        """Of these topics, or of all if none is named. IllegalMessage; NameServerBusy (NAMESRV_LIMIT)."""
+    def watch(self, topics: Collection[str], client: str = "") -> Watcher:
+        """Of these topics, or of all if none is named, for a client at an address. IllegalMessage;
+        NameServerBusy (NAMESRV_LIMIT)."""
         if len(topics) > self.limits.max_watched_topics:
             raise NameServerBusy(
                 Status.NAMESRV_LIMIT,
@@ -197,7 +205,7 @@ class NameServer:
         for topic in topics:
             check_topic_name(topic)
         try:
-            return self.watchers.add(topics or None, self.tables.topics())
+            return self.watchers.add(topics or None, self.tables.topics(), client)
         except NameServerBusy:
             self.limit_hit("watcher")
             raise

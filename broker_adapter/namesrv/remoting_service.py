@@ -117,10 +117,11 @@ class NameServerRemoting:
             self._callers.check_register(_names(connection), given.node_id, given.address)
         key = (given.broker_name, given.node_id)
         sessions = self._sessions.setdefault(connection, {})
+        origin = client_address(connection.host)
         if key not in sessions:
-            sessions[key] = self._server.open_session()
+            sessions[key] = self._server.open_session(origin)
         try:
-            answer = self._server.register(given, sessions[key], client_address(connection.host))
+            answer = self._server.register(given, sessions[key], origin)
         except BrokerError:
             self._forget_unused_session(connection, key)
             raise

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
-from urllib.parse import unquote
 
 import grpc.aio
 
@@ -25,7 +24,7 @@ from broker_adapter.namesrv.tables import NodeKey
 from broker_adapter.namesrv.values import ClusterInfo, Registration, invalid
 from broker_adapter.namesrv.watching import Watcher
 from broker_adapter.v1 import namesrv_pb2 as pb
-from dledger.platform import GrpcMethod, client_address
+from dledger.platform import GrpcMethod, client_of, peer_host
 
 SERVICE = "dledger.broker.v1.NameServerService"
 
@@ -99,7 +98,7 @@ class NameServerService:
 
     async def session(self, _: object, context: _Context) -> None:
         try:
-            session = self._server.open_session()
+            session = self._server.open_session(_origin(context))
         except BrokerError as error:
             # The first request is answered, so that the broker sees a number.
             await self._next(context)
@@ -179,7 +178,7 @@ class NameServerService:
 
     async def watch_routes(self, request: pb.WatchRoutesRequest | None, context: _Context) -> None:
         try:
-            watcher = self._server.watch(_whole(request).topics)
+            watcher = self._server.watch(_whole(request).topics, _origin(context))
         except BrokerError as error:
             await context.write(pb.WatchRoutesResponse(status=status_of(error)))
             return
@@ -288,9 +287,7 @@ class NameServerService:
 
 def _origin(context: _Context) -> str:
     """The address that a call comes from, without its port."""
-    kind, _, peer = context.peer().partition(":")
-    host = unquote(peer).rpartition(":")[0].removeprefix("[").removesuffix("]")
-    return client_address(host) if kind in ("ipv4", "ipv6") else ""
+    return client_of(peer_host(context.peer()))
 
 
 def _whole(request: Any) -> Any:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Iterable, Iterator
 
 from broker_adapter.errors import NameServerBusy, Status
-from dledger.platform import wake_queue
+from dledger.platform import SharedPlaces, wake_queue
 
 
 class Watcher:
@@ -51,8 +51,10 @@ class Watchers:
     """All of them, up to a limit."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._watchers: dict[Watcher, None] = {}
+        self._watchers: dict[Watcher, str] = {}  # and whose share its place is
+        self._places = SharedPlaces(
+            limit, "watchers of routes are open", "watch over fewer streams, or raise limits.max_watchers"
+        )
         self._changed: dict[str, None] = {}  # topics that watchers are to be told of next
         self._is_marking = False
 
@@ -62,16 +64,18 @@ class Watchers:
     def __iter__(self) -> Iterator[Watcher]:
         return iter(self._watchers)
 
-    def add(self, topics: Collection[str] | None, known: Iterable[str]) -> Watcher:
-        """NameServerBusy (NAMESRV_LIMIT)."""
-        if len(self._watchers) >= self._limit:
-            raise NameServerBusy(Status.NAMESRV_LIMIT, f"{self._limit} clients watch routes already")
+    def add(self, topics: Collection[str] | None, known: Iterable[str], client: str = "") -> Watcher:
+        """NameServerBusy (NAMESRV_LIMIT). `client`: the address whose share of the places it takes."""
+        if (refusal := self._places.refusal(client)) is not None:
+            raise NameServerBusy(Status.NAMESRV_LIMIT, refusal)
         watcher = Watcher(topics, known)
-        self._watchers[watcher] = None
+        self._places.take(client)
+        self._watchers[watcher] = client
         return watcher
 
     def remove(self, watcher: Watcher) -> None:
-        self._watchers.pop(watcher, None)
+        if (client := self._watchers.pop(watcher, None)) is not None:
+            self._places.give_back(client)
 
     def mark(self, topics: Collection[str]) -> None:
         """Watchers are told a few in each turn of the loop: all of them may watch all topics."""

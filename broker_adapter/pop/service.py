@@ -41,9 +41,8 @@ from broker_adapter.pop.room import Received, Room
 from broker_adapter.pop.sender import Sender, settled, within
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.pop.upkeep import Upkeep
-from broker_adapter.shares import client_of
 from broker_adapter.store.queue_reader import QueueReader
-from dledger.platform import when_idle
+from dledger.platform import client_of, when_idle
 
 _MAX_MESSAGES = 1_024
 _MAX_BYTES = 16 << 20

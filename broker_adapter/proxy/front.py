@@ -29,7 +29,7 @@ from broker_adapter.proxy.telemetry import LARGE_COMMAND_BYTES, MAX_COMMAND_BYTE
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.rpc.calls import LargeRequests, Places, peer_host, stopping
-from dledger.platform import LARGE_BYTES, get_logger, large_turns, wake_queue
+from dledger.platform import LARGE_BYTES, client_of, get_logger, large_turns, wake_queue
 from dledger.platform import handlers as grpc_handlers
 
 _log = get_logger("proxy")
@@ -78,7 +78,11 @@ class MessagingService:
         self._guard = guard
         self._max_calls = settings.max_calls
         self._large = LargeRequests(settings.max_request_bytes)
-        self._receives = Places("calls that wait for messages", settings.max_waiting_receives)
+        self._receives = Places(
+            "calls that wait for messages",
+            settings.max_waiting_receives,
+            "end some, connect to other nodes as well, or raise rocketmq_v2.max_waiting_receives",
+        )
         self._under_way: set[asyncio.Task[bytes]] = set()
         self._waiting: set[asyncio.Task[bytes]] = set()
         self._open: set[asyncio.Event] = set()
@@ -179,7 +183,7 @@ class MessagingService:
             try:
                 call = self._admitted(request, context, listener)._replace(passage=passage)
                 async with aclosing(self._answering.stream(request, call)) as answers:
-                    with self._receives.taking():
+                    with self._receives.taking(client_of(call.remote)):
                         first = await self._until_leaving(anext(answers))
                     if first is None:
                         yield request.refusal(_NOTHING)

@@ -18,7 +18,7 @@ from broker_adapter.proxy.messages.names import group_of, topic_of
 from broker_adapter.proxy.messages.rejected import Code, Rejected, ok, status_of
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
-from broker_adapter.shares import client_of
+from dledger.platform import client_of
 
 #: Commands that wait to be written, and bytes of them: some have a message in them.
 _MAX_WAITING, _MAX_WAITING_BYTES = 64, 8 << 20

@@ -6,13 +6,13 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
-from urllib.parse import unquote
 
 import grpc.aio
 
 from broker_adapter.errors import BrokerError, Busy, IllegalMessage, PutIndeterminate, PutRefused, Status
-from broker_adapter.shares import SharedRoom, client_of
-from dledger.platform import LARGE_BYTES, handlers, large_turns
+from broker_adapter.shares import SharedRoom
+from dledger import platform
+from dledger.platform import LARGE_BYTES, SharedPlaces, client_of, handlers, large_turns
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -22,21 +22,21 @@ _log = logging.getLogger(__name__)
 class Places:
     """A bounded number of calls of one kind under way."""
 
-    def __init__(self, what: str, most: int) -> None:
-        self._what = what
-        self._most = most
-        self.taken = 0
+    def __init__(self, what: str, most: int, advice: str = "try again later") -> None:
+        self._places = SharedPlaces(most, f"{what} are under way", advice)
+
+    @property
+    def taken(self) -> int:
+        return self._places.taken
 
     @contextmanager
-    def taking(self) -> Iterator[None]:
-        """Hold a place. Busy (TOO_MANY_CALLS) if none is free."""
-        if self.taken >= self._most:
-            raise Busy(Status.TOO_MANY_CALLS, f"{self._most} {self._what} are under way")
-        self.taken += 1
-        try:
+    def taking(self, client: str = "") -> Iterator[None]:
+        """Hold a place. Busy (TOO_MANY_CALLS) if none is free. `client`: the address whose share it is, ""
+        for what lasts no longer than this node takes for it."""
+        if (refusal := self._places.refusal(client)) is not None:
+            raise Busy(Status.TOO_MANY_CALLS, refusal)
+        with self._places.taking(client):
             yield
-        finally:
-            self.taken -= 1
 
 
 class LargeRequests:
@@ -134,5 +134,4 @@ def check_count(what: str, count: int, most: int) -> None:
 
 def peer_host(context: Context) -> str:
     """The caller as `Host.parse` reads it, "" for one that has no IP address."""
-    kind, _, address = context.peer().partition(":")
-    return unquote(address) if kind in {"ipv4", "ipv6"} else ""
+    return platform.peer_host(context.peer())

@@ -21,9 +21,10 @@ from broker_adapter.rpc.calls import (
 )
 from broker_adapter.rpc.convert import pull_result_to_pb, status_to_pb
 from broker_adapter.rpc.limits import BrokerLimits
-from broker_adapter.shares import client_of
 from broker_adapter.v1 import broker_pb2 as pb
-from dledger.platform import LARGE_BYTES
+from dledger.platform import LARGE_BYTES, client_of
+
+_FEWER = "end some that nobody needs, or use more brokers"
 
 
 class PullService:
@@ -34,8 +35,8 @@ class PullService:
         self._limits = limits
         self._large = large
         self._written = LargeRequests(limits.max_answer_bytes)  # by streams, and not taken yet
-        self._waits = Places("waiting pulls", limits.max_waiting_pulls)
-        self._streams = Places("pull streams", limits.max_pull_streams)
+        self._waits = Places("waiting pulls", limits.max_waiting_pulls, _FEWER)
+        self._streams = Places("pull streams", limits.max_pull_streams, _FEWER)
         self._waiting: set[asyncio.Task[PullResult]] = set()
         self._stopping = False
 
@@ -61,7 +62,7 @@ class PullService:
             if not wait_ms:
                 result = await self._pull(request, request.offset, 0)
             else:
-                with self._waits.taking():
+                with self._waits.taking(client_of(peer_host(context))):
                     result = await self._pull(request, request.offset, wait_ms)
             await self._large.take(_size_of(result), context)
             return pull_result_to_pb(result)
@@ -72,7 +73,7 @@ class PullService:
         try:
             if request is None:
                 raise malformed()
-            with self._streams.taking():
+            with self._streams.taking(client_of(peer_host(context))):
                 await self._stream(request, context)
             return
         except Exception as error:

@@ -25,10 +25,11 @@ from broker_adapter.rpc.convert import messages_from_pb, send_result_to_pb, stat
 from broker_adapter.rpc.limits import BrokerLimits
 from broker_adapter.rpc.send_shape import send_request_of
 from broker_adapter.v1 import broker_pb2 as pb
-from dledger.platform import LARGE_BYTES, large_turns
+from dledger.platform import LARGE_BYTES, client_of, large_turns
 
 #: So many answers travel in one message at most; each says some bytes of every message of its batch.
 _MOST_ANSWERS = 16
+_FEWER = "end some: one stream carries the sends of many tasks"
 
 
 class SendService:
@@ -37,7 +38,7 @@ class SendService:
     def __init__(self, api: BrokerApi, limits: BrokerLimits) -> None:
         self._api = api
         self._limits = limits
-        self._places = Places("send streams", limits.max_send_streams)
+        self._places = Places("send streams", limits.max_send_streams, _FEWER)
         self._calls = Places("sends", limits.max_calls)
         self._streams: set[_SendStream] = set()
         self._sends: set[asyncio.Task[pb.SendResponse]] = set()
@@ -89,7 +90,7 @@ class SendService:
         try:
             if self._stopping:
                 raise stopping()
-            with self._places.taking():
+            with self._places.taking(client_of(peer_host(context))):
                 stream = _SendStream(self, self._limits)
                 self._streams.add(stream)
                 try:

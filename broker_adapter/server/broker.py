@@ -37,9 +37,9 @@ from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.metadata.topic_creation import TopicCreation
 from broker_adapter.server.held_pulls import HeldPulls
-from broker_adapter.shares import client_of
 from broker_adapter.store.queue_reader import QueueFiles, QueueReader
 from dledger import DLedgerError
+from dledger.platform import client_of
 
 T = TypeVar("T")
 

@@ -23,6 +23,7 @@ from dledger.rpc.transport.call_limit import FirstMessages
 from dledger.rpc.transport.field_count import has_too_many_fields
 from dledger.rpc.transport.handlers import malformed, parser
 from dledger.rpc.transport.outbox import Outbox
+from dledger.shares import SharedPlaces, client_of, peer_host
 from dledger.turns import LARGE_BYTES, large_turns
 from dledger.v1 import log_pb2 as pb
 
@@ -64,6 +65,11 @@ class AppendService:
     def __init__(self, port: LogPort) -> None:
         self._port = port
         self._streams: set[_AppendStream] = set()
+        self._places = SharedPlaces(
+            port.limits.max_append_streams,
+            "append streams are open",
+            "close some, or raise limits.max_append_streams",
+        )
         self._calls: set[_Call] = set()
         self._first_messages = FirstMessages(port.limit_hit)
 
@@ -93,31 +99,31 @@ class AppendService:
         return append_response(request.request_id, outcome)
 
     async def append_stream(self, _: object, context: _Context) -> None:
-        limits = self._port.limits
-        if len(self._streams) >= limits.max_append_streams:
+        client = client_of(peer_host(context.peer()))
+        if (refusal := self._places.refusal(client)) is not None:
             self._port.limit_hit("max_append_streams")
-            await self._refuse_stream(context, limits)
+            await self._refuse_stream(context, Overloaded(refusal, code=Code.TOO_MANY_CONNECTIONS))
             return
-        stream = _AppendStream(self._port)
-        self._streams.add(stream)
-        writer = asyncio.ensure_future(stream.outbox.run(context.write))
-        try:
-            await stream.read_all(context)
-            await writer
-        finally:
-            self._streams.discard(stream)
-            stream.closed = True
-            writer.cancel()
+        with self._places.taking(client):
+            stream = _AppendStream(self._port)
+            self._streams.add(stream)
+            writer = asyncio.ensure_future(stream.outbox.run(context.write))
+            try:
+                await stream.read_all(context)
+                await writer
+            finally:
+                self._streams.discard(stream)
+                stream.closed = True
+                writer.cancel()
 
-    async def _refuse_stream(self, context: _Context, limits: ServiceLimits) -> None:
+    async def _refuse_stream(self, context: _Context, error: Overloaded) -> None:
         """The first request is answered, so that the client sees a number; the stream's end answers the rest.
         If none comes in time, the number comes without one."""
-        most, request_id = limits.max_append_streams, 0
+        request_id = 0
         with suppress(Overloaded):
             given = await self._first_messages.read(context)
-            request = await _read(given, limits.max_batch_entries, self)
+            request = await _read(given, self._port.limits.max_batch_entries, self)
             request_id = request.request_id if isinstance(request, pb.AppendRequest) else 0
-        error = Overloaded(f"{most} append streams are open", code=Code.TOO_MANY_CONNECTIONS)
         await context.write(append_response(request_id, error))
 
 

@@ -10,6 +10,7 @@ from dledger.errors import Code, DLedgerError, InvalidRequest, Overloaded, ReadF
 from dledger.rpc.convert_log import status_of
 from dledger.rpc.ports import LogPort
 from dledger.rpc.transport.handlers import malformed
+from dledger.shares import SharedPlaces, client_of, peer_host
 from dledger.v1 import log_pb2 as pb
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -24,11 +25,15 @@ class ReadService:
 
     def __init__(self, port: LogPort) -> None:
         self._port = port
-        self._open = 0
+        self._places = SharedPlaces(
+            port.limits.max_read_streams,
+            "read streams are open",
+            "close some, or raise limits.max_read_streams",
+        )
 
     @property
     def open_streams(self) -> int:
-        return self._open
+        return self._places.taken
 
     async def read_index(
         self, request: pb.ReadIndexRequest | None, context: _Context
@@ -51,15 +56,12 @@ class ReadService:
             await context.write(self._response(-1, status=status_of(error)))
 
     async def _read_counted(self, request: pb.ReadRequest, context: _Context) -> None:
-        most = self._port.limits.max_read_streams
-        if self._open >= most:
+        client = client_of(peer_host(context.peer()))
+        if (refusal := self._places.refusal(client)) is not None:
             self._port.limit_hit("max_read_streams")
-            raise Overloaded(f"{most} read streams are open", code=Code.TOO_MANY_CONNECTIONS)
-        self._open += 1
-        try:
+            raise Overloaded(refusal, code=Code.TOO_MANY_CONNECTIONS)
+        with self._places.taking(client):
             await self._read(request, context)
-        finally:
-            self._open -= 1
 
     async def _read(self, request: pb.ReadRequest, context: _Context) -> None:
         port = self._port

@@ -8,11 +8,11 @@ one that has been idle for longest is closed, of the same address if that has to
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from dataclasses import dataclass
 
 from aiohttp import web
 
+from dledger.shares import client_address
 from dledger.status.listener import AdmittedConnection
 
 
@@ -162,16 +162,3 @@ class ConnectionTable:
     def of(self, request: web.BaseRequest) -> Connection | None:
         """The connection that a request came by; None if it is gone."""
         return self._slots.find(request.protocol) or self._probes.find(request.protocol)
-
-
-def client_address(peer: str) -> str:
-    """What counts as one address: of IPv6 the network of 64 bits that a client usually has to itself."""
-    try:
-        address = ipaddress.ip_address(peer.partition("%")[0])
-    except ValueError:
-        return peer
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.IPv6Network((address, 64), strict=False).network_address)
-    return str(address)

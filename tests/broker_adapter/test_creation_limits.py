@@ -7,7 +7,7 @@ import pytest
 from broker_adapter.errors import Busy, Status
 from broker_adapter.metadata import creation_limits
 from broker_adapter.metadata.creation_limits import CreationLimits
-from broker_adapter.shares import client_of
+from dledger.shares import client_of
 
 
 def limits(most: int = 10_000, each: int = 10_000) -> CreationLimits:
@@ -55,7 +55,7 @@ def test_clients_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch
 
 def test_the_port_of_a_client_does_not_matter() -> None:
     assert client_of("10.0.0.1:80") == client_of("10.0.0.1:81") == "10.0.0.1"
-    assert client_of("[::1]:80") == "[::1]"
+    assert client_of("[2001:db8::1]:80") == client_of("[2001:db8::2]:80") == "2001:db8::"
     assert client_of("") == ""
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from dledger.cli.local.certificates import Authority
-from dledger.status.connections import ConnectionLimits, client_address
+from dledger.shares import client_address
+from dledger.status.connections import ConnectionLimits
 from dledger.status.hosts import AllowedHosts
 from dledger.status.http import start_http
 from dledger.status.model import NodeStatus

@@ -14,8 +14,7 @@ from broker_adapter.proxy.messages.directory import Directory, is_orderly
 from broker_adapter.proxy.messages.names import group_of, topic_of
 from broker_adapter.proxy.messages.rejected import Code, Rejected, ok
 from broker_adapter.proxy.v2 import service_pb2 as calls
-from broker_adapter.shares import client_of
-from dledger.platform import large_turns
+from dledger.platform import client_of, large_turns
 
 #: From so many queues on a route takes the event loop milliseconds, or tens of them.
 _MANY_QUEUES = 64

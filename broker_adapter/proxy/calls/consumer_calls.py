@@ -19,8 +19,7 @@ from broker_adapter.proxy.messages.names import group_of, topic_of
 from broker_adapter.proxy.messages.rejected import Code, Rejected, ok
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
-from broker_adapter.shares import client_of
-from dledger.platform import LARGE_BYTES, large_turns
+from dledger.platform import LARGE_BYTES, client_of, large_turns
 
 MAX_RECEIVED = 1_024
 _MAX_ACKS = 1_024

@@ -21,8 +21,7 @@ from broker_adapter.proxy.messages.rejected import Code, Rejected, ok
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.rpc.calls import LargeRequests
-from broker_adapter.shares import client_of
-from dledger.platform import LARGE_BYTES
+from dledger.platform import LARGE_BYTES, client_of
 
 _MAX_PULLED = 1_024
 #: Of consumers that assign queues to themselves.

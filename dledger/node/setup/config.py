@@ -104,9 +104,9 @@ class LimitsConfig(_Section):
     max_batch_entries: Positive = 4096
     """Entries of a batch. Past it: 611."""
     max_append_streams: Positive = 1024
-    """Append streams open at the node. Past it: 612."""
+    """Append streams open at the node; one address alone has three quarters. Past it: 612."""
     max_read_streams: Positive = 256
-    """Read streams open at the node. Past it: 612."""
+    """Read streams open at the node; one address alone has three quarters. Past it: 612."""
     max_waiting_reads: Positive = 4096
     """Linearizable reads that wait for their confirmation. Past it: 613."""
     max_unanswered_per_stream: Positive = 1024

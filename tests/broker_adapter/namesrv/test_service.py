@@ -23,6 +23,7 @@ from broker_adapter.namesrv.server import NameServerProcess
 from broker_adapter.v1 import namesrv_pb2 as pb
 from dledger import DLedgerError
 from tests.broker_adapter.namesrv.helpers import ORDERS, address_of, name_server, registration, until
+from tests.rpc.other_address import seen_from
 
 
 @pytest.fixture
@@ -197,6 +198,42 @@ async def test_watchers_are_limited_and_leave_nothing_behind(tmp_path: Path) -> 
         await anext(again)
         await again.aclose()
         await link.close()
+
+
+async def test_watchers_and_sessions_are_shared_by_address(tmp_path: Path) -> None:
+    async with (
+        name_server(tmp_path, limits={"max_watchers": 4, "max_sessions": 4}) as server,
+        seen_from("127.0.0.2", server.address) as address,
+    ):
+        link, other = NameServerLink(server.address, None), NameServerLink(address, None)
+        watching = [link.watch(["orders"]) for _ in range(3)]
+        for watcher in watching:
+            await anext(watcher)
+        with pytest.raises(NameServerBusy, match=r"3 of 4 watchers .* raise limits.max_watchers"):
+            await anext(link.watch(["orders"]))
+        await anext(elsewhere := other.watch(["orders"]))
+        for watcher in (elsewhere, watching.pop()):
+            await watcher.aclose()
+        await until(lambda: len(server.name_server.watchers) == 2)
+        await anext(again := link.watch(["orders"]))
+        for watcher in (again, *watching):
+            await watcher.aclose()
+
+        sessions = [link.open_session() for _ in range(4)]
+        for number, session in enumerate(sessions):
+            await session.send(registration(f"n{number}", number + 1))
+            if number < 3:
+                await session.receive()
+        with pytest.raises(NameServerBusy, match="3 of 4 streams of registrations"):
+            await sessions[3].receive()
+        sessions.append(other.open_session())
+        await sessions[4].send(registration("n4", 5))
+        await sessions[4].receive()
+        for session in sessions:
+            await session.close()
+        await until(lambda: not server.name_server.sessions)
+        for one in (link, other):
+            await one.close()
 
 
 async def test_a_burst_beyond_the_queue_is_told_busy_and_the_rest_is_answered(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from broker_adapter.proxy.messages.methods import METHODS, SERVICE_NAME
 from broker_adapter.proxy.messages.request import Request
 from broker_adapter.proxy.v2 import definition_pb2 as pb
 from broker_adapter.proxy.v2 import service_pb2 as calls
+from dledger.platform import open_channel
 from tests.broker_adapter.client.helpers import until
 from tests.broker_adapter.proxy.world import (
     HEADERS,
@@ -32,6 +33,7 @@ from tests.broker_adapter.proxy.world import (
     resource,
     world,
 )
+from tests.rpc.other_address import seen_from
 
 Code = pb.Code
 BEAT = calls.HeartbeatRequest(client_type=pb.ClientType.PRODUCER)
@@ -199,6 +201,28 @@ async def test_receives_beyond_the_limit_are_refused() -> None:
         assert refused.status.code == Code.TOO_MANY_REQUESTS
         recorder.may.set()
         assert [answer.status.code for answer in await waits] == [Code.OK]
+
+
+async def test_waiting_receives_are_shared_by_address() -> None:
+    recorder = Recorder()
+    recorder.may.clear()
+    settings = QUICK.model_copy(update={"max_waiting_receives": 4})
+    async with world(settings, answering=recorder) as w, seen_from("127.0.0.2", w.address) as other:
+        waits = [asyncio.ensure_future(w.stream("ReceiveMessage", receive_request())) for _ in range(3)]
+        await until(lambda: w.service.waiting_receives == 3)
+        (refused,) = await w.stream("ReceiveMessage", receive_request())
+        assert refused.status.code == Code.TOO_MANY_REQUESTS
+        assert "3 of 4" in refused.status.message
+        async with open_channel(other) as channel:
+            ask = channel.unary_stream(f"/{SERVICE_NAME}/ReceiveMessage")
+            call = ask(receive_request().SerializeToString(), metadata=tuple(HEADERS.items()))
+            await until(lambda: w.service.waiting_receives == 4)
+            recorder.may.set()
+            answer = calls.ReceiveMessageResponse.FromString(await call.read())
+            assert answer.status.code == Code.OK
+        for wait in waits:
+            assert [answer.status.code for answer in await wait] == [Code.OK]
+        assert w.service.waiting_receives == 0
 
 
 async def test_a_receive_of_a_client_that_has_gone_ends() -> None:

@@ -51,6 +51,7 @@ class World:
         )
         self.service, self.handlers = made.service, made.handlers
         self.delivery.on_orphan(made.ask_producer)
+        self.address = ""
         self.channel: Any = None
 
     async def call(
@@ -108,7 +109,8 @@ async def world(
     server.add_generic_rpc_handlers((made.service.handler,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with open_channel(f"127.0.0.1:{port}") as channel:
+    made.address = f"127.0.0.1:{port}"
+    async with open_channel(made.address) as channel:
         made.channel = channel
         try:
             yield made

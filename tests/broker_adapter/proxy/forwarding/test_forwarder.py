@@ -444,6 +444,19 @@ async def test_more_than_the_limit_is_refused() -> None:
         assert caught.value.status is Status.TOO_MANY_CALLS
 
 
+async def test_calls_that_a_node_sends_on_take_no_share_at_the_master() -> None:
+    """All come from that node's address; the shares of its clients are taken where they are connected."""
+    settings = ClientServiceSettings(max_calls=1, max_waiting_receives=7)
+    async with pair(settings=settings) as p:
+        p.remote.may.clear()
+        receives = [p.forwarder.stream(Request("ReceiveMessage", b""), CONTEXT) for _ in range(8)]
+        tasks = [asyncio.ensure_future(anext(receive)) for receive in receives]
+        await until(lambda: len(p.remote.seen) == 8)
+        for task in tasks:
+            task.cancel()
+        await until(lambda: p.remote.cancelled == 8)
+
+
 async def test_who_does_not_read_is_no_reason_to_refuse_others_what_is_small() -> None:
     large = bytes(150_000)
     async with pair(settings=ClientServiceSettings(max_forwarded_bytes=100_000)) as p:
