@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dledger.core.messages import PositionRequest, PositionResponse, PushResponse
+from dledger.core.messages import (
+    PositionRequest,
+    PositionResponse,
+    PushResponse,
+    VoteRequest,
+    VoteResponse,
+)
+from dledger.core.values import VoteResult
 from tests.core.driver import Node, compare, heartbeat, push
 
 
@@ -119,3 +126,14 @@ def test_rule_11_a_node_that_is_rejoining_says_so_when_it_is_asked() -> None:
     node.receive("c", PositionRequest(3, "c", 9))
     said = node.last_sent(PositionResponse)
     assert said.rejoining and said.round == 9
+
+
+def test_rule_11_a_node_stands_in_no_term_in_which_a_former_life_may_have_voted() -> None:
+    node = Node(term=7)
+    node.core.hard_state = replace(node.core.hard_state, barred_term=9)
+    asked = node.become_candidate()
+    for peer in ("b", "c"):
+        node.receive(peer, VoteResponse(7, peer, VoteResult.ACCEPT, True, asked.round))
+    stands = node.last_sent(VoteRequest)
+    assert (asked.pre_vote, asked.term) == (True, 10) and (stands.pre_vote, stands.term) == (False, 10)
+    assert node.core.term == 10 and not node.core.hard_state.is_barred

@@ -110,6 +110,31 @@ def test_what_was_spent_comes_back_with_time() -> None:
     assert not allowance.admits(MAX_TERM_ADVANCE + 1, 10 * _YEAR_MS)
 
 
+def test_what_has_come_back_is_spent_once() -> None:
+    allowance = TermAllowance()
+    allowance.spend(MAX_TERM_ADVANCE, 1)
+    allowance.spend(10 * TERMS_PER_MS, 11)
+    assert not allowance.admits(1, 11)
+    assert allowance.admits(TERMS_PER_MS, 12) and not allowance.admits(TERMS_PER_MS + 1, 12)
+
+
+def test_a_second_jump_in_the_same_moment_is_refused() -> None:
+    """However large the first one was: else a peer would climb to the end of the range in no time."""
+    node = Node(term=7)
+    node.receive("b", heartbeat(7 + MAX_TERM_ADVANCE))
+    effects = node.receive("b", heartbeat(8 + MAX_TERM_ADVANCE))
+    assert [e for e in effects if isinstance(e, MessageRefused)]
+    assert node.core.term == 7 + MAX_TERM_ADVANCE
+
+
+def test_the_last_term_can_be_reached_and_none_beyond_it() -> None:
+    node = Node(term=MAX_TERM - 1)
+    effects = node.receive("b", heartbeat(MAX_TERM + 1))
+    assert [e for e in effects if isinstance(e, MessageRefused)] and node.core.term == MAX_TERM - 1
+    node.receive("b", heartbeat(MAX_TERM))
+    assert node.core.term == MAX_TERM and node.core.leader_id == "b"
+
+
 @given(st.lists(st.tuples(st.integers(1, 1 << 40), st.integers(0, 1 << 40)), max_size=20))
 def test_the_allowance_is_never_exceeded(steps: list[tuple[int, int]]) -> None:
     allowance, now_ms, taken = TermAllowance(), 0, 0

@@ -85,6 +85,7 @@ def test_a_new_secret_is_for_its_owner_only_and_made_once(tmp_path: Path) -> Non
         (b"short\n", "32 to 1024 characters"),
         (OLD + b"\n" + NEW + b"\n" + OTHER, "3 lines"),
         (b"y" * 1025, "32 to 1024 characters"),
+        (OLD + b"\nshort\n", "32 to 1024 characters"),
         (None, "dledger init --new-secret"),
     ],
 )

@@ -137,6 +137,13 @@ def test_a_term_beyond_reason_is_refused_whoever_names_it(world: World) -> None:
     assert world.addresses() == {0: address_of("n2")}
 
 
+def test_slaves_bound_the_term_of_their_first_master(world: World) -> None:
+    world.register(registration("n1", 2, term=5))
+    world.refused(registration("n2", 0, term=5 + 2**32 + 1), Status.NAMESRV_TERM_REFUSED)
+    world.register(registration("n2", 0, term=6))
+    assert world.addresses()[0] == address_of("n2")
+
+
 def test_the_fence_bounds_terms_while_no_node_is_left(world: World) -> None:
     world.register(registration("n1", 0, term=5))
     world.tables.unregister("broker-a", "n1", 1, world.now_ms)

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from broker_adapter.errors import NameServerRefused, NameServerUnavailable, Status
+from broker_adapter.namesrv.callers import Callers
 from broker_adapter.namesrv.client import NameServerClient
 from broker_adapter.namesrv.config import load_config
 from broker_adapter.namesrv.registration import Registrar
@@ -135,6 +136,18 @@ async def test_operators_change_settings_and_brokers_speak_for_themselves(
         assert found == {name: None if name in allowed else no for name in CHANGES}
         found = await outcomes(server, world.files("n1", hosts=("n1",)))
         assert found == {name: no if name == "register as itself" else None for name in CHANGES}
+
+
+@pytest.mark.parametrize("names", [("n9",), ("n2",), ("n2", "client"), ()])
+def test_a_name_of_a_node_alone_makes_no_broker_and_no_broker_is_another(names: tuple[str, ...]) -> None:
+    """Names of nodes are public, and an authority may give them to anybody: brokers are named here."""
+    callers = Callers(broker_names=["n1", "n2"], admin_names=["ops"])
+    shown = {"x509_subject_alternative_name": [name.encode() for name in names]}
+    for node_id in ("n1", "n9"):
+        with pytest.raises(NameServerRefused):
+            callers.check_unregister(shown, node_id)
+        with pytest.raises(NameServerRefused):
+            callers.check_register(shown, node_id, f"{node_id}:7000")
 
 
 def test_names_need_certificates(tmp_path: Path) -> None:
