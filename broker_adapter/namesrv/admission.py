@@ -16,9 +16,17 @@ from broker_adapter.remoting.executors import Executor
 class CallExecutor(Executor):
     """Lets `running` calls of one class go on at a time, in order of arrival, and `waiting` more wait."""
 
-    def __init__(self, name: str, *, running: int, waiting: int, on_refused: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        running: int,
+        waiting: int,
+        on_refused: Callable[[str], None],
+        is_expensive: bool = False,
+    ) -> None:
         """`on_refused(name)` counts what was refused."""
-        super().__init__(name, running, waiting)
+        super().__init__(name, running, waiting, is_expensive=is_expensive)
         self._on_refused = on_refused
 
     def admit(self) -> bool:

@@ -82,12 +82,17 @@ class NameServer:
         self._now_ms, self._unix_ms = now_ms, unix_ms
         self._session_ids = itertools.count(NO_SESSION + 1)
         self._kv_write = asyncio.Lock()
-        self.registrations = self._executor("registration", 4, self.limits.max_waiting_registrations)
+        # A broker with 20,000 topics takes tenths of a second to be read, checked and entered.
+        self.registrations = self._executor(
+            "registration", 4, self.limits.max_waiting_registrations, is_expensive=True
+        )
         self.routes = self._executor("route", 8, self.limits.max_waiting_routes)
         self.config = self._executor("config", 4, self.limits.max_waiting_config)
 
-    def _executor(self, name: str, running: int, waiting: int) -> CallExecutor:
-        return CallExecutor(name, running=running, waiting=waiting, on_refused=self.limit_hit)
+    def _executor(self, name: str, running: int, waiting: int, *, is_expensive: bool = False) -> CallExecutor:
+        return CallExecutor(
+            name, running=running, waiting=waiting, on_refused=self.limit_hit, is_expensive=is_expensive
+        )
 
     def limit_hit(self, name: str) -> None:
         self.limits_hit[name] += 1

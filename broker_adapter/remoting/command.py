@@ -88,7 +88,8 @@ def encode(command: RemotingCommand) -> bytes:
 
     A code above 32767 (POP) does not fit into a ROCKETMQ header: such a command is written as JSON.
     """
-    form = command.form if command.code in _SHORTS else HeaderForm.JSON
+    # `int`: a range looks through all its numbers for one of an IntEnum, which takes a millisecond.
+    form = command.form if int(command.code) in _SHORTS else HeaderForm.JSON
     header = _encode_json(command) if form is HeaderForm.JSON else _encode_binary(command)
     length = _INT.size + len(header) + len(command.body)
     if length > MAX_FRAME or len(header) > MAX_HEADER:
@@ -176,12 +177,14 @@ def _json_fields(found: object) -> dict[str, str]:
         raise FrameRefused("extFields is no object")
     if len(found) > MAX_FIELDS:
         raise FrameRefused(f"{len(found)} extFields; {MAX_FIELDS} may be")
-    return {name: _json_text(name, value) for name, value in found.items() if value is not None}
+    given = ((name, value) for name, value in found.items() if value is not None)
+    return {_json_text("a name", name): _json_text(name, value) for name, value in given}
 
 
 def _json_text(name: str, value: object) -> str:
     if isinstance(value, str):
-        return value
+        # JSON may name halves of characters, which nobody can be told. Java writes a "?" for them.
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):

@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias
 from broker_adapter.errors import BrokerError, FrameRefused, RemotingRefused, ResponseCode, Status
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
-from dledger.platform import get_logger
+from dledger.platform import get_logger, large_turns, wake_queue
 
 _log = get_logger("remoting")
 
@@ -26,11 +26,15 @@ Processor: TypeAlias = Callable[[RemotingConnection, RemotingCommand], Awaitable
 
 @dataclass
 class Executor:
-    """Lets `running` requests go on at a time, in order of arrival, and `waiting` more wait."""
+    """Lets `running` requests go on at a time, in order of arrival, and `waiting` more wait.
+
+    Processors that do not wait would all run in one turn of the event loop: some share one (`wake_queue`), or
+    each has its own (`large_turns`) if `is_expensive`."""
 
     name: str
     running: int
     waiting: int
+    is_expensive: bool = field(default=False, kw_only=True)
     under_way: int = field(default=0, init=False)
     refused: int = field(default=0, init=False)
     turn: asyncio.Semaphore = field(init=False)
@@ -136,6 +140,8 @@ class Dispatch:
         executor: Executor,
     ) -> None:
         async with executor.turn:
+            # By peers: the requests of one connection keep their order.
+            await (large_turns() if executor.is_expensive else wake_queue()).turn(connection.peer)
             if connection.is_closed:
                 return  # nobody waits: it was not begun
             try:

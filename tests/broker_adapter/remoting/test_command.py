@@ -45,6 +45,29 @@ def test_a_command_is_read_as_it_was_written(command: RemotingCommand) -> None:
     assert decode(encode(command)[4:]) == command
 
 
+class _Number(int):
+    """As a member of an IntEnum: a range compares it with each of its numbers, unless it is made an int."""
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError(f"compared with {other}")
+
+    __hash__ = int.__hash__
+
+
+@pytest.mark.parametrize("form", HeaderForm)
+def test_nobody_looks_for_a_code_among_all_numbers(form: HeaderForm) -> None:
+    written = encode(RemotingCommand(_Number(17), form=form))
+    assert written == encode(RemotingCommand(17, form=form))
+
+
+def test_half_a_character_is_a_question_mark() -> None:
+    """As Java writes it: nobody can be sent the other half."""
+    command = decode(
+        _json_frame({"code": 1, "extFields": {"a\udfff": "\ud800b", "é": "💥"}, "remark": "\ud800"})
+    )
+    assert (command.fields, command.remark) == ({"a?": "?b", "é": "💥"}, "?")
+
+
 @given(st.lists(COMMANDS, max_size=5), st.data())
 def test_frames_are_found_wherever_it_is_cut(commands: list[RemotingCommand], data: st.DataObject) -> None:
     stream, reader, found = b"".join(map(encode, commands)), FrameReader(), []

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.errors import AnswerMissing, ResponseCode, Status, TopicRefused
+from broker_adapter.remoting.byte_budget import ByteBudget
 from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.command import HeaderForm, RemotingCommand, encode
 from broker_adapter.remoting.connection import ConnectionLimits, RemotingConnection
@@ -21,6 +22,7 @@ from broker_adapter.remoting.executors import Dispatch, Executor
 from broker_adapter.remoting.frames import FrameReader
 from broker_adapter.remoting.server import RemotingServer, ServerLimits
 from dledger.platform import TlsMode
+from dledger.turns import MOST_WOKEN
 from tests.node.local import until
 from tests.tls.world import TlsWorld
 
@@ -474,3 +476,66 @@ async def test_a_mistake_of_a_hook_is_answered_logged_and_costs_no_connection(
             assert "mistake" not in (answer.remark or "")
         assert (await connection.invoke(RemotingCommand(ECHO), 5)).code == 0
     assert "a hook failed" in capsys.readouterr().out
+
+
+class _Counting:
+    """A ConnectionUser that counts requests by turns of the event loop."""
+
+    def __init__(self) -> None:
+        self.of_turn = [0]
+
+    def requested(self, connection: RemotingConnection, request: RemotingCommand) -> None:
+        self.of_turn[-1] += 1
+
+    def connected(self, connection: RemotingConnection) -> None: ...
+
+    active = unsent = connected
+
+    def closed(self, connection: RemotingConnection, reason: str) -> None: ...
+
+
+class _Transport(asyncio.Transport):
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def is_closing(self) -> bool:
+        return False
+
+    def abort(self) -> None: ...
+
+
+async def test_connections_that_send_at_once_share_the_turns() -> None:
+    """They would all be taken in one turn of the event loop, 64 commands of each."""
+    user = _Counting()
+    commands = b"".join(encode(RemotingCommand(ECHO, opaque=i)) for i in range(100))
+    connections = [RemotingConnection(user, ROOMY, ByteBudget(1 << 20)) for _ in range(20)]
+    for one in connections:
+        one.connection_made(_Transport())
+        one.data_received(commands)  # as in one turn of the event loop
+    while sum(user.of_turn) < 20 * 100:
+        assert len(user.of_turn) < 100, user.of_turn
+        user.of_turn.append(0)
+        await asyncio.sleep(0)
+    assert max(user.of_turn) <= MOST_WOKEN * 64
+    for one in connections:
+        one.close("the test is over")
+
+
+@pytest.mark.parametrize(("is_expensive", "most"), [(False, MOST_WOKEN), (True, 1)])
+async def test_processors_that_do_not_wait_share_the_turns(is_expensive: bool, most: int) -> None:
+    of_turn = [0]
+
+    async def processor(_: RemotingConnection, request: RemotingCommand) -> None:
+        of_turn[-1] += 1
+
+    dispatch = Dispatch()
+    dispatch.register([ECHO], processor, Executor("all", 64, 64, is_expensive=is_expensive))
+    connection = RemotingConnection(_Counting(), ROOMY, ByteBudget(1 << 20))
+    for _ in range(50):
+        dispatch.answer(connection, RemotingCommand(ECHO))
+    while sum(of_turn) < 50:
+        assert len(of_turn) < 200, of_turn
+        of_turn.append(0)
+        await asyncio.sleep(0)
+    assert max(of_turn) <= most
