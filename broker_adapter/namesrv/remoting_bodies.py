@@ -11,10 +11,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from broker_adapter.api import PERM_READ, PERM_WRITE, TopicConfig
-from broker_adapter.namesrv.values import MASTER_ID, BrokerEntry, RemotingNode, Route, invalid
+from broker_adapter.namesrv.values import (
+    MASTER_ID,
+    BrokerEntry,
+    RemotingNode,
+    Route,
+    check_topic_count,
+    invalid,
+)
 
-#: A compressed body may grow to this (bytes).
-MAX_INFLATED = 32 << 20
+#: Of a registration, inflated if it was compressed (bytes); 20,000 topics with the longest names take less.
+MAX_BODY = 8 << 20
+#: Objects, lists and members of a JSON text together; 20,000 topics have 240,000. What is in it costs more
+#: than its bytes: 8 MiB of "{}," are 200 MiB of objects, and stop the event loop for half a second.
+MAX_PARTS = 400_000
+_INTS = range(-(1 << 63), 1 << 63)
 #: The attribute that says which messages a topic takes.
 _MESSAGE_TYPE = "+message.type"
 _INT_BYTES = 4
@@ -53,18 +64,20 @@ def body_crc32(body: bytes) -> int:
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
-def register_body(body: bytes, *, compressed: bool, crc32: int) -> RegisterBody:
-    """`crc32`: of the body; 0: not told. NameServerRefused (NAMESRV_INVALID)."""
+def register_body(body: bytes, *, compressed: bool, crc32: int, max_topics: int) -> RegisterBody:
+    """`crc32`: of the body; 0: not told. NameServerRefused (NAMESRV_INVALID); NameServerBusy (_LIMIT)."""
+    _check_size(body)
     if crc32 and crc32 != body_crc32(body):
         raise invalid("the body's CRC32 is not the one that the header names")
     if not body:
         return RegisterBody(DataVersion(), (), ())
     # A broker of RocketMQ 5.5 with compressedRegister compresses, and says that it does not.
     if compressed or not body.startswith(b"{"):
-        return _inflated(body)
+        return _inflated(body, max_topics)
     found = _object(_parse(body), "the body")
     wrapper = _part(found, "topicConfigSerializeWrapper")
     table = _part(wrapper, "topicConfigTable")
+    check_topic_count(len(table), max_topics)
     return RegisterBody(
         _data_version(_part(wrapper, "dataVersion")),
         [_topic(name, _object(value, "a topic")) for name, value in table.items()],
@@ -189,16 +202,16 @@ def _broker_data(name: str, cluster: str, ids: Mapping[int, str]) -> dict[str, A
 # -- reading ------------------------------------------------------------------------------------------------
 
 
-def _inflated(body: bytes) -> RegisterBody:
+def _inflated(body: bytes, max_topics: int) -> RegisterBody:
     """Lengths and pieces: the version, each topic on a line, filter servers. What follows is of static
     topics, which we do not have."""
     inflater = zlib.decompressobj()
     try:
-        data = inflater.decompress(body, MAX_INFLATED)
+        data = inflater.decompress(body, MAX_BODY)
     except zlib.error as error:
         raise invalid(f"the body cannot be decompressed: {error}") from None
     if inflater.unconsumed_tail:
-        raise invalid(f"the decompressed body is larger than {MAX_INFLATED} bytes")
+        raise invalid(f"the decompressed body is larger than {MAX_BODY} bytes")
     at = 0
 
     def number() -> int:
@@ -217,9 +230,9 @@ def _inflated(body: bytes) -> RegisterBody:
         return data[at - size : at]
 
     version = _data_version(_parse(piece()))
-    topics = []
-    for _ in range(number()):
-        topics.append(_topic_line(piece()))
+    count = number()
+    check_topic_count(count, max_topics)
+    topics = [_topic_line(piece()) for _ in range(count)]
     return RegisterBody(version, topics, _texts(_parse(piece()) or []) if at < len(data) else ())
 
 
@@ -276,7 +289,15 @@ def _data_version(found: object) -> DataVersion:
     return DataVersion(*(_int(values.get(name) or 0, name) for name in names))
 
 
+def _check_size(body: bytes) -> None:
+    if len(body) > MAX_BODY:
+        raise invalid(f"a body of {len(body)} bytes; {MAX_BODY} may be")
+
+
 def _parse(body: bytes) -> Any:
+    _check_size(body)
+    if sum(map(body.count, (b"{", b"[", b","))) > MAX_PARTS:
+        raise invalid(f"the body has more than {MAX_PARTS} objects, lists and members")
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -296,8 +317,8 @@ def _part(found: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _int(value: object, name: str) -> int:
-    if type(value) is not int:
-        raise invalid(f"{name} is no number")
+    if type(value) is not int or value not in _INTS:
+        raise invalid(f"{name} is no number of 64 bits")
     return value
 
 

@@ -27,13 +27,15 @@ from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch
-from dledger.platform import client_address
+from dledger.platform import client_address, large_turns
 
 #: Settings of this namespace say which topics are in order over how many queues.
 ORDER_TOPICS = "ORDER_TOPIC_CONFIG"
 
 _Answer: TypeAlias = RemotingCommand
 _Fields: TypeAlias = Mapping[str, str]
+#: A list of as many topics is made and written in a turn of the event loop of its own.
+_MANY_TOPICS = 256
 
 
 class NameServerRemoting:
@@ -107,14 +109,14 @@ class NameServerRemoting:
 
     async def _register(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
         fields = request.fields
+        self._check_lives(connection, fields)  # before the body is read: that is what costs
         body = bodies.register_body(
             request.body,
             compressed=fields.get("compressed") == "true",
             crc32=_number(fields, "bodyCrc32", 0),
+            max_topics=self._server.tables.limits.max_topics,
         )
         given = _registration(fields, body)
-        if self._callers is not None:
-            self._callers.check_register(_names(connection), given.node_id, given.address)
         key = (given.broker_name, given.node_id)
         sessions = self._sessions.setdefault(connection, {})
         origin = client_address(connection.host)
@@ -214,13 +216,19 @@ class NameServerRemoting:
         return ";".join(ordered) or None
 
     async def _topics(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
+        await self._turn_for_topics(connection)
         return request.answer(ResponseCode.SUCCESS, body=bodies.topic_list(self._server.tables.topics()))
 
     async def _topics_of_cluster(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
+        await self._turn_for_topics(connection)
         cluster, tables = _text(request.fields, "cluster"), self._server.tables
         names = tables.cluster_addr_table.get(cluster, set())
         topics = [topic for topic in tables.topics() if not names.isdisjoint(tables.topic_queue_table[topic])]
         return request.answer(ResponseCode.SUCCESS, body=bodies.topic_list(topics))
+
+    async def _turn_for_topics(self, connection: RemotingConnection) -> None:
+        if len(self._server.tables.topic_queue_table) >= _MANY_TOPICS:
+            await large_turns().turn(connection.peer)
 
     async def _system_topics(self, connection: RemotingConnection, request: RemotingCommand) -> _Answer:
         """Names of clusters and brokers count as such; the address of any broker comes along."""

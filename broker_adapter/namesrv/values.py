@@ -21,7 +21,10 @@ MAX_NAME = 255
 MAX_NUMBER = (1 << 63) - 1
 MAX_QUEUES = 65_536
 MAX_FILTER_SERVERS = 16
+#: Of the word for the messages that a topic takes (characters).
+MAX_MESSAGE_TYPE = 64
 _PERMS = range(8)
+_FLAGS = range(1 << 31)
 
 
 class Registration(NamedTuple):
@@ -147,13 +150,15 @@ def check_registration(registration: Registration, limits: TableLimits) -> None:
         is_slave = registration.role is BrokerRole.SLAVE
         if is_slave == (registration.broker_id == MASTER_ID):
             raise invalid(f"broker id {registration.broker_id} does not go with role {registration.role}")
-    if len(registration.topics) > limits.max_topics:
-        raise NameServerBusy(
-            Status.NAMESRV_LIMIT,
-            f"{len(registration.topics)} topics; this NameServer takes {limits.max_topics}",
-        )
+    check_topic_count(len(registration.topics), limits.max_topics)
     for topic in registration.topics:
         check_topic(topic)
+
+
+def check_topic_count(count: int, most: int) -> None:
+    """NameServerBusy (NAMESRV_LIMIT)."""
+    if count > most:
+        raise NameServerBusy(Status.NAMESRV_LIMIT, f"{count} topics; this NameServer takes {most}")
 
 
 def check_topic(topic: TopicConfig) -> None:
@@ -167,6 +172,12 @@ def check_topic(topic: TopicConfig) -> None:
             raise invalid(f"topic {topic.name}: {queues} queues; 0 to {MAX_QUEUES} are possible")
     if topic.perm not in _PERMS:
         raise invalid(f"topic {topic.name}: perm {topic.perm}; 4 is readable, 2 writable, 6 both")
+    # These two go into routes as they are: what cannot be written there would leave the topic without one.
+    if topic.sys_flag not in _FLAGS:
+        raise invalid(f"topic {topic.name}: sys_flag {topic.sys_flag} is not within 0 and {_FLAGS[-1]}")
+    if len(topic.message_type) > MAX_MESSAGE_TYPE or not topic.message_type.isprintable():
+        text = f"message type {topic.message_type[:MAX_MESSAGE_TYPE]!r}"
+        raise invalid(f"topic {topic.name}: {text}; at most {MAX_MESSAGE_TYPE} printable characters")
 
 
 def check_name(field: str, text: str) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from broker_adapter.api import TopicConfig
-from broker_adapter.errors import NameServerRefused, ResponseCode
+from broker_adapter.errors import NameServerBusy, NameServerRefused, ResponseCode
 from broker_adapter.namesrv import remoting_bodies as bodies
+from broker_adapter.namesrv.callers import Callers
 from broker_adapter.namesrv.client import NameServerClient
 from broker_adapter.namesrv.remoting_bodies import DataVersion
 from broker_adapter.namesrv.server import NameServerProcess
@@ -162,7 +163,7 @@ async def test_a_compressed_registration_is_read(asker: Asker, said: str) -> Non
 
 def test_sums_have_no_top_bit() -> None:
     body = next(b'{"a":%d}' % i for i in range(100) if zlib.crc32(b'{"a":%d}' % i) >> 31)
-    bodies.register_body(body, compressed=False, crc32=zlib.crc32(body) & 0x7FFFFFFF)
+    bodies.register_body(body, compressed=False, crc32=zlib.crc32(body) & 0x7FFFFFFF, max_topics=10)
 
 
 async def test_a_slave_is_told_its_master_and_all_are_told_ordered_topics(asker: Asker) -> None:
@@ -374,14 +375,66 @@ BODIES: dict[str, bytes] = {
     "a piece that ends too early": zlib.compress(b"\0\0\0\x02{"),
     "a line of three words": zlib.compress(b"\0\0\0\x02{}\0\0\0\x01\0\0\0\x05t 4 4"),
     "a line of words": zlib.compress(b"\0\0\0\x02{}\0\0\0\x01\0\0\0\x07t a b c"),
-    "so many topics": zlib.compress(b"\0\0\0\x02{}\xff\xff\xff\xff"),
+    "a large body": b"{" + bytes(8 << 20),
+    "a bomb of objects": zlib.compress(b"\0\x1e\x84\x82[" + b"{}," * 666_666 + b"{}]"),
+    "as many objects as text": b'{"topicConfigSerializeWrapper":{"a":[' + b"{}," * 500_000 + b"{}]}}",
+    "a version that no 64 bits hold": b'{"topicConfigSerializeWrapper":{"dataVersion":{"timestamp":1%s}}}'
+    % (b"0" * 19),
 }
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_a_body_that_is_none_is_refused(body: bytes) -> None:
     with pytest.raises(NameServerRefused):
-        bodies.register_body(body, compressed=False, crc32=0)
+        bodies.register_body(body, compressed=False, crc32=0, max_topics=10)
+
+
+MANY_TOPICS = {
+    "counted before they are read": zlib.compress(b"\0\0\0\x02{}\xff\xff\xff\xff"),
+    "as JSON": json.dumps(
+        {"topicConfigSerializeWrapper": {"topicConfigTable": {f"t{i}": {} for i in range(11)}}}
+    ).encode(),
+}
+
+
+@pytest.mark.parametrize("body", MANY_TOPICS.values(), ids=MANY_TOPICS)
+def test_no_more_topics_are_read_than_there_may_be(body: bytes) -> None:
+    with pytest.raises(NameServerBusy, match="topics; this NameServer takes 10"):
+        bodies.register_body(body, compressed=False, crc32=0, max_topics=10)
+
+
+POISON = {
+    "a flag of 41 bits": {"topicSysFlag": 1 << 40},
+    "a negative flag": {"topicSysFlag": -1},
+    "half a character": {"attributes": {"message.type": "\ud800"}},
+    "a long word": {"attributes": {"message.type": "N" * 65}},
+}
+
+
+@pytest.mark.parametrize("config", POISON.values(), ids=POISON)
+async def test_no_registration_takes_a_topics_route_away(
+    process: NameServerProcess, asker: Asker, config: dict[str, Any]
+) -> None:
+    """It would go into routes that the other protocol cannot write."""
+    assert (await asker.register()).code == 0
+    topic = {"readQueueNums": 4, "writeQueueNums": 4, "perm": 6, **config}
+    wrapper = {"dataVersion": FIRST.to_json(), "topicConfigTable": {ORDERS.name: topic}}
+    body = json.dumps({"topicConfigSerializeWrapper": wrapper}).encode()
+    fields = {**JAVA, "brokerName": "evil", "brokerAddr": "10.0.0.66:10911"}
+    answer = await asker.ask(RequestCode.REGISTER_BROKER, fields, body)
+    assert answer.code == ResponseCode.SYSTEM_ERROR and "785" in (answer.remark or "")
+    async with NameServerClient([process.address]) as client:
+        assert list((await client.route(ORDERS.name)).queues) == ["java-a"]
+
+
+async def test_who_may_not_register_has_no_body_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NameServerProcess, "_callers", lambda _: Callers(["n1"], ["ops"]))
+    async with (
+        name_server(tmp_path, remoting_listen="127.0.0.1:0") as process,
+        asking(process) as asker,
+    ):
+        answer = await asker.ask(RequestCode.REGISTER_BROKER, JAVA, BODIES["a bomb"])
+        assert answer.code == ResponseCode.NO_PERMISSION and "793" in (answer.remark or "")
 
 
 async def test_what_only_brokers_answer_is_not_supported(asker: Asker) -> None:
