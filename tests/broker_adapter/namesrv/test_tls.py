@@ -49,6 +49,20 @@ async def test_with_certificates_brokers_register_and_clients_ask(world: TlsWorl
         await registrar.stop()
 
 
+@pytest.mark.parametrize("who", ["client", "n2"])
+async def test_nobody_stays_registered_in_the_name_of_another(
+    world: TlsWorld, tmp_path: Path, who: str
+) -> None:
+    tls = section(world.files("namesrv"), broker_names=["n1", "n2"])
+    async with name_server(tmp_path / "data", tls=tls) as server:
+        registrar = Registrar([server.address], world.files(who, hosts=(who,)))
+        registrar.update(registration("n1", 0))
+        await until(lambda: registrar.status()[server.address].failures > 0)
+        assert "may not register n1" in registrar.status()[server.address].last_error
+        assert not server.name_server.brokers()
+        await registrar.stop()
+
+
 @pytest.mark.parametrize("kind", ["plain text", "no certificate"])
 async def test_without_a_certificate_nobody_gets_in(world: TlsWorld, tmp_path: Path, kind: str) -> None:
     tls = None if kind == "plain text" else TlsFiles(world.ca)
