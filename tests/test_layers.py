@@ -227,7 +227,14 @@ ALLOWED: dict[str, set[str]] = {
         "broker_adapter.proxy.calls",
         "broker_adapter.proxy",
     },
-    "broker_adapter.processor": {*_BROKER_BASE, "broker_adapter.config", "broker_adapter.remoting"},
+    "broker_adapter.processor": {
+        *_BROKER_BASE,
+        "broker_adapter.config",
+        "broker_adapter.remoting",
+        "broker_adapter.pop",
+        "broker_adapter.proxy.messages",
+        "broker_adapter.proxy.calls",
+    },
     "broker_adapter.server": {
         *_BROKER_BASE,
         "broker_adapter.remoting",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from broker_adapter.api import OutgoingMessage, SendResult, TopicConfig
@@ -148,6 +149,11 @@ class MessageWriter:
         self._expected = None
         self.on_change()
 
+    @property
+    def store_host(self) -> Host:
+        """Of all records that are stored here."""
+        return self._store_host
+
     def stop(self) -> None:
         self._stopping = True
         self.close()
@@ -248,15 +254,18 @@ class MessageWriter:
         commands: Sequence[LateCommand],
         *,
         timeout_ms: int = 0,
-    ) -> list[int]:
+    ) -> list[tuple[int, int]]:
         """Batches of any queues and, behind them, commands of a reserved topic, all or nothing in one append.
-        The first queue offset of each batch, once it is committed. Errors as those of `put`."""
+        The queue offset and the physical offset of the first record of each batch, once it is committed.
+        Errors as those of `put`."""
         self.check_master()
         overhead = record_size(0, len(command_topic), 0, v6_hosts=2 if self._store_host.is_v6 else 0)
         records = [self._late_record(command_topic, overhead, command) for command in commands]
         put = Put(queued, records, timeout_ms=timeout_ms or self._limits.timeout_ms)
         await self._committed(self._gathering.append_now(put))
-        return put.first_offsets
+        firsts = accumulate((len(one.batch) for one in queued[:-1]), initial=0)
+        places = [put.positions[first] + ENTRY_HEADER_SIZE for first in firsts] if queued else []
+        return list(zip(put.first_offsets, places, strict=True))
 
     def _late_record(self, topic: str, overhead: int, command: LateCommand) -> CommandRecord:
         def batch(firsts: Sequence[int]) -> RecordBatch:

@@ -33,3 +33,11 @@ class RemotingSettings(BaseModel):
     """Pulls under way, those that wait for messages included."""
     max_queries: Positive = 256
     """Of each kind under way: questions for messages and offsets, heartbeats, calls of administrators."""
+
+    def told_address(self, member_address: str) -> str:
+        """host:port by which ids of messages name a node: where clients of this protocol reach it, if that
+        is known before it listens."""
+        if self.advertise:
+            return self.advertise
+        port = self.listen.rpartition(":")[2]
+        return f"{member_address.rpartition(':')[0]}:{port}" if port not in ("", "0") else member_address

@@ -17,11 +17,13 @@ Matcher = Callable[[Mapping[str, str]], bool]
 
 
 class Sent(NamedTuple):
-    """Where a message is stored, committed. `is_repeated`: it was already, under the same message id."""
+    """Where a message is stored, committed. `is_repeated`: it was already, under the same message id.
+    `physical_offset`: in the CommitLog; -1: not said."""
 
     queue_id: int
     queue_offset: int
     is_repeated: bool = False
+    physical_offset: int = -1
 
 
 class Delayed(NamedTuple):

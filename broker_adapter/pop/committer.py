@@ -36,10 +36,11 @@ _ROUND_TIMEOUT_MS = 600_000
 
 class Done(NamedTuple):
     """What came of a request: the outcome of each of its elements; without any, once it is committed, the
-    queue offset of each of its batches."""
+    queue offset and the physical offset of the first message of each of its batches."""
 
-    offsets: list[int]
+    offsets: Sequence[int]
     outcomes: list[Outcome]
+    physical_offsets: Sequence[int] = ()
 
 
 class Request:
@@ -305,13 +306,13 @@ class Committer:
             request.release()
         return error is None
 
-    def _committed(self, requests: list[Request], firsts: list[int]) -> None:
+    def _committed(self, requests: list[Request], firsts: Sequence[tuple[int, int]]) -> None:
         at = 0
         for request in requests:
-            offsets = firsts[at : at + len(request.queued)]
+            places = firsts[at : at + len(request.queued)]
             at += len(request.queued)
             if not request.elements:
-                request.settle(Done(offsets, []))
+                request.settle(Done([place[0] for place in places], [], [place[1] for place in places]))
                 if not request.digest:
                     request.release()
 

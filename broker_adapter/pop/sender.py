@@ -69,7 +69,7 @@ class Sender:
         records = self._writer.records(topic, queue_id, [message], born_host=known_host(born_host))
         request = self.request(digest, queued=[records])
         done = await settled(timeout_ms, request.done)
-        return Sent(queue_id, done.offsets[0])
+        return Sent(queue_id, done.offsets[0], physical_offset=(*done.physical_offsets, -1)[0])
 
     async def outcome(self, topic: str, message_id: str, timeout_ms: int) -> First | Position | None:
         """What became of the message with this id; None: it was not sent before. While that is in doubt it is
@@ -126,6 +126,8 @@ class Sender:
 
 
 def with_id(message: OutgoingMessage, message_id: str) -> OutgoingMessage:
+    if message.properties.get(UNIQ_KEY) == message_id:
+        return message  # as its text came
     return message._replace(properties={**message.properties, UNIQ_KEY: message_id})
 
 

@@ -96,7 +96,10 @@ class RemotingConnection(AdmittedConnection):
 
     def send(self, command: RemotingCommand) -> None:
         """Write it; drop it if the connection has ended. FrameRefused (FRAME_INVALID) if it is too large."""
-        data = encode(command)
+        self.send_encoded(encode(command))
+
+    def send_encoded(self, data: bytes) -> None:
+        """As `send`, of a whole frame."""
         if self._transport is None or self.is_closed:
             return
         self._transport.write(data)

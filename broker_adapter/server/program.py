@@ -36,7 +36,8 @@ from broker_adapter.pop.commands import Outcome as DeliveryOutcome
 from broker_adapter.pop.committer import LEAST_ROUND_ENTRIES, ROUND_BYTES, ROUND_ENTRIES
 from broker_adapter.pop.service import DeliveryService, Topics
 from broker_adapter.pop.state import DeliveryState
-from broker_adapter.processor.port import RemotingPort
+from broker_adapter.processor.request import request_of
+from broker_adapter.processor.serving import both_protocols, remoting_port
 from broker_adapter.proxy.access.guard import Guard
 from broker_adapter.proxy.calls.handlers import MessagingHandlers
 from broker_adapter.proxy.clients import ClientStreams
@@ -45,7 +46,6 @@ from broker_adapter.proxy.forwarding.members import Members
 from broker_adapter.proxy.forwarding.service import ForwardService
 from broker_adapter.proxy.ports import ClientPorts
 from broker_adapter.proxy.serving import ClientService, ReplicatedDirectory, client_service
-from broker_adapter.remoting.executors import Dispatch
 from broker_adapter.role.broker_role import BrokerRoleAdapter
 from broker_adapter.role.role_change import RoleChangeHandler, RoleChangeLimits
 from broker_adapter.rpc.service import BrokerService
@@ -151,7 +151,7 @@ class BrokerProgram:
         self.files = files = DispatchedFiles(node, self.dispatcher)
         self.writer = writer = MessageWriter(
             node,
-            _store_host(config.address),
+            _store_host(settings.remoting.told_address(config.address)),
             self._put_limits(node, largest, max_entries),
             master=self.master_address,
             node_id=config.node_id,
@@ -339,12 +339,12 @@ class BrokerProgram:
             clients.service, settings, self._tls_files(), allow_plaintext=self.config.allow_plaintext
         )
         self.forwarding = ForwardService(
-            clients.handlers, Members(self.config), clients.connected, settings, self._is_writable
+            self.answering, Members(self.config), clients.connected, settings, self._is_writable, request_of
         )
-        self.remoting = RemotingPort(
+        self.remoting = remoting_port(
             self.settings.remoting,
             self.config.address,
-            Dispatch(),
+            self.forwarder,
             self._tls_files(),
             allow_plaintext=self.config.allow_plaintext,
         )
@@ -366,16 +366,25 @@ class BrokerProgram:
             directory=self.directory,
             max_body_bytes=max_body_bytes,
             now_ms=self.node.cluster_time_ms,
-            answering=self._make_forwarder,
+            answering=partial(self._make_forwarder, max_body_bytes),
             guard=self._guard,
             node_has_tls=self.config.tls is not None,
         )
 
-    def _make_forwarder(self, handlers: MessagingHandlers, streams: ClientStreams) -> Forwarder:
+    def _make_forwarder(
+        self, max_body_bytes: int, handlers: MessagingHandlers, streams: ClientStreams
+    ) -> Forwarder:
         """Calls of clients to the master, wherever it is."""
-        settings = self.settings.rocketmq_v2
+        settings, node_id = self.settings.rocketmq_v2, self.config.node_id
+        self.answering = both_protocols(
+            handlers,
+            broker=self.broker,
+            delivery=self.delivery,
+            store_host=self.writer.store_host,
+            max_body_bytes=max_body_bytes,
+        )
         self.forwarder = Forwarder(
-            self.config.node_id, Members(self.config), handlers, streams, settings, self._is_writable
+            node_id, Members(self.config), self.answering, streams, settings, self._is_writable
         )
         return self.forwarder
 

@@ -19,7 +19,6 @@ from broker_adapter.proxy.clients import ClientStreams
 from broker_adapter.proxy.forwarding.frames import MAX_PART_BYTES
 from broker_adapter.proxy.forwarding.link import LinkRefused, MasterLink
 from broker_adapter.proxy.forwarding.members import Members
-from broker_adapter.proxy.forwarding.repeats import is_repeatable
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.rejected import Code, Rejected
 from broker_adapter.proxy.messages.request import Request
@@ -252,7 +251,7 @@ class _PendingCall:
         is_unknown = error.status is Status.OUTCOME_UNKNOWN
         self._unknown += is_unknown
         self._error = error
-        once_more = is_unknown and self._unknown == 1 and is_repeatable(self.request)
+        once_more = is_unknown and self._unknown == 1 and self.request.is_repeatable
         may_again = error.status in _SURELY_NOT or once_more
         if may_again and self._loop.time() < self._give_up:
             self._not_before = self._loop.time() + _AGAIN_S

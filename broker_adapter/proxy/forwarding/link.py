@@ -171,11 +171,11 @@ class MasterLink:
                 frame.calls.add(
                     id=call_id,
                     method=request.name,
-                    request=request.data,
+                    request=request.encoded(),
                     context=context_to_pb(context),
                 )
 
-        if request.method.appends:
+        if request.appends:
             self._gathering.add(call_id, len(request), add)
         else:
             self._outbox.put(len(request), add)

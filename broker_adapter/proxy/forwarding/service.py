@@ -22,7 +22,6 @@ from broker_adapter.proxy.forwarding.frames import (
 )
 from broker_adapter.proxy.forwarding.members import Members
 from broker_adapter.proxy.messages.context import Passage
-from broker_adapter.proxy.messages.methods import METHODS
 from broker_adapter.proxy.messages.rejected import ELSEWHERE
 from broker_adapter.proxy.messages.request import Request
 from broker_adapter.proxy.v2 import service_pb2 as calls
@@ -53,8 +52,12 @@ class ForwardService:
         connected: ConnectedClients,
         settings: ClientServiceSettings,
         is_writable: Callable[[], bool],
+        request_of: Callable[[str, bytes], Request] = Request,
     ) -> None:
+        """`request_of`: from the name of a method and bytes. KeyError for a name that it does not know,
+        BrokerError for bytes."""
         self._answering = answering
+        self._request_of = request_of
         self._members = members
         self._connected = connected
         self._max_calls = settings.max_calls + settings.max_waiting_receives
@@ -98,6 +101,7 @@ class ForwardService:
             self._answering,
             self._is_writable,
             self._max_calls,
+            self._request_of,
             waits_for_ends=hello.hello.tells_passed_on,
         )
         self._nodes.add(node)
@@ -120,6 +124,7 @@ class _NodeStream:
         answering: Answering,
         is_writable: Callable[[], bool],
         max_calls: int,
+        request_of: Callable[[str, bytes], Request],
         *,
         waits_for_ends: bool,
     ) -> None:
@@ -133,6 +138,7 @@ class _NodeStream:
         self._answering = answering
         self._is_writable = is_writable
         self._max_calls = max_calls
+        self._request_of = request_of
         self._outbox = Outbox(pb.FromMaster)
         self._ending = asyncio.Event()
         self._tells_again_s = 0.0
@@ -188,17 +194,23 @@ class _NodeStream:
     def _begin(self, call: pb.ForwardedCall) -> None:
         if call.context.is_repeated:
             self._tell_of_repeated(call)
-        if call.method not in METHODS:
+        try:
+            request = self._request_of(call.method, call.request)
+        except KeyError:
             self._refuse(call, IllegalMessage(Status.REQUEST_MALFORMED, f"no method {call.method[:64]!r}"))
-        elif not self._is_writable():
+            return
+        except BrokerError as error:
+            self._refuse(call, error)
+            return
+        if not self._is_writable():
             self._refuse(call, error_for(Status.NOT_MASTER, "this node is not the master"))
         elif len(self.unary) + len(self._streams) >= self._max_calls:
             self._refuse(call, Busy(Status.TOO_MANY_CALLS, f"{self._max_calls} calls are under way"))
         else:
-            self._take(call, Request(call.method, call.request))
+            self._take(call, request)
 
     def _take(self, call: pb.ForwardedCall, request: Request) -> None:
-        if request.method.streams_answers:
+        if request.streams_answers:
             task = self._streams[call.id] = asyncio.create_task(self._stream(call, request))
             task.add_done_callback(lambda _: self._streams.pop(call.id, None))
         else:

@@ -77,3 +77,21 @@ METHODS: Final = {
     "RecallMessage": Method(calls.RecallMessageRequest, calls.RecallMessageResponse),
     "SyncLiteSubscription": Method(calls.SyncLiteSubscriptionRequest, calls.SyncLiteSubscriptionResponse),
 }
+
+#: Done twice they change nothing more than done once, or what they leave behind expires (a receive).
+REPEATABLE: Final = frozenset(
+    {
+        QUERY_ROUTE,
+        "QueryAssignment",
+        "Heartbeat",
+        "NotifyClientTermination",
+        RECEIVE_MESSAGE,
+        ACK_MESSAGE,
+        "PullMessage",
+        "UpdateOffset",
+        "GetOffset",
+        "QueryOffset",
+        END_TRANSACTION,
+        "SyncLiteSubscription",
+    }
+)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from google.protobuf.message import DecodeError, Message
 
 from broker_adapter.errors import BrokerError
-from broker_adapter.proxy.messages.methods import METHODS
+from broker_adapter.proxy.messages.methods import METHODS, REPEATABLE, SEND_MESSAGE
 from broker_adapter.proxy.messages.rejected import Code, Rejected, status_of
 from broker_adapter.proxy.v2 import definition_pb2 as pb
+from broker_adapter.proxy.v2 import service_pb2 as calls
 from dledger.platform import MAX_FIELDS, get_logger, has_too_many_fields
 
 _log = get_logger("proxy")
@@ -30,6 +31,32 @@ class Request:
     def __len__(self) -> int:
         """In bytes."""
         return len(self.data)
+
+    @property
+    def appends(self) -> bool:
+        """It ends with an append, and comes in great numbers."""
+        return self.method.appends
+
+    @property
+    def streams_answers(self) -> bool:
+        return self.method.streams_answers
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether it may be sent again when nobody knows what became of it. A send may, if each of its
+        messages has an id: under that it is stored once."""
+        if self.name != SEND_MESSAGE:
+            return self.name in REPEATABLE
+        try:
+            send = self.parsed()
+        except Rejected:
+            return False
+        assert isinstance(send, calls.SendMessageRequest)
+        return all(message.system_properties.message_id for message in send.messages)
+
+    def encoded(self) -> bytes:
+        """As another node is given it."""
+        return self.data
 
     def check(self) -> None:
         """Rejected for what is too large, or too expensive to be parsed."""

@@ -48,10 +48,10 @@ class Writer:
 
     async def put_together(
         self, queued: Sequence[QueuedRecords], topic: str, commands: Sequence[LateCommand], **_: Any
-    ) -> list[int]:
+    ) -> list[tuple[int, int]]:
         append = Append(queued, commands)
         self.appends.put_nowait(append)
-        return await append.done
+        return [(first, 100 * first) for first in await append.done]
 
 
 class World:

@@ -21,9 +21,8 @@ from broker_adapter.remoting.executors import Dispatch
 from dledger import ConfigError
 from tests.broker_adapter.cluster import brokers
 from tests.broker_adapter.namesrv.helpers import name_server
+from tests.broker_adapter.processor.asker import LISTEN
 from tests.node.local import until
-
-LISTEN = {"remoting": {"listen": "127.0.0.1:0"}}
 
 
 async def ask(address: str, code: int, **fields: str) -> RemotingCommand:

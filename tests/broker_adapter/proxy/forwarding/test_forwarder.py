@@ -18,7 +18,6 @@ from broker_adapter.proxy.forwarding.forwarder import Forwarder
 from broker_adapter.proxy.forwarding.frames import METHOD, Outbox
 from broker_adapter.proxy.forwarding.link import MasterLink
 from broker_adapter.proxy.forwarding.members import Members
-from broker_adapter.proxy.forwarding.repeats import is_repeatable
 from broker_adapter.proxy.forwarding.service import ForwardService
 from broker_adapter.proxy.messages.context import CallContext, Passage
 from broker_adapter.proxy.messages.rejected import Code
@@ -248,7 +247,7 @@ async def test_what_surely_was_not_done_is_sent_again() -> None:
 async def test_what_may_be_done_is_sent_again_only_if_that_changes_nothing(
     method: str, request_: bytes, is_again: bool
 ) -> None:
-    assert is_repeatable(Request(method, request_)) is is_again
+    assert Request(method, request_).is_repeatable is is_again
     async with pair(unknown(), b"done") as p:
         if is_again:
             assert await p.unary(method, request_) == b"done"

@@ -1,0 +1,52 @@
+"""Fields of a request's header, read as what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from broker_adapter.errors import IllegalMessage, Status
+
+#: What SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE call the fields of SEND_MESSAGE.
+V2_NAMES = {
+    "a": "producerGroup",
+    "b": "topic",
+    "c": "defaultTopic",
+    "d": "defaultTopicQueueNums",
+    "e": "queueId",
+    "f": "sysFlag",
+    "g": "bornTimestamp",
+    "h": "flag",
+    "i": "properties",
+    "j": "reconsumeTimes",
+    "k": "unitMode",
+    "l": "maxReconsumeTimes",
+    "m": "batch",
+    "n": "brokerName",
+}
+_MAX_DIGITS = 19
+
+
+def text(fields: Mapping[str, str], name: str, default: str | None = None) -> str:
+    """IllegalMessage (FIELD_OUT_OF_RANGE) if it is missing, and there is no default."""
+    value = fields.get(name, default)
+    if value is None:
+        raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"the field {name} is missing")
+    return value
+
+
+def number(fields: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Of 64 bits. IllegalMessage (FIELD_OUT_OF_RANGE) likewise, and for what is none."""
+    value = fields.get(name)
+    if not value and default is not None:
+        return default
+    value = text(fields, name)
+    digits = value.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_DIGITS):
+        raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"the field {name} is no number")
+    return int(value)
+
+
+def flag(fields: Mapping[str, str], name: str, *, default: bool = False) -> bool:
+    """Clients write booleans as text, some of them as numbers."""
+    value = fields.get(name)
+    return default if value is None else value.lower() in ("true", "1")

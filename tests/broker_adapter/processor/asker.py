@@ -1,0 +1,71 @@
+"""Ask nodes as clients of the remoting protocol do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from broker_adapter.errors import ResponseCode
+from broker_adapter.format.properties import join_properties
+from broker_adapter.remoting.client import connect
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import HeaderForm, RemotingCommand
+from broker_adapter.remoting.connection import RemotingConnection
+
+LISTEN: dict[str, Any] = {"remoting": {"listen": "127.0.0.1:0"}}
+
+
+class Asker:
+    """One connection."""
+
+    def __init__(self, connection: RemotingConnection) -> None:
+        self.connection = connection
+
+    async def ask(self, code: int, body: bytes = b"", form: int = 0, **fields: object) -> RemotingCommand:
+        texts = {name: str(value) for name, value in fields.items()}
+        command = RemotingCommand(code, texts, body, form=HeaderForm(form))
+        return await self.connection.invoke(command, 40)
+
+    async def get(self, code: int, body: bytes = b"", **fields: object) -> Mapping[str, str]:
+        """The fields of an answer that is a success."""
+        answer = await self.ask(code, body, **fields)
+        assert answer.code == ResponseCode.SUCCESS, answer
+        return answer.fields
+
+    async def body(self, code: int, body: bytes = b"", **fields: object) -> Any:
+        """Likewise, its body."""
+        answer = await self.ask(code, body, **fields)
+        assert answer.code == ResponseCode.SUCCESS, answer
+        return json.loads(answer.body)
+
+    async def send(self, topic: str, body: bytes, queue_id: int = -1, **properties: str) -> Mapping[str, str]:
+        return await self.get(RequestCode.SEND_MESSAGE_V2, body, **send_fields(topic, queue_id, **properties))
+
+
+def send_fields(topic: str, queue_id: int = -1, **properties: str) -> dict[str, object]:
+    """As the Java client writes them."""
+    return {
+        "a": "producers",
+        "b": topic,
+        "c": "TBW102",
+        "d": 4,
+        "e": queue_id,
+        "f": 0,
+        "g": 1_700_000_000_000,
+        "h": 0,
+        "i": join_properties(properties),
+        "j": 0,
+        "k": "false",
+        "m": "false",
+    }
+
+
+@asynccontextmanager
+async def asking(address: str) -> AsyncIterator[Asker]:
+    connection = await connect(address, timeout_s=10)
+    try:
+        yield Asker(connection)
+    finally:
+        connection.close("asked")

@@ -1,0 +1,162 @@
+"""Messages of producers of the remoting protocol, at any node."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.errors import IllegalMessage, ResponseCode
+from broker_adapter.format.message import Message, decode
+from broker_adapter.format.message_id import parse_offset_id
+from broker_adapter.format.properties import split_properties
+from broker_adapter.processor.delays import LEVELS_MS, delivery_ms
+from broker_adapter.processor.sends import batch_of
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+from tests.broker_adapter.cluster import BrokerCluster, brokers
+from tests.broker_adapter.processor.asker import LISTEN, asking, send_fields
+
+
+async def stored(cluster: BrokerCluster, topic: str, queue_id: int, offset: int) -> Message:
+    program = await cluster.master()
+    result = await program.broker.pull(topic, queue_id, offset, max_messages=1, wait_ms=10_000)
+    return decode(result.records[0])
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[BrokerCluster]:
+    async with brokers(tmp_path, 3, LISTEN) as cluster:
+        await cluster.master()
+        yield cluster
+
+
+async def test_every_node_takes_messages_as_they_are(cluster: BrokerCluster) -> None:
+    for node_id, program in cluster.programs.items():
+        async with asking(program.remoting.address) as asker:
+            fields = send_fields("orders", 1, TAGS="a", KEYS="k1 k2", UNIQ_KEY=f"id-{node_id}", mine="x y")
+            sent = await asker.get(310, b"body", **{**fields, "f": 0x1 | 0x30 | 0x8, "h": 77})
+            message = await stored(cluster, "orders", int(sent["queueId"]), int(sent["queueOffset"]))
+            assert (message.topic, message.body, message.queue_id) == ("orders", b"body", 1)
+            assert (message.flag, message.sys_flag, message.born_timestamp) == (77, 0x1, 1_700_000_000_000)
+            assert split_properties(message.properties) == {
+                "TAGS": "a",
+                "KEYS": "k1 k2",
+                "UNIQ_KEY": f"id-{node_id}",
+                "mine": "x y",
+            }
+            assert str(message.born_host).startswith("127.0.0.1:")
+            assert parse_offset_id(sent["msgId"]).physical_offset == message.physical_offset
+            again = await asker.get(310, b"body", **fields)
+            assert again == sent, "one message under one id"
+
+
+async def test_older_forms_and_one_way_requests(cluster: BrokerCluster) -> None:
+    program = await cluster.master()
+    async with asking(program.remoting.address) as asker:
+        long: dict[str, object] = {"topic": "old", "queueId": 0, "sysFlag": 0, "properties": "a\x01b\x02"}
+        answer = await asker.ask(RequestCode.SEND_MESSAGE, b"one", form=1, **long)
+        assert (answer.code, answer.form) == (ResponseCode.SUCCESS, 1)
+        texts = {name: str(value) for name, value in long.items()}
+        asker.connection.notify(RemotingCommand.oneway(RequestCode.SEND_MESSAGE, texts, b"two"))
+        assert (await stored(cluster, "old", 0, 1)).body == b"two"
+        await asker.send("old", b"three", 0)
+        assert (await stored(cluster, "old", 0, 2)).body == b"three"
+
+
+def batch(*bodies: bytes) -> bytes:
+    items = []
+    for number, body in enumerate(bodies):
+        properties = f"UNIQ_KEY\x01b{number}\x02TAGS\x01t{number}\x02".encode()
+        size = 20 + len(body) + 2 + len(properties)
+        head = struct.pack(">iiiii", size, 0, 0, number, len(body))
+        items.append(head + body + struct.pack(">h", len(properties)) + properties)
+    return b"".join(items)
+
+
+@pytest.mark.parametrize("code", [RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2])
+async def test_a_batch_is_one_append(cluster: BrokerCluster, code: int) -> None:
+    """C++ clients send batches under the code of single messages."""
+    program = next(one for one in cluster.programs.values() if one.writer.expected is None)
+    async with asking(program.remoting.address) as asker:
+        fields = {**send_fields("batches", 0), "m": "true"}
+        sent = await asker.get(code, batch(b"0", b"1", b"2"), **fields)
+        assert (sent["queueOffset"], len(sent["msgId"].split(","))) == ("0", 3)
+        for number in range(3):
+            message = await stored(cluster, "batches", 0, number)
+            assert (message.body, message.flag) == (str(number).encode(), number)
+            assert split_properties(message.properties)["TAGS"] == f"t{number}"
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"x", batch(b"a")[:-1], batch(b"a") + b"\0", struct.pack(">iiiii", 20, 0, 0, 0, -1)]
+)
+def test_what_is_no_batch_is_refused(body: bytes) -> None:
+    with pytest.raises(IllegalMessage):
+        batch_of({}, body, 100)
+
+
+def test_bodies_of_a_batch_have_the_limit_of_others() -> None:
+    assert [one.body for one in batch_of({}, batch(b"a" * 100), 100)] == [b"a" * 100]
+    with pytest.raises(IllegalMessage, match="more than 100"):
+        batch_of({}, batch(b"a" * 101), 100)
+
+
+async def test_what_cannot_be_taken_has_rocketmqs_codes(cluster: BrokerCluster) -> None:
+    program = await cluster.master()
+    async with asking(program.remoting.address) as asker:
+        for change, code in (
+            ({"b": "a b"}, ResponseCode.MESSAGE_ILLEGAL),
+            ({"e": 99}, ResponseCode.MESSAGE_ILLEGAL),
+            ({"e": "x"}, ResponseCode.MESSAGE_ILLEGAL),
+            ({"i": "DELAY\x01x\x02"}, ResponseCode.MESSAGE_ILLEGAL),
+            ({"b": "DLEDGER_SYS_x"}, ResponseCode.NO_PERMISSION),
+        ):
+            answer = await asker.ask(310, b"x", **{**send_fields("t"), **change})
+            assert answer.code == code, answer
+            assert answer.remark
+
+
+async def test_a_delayed_message_comes_later(cluster: BrokerCluster) -> None:
+    program = await cluster.master()
+    async with asking(program.remoting.address) as asker:
+        await asker.send("late", b"at once", 0)
+        sent = await asker.send("late", b"level 1", 0, DELAY="1", UNIQ_KEY="d1")
+        assert sent["recallHandle"]
+        now = await program.broker.pull("late", 0, 0)
+        assert [decode(record).body for record in now.records] == [b"at once"]
+        message = await stored(cluster, "late", 0, 1)
+        assert message.body == b"level 1"
+        assert split_properties(message.properties)["DELAY"] == "1"
+
+
+def test_delays_are_levels_or_times() -> None:
+    assert len(LEVELS_MS) == 18
+    assert delivery_ms({"DELAY": "1"}, 1000) == 2000
+    assert delivery_ms({"DELAY": "18"}, 0) == delivery_ms({"DELAY": "99"}, 0) == 7_200_000
+    assert delivery_ms({"DELAY": "0"}, 5) is None
+    assert delivery_ms({"TIMER_DELAY_SEC": "3"}, 5) == 3005
+    assert delivery_ms({"TIMER_DELAY_MS": "3"}, 5) == 8
+    assert delivery_ms({"TIMER_DELIVER_MS": "30"}, 5) == delivery_ms({"__STARTDELIVERTIME": "30"}, 5) == 30
+    assert delivery_ms({}, 5) is None
+    with pytest.raises(IllegalMessage):
+        delivery_ms({"TIMER_DELIVER_MS": "-1"}, 5)
+
+
+async def test_sends_go_on_while_the_master_goes(cluster: BrokerCluster) -> None:
+    master = (await cluster.master()).config.node_id
+    others = [one for node_id, one in cluster.programs.items() if node_id != master]
+    async with AsyncExitStack() as stack:
+        askers = [await stack.enter_async_context(asking(one.remoting.address)) for one in others]
+        sends = [
+            asyncio.create_task(askers[number % 2].send("steady", b"%d" % number, 0, UNIQ_KEY=f"s{number}"))
+            for number in range(40)
+        ]
+        await cluster.stop(master)
+        more = [askers[number % 2].send("steady", b"%d" % number, 0) for number in range(40, 50)]
+        offsets = [int(sent["queueOffset"]) for sent in await asyncio.gather(*sends, *more)]
+    assert sorted(offsets) == list(range(50))
