@@ -123,3 +123,33 @@ LEFT JOIN (SELECT run, node, count(*) AS n FROM disk WHERE e = 'watched' GROUP B
   ON w.run = l.run AND w.node = l.node
 JOIN runs r ON r.run = l.run
 """
+
+#: Syncs, each beside the end of what its node had written a second later: a line may come late.
+SYNCED_BEYOND = """
+SELECT * FROM (
+  SELECT run, node, k, lidx, src, inc, seq, max_by(ended, told_at) OVER (PARTITION BY run, node ORDER BY t, k
+    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS ended
+  FROM (
+    SELECT run, node, 0 AS k, mono AS t, mono AS told_at, lidx, CASE WHEN e = 'append' THEN last
+      WHEN e = 'recover' THEN ended WHEN e = 'truncate' THEN lidx - 1 ELSE lidx END AS ended, src, inc, seq
+    FROM nodes WHERE e IN ('append', 'recover', 'truncate', 'install')
+    UNION ALL
+    SELECT run, node, 1, mono + 1000000000, CAST(NULL AS BIGINT), lidx, CAST(NULL AS BIGINT), src, inc, seq
+    FROM disk WHERE e = 'synced')
+) WHERE k = 1
+"""
+
+#: Faults by what they say at their beginning and at their end.
+EFFECTS = """
+SELECT b.run, b.fault, b.f, b.targets, b.src, b.inc, b.seq, coalesce(b.effective, false) AS began,
+  count(e.run) AS ends, coalesce(min(CASE WHEN e.effective THEN 1 ELSE 0 END), 0) AS ended,
+  min(CASE WHEN e.targets <> b.targets THEN e.targets WHEN e.f <> b.f THEN e.f END) AS elsewhere
+FROM fault b JOIN runs r ON r.run = b.run AND r.history IS NULL
+LEFT JOIN fault e ON e.run = b.run AND e.fault = b.fault AND e.e = 'end'
+WHERE b.e = 'begin' GROUP BY b.run, b.fault, b.f, b.targets, b.src, b.inc, b.seq, b.effective
+"""
+
+LOGS_TOLD = """
+SELECT r.run, count(m.run) AS n FROM runs r LEFT JOIN meta m ON m.run = r.run AND m.e = 'log'
+WHERE r.history IS NULL GROUP BY r.run
+"""

@@ -9,13 +9,16 @@ from __future__ import annotations
 from chaos.checker.agreement import (
     AGAIN,
     COUNTED,
+    EFFECTS,
     ENDS_TOLD,
     FILES_READ,
     LEDGERS,
+    LOGS_TOLD,
     MUDDLED,
     NEVER_GIVEN,
     NODES_READ,
     STRAYS,
+    SYNCED_BEYOND,
     UNENDED,
     UNOPENED,
     WATCHED,
@@ -29,6 +32,8 @@ from chaos.trace.schema import ENDING
 #: clocks are set, this exactly: on one machine writers agree to a microsecond.
 _LINES_FOR_CLOCK = 20
 _CLOCK_SLACK_NS = 1_000_000
+#: Clocks that may differ by more order nothing that a run is about.
+_MOST_BOUND_NS = 1_000_000_000
 
 #: After so many of what comes in pairs, one without the other means that a node does not tell all.
 _SOME = 10
@@ -218,21 +223,6 @@ LEFT JOIN ({_FINAL_READS}) f ON f.run = t.run AND f.log = t.log
 WHERE t.history IS NULL AND t.off >= 0 GROUP BY t.run, t.log, t.off
 """
 
-_LOGS_TOLD = """
-SELECT r.run, count(m.run) AS n FROM runs r LEFT JOIN meta m ON m.run = r.run AND m.e = 'log'
-WHERE r.history IS NULL GROUP BY r.run
-"""
-
-#: Faults by what they say at their beginning and at their end.
-_EFFECTS = """
-SELECT b.run, b.fault, b.f, b.targets, b.src, b.inc, b.seq, coalesce(b.effective, false) AS began,
-  count(e.run) AS ends, coalesce(min(CASE WHEN e.effective THEN 1 ELSE 0 END), 0) AS ended,
-  min(CASE WHEN e.targets <> b.targets THEN e.targets WHEN e.f <> b.f THEN e.f END) AS elsewhere
-FROM fault b JOIN runs r ON r.run = b.run AND r.history IS NULL
-LEFT JOIN fault e ON e.run = b.run AND e.fault = b.fault AND e.e = 'end'
-WHERE b.e = 'begin' GROUP BY b.run, b.fault, b.f, b.targets, b.src, b.inc, b.seq, b.effective
-"""
-
 #: Runs with the terms in which leaders were elected or sends acknowledged.
 _TERMS = """
 SELECT r.run, r.aim, least(min(s.term_min), min(l.term_min)) AS term_min,
@@ -340,6 +330,13 @@ CHECKS: tuple[Check, ...] = (
             few=True,
         ),
         Part(
+            "runs",
+            f"history IS NULL AND bound > {_MOST_BOUND_NS}",
+            "'run_begin' AS who, 'clocks may be ' || CAST(bound AS STRING) || ' ns apart: times prove '"
+            " || 'nothing' AS what",
+            few=True,
+        ),
+        Part(
             _AHEAD,
             f"n >= {_LINES_FOR_CLOCK} AND ahead - least > bound + {_CLOCK_SLACK_NS}",
             f"{_WHO}, src, inc, 'by the wall clock, its clock or that of another writer jumped, or they "
@@ -431,7 +428,7 @@ CHECKS: tuple[Check, ...] = (
             "'' AS log, 'not healed, or not drained to the end' AS what",
             few=True,
         ),
-        Part(_LOGS_TOLD, "n = 0", "'' AS log, 'nobody says which logs there are' AS what", few=True),
+        Part(LOGS_TOLD, "n = 0", "'' AS log, 'nobody says which logs there are' AS what", few=True),
         Part(
             _TARGETS,
             f"(off IS NULL OR off < top) AND (oks > 0 OR told = 1) AND NOT {_UNDRAINED}",
@@ -507,6 +504,12 @@ CHECKS: tuple[Check, ...] = (
             "flush_mode = 'SYNC_FLUSH' AND watched < lives",
             "node || ': what was synced was seen in ' || CAST(watched AS STRING) || ' of ' || "
             "CAST(lives AS STRING) || ' lives' AS what",
+        ),
+        Part(
+            SYNCED_BEYOND,
+            "lidx > ended",
+            "node || ': syncs are said to cover index ' || CAST(lidx AS STRING) || ', and its log ended at ' "
+            "|| CAST(ended AS STRING) AS what, src, inc, seq",
         ),
     ),
     void(
@@ -618,7 +621,7 @@ CHECKS: tuple[Check, ...] = (
             few=True,
         ),
         Part(
-            _EFFECTS,
+            EFFECTS,
             "NOT began OR ended = 0 OR elsewhere IS NOT NULL",
             "'fault ' || CAST(fault AS STRING) || ' (' || f || '), ' || CASE WHEN NOT began "
             "THEN 'did not take effect' WHEN ends = 0 THEN 'did not end' "

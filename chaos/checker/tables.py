@@ -344,6 +344,8 @@ SELECT run, src, inc, file, coalesce(ev = 'corrupt', false) AS corrupt, count(*)
   count(*) FILTER (WHERE v = 1 AND (ev IS NULL OR ev NOT IN ({_KINDS}) OR src IS NULL OR inc IS NULL
     OR seq IS NULL OR mono IS NULL OR host IS NULL OR wall IS NULL OR {LACKING} OR {_BY_ANOTHER}
     OR (ev = 'op' AND f NOT IN ({", ".join(f"'{name}'" for name in OPERATIONS)}))
+    OR (e IN ('log', 'drain_target') AND ((topic IS NULL) <> (q IS NULL)
+      OR (ledger IS NULL) = (topic IS NULL)))
     OR (e = 'run_begin' AND flush_mode NOT IN ('SYNC_FLUSH', 'ASYNC_FLUSH'))
     OR (ev = 'dump' AND (mid IS NOT NULL) = coalesce(internal, false))))
     AS misfits,

@@ -176,8 +176,8 @@ def _request(invoke: str, ok: str) -> tuple[frozenset[str], frozenset[str]]:
 
 _ANSWERED = "node term lidx qoff count ledger topic q"
 _ABOUT = "mid digest key tag ledger topic q retry_no"
-_READER = "ledger topic q from_off stale group consumer epoch node"
-_READ_ANSWER = "count next_off max_off end_claim node term ledger topic q"
+_READER = "ledger topic q from_off stale"
+_READ_ANSWER = "count next_off max_off end_claim node term"
 _OFFSET = "group consumer epoch topic q node"
 #: What the invoke of an operation may say besides what all do, and what its `ok` may. Operations that are not
 #: here are those of other systems' histories, which say what their writers said.
@@ -186,7 +186,7 @@ REQUESTS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "append": _request(f"{_ABOUT} node", _ANSWERED),
     "send_batch": _request("count ledger topic q retry_no node", _ANSWERED),
     "get": _request(_READER, _READ_ANSWER),
-    "pull": _request(_READER, _READ_ANSWER),
+    "pull": _request(f"{_READER} group consumer epoch", _READ_ANSWER),
     "drain": _request(_READER, _READ_ANSWER),
     "max_off": _request("ledger topic q stale node", "max_off min_off node term"),
     "min_off": _request("ledger topic q stale node", "min_off max_off node term"),

@@ -26,7 +26,7 @@ def test_checks_are_told_that_read_a_field_and_no_others() -> None:
     assert decide[Atom(Ev.MEMBER, "reset", "off")] == ["C16"]
     assert decide[Atom(Ev.DUMP, "", "internal")] == ["W6", "W14"]
     assert "P2" not in decide[Atom(Ev.STORE, "flush", "lidx")]
-    assert {"P2", "R18"} == set(decide[Atom(Ev.DISK, "synced", "lidx")])
+    assert {"P2", "R18", "W11"} == set(decide[Atom(Ev.DISK, "synced", "lidx")])
     # By a join of invoke and completion, and by what Python computes of rows.
     assert {"L12", "W8"} <= set(decide[Atom(Ev.OP, "ok", "next_off")])
     assert "H33" in decide[Atom(Ev.OP, "invoke", "mid")]

@@ -6,7 +6,7 @@ The other is another node, the recorder of syncs (`chaos.syncs`), the reader of 
 from __future__ import annotations
 
 from chaos.checker.checks.registry import Check, Part, hard
-from chaos.checker.checks.sources import HISTORY
+from chaos.checker.checks.sources import DURABLE, HISTORY
 from chaos.checker.needs import EVIDENT, NODE_LINES, NODES, Need
 
 #: What leads to nothing else but an end of the leadership of a node.
@@ -170,6 +170,18 @@ LEFT JOIN (SELECT run, term, min(mono) AS since FROM milestones WHERE e IN ('mas
 WHERE o.f = 'route' AND o.outcome = 'ok' AND o.term IS NOT NULL
 """
 
+#: With what history a node says that its log ended when it began, where somebody has said what that of this
+#: index can be. Others may have appended in larger batches, and never said it.
+_BROUGHT_BACK = """
+SELECT r.run, r.node, r.ended, r.chain, r.src, r.inc, r.seq, count(c.run) AS known,
+  count(*) FILTER (WHERE c.chain_key = r.chain_key) AS same
+FROM milestones r JOIN (
+  SELECT run, last AS lidx, chain_key FROM nodes WHERE e = 'append' AND chain_key IS NOT NULL
+  UNION ALL SELECT run, lidx, chain_key FROM dump WHERE chain_key IS NOT NULL
+) c ON c.run = r.run AND c.lidx = r.ended
+WHERE r.e = 'recover' AND r.chain IS NOT NULL GROUP BY r.run, r.node, r.ended, r.chain, r.src, r.inc, r.seq
+"""
+
 _REACHED = "lidx > coalesce(led, -1)"
 
 CHECKS: tuple[Check, ...] = (
@@ -260,6 +272,40 @@ CHECKS: tuple[Check, ...] = (
             few=True,
         ),
         needs=EVIDENT,
+    ),
+    hard(
+        "R21",
+        "entries are appended one behind the other; votes, restarts and syncs tell of the log that is there",
+        "leaders",
+        "{node} ({e}): index {lidx}; its log ended at {ended}",
+        Part(
+            HISTORY,
+            "e = 'append' AND (lidx <> end_before + 1 OR last < lidx)",
+            "node, e, lidx, last, end_before AS ended, src, inc, seq",
+        ),
+        Part(
+            HISTORY,
+            "e = 'truncate' AND lidx > end_before",
+            "node, e, lidx, end_before AS ended, src, inc, seq",
+        ),
+        Part(
+            HISTORY,
+            "e = 'vote' AND last_index <> end_before",
+            "node, e, last_index AS lidx, last_index, end_before AS ended, src, inc, seq",
+        ),
+        Part(
+            DURABLE,
+            "e = 'flush' AND lidx < flushed",
+            "node, e, lidx, flushed AS ended, src, inc, seq",
+        ),
+        Part(
+            _BROUGHT_BACK,
+            "known > 0 AND same = 0",
+            "node, 'recover with the history ' || chain AS e, ended AS lidx, known, same, ended, "
+            "src, inc, seq",
+        ),
+        needs=(*NODE_LINES, Need.LIVES, Need.CLOCKS),
+        clear_needs=NODES,
     ),
     hard(
         "S10",

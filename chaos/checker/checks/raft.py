@@ -105,6 +105,14 @@ ANTI JOIN milestones w ON w.run = r.run AND w.node = r.node AND w.e = 'recover' 
 WHERE r.e = 'recover' AND coalesce(r.vote, '') = ''
 """
 
+#: Starts that call their log lost, and no fault had taken it from the node.
+_LOST = """
+SELECT r.run, r.node, r.src, r.inc, r.seq FROM milestones r
+ANTI JOIN fault b ON b.run = r.run AND b.e = 'begin' AND b.f = 'wipe' AND b.mono <= r.mono
+  AND instr(',' || b.targets || ',', ',' || r.node || ',') > 0
+WHERE r.e = 'recover' AND r.wiped
+"""
+
 #: Ends of files beside the end of all, where the run waited until all nodes had committed the same.
 _SETTLED = """
 SELECT d.run, d.ledger, d.node, coalesce(d.sure_high, -1) AS low, m.off AS high FROM dump_ends d
@@ -279,6 +287,12 @@ CHECKS: tuple[Check, ...] = (
             "true",
             "node, 'no vote in term ' || CAST(term AS STRING) AS kept, 'one for ' || vote AS durable, "
             "src, inc, seq",
+            few=True,
+        ),
+        Part(
+            _LOST,
+            "true",
+            "node, 'nothing' AS kept, 'what no fault had taken' AS durable, src, inc, seq",
             few=True,
         ),
         needs=(*NODES, Need.CLOCKS),

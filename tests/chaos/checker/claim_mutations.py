@@ -124,7 +124,7 @@ def a_node_says_that_more_is_durable_than_was_synced(trace: Trace) -> None:
     flush["lidx"] = number(flush, "lidx") + 1
 
 
-@mutation("R18")
+@mutation("R18 R21")
 def what_was_synced_is_gone_after_a_restart(trace: Trace) -> None:
     """And the node has never said that it was durable."""
     recover = next(line for line in lines(trace, Ev.STORE, e="recover") if line["inc"] == 1)

@@ -259,12 +259,20 @@ def a_restarted_node_has_a_lower_incarnation(trace: Trace) -> None:
         line["inc"] = 9
 
 
+def wipe(trace: Trace, node: str) -> None:
+    """The kill took its files, too."""
+    for line in lines(trace, Ev.FAULT, f="kill"):
+        if line["e"] == "end" or line["targets"] == node:
+            line["f"] = "wipe"
+
+
 @mutation("")
 def a_wiped_node_begins_again_in_term_0(trace: Trace) -> None:
     src = restarted(trace)
     recover = next(line for line in trace.files[src, 1] if line.get("e") == "recover")
     node = {name: recover[name] for name in ("node", "ev")}
     recover |= {"wiped": True, "term": 0}
+    wipe(trace, str(recover["node"]))
     kept = {name: recover[name] for name in ("v", "run", "src", "inc", "seq", "host", "wall", "mono")}
     become(trace, recover, kept | node, ev="raft", e="follower", term=0, role_epoch=0)
 
@@ -276,8 +284,13 @@ def vote_before_a_restart(trace: Trace, *, wiped: bool) -> None:
     assert voted["candidate"] != voted["node"]
     recover = next(line for line in trace.files[src, 1] if line.get("e") == "recover")
     recover["wiped"] = wiped
+    if wiped:
+        wipe(trace, str(recover["node"]))
     last = [line for line in trace.files[src, 0] if line["ev"] == "raft"][-1]
-    become(trace, last, voted, inc=last["inc"], mono=last["mono"], candidate=voted["node"])
+    before = trace.files[src, 0][: trace.files[src, 0].index(last)]
+    ended = [number(line, "last") for line in before if line.get("e") == "append"][-1]
+    own = {"candidate": voted["node"], "last_index": ended}
+    become(trace, last, voted, inc=last["inc"], mono=last["mono"], **own)
     # The vote was durable.
     synced = next(
         line

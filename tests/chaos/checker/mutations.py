@@ -357,7 +357,7 @@ def a_term_falls(trace: Trace) -> None:
     lines(trace, Ev.RAFT, e="commit", term=2, node="n3")[-1]["term"] = 1
 
 
-@mutation("R5")
+@mutation("R5 R21")
 def a_leader_truncates(trace: Trace) -> None:
     flush = lines(trace, Ev.STORE, e="flush", src="node:n1")[4]
     cut = number(flush, "lidx") + 1
@@ -393,7 +393,7 @@ def _entry(trace: Trace, index: int) -> Line:
     return next(line for line in lines(trace, Ev.DUMP) if line["lidx"] == index)
 
 
-@mutation("R9")
+@mutation("R9 R21")
 def a_follower_truncates_what_is_committed(trace: Trace) -> None:
     commit = lines(trace, Ev.RAFT, e="commit", node="n3")[6]
     truncated = add(trace, commit, ev="store", e="truncate")
@@ -414,7 +414,7 @@ def a_leader_counts_an_entry_of_an_earlier_term(trace: Trace) -> None:
     add(trace, leader, e="commit", lidx=index, eterm=1, chain=_entry(trace, index)["chain"], ledger="g")
 
 
-@mutation("R12 R18")
+@mutation("R12 R18 R21")
 def what_was_durable_is_gone_after_a_restart(trace: Trace) -> None:
     recover = next(line for line in lines(trace, Ev.STORE, e="recover") if line["inc"] == 1)
     recover["ended"] = number(recover, "ended") - 1

@@ -94,3 +94,52 @@ def a_fault_ends_as_another_one(trace: Trace) -> None:
 @mutation("W6")
 def nobody_knows_what_the_flush_mode_means(trace: Trace) -> None:
     lines(trace, Ev.META, e="run_begin")[0]["flush_mode"] = "sync"
+
+
+@mutation("R21")
+def an_append_leaves_a_hole(trace: Trace) -> None:
+    append = lines(trace, Ev.STORE, e="append", node="n3")[-1]
+    append["lidx"] = number(append, "lidx") + 1
+
+
+@mutation("R21")
+def a_voter_says_that_its_log_is_shorter(trace: Trace) -> None:
+    """So the candidate's is not behind it."""
+    vote = lines(trace, Ev.RAFT, e="vote")[-1]
+    vote["last_index"] = number(vote, "last_index") - 1
+
+
+@mutation("R21")
+def what_is_durable_falls(trace: Trace) -> None:
+    lines(trace, Ev.STORE, e="flush", node="n3")[-1]["lidx"] = 0
+
+
+@mutation("R21")
+def a_node_comes_back_with_another_history(trace: Trace) -> None:
+    for line in lines(trace, Ev.STORE, e="recover"):
+        line["chain"] = "0" if line["ended"] == -1 else "another"
+
+
+@mutation("R12 R21")
+def a_node_calls_its_log_lost_and_nothing_took_it(trace: Trace) -> None:
+    for line in lines(trace, Ev.STORE, e="recover"):
+        line["wiped"] = line["ended"] != -1
+        if line["wiped"]:
+            line["ended"] = line["committed"] = -1
+
+
+@mutation("W11")
+def a_sync_covers_more_than_was_ever_written(trace: Trace) -> None:
+    synced = lines(trace, Ev.DISK, e="synced", node="n3")[0]
+    synced["lidx"] = number(synced, "lidx") + 1000
+
+
+@mutation("W5")
+def clocks_may_be_an_hour_apart(trace: Trace) -> None:
+    lines(trace, Ev.META, e="run_begin")[0]["clock_bound_ns"] = 3600 * 10**9
+
+
+@mutation("W6 W8")
+def a_log_is_told_of_by_half_a_name(trace: Trace) -> None:
+    log = lines(trace, Ev.META, e="log")[0]
+    del log["q"]
