@@ -259,13 +259,13 @@ class Broker:
 
     async def topic_to_write(self, topic: str, remote: str = "") -> TopicConfig:
         """Created if it may be. TopicRefused, IllegalMessage, Busy, and what a proposal may raise."""
-        config = await self.creation.topic(topic, partial(self._create, topic, remote))
-        self._used(topic)
-        if not config.is_writable:
-            raise error_for(
-                Status.TOPIC_NOT_WRITABLE, f"topic {topic} takes no messages (perm {config.perm})"
-            )
-        return config
+        return self._writable(await self.creation.topic(topic, partial(self._create, topic, remote)))
+
+    async def ensured_topic(self, topic: str) -> TopicConfig:
+        """As `topic_to_write`, for those who have come by `ensure_topic` in the same step: they had their
+        place among all who waited for the topic, and would get another one behind those."""
+        config = self._metadata.topic(topic)
+        return await self.topic_to_write(topic) if config is None else self._writable(config)
 
     async def make_topic(self, topic: str) -> None:
         """One of the broker's own making, with one queue, if there is none yet."""
@@ -273,6 +273,13 @@ class Broker:
         await self.creation.topic(topic, partial(self._propose, wanted))
 
     # -- inside -------------------------------------------------------------------------------------------
+
+    def _writable(self, config: TopicConfig) -> TopicConfig:
+        self._used(config.name)
+        if not config.is_writable:
+            text = f"topic {config.name} takes no messages (perm {config.perm})"
+            raise error_for(Status.TOPIC_NOT_WRITABLE, text)
+        return config
 
     async def _create(self, topic: str, remote: str) -> TopicConfig:
         """A topic that nobody has created, if it may be created automatically."""

@@ -13,9 +13,14 @@ from broker_adapter.api import OutgoingMessage, TopicConfig
 from broker_adapter.errors import BrokerError, Status, error_for
 from broker_adapter.format.message import decode
 from broker_adapter.metadata.topic_creation import TopicCreation
+from broker_adapter.proxy.messages.context import CallContext
+from broker_adapter.proxy.messages.request import Request
+from broker_adapter.proxy.v2 import definition_pb2 as pb
+from broker_adapter.proxy.v2 import service_pb2 as calls
 from broker_adapter.server.program import batch_entries
 from dledger import ConfigError
 from tests.broker_adapter.cluster import brokers, in_step
+from tests.broker_adapter.proxy.world import message as proxied
 
 TOPIC = TopicConfig("t")
 
@@ -81,7 +86,7 @@ async def test_whoever_creates_and_goes_leaves_that_to_the_next_one() -> None:
     assert desk.order == [1]
 
 
-@pytest.mark.parametrize("way", ["by delivery", "by the broker"])
+@pytest.mark.parametrize("way", ["by the proxy", "by the broker"])
 async def test_pipelined_sends_to_a_topic_that_is_not_there_are_stored_in_order(
     tmp_path: Path, way: str
 ) -> None:
@@ -93,9 +98,17 @@ async def test_pipelined_sends_to_a_topic_that_is_not_there_are_stored_in_order(
 
         def send(number: int) -> Coroutine[Any, Any, object]:
             message = OutgoingMessage(b"%d" % number)
-            if way == "by the broker":
-                return program.broker.send("t", [message], queue_id=0)
-            return program.delivery.send("t", message, message_id=f"{number}", queue_id=0)
+            if way == "by the proxy":
+                fifo = proxied(
+                    message.body,
+                    message_id=f"{number}",
+                    message_type=pb.MessageType.FIFO,
+                    message_group="f",  # queue 0
+                )
+                request = calls.SendMessageRequest(messages=[fifo])
+                made = Request("SendMessage", request.SerializeToString())
+                return program.clients.handlers.unary(made, CallContext("c"))
+            return program.broker.send("t", [message], queue_id=0)
 
         for number in range(count):
             done.append(asyncio.create_task(send(number)))

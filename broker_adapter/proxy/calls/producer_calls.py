@@ -62,7 +62,8 @@ class ProducerCalls:
             raise Rejected(Code.BAD_REQUEST, "the messages of a request are of one topic")
         judged = [incoming(message, self._max_body_bytes) for message in messages]
         topic = topics.pop()
-        config = self._directory.topic(topic) or await self._directory.ensure_topic(topic, context.remote)
+        # Also of a topic that is there: others may still wait for it, and were sent before.
+        config = await self._directory.ensure_topic(topic, context.remote)
         for message in judged:
             _check_kind(config, message.kind)
         self._on_sent(context.client_id, topic)

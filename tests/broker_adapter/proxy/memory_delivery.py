@@ -108,7 +108,8 @@ class MemoryDelivery(DeliveryApi):
         return self.topics.get(name) or self._default(name)
 
     async def ensure_topic(self, name: str, remote: str = "") -> TopicConfig:
-        self._may_fail()
+        if name not in self.topics:
+            self._may_fail()
         return self._topic(name)
 
     async def topic_comes(self, name: str, seconds: float) -> bool:
