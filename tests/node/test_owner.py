@@ -31,8 +31,8 @@ from dledger.store.format.batch import MAGIC_NORMAL
 from tests.node.local import GROUP, leader_of, running_nodes, until
 from tests.node.replica_world import Host, World
 from tests.node.test_admission import SMALL
+from tests.node.test_admission_queue import Room
 from tests.node.test_bad_days import read_all
-from tests.node.test_parking import Room
 
 
 class Filler:
