@@ -13,10 +13,13 @@ from hashlib import blake2b
 from pathlib import Path
 
 from broker_adapter.errors import StoredDataDamaged
+from broker_adapter.format.index_layout import index_keys
+from broker_adapter.format.java_hash import tag_code
 from broker_adapter.format.message import Message, decode
+from broker_adapter.format.properties import KEYS, TAGS, UNIQ_KEY, split_properties
 from broker_adapter.metadata.commands import METADATA_TOPIC
 from broker_adapter.pop.commands import DELIVERY_TOPIC
-from broker_adapter.store.offline import OfflineQueues
+from broker_adapter.store.offline import OfflineIndex, OfflineQueues
 from chaos.cluster.cluster import ChaosCluster, Kind, derived_of
 from chaos.hostile.orders import PREFIX as HOSTILE_PREFIX
 from chaos.trace.schema import LEDGER, Ev
@@ -52,7 +55,8 @@ def dump_node(writer: TraceWriter, node_id: str, store: Path, kind: Kind, settle
     with OfflineLog(store) as log:
         checkpoint = log.report.checkpoint
         committed = settled if settled is not None else checkpoint.committed_index if checkpoint else -1
-        ledger = _LedgerDump(writer, node_id, kind, committed)
+        index = OfflineIndex(derived_of(store)) if kind == "broker" else None
+        ledger = _LedgerDump(writer, node_id, index, committed)
         for entry in log.entries():
             ledger.take(entry)
         report = log.report
@@ -86,10 +90,12 @@ class _Indexes:
 class _LedgerDump:
     """One line for each entry, and a digest over all committed ones."""
 
-    def __init__(self, writer: TraceWriter, node_id: str, kind: Kind, committed: int) -> None:
+    def __init__(self, writer: TraceWriter, node_id: str, index: OfflineIndex | None, committed: int) -> None:
+        """`index`: of a broker, to which the entries are messages."""
         self._writer = writer
         self._node_id = node_id
-        self._is_broker = kind == "broker"
+        self._index = index
+        self._is_broker = index is not None
         self._committed = committed
         self._sum = blake2b(digest_size=8)
         self.count = 0
@@ -111,6 +117,7 @@ class _LedgerDump:
         elif message is not None:
             fields |= {"topic": message.topic, "q": message.queue_id, "qoff": message.queue_offset}
             fields |= {"mid": number_of(message.body), "digest": digest(message.body)}
+            fields |= self._derived(message, entry)
         else:
             fields |= {"mid": UNREADABLE if self._is_broker else number_of(entry.body)}
             fields["digest"] = digest(entry.body)
@@ -120,6 +127,15 @@ class _LedgerDump:
             self._sum.update(b"%d %d %d\n" % (entry.index, entry.term, entry.chain_crc))
         if self._is_broker:
             self.indexes.add(entry.pos, entry.index)
+
+    def _derived(self, message: Message, entry: StoredEntry) -> dict[str, int | bool]:
+        """What the files that are made of the log must say of a message, and whether the index has it."""
+        found = split_properties(message.properties)
+        said: dict[str, int | bool] = {"size": len(entry.body), "tag_hash": tag_code(found.get(TAGS, ""))}
+        texts = index_keys(message.topic, found.get(UNIQ_KEY), found.get(KEYS))
+        if texts and self._index is not None:
+            said["indexed"] = self._index.holds(texts, entry.pos + ENTRY_HEADER_SIZE)
+        return said
 
     def sum(self) -> str:
         return self._sum.hexdigest()

@@ -34,7 +34,8 @@ from broker_adapter.format.key_hashes import Int64s
 from broker_adapter.store.consume_queue import Disagreement
 from broker_adapter.store.open_files import OpenFiles
 
-_ITEMS = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+#: An item, as numpy reads it.
+ITEMS = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _CHUNK_ITEMS = 1 << 18
 
 Slots = npt.NDArray[np.int32]
@@ -93,7 +94,7 @@ class IndexFile:
         begin = header.begin_timestamp if first > 1 else int(keys.stamps[0])
         slots = keys.hashes % self._shape.slots
         previous, newest, opened = _chained(slots, self._slots, first)
-        items = np.empty(count, dtype=_ITEMS)
+        items = np.empty(count, dtype=ITEMS)
         items["hash"] = keys.hashes
         items["offset"] = keys.offsets
         items["seconds"] = _seconds(begin, keys.stamps)
@@ -189,7 +190,7 @@ class IndexFile:
                 raise Disagreement(f"{self.path} is too short")
             crc = crc32(data, crc)
             if self._slots is not None:
-                slots = np.frombuffer(data, dtype=_ITEMS)["hash"].astype(np.int64) % self._shape.slots
+                slots = np.frombuffer(data, dtype=ITEMS)["hash"].astype(np.int64) % self._shape.slots
                 # Of items in one slot the last one stays.
                 self._slots[slots] = np.arange(first, first + count, dtype=np.int32)
         return crc

@@ -1,20 +1,28 @@
-"""ConsumeQueues of a node, read from their files: without a server or a change, also if they are torn."""
+"""ConsumeQueues and IndexFiles of a node, read from their files: without a server or a change, also if they
+are torn."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
+from broker_adapter.errors import BrokerError
 from broker_adapter.format.consume_queue_unit import (
     UNIT_SIZE,
     ConsumeQueueUnit,
     decode_units,
     queue_offset_at,
 )
+from broker_adapter.format.index_layout import HEADER_SIZE, ITEM_SIZE, SLOT_SIZE, IndexShape, key_hash
+from broker_adapter.store.checkpoint import read_checkpoint
 from broker_adapter.store.consume_queues import DIRECTORY
 from broker_adapter.store.files import Files, OsFiles, list_directory
+from broker_adapter.store.index_file import ITEMS
+from broker_adapter.store.index_files import DIRECTORY as INDEX_DIRECTORY
 
 #: Units read at once.
 _BLOCK = 16_384
@@ -88,3 +96,56 @@ class OfflineQueues:
             self.problems.append(f"{path}: {error}")
         finally:
             self._files.close(handle)
+
+
+class OfflineIndex:
+    """Which messages the IndexFiles of a node have under which keys. `root`: as of `OfflineQueues`. Read at
+    once: 16 bytes for each key of each message. `problems`: what could not be read, in words."""
+
+    def __init__(self, root: Path, files: Files | None = None) -> None:
+        self._files = files or OsFiles()
+        self.problems: list[str] = []
+        self._shape = self._shape_in(root)
+        folder = root / INDEX_DIRECTORY
+        parts = [self._items_in(folder / name) for name in sorted(list_directory(self._files, folder))]
+        items = np.concatenate([np.empty(0, dtype=ITEMS), *parts])
+        order = np.argsort(items["offset"], kind="stable")
+        self._offsets = items["offset"][order].astype(np.int64)
+        self._hashes = items["hash"][order].astype(np.int64)
+
+    def holds(self, texts: Sequence[str], physical_offset: int) -> bool:
+        """Whether the message at this offset is in the files under all of these texts (`index_keys`)."""
+        first, last = np.searchsorted(self._offsets, [physical_offset, physical_offset + 1])
+        hashes = set(self._hashes[first:last].tolist())
+        return all(key_hash(text) in hashes for text in texts)
+
+    def _shape_in(self, root: Path) -> IndexShape:
+        try:
+            checkpoint = read_checkpoint(self._files, root)
+        except (OSError, BrokerError) as error:
+            self.problems.append(f"checkpoint: {error}")
+            checkpoint = None
+        return checkpoint.index_shape if checkpoint else IndexShape()
+
+    def _items_in(self, path: Path) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+        """Up to the first that was never written: no message stands at offset 0."""
+        found = [np.empty(0, dtype=ITEMS)]
+        at = HEADER_SIZE + self._shape.slots * SLOT_SIZE + ITEM_SIZE
+        try:
+            handle = self._files.open(path, write=False)
+        except OSError as error:
+            self.problems.append(f"{path}: {error}")
+            return found[0]
+        try:
+            while block := self._files.pread(handle, _BLOCK * ITEM_SIZE, at):
+                items = np.frombuffer(block[: len(block) - len(block) % ITEM_SIZE], dtype=ITEMS)
+                (unwritten,) = np.nonzero(items["offset"] == 0)
+                found.append(items[: unwritten[0]] if len(unwritten) else items)
+                if len(unwritten) or not len(items):
+                    break
+                at += len(block)
+        except OSError as error:
+            self.problems.append(f"{path}: {error}")
+        finally:
+            self._files.close(handle)
+        return np.concatenate(found)

@@ -501,7 +501,7 @@ class Synthetic:
                 line |= (
                     {"internal": True, "ledger": LEDGER, "lidx": index}
                     if entry.mid is None
-                    else self._message(index)
+                    else self._message(index) | self._derived()
                 )
                 self._emit("admin", Ev.DUMP, node=node, **line)
             for q, queue in enumerate(self._queues):
@@ -511,6 +511,9 @@ class Synthetic:
             self._dumped(node, LEDGER, len(self._log))
             if self.broker:
                 self._dumped(node, "consumequeue", sum(len(queue) for queue in self._queues))
+
+    def _derived(self) -> Line:
+        return {"size": 100, "indexed": True} if self.broker else {}
 
     def _dumped(self, node: str, ledger: str, count: int) -> None:
         told: Line = {"node": node, "ledger": ledger, "count": count, "digest": digest_of(ledger, count)}

@@ -256,7 +256,7 @@ _VIEWS: tuple[tuple[str, str], ...] = (
     (
         "dump",
         f"""SELECT run, node, lidx, eterm, ledger, mid, digest, chain, chain_key, topic, q, qoff,
-        {log_of()} AS log, {pos_of()} AS pos, coalesce(internal, false) AS internal,
+        {log_of()} AS log, {pos_of()} AS pos, coalesce(internal, false) AS internal, size, tag_hash, indexed,
         coalesce(is_committed, true) AS sure, src,
         inc, seq FROM events WHERE ev = 'dump'""",
     ),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.quick.groups import GroupFacts, check_groups
+from chaos.quick.lookups import lookups_of
 from chaos.quick.receives import check_acks, check_order
 from chaos.quick.trace import SHARE, QuickReport, events_of, log_of, position_of
 
@@ -29,6 +30,8 @@ _NOT_SENDING = ("txn_begin", "txn_rollback", "recall")
 # What is known of a message, instead of the position at which it was acknowledged. Half: in a transaction
 # that nobody has tried to commit.
 _NEVER_SENT, _IN_DOUBT, _FAILED, _STORED_SOMEWHERE, _HALF = -1, -2, -3, -4, -5
+#: Of a message without a key.
+_NO_KEY = (1 << 32) - 1
 #: Cluster time may run faster than ours by a thousandth: so many of our ns may be a ms of it.
 _LEAST_MS = 999_000
 
@@ -52,6 +55,9 @@ def quick_check(run_directory: Path, window: int = WINDOW) -> QuickReport:
                 sent[client].take(event, report)
             sent[client].count(report)
         _follow(sent, drains, readers, groups, report)
+        for topic, key, mids in lookups_of(readers):
+            for one in sent.values():
+                one.looked_up(topic, key, mids, report)
         if any(facts.receives for facts in groups.values()):
             check_acks(readers, range(turn * share, (turn + 1) * share), report)
         for path, client in senders.items():
@@ -96,6 +102,9 @@ class _Sent:
         self._due = array("q")  # ns: not to be delivered before
         self._times_read = bytearray()
         self._tags = array("H")
+        self._keys = array("L")
+        self._asked: set[int] = set()  # keys that somebody looked up
+        self._found = bytearray()  # by message: whether a look-up has found it
         self._given = array("Q")  # by message: bits of the groups that were given it
         self._processed = array("Q")
         self._names: dict[str, int] = {}  # of logs and tags
@@ -144,6 +153,8 @@ class _Sent:
         self._positions[slot] = _IN_DOUBT
         self._queues[slot] = self._name(log_of(event))
         self._tags[slot] = self._name(event.get("tag", ""))
+        if "key" in event:
+            self._keys[slot] = self._name(f"{event['topic']}#{event['key']}")
         self._digests[slot] = int(event["digest"], 16)
         if delay_ms := event.get("delay_ms", 0):
             self._due[slot] = event["mono"] + delay_ms * _LEAST_MS
@@ -153,6 +164,8 @@ class _Sent:
             self._positions.extend(repeat(_NEVER_SENT, more))
             for column in (self._queues, self._digests, self._due, self._tags, self._given, self._processed):
                 column.extend(repeat(0, more))
+            self._keys.extend(repeat(_NO_KEY, more))
+            self._found.extend(bytes(more))
             self._times_read.extend(bytes(more))
 
     def _note_acknowledged(self, event: dict[str, Any], mids: list[int], report: QuickReport) -> None:
@@ -239,6 +252,18 @@ class _Sent:
             report.note("early", f"{where} was not due for {ms:.0f} ms")
         return True
 
+    def looked_up(self, topic: str, key: str, mids: list[int], report: QuickReport) -> None:
+        """All messages that a look-up by key has found."""
+        name = self._names.get(f"{topic}#{key}")
+        if name is not None:
+            self._asked.add(name)
+        for mid in mids:
+            slot = self._slot(mid)
+            if slot is not None and slot < len(self._keys):
+                self._found[slot] = 1
+                if self._keys[slot] != name:
+                    report.note("phantom", f"message {mid} was found by key {key}, which is not its own")
+
     def report_lost(self, name: str, groups: Mapping[str, GroupFacts], report: QuickReport) -> None:
         """`groups`: those that must have processed everything."""
         names = list(self._names)
@@ -246,6 +271,8 @@ class _Sent:
             is_read = self._times_read[slot]
             if (position >= 0 or position == _STORED_SOMEWHERE) and not is_read:
                 report.note("lost", f"message {self._first + slot} of {name}, acknowledged at {position}")
+            if position >= 0 and self._keys[slot] in self._asked and not self._found[slot]:
+                report.note("lost", f"message {self._first + slot} of {name}, which its key does not find")
             for group, facts in groups.items() if is_read else ():
                 wants = facts.wants(names[self._queues[slot]], names[self._tags[slot]])
                 if wants and not self._processed[slot] & facts.bit:

@@ -98,7 +98,7 @@ _STR = _words(
     "topic ledger digest key tag filter group consumer mode code error node "
     "vote candidate chain targets params evidence aim git config flush_mode boot_id member text"
 )
-_BOOL = _words("end_claim stale from_start effective internal is_committed wiped")
+_BOOL = _words("indexed end_claim stale from_start effective internal is_committed wiped")
 
 #: Every field, and the type of its values. One name has one type wherever it stands.
 FIELDS: dict[str, Kind] = {
@@ -316,8 +316,12 @@ EVENTS: dict[tuple[Ev, str], Event] = {
     # The last line of a writer's file that ended in peace.
     (Ev.META, "trace_end"): _event("e"),
     # internal: no message of a client (no-op, session, metadata); it has no mid.
+    # size, tag_hash: what its unit of a ConsumeQueue must say. indexed: the node's IndexFiles have it under
+    # each of its keys; not said of a message without keys.
     # is_committed: up to `settled`, or, without that, up to what the node had noted as committed.
-    (Ev.DUMP, ""): _event("node lidx eterm", "ledger mid digest chain internal is_committed topic q qoff"),
+    (Ev.DUMP, ""): _event(
+        "node lidx eterm", "ledger mid digest chain internal is_committed topic q qoff size tag_hash indexed"
+    ),
     # lidx: of the entry that the unit points to; -1: there is none.
     (Ev.CQ, ""): _event("node topic q qoff lidx", "size tag_hash"),
     # A process of the node began, and what it does to its files is seen.

@@ -203,6 +203,30 @@ LOG_BUGS = (
     ),
 )
 
+#: What clients see only when they ask a node that is no master yet.
+INDEX_BUGS = (
+    Bug(
+        "index-without-what-is-replayed",
+        "broker_adapter/store/dispatching.py",
+        "        if route.is_keyed and part != TRANSACTION_ROLLBACK:\n",
+        "        if route.is_keyed and part != TRANSACTION_ROLLBACK and not is_replay:\n",
+        fault("kill", "follower", 2, 0.5),
+        workload="broker",
+        seconds=4,
+        checks=("B8",),
+    ),
+    Bug(
+        "units-of-another-size",
+        "broker_adapter/store/dispatching.py",
+        "                units.parts.append(_pack_unit(physical_offset, size, route.tag_code))\n",
+        "                units.parts.append(_pack_unit(physical_offset, size + 1, route.tag_code))\n",
+        fault("kill", "follower", 2, 0.5),
+        workload="broker",
+        seconds=4,
+        checks=("B1",),
+    ),
+)
+
 #: What released clients are given.
 DELIVERY_BUGS = (
     Bug(
@@ -282,6 +306,7 @@ BUGS = (
     ),
     *SYNC_BUGS,
     *LOG_BUGS,
+    *INDEX_BUGS,
     Bug(
         "forget-acks",
         "broker_adapter/pop/service.py",

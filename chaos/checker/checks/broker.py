@@ -88,6 +88,14 @@ CHECKS: tuple[Check, ...] = (
             "index ' "
             "|| CAST(lidx AS STRING) AS what",
         ),
+        Part(
+            UNITS,
+            "sure AND (size <> unit_size OR tag_hash <> unit_tag_hash)",
+            "log, qoff, node || ' says ' || CAST(unit_size AS STRING) || ' bytes and tag ' "
+            "|| coalesce(CAST(unit_tag_hash AS STRING), 'none') || ', the message at index ' "
+            "|| CAST(lidx AS STRING) || ' has ' || CAST(size AS STRING) || ' and ' "
+            "|| coalesce(CAST(tag_hash AS STRING), 'none') AS what",
+        ),
         # Units of entries that could not be read point nowhere.
         needs=(*EVIDENT, Need.SOUND_FILES),
         clear_needs=(*WHOLE, Need.DUMPS),
@@ -160,6 +168,18 @@ CHECKS: tuple[Check, ...] = (
         "dump",
         "{node}: its files begin at index {low}, purged was up to {purged}",
         Part(_BEGINNINGS, "low > purged + 1", "node, low, purged", few=True),
+        needs=(*NODES, Need.DUMPS, Need.SOUND_FILES),
+    ),
+    hard(
+        "B8",
+        "every stored message is in the IndexFiles of the same node, under each of its keys",
+        "queued",
+        "{node}: message {mid} at index {lidx} is not found by its keys",
+        Part(
+            UNITS,
+            "sure AND lidx > purged AND NOT coalesce(indexed, true)",
+            "node, mid, lidx, log, qoff",
+        ),
         needs=(*NODES, Need.DUMPS, Need.SOUND_FILES),
     ),
 )

@@ -104,7 +104,7 @@ FROM (
 #: removed entries, or never had them.
 UNITS = """
 SELECT d.run, d.node, d.log, d.qoff, d.lidx, d.mid, d.sure, coalesce(p.purged, -1) AS purged,
-  c.lidx AS unit_lidx
+  c.lidx AS unit_lidx, d.size, d.tag_hash, d.indexed, c.size AS unit_size, c.tag_hash AS unit_tag_hash
 FROM dump d
 LEFT JOIN cq c ON c.qoff = d.qoff AND c.node = d.node AND c.log = d.log AND c.run = d.run
 LEFT JOIN (SELECT run, node, max(lidx) AS purged FROM milestones WHERE e IN ('purge', 'install')

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from broker_adapter.format.consume_queue_unit import FILLER, ConsumeQueueUnit, encode_units
+from broker_adapter.format.index_layout import IndexShape, index_keys
 from broker_adapter.store.consume_queues import DIRECTORY, ConsumeQueues
-from broker_adapter.store.offline import OfflineQueues
+from broker_adapter.store.index_files import DIRECTORY as INDEX_DIRECTORY
+from broker_adapter.store.index_files import IndexFiles
+from broker_adapter.store.offline import OfflineIndex, OfflineQueues
 from dledger.testing.virtual.sim_disk import SimDisk
 from tests.broker_adapter.store.helpers import ROOT
 
@@ -67,3 +70,37 @@ def test_foreign_files_are_said_and_nothing_is_an_answer() -> None:
     offline = OfflineQueues(ROOT, disk)
     assert len(list(offline.units())) == 1 and "notes.txt" in offline.problems[0]
     assert list(OfflineQueues(ROOT / "absent", disk).units()) == []
+
+
+#: What OfflineIndex takes for the shape of files beside which no checkpoint stands.
+SHAPE = IndexShape()
+
+
+def indexed(count: int) -> SimDisk:
+    """So many messages, each with an id and two keys; one of them is that of all."""
+    disk = SimDisk()
+    disk.mkdir(ROOT)
+    index = IndexFiles(ROOT, disk, shape=SHAPE)
+    index.add(("t", f"id{n}", f"all k{n}", 48 + 100 * n, 1_700_000_000_000 + n) for n in range(count))
+    return disk
+
+
+def test_an_index_holds_what_was_added_under_each_key_and_nothing_else() -> None:
+    index = OfflineIndex(ROOT, indexed(5))
+    for n in range(5):
+        at = 48 + 100 * n
+        assert index.holds(index_keys("t", f"id{n}", f"all k{n}"), at)
+        assert not index.holds(index_keys("t", f"id{n}", f"all k{n + 1}"), at)
+        assert not index.holds(index_keys("u", f"id{n}", None), at)
+    assert not index.holds(index_keys("t", "id5", None), 548)
+    # Those of the checkpoint, which a broker that is up may not have written yet.
+    assert len(index.problems) <= 1
+
+
+def test_without_files_an_index_holds_nothing_and_a_foreign_one_is_no_error() -> None:
+    disk = SimDisk()
+    disk.mkdir(ROOT)
+    assert not OfflineIndex(ROOT, disk).holds(["t#k"], 48)
+    disk.mkdir(ROOT / INDEX_DIRECTORY)
+    disk.close(disk.open(ROOT / INDEX_DIRECTORY / "notes.txt", create=True))
+    assert not OfflineIndex(ROOT, disk).holds(["t#k"], 48)

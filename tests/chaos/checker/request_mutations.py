@@ -143,3 +143,15 @@ def clocks_may_be_an_hour_apart(trace: Trace) -> None:
 def a_log_is_told_of_by_half_a_name(trace: Trace) -> None:
     log = lines(trace, Ev.META, e="log")[0]
     del log["q"]
+
+
+@mutation("B8")
+def a_node_has_a_message_in_no_index(trace: Trace) -> None:
+    """It is a follower: no look-up of a client shows that."""
+    lines(trace, Ev.DUMP, node="n3", q=0)[-1]["indexed"] = False
+
+
+@mutation("B1")
+def units_say_the_same_wrong_size_on_all_nodes(trace: Trace) -> None:
+    for unit in lines(trace, Ev.CQ, q=0, qoff=1):
+        unit["size"] = 101

@@ -23,7 +23,7 @@ DOCUMENTATION = Path(__file__).parents[3] / "docs" / "checker.md"
 #: Checks of Spark that find defects which the quick check does not find, and why.
 ONLY_SPARK = {
     "it reads what clients wrote: no line of a node, of its files or of its syncs": (
-        "A6 B1 B6 B7 C10 L3 L6c L6d P1 P2 P4 P7 P8 R1 R2 R3 R4 R5 R6 R7 R8 R9 R10 R11 R12 R13 R15 R16 R17 "
+        "A6 B1 B6 B7 B8 C10 L3 L6c L6d P1 P2 P4 P7 P8 R1 R2 R3 R4 R5 R6 R7 R8 R9 R10 R11 R12 R13 R15 R16 R17 "
         "R18 R19 R20 R21 S1 S3 S4 S5 S6 S11 S12"
     ),
     "it compares positions and contents: neither times, nor terms, nor ends that answers claim": (
@@ -33,7 +33,8 @@ ONLY_SPARK = {
     "offsets, generations, attempts or filters of messages; of groups that left nothing": (
         "C1 C5 C6 C8 C9 C13 C14 C15 C16 C17 C18 C19 S9"
     ),
-    "of reads it looks at the final ones and at those of groups; at no tag, key or look-up": "B3 L10 L13 L14",
+    "of reads it looks at the final ones, at those of groups and at what keys find; at no tag or key that is "
+    "shown with a message, and not at what is found twice": ("B3 L10 L13 L14"),
     "it knows nothing of hostile clients": "A7 A8 A9 A10",
 }
 #: Defects that only the quick check calls a broken promise, and why.
