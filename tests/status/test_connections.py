@@ -119,6 +119,19 @@ async def test_the_oldest_idle_connection_makes_room() -> None:
         assert not third.at_eof()
 
 
+async def test_of_connections_that_were_answered_the_one_without_a_request_for_longest_goes() -> None:
+    """A request takes no connection out of the count."""
+    async with serving(limits=ConnectionLimits(connections=2)) as port:
+        first, second = [await port.connect() for _ in range(2)]
+        for reader, writer in (first, second, first):
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await reader.readuntil(b'{"ok":true}\n')
+        assert await port.get("/status") == 200
+        async with asyncio.timeout(30):
+            assert await closed(second[0])
+        assert not first[0].at_eof()
+
+
 async def test_an_address_with_too_many_connections_loses_its_own() -> None:
     async with serving(limits=ConnectionLimits(connections=100, per_address=2)) as port:
         other = await port.half(local="127.0.0.2")

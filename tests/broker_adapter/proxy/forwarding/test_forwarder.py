@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from broker_adapter.config.rocketmq_v2 import ClientServiceSettings
 from broker_adapter.errors import BrokerError, PutIndeterminate, Status, error_for
 from broker_adapter.proxy.clients import ClientInfo, ClientStreams
 from broker_adapter.proxy.connected import ConnectedClients
+from broker_adapter.proxy.forwarding import service
 from broker_adapter.proxy.forwarding.forwarder import Forwarder
 from broker_adapter.proxy.forwarding.frames import METHOD, Outbox
 from broker_adapter.proxy.forwarding.link import MasterLink
@@ -262,6 +264,20 @@ async def test_what_may_have_ended_a_master_is_tried_once_more_and_marked() -> N
         with pytest.raises(PutIndeterminate):
             await p.unary("AckMessage", b"")
         assert [context.is_repeated for _, context in p.remote.seen] == [False, True]
+
+
+async def test_a_master_names_the_call_that_another_one_has_not_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If it ends, too, that is the last line of its log."""
+    told: list[dict[str, Any]] = []
+    log = SimpleNamespace(warning=lambda _, **fields: told.append(fields))
+    monkeypatch.setattr(service, "_log", log)
+    async with pair(b"done", unknown(), b"done") as p:
+        await p.unary("AckMessage", b"")
+        assert told == []
+        await p.unary("AckMessage", b"")
+        assert told == [{"method": "AckMessage", "client": CONTEXT.client_id, "node": "n1"}]
 
 
 async def test_a_call_that_is_tried_once_more_waits_for_a_master_as_any_other() -> None:
