@@ -338,6 +338,8 @@ class Receiver:
         popped: list[ReceiveQueue] = []
         for one in found:
             dead = {offset for offset, _ in self._worn_out(call, one)}
+            if call.group.consume_orderly and dead:  # what is behind one of them waits until it is moved
+                one.again = [(at, held) for at, held in one.again if at < min(dead) or at in dead]
             again = tuple((offset, held.pop) for offset, held in one.again if offset not in dead)
             receives = self._receive_queues.queue(one.plan.key)
             # Also those that are to be moved: they are let go of when that is done.

@@ -22,7 +22,7 @@ from tests.broker_adapter.pop.test_node import bodies, message, send
 from tests.node.local import until
 
 
-async def letters(program: BrokerProgram) -> list[str]:
+async def dead_letters(program: BrokerProgram) -> list[str]:
     """All that is in the queue of dead letters."""
     await in_step(program)
     with suppress(TopicRefused):
@@ -41,13 +41,13 @@ async def test_a_message_is_acknowledged_or_a_dead_letter_and_never_both(tmp_pat
         acked = await delivery.ack("g", "t", [one.handle])
         moved = not isinstance((await asyncio.gather(moving, return_exceptions=True))[0], ReadFailed)
         assert moved is not (acked == [AckStatus.OK])
-        assert await letters(program) == ["a"] * moved
+        assert await dead_letters(program) == ["a"] * moved
         # The other way round.
         await send(program, "b")
         (one,) = await delivery.receive("g", "t", client_id="c", invisible_ms=60_000)
         await delivery.dead_letter("g", "t", one.handle)
         assert await delivery.ack("g", "t", [one.handle]) == [AckStatus.INVALID_HANDLE]
-        assert await letters(program) == [*["a"] * moved, "b"]
+        assert await dead_letters(program) == [*["a"] * moved, "b"]
 
 
 async def test_a_dead_letter_that_fails_when_its_client_has_gone_leaves_no_traceback(tmp_path: Path) -> None:
@@ -104,10 +104,10 @@ async def test_a_repeated_receive_in_front_of_a_dead_letter_does_not_make_two_of
         assert await burying == []
         await until(lambda: program.node.cluster_time_ms() > again.invisible_until_ms)
         async with asyncio.timeout(30):
-            while not await letters(program):
+            while not await dead_letters(program):
                 assert await receive(client_id="d", wait_ms=10) == []
         assert await receive(client_id="d", wait_ms=200) == []
-        assert await letters(program) == ["a"]
+        assert await dead_letters(program) == ["a"]
 
 
 async def test_a_reset_that_was_acknowledged_counts_in_a_queue_that_is_new_to_the_group(
@@ -241,3 +241,37 @@ async def test_a_message_sent_under_an_id_of_a_deleted_topic_is_stored_in_the_ne
         assert not (await program.delivery.send("t", message("a"), message_id="a")).is_repeated
         found = await program.delivery.receive("g", "t", client_id="c", wait_ms=20_000)
         assert bodies(found) == ["a"]
+
+
+async def test_in_order_nothing_overtakes_a_dead_letter_that_cannot_be_moved(tmp_path: Path) -> None:
+    async with brokers(tmp_path, 1) as cluster:
+        program = await cluster.master()
+        letters, may_be_made = program.delivery._dead_letters, asyncio.Event()
+        made, asked = letters._make_topic, 0
+
+        async def refuse(topic: str) -> None:
+            nonlocal asked
+            asked += 1
+            if not may_be_made.is_set():
+                raise error_for(Status.TOO_MANY_TOPICS, "there is no room for one more topic")
+            await made(topic)
+
+        letters._make_topic = refuse
+        await program.broker.put_topic(TopicConfig("t", 1, 1))
+        await program.broker.put_group(GroupConfig("g", retry_max_times=1, consume_orderly=True))
+        await send(program, "a", "b")
+        receive = partial(program.delivery.receive, "g", "t", client_id="c")
+
+        async def until_visible(given: list[Delivery]) -> None:
+            await until(lambda: program.node.cluster_time_ms() > given[-1].invisible_until_ms)
+
+        given = await receive(max_messages=1, invisible_ms=50)
+        await until_visible(given)
+        given = await receive(invisible_ms=50)
+        assert [(one.attempt, decode(one.record).body) for one in given] == [(2, b"a"), (1, b"b")]
+        await until_visible(given)
+        assert await receive() == []
+        assert asked == 1
+        may_be_made.set()
+        assert bodies(await receive(wait_ms=20_000)) == ["b"]
+        assert await dead_letters(program) == ["a"]
