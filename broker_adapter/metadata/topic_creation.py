@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from broker_adapter.api import TopicConfig
-from broker_adapter.errors import BrokerError
+from broker_adapter.errors import BrokerError, Status, error_for
 
 Create = Callable[[], Awaitable[TopicConfig]]
 
@@ -56,3 +56,11 @@ class TopicCreation:
             coming.users -= 1
             if not coming.users:
                 del self._coming[topic]
+
+
+def check_writable(config: TopicConfig) -> TopicConfig:
+    """The topic, to which messages may be sent. TopicRefused (TOPIC_NOT_WRITABLE)."""
+    if not config.is_writable:
+        text = f"topic {config.name} takes no messages (perm {config.perm})"
+        raise error_for(Status.TOPIC_NOT_WRITABLE, text)
+    return config

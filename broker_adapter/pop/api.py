@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from broker_adapter.api import OutgoingMessage
+from broker_adapter.api import OutgoingMessage, TopicConfig
 
 #: Whether a message with these properties (TAGS among them) is wanted. Called on a reader's thread.
 Matcher = Callable[[Mapping[str, str]], bool]
@@ -104,10 +104,13 @@ class DeliveryApi(Protocol):
         queue_id: int = -1,
         born_host: str = "",
         timeout_ms: int = 0,
+        config: TopicConfig | None = None,
     ) -> Sent:
         """Store a message once. A duplicate (same topic and message id, within the window that the state
         keeps) is answered as the first one was, when that is committed. -1: any queue. Concurrent sends share
-        one append to the log. `message_id` becomes the property UNIQ_KEY; empty: no such check."""
+        one append to the log. `message_id` becomes the property UNIQ_KEY; empty: no such check.
+        `config`: the topic, by who has waited for it in this step (`Directory.ensure_topic`), and keeps the
+        place that he had among all who did; None: it is waited for, and may come into being."""
 
     async def send_delayed(
         self,
@@ -119,6 +122,7 @@ class DeliveryApi(Protocol):
         queue_id: int = -1,
         born_host: str = "",
         timeout_ms: int = 0,
+        config: TopicConfig | None = None,
     ) -> Delayed:
         """Store a message that comes into its queue at a time of the wall clock, exactly once, and with its
         own message id.
@@ -138,6 +142,7 @@ class DeliveryApi(Protocol):
         queue_id: int = -1,
         born_host: str = "",
         timeout_ms: int = 0,
+        config: TopicConfig | None = None,
     ) -> Half:
         """Store a message that nobody sees until `end_transaction` commits it. 0: the settings' time."""
 

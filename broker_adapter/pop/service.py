@@ -18,6 +18,7 @@ from broker_adapter.errors import (
     error_for,
 )
 from broker_adapter.metadata.state import MetadataState
+from broker_adapter.metadata.topic_creation import check_writable
 from broker_adapter.pop.api import (
     AckStatus,
     Delayed,
@@ -64,10 +65,11 @@ class DeliveryFigures(NamedTuple):
 class Topics(NamedTuple):
     """How topics and groups come into being."""
 
-    to_write: Callable[[str], Awaitable[TopicConfig]]  # BrokerError unless messages may be sent to it
+    #: By name, for a client at host:port; BrokerError unless messages may be sent to it.
+    to_write: Callable[[str, str], Awaitable[TopicConfig]]
     make: Callable[[str], Awaitable[None]]  # a topic of the broker's own making
     know_group: Callable[[str, str], Awaitable[None]]  # by name, for a client at host:port
-    used: Callable[[str], None] = lambda _: None  # told each topic that is received from
+    used: Callable[[str], None] = lambda _: None  # told each topic that is sent to or received from
     used_group: Callable[[str], object] = lambda _: None  # told each group that a client says it is of
 
 
@@ -200,8 +202,9 @@ class DeliveryService:
         queue_id: int = -1,
         born_host: str = "",
         timeout_ms: int = 0,
+        config: TopicConfig | None = None,
     ) -> Sent:
-        config = await self._to_write(topic)
+        config = await self._to_write(topic, born_host, config)
         return await self._sender.send(
             config, message, message_id, queue_id, born_host, self._timeout(timeout_ms)
         )
@@ -216,8 +219,9 @@ class DeliveryService:
         queue_id: int = -1,
         born_host: str = "",
         timeout_ms: int = 0,
+        config: TopicConfig | None = None,
     ) -> Delayed:
-        config = await self._to_write(topic)
+        config = await self._to_write(topic, born_host, config)
         timeout_ms = self._timeout(timeout_ms)
         # Cluster time stands still while no node runs, so it may be far behind the time that was meant.
         due_ms = self._now_ms() + deliver_at_ms - self._wall_ms()
@@ -238,8 +242,9 @@ class DeliveryService:
         queue_id: int = -1,
         born_host: str = "",
         timeout_ms: int = 0,
+        config: TopicConfig | None = None,
     ) -> Half:
-        config = await self._to_write(topic)
+        config = await self._to_write(topic, born_host, config)
         timeout_ms = self._timeout(timeout_ms)
         return await self._holder.half(
             config, message, message_id, client_id, check_after_ms, queue_id, born_host, timeout_ms
@@ -363,9 +368,12 @@ class DeliveryService:
 
     # -- inside -------------------------------------------------------------------------------------------
 
-    async def _to_write(self, topic: str) -> TopicConfig:
+    async def _to_write(self, topic: str, remote: str, config: TopicConfig | None) -> TopicConfig:
         self._writer.check_master()
-        return await self._topics.to_write(topic)
+        if config is None:
+            return await self._topics.to_write(topic, remote)
+        self._topics.used(topic)
+        return check_writable(config)
 
     def _to_read(self, topic: str) -> TopicConfig:
         config = self._metadata.topic(topic)

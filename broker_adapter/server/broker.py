@@ -35,7 +35,7 @@ from broker_adapter.metadata.creation_limits import CreationLimits
 from broker_adapter.metadata.group_service import GroupService
 from broker_adapter.metadata.proposals import Proposals
 from broker_adapter.metadata.state import MetadataState
-from broker_adapter.metadata.topic_creation import TopicCreation
+from broker_adapter.metadata.topic_creation import TopicCreation, check_writable
 from broker_adapter.server.held_pulls import HeldPulls
 from broker_adapter.store.queue_reader import QueueFiles, QueueReader
 from dledger import DLedgerError
@@ -259,13 +259,9 @@ class Broker:
 
     async def topic_to_write(self, topic: str, remote: str = "") -> TopicConfig:
         """Created if it may be. TopicRefused, IllegalMessage, Busy, and what a proposal may raise."""
-        return self._writable(await self.creation.topic(topic, partial(self._create, topic, remote)))
-
-    async def ensured_topic(self, topic: str) -> TopicConfig:
-        """As `topic_to_write`, for those who have come by `ensure_topic` in the same step: they had their
-        place among all who waited for the topic, and would get another one behind those."""
-        config = self._metadata.topic(topic)
-        return await self.topic_to_write(topic) if config is None else self._writable(config)
+        config = await self.creation.topic(topic, partial(self._create, topic, remote))
+        self._used(topic)
+        return check_writable(config)
 
     async def make_topic(self, topic: str) -> None:
         """One of the broker's own making, with one queue, if there is none yet."""
@@ -273,13 +269,6 @@ class Broker:
         await self.creation.topic(topic, partial(self._propose, wanted))
 
     # -- inside -------------------------------------------------------------------------------------------
-
-    def _writable(self, config: TopicConfig) -> TopicConfig:
-        self._used(config.name)
-        if not config.is_writable:
-            text = f"topic {config.name} takes no messages (perm {config.perm})"
-            raise error_for(Status.TOPIC_NOT_WRITABLE, text)
-        return config
 
     async def _create(self, topic: str, remote: str) -> TopicConfig:
         """A topic that nobody has created, if it may be created automatically."""

@@ -244,7 +244,7 @@ class BrokerProgram:
             reader,
             files,
             Topics(
-                self.broker.ensured_topic,
+                self.broker.topic_to_write,
                 self.broker.make_topic,
                 groups.make_known,
                 self.topic_use.touch,

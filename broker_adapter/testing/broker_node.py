@@ -198,7 +198,7 @@ class SimBroker:
             self.reader,
             files,
             Topics(
-                self.broker.ensured_topic,
+                self.broker.topic_to_write,
                 self.broker.make_topic,
                 self.groups.make_known,
                 self.topic_use.touch,

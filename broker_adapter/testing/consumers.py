@@ -55,7 +55,7 @@ class Member(Client):
             queue = self.rng.choice(assignment.queues)
             await self._consume(queue)
             await self._commit()
-        if not self.is_stopped:
+        if not (self.is_stopped or self.catches_up):  # a group that nobody is in expires, and begins anew
             await self._may_go()
 
     async def _begin(self, assignment: Assignment) -> None:

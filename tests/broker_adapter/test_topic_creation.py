@@ -86,7 +86,7 @@ async def test_whoever_creates_and_goes_leaves_that_to_the_next_one() -> None:
     assert desk.order == [1]
 
 
-@pytest.mark.parametrize("way", ["by the proxy", "by the broker"])
+@pytest.mark.parametrize("way", ["by the proxy", "by delivery", "by the broker"])
 async def test_pipelined_sends_to_a_topic_that_is_not_there_are_stored_in_order(
     tmp_path: Path, way: str
 ) -> None:
@@ -108,6 +108,8 @@ async def test_pipelined_sends_to_a_topic_that_is_not_there_are_stored_in_order(
                 request = calls.SendMessageRequest(messages=[fifo])
                 made = Request("SendMessage", request.SerializeToString())
                 return program.clients.handlers.unary(made, CallContext("c"))
+            if way == "by delivery":  # messages of remoting producers
+                return program.delivery.send("t", message, message_id=f"{number}", queue_id=0)
             return program.broker.send("t", [message], queue_id=0)
 
         for number in range(count):

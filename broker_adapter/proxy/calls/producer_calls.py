@@ -148,6 +148,7 @@ class ProducerCalls:
                     deliver_at_ms=message.deliver_at_ms,
                     born_host=context.remote,
                     timeout_ms=timeout_ms,
+                    config=config,
                 )
             except IllegalMessage as error:
                 raise _of_delivery_time(error) from error
@@ -161,6 +162,7 @@ class ProducerCalls:
                 check_after_ms=message.check_after_ms,
                 born_host=context.remote,
                 timeout_ms=timeout_ms,
+                config=config,
             )
             entry.transaction_id = half.transaction_id
         else:
@@ -171,6 +173,7 @@ class ProducerCalls:
                 queue_id=_queue_of(config, message),
                 born_host=context.remote,
                 timeout_ms=timeout_ms,
+                config=config,
             )
             # Clients take it that these two are one for messages outside of transactions.
             entry.transaction_id, entry.offset = message_id, sent.queue_offset

@@ -141,6 +141,7 @@ class MemoryDelivery(DeliveryApi):
         queue_id: int = -1,
         born_host: str = "",
         timeout_ms: int = 0,
+        config: TopicConfig | None = None,
     ) -> Sent:
         self._may_fail()
         if (found := self._sent.get((topic, message_id))) is not None:
@@ -159,6 +160,7 @@ class MemoryDelivery(DeliveryApi):
         queue_id: int = -1,
         born_host: str = "",
         timeout_ms: int = 0,
+        config: TopicConfig | None = None,
     ) -> Delayed:
         self._may_fail()
         wait_ms = max(0, deliver_at_ms - self.wall_ms())
@@ -200,6 +202,7 @@ class MemoryDelivery(DeliveryApi):
         queue_id: int = -1,
         born_host: str = "",
         timeout_ms: int = 0,
+        config: TopicConfig | None = None,
     ) -> Half:
         self._may_fail()
         if check_after_ms > MAX_DELAY_MS:

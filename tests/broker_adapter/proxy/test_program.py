@@ -58,12 +58,17 @@ async def test_routes_of_topics_that_are_not_there_fill_no_table(tmp_path: Path)
         assert not cluster.programs["n1"].metadata.topics
 
 
-async def test_one_client_does_not_take_the_table_of_topics_from_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["by the broker", "by delivery"])
+async def test_one_client_does_not_take_the_table_of_topics_from_others(tmp_path: Path, way: str) -> None:
     async with brokers(tmp_path, 1, {"auto_create_per_client": 3, "auto_create_up_to": 5}) as cluster:
-        broker = (await cluster.master()).broker
+        program = await cluster.master()
+        broker = program.broker
 
         async def send(topic: str, client: str) -> None:
-            await broker.send(topic, [OutgoingMessage(b"x")], born_host=client)
+            if way == "by delivery":
+                await program.delivery.send(topic, OutgoingMessage(b"x"), message_id="", born_host=client)
+            else:
+                await broker.send(topic, [OutgoingMessage(b"x")], born_host=client)
 
         for n in range(3):
             await send(f"greedy{n}", f"10.0.0.1:{n + 1}")
