@@ -60,6 +60,9 @@ class RawClient:
         self._windows[stream] = self._initial
         return stream
 
+    def ping(self) -> None:
+        self._frame(_PING, 0, 0, bytes(8))
+
     async def send(self, stream: int, data: bytes, *, end: bool = False) -> None:
         """As fast as the server takes it."""
         at = 0

@@ -42,6 +42,10 @@ KEEPALIVE_TIMEOUT_MS = 2_000
 PING_TIMEOUT_MS = 4_000
 SERVER_PING_TIMEOUT_MS = 10_000
 
+#: So many pings that come too early in a row end a connection. An answer, or a part of one, begins the row
+#: anew. One connection that sends nothing but pings takes gRPC's polling thread, on which all others wait.
+MAX_PING_STRIKES = 100
+
 #: Calls under way on one connection. Further ones wait in the client until one of these has ended.
 MAX_CALLS_PER_CONNECTION = 8_192
 #: Connections of one server, unless told otherwise. Further ones are closed as soon as they are accepted.
@@ -96,9 +100,9 @@ def server_options(max_connections: int = MAX_CONNECTIONS) -> Options:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         # Two servers on one port must be an error, not a lottery.
         ("grpc.so_reuseport", 0),
-        # Our own clients ping often (see KEEPALIVE_TIME_MS); gRPC would call that abuse and hang up.
+        # Our own clients ping often (see KEEPALIVE_TIME_MS), which gRPC would call abuse of two strikes.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 4),
-        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),
         ("grpc.keepalive_time_ms", 5 * KEEPALIVE_TIME_MS),
         ("grpc.keepalive_timeout_ms", 5 * KEEPALIVE_TIMEOUT_MS),
         ("grpc.http2.ping_timeout_ms", SERVER_PING_TIMEOUT_MS),
