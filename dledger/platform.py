@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dledger.node.loop.watchdog import LoopWatchdog
     from dledger.node.setup.config import is_loopback, parse_config
     from dledger.node.setup.config_faults import read_toml, validate
+    from dledger.node.setup.libraries import silence_grpc
     from dledger.node.setup.secret_file import load_secret
     from dledger.node.setup.trace import NodeTrace
     from dledger.rpc.log_client import NetworkFailure, answer_of, end_call
@@ -116,6 +117,7 @@ __all__ = [
     "replace_file",
     "serve_web",
     "settle",
+    "silence_grpc",
     "static",
     "tls_files",
     "validate",
@@ -191,6 +193,7 @@ if not TYPE_CHECKING:  # with a __getattr__ in sight, a type checker believes in
             "replace_file": "dledger.store.disk",
             "serve_web": "dledger.status.web",
             "settle": "dledger.turns",
+            "silence_grpc": "dledger.node.setup.libraries",
             "static": "dledger.status.web",
             "tls_files": "dledger.cli.client_options",
             "validate": "dledger.node.setup.config_faults",

@@ -15,7 +15,7 @@ from broker_adapter.errors import BrokerError, NameServerUnavailable, Status
 from dledger import Code, ConfigError, DLedgerError
 from dledger.cli.client_options import TIMEOUT
 from dledger.cli.exits import show_exit_codes
-from dledger.platform import Exit, parse_servers, print_json, print_table, tls_files
+from dledger.platform import Exit, parse_servers, print_json, print_table, silence_grpc, tls_files
 
 if TYPE_CHECKING:
     from broker_adapter.namesrv.client import NameServerClient
@@ -449,6 +449,7 @@ show_exit_codes(cli, _EXITS)
 
 
 def main() -> None:
+    silence_grpc()
     cli(prog_name="dledger-namesrv")
 
 

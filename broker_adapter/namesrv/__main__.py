@@ -6,15 +6,19 @@ import argparse
 import sys
 from pathlib import Path
 
-from broker_adapter.namesrv.config import load_config
-from broker_adapter.namesrv.server import run_name_server
 from dledger import ConfigError
+from dledger.platform import silence_grpc
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m broker_adapter.namesrv", description="Run a NameServer.")
     parser.add_argument("--config", required=True, metavar="FILE", type=Path, help="its configuration (TOML)")
     arguments = parser.parse_args()
+    silence_grpc()
+    # These import grpc.
+    from broker_adapter.namesrv.config import load_config
+    from broker_adapter.namesrv.server import run_name_server
+
     try:
         config = load_config(arguments.config, {})
     except ConfigError as error:

@@ -21,12 +21,19 @@ _KNOWN = ((1, 76), (1, 85))
 _ALGEBRA_THREADS = "OPENBLAS_NUM_THREADS"
 
 
+def silence_grpc() -> None:
+    """To be called before grpc is imported, unless somebody has chosen already. It writes to stderr
+    whenever a client does something wrong, however often; what matters is in statuses and errors, too."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
 def configure_libraries() -> None:
-    """To be called before grpc and numpy are imported: gRPC's older engine and no threads of numpy's, in this
-    process and its children, unless somebody has chosen already.
+    """To be called before grpc and numpy are imported: gRPC's older engine, no lines of it on stderr, and no
+    threads of numpy's, in this process and its children, unless somebody has chosen already.
 
     Not for a library to decide: programs that import `dledger` as a client keep what they have.
     """
+    silence_grpc()
     os.environ.setdefault(_ALGEBRA_THREADS, "1")
     if "grpc" in sys.modules or _ENGINE in os.environ:
         return
