@@ -23,6 +23,7 @@ from dledger.status.connections import ConnectionLimits, ConnectionTable
 from dledger.status.hosts import AllowedHosts
 from dledger.status.listener import Listener
 from dledger.status.metrics import CONTENT_TYPE as METRICS_CONTENT_TYPE
+from dledger.turns import large_turns, wake_queue
 
 _log = logging.getLogger(__name__)
 
@@ -228,6 +229,9 @@ def _within_limits(table: ConnectionTable, probes: frozenset[str]) -> Any:
             if connection.probes_only and request.path not in probes:
                 response: web.StreamResponse = json_answer(request, 503, {"error": "too many connections"})
             else:
+                # Some milliseconds each, and hundreds of connections may ask at once.
+                turns = wake_queue() if request.path in probes else large_turns()
+                await turns.turn(request.remote)
                 response = await handler(request)
             if connection.probes_only:
                 response.force_close()
