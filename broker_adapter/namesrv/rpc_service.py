@@ -24,7 +24,7 @@ from broker_adapter.namesrv.tables import NodeKey
 from broker_adapter.namesrv.values import ClusterInfo, Registration, invalid
 from broker_adapter.namesrv.watching import Watcher
 from broker_adapter.v1 import namesrv_pb2 as pb
-from dledger.platform import GrpcMethod, client_of, peer_host
+from dledger.platform import GrpcMethod, client_of, handlers, peer_host
 
 SERVICE = "dledger.broker.v1.NameServerService"
 
@@ -32,6 +32,10 @@ SERVICE = "dledger.broker.v1.NameServerService"
 _CHUNK_BYTES = 1 << 20
 #: A stream of registrations on which nothing comes for so long is ended. Brokers come every 30 s.
 _SESSION_IDLE_S = 600.0
+
+#: 1,024 topics with the longest names; a setting of 64 KiB, and room to say that one is longer.
+_parse_watch = handlers.parser(pb.WatchRoutesRequest, most_bytes=256 << 10)
+_parse_kv_put = handlers.parser(pb.PutKvConfigRequest, most_bytes=128 << 10)
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -61,11 +65,13 @@ class NameServerService:
             ),
             "Unregister": GrpcMethod(self.unregister, pb.UnregisterBrokerRequest),
             "GetRoute": GrpcMethod(self.get_route, pb.GetRouteRequest),
-            "WatchRoutes": GrpcMethod(self.watch_routes, pb.WatchRoutesRequest, streams_answers=True),
+            "WatchRoutes": GrpcMethod(
+                self.watch_routes, pb.WatchRoutesRequest, streams_answers=True, parse=_parse_watch
+            ),
             "GetClusterInfo": GrpcMethod(self.get_cluster_info, pb.GetClusterInfoRequest),
             "ListRoutedTopics": GrpcMethod(self.list_routed_topics, pb.ListRoutedTopicsRequest),
             "WipeWritePermission": GrpcMethod(self.wipe_write_permission, pb.WipeWritePermissionRequest),
-            "PutKvConfig": GrpcMethod(self.put_kv_config, pb.PutKvConfigRequest),
+            "PutKvConfig": GrpcMethod(self.put_kv_config, pb.PutKvConfigRequest, parse=_parse_kv_put),
             "GetKvConfig": GrpcMethod(self.get_kv_config, pb.GetKvConfigRequest),
             "DeleteKvConfig": GrpcMethod(self.delete_kv_config, pb.DeleteKvConfigRequest),
             "ListKvConfig": GrpcMethod(self.list_kv_config, pb.ListKvConfigRequest),

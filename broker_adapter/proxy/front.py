@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -44,6 +44,8 @@ _LANGUAGE: Final = "x-mq-language"
 _VERSION: Final = "x-mq-client-version"
 _USER_AGENT: Final = "user-agent"
 _MAX_HEADER_LENGTH = 255
+#: A call that waits for messages keeps its request. From so many bytes on these have shares, by address.
+_KEPT_BYTES = 4 << 10
 #: What clients in Node.js call their language, and what tells them from others that speak HTTP.
 _HTTP, _NODE_AGENT = "HTTP", "grpc-node-js"
 #: A receive that is not waited for to its end: the client asks again, where it is not kept.
@@ -78,6 +80,7 @@ class MessagingService:
         self._guard = guard
         self._max_calls = settings.max_calls
         self._large = LargeRequests(settings.max_request_bytes)
+        self._kept = LargeRequests(settings.max_request_bytes)  # by calls with several answers
         self._receives = Places(
             "calls that wait for messages",
             settings.max_waiting_receives,
@@ -182,7 +185,11 @@ class MessagingService:
             request, passage = Request(name, data), Passage()
             try:
                 call = self._admitted(request, context, listener)._replace(passage=passage)
-                async with aclosing(self._answering.stream(request, call)) as answers:
+                size = len(data)
+                kept = (
+                    nullcontext() if size < _KEPT_BYTES else self._kept.taking(size, client_of(call.remote))
+                )
+                async with kept, aclosing(self._answering.stream(request, call)) as answers:
                     with self._receives.taking(client_of(call.remote)):
                         first = await self._until_leaving(anext(answers))
                     if first is None:

@@ -58,6 +58,13 @@ _CHANGES: Final = frozenset(
     }
 )
 
+#: Of one request: names and numbers; 4,096 offsets of topics with the longest names.
+_MOST_BYTES, _MOST_OFFSET_BYTES = 64 << 10, 1 << 20
+_WITH_OFFSETS: Final = frozenset({pb.CommitOffsetsRequest, pb.ResetOffsetsRequest})
+#: 10,000 pulls may wait, and each keeps its request: 64 tags of 100 bytes.
+_MOST_PULL_BYTES = 8 << 10
+_parse_pull = handlers.parser(pb.PullRequest, most_bytes=_MOST_PULL_BYTES)
+
 R = TypeVar("R", bound=Message)
 
 
@@ -101,8 +108,8 @@ class BrokerService:
             {
                 "Send": handlers.unary(self.sends.send, pb.SendRequest, self.sends.parse),
                 "SendStream": handlers.both_stream(self.sends.send_stream, pb.SendRequest, self.sends.parse),
-                "Pull": handlers.unary(self.pulls.pull, pb.PullRequest),
-                "PullStream": handlers.server_stream(self.pulls.pull_stream, pb.PullRequest),
+                "Pull": handlers.unary(self.pulls.pull, pb.PullRequest, _parse_pull),
+                "PullStream": handlers.server_stream(self.pulls.pull_stream, pb.PullRequest, _parse_pull),
                 "MessageAt": self._unary(self._message_at, pb.MessageAtRequest, pb.MessageAtResponse),
                 "Query": self._unary(self._query, pb.QueryRequest, pb.QueryResponse),
                 "OffsetByTime": self._unary(
@@ -154,7 +161,8 @@ class BrokerService:
             except Exception as error:
                 return make(status=status_to_pb(numbered(error, request_type.__name__)))
 
-        return handlers.unary(behaviour, request_type)
+        most_bytes = _MOST_OFFSET_BYTES if request_type in _WITH_OFFSETS else _MOST_BYTES
+        return handlers.unary(behaviour, request_type, handlers.parser(request_type, most_bytes=most_bytes))
 
     def _check_operator(self, context: Context) -> None:
         """IllegalMessage (CHANGE_NOT_ALLOWED) with a certificate that is no operator's and no member's."""

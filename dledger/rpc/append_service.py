@@ -29,7 +29,7 @@ from dledger.v1 import log_pb2 as pb
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
-_parse = parser(pb.AppendRequest, most_fields=None)
+_parse = parser(pb.AppendRequest, most_fields=None, most_bytes=None)
 
 #: Beside the bodies: group, number, session with its fields, time-out, and what newer clients add.
 _OTHER_FIELDS = 16

@@ -63,7 +63,7 @@ class ReceivedAppend(NamedTuple):
 
 #: Frames of fewer bytes are copied about as fast as they are found.
 _WORTH_FINDING = 4096
-_parse_whole = parser(pb.PushRequest)
+_parse_whole = parser(pb.PushRequest, most_bytes=None)
 
 
 def parse_push(data: bytes) -> pb.PushRequest | ReceivedAppend | None:

@@ -18,7 +18,7 @@ from dledger.rpc.ports import AdminPort, LogPort, PeerPort
 from dledger.rpc.read_service import ReadService
 from dledger.rpc.transport.call_limit import CallLimit, HandlerList
 from dledger.rpc.transport.channels import new_server
-from dledger.rpc.transport.handlers import both_stream, server_stream, service, unary
+from dledger.rpc.transport.handlers import both_stream, server_stream, service, small_requests, unary
 from dledger.rpc.transport.host import GrpcService, bind
 from dledger.rpc.transport.unsent_requests import UnsentRequests
 from dledger.v1 import admin_pb2, log_pb2, peer_pb2
@@ -120,10 +120,12 @@ class NodeGrpc:
         of_clients = HandlerList()
         of_clients.add_generic_rpc_handlers((service(LOG_SERVICE, log), service(ADMIN_SERVICE, admin)))
         of_clients.add_generic_rpc_handlers([other.handler for other in self._others])
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, of_clients)
+        of_grpc = HandlerList()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, of_grpc)
         names = (*_SERVICES, *self._other_names(), health.SERVICE_NAME, reflection.SERVICE_NAME)
         described = reflection.aio.ReflectionServicer(names)
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(described, of_clients)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(described, of_grpc)
+        of_clients.add_generic_rpc_handlers(map(small_requests, of_grpc.handlers))
         limited = [self._unsent.over(self._calls.over(handler)) for handler in of_clients.handlers]
         of_members = self._unsent_of_members.over(peer_handler(self._peers))
         self._server.add_generic_rpc_handlers((of_members, *limited))

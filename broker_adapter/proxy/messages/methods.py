@@ -23,6 +23,10 @@ END_TRANSACTION: Final = "EndTransaction"
 CHANGE_INVISIBLE_DURATION: Final = "ChangeInvisibleDuration"
 
 
+#: Of a request that waits for messages: 4,096 characters of a filter and some names. Thousands may wait.
+_MOST_WAITING_BYTES: Final = 32 << 10
+
+
 class Method(NamedTuple):
     """`max_bytes`: of a request. What has no bodies in it is small; 4 MiB of the smallest fields that there
     are take the event loop tenths of a second, only to be read. `check_shape`: raises Rejected for bytes that
@@ -58,12 +62,16 @@ METHODS: Final = {
         appends=True,
     ),
     "QueryAssignment": Method(calls.QueryAssignmentRequest, calls.QueryAssignmentResponse),
-    RECEIVE_MESSAGE: Method(calls.ReceiveMessageRequest, calls.ReceiveMessageResponse, True),
+    RECEIVE_MESSAGE: Method(
+        calls.ReceiveMessageRequest, calls.ReceiveMessageResponse, True, max_bytes=_MOST_WAITING_BYTES
+    ),
     ACK_MESSAGE: Method(calls.AckMessageRequest, calls.AckMessageResponse, max_bytes=1 << 20, appends=True),
     "ForwardMessageToDeadLetterQueue": Method(
         calls.ForwardMessageToDeadLetterQueueRequest, calls.ForwardMessageToDeadLetterQueueResponse
     ),
-    "PullMessage": Method(calls.PullMessageRequest, calls.PullMessageResponse, True),
+    "PullMessage": Method(
+        calls.PullMessageRequest, calls.PullMessageResponse, True, max_bytes=_MOST_WAITING_BYTES
+    ),
     "UpdateOffset": Method(calls.UpdateOffsetRequest, calls.UpdateOffsetResponse),
     "GetOffset": Method(calls.GetOffsetRequest, calls.GetOffsetResponse),
     "QueryOffset": Method(calls.QueryOffsetRequest, calls.QueryOffsetResponse),

@@ -20,7 +20,7 @@ M = TypeVar("M", bound=Message)
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 #: Why a stream or call ends that was not answered with a number: the client sees this as gRPC details.
-MALFORMED: Final = "the bytes are no message of this protocol"
+MALFORMED: Final = "the bytes are no message of this protocol, or more than one has"
 
 
 def malformed() -> InvalidRequest:
@@ -29,14 +29,24 @@ def malformed() -> InvalidRequest:
 
 #: Of one request: 20 ms to parse them. The largest are offsets of a group, 4,096 of five fields each.
 _MOST_FIELDS: Final = 1 << 15
+#: Of one request, unless its method says otherwise: names, numbers, short lists. A call keeps its request as
+#: long as it waits, and thousands may.
+_MOST_BYTES: Final = 64 << 10
+#: As field 1, a name that nothing has: of a service, or of a host.
+_OF_NOBODY: Final = b"\x0a\x01?"
+_MOST_NAME_BYTES: Final = 1 << 10
 
 
-def parser(message_type: type[M], *, most_fields: int | None = _MOST_FIELDS) -> Callable[[bytes], M | None]:
-    """Bytes to a message; None: they are none, or one of more fields than `most_fields` (None: somebody has
-    counted them)."""
+def parser(
+    message_type: type[M], *, most_fields: int | None = _MOST_FIELDS, most_bytes: int | None = _MOST_BYTES
+) -> Callable[[bytes], M | None]:
+    """Bytes to a message; None: they are none, or more than `most_bytes`, or one of more fields than
+    `most_fields` (None: somebody has counted them)."""
     from_string = message_type.FromString
 
     def parse(data: bytes) -> M | None:
+        if most_bytes is not None and len(data) > most_bytes:
+            return None
         if most_fields is not None and has_too_many_fields(message_type, data, most_fields):
             return None
         try:
@@ -76,6 +86,26 @@ def both_stream(
 ) -> Handler:
     """`parse`: a deserialiser of its own, which gives None for what is no message."""
     return grpc.stream_stream_rpc_method_handler(behavior, parse or parser(request_type), serialize)
+
+
+class _SmallRequests(grpc.GenericRpcHandler):
+    def __init__(self, handler: grpc.GenericRpcHandler) -> None:
+        self._handler = handler
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        found: Any = self._handler.service(handler_call_details)
+        if found is None:
+            return None
+        parse = found.request_deserializer
+        return found._replace(
+            request_deserializer=lambda data: parse(data if len(data) <= _MOST_NAME_BYTES else _OF_NOBODY)
+        )
+
+
+def small_requests(handler: grpc.GenericRpcHandler) -> grpc.GenericRpcHandler:
+    """Health and reflection, of gRPC's own: a watch keeps the name that it watches, however long that is.
+    What is too long for a name is asked as one that nothing has."""
+    return _SmallRequests(handler)
 
 
 def service(name: str, methods: Mapping[str, Handler]) -> grpc.GenericRpcHandler:

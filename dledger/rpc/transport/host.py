@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from dledger.errors import Code, ConfigError
 from dledger.rpc.transport.call_limit import HandlerList
 from dledger.rpc.transport.channels import new_server
-from dledger.rpc.transport.handlers import both_stream, server_stream, service, unary
+from dledger.rpc.transport.handlers import both_stream, server_stream, service, small_requests, unary
 from dledger.rpc.transport.unsent_requests import UnsentRequests
 
 
@@ -61,17 +61,18 @@ class GrpcHost:
 
     async def start(self, listen: str) -> None:
         """Bind and serve. ConfigError PORT_IN_USE names the address if it cannot be had."""
-        server, handlers = new_server(), HandlerList()
+        server, handlers, of_grpc = new_server(), HandlerList(), HandlerList()
         for name, methods in self._services.items():
             found = {method: _handler(one) for method, one in methods.items()}
             handlers.add_generic_rpc_handlers((service(name, found),))
         handlers.add_generic_rpc_handlers([other.handler for other in self._others])
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, handlers)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, of_grpc)
         own = (*self._services, *(other.name for other in self._others))
         names = (*own, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
-            reflection.aio.ReflectionServicer(names), handlers
+            reflection.aio.ReflectionServicer(names), of_grpc
         )
+        handlers.add_generic_rpc_handlers(map(small_requests, of_grpc.handlers))
         unsent = UnsentRequests()
         server.add_generic_rpc_handlers([unsent.over(handler) for handler in handlers.handlers])
         self.address = await bind(server, listen, self._credentials)

@@ -225,6 +225,29 @@ async def test_waiting_receives_are_shared_by_address() -> None:
         assert w.service.waiting_receives == 0
 
 
+async def test_what_waiting_receives_keep_is_shared_by_address() -> None:
+    """10,000 may wait, each with its request."""
+    recorder = Recorder()
+    recorder.may.clear()
+    request = receive_request()
+    request.message_queue.broker.name = "x" * (20 << 10)
+    settings = QUICK.model_copy(update={"max_request_bytes": 64 << 10})
+    async with world(settings, answering=recorder) as w:
+        waits = [asyncio.ensure_future(w.stream("ReceiveMessage", request)) for _ in range(2)]
+        await until(lambda: w.service.waiting_receives == 2)
+        (refused,) = await w.stream("ReceiveMessage", request)
+        assert refused.status.code == Code.TOO_MANY_REQUESTS
+        small = asyncio.ensure_future(w.stream("ReceiveMessage", receive_request()))
+        await until(lambda: w.service.waiting_receives == 3)
+        recorder.may.set()
+        for wait in (*waits, small):
+            assert [answer.status.code for answer in await wait] == [Code.OK]
+        assert [answer.status.code for answer in await w.stream("ReceiveMessage", request)] == [Code.OK]
+        request.message_queue.broker.name = "x" * (32 << 10)
+        (too_large,) = await w.stream("ReceiveMessage", request)
+        assert too_large.status.code == Code.PAYLOAD_TOO_LARGE
+
+
 async def test_a_receive_of_a_client_that_has_gone_ends() -> None:
     recorder = Recorder()
     recorder.may.clear()

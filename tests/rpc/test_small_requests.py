@@ -1,0 +1,103 @@
+"""A call keeps its request as long as it waits: no method takes a large one that does not need it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from unittest.mock import MagicMock
+
+import grpc
+import pytest
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from broker_adapter.rpc.service import BrokerService
+from broker_adapter.v1 import broker_pb2
+from dledger.rpc.serving import NodeGrpc
+from dledger.rpc.transport import handlers
+from dledger.v1 import admin_pb2, log_pb2
+
+_MIB = 1 << 20
+
+
+class _Call(NamedTuple):
+    """What gRPC tells a handler of a call."""
+
+    method: str
+    invocation_metadata: Any = ()
+
+
+def _largest(handler: grpc.GenericRpcHandler, path: str) -> int:
+    """What a method takes (bytes), of powers of two."""
+    method: Any = handler.service(_Call(path))  # type: ignore[arg-type]
+    assert method is not None, path
+    size = 1 << 10
+    while size <= 4 * _MIB and method.request_deserializer(_request_of(size)) is not None:
+        size *= 2
+    return size // 2
+
+
+def _request_of(size: int) -> bytes:
+    """An unknown field: kept with all others."""
+    tag_and_length = b"\xfa\x07" + bytes(
+        ((size & 0x7F) | 0x80, ((size >> 7) & 0x7F) | 0x80, size >> 14 & 0x7F | 0x80, size >> 21)
+    )
+    return tag_and_length + bytes(size)
+
+
+def _paths(service: ServiceDescriptor) -> list[str]:
+    return [f"/{service.full_name}/{method.name}" for method in service.methods]
+
+
+LARGE = {"Append", "AppendStream", "Send", "SendStream"}
+OFFSETS = {"CommitOffsets", "ResetOffsets"}
+WAITING = {"Pull", "PullStream"}
+
+
+def _may_take(path: str) -> int:
+    name = path.rpartition("/")[2]
+    return (
+        4 * _MIB
+        if name in LARGE
+        else 512 << 10
+        if name in OFFSETS
+        else 4 << 10
+        if name in WAITING
+        else 32 << 10
+    )
+
+
+@pytest.mark.parametrize("path", _paths(broker_pb2.DESCRIPTOR.services_by_name["BrokerService"]))
+def test_the_brokers_protocol(path: str) -> None:
+    assert _largest(BrokerService(MagicMock()).handler, path) == _may_take(path)
+
+
+@pytest.fixture(scope="module")
+def of_node() -> list[grpc.GenericRpcHandler]:
+    served = NodeGrpc(MagicMock(), MagicMock(), MagicMock())
+    server = served._server = MagicMock()
+    served._unsent = MagicMock()
+    served._unsent.over = lambda handler: handler  # it needs a call
+    served._add_services()
+    return list(server.add_generic_rpc_handlers.call_args[0][0])
+
+
+@pytest.mark.parametrize(
+    "path",
+    _paths(log_pb2.DESCRIPTOR.services_by_name["LogService"])
+    + _paths(admin_pb2.DESCRIPTOR.services_by_name["AdminService"]),
+)
+def test_the_log(of_node: list[grpc.GenericRpcHandler], path: str) -> None:
+    (handler,) = [one for one in of_node if one.service(_Call(path)) is not None]  # type: ignore[arg-type]
+    assert _largest(handler, path) == _may_take(path)
+
+
+@pytest.mark.parametrize("kind", [health_pb2.HealthCheckRequest, reflection_pb2.ServerReflectionRequest])
+def test_services_of_grpcs_own_keep_no_long_names(kind: Any) -> None:
+    methods = {"Watch": grpc.unary_stream_rpc_method_handler(MagicMock(), kind.FromString)}
+    handler = handlers.small_requests(grpc.method_handlers_generic_handler("t", methods))
+    parse: Any = handler.service(_Call("/t/Watch")).request_deserializer  # type: ignore[arg-type]
+    short = b"\x0a\x03abc"
+    assert parse(short) == kind.FromString(short)
+    assert parse(b"\x0a\x80\x08" + b"a" * 1024) == kind.FromString(b"\x0a\x01?")
+    assert handler.service(_Call("/t/Other")) is None  # type: ignore[arg-type]
