@@ -15,6 +15,8 @@ from broker_adapter.rpc.service import BrokerService
 from broker_adapter.v1 import broker_pb2
 from dledger.rpc.serving import NodeGrpc
 from dledger.rpc.transport import handlers
+from dledger.rpc.transport.channels import open_channel
+from dledger.rpc.transport.host import GrpcHost
 from dledger.v1 import admin_pb2, log_pb2
 
 _MIB = 1 << 20
@@ -99,5 +101,20 @@ def test_services_of_grpcs_own_keep_no_long_names(kind: Any) -> None:
     parse: Any = handler.service(_Call("/t/Watch")).request_deserializer  # type: ignore[arg-type]
     short = b"\x0a\x03abc"
     assert parse(short) == kind.FromString(short)
-    assert parse(b"\x0a\x80\x08" + b"a" * 1024) == kind.FromString(b"\x0a\x01?")
+    with pytest.raises(ValueError, match="1027 bytes"):
+        parse(b"\x0a\x80\x08" + b"a" * 1024)
     assert handler.service(_Call("/t/Other")) is None  # type: ignore[arg-type]
+
+
+async def test_a_watch_of_a_long_name_ends() -> None:
+    host = GrpcHost({})
+    await host.start("127.0.0.1:0")
+    try:
+        async with open_channel(host.address) as channel:
+            call: Any = channel.unary_stream("/grpc.health.v1.Health/Watch")
+            watch = call(health_pb2.HealthCheckRequest(service="a" * 2_000).SerializeToString())
+            assert await watch.code() == grpc.StatusCode.UNKNOWN
+            watch = call(health_pb2.HealthCheckRequest(service="a").SerializeToString())
+            assert await watch.read() == b"\x08\x03"  # nothing that is known
+    finally:
+        await host.stop(0)

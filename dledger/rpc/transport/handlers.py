@@ -32,8 +32,7 @@ _MOST_FIELDS: Final = 1 << 15
 #: Of one request, unless its method says otherwise: names, numbers, short lists. A call keeps its request as
 #: long as it waits, and thousands may.
 _MOST_BYTES: Final = 64 << 10
-#: As field 1, a name that nothing has: of a service, or of a host.
-_OF_NOBODY: Final = b"\x0a\x01?"
+#: Of a request of gRPC's own services: a name.
 _MOST_NAME_BYTES: Final = 1 << 10
 
 
@@ -97,14 +96,18 @@ class _SmallRequests(grpc.GenericRpcHandler):
         if found is None:
             return None
         parse = found.request_deserializer
-        return found._replace(
-            request_deserializer=lambda data: parse(data if len(data) <= _MOST_NAME_BYTES else _OF_NOBODY)
-        )
+
+        def parse_small(data: bytes) -> Any:
+            if len(data) > _MOST_NAME_BYTES:
+                raise ValueError(f"a request of {len(data)} bytes")  # which ends the call
+            return parse(data)
+
+        return found._replace(request_deserializer=parse_small)
 
 
 def small_requests(handler: grpc.GenericRpcHandler) -> grpc.GenericRpcHandler:
-    """Health and reflection, of gRPC's own: a watch keeps the name that it watches, however long that is.
-    What is too long for a name is asked as one that nothing has."""
+    """Health and reflection, of gRPC's own: a watch keeps the name that it watches, however long that is, and
+    gRPC the bytes of it. A call with what is too long for a name ends with UNKNOWN."""
     return _SmallRequests(handler)
 
 
