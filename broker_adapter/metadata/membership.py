@@ -6,12 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
+import structlog
+
 from broker_adapter.api import Assignment
 from broker_adapter.errors import BrokerError, NotMaster, Status, error_for
 from broker_adapter.metadata.commands import Command, NewGeneration
 from broker_adapter.metadata.coordinator import Catalog, CoordinatorConfig, GroupCoordinator, Pending
 from broker_adapter.metadata.values import Outcome
 from dledger.platform import wake_queue
+
+_log = structlog.get_logger(part="groups")
 
 _RENEW_MS = 1_000  # who waits looks again after this, however long its lease is
 
@@ -116,7 +120,13 @@ class Membership:
     def _carry_out(self, coordinator: GroupCoordinator, command: NewGeneration) -> None:
         task = asyncio.get_running_loop().create_task(self._see_through(coordinator, command))
         self._tasks.add(task)  # or nobody would hold it
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """What is no BrokerError is a mistake: members wait for the next tick, which proposes again."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("members of a group could not be changed", exc_info=error)
 
     async def _see_through(self, coordinator: GroupCoordinator, command: NewGeneration) -> None:
         applied = False

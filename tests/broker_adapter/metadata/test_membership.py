@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker_adapter.errors import BrokerError, Busy, NotMaster, PutIndeterminate, Status
 from broker_adapter.metadata.commands import Command, DeleteGroup
@@ -26,7 +27,7 @@ class Node:
         self.asked = 0
         self.open = asyncio.Event()  # while it is not set, proposals do not come through
         self.open.set()
-        self.failures: Iterator[BrokerError] = iter(())
+        self.failures: Iterator[Exception] = iter(())
         self.proposed = 0
         self.membership = Membership(
             self.replica,
@@ -182,6 +183,19 @@ async def test_a_new_master_takes_the_members_over_under_a_new_generation() -> N
     after = await new.membership.join("g", "a", ["t"], LEASE)
     assert after.generation > before.generation and after.queues == before.queues
     new.membership.stop()
+
+
+async def test_a_mistake_is_told_and_the_next_tick_proposes_again() -> None:
+    node = Node()
+    node.failures = iter([RuntimeError("a mistake")])
+    with capture_logs() as logs:
+        joining = node.joining("a")
+        await settled()
+    assert [(line["log_level"], str(line["exc_info"])) for line in logs] == [("error", "a mistake")]
+    assert not joining.done() and node.proposed == 1 and not node.membership._tasks
+    node.membership.tick()
+    await joining
+    assert node.proposed == 2
 
 
 async def test_the_clock_drives_it() -> None:
