@@ -37,6 +37,9 @@ class NodeMetrics:
         self._limits: Counter[str] = Counter()
         #: Whether CPUs are kept awake while there is work; whoever has the event loop knows.
         self.keeps_cpus_awake: Callable[[], bool] = lambda: False
+        #: How late the event loop was at most lately (seconds), and how often it was late; likewise.
+        self.loop_lag_s: Callable[[], float] = lambda: 0.0
+        self.loop_stalls: Callable[[], int] = lambda: 0
 
     @property
     def elections_by_cause(self) -> Mapping[str, int]:

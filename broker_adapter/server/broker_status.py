@@ -23,7 +23,6 @@ from broker_adapter.role.role_change import RoleChangeHandler
 from broker_adapter.role.role_status import HandlerStatus, RoleChangeMetrics
 from broker_adapter.server.broker import Broker
 from broker_adapter.server.dispatched_files import DispatchedFiles
-from broker_adapter.server.loop_lag import LoopLag
 from broker_adapter.store.dispatcher import Dispatcher
 from broker_adapter.store.dispatching import SetAside
 from dledger.platform import Histogram
@@ -48,7 +47,6 @@ class BrokerFacts(Protocol):
     forwarder: Forwarder
     forwarding: ForwardService
     remoting: RemotingPort
-    loop_lag: LoopLag
     topic_expiry: TopicExpiry
     group_expiry: GroupExpiry
 
@@ -192,11 +190,6 @@ class BrokerStatus:
                 delivery.waiting_receives,
             ),
             (
-                "broker_loop_lag_seconds",
-                "How late the event loop was at most, in the last minute or two.",
-                program.loop_lag.longest_s,
-            ),
-            (
                 "broker_waiting_receives",
                 "Calls of RocketMQ 5 clients that wait for messages.",
                 clients.waiting_receives,
@@ -232,11 +225,6 @@ class BrokerStatus:
                 "broker_delivery_appends",
                 "Appends of delivery state, each for many requests.",
                 delivery.rounds,
-            ),
-            (
-                "broker_loop_stalls",
-                "Times that the event loop was late by 0.1 s or more.",
-                program.loop_lag.stalls,
             ),
             (
                 "broker_delivery_damaged",

@@ -52,7 +52,6 @@ from broker_adapter.rpc.service import BrokerService
 from broker_adapter.server.broker import Broker
 from broker_adapter.server.broker_status import BrokerStatus
 from broker_adapter.server.dispatched_files import DispatchedFiles, holdings
-from broker_adapter.server.loop_lag import LoopLag
 from broker_adapter.server.replicated_state import ReplicatedState
 from broker_adapter.store.dispatcher import Arrivals, Dispatcher, StoreOptions
 from broker_adapter.store.queue_reader import QueueReader
@@ -122,7 +121,6 @@ class BrokerProgram:
         self._registrar: Registrar | None = None
         self._topics: Mapping[str, Any] = {}
         self._topics_version = 0
-        self.loop_lag = LoopLag()
         self.delivery_state = DeliveryState(
             on_outcomes=self._on_outcomes, first_offset=lambda *queue: self.metadata.first_offset(*queue)
         )
@@ -260,7 +258,6 @@ class BrokerProgram:
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.loop_lag.start()
         if self.node.node_status().flush_mode != "SYNC_FLUSH":
             self.adapter.master_role = BrokerRole.ASYNC_MASTER
         if self.settings.namesrv:
@@ -279,7 +276,6 @@ class BrokerProgram:
         """Leadership goes first. Until clients have been told to go elsewhere, their calls are held for the
         new master and handed on to it."""
         self.writer.stop()
-        self.loop_lag.stop()
         # What is in the log already is committed in a moment: better an answer than a doubt.
         await asyncio.gather(self.service.drain(_DRAIN_S), self.clients.handlers.drain(_DRAIN_S))
         self.broker.held.close()

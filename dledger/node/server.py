@@ -20,6 +20,7 @@ from dledger.node.async_shell import AsyncShell, monotonic_ms
 from dledger.node.disk.allocator import Allocator
 from dledger.node.disk.body_reader import BodyReader
 from dledger.node.disk.disk_worker import DiskWorker
+from dledger.node.loop.lag import LoopLag
 from dledger.node.loop.readable import ReadableLog
 from dledger.node.loop.threads import finished
 from dledger.node.loop.wall_clock import JumpWatch, wall_ms
@@ -119,6 +120,9 @@ class NodeServer(OwnerFace):
         self.max_batch_bytes = config.batch_bytes(disk)  # the limit of an append
         self.is_released = True  # nothing is left that a stuck disk keeps; not so between `start` and `stop`
         self.metrics = NodeMetrics()
+        self._loop_lag = LoopLag()
+        self.metrics.loop_lag_s = lambda: self._loop_lag.longest_s
+        self.metrics.loop_stalls = lambda: self._loop_lag.stalls
         self._on_fatal = on_fatal
         self._readers = ThreadPoolExecutor(_READER_THREADS, thread_name_prefix="reader")
         self._security: NodeSecurity | None = None  # None: plain text
@@ -172,6 +176,7 @@ class NodeServer(OwnerFace):
             raise
         timing = self.config.timing
         self._parts.run(timing.tick_ms, self._parts.tick)
+        self._loop_lag.start()
         self._every("checkpoint", timing.checkpoint_ms, self._checkpoint)
         if self._security is not None:
             self._every("tls", _TLS_LOOK_MS, self._look_at_certificates)
@@ -520,6 +525,7 @@ class NodeServer(OwnerFace):
         await self.stop_serving(_GRACE_S)
         for timer in self._timers.values():
             timer.cancel()
+        self._loop_lag.stop()
         self._parts.finish()
         await self._abandon()
         _log.info("stopped")

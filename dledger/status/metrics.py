@@ -50,6 +50,10 @@ class NodeMetricsSource(Protocol):
     def elections_by_cause(self) -> Mapping[str, int]: ...
     @property
     def keeps_cpus_awake(self) -> Callable[[], bool]: ...
+    @property
+    def loop_lag_s(self) -> Callable[[], float]: ...
+    @property
+    def loop_stalls(self) -> Callable[[], int]: ...
 
 
 # name, help text, value. The order is the order of the output.
@@ -174,6 +178,16 @@ class _NodeCollector(Collector):
             "dledger_keeps_cpus_awake",
             "1 if this node keeps CPUs awake while it has work; 0 if it may not, or is not to.",
             value=float(self._metrics.keeps_cpus_awake()),
+        )
+        yield GaugeMetricFamily(
+            "dledger_loop_lag_seconds",
+            "How late the event loop was at most, in the last minute or two.",
+            value=self._metrics.loop_lag_s(),
+        )
+        yield CounterMetricFamily(
+            "dledger_loop_stalls",
+            "Times that the event loop was late by 0.1 s or more.",
+            value=self._metrics.loop_stalls(),
         )
         yield from _followers(status)
         yield _counter(

@@ -54,7 +54,6 @@ def samples(status: HandlerStatus, changes: RoleChangeMetrics) -> dict[tuple[str
         forwarder=SimpleNamespace(figures=Figures()),
         topic_expiry=SimpleNamespace(expired=0),
         group_expiry=SimpleNamespace(expired=0),
-        loop_lag=SimpleNamespace(longest_s=0.5, stalls=3),
         handler=SimpleNamespace(status=status, metrics=changes),
     )
     metrics = BrokerStatus(cast("BrokerProgram", program)).metrics()

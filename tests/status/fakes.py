@@ -32,6 +32,8 @@ class FakeNodeMetrics:
     )
     elections_by_cause: dict[str, int] = field(default_factory=lambda: {"timeout": 2, "won": 1})
     keeps_cpus_awake: Callable[[], bool] = lambda: True
+    loop_lag_s: Callable[[], float] = lambda: 0.5
+    loop_stalls: Callable[[], int] = lambda: 3
 
 
 def make_status(node_id: str = "n1", role: str = "LEADER", **changes: object) -> NodeStatus:

@@ -90,6 +90,11 @@ def test_counters(families: dict[str, Metric]) -> None:
     assert value_of(families["dledger_limits_hit"], limit="pending_bytes") == 12
 
 
+def test_how_late_the_event_loop_is(families: dict[str, Metric]) -> None:
+    assert value_of(families["dledger_loop_lag_seconds"]) == 0.5
+    assert value_of(families["dledger_loop_stalls"]) == 3
+
+
 def test_whether_cpus_are_kept_awake_is_told(families: dict[str, Metric]) -> None:
     assert value_of(families["dledger_keeps_cpus_awake"]) == 1
     asleep = FakeNodeMetrics(keeps_cpus_awake=lambda: False)

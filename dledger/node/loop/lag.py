@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from dledger.platform import get_logger
+from dledger.logs import get_logger
 
 _log = get_logger("loop")
 
