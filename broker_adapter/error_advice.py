@@ -436,4 +436,9 @@ BROKER_ADVICE: dict[Status, Advice] = {
         "The connection broke, or the server is slow. The request may or may not have been done.",
         "Ask again if that is safe; look at what was done if it is not.",
     ),
+    Status.REQUEST_FAILED: Advice(
+        "A server of RocketMQ answered with an error that has no number here.",
+        "The message has its response code and its remark.",
+        "Look up the code in RocketMQ's documentation, and the remark in the log of that server.",
+    ),
 }

@@ -19,6 +19,9 @@ The tree says what the caller may conclude, as that of `dledger.errors` does::
     +-- NameServerRefused   a NameServer did not do what it was asked; nothing has changed there
     |   +-- NameServerBusy  ... later: a limit was reached, nothing is wrong
     +-- NameServerUnavailable  no answer: what was asked for may or may not have been done
+    +-- RemotingRefused     a request of the remoting protocol was not taken
+    +-- AnswerMissing       it was sent and no answer came: it may or may not have been done
+    +-- RemotingFailed      it was answered with an error that has no number here
 """
 
 from __future__ import annotations
@@ -140,6 +143,7 @@ class Status(IntEnum):
     EXECUTOR_FULL = 801
     CODE_UNKNOWN = 802
     ANSWER_MISSING = 803  # given by clients: the connection ended, or the time
+    REQUEST_FAILED = 804  # given by clients: an error of a server that has no number here
     QUEUE_ORDER = 758
     IMAGE_DAMAGED = 759
 
@@ -225,6 +229,7 @@ RESPONSE_CODE: dict[Status, ResponseCode] = {
     Status.EXECUTOR_FULL: ResponseCode.SYSTEM_BUSY,
     Status.CODE_UNKNOWN: ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
     Status.ANSWER_MISSING: ResponseCode.SYSTEM_ERROR,
+    Status.REQUEST_FAILED: ResponseCode.SYSTEM_ERROR,
     Status.QUEUE_ORDER: ResponseCode.SYSTEM_ERROR,
     Status.IMAGE_DAMAGED: ResponseCode.SYSTEM_ERROR,
 }
@@ -309,6 +314,10 @@ class FrameRefused(RemotingRefused):
 
 class AnswerMissing(BrokerError):
     """A request was sent and no answer came: what was asked for may or may not have been done."""
+
+
+class RemotingFailed(BrokerError):
+    """A server answered with an error of its own kind: what was asked for may or may not have been done."""
 
 
 def error_for(status: Status, message: str, *, master_address: str | None = None) -> BrokerError:
@@ -396,6 +405,7 @@ _CLASS_OF_STATUS: dict[Status, type[BrokerError]] = {
     Status.EXECUTOR_FULL: RemotingRefused,
     Status.CODE_UNKNOWN: RemotingRefused,
     Status.ANSWER_MISSING: AnswerMissing,
+    Status.REQUEST_FAILED: RemotingFailed,
     Status.QUEUE_ORDER: StoredDataDamaged,
     Status.IMAGE_DAMAGED: StoredDataDamaged,
 }

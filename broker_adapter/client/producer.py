@@ -15,7 +15,6 @@ from broker_adapter.api import OutgoingMessage, outgoing_messages
 from broker_adapter.client.directory import REPEATABLE, RETRY_PAUSE, Directory
 from broker_adapter.client.routes import Route, RouteSource, names_with_master, writable_queues
 from broker_adapter.client.send_queue import AttemptHook, Call, ProducerLimits, SendQueue
-from broker_adapter.client.unique_keys import UniqueKeys
 from broker_adapter.client.values import MessageQueue, Receipts, SendReceipt
 from broker_adapter.errors import Busy, IllegalMessage, PutRefused, Status, TopicRefused
 from broker_adapter.format.java_hash import java_hash
@@ -27,6 +26,7 @@ from broker_adapter.format.properties import (
     join_properties,
     with_property,
 )
+from broker_adapter.format.unique_keys import UniqueKeys
 from dledger import TlsFiles
 
 DEFAULT_TIMEOUT = 10.0

@@ -1,14 +1,22 @@
-"""Frames of the remoting protocol."""
+"""Frames of the remoting protocol, and what its client reads."""
 
 from __future__ import annotations
 
+import json
 import struct
+import zlib
 from random import Random
 
-from broker_adapter.errors import FrameRefused
+from broker_adapter.errors import FrameRefused, StoredDataDamaged
+from broker_adapter.format.message import Message
+from broker_adapter.format.message import encode as encode_record
+from broker_adapter.format.properties import join_properties
+from broker_adapter.format.sys_flag import COMPRESSED
 from broker_adapter.remoting.codes import Language
 from broker_adapter.remoting.command import HeaderForm, RemotingCommand, decode, encode
 from broker_adapter.remoting.frames import FrameReader
+from broker_adapter.remoting_client.route_data import parse_clusters, parse_route
+from broker_adapter.remoting_client.values import decode_messages
 from tests.fuzz.target import Target
 
 
@@ -47,6 +55,55 @@ def _read(data: bytes) -> None:
         encode(command)
 
 
+def _broker(rng: Random) -> dict[str, object]:
+    return {
+        "brokerName": rng.choice("ab"),
+        "cluster": "main",
+        "brokerAddrs": {str(number): f"10.0.0.{number}:10911" for number in range(rng.randrange(3))},
+    }
+
+
+def _bare_keys(found: object) -> bytes:
+    """As fastjson writes numeric keys."""
+    text = json.dumps(found)
+    for number in range(3):
+        text = text.replace(f'"{number}":', f"{number}:")
+    return text.encode()
+
+
+def _route(rng: Random) -> bytes:
+    queues = {"brokerName": "a", "readQueueNums": rng.randrange(5), "writeQueueNums": 4, "perm": 6}
+    order = rng.choice(("", "a:4;b:2"))
+    return _bare_keys({"brokerDatas": [_broker(rng)], "queueDatas": [queues], "orderTopicConf": order})
+
+
+def _use_route(data: bytes) -> None:
+    route = parse_route(data)
+    route.publish_queues("t")
+    route.subscribe_queues("t")
+
+
+def _clusters(rng: Random) -> bytes:
+    brokers = [_broker(rng) for _ in range(rng.randrange(3))]
+    table = {str(broker["brokerName"]): broker for broker in brokers}
+    return _bare_keys({"brokerAddrTable": table, "clusterAddrTable": {"main": list(table)}})
+
+
+def _records(rng: Random) -> bytes:
+    text = join_properties({"UNIQ_KEY": "K", "TAGS": "a"})
+    plain = Message("t", rng.randbytes(rng.randrange(1, 9)), text)
+    packed = Message("t", zlib.compress(bytes(rng.randrange(99))), text, sys_flag=COMPRESSED)
+    return b"".join(bytes(encode_record(one)) for one in rng.choices((plain, packed), k=2))
+
+
+def _use_messages(data: bytes) -> None:
+    for one in decode_messages(data, "a"):
+        assert one.message_id and one.tags is not None and one.keys is not None
+
+
 TARGETS = (
     Target("remoting-frame", _frame, _read, (decode, FrameReader.next), (FrameRefused,), with_lengths),
+    Target("client-route", _route, _use_route, (parse_route,), (FrameRefused,), text=True),
+    Target("client-clusters", _clusters, parse_clusters, (parse_clusters,), (FrameRefused,), text=True),
+    Target("client-messages", _records, _use_messages, (decode_messages,), (StoredDataDamaged,)),
 )

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.client.send_queue import ProducerLimits
-from broker_adapter.client.unique_keys import UniqueKeys
 from broker_adapter.client.values import message_of, parse_tags
 from broker_adapter.errors import IllegalMessage, StoredDataDamaged
 from broker_adapter.format.host import Host
 from broker_adapter.format.message import Message, decode, encode
 from broker_adapter.format.properties import join_properties, split_properties
+from broker_adapter.format.unique_keys import UniqueKeys
 
 
 @pytest.mark.parametrize(

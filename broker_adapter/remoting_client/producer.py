@@ -1,0 +1,272 @@
+"""Producer: sends messages and says what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Self
+
+from broker_adapter.errors import (
+    AnswerMissing,
+    BrokerError,
+    IllegalMessage,
+    PutIndeterminate,
+    PutRefused,
+    Status,
+    TopicRefused,
+)
+from broker_adapter.format.properties import UNIQ_KEY, join_properties
+from broker_adapter.format.sys_flag import COMPRESSED, COMPRESSION_ZLIB
+from broker_adapter.format.topic_names import check_topic_name
+from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting_client import outcomes, requests
+from broker_adapter.remoting_client.instance import ClientInstance, now_ms
+from broker_adapter.remoting_client.options import ClientOptions
+from broker_adapter.remoting_client.queue_choice import QueueChoice
+from broker_adapter.remoting_client.requests import OutgoingMessage
+from broker_adapter.remoting_client.values import Message, MessageQueue, SendResult, SendStatus
+
+#: Chooses the queue of a message: queues of the topic, the message, the argument of `send`.
+Selector = Callable[[Sequence[MessageQueue], Message, object], MessageQueue]
+
+#: Larger bodies are compressed on a thread: they would hold up the event loop.
+_THREAD_BYTES = 64 << 10
+_COMPRESS_LEVEL = 5  # RocketMQ's
+_ATTEMPTS = 3  # RocketMQ's retryTimesWhenSendFailed, and one
+
+
+class Producer:
+    """RocketMQ's DefaultMQProducer for asyncio. Use it with `async with`, or `start` and `close`."""
+
+    def __init__(
+        self,
+        group: str,
+        name_servers: Sequence[str] | str,
+        *,
+        options: ClientOptions | None = None,
+        tls: ssl.SSLContext | None = None,
+        create_topics: bool = True,
+    ) -> None:
+        """`create_topics`: messages of unknown topics go to brokers that create topics by use, if any do."""
+        self.group = group
+        self._client = ClientInstance(name_servers, options, tls)
+        self._options = self._client.options
+        self._create_topics = create_topics
+        self._choice = QueueChoice(self._options.avoid_broker_s, random.randrange(1 << 16))
+
+    async def start(self) -> None:
+        self._client.start()
+
+    async def close(self) -> None:
+        """Disconnect. Sends in progress end as indeterminate."""
+        await self._client.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # -- sending
+
+    async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Queues that take messages (fetchPublishMessageQueues). TopicRefused (TOPIC_UNKNOWN)."""
+        check_topic_name(topic)
+        return (await self._client.routes.get(topic)).publish_queues(topic)
+
+    async def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        arg: object = None,
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        """Send one message; a broker has stored it on return.
+
+        Without `queue` and `selector` a failed attempt is repeated at another broker, up to three in all:
+        the message may then be stored twice (`SendResult.may_be_duplicate`). With one of them the order
+        matters: an attempt is repeated at that queue, and only if nothing was stored.
+
+        PutIndeterminate (OUTCOME_UNKNOWN): no attempt has succeeded, and one may have been stored.
+        PutRefused, TopicRefused, IllegalMessage: nothing was stored.
+        """
+        outgoing = await self._encoded(message)
+        return await self._send(message, outgoing, queue, selector, arg, timeout_s)
+
+    async def send_batch(
+        self,
+        messages: Sequence[Message],
+        *,
+        queue: MessageQueue | None = None,
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        """Send messages of one topic into one queue, all or none. Errors as those of `send`.
+
+        IllegalMessage for none, for delays, and for several topics.
+        """
+        outgoing = self._encoded_batch(messages)
+        return await self._send(messages[0], outgoing, queue, None, None, timeout_s)
+
+    async def send_oneway(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        arg: object = None,
+    ) -> None:
+        """Send one message without an answer: whether it is stored is not known. PutRefused: it is not.
+
+        Brokers of RocketMQ drop what they have not begun when the connection ends: do not close at once.
+        """
+        outgoing = await self._encoded(message)
+        chosen = queue or self._choose(await self._write_queues(message.topic), message, selector, arg)
+        request = self._request(chosen, outgoing)
+        request.flag = RemotingCommand.oneway(request.code).flag
+        await self._client.connections.notify(await self._address(chosen), request)
+
+    # -- inside
+
+    async def _send(
+        self,
+        message: Message,
+        outgoing: OutgoingMessage,
+        queue: MessageQueue | None,
+        selector: Selector | None,
+        arg: object,
+        timeout_s: float | None,
+    ) -> SendResult:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (timeout_s or self._options.timeout_s)
+        is_ordered = queue is not None or selector is not None
+        tried: frozenset[str] = frozenset()
+        unknown: PutIndeterminate | None = None
+        last: BrokerError | None = None
+        for attempt in range(_ATTEMPTS):
+            if loop.time() >= deadline:
+                break
+            if queue is None or not is_ordered:
+                queues = await self._write_queues(message.topic, renew=attempt > 0)
+                queue = (
+                    selector(queues, message, arg)
+                    if selector is not None
+                    else self._choice.pick(queues, loop.time(), tried=tried)
+                )
+            try:
+                result = await self._attempt(queue, outgoing, deadline)
+            except BrokerError as error:
+                last = error
+                if isinstance(error, PutIndeterminate):
+                    unknown = error
+                if not outcomes.retries_elsewhere(error) or (unknown is not None and is_ordered):
+                    break
+                self._choice.failed(queue.broker_name, loop.time())
+                tried |= {queue.broker_name}
+            else:
+                self._choice.succeeded(queue.broker_name)
+                return _with_duplicates(result) if unknown is not None else result
+        raise unknown or last or PutRefused(Status.NOT_CONNECTED, "no time was left for an attempt")
+
+    async def _attempt(self, queue: MessageQueue, outgoing: OutgoingMessage, deadline: float) -> SendResult:
+        left = deadline - asyncio.get_running_loop().time()
+        timeout_s = min(left, self._options.request_timeout_s)
+        address = await self._address(queue)
+        try:
+            answer = await self._client.connections.invoke(address, self._request(queue, outgoing), timeout_s)
+        except AnswerMissing as error:
+            raise PutIndeterminate(Status.OUTCOME_UNKNOWN, error.message) from None
+        if answer.code not in SendStatus.__members__.values():
+            raise outcomes.send_error(answer, address)
+        return SendResult(
+            status=SendStatus(answer.code),
+            queue=queue._replace(queue_id=requests.number(answer, "queueId")),
+            queue_offset=requests.number(answer, "queueOffset"),
+            message_ids=outgoing.message_ids,
+            offset_message_ids=tuple(answer.fields.get("msgId", "").split(",")),
+            transaction_id=answer.fields.get("transactionId", ""),
+        )
+
+    async def _address(self, queue: MessageQueue) -> str:
+        routes = self._client.routes.known
+        for topic in (queue.topic, requests.DEFAULT_TOPIC):
+            if topic in routes and (address := routes[topic].master(queue.broker_name)) is not None:
+                return address
+        return await self._client.master_of(queue.topic, queue.broker_name)
+
+    def _request(self, queue: MessageQueue, outgoing: OutgoingMessage) -> RemotingCommand:
+        return requests.send_message(
+            self.group, queue, outgoing, now_ms(), default_topic_queues=self._options.default_topic_queues
+        )
+
+    async def _write_queues(self, topic: str, *, renew: bool = False) -> tuple[MessageQueue, ...]:
+        """Of the topic, or of the one that stands for topics that are created by use."""
+        routes = self._client.routes
+        try:
+            route = await (routes.renewed(topic) if renew else routes.get(topic))
+        except TopicRefused as error:
+            if not self._create_topics:
+                raise
+            try:
+                default = await routes.get(requests.DEFAULT_TOPIC)
+            except TopicRefused:
+                raise error from None
+            most = self._options.default_topic_queues
+            return tuple(one for one in default.publish_queues(topic) if one.queue_id < most)
+        return route.publish_queues(topic)
+
+    def _choose(
+        self, queues: Sequence[MessageQueue], message: Message, selector: Selector | None, arg: object
+    ) -> MessageQueue:
+        if selector is not None:
+            return selector(queues, message, arg)
+        return self._choice.pick(queues, asyncio.get_running_loop().time())
+
+    async def _encoded(self, message: Message) -> OutgoingMessage:
+        check_topic_name(message.topic)
+        requests.check_body(len(message.body), self._options.max_body_bytes)
+        key = self._client.keys.next()
+        body, sys_flag = message.body, 0
+        if len(body) >= self._options.compress_above_bytes:
+            if len(body) >= _THREAD_BYTES:
+                packed = await asyncio.to_thread(zlib.compress, body, _COMPRESS_LEVEL)
+            else:
+                packed = zlib.compress(body, _COMPRESS_LEVEL)
+            if len(packed) < len(body):
+                body, sys_flag = packed, COMPRESSED | COMPRESSION_ZLIB
+        properties = join_properties(message.wire_properties(key))
+        return OutgoingMessage(body, properties, message.flag, sys_flag, (key,))
+
+    def _encoded_batch(self, messages: Sequence[Message]) -> OutgoingMessage:
+        if not messages:
+            raise IllegalMessage(Status.REQUEST_MALFORMED, "a batch without messages")
+        if len({message.topic for message in messages}) > 1:
+            raise IllegalMessage(Status.REQUEST_MALFORMED, "a batch has messages of one topic only")
+        if any(message.delay_level for message in messages):
+            raise IllegalMessage(Status.REQUEST_MALFORMED, "messages of a batch have no delay")
+        check_topic_name(messages[0].topic)
+        keys = self._client.keys.take(len(messages))
+        body = requests.batch_body(
+            (one.body, one.wire_properties(key), one.flag) for one, key in zip(messages, keys, strict=True)
+        )
+        requests.check_body(len(body), self._options.max_body_bytes)
+        # A batch has properties of its own, which brokers want: RocketMQ joins the ids.
+        properties = join_properties({UNIQ_KEY: ",".join(keys), "WAIT": "true"})
+        return OutgoingMessage(body, properties, 0, 0, tuple(keys), is_batch=True)
+
+
+def _with_duplicates(result: SendResult) -> SendResult:
+    return SendResult(
+        result.status,
+        result.queue,
+        result.queue_offset,
+        result.message_ids,
+        result.offset_message_ids,
+        result.transaction_id,
+        may_be_duplicate=True,
+    )

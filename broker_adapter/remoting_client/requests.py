@@ -1,0 +1,116 @@
+"""Requests with the fields that RocketMQ's request headers have, and what their answers say. Pure."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from broker_adapter.errors import FrameRefused, IllegalMessage, Status
+from broker_adapter.format.properties import encode_properties, join_properties
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting_client.values import MessageQueue
+
+#: The topic whose route new topics get.
+DEFAULT_TOPIC: Final = "TBW102"
+_BATCH_ITEM = struct.Struct(">iiiii")
+_SHORT = struct.Struct(">h")
+
+
+class OutgoingMessage(NamedTuple):
+    """What a send request carries. `count`: messages in the body."""
+
+    body: bytes
+    properties: str
+    flag: int
+    sys_flag: int
+    message_ids: tuple[str, ...]
+    is_batch: bool = False
+
+
+def send_message(
+    group: str, queue: MessageQueue, message: OutgoingMessage, born_ms: int, *, default_topic_queues: int
+) -> RemotingCommand:
+    """SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE: fields have names of one letter."""
+    fields = {
+        "a": group,
+        "b": queue.topic,
+        "c": DEFAULT_TOPIC,
+        "d": str(default_topic_queues),
+        "e": str(queue.queue_id),
+        "f": str(message.sys_flag),
+        "g": str(born_ms),
+        "h": str(message.flag),
+        "i": message.properties,
+        "j": "0",
+        "k": "false",
+        "m": _bool(message.is_batch),
+        "n": queue.broker_name,
+    }
+    code = RequestCode.SEND_BATCH_MESSAGE if message.is_batch else RequestCode.SEND_MESSAGE_V2
+    return RemotingCommand(code, fields, message.body)
+
+
+def batch_body(messages: Iterable[tuple[bytes, Mapping[str, str], int]]) -> bytes:
+    """(body, properties, flag) of each message, as SEND_BATCH_MESSAGE has them. IllegalMessage as from
+    `join_properties`."""
+    parts = []
+    for body, properties, flag in messages:
+        raw = encode_properties(join_properties(properties))
+        size = _BATCH_ITEM.size + len(body) + _SHORT.size + len(raw)
+        parts += [_BATCH_ITEM.pack(size, 0, 0, flag, len(body)), body, _SHORT.pack(len(raw)), raw]
+    return b"".join(parts)
+
+
+def create_topic(
+    topic: str, *, read_queues: int, write_queues: int, permission: int, attributes: Mapping[str, str]
+) -> RemotingCommand:
+    """UPDATE_AND_CREATE_TOPIC. `attributes`: as mqadmin names them, e.g. {"+message.type": "FIFO"}."""
+    fields = {
+        "topic": topic,
+        "defaultTopic": DEFAULT_TOPIC,
+        "readQueueNums": str(read_queues),
+        "writeQueueNums": str(write_queues),
+        "perm": str(permission),
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": "0",
+        "order": "false",
+    }
+    if attributes:
+        fields["attributes"] = ",".join(f"{name}={value}" for name, value in attributes.items())
+    return RemotingCommand(RequestCode.UPDATE_AND_CREATE_TOPIC, fields)
+
+
+def route_of(topic: str) -> RemotingCommand:
+    return RemotingCommand(
+        RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": "true"}
+    )
+
+
+def of_queue(code: RequestCode, queue: MessageQueue, **more: str) -> RemotingCommand:
+    """A request about one queue."""
+    fields = {"topic": queue.topic, "queueId": str(queue.queue_id), "brokerName": queue.broker_name}
+    return RemotingCommand(code, {**fields, **more})
+
+
+def number(answer: RemotingCommand, name: str) -> int:
+    """A field of an answer. FrameRefused (FRAME_INVALID) if it is no number."""
+    try:
+        return int(answer.fields[name])
+    except (KeyError, ValueError):
+        raise FrameRefused(
+            f"an answer without a number {name}: {answer.fields.get(name, '')[:50]!r}"
+        ) from None
+
+
+def check_body(size: int, limit: int) -> None:
+    """IllegalMessage (BODY_TOO_LARGE, REQUEST_MALFORMED: brokers of RocketMQ fail at empty bodies)."""
+    if not size:
+        raise IllegalMessage(Status.REQUEST_MALFORMED, "an empty body")
+    if size > limit:
+        raise IllegalMessage(Status.BODY_TOO_LARGE, f"a body of {size} bytes; {limit} may be")
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"

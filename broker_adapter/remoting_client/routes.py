@@ -1,0 +1,130 @@
+"""Routes of topics: asked from NameServers, kept, and asked for again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from broker_adapter.errors import (
+    AnswerMissing,
+    BrokerError,
+    NameServerUnavailable,
+    PutRefused,
+    ResponseCode,
+    Status,
+    TopicRefused,
+)
+from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting_client import requests
+from broker_adapter.remoting_client.connections import Connections
+from broker_adapter.remoting_client.options import ClientOptions
+from broker_adapter.remoting_client.outcomes import error_of
+from broker_adapter.remoting_client.route_data import TopicRoute, parse_route
+from dledger.platform import get_logger
+
+_log = get_logger("remoting-client")
+
+#: After a failure a route is asked for again at once, but not more often.
+_MIN_AGE_S = 0.5
+
+
+class NameServers:
+    """Asks one NameServer as long as it answers, then the next one."""
+
+    def __init__(
+        self, addresses: Sequence[str] | str, connections: Connections, options: ClientOptions
+    ) -> None:
+        """`addresses`: host:port each, or one text with `;` between them as in RocketMQ's settings."""
+        given = addresses.split(";") if isinstance(addresses, str) else addresses
+        self.addresses = [one.strip() for one in given if one.strip()]
+        if not self.addresses:
+            raise ValueError("a client needs the address of a NameServer")
+        self._connections = connections
+        self._options = options
+        self._current = 0
+
+    async def invoke(self, request: RemotingCommand) -> RemotingCommand:
+        """The answer of the first that answers. NameServerUnavailable (NAMESRV_UNREACHABLE)."""
+        problems = []
+        for _ in self.addresses:
+            address = self.addresses[self._current % len(self.addresses)]
+            try:
+                return await self._connections.invoke(address, request, self._options.request_timeout_s)
+            except (PutRefused, AnswerMissing) as error:
+                problems.append(error.message)
+                self._current += 1
+        raise NameServerUnavailable(Status.NAMESRV_UNREACHABLE, "; ".join(problems))
+
+
+class RouteCache:
+    """On one event loop; `run` renews what is kept until it is cancelled."""
+
+    def __init__(self, name_servers: NameServers, options: ClientOptions) -> None:
+        self._name_servers = name_servers
+        self._options = options
+        self._routes: dict[str, tuple[TopicRoute, float]] = {}  # with its age; least recently used first
+        self._asking: dict[str, asyncio.Task[TopicRoute]] = {}
+        self.min_age_s = _MIN_AGE_S
+
+    @property
+    def known(self) -> dict[str, TopicRoute]:
+        return {topic: route for topic, (route, _) in self._routes.items()}
+
+    async def get(self, topic: str) -> TopicRoute:
+        """TopicRefused (TOPIC_UNKNOWN), NameServerUnavailable (NAMESRV_UNREACHABLE)."""
+        kept = self._routes.pop(topic, None)
+        if kept is None:
+            return await self._ask_once(topic)
+        self._routes[topic] = kept
+        return kept[0]
+
+    async def renewed(self, topic: str) -> TopicRoute:
+        """The route after a failure: asked for again unless that was just done. The old one if nobody
+        answers."""
+        kept = self._routes.get(topic)
+        if kept is not None and asyncio.get_running_loop().time() - kept[1] < self.min_age_s:
+            return kept[0]
+        try:
+            return await self._ask_once(topic)
+        except NameServerUnavailable:
+            if kept is None:
+                raise
+            return kept[0]
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.poll_name_server_s)
+            for topic in list(self._routes):
+                try:
+                    await self._ask_once(topic)
+                except BrokerError as error:
+                    _log.info("a route is not renewed", topic=topic, reason=str(error))
+
+    async def close(self) -> None:
+        asking = list(self._asking.values())
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+    async def _ask_once(self, topic: str) -> TopicRoute:
+        """One question at a time for each topic."""
+        asking = self._asking.get(topic)
+        if asking is None:
+            asking = asyncio.get_running_loop().create_task(self._ask(topic))
+            self._asking[topic] = asking
+            asking.add_done_callback(lambda _: self._asking.pop(topic, None))
+        return await asyncio.shield(asking)
+
+    async def _ask(self, topic: str) -> TopicRoute:
+        answer = await self._name_servers.invoke(requests.route_of(topic))
+        if answer.code != ResponseCode.SUCCESS:
+            error = error_of(answer, f"route of {topic}")
+            if isinstance(error, TopicRefused):
+                self._routes.pop(topic, None)
+            raise error
+        route = parse_route(answer.body)
+        self._routes.pop(topic, None)
+        while len(self._routes) >= self._options.max_topics:
+            self._routes.pop(next(iter(self._routes)))
+        self._routes[topic] = route, asyncio.get_running_loop().time()
+        return route
