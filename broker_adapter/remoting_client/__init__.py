@@ -1,9 +1,23 @@
 """The client of RocketMQ's remoting protocol, in Python only: for brokers of RocketMQ 4.x, 5.x and ours."""
 
 from broker_adapter.remoting_client.admin import Admin
+from broker_adapter.remoting_client.blocking import (
+    BlockingAdmin,
+    BlockingProducer,
+    BlockingPullConsumer,
+    BlockingPushConsumer,
+)
+from broker_adapter.remoting_client.consumer_calls import ConsumeFromWhere
+from broker_adapter.remoting_client.group_requests import MessageModel
 from broker_adapter.remoting_client.options import ClientOptions
+from broker_adapter.remoting_client.process_queue import FlowLimits
 from broker_adapter.remoting_client.producer import Producer
+from broker_adapter.remoting_client.pull_consumer import PullConsumer
+from broker_adapter.remoting_client.pulling import PullResult, PullStatus
+from broker_adapter.remoting_client.push_consumer import PushConsumer
 from broker_adapter.remoting_client.queue_choice import select_by_hash
+from broker_adapter.remoting_client.queue_worker import ConsumeSettings, ConsumeStatus
+from broker_adapter.remoting_client.rebalance import allocate_averagely, allocate_averagely_by_circle
 from broker_adapter.remoting_client.route_data import BrokerAddresses, TopicRoute
 from broker_adapter.remoting_client.values import (
     Message,
@@ -15,14 +29,29 @@ from broker_adapter.remoting_client.values import (
 
 __all__ = [
     "Admin",
+    "BlockingAdmin",
+    "BlockingProducer",
+    "BlockingPullConsumer",
+    "BlockingPushConsumer",
     "BrokerAddresses",
     "ClientOptions",
+    "ConsumeFromWhere",
+    "ConsumeSettings",
+    "ConsumeStatus",
+    "FlowLimits",
     "Message",
     "MessageExt",
+    "MessageModel",
     "MessageQueue",
     "Producer",
+    "PullConsumer",
+    "PullResult",
+    "PullStatus",
+    "PushConsumer",
     "SendResult",
     "SendStatus",
     "TopicRoute",
+    "allocate_averagely",
+    "allocate_averagely_by_circle",
     "select_by_hash",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -16,6 +17,8 @@ from broker_adapter.remoting_client.instance import ClientInstance
 from broker_adapter.remoting_client.options import ClientOptions
 from broker_adapter.remoting_client.route_data import BrokerAddresses, TopicRoute, parse_clusters
 from broker_adapter.remoting_client.values import MessageExt, MessageQueue, decode_messages
+
+_PAUSE_S = 0.05
 
 
 class Admin:
@@ -50,7 +53,7 @@ class Admin:
 
     async def route(self, topic: str) -> TopicRoute:
         """Asked for anew. TopicRefused (TOPIC_UNKNOWN)."""
-        return await self._client.routes.renewed(topic)
+        return await self._client.routes.ask(topic)
 
     async def create_topic(
         self,
@@ -64,19 +67,19 @@ class Admin:
         """Create or change it at every master, of `cluster` if one is named. `permission`: 4 readable, 2
         writable. `attributes`: as mqadmin names them.
 
-        A broker tells NameServers of a new topic by itself; that takes a moment. TopicRefused (QUEUE_UNKNOWN)
-        if no master is known.
+        The NameServer is waited for, which learns of it from the brokers. TopicRefused: QUEUE_UNKNOWN if no
+        master is known, TOPIC_UNKNOWN if the NameServer does not know it in time.
         """
         check_topic_name(topic)
-        masters = [
-            broker.master
+        masters = {
+            broker.name: broker.master
             for name, brokers in (await self.clusters()).items()
             for broker in brokers
             if broker.master is not None and cluster in ("", name)
-        ]
+        }
         if not masters:
             raise TopicRefused(Status.QUEUE_UNKNOWN, f"no master of cluster {cluster!r} is known")
-        for master in masters:
+        for master in masters.values():
             await self._client.call(
                 master,
                 requests.create_topic(
@@ -87,6 +90,25 @@ class Admin:
                     attributes=attributes or {},
                 ),
             )
+
+        await self._until_known(topic, set(masters), queues)
+
+    async def _until_known(self, topic: str, brokers: set[str], queues: int) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._client.options.timeout_s
+        while True:
+            try:
+                found = (await self.route(topic)).queues
+                if brokers <= {one.broker_name for one in found if one.write_queues == queues}:
+                    return
+            except TopicRefused as error:
+                if error.status is not Status.TOPIC_UNKNOWN:
+                    raise
+            if loop.time() > deadline:
+                raise TopicRefused(
+                    Status.TOPIC_UNKNOWN, f"{topic} was created, and the NameServer does not know it in time"
+                )
+            await asyncio.sleep(_PAUSE_S)
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """Of the first message that is still there."""

@@ -52,12 +52,16 @@ class ClientInstance:
         """Let it go on until it ends or the client is closed."""
         self._tasks.append(asyncio.get_running_loop().create_task(work))
 
-    async def close(self) -> None:
-        """Cancel what goes on and disconnect. Repeatable."""
+    async def stop_tasks(self) -> None:
+        """Cancel what goes on; calls are still possible."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Cancel what goes on and disconnect. Repeatable."""
+        await self.stop_tasks()
         await self.routes.close()
         await self.connections.close()
 

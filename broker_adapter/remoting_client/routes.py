@@ -74,7 +74,7 @@ class RouteCache:
         """TopicRefused (TOPIC_UNKNOWN), NameServerUnavailable (NAMESRV_UNREACHABLE)."""
         kept = self._routes.pop(topic, None)
         if kept is None:
-            return await self._ask_once(topic)
+            return await self.ask(topic)
         self._routes[topic] = kept
         return kept[0]
 
@@ -85,7 +85,7 @@ class RouteCache:
         if kept is not None and asyncio.get_running_loop().time() - kept[1] < self.min_age_s:
             return kept[0]
         try:
-            return await self._ask_once(topic)
+            return await self.ask(topic)
         except NameServerUnavailable:
             if kept is None:
                 raise
@@ -96,7 +96,7 @@ class RouteCache:
             await asyncio.sleep(self._options.poll_name_server_s)
             for topic in list(self._routes):
                 try:
-                    await self._ask_once(topic)
+                    await self.ask(topic)
                 except BrokerError as error:
                     _log.info("a route is not renewed", topic=topic, reason=str(error))
 
@@ -106,16 +106,16 @@ class RouteCache:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
 
-    async def _ask_once(self, topic: str) -> TopicRoute:
-        """One question at a time for each topic."""
+    async def ask(self, topic: str) -> TopicRoute:
+        """The route as a NameServer has it now; one question at a time for each topic. Errors as of `get`."""
         asking = self._asking.get(topic)
         if asking is None:
-            asking = asyncio.get_running_loop().create_task(self._ask(topic))
+            asking = asyncio.get_running_loop().create_task(self._question(topic))
             self._asking[topic] = asking
             asking.add_done_callback(lambda _: self._asking.pop(topic, None))
         return await asyncio.shield(asking)
 
-    async def _ask(self, topic: str) -> TopicRoute:
+    async def _question(self, topic: str) -> TopicRoute:
         answer = await self._name_servers.invoke(requests.route_of(topic))
         if answer.code != ResponseCode.SUCCESS:
             error = error_of(answer, f"route of {topic}")

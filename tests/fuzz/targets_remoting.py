@@ -15,6 +15,7 @@ from broker_adapter.format.sys_flag import COMPRESSED
 from broker_adapter.remoting.codes import Language
 from broker_adapter.remoting.command import HeaderForm, RemotingCommand, decode, encode
 from broker_adapter.remoting.frames import FrameReader
+from broker_adapter.remoting_client.group_requests import parse_locked, parse_members
 from broker_adapter.remoting_client.route_data import parse_clusters, parse_route
 from broker_adapter.remoting_client.values import decode_messages
 from tests.fuzz.target import Target
@@ -101,9 +102,20 @@ def _use_messages(data: bytes) -> None:
         assert one.message_id and one.tags is not None and one.keys is not None
 
 
+def _locked(rng: Random) -> bytes:
+    queues = [{"topic": "t", "brokerName": "a", "queueId": number} for number in range(rng.randrange(4))]
+    return json.dumps({"lockOKMQSet": queues}).encode()
+
+
+def _members(rng: Random) -> bytes:
+    return json.dumps({"consumerIdList": [f"c{number}" for number in range(rng.randrange(4))]}).encode()
+
+
 TARGETS = (
     Target("remoting-frame", _frame, _read, (decode, FrameReader.next), (FrameRefused,), with_lengths),
     Target("client-route", _route, _use_route, (parse_route,), (FrameRefused,), text=True),
     Target("client-clusters", _clusters, parse_clusters, (parse_clusters,), (FrameRefused,), text=True),
+    Target("client-locks", _locked, parse_locked, (parse_locked,), (FrameRefused,), text=True),
+    Target("client-members", _members, parse_members, (parse_members,), (FrameRefused,), text=True),
     Target("client-messages", _records, _use_messages, (decode_messages,), (StoredDataDamaged,)),
 )

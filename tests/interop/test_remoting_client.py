@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -14,9 +14,17 @@ import pytest
 from broker_adapter.errors import BrokerError, TopicRefused
 from broker_adapter.remoting_client import (
     Admin,
+    ConsumeFromWhere,
+    ConsumeSettings,
+    ConsumeStatus,
     Message,
+    MessageExt,
+    MessageModel,
     MessageQueue,
     Producer,
+    PullConsumer,
+    PullStatus,
+    PushConsumer,
     SendStatus,
     TopicRoute,
     select_by_hash,
@@ -27,6 +35,7 @@ from . import genuine
 
 pytestmark = [pytest.mark.xdist_group("interop"), pytest.mark.process]
 QUEUES = 4
+PAGE = (Path(__file__).resolve().parents[2] / "docs/remoting-client.md").read_text()
 
 
 _WITHIN_S = 60
@@ -84,15 +93,9 @@ async def admin(rocketmq: Genuine) -> AsyncIterator[Admin]:
 async def created(admin: Admin, topic: str) -> TopicRoute:
     """The route of a new topic, at both brokers."""
     await admin.create_topic(topic, queues=QUEUES)
-
-    async def is_known() -> bool:
-        try:
-            return len((await admin.route(topic)).publish_queues(topic)) == 2 * QUEUES
-        except TopicRefused:
-            return False
-
-    await eventually(is_known)
-    return await admin.route(topic)
+    route = await admin.route(topic)
+    assert len(route.publish_queues(topic)) == 2 * QUEUES
+    return route
 
 
 async def test_clusters_and_routes(admin: Admin, rocketmq: Genuine) -> None:
@@ -162,3 +165,140 @@ async def test_a_topic_is_created_by_use(admin: Admin, rocketmq: Genuine) -> Non
     async with Producer("p", rocketmq.name_server) as producer:
         result = await producer.send(Message("by-use", b"x"))
     assert (await admin.view_message(result.offset_message_ids[0])).topic == "by-use"
+
+
+MESSAGES = 40
+FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+
+
+async def sent(admin: Admin, rocketmq: Genuine, topic: str) -> set[str]:
+    """Ids of messages in a new topic: the bodies are numbers, every other one has the tag b."""
+    await created(admin, topic)
+    async with Producer("p", rocketmq.name_server) as producer:
+        results = [
+            await producer.send(Message(topic, b"%d" % number, tags="ab"[number % 2]))
+            for number in range(MESSAGES)
+        ]
+    return {result.message_id for result in results}
+
+
+async def reached(condition: Callable[[], bool]) -> None:
+    async def is_so() -> bool:
+        return condition()
+
+    await eventually(is_so)
+
+
+async def test_pulls_and_their_statuses(admin: Admin, rocketmq: Genuine) -> None:
+    await sent(admin, rocketmq, "pulled")
+    async with PullConsumer("pulling", rocketmq.name_server) as consumer:
+        (queue, *_) = await consumer.queues("pulled")
+        found = await consumer.pull(queue, 0)
+        assert found.status is PullStatus.FOUND and found.next_offset == len(found.messages)
+        assert (await consumer.pull(queue, found.next_offset)).status is PullStatus.NO_NEW_MSG
+        beyond = await consumer.pull(queue, 1000)
+        assert (beyond.status, beyond.next_offset) == (PullStatus.OFFSET_ILLEGAL, found.max_offset)
+        tagged = await consumer.pull(queue, 0, expression="nobody-has-it")
+        assert tagged.status is PullStatus.NO_MATCHED_MSG
+
+
+async def test_assigned_queues_are_polled_from_the_position_and_committed(
+    admin: Admin, rocketmq: Genuine
+) -> None:
+    ids, found = await sent(admin, rocketmq, "polled"), set[str]()
+    async with PullConsumer("polling", rocketmq.name_server, consume_from=FIRST) as consumer:
+        queues = await consumer.queues("polled")
+        consumer.assign(queues)
+        while len(found) < MESSAGES:
+            found |= {message.message_id for message in await consumer.poll()}
+        assert found == ids
+        await consumer.commit_positions()
+        committed = [await consumer.committed(queue) for queue in queues]
+        assert committed == [await admin.max_offset(queue) for queue in queues]
+        consumer.seek(queues[0], 1)
+        (first, *_) = await consumer.poll()
+        assert (first.queue, first.queue_offset) == (queues[0], 1)
+
+
+async def test_members_share_queues_and_failed_messages_come_again(admin: Admin, rocketmq: Genuine) -> None:
+    ids = await sent(admin, rocketmq, "pushed")
+    seen: list[tuple[str, str, int]] = []
+
+    def listener(messages: Sequence[MessageExt]) -> ConsumeStatus:
+        """On threads."""
+        (message,) = messages
+        seen.append((message.message_id, message.topic, message.reconsume_times))
+        is_refused = message.body == b"3" and message.reconsume_times == 0
+        return ConsumeStatus.RECONSUME_LATER if is_refused else ConsumeStatus.CONSUME_SUCCESS
+
+    def member() -> PushConsumer:
+        consumer = PushConsumer("pushing", rocketmq.name_server, listener, consume_from=FIRST)
+        consumer.subscribe("pushed")
+        return consumer
+
+    def queues_of(consumer: PushConsumer) -> int:
+        return sum(queue.topic == "pushed" for queue in consumer.assigned)
+
+    async with member() as first:
+        await reached(lambda: len(seen) == MESSAGES + 1)
+        assert {one for one, _, _ in seen} == ids
+        assert [(topic, times) for _, topic, times in seen if times] == [("pushed", 1)]
+        async with member() as second:
+            await reached(lambda: queues_of(first) == queues_of(second) == QUEUES)
+            assert not set(first.assigned) & set(second.assigned)
+        await reached(lambda: queues_of(first) == 2 * QUEUES)
+    async with PullConsumer("pushing", rocketmq.name_server) as consumer:
+        for queue in await consumer.queues("pushed"):
+            assert await consumer.committed(queue) == await admin.max_offset(queue)
+    assert len(seen) == MESSAGES + 1  # nothing came again after a change of members
+
+
+async def test_ordered_queues_wait_for_a_failed_message(admin: Admin, rocketmq: Genuine) -> None:
+    ids = await sent(admin, rocketmq, "in-order")
+    seen: list[MessageExt] = []
+
+    async def listener(messages: Sequence[MessageExt]) -> ConsumeStatus:
+        seen.extend(messages)
+        is_refused = messages[0].body == b"7" and messages[0].reconsume_times == 0
+        return ConsumeStatus.RECONSUME_LATER if is_refused else ConsumeStatus.CONSUME_SUCCESS
+
+    settings = ConsumeSettings(is_ordered=True, suspend_s=0.1)
+    consumer = PushConsumer("ordering", rocketmq.name_server, listener, consume_from=FIRST, settings=settings)
+    consumer.subscribe("in-order")
+    async with consumer:
+        await reached(lambda: len(seen) == MESSAGES + 1)
+    assert {message.message_id for message in seen} == ids
+    by_queue: dict[MessageQueue, list[int]] = {}
+    for message in seen:
+        by_queue.setdefault(message.queue, []).append(message.queue_offset)
+    assert all(offsets == sorted(offsets) for offsets in by_queue.values())
+
+
+async def test_broadcasting_gives_all_tagged_messages_to_each(admin: Admin, rocketmq: Genuine) -> None:
+    await sent(admin, rocketmq, "to-all")
+    seen: list[list[str]] = [[], []]
+
+    def member(number: int) -> PushConsumer:
+        consumer = PushConsumer(
+            "all",
+            rocketmq.name_server,
+            lambda messages: seen[number].extend(message.tags for message in messages),
+            model=MessageModel.BROADCASTING,
+            consume_from=FIRST,
+        )
+        consumer.subscribe("to-all", "a || c")
+        return consumer
+
+    async with member(0), member(1):
+        await reached(lambda: all(len(tags) == MESSAGES // 2 for tags in seen))
+    assert {tag for tags in seen for tag in tags} == {"a"}
+
+
+async def test_the_example_of_the_page(admin: Admin, rocketmq: Genuine) -> None:
+    """As it stands there, but for the address."""
+    code = PAGE.split("```python\n")[1].split("```")[0]
+    assert "127.0.0.1:9876" in code
+    printed: list[str] = []
+    names = {"print": lambda *parts: printed.append(" ".join(map(str, parts)))}
+    await asyncio.to_thread(exec, code.replace("127.0.0.1:9876", rocketmq.name_server), names)
+    assert printed[0].startswith("SEND_OK ") and printed[1:] == ["drinks one coffee"]

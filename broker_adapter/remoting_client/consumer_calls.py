@@ -1,0 +1,99 @@
+"""What consumers of both kinds ask brokers: pulls and offsets of a group."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from broker_adapter.errors import ReadFailed, Status, TopicRefused
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting_client import requests
+from broker_adapter.remoting_client.instance import ClientInstance, is_absent
+from broker_adapter.remoting_client.pulling import PullResult, pull_request, pull_result
+from broker_adapter.remoting_client.subscription import Subscription
+from broker_adapter.remoting_client.values import MessageQueue
+
+
+class ConsumeFromWhere(Enum):
+    """Where a group begins that has no offset of a queue yet."""
+
+    CONSUME_FROM_LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
+    CONSUME_FROM_FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
+
+
+class ConsumerCalls:
+    """Of one group. On one event loop."""
+
+    def __init__(self, client: ClientInstance, group: str) -> None:
+        self._client = client
+        self._group = group
+        self._suggested: dict[MessageQueue, int] = {}  # ids of brokers
+
+    async def pull(
+        self, queue: MessageQueue, offset: int, subscription: Subscription, *, most: int, wait_s: float
+    ) -> PullResult:
+        """From the broker that the one before has suggested. Errors are BrokerError's."""
+        route = await self._client.routes.get(queue.topic)
+        address = route.reader(queue.broker_name, self._suggested.get(queue, 0))
+        if address is None:
+            address = await self._client.master_of(queue.topic, queue.broker_name)
+        request = pull_request(self._group, queue, offset, subscription, most=most, wait_s=wait_s)
+        timeout_s = self._client.options.request_timeout_s + wait_s
+        answer = await self._client.connections.invoke(address, request, timeout_s)
+        result = pull_result(answer, queue, subscription)
+        self._suggested[queue] = result.suggested_broker
+        return result
+
+    def forget(self, queue: MessageQueue) -> None:
+        self._suggested.pop(queue, None)
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The group's offset; None: it has none."""
+        request = requests.of_queue(RequestCode.QUERY_CONSUMER_OFFSET, queue, consumerGroup=self._group)
+        try:
+            return await self._offset(queue, request)
+        except ReadFailed as error:
+            if is_absent(error):
+                return None
+            raise
+
+    async def commit(self, queue: MessageQueue, offset: int) -> None:
+        request = requests.of_queue(
+            RequestCode.UPDATE_CONSUMER_OFFSET, queue, consumerGroup=self._group, commitOffset=str(offset)
+        )
+        await self._client.call(await self._address(queue), request)
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        return await self._offset(queue, requests.of_queue(RequestCode.GET_MIN_OFFSET, queue))
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        return await self._offset(queue, requests.of_queue(RequestCode.GET_MAX_OFFSET, queue))
+
+    async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        code = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+        return await self._offset(queue, requests.of_queue(code, queue, timestamp=str(timestamp_ms)))
+
+    async def first_offset(self, queue: MessageQueue, where: ConsumeFromWhere) -> int:
+        """Where to begin: the group's offset, or an end of the queue."""
+        offset = await self.committed(queue)
+        return await self.end_of(queue, where) if offset is None else offset
+
+    async def end_of(self, queue: MessageQueue, where: ConsumeFromWhere) -> int:
+        if where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
+            return await self.max_offset(queue)
+        return await self.min_offset(queue)
+
+    async def _offset(self, queue: MessageQueue, request: RemotingCommand) -> int:
+        answer = await self._client.call(await self._address(queue), request)
+        return requests.number(answer, "offset")
+
+    async def _address(self, queue: MessageQueue) -> str:
+        """The master; without one a slave, which keeps offsets for it."""
+        try:
+            return await self._client.master_of(queue.topic, queue.broker_name)
+        except TopicRefused as error:
+            route = await self._client.routes.get(queue.topic)
+            slave = route.reader(queue.broker_name, 1)
+            if error.status is not Status.QUEUE_UNKNOWN or slave is None:
+                raise
+            return slave

@@ -1,0 +1,318 @@
+"""PushConsumer: members of a group share the queues of its topics, and a listener gets the messages."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import Self
+
+from broker_adapter.errors import BrokerError, TopicRefused
+from broker_adapter.format.topic_names import RETRY_PREFIX
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.connection import RemotingConnection
+from broker_adapter.remoting.executors import Executor
+from broker_adapter.remoting_client import group_requests
+from broker_adapter.remoting_client.consumer_calls import ConsumeFromWhere, ConsumerCalls
+from broker_adapter.remoting_client.group_requests import MessageModel
+from broker_adapter.remoting_client.instance import ClientInstance, now_ms
+from broker_adapter.remoting_client.options import ClientOptions
+from broker_adapter.remoting_client.queue_worker import ConsumeSettings, ConsumeStatus, QueueWorker
+from broker_adapter.remoting_client.rebalance import AllocateStrategy, allocate_averagely
+from broker_adapter.remoting_client.subscription import ALL, Subscription
+from broker_adapter.remoting_client.values import MessageExt, MessageQueue
+from dledger.platform import get_logger
+
+_log = get_logger("remoting-client")
+
+#: A function, or a coroutine function; functions run on threads. The result is a ConsumeStatus or None.
+Listener = Callable[[Sequence[MessageExt]], object]
+
+_REBALANCE_S = 20.0
+_REBALANCE_AGAIN_S = 1.0  # after something was missing
+_COMMIT_S = 5.0
+_LOCK_S = 20.0
+
+
+class PushConsumer:
+    """RocketMQ's DefaultMQPushConsumer for asyncio. `subscribe`, then `async with`, or `start` and `close`.
+
+    Each message is given to the listener at least once: after a failure, a change of members or a crash some
+    come again.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        name_servers: Sequence[str] | str,
+        listener: Listener,
+        *,
+        model: MessageModel = MessageModel.CLUSTERING,
+        consume_from: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+        allocate: AllocateStrategy = allocate_averagely,
+        max_reconsume_times: int = 16,
+        settings: ConsumeSettings | None = None,
+        options: ClientOptions | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`max_reconsume_times`: then a message is a dead letter; those of ordered consumption never are.
+
+        A broadcasting consumer keeps its offsets in memory: it begins at `consume_from` after each start.
+        """
+        self.group = group
+        self._client = ClientInstance(name_servers, options, tls)
+        self._calls = ConsumerCalls(self._client, group)
+        self._listener = listener
+        self._is_clustering = model is MessageModel.CLUSTERING
+        self._model = model
+        self._consume_from = consume_from
+        self._allocate = allocate
+        self._max_reconsume_times = max_reconsume_times
+        self._settings = settings or ConsumeSettings()
+        self._slots = asyncio.Semaphore(self._settings.threads)
+        self._threads = ThreadPoolExecutor(self._settings.threads, "consume")
+        self._subscriptions: dict[str, Subscription] = {}
+        self._workers: dict[MessageQueue, QueueWorker] = {}
+        self._rebalance = asyncio.Event()
+        self._retry_topic = RETRY_PREFIX + group
+        self._is_running = False
+
+    @property
+    def client_id(self) -> str:
+        return self._client.client_id
+
+    @property
+    def assigned(self) -> list[MessageQueue]:
+        """Queues that this member has now, sorted."""
+        return sorted(self._workers)
+
+    def subscribe(self, topic: str, expression: str = ALL) -> None:
+        """Before `start`. `expression`: `*`, or tags with `||` between them. IllegalMessage."""
+        assert not self._is_running, "subscribe before start"
+        self._subscriptions[topic] = Subscription(topic, expression, now_ms())
+
+    async def start(self) -> None:
+        """Join the group. TopicRefused, NameServerUnavailable if a subscribed topic has no route."""
+        self._is_running = True
+        for topic in self._subscriptions:
+            await self._client.routes.get(topic)
+        if self._is_clustering:
+            self._subscriptions[self._retry_topic] = Subscription(self._retry_topic, ALL, now_ms())
+        self._client.dispatch.register(
+            [RequestCode.NOTIFY_CONSUMER_IDS_CHANGED], self._members_changed, Executor("notices", 8, 64)
+        )
+        self._client.start()
+        await self._heartbeat()
+        await self._balance()
+        self._client.run(self._every(self._client.options.heartbeat_broker_s, self._heartbeat))
+        self._client.run(self._keep_balance())
+        self._client.run(self._every(_COMMIT_S, self._commit))
+        if self._is_ordered:
+            self._client.run(self._every(_LOCK_S, self._renew_locks))
+
+    async def close(self, grace_s: float = 10.0) -> None:
+        """Wait `grace_s` seconds for the listener, commit, leave the group, disconnect. Repeatable."""
+        await self._client.stop_tasks()
+        await self._drop(list(self._workers.values()), grace_s)
+        if self._is_running:
+            request = group_requests.unregister(self.client_id, consumer=self.group)
+            await self._tell_brokers(request)
+        self._is_running = False
+        await self._client.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def _is_ordered(self) -> bool:
+        return self._settings.is_ordered and self._is_clustering
+
+    # -- membership
+
+    async def _heartbeat(self) -> None:
+        request = group_requests.heartbeat(
+            self.client_id,
+            group=self.group,
+            model=self._model,
+            where=self._consume_from,
+            subscriptions=self._subscriptions.values(),
+        )
+        await self._tell_brokers(request)
+
+    async def _tell_brokers(self, request: RemotingCommand) -> None:
+        """All brokers of the subscribed topics; one that does not answer is told the next time."""
+        routes = self._client.routes.known
+        addresses = {
+            address
+            for topic in self._subscriptions
+            if topic in routes
+            for broker in routes[topic].brokers.values()
+            for address in broker.addresses.values()
+        }
+        for address in sorted(addresses):
+            try:
+                await self._client.call(address, replace(request))
+            except BrokerError as error:
+                _log.info("a broker was not told", address=address, reason=str(error))
+
+    async def _members_changed(self, connection: RemotingConnection, request: RemotingCommand) -> None:
+        if request.fields.get("consumerGroup") == self.group:
+            self._rebalance.set()
+
+    async def _members(self, topic: str) -> list[str]:
+        """BrokerError if no broker of the topic says it."""
+        last: BrokerError | None = None
+        for broker in (await self._client.routes.get(topic)).brokers.values():
+            try:
+                address = await self._client.master_of(topic, broker.name)
+                answer = await self._client.call(address, group_requests.members_of(self.group))
+                return group_requests.parse_members(answer.body)
+            except BrokerError as error:
+                last = error
+        assert last is not None, "a route names a broker"
+        raise last
+
+    # -- queues
+
+    async def _keep_balance(self) -> None:
+        is_complete = True
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_REBALANCE_S if is_complete else _REBALANCE_AGAIN_S):
+                    await self._rebalance.wait()
+            self._rebalance.clear()
+            is_complete = await self._balance()
+
+    async def _balance(self) -> bool:
+        """Take and leave queues. False if something is missing: look again soon."""
+        is_complete = True
+        for topic in list(self._subscriptions):
+            try:
+                is_complete &= await self._balance_topic(topic)
+            except TopicRefused:
+                # A retry topic is there some time after the first heartbeat only.
+                is_complete &= topic != self._retry_topic
+            except BrokerError as error:
+                _log.info("not rebalanced", topic=topic, reason=str(error))
+                is_complete = False
+        return is_complete
+
+    async def _balance_topic(self, topic: str) -> bool:
+        queues = (await self._client.routes.get(topic)).subscribe_queues(topic)
+        wanted = list(queues)
+        if self._is_clustering:
+            members = await self._members(topic)
+            if self.client_id not in members:
+                return False  # the broker does not know us yet; what we have stays ours
+            wanted = self._allocate(queues, members, self.client_id)
+        mine = {queue: worker for queue, worker in self._workers.items() if queue.topic == topic}
+        await self._drop([worker for queue, worker in mine.items() if queue not in wanted], grace_s=1.0)
+        new = [queue for queue in wanted if queue not in mine]
+        locked = await self._locked(new) if self._is_ordered else set(new)
+        for queue in new:
+            if queue in locked:
+                await self._take(queue)
+        return len(locked) == len(new)
+
+    async def _take(self, queue: MessageQueue) -> None:
+        begin = await self._begin_at(queue)
+        worker = QueueWorker(
+            queue,
+            begin,
+            self._subscriptions[queue.topic],
+            self._calls,
+            self._consume,
+            self._send_back if self._is_clustering else None,
+            replace(self._settings, is_ordered=self._is_ordered),
+            self._slots,
+        )
+        self._workers[queue] = worker
+        worker.start()
+
+    async def _begin_at(self, queue: MessageQueue) -> int:
+        where = self._consume_from
+        if queue.topic == self._retry_topic:
+            where = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+        if self._is_clustering:
+            return await self._calls.first_offset(queue, where)
+        return await self._calls.end_of(queue, where)
+
+    async def _drop(self, workers: list[QueueWorker], grace_s: float) -> None:
+        """Leave queues: what was done is committed before another member takes them."""
+        for worker in workers:
+            self._workers.pop(worker.queue, None)
+        await asyncio.gather(*(worker.stop(grace_s) for worker in workers))
+        await self._commit(workers)
+        for worker in workers:
+            worker.state.is_dropped = True
+        if self._is_ordered and workers:
+            await self._ask_locks([worker.queue for worker in workers], unlock=True)
+
+    async def _commit(self, workers: Sequence[QueueWorker] | None = None) -> None:
+        if not self._is_clustering:
+            return
+        for worker in list(self._workers.values()) if workers is None else workers:
+            try:
+                await worker.commit()
+            except BrokerError as error:
+                _log.info("an offset was not committed", queue=worker.queue, reason=str(error))
+
+    # -- locks of ordered queues
+
+    async def _renew_locks(self) -> None:
+        asked_at = asyncio.get_running_loop().time()
+        locked = await self._locked(list(self._workers))
+        for queue, worker in self._workers.items():
+            if queue in locked:
+                worker.locked_at = asked_at
+
+    async def _locked(self, queues: Sequence[MessageQueue]) -> set[MessageQueue]:
+        return await self._ask_locks(queues, unlock=False)
+
+    async def _ask_locks(self, queues: Sequence[MessageQueue], *, unlock: bool) -> set[MessageQueue]:
+        """Each broker for its queues. Those of brokers that do not answer are not locked."""
+        locked: set[MessageQueue] = set()
+        for name, topic in {queue.broker_name: queue.topic for queue in queues}.items():
+            its = [queue for queue in queues if queue.broker_name == name]
+            request = group_requests.lock(self.group, self.client_id, its, unlock=unlock)
+            try:
+                answer = await self._client.call(await self._client.master_of(topic, name), request)
+                locked |= set() if unlock else group_requests.parse_locked(answer.body)
+            except BrokerError as error:
+                _log.info("locks were not changed", broker=name, reason=str(error))
+        return locked
+
+    # -- the listener
+
+    async def _consume(self, messages: Sequence[MessageExt]) -> ConsumeStatus:
+        try:
+            if inspect.iscoroutinefunction(self._listener):
+                status = await self._listener(messages)
+            else:
+                status = await asyncio.get_running_loop().run_in_executor(
+                    self._threads, self._listener, messages
+                )
+        except Exception:
+            _log.exception("the listener failed", message_id=messages[0].message_id)
+            return ConsumeStatus.RECONSUME_LATER
+        return ConsumeStatus.CONSUME_SUCCESS if status is None else ConsumeStatus(status)
+
+    async def _send_back(self, message: MessageExt) -> None:
+        request = group_requests.send_back(self.group, message, delay_level=0, most=self._max_reconsume_times)
+        address = await self._client.master_of(message.queue.topic, message.queue.broker_name)
+        await self._client.call(address, request)
+
+    async def _every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            await work()

@@ -1,0 +1,208 @@
+"""One queue that a push consumer has: it is pulled, and its messages go to the listener."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from broker_adapter.errors import BrokerError
+from broker_adapter.format.topic_names import RETRY_PREFIX
+from broker_adapter.remoting_client.consumer_calls import ConsumerCalls
+from broker_adapter.remoting_client.process_queue import FlowLimits, ProcessQueue
+from broker_adapter.remoting_client.pulling import PullStatus
+from broker_adapter.remoting_client.subscription import Subscription
+from broker_adapter.remoting_client.values import RETRY_TOPIC, MessageExt, MessageQueue
+from dledger.platform import get_logger
+
+_log = get_logger("remoting-client")
+
+_WAIT_S = 15.0  # RocketMQ's brokerSuspendMaxTimeMillis
+_RETRY_S = 1.0  # after a pull has failed
+_LOCK_S = 30.0  # a lock that was not renewed for so long is not believed; brokers keep it for 60 s
+
+
+class ConsumeStatus(Enum):
+    """What a listener says of messages. None says CONSUME_SUCCESS, an exception RECONSUME_LATER."""
+
+    CONSUME_SUCCESS = "CONSUME_SUCCESS"
+    RECONSUME_LATER = "RECONSUME_LATER"
+
+
+#: Gives messages to the listener of the program; raises nothing.
+Consume = Callable[[Sequence[MessageExt]], Awaitable[ConsumeStatus]]
+#: Gives a message back to the broker. BrokerError if it did not take it.
+SendBack = Callable[[MessageExt], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeSettings:
+    """Of all queues of a consumer."""
+
+    is_ordered: bool = False
+    batch: int = 1  # messages of one call of the listener
+    pull_batch: int = 32
+    threads: int = 20  # calls of the listener at a time, of all queues
+    limits: FlowLimits = field(default_factory=FlowLimits)
+    suspend_s: float = 1.0  # an ordered queue after a failure (suspendCurrentQueueTimeMillis)
+    local_retry_s: float = 5.0  # messages that could not be sent back
+
+
+class QueueWorker:
+    """`start` once, `stop` once, on one event loop."""
+
+    def __init__(
+        self,
+        queue: MessageQueue,
+        begin: int,
+        subscription: Subscription,
+        calls: ConsumerCalls,
+        consume: Consume,
+        send_back: SendBack | None,
+        settings: ConsumeSettings,
+        slots: asyncio.Semaphore,
+    ) -> None:
+        """`send_back` None: messages that fail are not seen again (broadcasting). `slots`: calls of the
+        listener that may go on, of all queues."""
+        self.queue = queue
+        self.state = ProcessQueue(begin)
+        self.locked_at = 0.0  # of an ordered queue, by the event loop's clock
+        self._subscription = subscription
+        self._calls = calls
+        self._consume = consume
+        self._send_back = send_back
+        self._settings = settings
+        self._slots = slots
+        self._changed = asyncio.Event()
+        self._loops: list[asyncio.Task[None]] = []
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        run = asyncio.get_running_loop().create_task
+        self.locked_at = asyncio.get_running_loop().time()
+        feed = self._feed_ordered() if self._settings.is_ordered else self._feed()
+        self._loops = [run(self._pull()), run(feed)]
+
+    async def stop(self, grace_s: float) -> None:
+        """Pull and begin nothing more; wait for what the listener is doing."""
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        if self._running:
+            await asyncio.wait(self._running, timeout=grace_s)
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        self._calls.forget(self.queue)
+
+    async def commit(self) -> None:
+        """Store the group's offset if it has changed. BrokerError."""
+        offset = self.state.to_commit()
+        if offset is not None:
+            await self._calls.commit(self.queue, offset)
+            self.state.committed(offset)
+
+    # -- pulling
+
+    async def _pull(self) -> None:
+        while True:
+            while self.state.is_full(self._settings.limits):
+                await self._change()
+            try:
+                result = await self._calls.pull(
+                    self.queue,
+                    self.state.next_offset,
+                    self._subscription,
+                    most=self._settings.pull_batch,
+                    wait_s=_WAIT_S,
+                )
+            except BrokerError as error:
+                _log.info("a pull failed", queue=self.queue, reason=str(error))
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if result.status is PullStatus.OFFSET_ILLEGAL:
+                _log.info("an offset was moved", queue=self.queue, to=result.next_offset)
+                self.state.move_to(result.next_offset)
+            else:
+                self.state.add(map(_with_own_topic, result.messages), result.next_offset)
+            self._changed.set()
+
+    # -- consuming
+
+    async def _feed(self) -> None:
+        while True:
+            while not self.state.has_waiting:
+                await self._change()
+            await self._slots.acquire()
+            self._begin(self._consume_once(self.state.take(self._settings.batch)))
+
+    async def _feed_ordered(self) -> None:
+        """One call at a time, and only while the lock is believed."""
+        while True:
+            while not self.state.has_waiting:
+                await self._change()
+            if asyncio.get_running_loop().time() - self.locked_at > _LOCK_S:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            await self._slots.acquire()
+            await asyncio.wait([self._begin(self._consume_in_order())])
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def _consume_once(self, messages: list[MessageExt]) -> None:
+        try:
+            status = await self._consume(messages)
+        finally:
+            self._slots.release()
+        if status is ConsumeStatus.RECONSUME_LATER:
+            messages = await self._sent_back(messages)
+        self.state.done(messages)
+        self._changed.set()
+
+    async def _sent_back(self, messages: list[MessageExt]) -> list[MessageExt]:
+        """Those that need no more here. The others are consumed again after a time."""
+        if self._send_back is None:
+            return messages
+        gone, kept = [], []
+        for message in messages:
+            try:
+                await self._send_back(message)
+                gone.append(message)
+            except BrokerError as error:
+                _log.info("a message was not sent back", queue=self.queue, reason=str(error))
+                kept.append(replace(message, reconsume_times=message.reconsume_times + 1))
+        if kept:
+            await asyncio.sleep(self._settings.local_retry_s)
+            self.state.put_back(kept)
+        return gone
+
+    async def _consume_in_order(self) -> None:
+        messages = self.state.take(self._settings.batch)
+        try:
+            status = await self._consume(messages)
+        finally:
+            self._slots.release()
+        if status is ConsumeStatus.RECONSUME_LATER:
+            await asyncio.sleep(self._settings.suspend_s)
+            self.state.put_back(
+                [replace(message, reconsume_times=message.reconsume_times + 1) for message in messages]
+            )
+        else:
+            self.state.done(messages)
+        self._changed.set()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+
+def _with_own_topic(message: MessageExt) -> MessageExt:
+    """A message of a retry topic has the topic to which it was sent."""
+    own = message.properties.get(RETRY_TOPIC)
+    return replace(message, topic=own) if own and message.topic.startswith(RETRY_PREFIX) else message
