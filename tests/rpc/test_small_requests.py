@@ -11,6 +11,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from broker_adapter.proxy.forwarding.service import ForwardService
 from broker_adapter.rpc.service import BrokerService
 from broker_adapter.v1 import broker_pb2
 from dledger.rpc.serving import NodeGrpc
@@ -72,6 +73,11 @@ def _may_take(path: str) -> int:
 @pytest.mark.parametrize("path", _paths(broker_pb2.DESCRIPTOR.services_by_name["BrokerService"]))
 def test_the_brokers_protocol(path: str) -> None:
     assert _largest(BrokerService(MagicMock()).handler, path) == _may_take(path)
+
+
+def test_what_a_node_passes_on_for_clients() -> None:
+    service = ForwardService(MagicMock(), MagicMock(), MagicMock(), MagicMock(), is_writable=MagicMock())
+    assert _largest(service.handler, "/dledger.broker.v1.ForwardService/Forward") == 4 * _MIB
 
 
 @pytest.fixture(scope="module")

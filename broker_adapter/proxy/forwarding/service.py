@@ -67,7 +67,8 @@ class ForwardService:
 
     @property
     def handler(self) -> grpc.GenericRpcHandler:
-        return handlers.service(SERVICE, {"Forward": handlers.both_stream(self._forward, pb.FromNode)})
+        parse = handlers.parser(pb.FromNode, most_bytes=None)  # calls of clients, with what they send
+        return handlers.service(SERVICE, {"Forward": handlers.both_stream(self._forward, pb.FromNode, parse)})
 
     @property
     def nodes(self) -> list[str]:
