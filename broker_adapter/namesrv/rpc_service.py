@@ -117,6 +117,7 @@ class NameServerService:
                     key = await self._register_over(session, key, request, context)
                 except BrokerError as error:
                     await context.write(pb.RegisterBrokerResponse(status=status_of(error)))
+                request = None  # or a stream kept its last one until the next
         finally:
             self._server.close_session(session, key)
 

@@ -284,18 +284,26 @@ class MessagingService:
 
     async def _read_all(self, conversation: Conversation, call: CallContext, context: Context) -> None:
         """Until the client has said all, or something that is no command."""
-        while isinstance(data := await context.read(), bytes):
-            try:
-                if len(data) >= LARGE_COMMAND_BYTES:
-                    await large_turns().turn(call.remote)
-                if (command := command_of(data)) is None:
-                    return
-                if self._guard is not None:
-                    self._guard.check(call.account, TELEMETRY, command, call.namespace)
-            except Rejected as error:
-                conversation.tell(calls.TelemetryCommand(status=status_of(error)))
-            else:
-                conversation.heard(command)
+        # In a call of its own: nothing of a command is kept while the next one is waited for.
+        while await self._hear(await context.read(), conversation, call):
+            pass
+
+    async def _hear(self, data: object, conversation: Conversation, call: CallContext) -> bool:
+        """Whether there may be more."""
+        if not isinstance(data, bytes):
+            return False
+        try:
+            if len(data) >= LARGE_COMMAND_BYTES:
+                await large_turns().turn(call.remote)
+            if (command := command_of(data)) is None:
+                return False
+            if self._guard is not None:
+                self._guard.check(call.account, TELEMETRY, command, call.namespace)
+        except Rejected as error:
+            conversation.tell(calls.TelemetryCommand(status=status_of(error)))
+        else:
+            conversation.heard(command)
+        return True
 
 
 _parse_command = grpc_handlers.parser(calls.TelemetryCommand)

@@ -174,6 +174,7 @@ class _SendStream:
         try:
             while not self._ended:
                 await self._room.acquire()
+                request = one = None  # or a stream that is idle kept its last one
                 # The next one is read when this one has had its turn: a stream has one that waits.
                 request = await self._service.read(await context.read(), self)
                 if request is grpc.aio.EOF:

@@ -224,6 +224,7 @@ class _AppendStream:
         port, limits, unanswered = self._port, self._port.limits, self._unanswered
         most = limits.max_unanswered_per_stream
         while not self._ended:
+            request = None  # or a stream that is idle kept its last one
             # The next one is read when this one has had its turn: a stream has one that waits.
             request = await _read(await context.read(), limits.max_batch_entries, self)
             if request is grpc.aio.EOF:
