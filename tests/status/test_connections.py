@@ -132,6 +132,21 @@ async def test_of_connections_that_were_answered_the_one_without_a_request_for_l
         assert not first[0].at_eof()
 
 
+async def test_a_connection_for_a_probe_alone_ends_with_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever kept it would be refused all else on it, also when there is room again."""
+    monkeypatch.setattr("dledger.status.cluster.ASK_SECONDS", 60)
+    source = Stuck()
+    async with serving(source, limits=ConnectionLimits(connections=1, probes=1)) as port:
+        _, busy = await port.connect()
+        busy.write(b"GET /cluster HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await source.is_asked.wait()
+        reader, writer = await port.connect()
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        async with asyncio.timeout(30):
+            assert (await reader.read()).endswith(b'{"ok":true}\n')
+        source.go.set()
+
+
 async def test_an_address_with_too_many_connections_loses_its_own() -> None:
     async with serving(limits=ConnectionLimits(connections=100, per_address=2)) as port:
         other = await port.half(local="127.0.0.2")

@@ -1,0 +1,70 @@
+"""Accepting connections: what fails costs neither room nor the machine's time."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+
+from dledger.cli.local.certificates import Authority
+from dledger.status import listener
+from dledger.status.listener import AdmittedConnection, Listener
+from tests.node.local import until
+
+
+class Room(AdmittedConnection):
+    """For one connection."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def admit(self, peer: str) -> AdmittedConnection:
+        self.taken += 1
+        return self
+
+    def leave(self) -> None:
+        self.taken = 0
+
+
+async def test_a_handshake_that_fails_gives_its_room_back(tmp_path: Path) -> None:
+    authority, room = Authority(), Room()
+    authority.save(tmp_path)
+    certificate, key = authority.issue(tmp_path, "n1", hosts=("127.0.0.1",))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    port = Listener(room.admit, context)
+    number = await port.start("127.0.0.1", 0)
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", number)
+        await until(lambda: room.taken == 1)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        await reader.read()
+        await until(lambda: room.taken == 0)
+        writer.close()
+    finally:
+        await port.stop()
+
+
+@pytest.mark.parametrize(("number", "waits"), [(errno.EMFILE, True), (errno.ECONNABORTED, False)])
+async def test_a_port_that_gets_no_descriptor_waits_and_one_that_lost_a_connection_goes_on(
+    number: int, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would take all of the event loop for asking again."""
+    tries: list[socket.socket] = []
+
+    async def fail(listening: socket.socket) -> None:
+        tries.append(listening)
+        raise OSError(number, "no connection")
+
+    monkeypatch.setattr(listener, "_AGAIN_SECONDS", 3600)
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_accept", fail)
+    port = Listener(lambda _: None, None)
+    await port.start("127.0.0.1", 0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    await port.stop()
+    assert (len(tries) == 1) is waits and tries
