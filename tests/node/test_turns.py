@@ -40,6 +40,23 @@ async def test_few_are_woken_at_once_and_many_a_few_in_each_turn(monkeypatch: py
     assert max(woken.values()) <= 2 * 3, "a turn may begin with what the one before has left"
 
 
+async def test_turns_that_were_not_used_are_not_saved_for_a_herd() -> None:
+    queue, woken = WakeQueue(most=3), 0
+
+    def wake() -> None:
+        nonlocal woken
+        woken += 1
+
+    for _ in range(50):
+        queue.add("t", wake)
+        await asyncio.sleep(0)
+    for _ in range(100):
+        queue.add("t", wake)
+    assert woken <= 50 + 3
+    while len(queue):
+        await asyncio.sleep(0)
+
+
 async def test_keys_take_turns_and_each_keeps_its_order() -> None:
     queue: WakeQueue = WakeQueue(most=1)
     woken: list[str] = []

@@ -98,6 +98,21 @@ async def test_a_send_behind_a_deletion_that_is_not_applied_yet_is_refused() -> 
     await refused(world)
 
 
+async def test_of_several_changes_that_are_not_applied_yet_each_may_be_the_one_that_counts() -> None:
+    """The later one may be refused when it is applied: what was sent in its favour would be lost."""
+    world = World()
+    await world.made(4)
+    await world.propose(put(2))
+    await world.propose(put(8))
+    await refused(world, queue_id=3)
+    await world.send(1)
+    world.apply()
+    await world.send(7)
+    await world.propose(DeleteTopic("T"))
+    await world.propose(put(2))
+    await refused(world)
+
+
 async def test_a_topic_that_was_made_anew_takes_messages_once_that_is_applied() -> None:
     world = World()
     await world.made()

@@ -151,6 +151,17 @@ def test_the_fence_bounds_terms_while_no_node_is_left(world: World) -> None:
     world.register(registration("n2", 0, term=6))
 
 
+def test_a_deposed_master_does_not_take_the_place_of_one_that_has_just_gone(world: World) -> None:
+    """Also if it was the last node of the name, and was there for long."""
+    world.register(registration("n1", 0, term=5))
+    world.now_ms += 100_000
+    world.tables.unregister("broker-a", "n1", 1, world.now_ms)
+    world.refused(registration("n2", 0, term=4), Status.NAMESRV_STALE_TERM)
+    world.now_ms += 30_000
+    world.tables.expire(world.now_ms)
+    world.refused(registration("n2", 0, term=4), Status.NAMESRV_STALE_TERM)
+
+
 def test_the_higher_term_takes_id_0_and_the_deposed_master_is_not_published(world: World) -> None:
     world.register(registration("n1", 0, term=5))
     assert world.register(registration("n2", 0, term=6)) == {"orders"}
