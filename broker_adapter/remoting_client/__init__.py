@@ -19,6 +19,11 @@ from broker_adapter.remoting_client.queue_choice import select_by_hash
 from broker_adapter.remoting_client.queue_worker import ConsumeSettings, ConsumeStatus
 from broker_adapter.remoting_client.rebalance import allocate_averagely, allocate_averagely_by_circle
 from broker_adapter.remoting_client.route_data import BrokerAddresses, TopicRoute
+from broker_adapter.remoting_client.transactions import (
+    LocalTransactionState,
+    TransactionProducer,
+    TransactionSendResult,
+)
 from broker_adapter.remoting_client.values import (
     Message,
     MessageExt,
@@ -39,6 +44,7 @@ __all__ = [
     "ConsumeSettings",
     "ConsumeStatus",
     "FlowLimits",
+    "LocalTransactionState",
     "Message",
     "MessageExt",
     "MessageModel",
@@ -51,6 +57,8 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "TopicRoute",
+    "TransactionProducer",
+    "TransactionSendResult",
     "allocate_averagely",
     "allocate_averagely_by_circle",
     "select_by_hash",

@@ -57,6 +57,11 @@ class Connections:
             self._in_flight.release()
             self._bytes.give_back(size)
 
+    async def invoke_long(self, address: str, request: RemotingCommand, timeout_s: float) -> RemotingCommand:
+        """As `invoke`, for requests that brokers keep waiting: they would take the room of all others. The
+        caller bounds how many there are."""
+        return await (await self.get(address)).invoke(request, timeout_s)
+
     async def notify(self, address: str, request: RemotingCommand) -> None:
         """Send a one-way request. PutRefused (NOT_CONNECTED), Busy (TOO_MANY_PENDING_BYTES)."""
         connection = await self.get(address)
@@ -101,18 +106,29 @@ class Connections:
         connection = await connect(
             address, timeout_s=self._options.connect_timeout_s, dispatch=self._dispatch, tls=self._tls
         )
-        self._make_room()
+        try:
+            self._make_room()
+        except AnswerMissing:
+            connection.close("there is no room for it")
+            raise
         self._open[address] = connection
         return connection
 
     def _make_room(self) -> None:
-        """For one more: the connection that was used longest ago is closed, if nothing goes on there."""
+        """For one more: the connection that was used longest ago is closed, if nothing goes on there.
+
+        AnswerMissing (ANSWER_MISSING) if all are in use.
+        """
         self._open = {address: one for address, one in self._open.items() if not one.is_closed}
         for address, one in list(self._open.items()):
             if len(self._open) < self._options.max_connections:
                 return
             if one.is_idle:
                 self._open.pop(address).close("not used for longest")
+        if len(self._open) >= self._options.max_connections:
+            raise AnswerMissing(
+                Status.ANSWER_MISSING, f"all {len(self._open)} connections of the client are in use"
+            )
 
     async def _take_bytes(self, size: int) -> None:
         granted = asyncio.get_running_loop().create_future()

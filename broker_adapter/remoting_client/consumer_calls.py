@@ -39,7 +39,7 @@ class ConsumerCalls:
             address = await self._client.master_of(queue.topic, queue.broker_name)
         request = pull_request(self._group, queue, offset, subscription, most=most, wait_s=wait_s)
         timeout_s = self._client.options.request_timeout_s + wait_s
-        answer = await self._client.connections.invoke(address, request, timeout_s)
+        answer = await self._client.connections.invoke_long(address, request, timeout_s)
         result = pull_result(answer, queue, subscription)
         self._suggested[queue] = result.suggested_broker
         return result

@@ -205,6 +205,9 @@ class PushConsumer:
             except BrokerError as error:
                 _log.info("not rebalanced", topic=topic, reason=str(error))
                 is_complete = False
+            except Exception:  # of a program's own strategy: the next round may fare better
+                _log.exception("not rebalanced", topic=topic)
+                is_complete = False
         return is_complete
 
     async def _balance_topic(self, topic: str) -> bool:

@@ -17,6 +17,7 @@ from broker_adapter.remoting_client import (
     ConsumeFromWhere,
     ConsumeSettings,
     ConsumeStatus,
+    LocalTransactionState,
     Message,
     MessageExt,
     MessageModel,
@@ -27,6 +28,7 @@ from broker_adapter.remoting_client import (
     PushConsumer,
     SendStatus,
     TopicRoute,
+    TransactionProducer,
     select_by_hash,
 )
 from tests.process.cluster import free_ports
@@ -69,7 +71,17 @@ def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Genuine]:
         processes = [running.enter_context(genuine.name_server(home / "names", names))]
         for broker, port in (("java-a", first), ("java-b", second)):
             processes.append(
-                running.enter_context(genuine.broker(home / broker, at, port, brokerName=broker))
+                running.enter_context(
+                    genuine.broker(
+                        home / broker,
+                        at,
+                        port,
+                        brokerName=broker,
+                        transactionCheckInterval=1000,
+                        transactionTimeOut=1000,
+                        transactionOpBatchInterval=100,  # by default 3 s, in which ended ones are asked for
+                    )
+                )
             )
         yield Genuine(at, f"127.0.0.1:{first}", f"127.0.0.1:{second}")
         for process in processes:
@@ -292,6 +304,36 @@ async def test_broadcasting_gives_all_tagged_messages_to_each(admin: Admin, rock
     async with member(0), member(1):
         await reached(lambda: all(len(tags) == MESSAGES // 2 for tags in seen))
     assert {tag for tags in seen for tag in tags} == {"a"}
+
+
+async def test_transactions_are_committed_rolled_back_and_asked_for(admin: Admin, rocketmq: Genuine) -> None:
+    await created(admin, "in-transaction")
+    asked: list[bytes] = []
+
+    async def check(message: MessageExt) -> LocalTransactionState:
+        asked.append(message.body)
+        return LocalTransactionState.COMMIT_MESSAGE
+
+    states = {
+        b"committed": LocalTransactionState.COMMIT_MESSAGE,
+        b"rolled back": LocalTransactionState.ROLLBACK_MESSAGE,
+        b"asked for": LocalTransactionState.UNKNOWN,
+    }
+    found: list[bytes] = []
+    async with (
+        TransactionProducer("transactions", rocketmq.name_server, check) as producer,
+        PullConsumer("transactions", rocketmq.name_server, consume_from=FIRST) as consumer,
+    ):
+        consumer.assign(await consumer.queues("in-transaction"))
+        for body in states:
+            result = await producer.send_in_transaction(
+                Message("in-transaction", body), lambda message: states[message.body]
+            )
+            assert result.is_ended is (result.state is not LocalTransactionState.UNKNOWN)
+        async with asyncio.timeout(_WITHIN_S):
+            while len(found) < 2:
+                found += [message.body for message in await consumer.poll()]
+    assert found == [b"committed", b"asked for"] and set(asked) == {b"asked for"}
 
 
 async def test_the_example_of_the_page(admin: Admin, rocketmq: Genuine) -> None:

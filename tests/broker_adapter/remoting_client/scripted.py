@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from broker_adapter.remoting.codes import RequestCode
@@ -54,15 +54,21 @@ async def serving(*scripts: Script) -> AsyncIterator[list[ScriptedServer]]:
 def route_body(brokers: Sequence[ScriptedServer], queues: int = 1) -> bytes:
     """Brokers a, b, ... with so many queues each."""
     names = [chr(ord("a") + number) for number in range(len(brokers))]
+    addresses = [broker.server.address for broker in brokers]
+    return route_body_of(dict(zip(names, addresses, strict=True)), queues)
+
+
+def route_body_of(masters: Mapping[str, str], queues: int) -> bytes:
+    """`masters`: addresses by name of broker."""
     return json.dumps(
         {
             "brokerDatas": [
-                {"brokerName": name, "cluster": "main", "brokerAddrs": {"0": broker.server.address}}
-                for name, broker in zip(names, brokers, strict=True)
+                {"brokerName": name, "cluster": "main", "brokerAddrs": {"0": address}}
+                for name, address in masters.items()
             ],
             "queueDatas": [
                 {"brokerName": name, "readQueueNums": queues, "writeQueueNums": queues, "perm": 6}
-                for name in names
+                for name in masters
             ],
         }
     ).encode()

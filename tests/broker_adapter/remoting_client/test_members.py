@@ -1,0 +1,279 @@
+"""Members of a group and transactions against a broker that answers as a test tells it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from broker_adapter.errors import IllegalMessage
+from broker_adapter.format import message as record
+from broker_adapter.format.host import Host
+from broker_adapter.format.message_id import format_offset_id
+from broker_adapter.format.properties import join_properties
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting_client import (
+    ConsumeSettings,
+    ConsumeStatus,
+    LocalTransactionState,
+    Message,
+    MessageExt,
+    MessageQueue,
+    PushConsumer,
+    TransactionProducer,
+)
+from tests.node.local import until
+
+from .scripted import ScriptedServer, route_body, serving
+
+MESSAGES = 4
+OFFSET = 1000
+HOST = Host(b"\x7f\0\0\1", 10911)
+
+
+class Broker:
+    """One topic `t` with one queue of messages, one group with the members that a test names."""
+
+    def __init__(self) -> None:
+        self.answers: dict[int, Callable[[RemotingCommand], RemotingCommand | None]] = {}
+        self.members: list[str] | None = None  # None: who has sent heartbeats
+        self.greeted: list[str] = []
+        self.server: ScriptedServer
+        self.committed: dict[str, int] = {}
+
+    def script(self, request: RemotingCommand) -> RemotingCommand | None:
+        if request.code in self.answers:
+            return self.answers[request.code](request)
+        match request.code:
+            case RequestCode.GET_ROUTEINFO_BY_TOPIC if request.fields["topic"] == "t":
+                return request.answer(0, body=route_body([self.server]))
+            case RequestCode.GET_ROUTEINFO_BY_TOPIC:
+                return request.answer(17)
+            case RequestCode.HEART_BEAT:
+                self.greeted.append(json.loads(request.body)["clientID"])
+            case RequestCode.GET_CONSUMER_LIST_BY_GROUP:
+                members = sorted(set(self.greeted)) if self.members is None else self.members
+                return request.answer(0, body=json.dumps({"consumerIdList": members}).encode())
+            case RequestCode.QUERY_CONSUMER_OFFSET:
+                return request.answer(22)
+            case RequestCode.GET_MAX_OFFSET:
+                return request.answer(0, fields={"offset": "0"})
+            case RequestCode.UPDATE_CONSUMER_OFFSET:
+                self.committed[request.fields["queueId"]] = int(request.fields["commitOffset"])
+            case RequestCode.LOCK_BATCH_MQ:
+                return request.answer(0, body=b'{"lockOKMQSet":' + _queues(request) + b"}")
+            case RequestCode.PULL_MESSAGE:
+                return self._pull(request)
+        return request.answer(0)
+
+    def _pull(self, request: RemotingCommand) -> RemotingCommand | None:
+        first = int(request.fields["queueOffset"])
+        if first >= MESSAGES:
+            return None  # the long poll goes on
+        body = b"".join(
+            bytes(record.encode(record.Message("t", b"%d" % offset, queue_offset=offset, store_host=HOST)))
+            for offset in range(first, MESSAGES)
+        )
+        offsets = {"nextBeginOffset": str(MESSAGES), "minOffset": "0", "maxOffset": str(MESSAGES)}
+        return request.answer(0, fields=offsets, body=body)
+
+
+def _queues(request: RemotingCommand) -> bytes:
+    return json.dumps(json.loads(request.body)["mqSet"]).encode()
+
+
+@asynccontextmanager
+async def broker() -> AsyncIterator[Broker]:
+    world = Broker()
+    async with serving(world.script) as (server,):
+        world.server = server
+        yield world
+
+
+def consumer(
+    world: Broker, listener: Callable[[Sequence[MessageExt]], object], **settings: object
+) -> PushConsumer:
+    made = PushConsumer(
+        "g",
+        world.server.server.address,
+        listener,
+        settings=replace(ConsumeSettings(local_retry_s=0.0, suspend_s=0.0), **settings),  # type: ignore[arg-type]
+    )
+    made.subscribe("t")
+    return made
+
+
+async def test_a_member_consumes_commits_and_leaves() -> None:
+    seen: list[bytes] = []
+    async with broker() as world:
+        async with consumer(world, lambda messages: seen.extend(one.body for one in messages)) as member:
+            await until(lambda: len(seen) == MESSAGES)
+            assert member.assigned == [MessageQueue("t", "a", 0)]
+        assert world.committed == {"0": MESSAGES}
+        codes = [request.code for request in world.server.seen]
+        assert codes.index(RequestCode.HEART_BEAT) < codes.index(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
+        assert codes[-2:] == [RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.UNREGISTER_CLIENT]
+
+
+async def test_who_is_not_listed_takes_no_queue() -> None:
+    async with broker() as world:
+        world.members = ["somebody else"]
+        async with consumer(world, lambda messages: None) as member:
+            assert member.assigned == []
+
+
+async def test_a_queue_is_committed_before_another_member_takes_it() -> None:
+    seen: list[bytes] = []
+
+    def listener(messages: Sequence[MessageExt]) -> None:
+        seen.extend(one.body for one in messages)
+
+    async with broker() as world, consumer(world, listener) as member:
+        await until(lambda: len(seen) == MESSAGES)
+        world.members = ["0", member.client_id]  # the first of two has the only queue
+        notice = {"consumerGroup": "g"}
+        world.server.connections[0].notify(
+            RemotingCommand.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, notice)
+        )
+        await until(lambda: world.committed == {"0": MESSAGES})
+        assert member.assigned == []
+
+
+@pytest.mark.parametrize("is_raised", [False, True])
+async def test_a_failed_message_goes_back_to_the_broker(is_raised: bool) -> None:
+    def listener(messages: Sequence[MessageExt]) -> ConsumeStatus | None:
+        if messages[0].body != b"2":
+            return None
+        if is_raised:
+            raise ValueError("no")
+        return ConsumeStatus.RECONSUME_LATER
+
+    async with broker() as world:
+        async with consumer(world, listener):
+            await until(lambda: bool(world.server.seen_of(RequestCode.CONSUMER_SEND_MSG_BACK)))
+        (request,) = world.server.seen_of(RequestCode.CONSUMER_SEND_MSG_BACK)
+        assert (request.fields["originTopic"], request.fields["group"]) == ("t", "g")
+        assert world.committed == {"0": MESSAGES}
+
+
+async def test_a_message_that_cannot_go_back_is_consumed_again_here() -> None:
+    seen: list[tuple[bytes, int]] = []
+
+    def listener(messages: Sequence[MessageExt]) -> ConsumeStatus | None:
+        (one,) = messages
+        seen.append((one.body, one.reconsume_times))
+        return ConsumeStatus.RECONSUME_LATER if seen[-1] == (b"2", 0) else None
+
+    async with broker() as world:
+        world.answers[RequestCode.CONSUMER_SEND_MSG_BACK] = lambda request: request.answer(1)
+        async with consumer(world, listener):
+            await until(lambda: (b"2", 1) in seen)
+        assert world.committed == {"0": MESSAGES} and len(seen) == MESSAGES + 1
+
+
+async def test_an_ordered_queue_waits_for_its_message() -> None:
+    seen: list[tuple[bytes, int]] = []
+
+    async def listener(messages: Sequence[MessageExt]) -> ConsumeStatus | None:
+        (one,) = messages
+        seen.append((one.body, one.reconsume_times))
+        return ConsumeStatus.RECONSUME_LATER if one.body == b"1" and one.reconsume_times < 2 else None
+
+    async with broker() as world:
+        async with consumer(world, listener, is_ordered=True):
+            await until(lambda: len(seen) == MESSAGES + 2)
+        assert seen == [(b"0", 0), (b"1", 0), (b"1", 1), (b"1", 2), (b"2", 0), (b"3", 0)]
+        assert not world.server.seen_of(RequestCode.CONSUMER_SEND_MSG_BACK)
+        assert world.server.seen_of(RequestCode.UNLOCK_BATCH_MQ)
+
+
+async def test_an_ordered_queue_whose_lock_is_another_members_is_not_taken() -> None:
+    async with broker() as world:
+        world.answers[RequestCode.LOCK_BATCH_MQ] = lambda request: request.answer(0, body=b"{}")
+        async with consumer(world, lambda messages: None, is_ordered=True) as member:
+            assert member.assigned == []
+        assert not world.server.seen_of(RequestCode.PULL_MESSAGE)
+
+
+def half_stored(request: RemotingCommand) -> RemotingCommand:
+    fields = {"msgId": format_offset_id(HOST, OFFSET), "queueId": "0", "queueOffset": "7"}
+    return request.answer(0, fields=fields)
+
+
+def never(message: MessageExt) -> LocalTransactionState:
+    raise AssertionError("nobody asks")
+
+
+@pytest.mark.parametrize(
+    ("state", "type_of_end"),
+    [(LocalTransactionState.COMMIT_MESSAGE, ["8"]), (LocalTransactionState.ROLLBACK_MESSAGE, ["12"])],
+)
+async def test_a_half_message_is_ended(state: LocalTransactionState, type_of_end: list[str]) -> None:
+    async with broker() as world:
+        world.answers[RequestCode.SEND_MESSAGE_V2] = half_stored
+        async with TransactionProducer("p", world.server.server.address, never) as producer:
+            result = await producer.send_in_transaction(Message("t", b"x"), lambda message: state)
+        (half,) = world.server.seen_of(RequestCode.SEND_MESSAGE_V2)
+        assert half.fields["f"] == "4" and "TRAN_MSG\x01true\x02PGROUP\x01p\x02" in half.fields["i"]
+        ends = world.server.seen_of(RequestCode.END_TRANSACTION)
+        assert [end.fields["commitOrRollback"] for end in ends] == type_of_end and result.is_ended
+        assert (ends[0].fields["commitLogOffset"], ends[0].fields["tranStateTableOffset"]) == ("1000", "7")
+        codes = [request.code for request in world.server.seen]
+        assert codes.index(RequestCode.HEART_BEAT) < codes.index(RequestCode.SEND_MESSAGE_V2)
+
+
+async def test_a_local_transaction_that_raises_is_unknown() -> None:
+    def execute(message: Message) -> LocalTransactionState:
+        raise ValueError("no")
+
+    async with broker() as world:
+        world.answers[RequestCode.SEND_MESSAGE_V2] = half_stored
+        async with TransactionProducer("p", world.server.server.address, never) as producer:
+            result = await producer.send_in_transaction(Message("t", b"x"), execute)
+        assert result.state is LocalTransactionState.UNKNOWN and not result.is_ended
+        assert not world.server.seen_of(RequestCode.END_TRANSACTION)
+
+
+async def test_a_half_message_whose_slave_is_late_is_rolled_back_without_the_transaction() -> None:
+    def execute(message: Message) -> LocalTransactionState:
+        raise AssertionError("it must not run")
+
+    async with broker() as world:
+        world.answers[RequestCode.SEND_MESSAGE_V2] = lambda request: replace(half_stored(request), code=12)
+        async with TransactionProducer("p", world.server.server.address, never) as producer:
+            result = await producer.send_in_transaction(Message("t", b"x"), execute)
+        assert result.state is LocalTransactionState.ROLLBACK_MESSAGE and result.is_ended
+
+
+async def test_a_broker_that_asks_is_told() -> None:
+    async def check(message: MessageExt) -> LocalTransactionState:
+        return LocalTransactionState.COMMIT_MESSAGE if message.body == b"x" else LocalTransactionState.UNKNOWN
+
+    async with broker() as world:
+        world.answers[RequestCode.SEND_MESSAGE_V2] = half_stored
+        async with TransactionProducer("p", world.server.server.address, check) as producer:
+            await producer.send_in_transaction(
+                Message("t", b"x"), lambda message: LocalTransactionState.UNKNOWN
+            )
+            text = join_properties({"UNIQ_KEY": "K"})
+            for body in (b"unknown", b"x"):
+                half = bytes(record.encode(record.Message("t", body, text)))
+                fields = {"tranStateTableOffset": "7", "commitLogOffset": "1000", "transactionId": "T"}
+                asked = RemotingCommand.oneway(RequestCode.CHECK_TRANSACTION_STATE, fields, half)
+                world.server.connections[0].notify(asked)
+            await until(lambda: bool(world.server.seen_of(RequestCode.END_TRANSACTION)))
+        (end,) = world.server.seen_of(RequestCode.END_TRANSACTION)
+        assert (end.fields["commitOrRollback"], end.fields["fromTransactionCheck"]) == ("8", "true")
+        assert (end.fields["msgId"], end.fields["transactionId"]) == ("K", "T")
+
+
+async def test_a_message_of_a_transaction_has_no_delay() -> None:
+    async with broker() as world, TransactionProducer("p", world.server.server.address, never) as producer:
+        with pytest.raises(IllegalMessage):
+            await producer.send_in_transaction(
+                Message("t", b"x", delay_level=1), lambda message: LocalTransactionState.UNKNOWN
+            )
