@@ -150,15 +150,16 @@ INTEROP := build/interop
 interop: ## Fetch RocketMQ's own NameServer, broker and mqadmin (a minute; needs java and mvn)
 	@if ! command -v mvn >/dev/null || ! command -v java >/dev/null; then \
 	  echo "WARNING: mvn and java are not on PATH: tests with genuine RocketMQ do NOT run"; \
-	elif test -z "$$(find $(INTEROP)/fetched -newer tests/interop/pom.xml 2>/dev/null)"; then \
+	elif test -z "$$(find $(INTEROP)/fetched -newer tests/interop/pom.xml -newer tests/interop/client49/pom.xml 2>/dev/null)"; then \
 	  echo "fetching RocketMQ into $(INTEROP)"; \
 	  rm -rf $(INTEROP) && mkdir -p $(INTEROP) && \
 	  mvn --quiet --batch-mode --file tests/interop/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(INTEROP)/lib && \
+	  mvn --quiet --batch-mode --file tests/interop/client49/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(INTEROP)/client49 && \
 	  touch $(INTEROP)/fetched \
 	  || { rm -rf $(INTEROP); echo "WARNING: RocketMQ could not be fetched: tests with it do NOT run"; }; \
 	fi
 
-test-interop: $(DEV) interop ## Genuine RocketMQ with our NameServer (2 minutes; needs java and mvn)
+test-interop: $(DEV) interop ## Genuine RocketMQ with our NameServer and brokers (6 minutes; needs java and mvn)
 	@$(BIN)/python -m pytest $(ARGS) tests/interop
 
 test-grpc: $(DEV) ## What is private in grpcio, with each minor version that users may have (3 minutes)

@@ -237,6 +237,7 @@ ALLOWED: dict[str, set[str]] = {
         *_BROKER_BASE,
         "broker_adapter.config",
         "broker_adapter.remoting",
+        "broker_adapter.store",
         "broker_adapter.pop",
         "broker_adapter.proxy.messages",
         "broker_adapter.proxy.calls",

@@ -19,6 +19,8 @@ _LEVEL = "DELAY"
 _AT_MS = ("TIMER_DELIVER_MS", "__STARTDELIVERTIME")
 _AFTER_MS, _AFTER_S = "TIMER_DELAY_MS", "TIMER_DELAY_SEC"
 _MAX_DIGITS = 15
+#: All properties that delay a message.
+DELAYS = frozenset({_LEVEL, *_AT_MS, _AFTER_MS, _AFTER_S})
 
 
 def level_ms(level: int) -> int:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from broker_adapter.config.remoting import RemotingSettings
-from broker_adapter.processor.fields import number
+from broker_adapter.errors import ResponseCode
+from broker_adapter.format.topic_names import RETRY_PREFIX
+from broker_adapter.processor import bodies
+from broker_adapter.processor.clients import RemotingClients
+from broker_adapter.processor.fields import number, text
+from broker_adapter.processor.pulls import SUBSCRIPTION
 from broker_adapter.processor.request import RemotingRequest
 from broker_adapter.proxy.calls.handlers import Answering
 from broker_adapter.proxy.messages.context import CallContext
+from broker_adapter.proxy.messages.filters import filter_from
+from broker_adapter.proxy.messages.rejected import Rejected
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
@@ -24,27 +34,117 @@ SENDS = (
     RequestCode.SEND_MESSAGE_V2,
     RequestCode.SEND_BATCH_MESSAGE,
 )
+#: Beside sends, what appends to the log.
+CHANGES = (RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.UPDATE_CONSUMER_OFFSET)
+PULLS = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+QUERIES = (
+    RequestCode.QUERY_MESSAGE,
+    RequestCode.VIEW_MESSAGE_BY_ID,
+    RequestCode.QUERY_CONSUMER_OFFSET,
+    RequestCode.GET_MAX_OFFSET,
+    RequestCode.GET_MIN_OFFSET,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+    RequestCode.GET_EARLIEST_MSG_STORETIME,
+    RequestCode.LOCK_BATCH_MQ,
+    RequestCode.UNLOCK_BATCH_MQ,
+)
 
 
 class RemotingDoor:
-    """Registers the codes that it takes with a Dispatch."""
+    """Registers the codes that it takes with a Dispatch. `clients` are those of this node; `is_known` says
+    whether there is a topic, as far as this node knows."""
 
-    def __init__(self, answering: Answering, settings: RemotingSettings) -> None:
+    def __init__(
+        self,
+        answering: Answering,
+        settings: RemotingSettings,
+        clients: RemotingClients,
+        is_known: Callable[[str], bool],
+    ) -> None:
         self._answering = answering
+        self._clients = clients
+        self._is_known = is_known
         self._sends = Executor("sends", settings.max_sends, 0)
+        self._pulls = Executor("pulls", settings.max_pulls, 0)
+        self._queries = Executor("queries", settings.max_queries, settings.max_queries)
+        self._of_clients = Executor("clients", settings.max_queries, settings.max_queries)
 
     def register_with(self, dispatch: Dispatch) -> None:
-        dispatch.register(SENDS, self._pass_on, self._sends)
+        dispatch.register((*SENDS, *CHANGES), self._pass_on, self._sends)
+        dispatch.register(PULLS, self._pull, self._pulls)
+        dispatch.register(QUERIES, self._pass_on, self._queries)
+        for code, processor in (
+            (RequestCode.HEART_BEAT, self._heartbeat),
+            (RequestCode.UNREGISTER_CLIENT, self._unregister),
+            (RequestCode.GET_CONSUMER_LIST_BY_GROUP, self._consumer_list),
+            (RequestCode.CHECK_CLIENT_CONFIG, self._check_config),
+        ):
+            dispatch.register([code], processor, self._of_clients)
+
+    # -- passed on ----------------------------------------------------------------------------------------
 
     async def _pass_on(self, connection: RemotingConnection, request: RemotingCommand) -> None:
         """To the master, which may be this node. Its answer is a frame for this request."""
-        context = self._context(connection, request)
-        answer = await self._answering.unary(RemotingRequest(request), context)
+        answer = await self._answering.unary(RemotingRequest(request), self._context(connection, request))
         if not request.is_oneway:
             connection.send_encoded(answer)
 
+    async def _pull(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand | None:
+        """With what the client has said in its heartbeats that it wants, if it does not say so now."""
+        fields = request.fields
+        if not number(fields, "sysFlag", 0) & SUBSCRIPTION:
+            group, topic = text(fields, "consumerGroup"), text(fields, "topic")
+            found = self._clients.subscription(connection, group, topic)
+            if found is None:
+                problem = f"the consumer's group info not exist: {group}, {topic}"
+                return request.answer(ResponseCode.SUBSCRIPTION_NOT_EXIST, problem)
+            wanted = {"subscription": found.expression, "expressionType": "SQL92" if found.is_sql else "TAG"}
+            request = replace(request, fields={**fields, **wanted})
+        await self._pass_on(connection, request)
+        return None
+
     def _context(self, connection: RemotingConnection, request: RemotingCommand) -> CallContext:
-        return CallContext(connection.peer, remote=connection.peer, timeout_s=_timeout_s(request))
+        client_id = self._clients.client_id(connection)
+        return CallContext(client_id, remote=connection.peer, timeout_s=_timeout_s(request))
+
+    # -- clients ------------------------------------------------------------------------------------------
+
+    async def _heartbeat(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        """The master makes what consumers need, if it is not there."""
+        beat = bodies.heartbeat(request.body)
+        self._clients.heard_of(connection, beat, request.language, request.version)
+        if not all(self._is_known(RETRY_PREFIX + one.group) for one in beat.consumers):
+            await self._answering.unary(RemotingRequest(request), self._context(connection, request))
+        return request.answer(ResponseCode.SUCCESS)
+
+    async def _unregister(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        client_id = text(request.fields, "clientID")
+        for name, consumes in (("producerGroup", False), ("consumerGroup", True)):
+            if group := request.fields.get(name):
+                self._clients.gone(connection, group, client_id, consumes=consumes)
+        return request.answer(ResponseCode.SUCCESS)
+
+    async def _consumer_list(
+        self, connection: RemotingConnection, request: RemotingCommand
+    ) -> RemotingCommand:
+        group = text(request.fields, "consumerGroup")
+        members = self._clients.consumers.get(group)
+        if not members:
+            return request.answer(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
+        return request.answer(ResponseCode.SUCCESS, body=bodies.consumer_list(members))
+
+    async def _check_config(
+        self, connection: RemotingConnection, request: RemotingCommand
+    ) -> RemotingCommand:
+        """Whether an expression can be understood."""
+        found = bodies.parse(request.body).get("subscriptionData")
+        if isinstance(found, dict):
+            wanted = bodies.subscription(found)
+            try:
+                filter_from(wanted.expression, is_sql=wanted.is_sql)
+            except Rejected as error:
+                return request.answer(ResponseCode.SUBSCRIPTION_PARSE_FAILED, error.message)
+        return request.answer(ResponseCode.SUCCESS)
 
 
 def _timeout_s(request: RemotingCommand) -> float:
@@ -52,7 +152,7 @@ def _timeout_s(request: RemotingCommand) -> float:
     code = request.code
     if code in SENDS:
         return _SEND_S
-    if code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
+    if code in PULLS:
         suspend_ms = number(request.fields, "suspendTimeoutMillis", 0)
         return min(max(0, suspend_ms), _MAX_SUSPEND_MS) / 1000 + _PULL_S
     return _CALL_S

@@ -37,7 +37,7 @@ from broker_adapter.pop.committer import LEAST_ROUND_ENTRIES, ROUND_BYTES, ROUND
 from broker_adapter.pop.service import DeliveryService, Topics
 from broker_adapter.pop.state import DeliveryState
 from broker_adapter.processor.request import request_of
-from broker_adapter.processor.serving import both_protocols, remoting_port
+from broker_adapter.processor.serving import Making, both_protocols, default_topics, remoting_port
 from broker_adapter.proxy.access.guard import Guard
 from broker_adapter.proxy.calls.handlers import MessagingHandlers
 from broker_adapter.proxy.clients import ClientStreams
@@ -160,7 +160,7 @@ class BrokerProgram:
             lambda command: writer.put_command(METADATA_TOPIC, command, self.topic_gate.appending(command)),
             new_request_id=lambda: os.urandom(16),
         )
-        groups = GroupService(
+        self.groups = groups = GroupService(
             self.metadata,
             self.proposals,
             files,
@@ -341,6 +341,7 @@ class BrokerProgram:
             self.settings.remoting,
             self.config.address,
             self.forwarder,
+            self.directory,
             self._tls_files(),
             allow_plaintext=self.config.allow_plaintext,
         )
@@ -376,6 +377,8 @@ class BrokerProgram:
             handlers,
             broker=self.broker,
             delivery=self.delivery,
+            directory=self.directory,
+            making=Making(self.broker.make_topic, self.groups.make_known),
             store_host=self.writer.store_host,
             max_body_bytes=max_body_bytes,
         )
@@ -454,7 +457,7 @@ class BrokerProgram:
                 role_epoch=self.adapter.role_epoch,
                 http_address=self.config.http_members.get(self.config.node_id, self.config.http_listen),
                 data_version=self._topics_version,
-                topics=tuple(topics.values()),
+                topics=(*topics.values(), *default_topics(self.settings)),
                 remoting_address=self.remoting.advertised,
             )
         )

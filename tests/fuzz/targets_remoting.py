@@ -7,11 +7,13 @@ import struct
 import zlib
 from random import Random
 
-from broker_adapter.errors import FrameRefused, StoredDataDamaged
+from broker_adapter.errors import FrameRefused, IllegalMessage, StoredDataDamaged
 from broker_adapter.format.message import Message
 from broker_adapter.format.message import encode as encode_record
 from broker_adapter.format.properties import join_properties
 from broker_adapter.format.sys_flag import COMPRESSED
+from broker_adapter.processor.bodies import heartbeat, lock_request, parse
+from broker_adapter.processor.sends import batch_of
 from broker_adapter.remoting.codes import Language
 from broker_adapter.remoting.command import HeaderForm, RemotingCommand, decode, encode
 from broker_adapter.remoting.frames import FrameReader
@@ -111,7 +113,44 @@ def _members(rng: Random) -> bytes:
     return json.dumps({"consumerIdList": [f"c{number}" for number in range(rng.randrange(4))]}).encode()
 
 
+def _body(rng: Random) -> bytes:
+    """Of a heartbeat that asks for locks, too: a batch of messages behind a byte that says so."""
+    if rng.random() < 0.3:
+        items = []
+        for _ in range(rng.randrange(1, 4)):
+            body, properties = rng.randbytes(rng.randrange(20)), b"a\x01b\x02" * rng.randrange(3)
+            size = 22 + len(body) + len(properties)
+            items.append(struct.pack(">iiiii", size, 0, 0, 1, len(body)) + body)
+            items.append(struct.pack(">h", len(properties)) + properties)
+        return b"\0" + b"".join(items)
+    subscription = {
+        "topic": "t",
+        "subString": rng.choice(("*", "a || b")),
+        "subVersion": rng.choice((1, "2")),
+    }
+    consumer = {"groupName": "g", "consumeType": rng.choice((1, "CONSUME_POP"))}
+    consumer["subscriptionDataSet"] = [subscription] * rng.randrange(3)
+    said = {
+        "clientID": "c",
+        "clientId": "c",
+        "consumerGroup": "g",
+        "consumerDataSet": [consumer] * rng.randrange(3),
+        "producerDataSet": [{"groupName": "p"}],
+        "mqSet": [{"topic": "t", "brokerName": "b", "queueId": 1}],
+    }
+    return json.dumps(said).encode()
+
+
+def _read_body(data: bytes) -> None:
+    if data[:1] == b"\0":
+        batch_of({}, data[1:], 1 << 20)
+    else:
+        heartbeat(data)
+        lock_request(data)
+
+
 TARGETS = (
+    Target("remoting-body", _body, _read_body, (parse, heartbeat, lock_request, batch_of), (IllegalMessage,)),
     Target("remoting-frame", _frame, _read, (decode, FrameReader.next), (FrameRefused,), with_lengths),
     Target("client-route", _route, _use_route, (parse_route,), (FrameRefused,), text=True),
     Target("client-clusters", _clusters, parse_clusters, (parse_clusters,), (FrameRefused,), text=True),

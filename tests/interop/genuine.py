@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +17,10 @@ from pathlib import Path
 import pytest
 
 DID_NOT_RUN = "GENUINE ROCKETMQ DID NOT RUN"
-LIB = Path(os.environ.get("ROCKETMQ_LIB") or Path(__file__).resolve().parents[2] / "build/interop/lib")
+_FETCHED = Path(__file__).resolve().parents[2] / "build/interop"
+LIB = Path(os.environ.get("ROCKETMQ_LIB") or _FETCHED / "lib")
+#: The Java client of RocketMQ 4.9 alone.
+CLIENT_49 = Path(os.environ.get("ROCKETMQ_CLIENT_49") or _FETCHED / "client49")
 _PACKAGE = "org.apache.rocketmq"
 _OPTIONS = [
     *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.nio", "sun.nio.ch", "java.lang")),
@@ -31,6 +36,9 @@ _OPTIONS = [
 ]
 _STOP_S = 30
 _ADMIN_S = 120
+_CLIENT_S = 180
+#: What a client says of itself, among what its libraries print.
+_SAID = "@ "
 
 
 def require() -> None:
@@ -38,6 +46,8 @@ def require() -> None:
     reason = "" if shutil.which("java") else "there is no `java` on PATH"
     if not reason and not any(LIB.glob("rocketmq-broker-*.jar")):
         reason = f"no jars in {LIB} (`make interop` fetches them)"
+    if not reason and not any(CLIENT_49.glob("rocketmq-client-*.jar")):
+        reason = f"no jars in {CLIENT_49} (`make interop` fetches them)"
     if reason:
         pytest.skip(f"{DID_NOT_RUN}: {reason}")
 
@@ -107,3 +117,71 @@ def mqadmin(home: Path, name_servers: str, *arguments: str) -> str:
     )
     assert done.returncode == 0 and "Exception" not in printed, printed + done.stderr
     return printed
+
+
+class JavaClient:
+    """`Client.java` beside this file, with a version of RocketMQ's Java client."""
+
+    def __init__(self, version: str, folder: Path) -> None:
+        """`folder`: for classes and logs."""
+        self.name = version.replace(".", "")
+        lib = LIB if version.startswith("5") else CLIENT_49
+        self._folder = folder
+        self._path = f"{folder}:{lib}/*"
+        source = Path(__file__).with_name("Client.java")
+        subprocess.run(["javac", "-nowarn", "-cp", self._path, "-d", folder, source], check=True)
+
+    def run(self, *arguments: str) -> list[str]:
+        """What it says, when it has done all."""
+        with self.begin(*arguments) as process:
+            return process.finish()
+
+    @contextmanager
+    def begin(self, *arguments: str) -> Iterator[JavaProcess]:
+        options = [*_OPTIONS, f"-Duser.home={self._folder}"]
+        command = ["java", *options, "-cp", self._path, "Client", *arguments]
+        with (
+            (self._folder / f"errors-{time.monotonic_ns()}").open("wb") as errors,
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=self._folder
+            ) as process,
+        ):
+            try:
+                yield JavaProcess(process, self._folder)
+            finally:
+                process.kill()
+
+
+class JavaProcess:
+    """Its lines, as they come."""
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
+        self._process = process
+        self._folder = folder
+        self._timer = threading.Timer(_CLIENT_S, process.kill)
+        self._timer.daemon = True
+        self._timer.start()
+        self.lines: list[str] = []
+
+    def wait_for(self, begin: str) -> None:
+        """Until a line begins so. AssertionError if none does."""
+        assert any(line.startswith(begin) for line in self._read()), (begin, self._why())
+
+    def finish(self) -> list[str]:
+        """All lines, when it has ended. AssertionError if it failed, or took too long."""
+        for _ in self._read():
+            pass
+        self._timer.cancel()
+        assert self._process.wait() == 0, (self.lines[-20:], self._why())
+        return self.lines
+
+    def _read(self) -> Iterator[str]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(_SAID):
+                self.lines.append(line[len(_SAID) :].rstrip("\n"))
+                yield self.lines[-1]
+
+    def _why(self) -> str:
+        newest = max(self._folder.glob("errors-*"), key=lambda path: path.stat().st_mtime)
+        return newest.read_text()[-3000:]

@@ -61,7 +61,7 @@ class QueueCalls:
         else:
             records, next_offset = result.records, result.next_offset
             if wanted.matches is not None:  # what a client's expression costs is never the event loop's
-                records, next_offset = await asyncio.to_thread(_matching, result, wanted)
+                records, next_offset = await asyncio.to_thread(matching, result, wanted)
             nothing = pb.Status(code=Code.MESSAGE_NOT_FOUND, message="no message within the time to wait")
             size = sum(map(len, records))
             async with (
@@ -138,7 +138,7 @@ def _no_queue(topic: str, queue_id: int) -> Rejected:
     return Rejected(Code.BAD_REQUEST, f"topic {topic} has no queue {queue_id}")
 
 
-def _matching(result: PullResult, wanted: Filter) -> tuple[Sequence[bytes], int]:
+def matching(result: PullResult, wanted: Filter) -> tuple[Sequence[bytes], int]:
     """Those of the records that match, up to the offset where the next pull goes on. On another thread."""
     assert wanted.matches is not None
     found: list[bytes] = []

@@ -18,16 +18,20 @@ _ALL = Filter()
 
 def filter_of(expression: pb.FilterExpression) -> Filter:
     """Rejected (ILLEGAL_FILTER_EXPRESSION)."""
-    text = expression.expression
+    is_sql = expression.type == pb.FilterType.SQL
+    is_known = is_sql or expression.type in (pb.FilterType.TAG, pb.FilterType.FILTER_TYPE_UNSPECIFIED)
+    if not is_known and expression.expression not in ("", "*"):
+        raise _illegal(f"filters of the type {expression.type} are not known")
+    return filter_from(expression.expression, is_sql=is_sql)
+
+
+def filter_from(text: str, *, is_sql: bool) -> Filter:
+    """An expression of SQL92, or of tags. Rejected (ILLEGAL_FILTER_EXPRESSION)."""
     if not text or text == "*":
         return _ALL
     if len(text) > MAX_EXPRESSION_LENGTH:
         raise _illegal(f"{len(text)} characters, more than {MAX_EXPRESSION_LENGTH}")
-    if expression.type == pb.FilterType.SQL:
-        return _sql(text)
-    if expression.type not in (pb.FilterType.TAG, pb.FilterType.FILTER_TYPE_UNSPECIFIED):
-        raise _illegal(f"filters of the type {expression.type} are not known")
-    return _tags(text)
+    return _sql(text) if is_sql else _tags(text)
 
 
 @lru_cache(_KEPT)

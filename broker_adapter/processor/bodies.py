@@ -1,0 +1,162 @@
+"""Bodies of requests and answers, which are JSON.
+
+Facts: HeartbeatData, ConsumerData, SubscriptionData, LockBatchRequestBody, GetConsumerListByGroupResponseBody
+of RocketMQ. Clients in C++ write numbers where others write names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from broker_adapter.errors import IllegalMessage, Status
+
+_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
+_MODELS = ("BROADCASTING", "CLUSTERING")
+_FROM = (
+    "CONSUME_FROM_LAST_OFFSET",
+    "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+    "CONSUME_FROM_MIN_OFFSET",
+    "CONSUME_FROM_MAX_OFFSET",
+    "CONSUME_FROM_FIRST_OFFSET",
+    "CONSUME_FROM_TIMESTAMP",
+)
+_MOST = 4_096
+_MAX_DIGITS = 19
+
+
+class Subscription(NamedTuple):
+    """What a consumer wants of a topic. `is_sql`: the expression is one of SQL92, not of tags."""
+
+    topic: str
+    expression: str
+    is_sql: bool
+    version: int
+
+
+class ConsumerData(NamedTuple):
+    """What a member says of its group."""
+
+    group: str
+    consume_type: str
+    message_model: str
+    consume_from_where: str
+    subscriptions: Mapping[str, Subscription]  # by topic
+
+
+class Heartbeat(NamedTuple):
+    client_id: str
+    producer_groups: Sequence[str]
+    consumers: Sequence[ConsumerData]
+
+
+def dump(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """IllegalMessage (REQUEST_MALFORMED) unless it is a JSON object."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise _malformed("the body is no JSON object")
+    return found
+
+
+def heartbeat(body: bytes) -> Heartbeat:
+    """IllegalMessage (REQUEST_MALFORMED)."""
+    found = parse(body)
+    producers = [_text(one.get("groupName")) for one in _objects(found, "producerDataSet")]
+    consumers = [_consumer(one) for one in _objects(found, "consumerDataSet")]
+    return Heartbeat(_text(found.get("clientID")), producers, consumers)
+
+
+def _consumer(found: Mapping[str, Any]) -> ConsumerData:
+    subscriptions = map(subscription, _objects(found, "subscriptionDataSet"))
+    return ConsumerData(
+        _text(found.get("groupName")),
+        _name(found.get("consumeType"), _TYPES, 1),
+        _name(found.get("messageModel"), _MODELS, 1),
+        _name(found.get("consumeFromWhere"), _FROM, 0),
+        {one.topic: one for one in subscriptions},
+    )
+
+
+def subscription(found: Mapping[str, Any]) -> Subscription:
+    version = str(found.get("subVersion", 0))
+    return Subscription(
+        _text(found.get("topic")),
+        _text(found.get("subString"), default="*"),
+        found.get("expressionType") == "SQL92",
+        int(version) if version.isdecimal() and len(version) <= _MAX_DIGITS else 0,
+    )
+
+
+class QueueName(NamedTuple):
+    """RocketMQ's MessageQueue."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"brokerName": self.broker_name, "queueId": self.queue_id, "topic": self.topic}
+
+
+class LockRequest(NamedTuple):
+    group: str
+    client_id: str
+    queues: Sequence[QueueName]
+
+
+def lock_request(body: bytes) -> LockRequest:
+    """IllegalMessage (REQUEST_MALFORMED)."""
+    found = parse(body)
+    queues = [_queue(one) for one in _objects(found, "mqSet")]
+    return LockRequest(_text(found.get("consumerGroup")), _text(found.get("clientId")), queues)
+
+
+def _queue(found: Mapping[str, Any]) -> QueueName:
+    queue_id = found.get("queueId")
+    if type(queue_id) is not int:
+        raise _malformed("queueId is no number")
+    return QueueName(_text(found.get("topic")), _text(found.get("brokerName"), default=""), queue_id)
+
+
+def locked(queues: Iterable[QueueName]) -> bytes:
+    return dump({"lockOKMQSet": [queue.to_json() for queue in queues]})
+
+
+def consumer_list(client_ids: Iterable[str]) -> bytes:
+    return dump({"consumerIdList": list(client_ids)})
+
+
+def _objects(found: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """Left out, or null: none."""
+    value = found.get(name) or []
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value) or len(value) > _MOST:
+        raise _malformed(f"{name} is no list of objects, or has more than {_MOST}")
+    return value
+
+
+def _name(value: object, names: Sequence[str], default: int) -> str:
+    if isinstance(value, str) and value in names:
+        return value
+    if type(value) is int and 0 <= value < len(names):
+        return names[value]
+    return names[default]
+
+
+def _text(value: object, default: str | None = None) -> str:
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, str):
+        raise _malformed("a text is missing")
+    return value
+
+
+def _malformed(problem: str) -> IllegalMessage:
+    return IllegalMessage(Status.REQUEST_MALFORMED, problem)

@@ -1,0 +1,270 @@
+"""Consumers of the remoting protocol, at any node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_adapter.errors import ResponseCode
+from broker_adapter.format.message import Message, decode
+from broker_adapter.format.properties import split_properties
+from broker_adapter.processor.bodies import heartbeat
+from broker_adapter.processor.clients import RemotingClients
+from broker_adapter.processor.send_back import replaced
+from broker_adapter.remoting.client import connect
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.connection import RemotingConnection
+from broker_adapter.remoting.executors import Dispatch, Executor
+from broker_adapter.server.broker_status import BrokerStatus
+from tests.broker_adapter.cluster import BrokerCluster, brokers
+from tests.broker_adapter.processor.asker import LISTEN, Asker, asking
+from tests.node.local import until
+
+SUSPEND, SUBSCRIPTION = 2, 4
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[BrokerCluster]:
+    async with brokers(tmp_path, 2, LISTEN) as cluster:
+        await cluster.master()
+        yield cluster
+
+
+def slave(cluster: BrokerCluster) -> str:
+    return next(one for one in cluster.programs.values() if one.writer.expected is None).remoting.address
+
+
+def beat(client_id: str, group: str, topic: str, expression: str = "*", kind: str = "TAG") -> bytes:
+    subscription = {"topic": topic, "subString": expression, "expressionType": kind, "subVersion": 1}
+    consumer = {
+        "groupName": group,
+        "consumeType": "CONSUME_PASSIVELY",
+        "messageModel": "CLUSTERING",
+        "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
+        "subscriptionDataSet": [subscription],
+    }
+    return json.dumps({"clientID": client_id, "consumerDataSet": [consumer], "producerDataSet": []}).encode()
+
+
+def records(body: bytes) -> list[Message]:
+    found = []
+    while body:
+        size = int.from_bytes(body[:4])
+        found.append(decode(body[:size]))
+        body = body[size:]
+    return found
+
+
+async def pull(asker: Asker, topic: str, offset: int, group: str = "g", **more: object) -> RemotingCommand:
+    fields: dict[str, object] = {
+        "consumerGroup": group,
+        "topic": topic,
+        "queueId": 0,
+        "queueOffset": offset,
+        "maxMsgNums": 32,
+        "sysFlag": SUBSCRIPTION,
+        "commitOffset": 0,
+        "suspendTimeoutMillis": 15_000,
+        "subscription": "*",
+        **more,
+    }
+    return await asker.ask(RequestCode.PULL_MESSAGE, **fields)
+
+
+async def test_what_was_sent_is_pulled_with_all_that_it_had(cluster: BrokerCluster) -> None:
+    async with asking(slave(cluster)) as asker:
+        sent = [await asker.send("t", b"%d" % n, 0, TAGS=f"t{n % 2}", mine="x") for n in range(4)]
+        answer = await pull(asker, "t", 1)
+        assert answer.code == ResponseCode.SUCCESS
+        assert answer.fields == {
+            "suggestWhichBrokerId": "0",
+            "nextBeginOffset": "4",
+            "minOffset": "0",
+            "maxOffset": "4",
+        }
+        found = records(answer.body)
+        assert [(one.body, one.queue_offset) for one in found] == [(b"1", 1), (b"2", 2), (b"3", 3)]
+        assert split_properties(found[0].properties) == {"TAGS": "t1", "mine": "x"}
+        assert found[0].offset_id == sent[1]["msgId"]
+        tagged = await pull(asker, "t", 0, subscription="t1 || other")
+        assert [one.body for one in records(tagged.body)] == [b"1", b"3"]
+        sql = await pull(asker, "t", 0, subscription="mine = 'x' AND TAGS = 't0'", expressionType="SQL92")
+        assert [one.body for one in records(sql.body)] == [b"0", b"2"]
+        assert (await pull(asker, "t", 4)).code == ResponseCode.PULL_NOT_FOUND
+        moved = await pull(asker, "t", 40)
+        assert (moved.code, moved.fields["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "4")
+        none = await pull(asker, "t", 0, subscription="mine = 'y'", expressionType="SQL92")
+        assert (none.code, none.fields["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "4")
+        broken = await pull(asker, "t", 0, subscription="mine = =", expressionType="SQL92")
+        assert broken.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+        assert (await pull(asker, "none", 0)).code == ResponseCode.TOPIC_NOT_EXIST
+
+
+async def test_a_pull_waits_for_what_comes(cluster: BrokerCluster) -> None:
+    async with asking(slave(cluster)) as asker, asking(slave(cluster)) as producer:
+        await producer.send("t", b"0", 0)
+        waiting = asyncio.create_task(pull(asker, "t", 1, sysFlag=SUSPEND | SUBSCRIPTION))
+        master = await cluster.master()
+        await until(lambda: BrokerStatus(master).shown()["held_pulls"] == 1)
+        await producer.send("t", b"1", 0)
+        assert [one.body for one in records((await waiting).body)] == [b"1"]
+
+
+async def test_what_a_client_wants_is_known_from_its_heartbeat(cluster: BrokerCluster) -> None:
+    async with asking(slave(cluster)) as asker:
+        await asker.send("t", b"0", 0, TAGS="a")
+        await asker.send("t", b"1", 0, TAGS="b")
+        unknown = await pull(asker, "t", 0, sysFlag=0, subscription="")
+        assert unknown.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+        await asker.get(RequestCode.HEART_BEAT, beat("c1", "g", "t", "b"))
+        answer = await pull(asker, "t", 0, sysFlag=0, subscription="")
+        assert [one.body for one in records(answer.body)] == [b"1"]
+        listed = await asker.body(RequestCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup="g")
+        assert listed == {"consumerIdList": ["c1"]}
+        program = await cluster.master()
+        assert program.metadata.topic("%RETRY%g") is not None
+        assert program.metadata.group("g") is not None
+        await asker.get(RequestCode.UNREGISTER_CLIENT, clientID="c1", consumerGroup="g", producerGroup="")
+        gone = await asker.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup="g")
+        assert gone.code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_members_are_told_of_others(cluster: BrokerCluster) -> None:
+    address, told = slave(cluster), []
+
+    async def notified(connection: RemotingConnection, request: RemotingCommand) -> None:
+        told.append(request.fields["consumerGroup"])
+
+    dispatch = Dispatch()
+    dispatch.register([RequestCode.NOTIFY_CONSUMER_IDS_CHANGED], notified, Executor("all", 9, 9))
+    first = Asker(await connect(address, timeout_s=10, dispatch=dispatch))
+    await first.get(RequestCode.HEART_BEAT, beat("c1", "g", "t"))
+    await until(lambda: told == ["g"])
+    async with asking(address) as second:
+        await second.get(RequestCode.HEART_BEAT, beat("c2", "g", "t"))
+        await until(lambda: told == ["g", "g"])
+        await second.get(RequestCode.HEART_BEAT, beat("c2", "g", "t"))  # nothing new
+        listed = await first.body(RequestCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup="g")
+        assert listed == {"consumerIdList": ["c1", "c2"]}
+    await until(lambda: told == ["g", "g", "g"])
+    first.connection.close("done")
+
+
+async def test_offsets_of_groups_and_queues(cluster: BrokerCluster) -> None:
+    async with asking(slave(cluster)) as asker:
+        for n in range(3):
+            await asker.send("t", b"%d" % n, 0)
+        where: dict[str, object] = {"topic": "t", "queueId": 0}
+        assert (await asker.get(RequestCode.GET_MAX_OFFSET, **where))["offset"] == "3"
+        assert (await asker.get(RequestCode.GET_MIN_OFFSET, **where))["offset"] == "0"
+        assert (await asker.get(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=0, **where))[
+            "offset"
+        ] == "0"
+        assert int((await asker.get(RequestCode.GET_EARLIEST_MSG_STORETIME, **where))["timestamp"]) > 0
+        of = {"consumerGroup": "g", **where}
+        assert (await asker.get(RequestCode.QUERY_CONSUMER_OFFSET, **of))["offset"] == "0", "a new queue"
+        unknown = await asker.ask(RequestCode.QUERY_CONSUMER_OFFSET, setZeroIfNotFound="false", **of)
+        assert unknown.code == ResponseCode.QUERY_NOT_FOUND
+        await asker.get(RequestCode.UPDATE_CONSUMER_OFFSET, commitOffset=2, **of)
+        assert (await asker.get(RequestCode.QUERY_CONSUMER_OFFSET, **of))["offset"] == "2"
+        await asker.get(RequestCode.UPDATE_CONSUMER_OFFSET, commitOffset=1, **of)
+        assert (await asker.get(RequestCode.QUERY_CONSUMER_OFFSET, **of))["offset"] == "2", "never back"
+        beyond = await asker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commitOffset=4, **of)
+        assert beyond.code == ResponseCode.MESSAGE_ILLEGAL
+
+
+async def test_messages_are_found_by_id_and_key(cluster: BrokerCluster) -> None:
+    async with asking(slave(cluster)) as asker:
+        sent = await asker.send("t", b"x", 0, KEYS="k1 k2", UNIQ_KEY="u1")
+        offset = int(sent["msgId"][-16:], 16)
+        answer = await asker.ask(RequestCode.VIEW_MESSAGE_BY_ID, offset=offset)
+        assert records(answer.body)[0].body == b"x"
+        master = await cluster.master()
+        await until(lambda: master.dispatcher.figures().index_pending == 0)
+        for key in ("k2", "u1"):
+            found = await asker.ask(RequestCode.QUERY_MESSAGE, topic="t", key=key, maxNum=8)
+            assert [one.body for one in records(found.body)] == [b"x"]
+        none = await asker.ask(RequestCode.QUERY_MESSAGE, topic="t", key="other", maxNum=8)
+        assert none.code == ResponseCode.QUERY_NOT_FOUND
+
+
+async def test_a_queue_has_one_owner(cluster: BrokerCluster) -> None:
+    def wanted(client_id: str, *queue_ids: int) -> bytes:
+        queues = [{"topic": "t", "brokerName": "broker-a", "queueId": one} for one in queue_ids]
+        return json.dumps({"consumerGroup": "g", "clientId": client_id, "mqSet": queues}).encode()
+
+    async def lock(client_id: str, *queue_ids: int) -> list[Any]:
+        found = await asker.body(RequestCode.LOCK_BATCH_MQ, wanted(client_id, *queue_ids))
+        return [queue["queueId"] for queue in found["lockOKMQSet"]]
+
+    async with asking(slave(cluster)) as asker:
+        assert await lock("c1", 0, 1) == [0, 1]
+        assert await lock("c2", 1, 2) == [2]
+        assert await lock("c1", 1) == [1]
+        await asker.get(RequestCode.UNLOCK_BATCH_MQ, wanted("c2", 1))
+        assert await lock("c2", 1) == [], "not its own"
+        await asker.get(RequestCode.UNLOCK_BATCH_MQ, wanted("c1", 1))
+        assert await lock("c2", 1) == [1]
+
+
+async def test_what_is_sent_back_comes_again_and_is_a_dead_letter_in_the_end(cluster: BrokerCluster) -> None:
+    async with asking(slave(cluster)) as asker:
+        sent = await asker.send("t", b"x", 0, TAGS="a", UNIQ_KEY="u1", DELAY="1")
+        assert sent["recallHandle"]
+        message = records((await pull(asker, "t", 0, sysFlag=SUSPEND | SUBSCRIPTION)).body)[0]
+        back: dict[str, object] = {"group": "g", "delayLevel": 1, "maxReconsumeTimes": 2}
+        for times in (1, 2):
+            await asker.get(RequestCode.CONSUMER_SEND_MSG_BACK, offset=message.physical_offset, **back)
+            again = await pull(asker, "%RETRY%g", times - 1, sysFlag=SUSPEND | SUBSCRIPTION)
+            message = records(again.body)[0]
+            assert (message.body, message.reconsume_times) == (b"x", times)
+            assert split_properties(message.properties) == {
+                "TAGS": "a",
+                "UNIQ_KEY": "u1",
+                "RETRY_TOPIC": "t",
+                "ORIGIN_MESSAGE_ID": "u1",
+                "RECONSUME_TIME": str(times),
+            }
+        await asker.get(RequestCode.CONSUMER_SEND_MSG_BACK, offset=message.physical_offset, **back)
+        dead = records((await pull(asker, "%DLQ%g", 0, sysFlag=SUSPEND | SUBSCRIPTION)).body)[0]
+        assert split_properties(dead.properties)["DLQ_ORIGIN_TOPIC"] == "t"
+
+
+def test_clients_in_c_plus_plus_write_numbers() -> None:
+    found = heartbeat(
+        b'{"clientID":"c","consumerDataSet":[{"groupName":"g","consumeType":1,"messageModel":1,'
+        b'"consumeFromWhere":0,"subscriptionDataSet":[{"topic":"t","subString":"a","subVersion":"7"}]}]}\n'
+    )
+    (data,) = found.consumers
+    assert data[1:4] == ("CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET")
+    assert data.subscriptions["t"].version == 7
+    assert not data.subscriptions["t"].is_sql
+
+
+def test_properties_that_are_replaced_leave_others_as_they_are() -> None:
+    assert replaced("a\x01b\x01c\x02DELAY\x013\x02x\x01old", {"x": "new"}) == "a\x01b\x01c\x02x\x01new\x02"
+
+
+def test_what_a_connection_has_said_ends_with_it() -> None:
+    clients, told = RemotingClients(), []
+
+    class Connection:
+        peer = "h:1"
+
+        def notify(self, command: RemotingCommand) -> None:
+            told.append(command.fields["consumerGroup"])
+
+    one, two = Connection(), Connection()
+    said = heartbeat(beat("c1", "g", "t"))
+    clients.heard_of(one, said)  # type: ignore[arg-type]
+    clients.heard_of(two, said)  # type: ignore[arg-type]
+    clients.channel_closed(one, "gone")  # type: ignore[arg-type]
+    assert list(clients.consumers["g"]) == ["c1"], "it has come back over another one"
+    clients.channel_closed(two, "gone")  # type: ignore[arg-type]
+    assert not clients.consumers

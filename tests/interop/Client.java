@@ -1,0 +1,191 @@
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.ConcurrentHashMap;
+import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+
+/** What an application does with RocketMQ's Java client, by its first argument. Each fact is a line of words. */
+public final class Client {
+    private static String servers;
+
+    public static void main(String[] arguments) throws Exception {
+        servers = arguments[1];
+        String topic = arguments[2];
+        switch (arguments[0]) {
+            case "send" -> send(topic, Integer.parseInt(arguments[3]), Integer.parseInt(arguments[4]));
+            case "kinds" -> kinds(topic);
+            case "push" -> push(topic, arguments[3], arguments[4], Integer.parseInt(arguments[5]), false);
+            case "orderly" -> push(topic, arguments[3], arguments[4], Integer.parseInt(arguments[5]), true);
+            case "retry" -> retry(topic, arguments[3]);
+            case "lite" -> lite(topic, arguments[3], Integer.parseInt(arguments[4]));
+            default -> throw new IllegalArgumentException(arguments[0]);
+        }
+        System.exit(0);
+    }
+
+    private static synchronized void say(String line) {
+        System.out.println("@ " + line);
+        System.out.flush();
+    }
+
+    private static DefaultMQProducer producer() throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer("producers");
+        producer.setNamesrvAddr(servers);
+        producer.setInstanceName("producer" + System.nanoTime());
+        producer.start();
+        return producer;
+    }
+
+    /** `count` messages, one each `pause` ms, of eight keys: each key has a queue and numbers that grow. */
+    private static void send(String topic, int count, int pause) throws Exception {
+        DefaultMQProducer producer = producer();
+        say("ready");
+        for (int number = 0; number < count; number++) {
+            long next = System.currentTimeMillis() + pause;
+            byte[] body = Integer.toString(number).getBytes(StandardCharsets.UTF_8);
+            try {
+                SendResult result = producer.send(new Message(topic, "tag" + number % 2, "key" + number, body));
+                say("sent " + number + " " + result.getSendStatus() + " " + result.getMsgId());
+            } catch (Exception error) {
+                say("failed " + number + " " + error.getClass().getSimpleName() + " " + text(error));
+            }
+            Thread.sleep(Math.max(0, next - System.currentTimeMillis()));
+        }
+        producer.shutdown();
+    }
+
+    private static String text(Exception error) {
+        return String.valueOf(error.getMessage()).replace('\n', ' ');
+    }
+
+    /** One of each kind of sending. */
+    private static void kinds(String topic) throws Exception {
+        DefaultMQProducer producer = producer();
+        Message message = new Message(topic, "a", "k1 k2", "plain".getBytes(StandardCharsets.UTF_8));
+        message.putUserProperty("colour", "blue");
+        SendResult result = producer.send(message);
+        say("plain " + result.getMsgId() + " " + result.getOffsetMsgId());
+        byte[] large = "0123456789".repeat(2000).getBytes(StandardCharsets.UTF_8);
+        say("compressed " + producer.send(new Message(topic, "b", large)).getSendStatus());
+        List<Message> batch = new ArrayList<>();
+        for (int number = 0; number < 3; number++) {
+            batch.add(new Message(topic, "batch", ("b" + number).getBytes(StandardCharsets.UTF_8)));
+        }
+        say("batch " + producer.send(batch).getSendStatus());
+        producer.sendOneway(new Message(topic, "oneway", "oneway".getBytes(StandardCharsets.UTF_8)));
+        Message late = new Message(topic, "late", "late".getBytes(StandardCharsets.UTF_8));
+        late.setDelayTimeLevel(1);
+        say("delayed " + producer.send(late).getSendStatus());
+        for (int number = 0; number < 4; number++) {
+            byte[] body = ("o" + number).getBytes(StandardCharsets.UTF_8);
+            SendResult sent = producer.send(new Message(topic, "ordered", body), (all, one, key) -> all.get((int) key % all.size()), 5);
+            say("ordered " + sent.getMessageQueue().getQueueId());
+        }
+        Thread.sleep(500);
+        producer.shutdown();
+    }
+
+    private static DefaultMQPushConsumer consumer(String group) {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
+        consumer.setNamesrvAddr(servers);
+        consumer.setInstanceName("consumer" + System.nanoTime());
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setConsumeThreadMin(4);
+        consumer.setConsumeThreadMax(4);
+        return consumer;
+    }
+
+    private static String line(MessageExt message) {
+        String body = new String(message.getBody(), StandardCharsets.UTF_8);
+        String shown = body.length() > 40 ? "large" + body.length() : body;
+        return shown + " " + message.getQueueId() + " " + message.getQueueOffset() + " " + message.getTags()
+            + " " + message.getReconsumeTimes() + " " + message.getMsgId() + " " + message.getUserProperty("colour");
+    }
+
+    /** Until `count` different bodies have come. */
+    private static void push(String topic, String group, String filter, int count, boolean orderly) throws Exception {
+        DefaultMQPushConsumer consumer = consumer(group);
+        if (filter.startsWith("sql:")) {
+            consumer.subscribe(topic, MessageSelector.bySql(filter.substring(4)));
+        } else {
+            consumer.subscribe(topic, filter);
+        }
+        ConcurrentHashMap<String, Boolean> seen = new ConcurrentHashMap<>();
+        if (orderly) {
+            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
+                messages.forEach(message -> took(message, seen));
+                return ConsumeOrderlyStatus.SUCCESS;
+            });
+        } else {
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+                messages.forEach(message -> took(message, seen));
+                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+            });
+        }
+        consumer.start();
+        say("ready");
+        while (seen.size() < count) {
+            Thread.sleep(20);
+        }
+        consumer.shutdown();
+    }
+
+    private static void took(MessageExt message, ConcurrentHashMap<String, Boolean> seen) {
+        say("got " + line(message));
+        seen.put(new String(message.getBody(), StandardCharsets.UTF_8), true);
+    }
+
+    /** A message fails twice; then its listener takes it. Another one may come again once only. */
+    private static void retry(String topic, String group) throws Exception {
+        DefaultMQPushConsumer consumer = consumer(group);
+        consumer.setMaxReconsumeTimes(2);
+        consumer.subscribe(topic, "*");
+        boolean[] done = {false};
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            MessageExt message = messages.get(0);
+            say("got " + line(message));
+            context.setDelayLevelWhenNextConsume(1);
+            if (message.getReconsumeTimes() < 2) {
+                return ConsumeConcurrentlyStatus.RECONSUME_LATER;
+            }
+            done[0] = true;
+            return ConsumeConcurrentlyStatus.RECONSUME_LATER;
+        });
+        consumer.start();
+        say("ready");
+        while (!done[0]) {
+            Thread.sleep(20);
+        }
+        Thread.sleep(1000);
+        consumer.shutdown();
+    }
+
+    private static void lite(String topic, String group, int count) throws Exception {
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(group);
+        consumer.setNamesrvAddr(servers);
+        consumer.setInstanceName("lite" + System.nanoTime());
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.subscribe(topic, "*");
+        consumer.start();
+        say("ready");
+        for (int taken = 0; taken < count;) {
+            for (MessageExt message : consumer.poll(1000)) {
+                say("got " + line(message));
+                taken++;
+            }
+        }
+        consumer.commitSync();
+        consumer.shutdown();
+    }
+}
