@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from broker_adapter.config.remoting import RemotingSettings
-from broker_adapter.errors import ResponseCode
+from broker_adapter.errors import ResponseCode, Status, error_for
 from broker_adapter.format.topic_names import RETRY_PREFIX
 from broker_adapter.processor import bodies
 from broker_adapter.processor.clients import RemotingClients
@@ -18,7 +18,7 @@ from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.filters import filter_from
 from broker_adapter.proxy.messages.rejected import Rejected
 from broker_adapter.remoting.codes import RequestCode
-from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.command import RemotingCommand, decode
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor
 
@@ -28,6 +28,7 @@ _CALL_S = 5.0
 #: What a pull may take beside its own time to wait.
 _PULL_S = 5.0
 _MAX_SUSPEND_MS = 600_000
+_RESET_FIELDS = ("topic", "group", "timestamp", "isForce")
 
 SENDS = (
     RequestCode.SEND_MESSAGE,
@@ -35,7 +36,11 @@ SENDS = (
     RequestCode.SEND_BATCH_MESSAGE,
 )
 #: Beside sends, what appends to the log.
-CHANGES = (RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.UPDATE_CONSUMER_OFFSET)
+CHANGES = (
+    RequestCode.CONSUMER_SEND_MSG_BACK,
+    RequestCode.UPDATE_CONSUMER_OFFSET,
+    RequestCode.END_TRANSACTION,
+)
 PULLS = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 QUERIES = (
     RequestCode.QUERY_MESSAGE,
@@ -47,6 +52,21 @@ QUERIES = (
     RequestCode.GET_EARLIEST_MSG_STORETIME,
     RequestCode.LOCK_BATCH_MQ,
     RequestCode.UNLOCK_BATCH_MQ,
+)
+ADMIN_CHANGES = (
+    RequestCode.UPDATE_AND_CREATE_TOPIC,
+    RequestCode.DELETE_TOPIC_IN_BROKER,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+    RequestCode.DELETE_SUBSCRIPTIONGROUP,
+)
+ADMIN_QUERIES = (
+    RequestCode.GET_ALL_TOPIC_CONFIG,
+    RequestCode.GET_TOPIC_CONFIG,
+    RequestCode.GET_TOPIC_STATS_INFO,
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+    RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG,
+    RequestCode.GET_CONSUME_STATS,
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,
 )
 
 
@@ -60,19 +80,27 @@ class RemotingDoor:
         settings: RemotingSettings,
         clients: RemotingClients,
         is_known: Callable[[str], bool],
+        *,
+        may_administer: bool,
     ) -> None:
+        """`may_administer`: nobody has to be known to change what belongs to all."""
         self._answering = answering
         self._clients = clients
         self._is_known = is_known
+        self._may_administer = may_administer
         self._sends = Executor("sends", settings.max_sends, 0)
         self._pulls = Executor("pulls", settings.max_pulls, 0)
         self._queries = Executor("queries", settings.max_queries, settings.max_queries)
         self._of_clients = Executor("clients", settings.max_queries, settings.max_queries)
+        self.admin = Executor("admin", settings.max_queries, settings.max_queries)
 
     def register_with(self, dispatch: Dispatch) -> None:
         dispatch.register((*SENDS, *CHANGES), self._pass_on, self._sends)
         dispatch.register(PULLS, self._pull, self._pulls)
         dispatch.register(QUERIES, self._pass_on, self._queries)
+        dispatch.register(ADMIN_QUERIES, self._pass_on, self.admin)
+        dispatch.register(ADMIN_CHANGES, self._change, self.admin)
+        dispatch.register([RequestCode.INVOKE_BROKER_TO_RESET_OFFSET], self._reset, self.admin)
         for code, processor in (
             (RequestCode.HEART_BEAT, self._heartbeat),
             (RequestCode.UNREGISTER_CLIENT, self._unregister),
@@ -102,6 +130,28 @@ class RemotingDoor:
             request = replace(request, fields={**fields, **wanted})
         await self._pass_on(connection, request)
         return None
+
+    async def _change(self, connection: RemotingConnection, request: RemotingCommand) -> None:
+        """What belongs to all. IllegalMessage (CHANGE_NOT_ALLOWED)."""
+        self._check_change()
+        await self._pass_on(connection, request)
+
+    def _check_change(self) -> None:
+        if not self._may_administer:
+            text = "changes need the certificate of an operator: use the node's own port"
+            raise error_for(Status.CHANGE_NOT_ALLOWED, text)
+
+    async def _reset(self, connection: RemotingConnection, request: RemotingCommand) -> None:
+        """The members of the group, all of which are connected here, go on from the new offsets."""
+        self._check_change()
+        data = await self._answering.unary(RemotingRequest(request), self._context(connection, request))
+        answer = decode(memoryview(data)[4:])
+        if answer.code == ResponseCode.SUCCESS:
+            fields = {name: request.fields.get(name, "") for name in _RESET_FIELDS}
+            command = RemotingCommand.oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields, answer.body)
+            for member in self._clients.consumers.get(fields["group"], {}).values():
+                member.connection.notify(command)
+        connection.send_encoded(data)
 
     def _context(self, connection: RemotingConnection, request: RemotingCommand) -> CallContext:
         client_id = self._clients.client_id(connection)

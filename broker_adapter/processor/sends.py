@@ -18,6 +18,7 @@ from broker_adapter.pop.api import DeliveryApi
 from broker_adapter.processor import fields as read
 from broker_adapter.processor.delays import delivery_ms, seconds_ms
 from broker_adapter.processor.request import RemotingRequest
+from broker_adapter.processor.transactions import told_id
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
@@ -77,7 +78,7 @@ class SendProcessor:
                 queue_id=queue_id,
                 born_host=context.remote,
             )
-            return Stored(self._offset_id(0), max(0, queue_id), 0, half.transaction_id)
+            return Stored(self._offset_id(0), max(0, queue_id), 0, told_id(half.transaction_id, topic))
         at_ms = delivery_ms(properties, time.time_ns() // 1_000_000)
         if at_ms is not None:
             delayed = await delivery.send_delayed(

@@ -7,32 +7,36 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from broker_adapter.api import PERM_READ, PERM_WRITE, BrokerApi, TopicConfig
-from broker_adapter.config.remoting import RemotingSettings
 from broker_adapter.config.settings import BrokerSettings
 from broker_adapter.errors import ResponseCode
 from broker_adapter.format.host import Host
 from broker_adapter.format.topic_names import RETRY_PREFIX
 from broker_adapter.pop.api import DeliveryApi
 from broker_adapter.processor import bodies
+from broker_adapter.processor.admin import AdminProcessor
 from broker_adapter.processor.clients import RemotingClients
 from broker_adapter.processor.door import PULLS, SENDS, RemotingDoor
 from broker_adapter.processor.handlers import BothProtocols, Handler
 from broker_adapter.processor.locks import LockProcessor
+from broker_adapter.processor.node_queries import NodeQueries
 from broker_adapter.processor.offsets import OffsetProcessor
 from broker_adapter.processor.port import RemotingPort
 from broker_adapter.processor.pulls import PullProcessor
 from broker_adapter.processor.request import RemotingRequest
 from broker_adapter.processor.send_back import SendBackProcessor
 from broker_adapter.processor.sends import SendProcessor
+from broker_adapter.processor.transactions import TransactionProcessor
 from broker_adapter.proxy.calls.handlers import Answering
 from broker_adapter.proxy.messages.context import CallContext
 from broker_adapter.proxy.messages.directory import Directory
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.executors import Dispatch
-from dledger import TlsFiles
+from dledger import NodeConfig, TlsFiles
 
 _DEFAULT_TIMES = 16
+#: Whose protocol it is, for those who go by it.
+_VERSION = "V5_3_3"
 #: RocketMQ's name of the topic that others are made like, and the permission that says so.
 _DEFAULT_TOPIC, _PERM_INHERIT = "TBW102", 1
 
@@ -51,6 +55,7 @@ def both_protocols(
     delivery: DeliveryApi,
     directory: Directory,
     making: Making,
+    broker_name: str,
     store_host: Host,
     max_body_bytes: int,
 ) -> BothProtocols:
@@ -63,6 +68,7 @@ def both_protocols(
         return _DEFAULT_TIMES if found is None else found.retry_max_times
 
     back = SendBackProcessor(broker, delivery, making.topic, max_times)
+    admin = AdminProcessor(broker, broker_name)
 
     async def heartbeat(request: RemotingRequest, context: CallContext) -> RemotingCommand:
         """What a group needs before its first message is sent back."""
@@ -84,6 +90,19 @@ def both_protocols(
         RequestCode.GET_MIN_OFFSET: offsets.min_offset,
         RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: offsets.by_time,
         RequestCode.GET_EARLIEST_MSG_STORETIME: offsets.earliest_time,
+        RequestCode.END_TRANSACTION: TransactionProcessor(delivery).end,
+        RequestCode.UPDATE_AND_CREATE_TOPIC: admin.put_topic,
+        RequestCode.DELETE_TOPIC_IN_BROKER: admin.delete_topic,
+        RequestCode.GET_ALL_TOPIC_CONFIG: admin.all_topics,
+        RequestCode.GET_TOPIC_CONFIG: admin.topic,
+        RequestCode.GET_TOPIC_STATS_INFO: admin.topic_stats,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: admin.put_group,
+        RequestCode.DELETE_SUBSCRIPTIONGROUP: admin.delete_group,
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: admin.all_groups,
+        RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: admin.group,
+        RequestCode.GET_CONSUME_STATS: admin.consume_stats,
+        RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: admin.groups_of_topic,
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: admin.reset,
         RequestCode.LOCK_BATCH_MQ: locks.lock,
         RequestCode.UNLOCK_BATCH_MQ: locks.unlock,
     }
@@ -100,18 +119,49 @@ def default_topics(settings: BrokerSettings) -> list[TopicConfig]:
 
 
 def remoting_port(
-    settings: RemotingSettings,
-    member_address: str,
+    settings: BrokerSettings,
+    config: NodeConfig,
     answering: Answering,
     directory: Directory,
+    clients: RemotingClients,
     node_files: TlsFiles | None,
+    broker_id: Callable[[], int],
     *,
-    allow_plaintext: bool,
+    may_administer: bool,
 ) -> RemotingPort:
-    """`answering`: who has what this node does not answer itself. ConfigError as from RemotingPort."""
-    dispatch, clients = Dispatch(), RemotingClients()
-    door = RemotingDoor(answering, settings, clients, lambda topic: directory.topic(topic) is not None)
+    """`answering`: who has what this node does not answer itself; `may_administer`: clients of this port, of
+    which no certificates are known. ConfigError as from RemotingPort."""
+    dispatch, boot_ms = Dispatch(), time.time_ns() // 1_000_000
+    door = RemotingDoor(
+        answering,
+        settings.remoting,
+        clients,
+        lambda topic: directory.topic(topic) is not None,
+        may_administer=may_administer,
+    )
+
+    def shown() -> dict[str, str]:
+        return {
+            "brokerClusterName": settings.cluster,
+            "brokerName": settings.name,
+            "brokerId": str(broker_id()),
+            "listenPort": settings.remoting.listen.rpartition(":")[2],
+            "namesrvAddr": ";".join(settings.namesrv),
+            "autoCreateTopicEnable": str(settings.auto_create_topics).lower(),
+            "defaultTopicQueueNums": str(settings.default_queues),
+        }
+
+    def runtime() -> dict[str, str]:
+        """What is not measured is left out."""
+        return {"brokerVersionDesc": _VERSION, "brokerVersion": "479", "bootTimestamp": str(boot_ms)}
+
     door.register_with(dispatch)
+    NodeQueries(clients, shown, runtime).register_with(dispatch, door.admin)
     return RemotingPort(
-        settings, member_address, dispatch, node_files, allow_plaintext=allow_plaintext, events=[clients]
+        settings.remoting,
+        config.address,
+        dispatch,
+        node_files,
+        allow_plaintext=config.allow_plaintext,
+        events=[clients],
     )

@@ -36,8 +36,10 @@ from broker_adapter.pop.commands import Outcome as DeliveryOutcome
 from broker_adapter.pop.committer import LEAST_ROUND_ENTRIES, ROUND_BYTES, ROUND_ENTRIES
 from broker_adapter.pop.service import DeliveryService, Topics
 from broker_adapter.pop.state import DeliveryState
+from broker_adapter.processor.clients import RemotingClients
 from broker_adapter.processor.request import request_of
 from broker_adapter.processor.serving import Making, both_protocols, default_topics, remoting_port
+from broker_adapter.processor.transactions import ask_producer
 from broker_adapter.proxy.access.guard import Guard
 from broker_adapter.proxy.calls.handlers import MessagingHandlers
 from broker_adapter.proxy.clients import ClientStreams
@@ -121,6 +123,7 @@ class BrokerProgram:
         self._registrar: Registrar | None = None
         self._topics: Mapping[str, Any] = {}
         self._topics_version = 0
+        self.remoting_clients = RemotingClients()
         self.delivery_state = DeliveryState(
             on_outcomes=self._on_outcomes, first_offset=lambda *queue: self.metadata.first_offset(*queue)
         )
@@ -262,7 +265,9 @@ class BrokerProgram:
             self.adapter.master_role = BrokerRole.ASYNC_MASTER
         if self.settings.namesrv:
             self._registrar = Registrar(self.settings.namesrv, self._tls_files())
-        self.delivery.on_orphan(self.clients.ask_producer)
+        self.delivery.on_orphan(
+            partial(ask_producer, self.remoting_clients, otherwise=self.clients.ask_producer)
+        )
         if self.settings.rocketmq_v2.enabled:
             self.writer.on_change = self._writable_changed
             self.node.on_role(self.forwarder.role_changed)
@@ -338,12 +343,14 @@ class BrokerProgram:
             self.answering, Members(self.config), clients.connected, settings, self._is_writable, request_of
         )
         self.remoting = remoting_port(
-            self.settings.remoting,
-            self.config.address,
+            self.settings,
+            self.config,
             self.forwarder,
             self.directory,
+            self.remoting_clients,
             self._tls_files(),
-            allow_plaintext=self.config.allow_plaintext,
+            lambda: self.adapter.broker_id,
+            may_administer=self._operators() is None,
         )
         if settings.enabled:
             self.node.add_service(GrpcService(clients.service.name, clients.service.handler))
@@ -379,6 +386,7 @@ class BrokerProgram:
             delivery=self.delivery,
             directory=self.directory,
             making=Making(self.broker.make_topic, self.groups.make_known),
+            broker_name=self.settings.name,
             store_host=self.writer.store_host,
             max_body_bytes=max_body_bytes,
         )

@@ -10,7 +10,10 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -28,6 +31,7 @@ public final class Client {
             case "push" -> push(topic, arguments[3], arguments[4], Integer.parseInt(arguments[5]), false);
             case "orderly" -> push(topic, arguments[3], arguments[4], Integer.parseInt(arguments[5]), true);
             case "retry" -> retry(topic, arguments[3]);
+            case "transactions" -> transactions(topic);
             case "lite" -> lite(topic, arguments[3], Integer.parseInt(arguments[4]));
             default -> throw new IllegalArgumentException(arguments[0]);
         }
@@ -43,6 +47,8 @@ public final class Client {
         DefaultMQProducer producer = new DefaultMQProducer("producers");
         producer.setNamesrvAddr(servers);
         producer.setInstanceName("producer" + System.nanoTime());
+        // An election takes longer than the default of 3 s on a machine that has too much to do.
+        producer.setSendMsgTimeout(10_000);
         producer.start();
         return producer;
     }
@@ -52,11 +58,13 @@ public final class Client {
         DefaultMQProducer producer = producer();
         say("ready");
         for (int number = 0; number < count; number++) {
-            long next = System.currentTimeMillis() + pause;
+            long begin = System.currentTimeMillis();
+            long next = begin + pause;
             byte[] body = Integer.toString(number).getBytes(StandardCharsets.UTF_8);
             try {
                 SendResult result = producer.send(new Message(topic, "tag" + number % 2, "key" + number, body));
-                say("sent " + number + " " + result.getSendStatus() + " " + result.getMsgId());
+                long took = System.currentTimeMillis() - begin;
+                say("sent " + number + " " + result.getSendStatus() + " " + result.getMsgId() + " " + took);
             } catch (Exception error) {
                 say("failed " + number + " " + error.getClass().getSimpleName() + " " + text(error));
             }
@@ -169,6 +177,36 @@ public final class Client {
         }
         Thread.sleep(1000);
         consumer.shutdown();
+    }
+
+    /** Three of them: one commits, one rolls back, one says nothing until it is asked. */
+    private static void transactions(String topic) throws Exception {
+        TransactionMQProducer producer = new TransactionMQProducer("transactions" + topic);
+        producer.setNamesrvAddr(servers);
+        boolean[] asked = {false};
+        producer.setTransactionListener(new TransactionListener() {
+            @Override
+            public LocalTransactionState executeLocalTransaction(Message message, Object state) {
+                return (LocalTransactionState) state;
+            }
+
+            @Override
+            public LocalTransactionState checkLocalTransaction(MessageExt message) {
+                say("asked " + line(message));
+                asked[0] = true;
+                return LocalTransactionState.COMMIT_MESSAGE;
+            }
+        });
+        producer.start();
+        for (LocalTransactionState state : LocalTransactionState.values()) {
+            byte[] body = state.name().getBytes(StandardCharsets.UTF_8);
+            say("half " + producer.sendMessageInTransaction(new Message(topic, body), state).getSendStatus());
+        }
+        while (!asked[0]) {
+            Thread.sleep(20);
+        }
+        Thread.sleep(500);
+        producer.shutdown();
     }
 
     private static void lite(String topic, String group, int count) throws Exception {

@@ -1,0 +1,133 @@
+"""What mqadmin and the dashboard ask a master: topics, groups, their progress, and changes of these."""
+
+from __future__ import annotations
+
+from broker_adapter.api import BrokerApi, QueueOffset
+from broker_adapter.errors import GroupRefused, ResponseCode, Status, error_for
+from broker_adapter.processor import admin_bodies as bodies
+from broker_adapter.processor import fields as read
+from broker_adapter.processor.bodies import QueueName, dump
+from broker_adapter.processor.request import RemotingRequest
+from broker_adapter.proxy.messages.context import CallContext
+from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.store.queue_reader import store_timestamp_of
+
+_LATEST = -1
+
+
+class AdminProcessor:
+    def __init__(self, broker: BrokerApi, broker_name: str) -> None:
+        """`broker_name`: under which queues are read."""
+        self._broker = broker
+        self._broker_name = broker_name
+
+    # -- topics -------------------------------------------------------------------------------------------
+
+    async def put_topic(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
+        await self._broker.put_topic(bodies.topic_config(request.fields))
+        return _done(request)
+
+    async def delete_topic(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
+        """What is not there is deleted, as in RocketMQ."""
+        name = read.text(request.fields, "topic")
+        if any(config.name == name for config in self._broker.topics()):
+            await self._broker.delete_topic(name)
+        return _done(request)
+
+    async def all_topics(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
+        return _done(request, bodies.all_topics(self._broker.topics()))
+
+    async def topic(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
+        name = read.text(request.fields, "topic")
+        for config in self._broker.topics():
+            if config.name == name:
+                return _done(request, dump(bodies.topic_to_json(config)))
+        raise error_for(Status.TOPIC_UNKNOWN, f"there is no topic {name[:255]!r}")
+
+    async def topic_stats(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
+        stats = await self._broker.topic_stats(read.text(request.fields, "topic"))
+        return _done(request, bodies.topic_stats(self._broker_name, stats))
+
+    # -- groups -------------------------------------------------------------------------------------------
+
+    async def put_group(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
+        await self._broker.put_group(bodies.group_config(request.command.body))
+        return _done(request)
+
+    async def delete_group(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
+        name = read.text(request.fields, "groupName")
+        if any(config.name == name for config in self._broker.groups()):
+            await self._broker.delete_group(name)
+        return _done(request)
+
+    async def all_groups(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
+        return _done(request, bodies.all_groups(self._broker.groups()))
+
+    async def group(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
+        name = read.text(request.fields, "group")
+        for config in self._broker.groups():
+            if config.name == name:
+                return _done(request, dump(bodies.group_to_json(config)))
+        raise error_for(Status.GROUP_UNKNOWN, f"there is no group {name[:255]!r}")
+
+    async def consume_stats(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
+        """Of all topics in which the group has offsets, or of one."""
+        group, wanted = read.text(request.fields, "consumerGroup"), request.fields.get("topic") or ""
+        _, offsets = await self._broker.offsets(group)
+        known = {config.name for config in self._broker.topics()}
+        rows = []
+        for topic in sorted({one.topic for one in offsets} & known):
+            if wanted and topic != wanted:
+                continue
+            consumed = {one.queue_id: one.offset for one in offsets if one.topic == topic}
+            for stats in await self._broker.topic_stats(topic):
+                offset = consumed.get(stats.queue_id, 0)
+                when_ms = await self._time_of(topic, stats.queue_id, offset - 1)
+                queue = QueueName(topic, self._broker_name, stats.queue_id)
+                rows.append((queue, stats.max_offset, offset, when_ms))
+        return _done(request, bodies.consume_stats(rows))
+
+    async def _time_of(self, topic: str, queue_id: int, offset: int) -> int:
+        """When this message was stored; 0 if it cannot be read."""
+        if offset < 0:
+            return 0
+        found = await self._broker.pull(topic, queue_id, offset, max_messages=1)
+        return store_timestamp_of(found.records[0]) if found.records else 0
+
+    async def groups_of_topic(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
+        """Which have offsets there."""
+        topic, groups = read.text(request.fields, "topic"), []
+        for config in self._broker.groups():
+            try:
+                _, offsets = await self._broker.offsets(config.name)
+            except GroupRefused:
+                continue  # deleted meanwhile
+            if any(one.topic == topic for one in offsets):
+                groups.append(config.name)
+        return _done(request, dump({"groupList": groups}))
+
+    async def reset(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
+        """To the first message at or after a time; -1: to the end. Members pull on from where they are until
+        they look for their offsets again."""
+        fields = request.fields
+        topic, group = read.text(fields, "topic"), read.text(fields, "group")
+        when_ms, is_forced = read.number(fields, "timestamp"), read.flag(fields, "isForce", default=True)
+        try:
+            _, offsets = await self._broker.offsets(group)
+        except GroupRefused:
+            offsets = []
+        consumed = {one.queue_id: one.offset for one in offsets if one.topic == topic}
+        targets = []
+        for stats in await self._broker.topic_stats(topic):
+            queue_id, offset = stats.queue_id, stats.max_offset
+            if when_ms != _LATEST:
+                offset = await self._broker.offset_by_time(topic, queue_id, max(0, when_ms))
+            if is_forced or offset < consumed.get(queue_id, offset + 1):
+                targets.append(QueueOffset(topic, queue_id, offset))
+        await self._broker.reset_offsets(group, targets)
+        rows = [(QueueName(topic, self._broker_name, one.queue_id), one.offset) for one in targets]
+        return _done(request, bodies.reset_offsets(rows))
+
+
+def _done(request: RemotingRequest, body: bytes = b"") -> RemotingCommand:
+    return request.command.answer(ResponseCode.SUCCESS, body=body)

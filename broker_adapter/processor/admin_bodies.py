@@ -1,0 +1,177 @@
+"""Bodies that administrators are sent. Facts: TopicConfig, SubscriptionGroupConfig, TopicStatsTable,
+ConsumeStats, ResetOffsetBody, ConsumerConnection, ProducerConnection, KVTable, GroupList of RocketMQ.
+
+Some are no JSON but what fastjson writes: objects are keys of objects there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from broker_adapter.api import MESSAGE_TYPES, GroupConfig, QueueStats, TopicConfig
+from broker_adapter.errors import IllegalMessage, Status
+from broker_adapter.processor import fields as read
+from broker_adapter.processor.bodies import QueueName, Subscription, dump, parse
+from broker_adapter.processor.clients import Member
+from broker_adapter.remoting.codes import Language
+from broker_adapter.remoting.connection import RemotingConnection
+
+_VERSION: dict[str, int] = {"counter": 0, "stateVersion": 0, "timestamp": 0}
+
+
+def topic_config(fields: Mapping[str, str]) -> TopicConfig:
+    """From UPDATE_AND_CREATE_TOPIC. IllegalMessage."""
+    message_type = ""
+    for attribute in fields.get("attributes", "").split(","):
+        name, _, value = attribute.strip().lstrip("+").partition("=")
+        if name == "message.type":
+            message_type = value.upper()
+    if message_type == "UNSPECIFIED":
+        message_type = ""
+    if message_type not in MESSAGE_TYPES:
+        raise IllegalMessage(Status.FIELD_OUT_OF_RANGE, f"message.type {message_type[:32]!r} is not known")
+    return TopicConfig(
+        read.text(fields, "topic"),
+        read.number(fields, "readQueueNums", 4),
+        read.number(fields, "writeQueueNums", 4),
+        read.number(fields, "perm", 6),
+        read.number(fields, "topicSysFlag", 0),
+        read.flag(fields, "order"),
+        message_type,
+    )
+
+
+def topic_to_json(config: TopicConfig) -> dict[str, Any]:
+    return {
+        "attributes": {"message.type": config.message_type} if config.message_type else {},
+        "order": config.order,
+        "perm": config.perm,
+        "readQueueNums": config.read_queues,
+        "topicFilterType": "SINGLE_TAG",
+        "topicName": config.name,
+        "topicSysFlag": config.sys_flag,
+        "writeQueueNums": config.write_queues,
+    }
+
+
+def all_topics(configs: Iterable[TopicConfig]) -> bytes:
+    table = {config.name: topic_to_json(config) for config in configs}
+    return dump({"dataVersion": _VERSION, "topicConfigTable": table})
+
+
+def group_config(body: bytes) -> GroupConfig:
+    """From UPDATE_AND_CREATE_SUBSCRIPTIONGROUP. IllegalMessage."""
+    found = parse(body)
+    name = found.get("groupName")
+    retry_queues, retry_max_times = found.get("retryQueueNums", 1), found.get("retryMaxTimes", 16)
+    if not isinstance(name, str) or type(retry_queues) is not int or type(retry_max_times) is not int:
+        raise IllegalMessage(Status.REQUEST_MALFORMED, "a group has a name, and numbers of queues and times")
+    return GroupConfig(
+        name,
+        bool(found.get("consumeEnable", True)),
+        bool(found.get("consumeFromMinEnable", True)),
+        bool(found.get("consumeBroadcastEnable", True)),
+        retry_queues,
+        retry_max_times,
+        bool(found.get("consumeMessageOrderly", False)),
+    )
+
+
+def group_to_json(config: GroupConfig) -> dict[str, Any]:
+    return {
+        "brokerId": 0,
+        "consumeBroadcastEnable": config.consume_broadcast_enable,
+        "consumeEnable": config.consume_enable,
+        "consumeFromMinEnable": config.consume_from_min_enable,
+        "consumeMessageOrderly": config.consume_orderly,
+        "groupName": config.name,
+        "notifyConsumerIdsChangedEnable": True,
+        "retryMaxTimes": config.retry_max_times,
+        "retryQueueNums": config.retry_queues,
+        "whichBrokerWhenConsumeSlowly": 1,
+    }
+
+
+def all_groups(configs: Iterable[GroupConfig]) -> bytes:
+    table = {config.name: group_to_json(config) for config in configs}
+    return dump({"dataVersion": _VERSION, "subscriptionGroupTable": table})
+
+
+def topic_stats(broker_name: str, stats: Iterable[QueueStats]) -> bytes:
+    return _by_queue(
+        (
+            QueueName(one.topic, broker_name, one.queue_id),
+            {
+                "lastUpdateTimestamp": one.last_update_ms,
+                "maxOffset": one.max_offset,
+                "minOffset": one.min_offset,
+            },
+        )
+        for one in stats
+    )
+
+
+def consume_stats(queues: Iterable[tuple[QueueName, int, int, int]]) -> bytes:
+    """(queue, its end, the group's offset in it, time of the last message that was consumed)."""
+    rows = (
+        (queue, {"brokerOffset": end, "consumerOffset": offset, "lastTimestamp": when_ms})
+        for queue, end, offset, when_ms in queues
+    )
+    return _by_queue(rows, '"consumeTps":0.0,')
+
+
+def reset_offsets(offsets: Iterable[tuple[QueueName, int]]) -> bytes:
+    return _by_queue(offsets)
+
+
+def _by_queue(rows: Iterable[tuple[QueueName, object]], before: str = "") -> bytes:
+    """{"offsetTable":{{a queue}:what is told of it}}."""
+    table = b",".join(dump(queue.to_json()) + b":" + dump(told) for queue, told in rows)
+    return b"{" + before.encode() + b'"offsetTable":{' + table + b"}}"
+
+
+def consumer_connection(members: Mapping[str, Member]) -> bytes:
+    """Of a group with one member at least."""
+    first = next(iter(members.values())).data
+    return dump(
+        {
+            "connectionSet": [
+                _connection(member.connection, client_id, member.language, member.version)
+                for client_id, member in members.items()
+            ],
+            "consumeFromWhere": first.consume_from_where,
+            "consumeType": first.consume_type,
+            "messageModel": first.message_model,
+            "subscriptionTable": {
+                topic: _subscription(found)
+                for member in members.values()
+                for topic, found in member.data.subscriptions.items()
+            },
+        }
+    )
+
+
+def producer_connection(producers: Mapping[str, RemotingConnection]) -> bytes:
+    found = [_connection(connection, client_id, 0, 0) for client_id, connection in producers.items()]
+    return dump({"connectionSet": found})
+
+
+def _connection(
+    connection: RemotingConnection, client_id: str, language: int, version: int
+) -> dict[str, Any]:
+    name = Language(language).name if language in set(Language) else Language.OTHER.name
+    return {"clientAddr": connection.peer, "clientId": client_id, "language": name, "version": version}
+
+
+def _subscription(found: Subscription) -> dict[str, Any]:
+    tags = [] if found.is_sql or found.expression == "*" else found.expression.split("||")
+    return {
+        "classFilterMode": False,
+        "codeSet": [],
+        "expressionType": "SQL92" if found.is_sql else "TAG",
+        "subString": found.expression,
+        "subVersion": found.version,
+        "tagsSet": [tag.strip() for tag in tags],
+        "topic": found.topic,
+    }

@@ -1,0 +1,60 @@
+"""What administrators ask each node: its connections and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from broker_adapter.errors import ResponseCode
+from broker_adapter.processor import admin_bodies
+from broker_adapter.processor.bodies import dump
+from broker_adapter.processor.clients import RemotingClients
+from broker_adapter.processor.fields import text
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.connection import RemotingConnection
+from broker_adapter.remoting.executors import Dispatch, Executor
+
+Facts = Callable[[], Mapping[str, str]]
+
+
+class NodeQueries:
+    """`settings` and `runtime`: as RocketMQ's broker names them."""
+
+    def __init__(self, clients: RemotingClients, settings: Facts, runtime: Facts) -> None:
+        self._clients = clients
+        self._settings = settings
+        self._runtime = runtime
+
+    def register_with(self, dispatch: Dispatch, executor: Executor) -> None:
+        for code, processor in (
+            (RequestCode.GET_CONSUMER_CONNECTION_LIST, self._consumers),
+            (RequestCode.GET_PRODUCER_CONNECTION_LIST, self._producers),
+            (RequestCode.GET_BROKER_CONFIG, self._config),
+            (RequestCode.GET_BROKER_RUNTIME_INFO, self._runtime_info),
+        ):
+            dispatch.register([code], processor, executor)
+
+    async def _consumers(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        group = text(request.fields, "consumerGroup")
+        members = self._clients.consumers.get(group)
+        if not members:
+            problem = f"the consumer group[{group}] not online"
+            return request.answer(ResponseCode.CONSUMER_NOT_ONLINE, problem)
+        return request.answer(ResponseCode.SUCCESS, body=admin_bodies.consumer_connection(members))
+
+    async def _producers(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        group = text(request.fields, "producerGroup")
+        producers = self._clients.producers.get(group)
+        if not producers:
+            problem = f"the producer group[{group}] not exist"
+            return request.answer(ResponseCode.SYSTEM_ERROR, problem)
+        return request.answer(ResponseCode.SUCCESS, body=admin_bodies.producer_connection(producers))
+
+    async def _config(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        lines = (f"{name}={value}\n" for name, value in self._settings().items())
+        return request.answer(ResponseCode.SUCCESS, body="".join(lines).encode())
+
+    async def _runtime_info(
+        self, connection: RemotingConnection, request: RemotingCommand
+    ) -> RemotingCommand:
+        return request.answer(ResponseCode.SUCCESS, body=dump({"table": dict(self._runtime())}))

@@ -1,0 +1,72 @@
+"""END_TRANSACTION, and the question to a producer that has not sent it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker_adapter.errors import IllegalMessage, ReadFailed, ResponseCode, Status
+from broker_adapter.format.message import decode
+from broker_adapter.format.properties import UNIQ_KEY, split_properties
+from broker_adapter.format.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
+from broker_adapter.pop.api import DeliveryApi, OrphanedHalf, Resolution
+from broker_adapter.processor import fields as read
+from broker_adapter.processor.clients import RemotingClients
+from broker_adapter.processor.request import RemotingRequest
+from broker_adapter.proxy.messages.context import CallContext
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+
+_RESOLUTIONS = {TRANSACTION_COMMIT: Resolution.COMMIT, TRANSACTION_ROLLBACK: Resolution.ROLLBACK}
+_PRODUCER_GROUP = "PGROUP"
+#: Between the id of a transaction here and its topic, which clients of 4.9 do not name: no topic has it.
+_AT = "@"
+
+
+def told_id(transaction_id: str, topic: str) -> str:
+    """What a producer is told, and says again when it ends its transaction."""
+    return f"{transaction_id}{_AT}{topic}"
+
+
+class TransactionProcessor:
+    def __init__(self, delivery: DeliveryApi) -> None:
+        self._delivery = delivery
+
+    async def end(self, request: RemotingRequest, context: CallContext) -> RemotingCommand:
+        fields = request.fields
+        transaction_id, at, topic = read.text(fields, "transactionId").partition(_AT)
+        if not at:
+            text = f"transaction {transaction_id[:255]!r} is none of this broker's"
+            raise IllegalMessage(Status.MESSAGE_ID_INVALID, text)
+        resolution = _RESOLUTIONS.get(read.number(fields, "commitOrRollback", 0), Resolution.UNKNOWN)
+        try:
+            await self._delivery.end_transaction(topic, transaction_id, resolution)
+        except ReadFailed as error:
+            if error.status is not Status.TRANSACTION_UNKNOWN:
+                raise
+            return request.command.answer(ResponseCode.SYSTEM_ERROR, str(error))
+        return request.command.answer(ResponseCode.SUCCESS)
+
+
+def ask_producer(
+    clients: RemotingClients, half: OrphanedHalf, otherwise: Callable[[OrphanedHalf], None]
+) -> None:
+    """The producer that has sent it, or another one of its group; `otherwise` if none is connected here:
+    producers tell every node of themselves."""
+    message = decode(half.record, verify_body=False)
+    properties = split_properties(message.properties)
+    producers = clients.producers.get(properties.get(_PRODUCER_GROUP, ""), {})
+    if not producers:
+        otherwise(half)
+        return
+    others = sorted(producers)
+    # Each check asks the next one, if that it was is not there any more.
+    client_id = half.client_id if half.client_id in producers else others[half.checks % len(others)]
+    fields = {
+        "tranStateTableOffset": str(message.queue_offset),
+        "commitLogOffset": str(message.physical_offset),
+        "msgId": properties.get(UNIQ_KEY, message.offset_id),
+        "transactionId": told_id(half.transaction_id, half.topic),
+        "offsetMsgId": message.offset_id,
+    }
+    command = RemotingCommand.oneway(RequestCode.CHECK_TRANSACTION_STATE, fields, half.record)
+    producers[client_id].notify(command)

@@ -1,0 +1,200 @@
+"""Transactions of remoting producers, and what administrators ask."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.config.remoting import RemotingSettings
+from broker_adapter.errors import IllegalMessage, ResponseCode, Status, error_for
+from broker_adapter.format.message import decode
+from broker_adapter.processor import admin_bodies as bodies
+from broker_adapter.processor.bodies import QueueName
+from broker_adapter.processor.clients import RemotingClients
+from broker_adapter.processor.door import ADMIN_CHANGES, ADMIN_QUERIES, RemotingDoor
+from broker_adapter.processor.port import RemotingPort
+from broker_adapter.proxy.messages.context import CallContext
+from broker_adapter.proxy.messages.request import Request
+from broker_adapter.remoting.client import connect
+from broker_adapter.remoting.codes import RequestCode
+from broker_adapter.remoting.command import RemotingCommand
+from broker_adapter.remoting.connection import RemotingConnection
+from broker_adapter.remoting.executors import Dispatch, Executor
+from tests.broker_adapter.cluster import BrokerCluster, brokers
+from tests.broker_adapter.processor.asker import LISTEN, Asker, asking
+from tests.broker_adapter.processor.test_remoting_consumers import SUBSCRIPTION, SUSPEND, beat, pull, records
+from tests.node.local import until
+
+COMMIT, ROLLBACK = 8, 12
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[BrokerCluster]:
+    settings = {**LISTEN, "delivery": {"check_first_ms": 50, "check_again_ms": 50}}
+    async with brokers(tmp_path, 2, settings) as cluster:
+        await cluster.master()
+        yield cluster
+
+
+def slave(cluster: BrokerCluster) -> str:
+    return next(one for one in cluster.programs.values() if one.writer.expected is None).remoting.address
+
+
+async def test_a_half_message_is_seen_when_it_is_committed(cluster: BrokerCluster) -> None:
+    async with asking(slave(cluster)) as asker:
+        ids = []
+        for body in (b"rolled back", b"committed"):
+            sent = await asker.send("t", body, 0, TRAN_MSG="true", PGROUP="p", UNIQ_KEY=body.decode())
+            ids.append(sent["transactionId"])
+        await asker.get(RequestCode.END_TRANSACTION, transactionId=ids[0], commitOrRollback=ROLLBACK)
+        await asker.get(RequestCode.END_TRANSACTION, transactionId=ids[1], commitOrRollback=COMMIT)
+        found = await pull(asker, "t", 0, sysFlag=SUSPEND | SUBSCRIPTION)
+        assert [one.body for one in records(found.body)] == [b"committed"]
+        for wrong in ("x", "x@t"):
+            answer = await asker.ask(
+                RequestCode.END_TRANSACTION, transactionId=wrong, commitOrRollback=COMMIT
+            )
+            assert answer.code != ResponseCode.SUCCESS
+
+
+async def test_a_producer_of_the_group_is_asked(cluster: BrokerCluster) -> None:
+    asked: list[RemotingCommand] = []
+
+    async def check(connection: RemotingConnection, request: RemotingCommand) -> None:
+        asked.append(request)
+
+    dispatch = Dispatch()
+    dispatch.register([RequestCode.CHECK_TRANSACTION_STATE], check, Executor("all", 9, 9))
+    master = await cluster.master()
+    asker = Asker(await connect(master.remoting.address, timeout_s=10, dispatch=dispatch))
+    said = {"clientID": "c1", "producerDataSet": [{"groupName": "p"}]}
+    await asker.get(RequestCode.HEART_BEAT, json.dumps(said).encode())
+    sent = await asker.send("t", b"x", 0, TRAN_MSG="true", PGROUP="p", UNIQ_KEY="u1")
+    await until(lambda: len(asked) > 1)
+    assert asked[0].fields["transactionId"] == sent["transactionId"]
+    assert asked[0].fields["msgId"] == "u1"
+    assert decode(asked[0].body).body == b"x"
+    ends = {
+        "transactionId": sent["transactionId"],
+        "commitOrRollback": COMMIT,
+        "fromTransactionCheck": "true",
+    }
+    await asker.get(RequestCode.END_TRANSACTION, **ends)
+    found = await pull(asker, "t", 0, sysFlag=SUSPEND | SUBSCRIPTION)
+    assert [one.body for one in records(found.body)] == [b"x"]
+    asker.connection.close("done")
+
+
+async def test_topics_and_groups_are_made_listed_and_deleted(cluster: BrokerCluster) -> None:
+    async with asking(slave(cluster)) as asker:
+        fields = {"topic": "orders", "readQueueNums": 3, "writeQueueNums": 3, "perm": 6}
+        await asker.get(RequestCode.UPDATE_AND_CREATE_TOPIC, attributes="+message.type=FIFO", **fields)
+        table = (await asker.body(RequestCode.GET_ALL_TOPIC_CONFIG))["topicConfigTable"]
+        assert table["orders"]["readQueueNums"] == 3
+        config = await asker.body(RequestCode.GET_TOPIC_CONFIG, topic="orders")
+        assert config["attributes"] == {"message.type": "FIFO"}
+        group = json.dumps({"groupName": "g", "retryMaxTimes": 3, "consumeMessageOrderly": True}).encode()
+        await asker.get(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, group)
+        groups = (await asker.body(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))["subscriptionGroupTable"]
+        assert groups["g"]["retryMaxTimes"] == 3
+        shown = await asker.body(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, group="g")
+        assert shown["consumeMessageOrderly"] is True
+        for _ in range(2):  # what is not there is deleted, too
+            await asker.get(RequestCode.DELETE_TOPIC_IN_BROKER, topic="orders")
+            await asker.get(RequestCode.DELETE_SUBSCRIPTIONGROUP, groupName="g")
+        program = await cluster.master()
+        assert program.metadata.topic("orders") is None
+        assert program.metadata.group("g") is None
+
+
+async def test_progress_of_a_group_and_its_reset(cluster: BrokerCluster) -> None:
+    told: list[RemotingCommand] = []
+
+    async def reset(connection: RemotingConnection, request: RemotingCommand) -> None:
+        told.append(request)
+
+    dispatch = Dispatch()
+    dispatch.register([RequestCode.RESET_CONSUMER_CLIENT_OFFSET], reset, Executor("all", 9, 9))
+    asker = Asker(await connect(slave(cluster), timeout_s=10, dispatch=dispatch))
+    for n in range(4):
+        await asker.send("t", b"%d" % n, 0)
+    await asker.get(RequestCode.HEART_BEAT, beat("c1", "g", "t"))
+    of = {"consumerGroup": "g", "topic": "t", "queueId": 0}
+    await asker.get(RequestCode.UPDATE_CONSUMER_OFFSET, commitOffset=3, **of)
+    stats = await asker.ask(RequestCode.GET_CONSUME_STATS, consumerGroup="g")
+    queue = b'{"brokerName":"broker-a","queueId":0,"topic":"t"}'
+    assert queue + b':{"brokerOffset":4,"consumerOffset":3,"lastTimestamp":' in stats.body
+    topic = await asker.ask(RequestCode.GET_TOPIC_STATS_INFO, topic="t")
+    assert topic.body.startswith(b'{"offsetTable":{' + queue + b':{"lastUpdateTimestamp":')
+    by_whom = await asker.body(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, topic="t")
+    assert by_whom == {"groupList": ["g"]}
+    wanted = {"topic": "t", "group": "g", "timestamp": 0, "isForce": "true"}
+    answer = await asker.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, **wanted)
+    assert queue + b":0" in answer.body
+    await until(lambda: len(told) == 1)
+    assert told[0].body == answer.body
+    assert (await asker.get(RequestCode.QUERY_CONSUMER_OFFSET, **of))["offset"] == "0"
+    asker.connection.close("done")
+
+
+async def test_a_node_shows_its_connections_and_settings(cluster: BrokerCluster) -> None:
+    async with asking(slave(cluster)) as asker:
+        nobody = await asker.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, consumerGroup="g")
+        assert nobody.code == ResponseCode.CONSUMER_NOT_ONLINE
+        await asker.get(RequestCode.HEART_BEAT, beat("c1", "g", "t", "a || b"))
+        shown = await asker.body(RequestCode.GET_CONSUMER_CONNECTION_LIST, consumerGroup="g")
+        assert [one["clientId"] for one in shown["connectionSet"]] == ["c1"]
+        assert shown["subscriptionTable"]["t"]["tagsSet"] == ["a", "b"]
+        said = {"clientID": "c1", "producerDataSet": [{"groupName": "p"}]}
+        await asker.get(RequestCode.HEART_BEAT, json.dumps(said).encode())
+        producers = await asker.body(RequestCode.GET_PRODUCER_CONNECTION_LIST, producerGroup="p")
+        assert [one["clientId"] for one in producers["connectionSet"]] == ["c1"]
+        config = await asker.ask(RequestCode.GET_BROKER_CONFIG)
+        assert b"brokerName=broker-a\n" in config.body
+        info = await asker.body(RequestCode.GET_BROKER_RUNTIME_INFO)
+        assert info["table"]["brokerVersionDesc"]
+
+
+def test_objects_are_keys_of_objects() -> None:
+    rows = [(QueueName("t", "b", n), n) for n in range(2)]
+    assert bodies.reset_offsets(rows) == (
+        b'{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"t"}:0,'
+        b'{"brokerName":"b","queueId":1,"topic":"t"}:1}}'
+    )
+
+
+def test_what_is_no_topic_or_group_is_refused() -> None:
+    with pytest.raises(IllegalMessage, match=r"message\.type"):
+        bodies.topic_config({"topic": "t", "attributes": "+message.type=x"})
+    for body in (b"x", b"[]", b"{}", b'{"groupName":"g","retryMaxTimes":"x"}'):
+        with pytest.raises(IllegalMessage):
+            bodies.group_config(body)
+
+
+async def test_changes_need_an_operator_where_nodes_know_operators() -> None:
+    settings = RemotingSettings(listen="127.0.0.1:0")
+
+    class Master:
+        async def unary(self, request: Request, context: CallContext) -> bytes:
+            return request.refused(error_for(Status.NOT_MASTER, "nobody"))
+
+    for may, code in ((False, ResponseCode.NO_PERMISSION), (True, ResponseCode.SERVICE_NOT_AVAILABLE)):
+        dispatch = Dispatch()
+        door = RemotingDoor(
+            Master(),  # type: ignore[arg-type]
+            settings,
+            RemotingClients(),
+            lambda topic: True,
+            may_administer=may,
+        )
+        door.register_with(dispatch)
+        port = RemotingPort(settings, "127.0.0.1:1", dispatch, None, allow_plaintext=False)
+        await port.start()
+        async with asking(port.address) as asker:
+            for change in (*ADMIN_CHANGES, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET):
+                assert (await asker.ask(change)).code == code
+            assert (await asker.ask(ADMIN_QUERIES[0])).code == ResponseCode.SERVICE_NOT_AVAILABLE
+        await port.stop()
