@@ -27,6 +27,8 @@ class RemotingPort:
         """`member_address`: host:port of the node, whose host clients are told. ConfigError if the files of
         TLS are no good, or plain text is refused."""
         self._settings = settings
+        #: Requests by (code, code of the answer).
+        self.counts = dispatch.counts
         self._host = member_address.rpartition(":")[0]
         self._tls: ServerTls | None = None
         self.server: RemotingServer | None = None

@@ -146,6 +146,7 @@ class BrokerStatus:
             family.add_metric([], value)
             yield family
         yield from _client_metrics(program)
+        yield from _remoting_metrics(program.remoting)
         yield _elected_to_writable(changes.elected_to_writable)
         yield from _role_change(program.handler.status, changes)
 
@@ -277,6 +278,28 @@ def _client_metrics(program: BrokerFacts) -> Iterable[Metric]:
     held_s = CounterMetricFamily("broker_held_calls_seconds", "Seconds that such calls have waited.")
     held_s.add_metric([], figures.held_s)
     yield held_s
+
+
+def _remoting_metrics(port: RemotingPort) -> Iterable[Metric]:
+    """Of clients of RocketMQ 4."""
+    server = port.server
+    connections = GaugeMetricFamily("broker_remoting_connections", "Connections of remoting clients.")
+    connections.add_metric([], len(server.connections) if server else 0)
+    yield connections
+    requests = CounterMetricFamily(
+        "broker_remoting_requests",
+        "Requests of remoting clients, by code and answer; -1: the master has answered, or nobody.",
+        labels=["code", "answer"],
+    )
+    for (code, answer), count in sorted(port.counts.items()):
+        requests.add_metric([str(code), str(answer)], count)
+    yield requests
+    limits = CounterMetricFamily(
+        "broker_remoting_limits_hit", "Connections of remoting clients refused or closed.", labels=["limit"]
+    )
+    for name, count in sorted(server.limits_hit.items()) if server else ():
+        limits.add_metric([name], count)
+    yield limits
 
 
 def _elected_to_writable(histogram: Histogram) -> Metric:

@@ -52,6 +52,7 @@ def samples(status: HandlerStatus, changes: RoleChangeMetrics) -> dict[tuple[str
             service=SimpleNamespace(waiting_receives=9), streams=SimpleNamespace(by_type=dict)
         ),
         forwarder=SimpleNamespace(figures=Figures()),
+        remoting=SimpleNamespace(server=None, counts={(34, 0): 2}),
         topic_expiry=SimpleNamespace(expired=0),
         group_expiry=SimpleNamespace(expired=0),
         handler=SimpleNamespace(status=status, metrics=changes),

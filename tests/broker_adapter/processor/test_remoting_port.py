@@ -18,6 +18,7 @@ from broker_adapter.remoting.client import connect
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.executors import Dispatch
+from broker_adapter.server.broker_status import BrokerStatus
 from dledger import ConfigError
 from tests.broker_adapter.cluster import brokers
 from tests.broker_adapter.namesrv.helpers import name_server
@@ -48,6 +49,12 @@ async def test_clients_are_told_the_remoting_port_of_each_node(tmp_path: Path) -
             for node_id, address in ours.items():
                 assert told[f"broker-a-{node_id}"] == {"0": address}
                 assert (await ask(address, 9999)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+            lines = [
+                f"{sample.name} {sample.labels} {sample.value:g}"
+                for family in BrokerStatus(cluster.programs["n1"]).metrics()
+                for sample in family.samples
+            ]
+            assert "broker_remoting_requests_total {'code': '9999', 'answer': '3'} 1" in lines
             await cluster.stop("n1")
             with pytest.raises(AnswerMissing):
                 await ask(ours["n1"], 9999)
