@@ -18,12 +18,13 @@ from broker_adapter.processor.delays import LEVELS_MS, delivery_ms
 from broker_adapter.processor.sends import batch_of
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
-from tests.broker_adapter.cluster import BrokerCluster, brokers
+from tests.broker_adapter.cluster import BrokerCluster, brokers, in_step
 from tests.broker_adapter.processor.asker import LISTEN, asking, send_fields
 
 
 async def stored(cluster: BrokerCluster, topic: str, queue_id: int, offset: int) -> Message:
     program = await cluster.master()
+    await in_step(program)
     result = await program.broker.pull(topic, queue_id, offset, max_messages=1, wait_ms=10_000)
     return decode(result.records[0])
 
