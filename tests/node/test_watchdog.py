@@ -13,7 +13,7 @@ from dledger.node.loop.watchdog import EXIT_STUCK, StallJudge
 #: A loop that runs something for ever, and says so.
 _STUCK = """
 import asyncio, signal, sys
-from dledger import LoopWatchdog
+from dledger.platform import LoopWatchdog
 
 def occupy_the_loop():
     print("stuck", flush=True)
@@ -32,7 +32,7 @@ asyncio.run(main())
 #: One that ends when it is asked to.
 _FREE = """
 import asyncio, signal
-from dledger import LoopWatchdog
+from dledger.platform import LoopWatchdog
 
 async def main():
     loop, asked = asyncio.get_running_loop(), asyncio.Event()
