@@ -16,7 +16,7 @@ from broker_adapter.commitlog.record_writer import RecordBatch
 from broker_adapter.errors import BrokerError, Busy, NotMaster, PutIndeterminate, Status, error_for
 from broker_adapter.format.host import NO_HOST
 from broker_adapter.pop.commands import Ack, Pop, QueueKey
-from broker_adapter.pop.committer import Committer, Request
+from broker_adapter.pop.committer import ROUND_ENTRIES, Committer, Request
 from broker_adapter.pop.records import decode, encode
 
 KEY = QueueKey("g", "t", 0)
@@ -57,7 +57,11 @@ class Writer:
 class World:
     """`when_idle`: as a loop that always has nothing else to do, unless a test says otherwise."""
 
-    def __init__(self, when_idle: Callable[[Callable[[], None]], None] | None = None) -> None:
+    def __init__(
+        self,
+        when_idle: Callable[[Callable[[], None]], None] | None = None,
+        max_round_entries: int = ROUND_ENTRIES,
+    ) -> None:
         self.writer = Writer()
         numbers = count(1)
         self.committer = Committer(
@@ -66,6 +70,7 @@ class World:
             max_waiting_bytes=1 << 20,
             when_idle=when_idle or asyncio.get_running_loop().call_soon,
             max_round_bytes=MAX_ROUND_BYTES,
+            max_round_entries=max_round_entries,
         )
 
     def apply(self, append: Append) -> None:
@@ -97,6 +102,22 @@ async def test_what_comes_in_one_turn_shares_an_append() -> None:
     world.apply(append)
     assert [done.outcomes for done in await asyncio.gather(*asked)] == [[True]] * 3
     assert world.committer.rounds == 1
+
+
+async def test_an_append_has_no_more_entries_than_a_batch_of_the_log_may_have() -> None:
+    """Its command among them. What is larger is refused as a whole, and again whenever it is tried."""
+    world = World(max_round_entries=3)
+    for number in range(5):
+        world.committer.submit(send(bytes((number,)) * 16))
+    messages = []
+    for _ in range(3):
+        append = await world.writer.appends.get()
+        assert len(append.firsts) + len(append.commands) <= 3
+        messages.append(len(append.firsts))
+        append.commit()
+        await turns()
+        world.apply(append)
+    assert messages == [2, 2, 1]
 
 
 @pytest.mark.parametrize("where", ["in the append", "in what is put together"])

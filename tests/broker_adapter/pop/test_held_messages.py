@@ -144,6 +144,21 @@ async def test_so_many_that_are_due_at_once_are_met_in_many_steps() -> None:
     world.holder.stop()
 
 
+async def test_those_that_have_gone_before_they_were_due_are_looked_at_in_many_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(holder_module, "_LOOKED_AT", 2)
+    world = World()
+    for number in range(5):
+        world.holder._due.put(number, START)
+    left = []
+    for _ in range(3):
+        world.holder._look()
+        left.append(len(world.holder._due))
+    assert left == [3, 1, 0]
+    world.holder.stop()
+
+
 async def test_a_new_leadership_lists_what_is_held_in_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     for _ in range(25):

@@ -195,6 +195,23 @@ async def test_what_clients_hold_is_gone_through_in_steps_of_a_bounded_size(
     world.renewals.stop()
 
 
+async def test_what_is_gone_through_already_is_not_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else rounds that take longer than their period would pile up."""
+    monkeypatch.setattr(renewals_module, "MOST_AT_ONCE", 10)
+    world = World()
+    world.renewals.start()
+    for _ in range(100):
+        world.pop("c")
+    world.now_ms += 501
+    world.renewals.heard_of("c", "")
+    for _ in range(5):
+        world.renewals.renew()
+    assert len(world.changes) == 10
+    await finished(world)
+    assert len(world.changes) == 100
+    world.renewals.stop()
+
+
 async def test_so_are_the_messages_of_a_client_that_went(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renewals_module, "MOST_AT_ONCE", 10)
     world = World()
