@@ -68,10 +68,11 @@ async def test_a_producer_of_the_group_is_asked(cluster: BrokerCluster) -> None:
 
     dispatch = Dispatch()
     dispatch.register([RequestCode.CHECK_TRANSACTION_STATE], check, Executor("all", 9, 9))
-    master = await cluster.master()
-    asker = Asker(await connect(master.remoting.address, timeout_s=10, dispatch=dispatch))
+    addresses = [program.remoting.address for program in cluster.programs.values()]
+    askers = [Asker(await connect(one, timeout_s=10, dispatch=dispatch)) for one in addresses]
     said = {"clientID": "c1", "producerDataSet": [{"groupName": "p"}]}
-    await asker.get(RequestCode.HEART_BEAT, json.dumps(said).encode())
+    for asker in askers:  # as clients do
+        await asker.get(RequestCode.HEART_BEAT, json.dumps(said).encode())
     sent = await asker.send("t", b"x", 0, TRAN_MSG="true", PGROUP="p", UNIQ_KEY="u1")
     await until(lambda: len(asked) > 1)
     assert asked[0].fields["transactionId"] == sent["transactionId"]
@@ -85,7 +86,8 @@ async def test_a_producer_of_the_group_is_asked(cluster: BrokerCluster) -> None:
     await asker.get(RequestCode.END_TRANSACTION, **ends)
     found = await pull(asker, "t", 0, sysFlag=SUSPEND | SUBSCRIPTION)
     assert [one.body for one in records(found.body)] == [b"x"]
-    asker.connection.close("done")
+    for asker in askers:
+        asker.connection.close("done")
 
 
 async def test_topics_and_groups_are_made_listed_and_deleted(cluster: BrokerCluster) -> None:

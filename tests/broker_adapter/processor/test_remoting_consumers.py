@@ -22,7 +22,7 @@ from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Dispatch, Executor
 from broker_adapter.server.broker_status import BrokerStatus
-from tests.broker_adapter.cluster import BrokerCluster, brokers
+from tests.broker_adapter.cluster import BrokerCluster, brokers, in_step
 from tests.broker_adapter.processor.asker import LISTEN, Asker, asking
 from tests.node.local import until
 
@@ -110,8 +110,8 @@ async def test_a_pull_waits_for_what_comes(cluster: BrokerCluster) -> None:
     async with asking(slave(cluster)) as asker, asking(slave(cluster)) as producer:
         await producer.send("t", b"0", 0)
         waiting = asyncio.create_task(pull(asker, "t", 1, sysFlag=SUSPEND | SUBSCRIPTION))
-        master = await cluster.master()
-        await until(lambda: BrokerStatus(master).shown()["held_pulls"] == 1)
+        nodes = list(map(BrokerStatus, cluster.programs.values()))  # whoever is master by then
+        await until(lambda: sum(node.shown()["held_pulls"] for node in nodes) == 1)
         await producer.send("t", b"1", 0)
         assert [one.body for one in records((await waiting).body)] == [b"1"]
 
@@ -185,8 +185,7 @@ async def test_messages_are_found_by_id_and_key(cluster: BrokerCluster) -> None:
         offset = int(sent["msgId"][-16:], 16)
         answer = await asker.ask(RequestCode.VIEW_MESSAGE_BY_ID, offset=offset)
         assert records(answer.body)[0].body == b"x"
-        master = await cluster.master()
-        await until(lambda: master.dispatcher.figures().index_pending == 0)
+        await in_step(*cluster.programs.values())
         for key in ("k2", "u1"):
             found = await asker.ask(RequestCode.QUERY_MESSAGE, topic="t", key=key, maxNum=8)
             assert [one.body for one in records(found.body)] == [b"x"]
