@@ -17,6 +17,7 @@ MINUTES ?= 30
 HOURS ?= 1
 JOBS ?= 2
 RATE ?= 1000
+NUMBER ?= 500
 SEED ?=
 ARGS ?=
 TESTS ?= tests
@@ -27,7 +28,7 @@ CLIENT_PROTO_FILES := $(wildcard proto/apache/rocketmq/v2/*.proto)
 CLIENT_STUBS := broker_adapter/proxy/v2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long test-clients test-interop interop clients clients-python clients-node clients-java clients-go lint format proto reference sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-peers soak soak-processes soak-broker clean
+.PHONY: help install demo test test-long test-mutations test-clients test-interop interop clients clients-python clients-node clients-java clients-go lint format proto reference sim sim-broker fuzz chaos chaos-planted soak-chaos bench bench-peers soak soak-processes soak-broker clean
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +91,9 @@ test: $(DEV) clients-python ## Lint, types and tests (10 to 22 minutes; ARGS="-k
 	@lint=0; $(MAKE) --no-print-directory lint \
 	  || { lint=1; echo "lint: FAILED, see above; the tests run all the same"; }; \
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS) $(TESTS) && [ $$lint -eq 0 ]
+
+test-mutations: $(CHECKER) $(DEV) ## Thousands of generated changes of traces of real runs, singly and in pairs (40 minutes; NUMBER=500 of each run, SEED=)
+	@$(BIN)/python -m tests.chaos.checker.generated --pairs --number $(NUMBER) --seed $(or $(SEED),1) $(ARGS)
 
 test-long: ## The same with more seeds, every byte, Spark on a cluster of its own, ... (15 to 30 minutes)
 	@$(MAKE) --no-print-directory test ARGS="--long $(ARGS)"

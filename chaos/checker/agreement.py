@@ -43,6 +43,7 @@ NEVER_GIVEN = """
 SELECT d.run, d.mid, d.grp, d.consumer, d.src, d.inc, d.seq FROM done d
 ANTI JOIN dlv_lines l ON l.run = d.run AND l.mid = d.mid AND l.grp = d.grp AND l.consumer = d.consumer
   AND l.epoch = d.epoch AND l.attempt = d.attempt AND l.op = coalesce(d.op, l.op)
+  AND l.log = coalesce(d.log, l.log) AND l.pos = coalesce(d.pos, l.pos)
 WHERE d.grp IS NOT NULL AND d.consumer IS NOT NULL
 """
 
@@ -152,4 +153,14 @@ WHERE b.e = 'begin' GROUP BY b.run, b.fault, b.f, b.targets, b.src, b.inc, b.seq
 LOGS_TOLD = """
 SELECT r.run, count(m.run) AS n FROM runs r LEFT JOIN meta m ON m.run = r.run AND m.e = 'log'
 WHERE r.history IS NULL GROUP BY r.run
+"""
+
+#: Queues that clients asked for or were assigned, and of which nobody says that there are.
+UNKNOWN_LOGS = """
+SELECT a.run, a.log, a.src, a.inc, a.seq FROM (
+  SELECT run, log, src, inc, seq FROM reads
+  UNION ALL SELECT run, log, src, inc, seq FROM member) a
+JOIN runs r ON r.run = a.run AND r.history IS NULL
+ANTI JOIN meta m ON m.run = a.run AND m.e = 'log' AND m.log = a.log
+WHERE a.log IS NOT NULL
 """

@@ -20,6 +20,7 @@ from chaos.checker.agreement import (
     STRAYS,
     SYNCED_BEYOND,
     UNENDED,
+    UNKNOWN_LOGS,
     UNOPENED,
     WATCHED,
     WATCHED_LIVES,
@@ -453,6 +454,12 @@ CHECKS: tuple[Check, ...] = (
             "until <= off",
             "log, 'the final reads came up to ' || CAST(until - 1 AS STRING) || ' of ' "
             "|| CAST(off AS STRING) AS what",
+        ),
+        Part(
+            UNKNOWN_LOGS,
+            "true",
+            "log, 'somebody asked for it, or was assigned it, and nobody says that it exists' AS what, "
+            "src, inc, seq",
         ),
         Part(
             ENDS_TOLD,

@@ -24,7 +24,8 @@ FROM (
 """
 
 _FOUND = """
-SELECT d.run, d.op, o.key, s.key AS sent_key, d.mid, d.src, d.inc, d.seq FROM looked_up d
+SELECT d.run, d.op, o.key, s.key AS sent_key, d.digest, s.digest AS sent_digest, d.mid, d.src, d.inc, d.seq
+FROM looked_up d
 JOIN ops o ON o.run = d.run AND o.op = d.op
 JOIN sends s ON s.run = d.run AND s.mid = d.mid
 """
@@ -126,6 +127,11 @@ CHECKS: tuple[Check, ...] = (
             _FOUND,
             "sent_key IS NULL OR sent_key <> key",
             "op, key, mid, 'has another key' AS what, src, inc, seq",
+        ),
+        Part(
+            _FOUND,
+            "digest <> sent_digest",
+            "op, key, mid, 'has another content' AS what, src, inc, seq",
         ),
         Part(_MISSED, "true", "op, key, mid, 'is missing' AS what, src, inc, seq"),
         Part(_TWICE, "true", "op, 'that was asked for' AS key, mid, 'stands twice' AS what, src, inc, seq"),

@@ -45,6 +45,17 @@ FROM (
 ) GROUP BY run, ledger, lidx, eterm
 """
 
+#: The same by history: it includes the terms.
+_TERMS_OF_CHAINS = """
+SELECT run, ledger, lidx, chain_key, min(chain) AS chain, min(eterm) AS eterm, max(eterm) AS eterm_other
+FROM (
+  SELECT run, ledger, last AS lidx, eterm, chain, chain_key FROM nodes
+  WHERE e = 'append' AND chain IS NOT NULL
+  UNION ALL
+  SELECT run, coalesce(ledger, ''), lidx, eterm, chain, chain_key FROM dump WHERE chain IS NOT NULL
+) GROUP BY run, ledger, lidx, chain_key
+"""
+
 _BEFORE_TERMS = """
 SELECT run, node, e, term, ended, src, inc, seq, max(CASE WHEN e = 'commit' THEN lidx END) OVER (
   PARTITION BY run ORDER BY term, k ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS committed_before
@@ -192,6 +203,11 @@ CHECKS: tuple[Check, ...] = (
         "chains",
         "index {lidx} of term {eterm}: histories {chain} and {chain_other}",
         Part(_CHAINS, "key_min < key_max", "ledger, lidx, eterm, chain, chain_other"),
+        Part(
+            _TERMS_OF_CHAINS,
+            "eterm < eterm_other",
+            "ledger, lidx, eterm, chain, 'that of term ' || CAST(eterm_other AS STRING) AS chain_other",
+        ),
         needs=EVIDENT,
         clear_needs=(*NODES, Need.DUMPS),
     ),

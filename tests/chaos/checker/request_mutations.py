@@ -155,3 +155,20 @@ def a_node_has_a_message_in_no_index(trace: Trace) -> None:
 def units_say_the_same_wrong_size_on_all_nodes(trace: Trace) -> None:
     for unit in lines(trace, Ev.CQ, q=0, qoff=1):
         unit["size"] = 101
+
+
+@mutation("R6")
+def a_follower_says_another_term_of_an_entry(trace: Trace) -> None:
+    lines(trace, Ev.STORE, e="append", node="n3")[1]["eterm"] = 7
+
+
+@mutation("W8")
+def a_queue_is_assigned_that_there_is_not(trace: Trace) -> None:
+    assign = lines(trace, Ev.MEMBER, e="assign")[-1]
+    add(trace, assign, q=9, off=0)
+
+
+@mutation("W2 C5")
+def a_consumer_is_through_with_another_place_than_it_was_given(trace: Trace) -> None:
+    done = lines(trace, Ev.DONE)[0]
+    done["qoff"] = number(done, "qoff") + 50

@@ -1,8 +1,8 @@
 """The matrix of generated changes: `python -m tests.chaos.checker.generated [RUN_DIR...]`.
 
-Records a run of the log and one of the broker, unless run directories are named, and tries changes of them.
-Prints how many of each way and kind of line were caught, unknown and harmless, and each that was missed; exit
-code 1 if there is one.
+Records a run of each scenario of `recording`, unless run directories are named, and tries changes of them.
+Prints how many of each way and kind of line were caught, unknown, harmless and open, and by which reasons,
+and each that was missed; exit code 1 if there is one.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 from tests.chaos.checker.generated.changes import Source
 from tests.chaos.checker.generated.judging import Outcome, Tried, draw, try_all
-from tests.chaos.checker.generated.recording import KINDS, record
+from tests.chaos.checker.generated.recording import SCENARIOS, record
 from tests.chaos.checker.real_traces import load_trace
 
 
@@ -26,19 +27,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", nargs="*", type=Path, help="Run directories; none: they are recorded.")
     parser.add_argument("--number", type=int, default=2000, help="Changed traces of each run.")
     parser.add_argument("--at-once", type=int, default=1, help="Changes in each of them.")
+    parser.add_argument("--pairs", action="store_true", help="As many again with two changes in each.")
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args(arguments)
     tried: list[Tried] = []
     with tempfile.TemporaryDirectory(prefix="dledger-changes-") as folder:
-        runs = chosen.runs or [asyncio.run(record(kind, Path(folder) / kind)) for kind in KINDS]
-        for run in runs:
+        runs = chosen.runs or [asyncio.run(record(kind, Path(folder) / kind)) for kind in SCENARIOS]
+        for run, at_once in product(runs, (1, 2) if chosen.pairs else (chosen.at_once,)):
             source = Source(load_trace(run, "whole"))
-            drawn = draw(source, chosen.seed, chosen.number, chosen.at_once)
+            drawn = draw(source, chosen.seed, chosen.number, at_once)
             for one in try_all(source, drawn, Path(folder) / "changed", chosen.seed):
                 tried.append(one)
                 if one.outcome is Outcome.MISSED:
                     print(one, flush=True)
     print(matrix(tried))
+    for (outcome, why), number in Counter((one.outcome, why) for one in tried for why in one.why).items():
+        print(f"{number:6} {outcome}: {why}")
     return 1 if any(one.outcome is Outcome.MISSED for one in tried) else 0
 
 

@@ -15,7 +15,7 @@ from chaos.checker.judge import RunResult, Verdict, judge
 from chaos.checker.tables import make_tables
 from tests.chaos.checker.duck import DuckEngine
 from tests.chaos.checker.generated.changes import Change, Source, Target
-from tests.chaos.checker.generated.harmless import is_open, reason
+from tests.chaos.checker.generated.harmless import open_reason, reason
 
 #: Changed traces that are judged together: planning a hundred queries takes longer than running them.
 _TOGETHER = 40
@@ -38,6 +38,13 @@ class Tried:
     outcome: Outcome
     changes: list[Change]
     fired: frozenset[str]
+
+    @property
+    def why(self) -> list[str]:
+        """Of what was judged valid: the classes in which its changes are."""
+        if self.outcome in (Outcome.CAUGHT, Outcome.UNKNOWN):
+            return []
+        return [reason(one) or open_reason(one) for one in self.changes]
 
     def __str__(self) -> str:
         return f"{self.outcome} {sorted(self.fired)}: " + "; ".join(map(str, self.changes))
@@ -86,4 +93,4 @@ def _outcome(verdicts: set[Verdict], changes: list[Change]) -> Outcome:
         return Outcome.UNKNOWN
     if all(map(reason, changes)):
         return Outcome.HARMLESS
-    return Outcome.OPEN if all(reason(one) or is_open(one) for one in changes) else Outcome.MISSED
+    return Outcome.OPEN if all(reason(one) or open_reason(one) for one in changes) else Outcome.MISSED
