@@ -11,6 +11,7 @@ from broker_adapter.metadata.records import encode as encode_metadata
 from broker_adapter.metadata.state import MetadataState
 from broker_adapter.pop import image
 from broker_adapter.pop.commands import (
+    MAX_SPAN,
     Ack,
     Bury,
     Change,
@@ -210,3 +211,16 @@ def test_ends_are_forgotten_by_age() -> None:
     state.apply(9, 1001 + MAX_END_AGE_MS + 1, encode([End(number, Ending.ROLLED_BACK)]))
     assert state.held.ending_of_half("t", (4 << 16) + 1) is None
     assert state.held.ending_of_half("t", number) is Ending.ROLLED_BACK
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Pop(QueueKey("g", "t", 0), "c", "", 1000, True, False, False, 0, MAX_SPAN + 1, (), ()),
+        Change(QueueKey("g", "t", 0), 0, 7, 1 << 62, ChangeKind.CHANGE),
+    ],
+)
+def test_a_command_that_passes_over_too_much_or_ends_too_late_is_damaged(wrong: Pop | Change) -> None:
+    """No broker writes one: what it asks for takes the machine's thread for long, or overflows a time."""
+    with pytest.raises(StoredDataDamaged):
+        decode(encode([wrong]))
