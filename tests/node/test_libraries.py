@@ -1,4 +1,4 @@
-"""Which gRPC engine a process of ours runs on, and which threads numpy has there."""
+"""What a process of ours tells gRPC, and which threads numpy has there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-ENGINE = "GRPC_EXPERIMENTS"
 ALGEBRA = "OPENBLAS_NUM_THREADS"
 VERBOSITY = "GRPC_VERBOSITY"
 CONFIGURE = """
@@ -19,16 +18,11 @@ configure_libraries()
 
 def chosen(variable: str, program: str, **environment: str) -> str:
     program += f"\nimport os; print(os.environ.get('{variable}', ''))"
-    clean = {key: value for key, value in os.environ.items() if key not in (ENGINE, ALGEBRA, VERBOSITY)}
+    clean = {key: value for key, value in os.environ.items() if key not in (ALGEBRA, VERBOSITY)}
     done = subprocess.run(
         [sys.executable, "-c", program], env=clean | environment, capture_output=True, text=True, check=True
     )
     return done.stdout.strip()
-
-
-def test_our_processes_choose_the_engine_before_grpc_is_imported() -> None:
-    # "": an unknown grpc
-    assert chosen(ENGINE, CONFIGURE) in ("-event_engine_client,-event_engine_listener", "")
 
 
 def test_our_processes_have_no_threads_for_algebra() -> None:
@@ -44,15 +38,9 @@ def test_grpc_writes_nothing_by_itself(program: str) -> None:
 
 
 def test_what_the_environment_says_is_left_alone() -> None:
-    assert chosen(ENGINE, CONFIGURE, GRPC_EXPERIMENTS="tcp_frame_size_tuning") == "tcp_frame_size_tuning"
     assert chosen(ALGEBRA, CONFIGURE, OPENBLAS_NUM_THREADS="3") == "3"
-
-
-def test_a_program_that_uses_grpc_already_is_left_alone() -> None:
-    assert chosen(ENGINE, "import grpc" + CONFIGURE) == ""
 
 
 def test_importing_the_client_chooses_nothing() -> None:
     use = "import dledger; dledger.AsyncClient"
-    assert chosen(ENGINE, use) == ""
-    assert chosen(ALGEBRA, use) == ""
+    assert chosen(VERBOSITY, use) == chosen(ALGEBRA, use) == ""
