@@ -179,11 +179,17 @@ ALLOWED: dict[str, set[str]] = {
     "broker_adapter": set(),
     "broker_adapter.format": {*_FACES, "broker_adapter.errors"},
     "broker_adapter.remoting": {*_FACES, "broker_adapter.errors"},
+    "broker_adapter.remoting_client.core": {
+        "broker_adapter.errors",
+        "broker_adapter.format",
+        "broker_adapter.remoting",
+    },
     "broker_adapter.remoting_client": {
         *_FACES,
         "broker_adapter.errors",
         "broker_adapter.format",
         "broker_adapter.remoting",
+        "broker_adapter.remoting_client.core",
     },
     "broker_adapter.config": {*_BROKER_BASE},
     "broker_adapter.metadata": {*_BROKER_BASE},

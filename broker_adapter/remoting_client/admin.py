@@ -12,11 +12,11 @@ from broker_adapter.format.message_id import parse_offset_id
 from broker_adapter.format.topic_names import check_topic_name
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
-from broker_adapter.remoting_client import requests
+from broker_adapter.remoting_client.core import requests
+from broker_adapter.remoting_client.core.route_data import BrokerAddresses, TopicRoute, parse_clusters
+from broker_adapter.remoting_client.core.values import MessageExt, MessageQueue, decode_messages
 from broker_adapter.remoting_client.instance import ClientInstance
 from broker_adapter.remoting_client.options import ClientOptions
-from broker_adapter.remoting_client.route_data import BrokerAddresses, TopicRoute, parse_clusters
-from broker_adapter.remoting_client.values import MessageExt, MessageQueue, decode_messages
 
 _PAUSE_S = 0.05
 

@@ -8,13 +8,13 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from broker_adapter.remoting_client.admin import Admin
+from broker_adapter.remoting_client.core.pulling import PullResult
+from broker_adapter.remoting_client.core.route_data import BrokerAddresses, TopicRoute
+from broker_adapter.remoting_client.core.subscription import ALL
+from broker_adapter.remoting_client.core.values import Message, MessageExt, MessageQueue, SendResult
 from broker_adapter.remoting_client.producer import Producer
 from broker_adapter.remoting_client.pull_consumer import PullConsumer
-from broker_adapter.remoting_client.pulling import PullResult
 from broker_adapter.remoting_client.push_consumer import Listener, PushConsumer
-from broker_adapter.remoting_client.route_data import BrokerAddresses, TopicRoute
-from broker_adapter.remoting_client.subscription import ALL
-from broker_adapter.remoting_client.values import Message, MessageExt, MessageQueue, SendResult
 from dledger.platform import LoopThread
 
 T = TypeVar("T")

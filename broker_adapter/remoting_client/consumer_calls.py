@@ -7,11 +7,11 @@ from enum import Enum
 from broker_adapter.errors import ReadFailed, Status, TopicRefused
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
-from broker_adapter.remoting_client import requests
+from broker_adapter.remoting_client.core import requests
+from broker_adapter.remoting_client.core.pulling import PullResult, pull_request, pull_result
+from broker_adapter.remoting_client.core.subscription import Subscription
+from broker_adapter.remoting_client.core.values import MessageQueue
 from broker_adapter.remoting_client.instance import ClientInstance, is_absent
-from broker_adapter.remoting_client.pulling import PullResult, pull_request, pull_result
-from broker_adapter.remoting_client.subscription import Subscription
-from broker_adapter.remoting_client.values import MessageQueue
 
 
 class ConsumeFromWhere(Enum):

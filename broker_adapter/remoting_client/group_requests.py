@@ -11,8 +11,8 @@ from broker_adapter.errors import FrameRefused
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting_client.consumer_calls import ConsumeFromWhere
-from broker_adapter.remoting_client.subscription import Subscription
-from broker_adapter.remoting_client.values import RETRY_TOPIC, MessageExt, MessageQueue
+from broker_adapter.remoting_client.core.subscription import Subscription
+from broker_adapter.remoting_client.core.values import RETRY_TOPIC, MessageExt, MessageQueue
 
 
 class MessageModel(Enum):

@@ -15,8 +15,8 @@ from broker_adapter.format.unique_keys import UniqueKeys
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.executors import Dispatch
 from broker_adapter.remoting_client.connections import Connections
+from broker_adapter.remoting_client.core.outcomes import error_of
 from broker_adapter.remoting_client.options import ClientOptions
-from broker_adapter.remoting_client.outcomes import error_of
 from broker_adapter.remoting_client.routes import NameServers, RouteCache
 
 

@@ -22,12 +22,12 @@ from broker_adapter.format.properties import UNIQ_KEY, join_properties
 from broker_adapter.format.sys_flag import COMPRESSED, COMPRESSION_ZLIB
 from broker_adapter.format.topic_names import check_topic_name
 from broker_adapter.remoting.command import RemotingCommand
-from broker_adapter.remoting_client import outcomes, requests
+from broker_adapter.remoting_client.core import outcomes, requests
+from broker_adapter.remoting_client.core.queue_choice import QueueChoice
+from broker_adapter.remoting_client.core.requests import OutgoingMessage
+from broker_adapter.remoting_client.core.values import Message, MessageQueue, SendResult, SendStatus
 from broker_adapter.remoting_client.instance import ClientInstance, now_ms
 from broker_adapter.remoting_client.options import ClientOptions
-from broker_adapter.remoting_client.queue_choice import QueueChoice
-from broker_adapter.remoting_client.requests import OutgoingMessage
-from broker_adapter.remoting_client.values import Message, MessageQueue, SendResult, SendStatus
 
 #: Chooses the queue of a message: queues of the topic, the message, the argument of `send`.
 Selector = Callable[[Sequence[MessageQueue], Message, object], MessageQueue]

@@ -9,11 +9,11 @@ from typing import Self
 
 from broker_adapter.errors import BrokerError
 from broker_adapter.remoting_client.consumer_calls import ConsumeFromWhere, ConsumerCalls
+from broker_adapter.remoting_client.core.pulling import PullResult
+from broker_adapter.remoting_client.core.subscription import ALL, Subscription
+from broker_adapter.remoting_client.core.values import MessageExt, MessageQueue
 from broker_adapter.remoting_client.instance import ClientInstance, now_ms
 from broker_adapter.remoting_client.options import ClientOptions
-from broker_adapter.remoting_client.pulling import PullResult
-from broker_adapter.remoting_client.subscription import ALL, Subscription
-from broker_adapter.remoting_client.values import MessageExt, MessageQueue
 from dledger.platform import get_logger
 
 _log = get_logger("remoting-client")

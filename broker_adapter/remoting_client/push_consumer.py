@@ -19,13 +19,13 @@ from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Executor
 from broker_adapter.remoting_client import group_requests
 from broker_adapter.remoting_client.consumer_calls import ConsumeFromWhere, ConsumerCalls
+from broker_adapter.remoting_client.core.rebalance import AllocateStrategy, allocate_averagely
+from broker_adapter.remoting_client.core.subscription import ALL, Subscription
+from broker_adapter.remoting_client.core.values import MessageExt, MessageQueue
 from broker_adapter.remoting_client.group_requests import MessageModel
 from broker_adapter.remoting_client.instance import ClientInstance, now_ms
 from broker_adapter.remoting_client.options import ClientOptions
 from broker_adapter.remoting_client.queue_worker import ConsumeSettings, ConsumeStatus, QueueWorker
-from broker_adapter.remoting_client.rebalance import AllocateStrategy, allocate_averagely
-from broker_adapter.remoting_client.subscription import ALL, Subscription
-from broker_adapter.remoting_client.values import MessageExt, MessageQueue
 from dledger.platform import get_logger
 
 _log = get_logger("remoting-client")

@@ -11,10 +11,10 @@ from typing import Any
 from broker_adapter.errors import BrokerError
 from broker_adapter.format.topic_names import RETRY_PREFIX
 from broker_adapter.remoting_client.consumer_calls import ConsumerCalls
-from broker_adapter.remoting_client.process_queue import FlowLimits, ProcessQueue
-from broker_adapter.remoting_client.pulling import PullStatus
-from broker_adapter.remoting_client.subscription import Subscription
-from broker_adapter.remoting_client.values import RETRY_TOPIC, MessageExt, MessageQueue
+from broker_adapter.remoting_client.core.process_queue import FlowLimits, ProcessQueue
+from broker_adapter.remoting_client.core.pulling import PullStatus
+from broker_adapter.remoting_client.core.subscription import Subscription
+from broker_adapter.remoting_client.core.values import RETRY_TOPIC, MessageExt, MessageQueue
 from dledger.platform import get_logger
 
 _log = get_logger("remoting-client")

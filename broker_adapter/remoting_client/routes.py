@@ -15,11 +15,11 @@ from broker_adapter.errors import (
     TopicRefused,
 )
 from broker_adapter.remoting.command import RemotingCommand
-from broker_adapter.remoting_client import requests
 from broker_adapter.remoting_client.connections import Connections
+from broker_adapter.remoting_client.core import requests
+from broker_adapter.remoting_client.core.outcomes import error_of
+from broker_adapter.remoting_client.core.route_data import TopicRoute, parse_route
 from broker_adapter.remoting_client.options import ClientOptions
-from broker_adapter.remoting_client.outcomes import error_of
-from broker_adapter.remoting_client.route_data import TopicRoute, parse_route
 from dledger.platform import get_logger
 
 _log = get_logger("remoting-client")

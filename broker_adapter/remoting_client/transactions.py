@@ -23,14 +23,14 @@ from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting.connection import RemotingConnection
 from broker_adapter.remoting.executors import Executor
 from broker_adapter.remoting_client import group_requests
-from broker_adapter.remoting_client.producer import Producer
-from broker_adapter.remoting_client.values import (
+from broker_adapter.remoting_client.core.values import (
     Message,
     MessageExt,
     SendResult,
     SendStatus,
     decode_messages,
 )
+from broker_adapter.remoting_client.producer import Producer
 from dledger.platform import get_logger
 
 _log = get_logger("remoting-client")

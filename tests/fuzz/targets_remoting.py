@@ -17,9 +17,9 @@ from broker_adapter.processor.sends import batch_of
 from broker_adapter.remoting.codes import Language
 from broker_adapter.remoting.command import HeaderForm, RemotingCommand, decode, encode
 from broker_adapter.remoting.frames import FrameReader
+from broker_adapter.remoting_client.core.route_data import parse_clusters, parse_route
+from broker_adapter.remoting_client.core.values import decode_messages
 from broker_adapter.remoting_client.group_requests import parse_locked, parse_members
-from broker_adapter.remoting_client.route_data import parse_clusters, parse_route
-from broker_adapter.remoting_client.values import decode_messages
 from tests.fuzz.target import Target
 
 

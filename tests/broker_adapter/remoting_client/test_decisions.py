@@ -19,11 +19,11 @@ from broker_adapter.format import message as record
 from broker_adapter.format.properties import join_properties
 from broker_adapter.format.sys_flag import COMPRESSED, COMPRESSION_ZLIB, COMPRESSION_ZSTD
 from broker_adapter.remoting.command import RemotingCommand
-from broker_adapter.remoting_client import requests
-from broker_adapter.remoting_client.outcomes import error_of, retries_elsewhere, send_error
-from broker_adapter.remoting_client.queue_choice import QueueChoice, select_by_hash
-from broker_adapter.remoting_client.route_data import TopicRoute, parse_clusters, parse_route
-from broker_adapter.remoting_client.values import Message, MessageQueue, decode_messages
+from broker_adapter.remoting_client.core import requests
+from broker_adapter.remoting_client.core.outcomes import error_of, retries_elsewhere, send_error
+from broker_adapter.remoting_client.core.queue_choice import QueueChoice, select_by_hash
+from broker_adapter.remoting_client.core.route_data import TopicRoute, parse_clusters, parse_route
+from broker_adapter.remoting_client.core.values import Message, MessageQueue, decode_messages
 
 ROUTE = {
     "brokerDatas": [

@@ -12,15 +12,15 @@ from broker_adapter.format import message as record
 from broker_adapter.format.properties import join_properties
 from broker_adapter.remoting.command import RemotingCommand
 from broker_adapter.remoting_client import group_requests
-from broker_adapter.remoting_client.process_queue import FlowLimits, ProcessQueue
-from broker_adapter.remoting_client.pulling import pull_request, pull_result
-from broker_adapter.remoting_client.rebalance import (
+from broker_adapter.remoting_client.core.process_queue import FlowLimits, ProcessQueue
+from broker_adapter.remoting_client.core.pulling import pull_request, pull_result
+from broker_adapter.remoting_client.core.rebalance import (
     AllocateStrategy,
     allocate_averagely,
     allocate_averagely_by_circle,
 )
-from broker_adapter.remoting_client.subscription import Subscription
-from broker_adapter.remoting_client.values import MessageExt, MessageQueue
+from broker_adapter.remoting_client.core.subscription import Subscription
+from broker_adapter.remoting_client.core.values import MessageExt, MessageQueue
 
 QUEUES = [MessageQueue("t", broker, number) for broker in "ab" for number in range(4)]
 STRATEGIES = [allocate_averagely, allocate_averagely_by_circle]

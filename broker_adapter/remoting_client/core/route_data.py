@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from broker_adapter.errors import FrameRefused
-from broker_adapter.remoting_client.values import MessageQueue
+from broker_adapter.remoting_client.core.values import MessageQueue
 
 MASTER_ID: Final = 0
 _WRITE: Final = 2

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from broker_adapter.remoting_client.values import MessageExt
+from broker_adapter.remoting_client.core.values import MessageExt
 
 
 @dataclass(frozen=True, slots=True)

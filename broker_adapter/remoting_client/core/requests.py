@@ -10,7 +10,7 @@ from broker_adapter.errors import FrameRefused, IllegalMessage, Status
 from broker_adapter.format.properties import encode_properties, join_properties
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
-from broker_adapter.remoting_client.values import MessageQueue
+from broker_adapter.remoting_client.core.values import MessageQueue
 
 #: The topic whose route new topics get.
 DEFAULT_TOPIC: Final = "TBW102"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from broker_adapter.remoting_client.values import MessageQueue
+from broker_adapter.remoting_client.core.values import MessageQueue
 
 #: Queues, members, the id of the member that asks -> its queues.
 AllocateStrategy: TypeAlias = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQueue]]

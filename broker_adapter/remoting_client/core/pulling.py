@@ -8,10 +8,10 @@ from typing import Final
 
 from broker_adapter.remoting.codes import RequestCode
 from broker_adapter.remoting.command import RemotingCommand
-from broker_adapter.remoting_client.outcomes import error_of
-from broker_adapter.remoting_client.requests import number
-from broker_adapter.remoting_client.subscription import Subscription
-from broker_adapter.remoting_client.values import MessageExt, MessageQueue, decode_messages
+from broker_adapter.remoting_client.core.outcomes import error_of
+from broker_adapter.remoting_client.core.requests import number
+from broker_adapter.remoting_client.core.subscription import Subscription
+from broker_adapter.remoting_client.core.values import MessageExt, MessageQueue, decode_messages
 
 _SUSPEND: Final = 2
 _SUBSCRIPTION: Final = 4

@@ -7,7 +7,7 @@ from typing import Final
 
 from broker_adapter.errors import IllegalMessage, Status
 from broker_adapter.format.java_hash import java_hash
-from broker_adapter.remoting_client.values import MessageExt
+from broker_adapter.remoting_client.core.values import MessageExt
 
 ALL: Final = "*"
 _MAX_TAGS = 1024

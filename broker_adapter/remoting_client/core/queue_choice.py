@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from broker_adapter.errors import Status, TopicRefused
 from broker_adapter.format.java_hash import java_hash
-from broker_adapter.remoting_client.values import Message, MessageQueue
+from broker_adapter.remoting_client.core.values import Message, MessageQueue
 
 
 class QueueChoice:
