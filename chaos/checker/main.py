@@ -18,7 +18,7 @@ import click
 
 from chaos.checker.checks import CHECKS
 from chaos.checker.checks.registry import Check, Severity
-from chaos.checker.command.ending import Terminated, WorkFolderError, signals_raise, work_folder
+from chaos.checker.command.ending import Terminated, WorkFolderError, said_of, signals_raise, work_folder
 from chaos.checker.command.failures import explained
 from chaos.checker.command.output import complain, end_quietly, plain, say
 from chaos.checker.engine import Engine, EngineFailed
@@ -70,7 +70,7 @@ class _Command(click.Command):
         except (click.exceptions.Exit, click.Abort, KeyboardInterrupt):
             raise
         except Terminated as ended:
-            complain(f"ended by {ended}; this says nothing about the run")
+            complain(said_of(ended))
             return ended.code
         except Exception as error:
             if ctx.params["debug"]:

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
+from chaos.checker.children import child_processes
 from chaos.checker.engine import Answer, Cell, Row
 from chaos.checker.engines.class_archive import ClassArchive, class_archive
 from chaos.checker.engines.java import java_home, version_text
@@ -149,23 +150,17 @@ def start(
         builder = builder.master(master or "local[*]")
     elif master is not None:
         builder = builder.master(master)
-    before = _children()
+    before = child_processes()
     try:
         session = builder.getOrCreate()
     except BaseException:
         # Its JVM is not in anybody's hands yet.
-        for pid in _children() - before:
+        for pid in child_processes() - before:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         raise
     session.sparkContext.setLogLevel("OFF")
     return session
-
-
-def _children() -> set[int]:
-    """Processes that this one has started; none where the system does not say (only Linux does)."""
-    tasks = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for task in tasks for pid in task.read_text().split()}
 
 
 def end(session: SparkSession, *, whole: bool) -> None:

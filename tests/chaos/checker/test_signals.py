@@ -71,6 +71,40 @@ def test_a_command_that_is_told_to_end_leaves_nothing(when: str, tmp_path: Path)
     assert [path.name for path in temporary.iterdir() if not path.name.startswith("hsperfdata")] == []
 
 
+#: Exceptions out of nowhere get lost: so does this one, in a `__del__` or in a thread that waits for a lock.
+STUBBORN = """
+import subprocess, sys, threading
+from pathlib import Path
+from chaos.checker.command.ending import signals_raise, work_folder
+
+with signals_raise(patience_s=0.1), work_folder(Path(sys.argv[1])):
+    child = subprocess.Popen(["sleep", "1000"])
+    print(child.pid, flush=True)
+    while True:
+        try:
+            threading.Event().wait()
+        except BaseException:
+            pass
+"""
+
+
+def test_a_command_that_loses_the_exception_of_a_signal_ends_all_the_same(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STUBBORN, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        child = int(process.stdout.readline())
+        assert len(list(tmp_path.iterdir())) == 1
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr.read() == "ended by SIGTERM; this says nothing about the run\n"
+    assert process.returncode == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+    assert not Path(f"/proc/{child}/cmdline").exists() or not Path(f"/proc/{child}/cmdline").read_bytes()
+
+
 def test_a_full_work_directory_is_a_line(tmp_path: Path) -> None:
     clean_trace("r", rounds=6).write(tmp_path / "r")
     work, temporary = tmp_path / "work", tmp_path / "temporary"
