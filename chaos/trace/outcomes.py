@@ -202,6 +202,7 @@ BROKER_INFOS = frozenset(
         Status.EXECUTOR_FULL,
         Status.CODE_UNKNOWN,
         Status.ANSWER_MISSING,
+        Status.REQUEST_FAILED,
     }
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,6 +111,7 @@ async def test_settings_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     data = calls.TelemetryCommand(settings=settings).SerializeToString()
     heard = list[calls.TelemetryCommand]()
     conversation, reader = SimpleNamespace(heard=heard.append), SimpleNamespace(_guard=None)
+    reader._hear = partial(MessagingService._hear, reader)
     context = CallContext("c", language="JAVA", namespace="", remote="127.0.0.1:1")
     found = _Noted(monkeypatch, front, "command_of")
 

@@ -46,7 +46,7 @@ def test_parquet_is_judged_as_raw_lines(
         elif run_dir.name in ("clean_kinds", "a_node_votes_twice"):
             convert(run_dir, remove_raw=True)
             run_dir.rename(tmp_path / "parquet" / run_dir.name)
-    checks = tuple(check for check in CHECKS if check in FEW or check.id in {"C4", "R2", "R16"})
+    checks = tuple(check for check in CHECKS if check in FEW or check.id in {"C4", "L14", "R2", "R16"})
     parquet = check_runs(*sorted((tmp_path / "parquet").iterdir()), checks=checks)
     assert {run: result.verdict for run, result in parquet.items()} == {
         "clean_True": Verdict.VALID,

@@ -34,7 +34,7 @@ ONLY_SPARK = {
         "C1 C5 C6 C8 C9 C13 C14 C15 C16 C17 C18 C19 S9"
     ),
     "of reads it looks at the final ones, at those of groups and at what keys find; at no tag or key that is "
-    "shown with a message, and not at what is found twice": ("B3 L10 L13 L14"),
+    "shown with a message, and not at what is found twice": ("L10 L13 L14"),
     "it knows nothing of hostile clients": "A7 A8 A9 A10",
 }
 #: Defects that only the quick check calls a broken promise, and why.
