@@ -155,6 +155,7 @@ def _message_in(entry: StoredEntry) -> Message | None:
 
 
 def _dump_queues(writer: TraceWriter, node_id: str, root: Path, indexes: _Indexes) -> None:
+    """One line for each unit of the queues that good clients send to, and a digest over the units of all."""
     queues = OfflineQueues(root)
     count, total = 0, blake2b(digest_size=8)
     for topic, queue_id, offset, unit in queues.units():
@@ -162,7 +163,7 @@ def _dump_queues(writer: TraceWriter, node_id: str, root: Path, indexes: _Indexe
         place = {"node": node_id, "topic": topic, "q": queue_id, "qoff": offset, "lidx": index}
         if not _is_nobodys(topic):
             writer.write(Ev.CQ, {**place, "size": unit.size, "tag_hash": unit.tag_code})
-        count += 1
+            count += 1
         total.update(
             f"{topic} {queue_id} {offset} {unit.physical_offset} {unit.size} {unit.tag_code}\n".encode()
         )

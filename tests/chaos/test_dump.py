@@ -17,6 +17,7 @@ from broker_adapter.store.consume_queues import ConsumeQueues
 from broker_adapter.store.files import OsFiles
 from chaos.cluster.cluster import Kind
 from chaos.dump import dump_node
+from chaos.hostile.orders import PREFIX
 from chaos.trace.schema import LEDGER, problems
 from chaos.trace.writer import TraceWriter
 from chaos.workloads.messages import digest
@@ -155,6 +156,22 @@ def test_records_of_a_broker_name_their_place_and_units_their_entry(tmp_path: Pa
     assert units == {**{(n % 2, n // 2): n + 2 for n in range(5)}, (1, 2): -1}
     assert {unit["tag_hash"] for unit in lines["cq"]} == {77, 0}
     assert [told["count"] for told in lines["dumped"]] == [7, 6]
+
+
+def test_topics_of_hostile_clients_have_no_units_but_count_in_the_digest(tmp_path: Path) -> None:
+    write_store(tmp_path / "store", records_of(1))
+    queues = ConsumeQueues(tmp_path / "store-broker", OsFiles(), units_per_file=10)
+    queues.obtain("t", 0).append(0, encode_units([(100, 9, 0)]))
+    queues.close()
+    _, without = dumped(tmp_path, "broker")["dumped"]
+    queues = ConsumeQueues(tmp_path / "store-broker", OsFiles(), units_per_file=10)
+    for topic in (f"{PREFIX}made-up", f"%DLQ%{PREFIX}group"):
+        queues.obtain(topic, 0).append(0, encode_units([(200, 9, 0)]))
+    queues.close()
+    lines = dumped(tmp_path, "broker")
+    assert [unit["topic"] for unit in lines["cq"]] == ["t"]
+    _, told = lines["dumped"]
+    assert told["count"] == without["count"] == 1 and told["digest"] != without["digest"]
 
 
 @pytest.mark.parametrize("topic", [METADATA_TOPIC, DELIVERY_TOPIC])
