@@ -9,7 +9,7 @@ from random import Random
 
 from chaos.spoil.orders import Did, OrderFile, Orders, combined, read_counter
 from chaos.spoil.unsynced import Loss, forget, lose_power
-from chaos.syncs.journal import note_undone
+from chaos.syncs.journal import note_damage, note_undone
 from chaos.syncs.trace import journals_folder
 from dledger.cli.local.local_cluster import ClusterError, LocalCluster
 
@@ -50,6 +50,10 @@ class Spoils:
         loss = lose_power(self._local.store_directory(node), self.folder(node), rng)
         note_undone(journals_folder(self._local.directory.parent, node), loss.ranges)
         return loss
+
+    def note_damage(self, node: str, begin: int, end: int) -> None:
+        """Tell who judges the node's syncs that the entry with these bytes of the log is about to rot."""
+        note_damage(journals_folder(self._local.directory.parent, node), begin, end)
 
     def forget(self, node: str) -> None:
         """The node's directory is gone."""

@@ -252,6 +252,7 @@ class BitFlip:
         pos = entry.pos + self._rng.randrange(entry.size)
         path, offset = store / "data" / f"{pos - pos % size:020d}", pos % size
         good = _read_byte(path, offset)
+        self._cluster.spoils.note_damage(node, entry.pos, entry.pos + entry.size)
         with path.open("r+b") as file:
             os.pwrite(file.fileno(), bytes([good ^ 1 << self._rng.randrange(8)]), offset)
         return _Flip(node, index, path, offset, good)

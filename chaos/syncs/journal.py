@@ -23,6 +23,9 @@ The harness itself writes one more after a node has lost power, with what is no 
 
     undone <mono> <inode> <begin> <length>
 
+and, in a file of its own, of which entries it has damaged bytes that were durable: `<begin> <end>`, positions
+in the log.
+
 Lines are numbered from 1. Names are relative to the node's directory, quoted as in URLs.
 """
 
@@ -33,6 +36,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
+
+#: Beside the journals of a node.
+DAMAGE = "damage.txt"
 
 _FIELDS = {
     "life": 3,
@@ -110,7 +116,27 @@ def spans_of(what: str) -> list[Span]:
 
 def next_journal(folder: Path) -> Path:
     """The journal of the next life in the folder of a node."""
-    return folder / f"{len(list(folder.iterdir())):04d}.log"
+    return folder / f"{len(list(folder.glob('*.log'))):04d}.log"
+
+
+def note_damage(folder: Path, begin: int, end: int) -> None:
+    """Write down that the harness is about to damage an entry that is durable: where it begins and ends in
+    the log. Nothing if nobody watches."""
+    if folder.is_dir():
+        with (folder / DAMAGE).open("a") as file:
+            file.write(f"{begin} {end}\n")
+
+
+def read_damage(folder: Path) -> list[tuple[int, int]]:
+    """What `note_damage` wrote. JournalDamaged."""
+    path = folder / DAMAGE
+    try:
+        pairs = [tuple(map(int, line.split())) for line in path.read_text().splitlines()]
+        return [(begin, end) for begin, end in pairs]
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise JournalDamaged(f"{path}: {error}") from None
 
 
 def note_undone(folder: Path, ranges: Iterable[tuple[int, int, int]]) -> None:

@@ -14,6 +14,7 @@ import builtins
 import io
 import mmap
 import os
+import re
 import stat
 import struct
 import time
@@ -36,19 +37,20 @@ _mono = time.monotonic_ns
 # docs/formats.md, "Entry": magic, size, index, term, pos.
 _HEADER = struct.Struct(">iiqqq")
 _ENTRY_MAGICS = (1, 2)
+_MAGIC_BYTES = re.compile(rb"(?=\0\0\0[\1\2])")
 _LEAST_ENTRY = 48
 
 
 class _File:
     """A watched file. `base`: position of its first byte in the log; -1: it is none of the log's."""
 
-    __slots__ = ("base", "inode", "next_header", "partial")
+    __slots__ = ("base", "end", "inode", "partial")
 
     def __init__(self, inode: int, base: int) -> None:
         self.inode = inode
         self.base = base
-        self.next_header = 0  # where an entry begins if the last write ended inside of one
-        self.partial = b""  # the begin of its header, if the write ended inside of that
+        self.end = 0  # of the last write
+        self.partial = b""  # its last bytes, too few to tell whether an entry begins there
 
 
 class Recorder:
@@ -117,7 +119,7 @@ class Recorder:
             offset = os.lseek(handle, 0, os.SEEK_CUR)
         data = bytes(buffers[0]) if len(buffers) == 1 else b"".join(buffers)
         with self._lock:
-            before = (file.next_header, file.partial)
+            before = (file.end, file.partial)
             what = _entries(file, data, offset) if file.base >= 0 else b"=" + data.hex().encode()
             number = self._line(b"write %d %d %d %d %s" % (_mono(), file.inode, offset, len(data), what))
             self._in_flight.add(number)
@@ -130,7 +132,7 @@ class Recorder:
                 self._in_flight.discard(number)
                 if done != len(data):
                     self._line(b"wrote %d %d" % (number, max(0, done)))
-                    file.next_header, file.partial = before
+                    file.end, file.partial = before
                     _entries(file, data[: max(0, done)], offset)  # where the rest goes on
 
     def sync(self, call: Callable[[Any], None], handle: Any) -> None:
@@ -249,39 +251,56 @@ def _entries(file: _File, data: bytes, offset: int) -> bytes:
     """The entries that begin in what is written, as `index:term:offset:size,size...`, one such run for each
     term, `;` between; `-`: none."""
     end, at = offset + len(data), offset
-    if file.partial and file.next_header + len(file.partial) == offset:
-        data, at = file.partial + data, file.next_header
-        offset = at
-    elif not _is_header(data, 0, file.base + offset) and offset < file.next_header <= end:
-        at = file.next_header
-    file.partial = b""
+    if file.partial and file.end == offset:
+        data = file.partial + data
+        at = offset = offset - len(file.partial)
     runs: list[str] = []
     sizes: list[int] = []
-    first = term = begin = -1
+    first = term = begin = reached = -1
     while at + _HEADER.size <= end:
-        magic, size, index, its_term, pos = _HEADER.unpack_from(data, at - offset)
-        if magic not in _ENTRY_MAGICS or pos != file.base + at or size < _LEAST_ENTRY:
-            break
-        if sizes and (index != first + len(sizes) or its_term != term):
+        if not _is_header(data, at - offset, file.base + at):
+            at = _next_header(data, offset, at, file.base)
+            continue
+        _, size, index, its_term, _ = _HEADER.unpack_from(data, at - offset)
+        following = _following(data, offset, at, size, file.base)
+        if sizes and (index != first + len(sizes) or its_term != term or at != reached):
             runs.append(f"{first}:{term}:{begin}:{','.join(map(str, sizes))}")
             sizes = []
         if not sizes:
             first, term, begin = index, its_term, at
-        sizes.append(size)
-        at += size
+        sizes.append(following - at)
+        at = reached = following
     if sizes:
         runs.append(f"{first}:{term}:{begin}:{','.join(map(str, sizes))}")
-    file.next_header = at
-    if at < end < at + _HEADER.size:
-        file.partial = data[at - offset :]
+    # The last entry may say a wrong size: the next begins wherever it is found.
+    file.end, file.partial = end, data[1 - _HEADER.size :]
     return ";".join(runs).encode() or b"-"
+
+
+def _following(data: bytes, offset: int, at: int, size: int, base: int) -> int:
+    """Where what follows an entry begins. A copy takes damaged entries along: if no entry follows where the
+    size says, but one begins within it, then the size is what is damaged."""
+    stated = at + size
+    if stated == offset + len(data) or _is_header(data, stated - offset, base + stated):
+        return stated
+    found = _next_header(data, offset, at + 1, base)
+    return found if found < stated and found + _HEADER.size <= offset + len(data) else stated
+
+
+def _next_header(data: bytes, offset: int, at: int, base: int) -> int:
+    """The next place, from `at` on, that says of itself that an entry begins there; if there is none, where
+    the last bytes begin that are too few to tell."""
+    for found in _MAGIC_BYTES.finditer(data, at - offset):
+        if _is_header(data, found.start(), base + offset + found.start()):
+            return offset + found.start()
+    return max(at, offset + len(data) - _HEADER.size + 1)
 
 
 def _is_header(data: bytes, at: int, pos: int) -> bool:
     if len(data) < at + _HEADER.size:
         return False
-    magic, _, _, _, its_pos = _HEADER.unpack_from(data, at)
-    return magic in _ENTRY_MAGICS and its_pos == pos
+    magic, size, _, _, its_pos = _HEADER.unpack_from(data, at)
+    return magic in _ENTRY_MAGICS and its_pos == pos and size >= _LEAST_ENTRY
 
 
 def _quoted(name: str) -> bytes:

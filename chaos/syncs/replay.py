@@ -5,12 +5,15 @@ name, once a sync of its directory has returned that began after the name was gi
 between: what they wrote is in the page cache, and a later sync of the file covers it, but for what a loss of
 power takes (`undone`). An entry is durable if all its bytes are and its file's name is; while a name changes,
 in the old file as well as in the new one. Whatever is in doubt is not durable.
+
+Rot is no matter of syncs: an entry that the harness has damaged is as durable as it was before, and so is a
+copy of its file that takes the damaged bytes along, whatever they say.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -123,7 +126,9 @@ class _Naming:
 class Replay:
     """One node, life after life."""
 
-    def __init__(self) -> None:
+    def __init__(self, damaged: Sequence[tuple[int, int]] = ()) -> None:
+        """`damaged`: entries of which the harness has damaged bytes, begin and end in the log."""
+        self._damaged = damaged
         self._files: dict[int, _File] = {}
         self._names: dict[str, int] = {}
         self._durable_names: dict[str, int] = {}
@@ -223,9 +228,30 @@ class Replay:
         inode, offset, length, what = line.number_at(1), line.number_at(2), line.number_at(3), line.fields[4]
         self._rewind(inode, offset)
         file = self._file(inode)
-        file.write(line.number, offset, offset + length, spans_of(what))
+        spans = self._with_damaged(inode, offset, offset + length, spans_of(what))
+        file.write(line.number, offset, offset + length, spans)
         if what.startswith("="):
             file.content[offset : offset + length] = bytes.fromhex(what[1:])
+
+    def _with_damaged(self, inode: int, begin: int, end: int, spans: list[Span]) -> list[Span]:
+        """The entries that a write names, and those which it copies with the damage done to them."""
+        if not self._damaged:
+            return spans
+        name = next((name for name, its in self._names.items() if its == inode), "")
+        original = name.partition(".")[0]
+        start = _position(original)
+        old = self._names.get(original, inode)
+        if start < 0 or old == inode:
+            return spans
+        for low, high in ((low - start, high - start) for low, high in self._damaged):
+            if not begin <= low < end:
+                continue
+            file = self._file(old)
+            at = file.first_span_after(low)
+            if at < len(file.spans) and (file.spans[at].begin, file.spans[at].end) == (low, high):
+                apart = [one for one in spans if one.end <= low or one.begin >= high]
+                spans = sorted([*apart, file.spans[at]])
+        return spans
 
     def _listed(self) -> None:
         """What the files are at the begin of a life: somebody may have moved them away."""

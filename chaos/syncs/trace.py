@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from chaos.syncs.journal import read_lines
+from chaos.syncs.journal import read_damage, read_lines
 from chaos.syncs.recorder import JOURNALS, ROOT
 from chaos.syncs.replay import Fact, Replay, Synced, VoteSynced
 from chaos.trace.schema import LEDGER, Ev
@@ -49,7 +49,7 @@ def write_syncs(run_directory: Path, run: str, node_ids: Sequence[str]) -> None:
         journals = sorted(journals_folder(run_directory, node_id).glob("*.log"))
         if not journals:
             continue  # that this writer is missing is for the checker to find
-        replay = Replay()
+        replay = Replay(read_damage(journals_folder(run_directory, node_id)))
         facts = [fact for journal in journals for fact in replay.life(read_lines(journal))]
         _write(run_directory, run, node_id, sorted(facts, key=lambda fact: fact.mono))
 

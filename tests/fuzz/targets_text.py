@@ -25,7 +25,7 @@ from broker_adapter.proxy.v2 import definition_pb2
 from chaos.checker.readers import edn, jepsen, porcupine
 from chaos.checker.readers.history import ReaderError
 from chaos.plans.scenario import FOLDER, load_scenario
-from chaos.syncs.journal import JournalDamaged, read_lines
+from chaos.syncs.journal import DAMAGE, JournalDamaged, read_damage, read_lines
 from dledger.cli.client_options import parse_servers
 from dledger.cli.local.cluster_plan import PLAN_FILE, ClusterPlan, NodePlan, load_plan, save_plan, to_toml
 from dledger.errors import ConfigError
@@ -247,6 +247,14 @@ def _read_journal(path: Path) -> None:
 
 
 TARGETS = (
+    Target(
+        "sync-damage",
+        lambda _: b"48 148\n1000 1100\n",
+        in_file(DAMAGE, lambda path: read_damage(path.parent)),
+        (read_damage,),
+        (JournalDamaged,),
+        text=True,
+    ),
     Target(
         "sync-journal",
         lambda _: _JOURNAL,

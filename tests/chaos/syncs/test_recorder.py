@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.syncs.journal import Line, read_lines
+from chaos.syncs import recorder
+from chaos.syncs.journal import Line, Span, read_lines, spans_of
 from chaos.syncs.replay import Replay, Synced, VoteSynced, Watched
 from chaos.syncs.trace import SYNCS_FOLDER, recording_environment, write_syncs
 from chaos.trace.schema import RAW_DIR, problems
@@ -115,6 +117,25 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM
     assert durable(tmp_path) == [0]
     run(tmp_path / "whole", f"{short}os.pwrite(file, data[150:], 150)\nos.fdatasync(file)")
     assert durable(tmp_path / "whole") == [2]
+
+
+@pytest.mark.parametrize("chunk", [64, 100, 333, 4096])
+def test_of_a_copy_with_a_damaged_header_all_other_entries_are_seen(chunk: int) -> None:
+    sizes = [48, 100, 200, 48, 49, 300, 95]
+    pos, whole, spans = 1000, b"", []
+    for index, size in enumerate(sizes):
+        spans.append(Span(len(whole), len(whole) + size, index, 1))
+        whole += struct.pack(">iiqqq", 1, size, index, 1, pos + len(whole)) + bytes([7]) * (size - 32)
+    for damaged in spans:
+        for bit in range(8 * 32):
+            content = bytearray(whole + bytes(200))
+            content[damaged.begin + bit // 8] ^= 1 << bit % 8
+            file, found = recorder._File(1, pos), list[Span]()
+            for at in range(0, len(content), chunk):
+                what = recorder._entries(file, bytes(content[at : at + chunk]), at)
+                found += spans_of(what.decode())
+            others = [span for span in found if span.end <= damaged.begin or span.begin >= damaged.end]
+            assert others == [span for span in spans if span != damaged], (damaged, bit)
 
 
 def test_a_failed_sync_is_told(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ SECOND = "data/00000000000000001000"
 BEGIN = ["life 1 99 b", "listed 2", f"made 3 7 {FIRST}", "folder 3 4 data 3"]
 
 
-def facts(folder: Path, *lives: list[str]) -> list[Fact]:
-    replay = Replay()
+def facts(folder: Path, *lives: list[str], damaged: Sequence[tuple[int, int]] = ()) -> list[Fact]:
+    replay = Replay(damaged)
     found: list[Fact] = []
     for number, lines in enumerate(lives):
         path = folder / f"{number}.log"
@@ -26,8 +27,9 @@ def facts(folder: Path, *lives: list[str]) -> list[Fact]:
     return sorted(found, key=lambda fact: fact.mono)
 
 
-def synced(folder: Path, *lives: list[str]) -> list[tuple[int, int]]:
-    return [(fact.mono, fact.entry) for fact in facts(folder, *lives) if isinstance(fact, Synced)]
+def synced(folder: Path, *lives: list[str], damaged: Sequence[tuple[int, int]] = ()) -> list[tuple[int, int]]:
+    found = facts(folder, *lives, damaged=damaged)
+    return [(fact.mono, fact.entry) for fact in found if isinstance(fact, Synced)]
 
 
 def test_an_entry_is_durable_when_a_sync_of_its_file_has_returned(tmp_path: Path) -> None:
@@ -139,6 +141,20 @@ def test_a_copy_that_takes_the_place_of_a_file_has_to_be_durable_itself(tmp_path
     whole = [*copied, "sync 32 40 8 8 -", f"name 41 8 {FIRST}.tmp {FIRST}", "folder 42 50 data 10"]
     assert synced(tmp_path, whole) == [(20, 0)]
     assert synced(tmp_path, [*copied, f"name 41 8 {FIRST}.tmp {FIRST}"]) == [(20, 0), (41, -1)]
+
+
+@pytest.mark.parametrize("copied", ["0:1:0:100;2:1:200:100", "0:1:0:100;900:1:100:100;2:1:200:100"])
+def test_a_copy_takes_damaged_entries_along_which_the_harness_says_it_damaged(
+    tmp_path: Path, copied: str
+) -> None:
+    lines = [*BEGIN, "write 10 7 0 300 0:1:0:100,100,100", "sync 11 20 7 5 -", f"made 30 8 {FIRST}.tmp"]
+    lines += [f"write 31 8 0 300 {copied}", "sync 32 40 8 8 -"]
+    lines += [f"name 41 8 {FIRST}.tmp {FIRST}", "folder 42 50 data 10"]
+    assert synced(tmp_path, lines) == [(20, 2), (41, 0)], "nobody had damaged it"
+    assert synced(tmp_path, lines, damaged=[(100, 200)]) == [(20, 2)]
+    assert synced(tmp_path, lines, damaged=[(200, 300)]) == [(20, 2), (41, 0)], "another was damaged"
+    unsynced = [line for line in lines if not line.startswith("sync 32")]
+    assert synced(tmp_path, unsynced, damaged=[(100, 200)]) == [(20, 2), (41, -1)]
 
 
 def test_what_may_have_been_written_unseen_is_never_durable(tmp_path: Path) -> None:
