@@ -53,6 +53,19 @@ def test_clients_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch
     assert len(one._clients) == 3
 
 
+def test_who_was_heard_of_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(creation_limits, "MAX_CLIENTS", 3)
+    one = limits(each=1)
+    for client in ("a", "b", "c"):
+        one.take(client, client, (client,), 0, 0.0)
+    with pytest.raises(Busy):
+        one.take("a", "more", ("a",), 0, 0.0)
+    one.take("d", "d", ("d",), 0, 0.0)
+    with pytest.raises(Busy, match="created for a"):
+        one.take("a", "more", ("a",), 0, 0.0)
+    one.take("b", "more", ("b",), 0, 0.0)
+
+
 def test_the_port_of_a_client_does_not_matter() -> None:
     assert client_of("10.0.0.1:80") == client_of("10.0.0.1:81") == "10.0.0.1"
     assert client_of("[2001:db8::1]:80") == client_of("[2001:db8::2]:80") == "2001:db8::"

@@ -174,7 +174,8 @@ async def test_rule_13_a_connection_that_says_nothing_is_closed(
     async with running_nodes(tmp_path) as (node,):
         host, _, port = node.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        assert b"settings" in await reader.read()
+        async with asyncio.timeout(60):  # gRPC's own limit is two minutes
+            assert b"settings" in await reader.read()
         writer.close()
 
 

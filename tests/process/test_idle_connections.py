@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import socket
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dledger.store.descriptors import RESERVE
 from tests.process.cluster import ProcessCluster
 from tests.process.workload import Workload, assert_nothing_lost
 
@@ -42,6 +44,11 @@ def idle(address: str) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=10)
 
 
+def kept(pid: int) -> int:
+    """Descriptors that a process keeps for files."""
+    return sum(link.readlink() == Path(os.devnull) for link in Path(f"/proc/{pid}/fd").iterdir())
+
+
 @pytest.mark.usefixtures("many_descriptors")
 async def test_idle_connections_end_no_node_and_keep_nobody_from_being_served(tmp_path: Path) -> None:
     async with SmallProcesses(tmp_path) as cluster:
@@ -50,6 +57,7 @@ async def test_idle_connections_end_no_node_and_keep_nobody_from_being_served(tm
         try:
             async with Workload(cluster) as load:
                 await load.progress(20)
+                assert all(kept(process.pid) >= RESERVE for process in cluster.processes.values())
                 for _ in range(IDLE):
                     connections.append(await asyncio.to_thread(idle, cluster.members[leader]))
                 await load.progress(50)

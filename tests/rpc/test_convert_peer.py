@@ -412,6 +412,20 @@ def test_every_number_of_a_peer_has_an_upper_end(
         reader(message)
 
 
+def test_entries_that_follow_one_of_a_later_term_than_their_leader_are_refused() -> None:
+    """No leader has an entry of a term that it has not reached."""
+    frames = frames_of(5, [8])
+
+    def push(prev_term: int) -> pb.PushRequest:
+        append = pb.Append(prev_index=4, prev_term=prev_term, first_index=5, last_index=6, frames=frames)
+        return pb.PushRequest(term=8, stream_id=1, append=append)
+
+    message, _ = convert.push_from_pb(push(8), "n2")
+    assert isinstance(message, Append) and message.prev_term == 8
+    with pytest.raises(InvalidRequest, match="of term 9 is no range"):
+        convert.push_from_pb(push(9), "n2")
+
+
 def test_a_base_of_a_later_term_than_its_leader_is_refused() -> None:
     """Stored, it would be an entry of a term that the node has not reached."""
     base = pb.InstallBase(index=4, term=9, pos=100)
